@@ -383,7 +383,7 @@ def _checkpoint(world: World, figures: Figures, directory: str) -> None:
         world.timed(lambda: world.shell.ask(0, m.DoCheckpoint()))
         world.settle()
     assert world.replies[0].checkpoint is not None and world.job.checkpoints.completed_count == 1, world.replies
-    assert not world.job._committing.uncommitted
+    assert not world.job.committing.uncommitted
     file = Path(directory, world.replies[0].checkpoint.rsplit("/", 1)[-1], "_metadata")
     data = file.read_bytes()
     figures.of["its metadata, bytes"] = len(data)

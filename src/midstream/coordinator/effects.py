@@ -1,4 +1,5 @@
-"""The instructions of one step, and who waits for the outcome of those that have one.
+"""What a part of the coordinator does to others: facts that it states, the instructions of one step, and who waits for
+the outcome of those that have one.
 
 Tokens are handed out here, so that none is ever used twice; whoever asks for a timer or for I/O
 says at once what is to happen then.
@@ -26,6 +27,7 @@ from midstream.coordinator.events import (
     SlotMessage,
     Tell,
 )
+from midstream.coordinator.facts import Facts
 from midstream.core.seams import Done, Failed
 from midstream.protocol.messages import Reply, ToSlot
 
@@ -93,6 +95,8 @@ class Call:
 
 class Effects:
     def __init__(self) -> None:
+        self.facts = Facts()
+        """To be stated to the other parts."""
         self.cause = 0
         """Number of the event that is being handled."""
         self.now_ms = 0

@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from midstream.coordinator.effects import Effects
 from midstream.coordinator.events import CancelTimer, RunIo, Send, SetTimer
+from midstream.coordinator.facts import Fact
 from midstream.coordinator.failures import Failure
 from midstream.coordinator.placement.attempt import Attempt
 from midstream.coordinator.placement.sources import Sources
@@ -218,9 +219,11 @@ class _OwnSources:
         self._error: BaseException | None = None
         self._engine = engine
         self._effects = Effects()
+        self._effects.facts.start_failed = Fact((self._fail, "nothing is tried again"))
+        self._effects.facts.warned = Fact()
         self._timers: dict[str, Timer] = {}
         graph: JobGraph = unpickled_apart(engine.graph_bytes)
-        self._sources = Sources(self._effects, graph, self._fail, lambda warning: None)
+        self._sources = Sources(self._effects, graph)
         self._sources.storage = engine.storage
         for vertex in graph.vertices:
             if vertex.source is not None:

@@ -16,7 +16,7 @@ from midstream.core.seams import Done
 from midstream.operators.base import Snapshot, SnapshotResult
 from midstream.operators.sinks import SinkOperator
 from midstream.sim import mutation_scenarios as scenarios
-from midstream.sim.mutation import Mutation, Replacements
+from midstream.sim.mutation import Mutation, Replacements, owner_of
 from midstream.sim.scenario import HANGS, Fault, Scenario, draw
 from midstream.worker.snapshots import TaskSnapshots
 
@@ -38,8 +38,8 @@ def failed_is_aborted_at_once() -> Replacements:
     """What was prepared for a checkpoint that fails is thrown away, though it is reported again with the next one."""
 
     def abort(self: Any, pending: Any, *arguments: Any, **more: Any) -> None:
-        owner = self._listener.completed.__self__
-        owner._committing.abort(completing.committables_of(pending.acks, self._names, self._newest_id))
+        owner = owner_of(self)
+        owner.committing.abort(completing.committables_of(pending.acks, self._names, self._newest_id))
         original(self, pending, *arguments, **more)
 
     original = Checkpoints._abort
@@ -133,8 +133,8 @@ def ended_before_committed() -> Replacements:
     def run_on(self: Any) -> bool:
         stop = self.requests.stop
         if self.attempt.all_finished or (stop is not None and stop.is_stored):
-            while len(self._committing._commits) > 1:
-                self._committing._commits.pop()
+            while len(self.committing._commits) > 1:
+                self.committing._commits.pop()
         return original(self)
 
     original = Coordinator._run_on

@@ -25,7 +25,7 @@ from midstream.core.ids import TaskId
 from midstream.operators import watermarks
 from midstream.operators.process_operator import ProcessOperator
 from midstream.sim import mutation_scenarios as scenarios
-from midstream.sim.mutation import Mutation, Replacements, nothing
+from midstream.sim.mutation import Mutation, Replacements, nothing, owner_of
 from midstream.state.parts import Redistribute
 from midstream.worker import slot, source
 from midstream.worker.chain import Chain
@@ -62,7 +62,7 @@ def late_metadata_completes() -> Replacements:
 
 def checkpoints_do_not_count() -> Replacements:
     """The same failure ends the job though checkpoints completed in between."""
-    return [(Restarts, "progressed", lambda self: None)]
+    return [(Restarts, "progressed", nothing)]
 
 
 # ---- rescaling while the job runs
@@ -74,8 +74,8 @@ def rescale_keeps_splits() -> Replacements:
 
     def go_on_with(self: Any, plan: Any) -> None:
         original(self, plan)
-        if self._sources.storage is not None and self._sources._is_open:
-            self._sources.are_reset = True
+        if self.sources.storage is not None and self.sources._is_open:
+            self.sources.are_reset = True
 
     return [(machine.Coordinator, "_go_on_with", go_on_with)]
 
@@ -123,7 +123,7 @@ def rescale_before_stored() -> Replacements:
 
     def publish(self: Any, pending: Any) -> None:
         original(self, pending)
-        owner = self._listener.completed.__self__
+        owner = owner_of(self)
         if pending.is_rescale and not self.settled and owner.rescaling.stage is Stage.STORING:
             owner.rescaling._current.checkpoint, owner.rescaling.stage = (
                 self.path_of(pending.checkpoint_id),
@@ -319,9 +319,9 @@ def commit_before_completion() -> Replacements:
 
     def publish(self: Any, pending: Any) -> None:
         own = completing.committables_of(pending.acks, self._names, self._newest_id)
-        owner = self._listener.completed.__self__
-        owner._committing._commits.extend(type("C", (), {"what": w, "holder": pending.checkpoint_id})() for w in own)
-        owner._committing._next()
+        owner = owner_of(self)
+        owner.committing._commits.extend(type("C", (), {"what": w, "holder": pending.checkpoint_id})() for w in own)
+        owner.committing._next()
         original(self, pending)
 
     return [(checkpoints.Checkpoints, "_publish", publish)]
@@ -331,10 +331,10 @@ def forget_committables_on_restore() -> Replacements:
     original = machine.Coordinator._opened
 
     def opened(self: Any, outcome: Any) -> None:
-        add = self._committing.add
-        self._committing.add = lambda holder, what: add(holder, ())
+        add = self.committing.add
+        self.committing.add = lambda holder, what: add(holder, ())
         original(self, outcome)
-        self._committing.add = add
+        self.committing.add = add
 
     return [(machine.Coordinator, "_opened", opened)]
 

@@ -19,7 +19,7 @@ from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from midstream.checkpoint import barriers
 from midstream.coordinator import events as ev
-from midstream.coordinator import machine
+from midstream.coordinator import facts, machine
 from midstream.coordinator.checkpointing import checkpoints
 from midstream.coordinator.checkpointing.checkpoints import Checkpoints
 from midstream.coordinator.effects import IoKind, TimerKind, io_kind, timer_kind
@@ -118,6 +118,16 @@ def callbacks(module: ModuleType, owner: type) -> tuple[str, ...]:
         if isinstance(argument, ast.Attribute) and ast.unparse(argument.value) == "self"
     }
     return tuple(name for name, value in vars(owner).items() if name in handed_out and inspect.isfunction(value))
+
+
+def hearers(owner: type, part: str) -> tuple[str, ...]:
+    """Methods of `owner`, a part of the coordinator, that hear of facts, in its order."""
+    hears = {
+        node.attr
+        for node in ast.walk(ast.parse(inspect.getsource(facts)))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == part
+    }
+    return tuple(name for name, value in vars(owner).items() if name in hears and inspect.isfunction(value))
 
 
 def _outcome(name: str, outcome: object) -> str:
@@ -257,12 +267,14 @@ def watch_attempt_tasks() -> Sequence[Watched]:
 
 _CHECKPOINT_READS: Final = frozenset(
     ("open", "is_due", "path_of", "in_progress", "unanswered", "take_unsettled", "referenced_files", "retain", "check")
+    + ("drop_older_attempts",)
 )
 """They change nothing of the checkpoint in progress."""
 CHECKPOINT_METHODS: Final = tuple(
     name
     for name in (
         *methods_called(machine, Checkpoints, ("self.checkpoints",)),
+        *hearers(Checkpoints, "job.checkpoints"),
         *callbacks(checkpoints, Checkpoints),
     )
     if name not in _CHECKPOINT_READS
@@ -330,6 +342,8 @@ def watch_savepoints() -> Sequence[Watched]:
 RESCALE_STATES: Final = names_of(rescaling.Stage)
 RESCALE_METHODS: Final = (
     *methods_called(machine, Rescaling, ("self.rescaling",)),
+    *(name for name in methods_called(rescaling, Rescaling, ("self",)) if name in ("stored", "checkpoint_failed")),
+    *(name for name in hearers(Rescaling, "job.rescaling") if not name.startswith("checkpoint")),
     *callbacks(rescaling, Rescaling),
 )
 

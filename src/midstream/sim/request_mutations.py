@@ -18,7 +18,7 @@ from midstream.coordinator.requests.savepoints import Savepoints
 from midstream.coordinator.restoring.dealing import Restoring
 from midstream.protocol.messages import DoStop, Reply
 from midstream.sim import mutation_scenarios as scenarios
-from midstream.sim.mutation import Mutation, Replacements
+from midstream.sim.mutation import Mutation, Replacements, owner_of
 from midstream.sim.scenario import HANGS, Fault, Scenario, draw
 
 
@@ -111,8 +111,8 @@ def failures_are_never_forgotten() -> Replacements:
 def cancelled_is_not_awaited() -> Replacements:
     """The next attempt is deployed while slots still run tasks of the one before, which write what they have."""
 
-    def cancel(self: Any, timeout_s: float) -> None:
-        original(self, timeout_s)
+    def cancel(self: Any, *why: Any) -> None:
+        original(self, *why)
         self.current.awaited.clear()
 
     original = Attempts.cancel
@@ -170,11 +170,11 @@ def rescaled_before_it_runs() -> Replacements:
 def second_stop_replaces_the_first() -> Replacements:
     """Whoever asks for a stop that is under way is answered, and not who asked first."""
 
-    def asked(self: Any, client: int, request: Any, has_storage: bool) -> bool:
+    def asked(self: Any, client: int, request: Any, has_storage: bool) -> None:
         if isinstance(request, DoStop) and self.stop is not None and self.stop.drain == request.drain:
             self.stop.clients[:] = [client]
-            return False
-        return original(self, client, request, has_storage)
+        else:
+            original(self, client, request, has_storage)
 
     original = Requests.asked
     return [(Requests, "asked", asked)]
@@ -188,15 +188,15 @@ def retry_is_not_asked_for() -> Replacements:
 def stopped_with_a_failed_one() -> Replacements:
     """A job stops though the checkpoint to stop with has failed."""
 
-    def aborted(self: Any, aborted: Any) -> None:
-        if aborted.pending.is_stop and not aborted.retry and not aborted.pending.attempt_is_over:
-            self.requests.stop_is_stored(self.checkpoints.path_of(aborted.pending.checkpoint_id))
-            self.requests.refuse(aborted.pending.clients, aborted.reason)
-            return
-        original(self, aborted)
+    def aborted(self: Any, fact: Any) -> None:
+        if fact.pending.stops and not fact.retry:
+            self.stop_is_stored(owner_of(self).checkpoints.path_of(fact.pending.checkpoint_id))
+            self.refuse(fact.pending.clients, fact.reason)
+        else:
+            original(self, fact)
 
-    original = Coordinator._checkpoint_aborted
-    return [(Coordinator, "_checkpoint_aborted", aborted)]
+    original = Requests.checkpoint_aborted
+    return [(Requests, "checkpoint_aborted", aborted)]
 
 
 def asked_after_the_trigger() -> Replacements:

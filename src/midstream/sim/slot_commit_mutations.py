@@ -120,11 +120,11 @@ def _not_waiting(method: str) -> Replacements:
     """In this method of the coordinator commits that are under way on slots are not waited for."""
 
     def pretending(self: Any) -> bool:
-        self._committing._pretends = True
+        self.committing._pretends = True
         try:
             return bool(original(self))
         finally:
-            self._committing._pretends = False
+            self.committing._pretends = False
 
     def idle(self: Any) -> bool:
         if getattr(self, "_pretends", False) and self._lanes.under_way:

@@ -12,15 +12,13 @@ finds it there later has a checkpoint like any other, or, under a newer epoch, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable
 from functools import partial
 from typing import Final
 
 from midstream.checkpoint.metadata import CheckpointMetadata, Committables, SourcePosition, names_of
 from midstream.checkpoint.store import (
     FencedError,
-    Opened,
     Retained,
     UnknownOutcomeError,
     check_epoch,
@@ -29,6 +27,7 @@ from midstream.checkpoint.store import (
     split_retained,
 )
 from midstream.coordinator.checkpointing.cleaning import Cleaning
+from midstream.coordinator.checkpointing.committing import Committing
 from midstream.coordinator.checkpointing.completing import (
     build_metadata,
     channels_of,
@@ -42,7 +41,9 @@ from midstream.coordinator.checkpointing.pending import CHECKPOINT_TABLE, Aborte
 from midstream.coordinator.checkpointing.state_sizes import StateSizes
 from midstream.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.coordinator.events import JobPlan
+from midstream.coordinator.failures import Failure
 from midstream.coordinator.placement.attempt import Attempt
+from midstream.coordinator.restoring.opening import OpenedStorage
 from midstream.core.errors import InvariantError, StorageError
 from midstream.core.ids import TaskId
 from midstream.core.places import below
@@ -57,20 +58,8 @@ FINAL_RETRY_MS: Final = 1_000
 FINAL_RETRY_MS_MAX: Final = 60_000
 
 
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """Who is told what."""
-
-    completed: Callable[[Completed], None]
-    aborted: Callable[[Aborted], None]
-    too_many_failures: Callable[[str], None]
-    fenced: Callable[[StorageError], None]
-    uncommitted: Callable[[], tuple[Committables, ...]]
-    """Asked for what completed checkpoints hold and nobody has reported committed."""
-
-
 class Checkpoints:
-    def __init__(self, effects: Effects, plan: JobPlan, cleaning: Cleaning, listener: Listener) -> None:
+    def __init__(self, effects: Effects, plan: JobPlan, cleaning: Cleaning, committing: Committing) -> None:
         self.storage: Storage | None = None
         self.epoch = 0
         self.pending: Pending | None = None
@@ -86,7 +75,7 @@ class Checkpoints:
         self._plan = plan
         self._names = names_of(plan.graph)
         self._cleaning = cleaning
-        self._listener = listener
+        self._committing = committing
         self._next_id = 1
         self._newest_id = 0
         """Id of the newest completed one of this run, or the one restored."""
@@ -109,8 +98,9 @@ class Checkpoints:
         self._woken_for_ms = -1
         """The time has come even if the wall clock, which may be set back, says something else."""
 
-    def open(self, storage: Storage, opened: Opened) -> None:
-        self.storage = storage
+    def open(self, found: OpenedStorage) -> None:
+        opened = found.opened
+        self.storage = found.storage
         self.epoch = opened.epoch
         self.newest = opened.restore
         if opened.restore is not None:
@@ -118,7 +108,6 @@ class Checkpoints:
         self.retained = opened.retained
         self._next_id = opened.next_checkpoint_id
         self._newest_id = opened.restore.checkpoint_id if opened.restore else 0
-        self._cleaning.storage, self._cleaning.epoch = storage, opened.epoch
 
     def path_of(self, checkpoint_id: int) -> str:
         assert self._plan.config.checkpoint_dir is not None
@@ -269,20 +258,20 @@ class Checkpoints:
         if ref in pending.plan.expected:
             self._abort(pending, f"task {ref} finished meanwhile", counts=False, retry=True)
 
-    def attempt_over(self, reason: str) -> None:
-        """The attempt ends. A checkpoint whose metadata is being written is still waited for."""
+    def attempt_over(self, why: str, _: bool) -> None:
+        """A checkpoint whose metadata is being written is still waited for."""
         pending = self.pending
         if pending is not None:
             pending.attempt_is_over = True
             if self.settled:
-                self._abort(pending, reason, counts=False, retry=False)
+                self._abort(pending, why, counts=False, retry=False)
             else:
                 self._turn(Turn.ATTEMPT_OVER)
         self._consecutive_failures = 0
         self._retry = False
 
-    def look_at_the_epochs(self) -> None:
-        """After a failure: was it another coordinator that took our files away? Else we would restart for ever."""
+    def look_at_the_epochs(self, *_: object) -> None:
+        """Was it another coordinator that took our files away? Else we would restart for ever."""
         if self.storage is not None:
             look = partial(check_epoch, self.storage, self.epoch)
             what = f"the epochs in {self._plan.config.checkpoint_dir} to be read"
@@ -290,7 +279,7 @@ class Checkpoints:
 
     def _epochs_seen(self, outcome: Done[None] | Failed) -> None:
         if isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
-            self._listener.fenced(outcome.error)
+            self._effects.facts.fenced(outcome.error)
 
     def take_unsettled(self) -> tuple[Committables, ...]:
         """After the end of an attempt: what was prepared for checkpoints that will never complete."""
@@ -403,7 +392,7 @@ class Checkpoints:
             completed_ms=self._effects.now_ms,
             operators=operators,
             sources=pending.sources,
-            committables=(*self._listener.uncommitted(), *own),
+            committables=(*self._committing.uncommitted, *own),
             channels=channels,
             in_flight=pending.in_flight,
         )
@@ -425,15 +414,15 @@ class Checkpoints:
     ) -> None:
         if self.pending is not pending:  # its time was up before: it is unknown for good
             if isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
-                self._listener.fenced(outcome.error)
+                self._effects.facts.fenced(outcome.error)
             return
         if isinstance(outcome, Failed):
             error = outcome.error
             if isinstance(error, FencedError):
                 self._over(pending, Turn.FAILED)
                 pending.attempt_is_over = True
-                self._listener.aborted(Aborted(pending, str(error), retry=False))
-                self._listener.fenced(error)
+                self._effects.facts.checkpoint_aborted(Aborted(pending, str(error), retry=False))
+                self._effects.facts.fenced(error)
                 return
             certain = not isinstance(error, UnknownOutcomeError)
             if not certain:
@@ -461,7 +450,16 @@ class Checkpoints:
             metadata_ms=max(0, now_ms - metadata.completed_ms),
         )
         self.history.completed(status, bool(committables), now_ms)
-        self._listener.completed(Completed(pending, metadata, committables))
+        path, is_first = (
+            self.path_of(metadata.checkpoint_id),
+            not (pending.attempt_is_over or pending.attempt.has_checkpoint),
+        )
+        self._effects.facts.checkpoint_completed(Completed(pending, metadata, committables, path, is_first))
+
+    def drop_older_attempts(self, completed: Completed) -> None:
+        """What was written before an attempt, and no checkpoint refers to, is of no use once it has a checkpoint."""
+        if completed.is_first and completed.pending.attempt.number > 0:
+            self._cleaning.drop_attempts_before(completed.pending.attempt.number, self.referenced_files())
 
     def _abort(self, pending: Pending, reason: str, *, counts: bool, retry: bool, delete: bool = True) -> None:
         """It fails. `counts`: against the tolerable failures; `retry`: nothing is wrong, it is taken again soon."""
@@ -476,20 +474,21 @@ class Checkpoints:
             took_ms = now_ms - pending.created_ms
             self.history.failed(self._status_of(pending, "failed", took_ms, reason=reason))
         if pending.attempt_is_over:
-            self._listener.aborted(Aborted(pending, reason, retry=False))
+            self._effects.facts.checkpoint_aborted(Aborted(pending, reason, retry=False))
             return
         self._retry = retry
         for slot in pending.attempt.slots:
             self._effects.send(slot, CheckpointAborted(pending.attempt.number, pending.checkpoint_id))
-        self._listener.aborted(Aborted(pending, reason, retry))
+        self._effects.facts.checkpoint_aborted(Aborted(pending, reason, retry))
         if counts and not pending.is_savepoint:
             self._consecutive_failures += 1
             tolerable = self._plan.config.tolerable_failures
             if self._consecutive_failures > tolerable:
-                self._listener.too_many_failures(
+                text = (
                     f"{self._consecutive_failures} checkpoints in a row have failed (tolerable_failures is {tolerable}); "
                     f"the last one, {pending.checkpoint_id}: {reason}"
                 )
+                self._effects.facts.attempt_failed(Failure(text, "", StorageError(text)))
 
     def _turn(self, what: Turn) -> None:
         self.progress = CHECKPOINT_TABLE.next(self.progress, what)

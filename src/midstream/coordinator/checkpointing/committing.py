@@ -11,7 +11,7 @@ another one has taken over since, commits nothing more.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -19,10 +19,13 @@ from midstream.checkpoint.metadata import Committables, names_of
 from midstream.checkpoint.store import check_epoch
 from midstream.coordinator.checkpointing.completing import merged
 from midstream.coordinator.checkpointing.lanes import Lanes, SlotsForCommits, Work, lanes_of
+from midstream.coordinator.checkpointing.pending import Completed
 from midstream.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.coordinator.events import JobPlan
 from midstream.coordinator.failures import Failure, failure_of, failure_of_user_code
 from midstream.coordinator.placement.slots import Slots
+from midstream.coordinator.restoring.opening import OpenedStorage
+from midstream.core.errors import StorageError
 from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Signal, Storage
 from midstream.operators.sink import Committer, CommitterContext, Sink
@@ -43,21 +46,7 @@ class _Commit:
 
 
 class Committing:
-    """`fail` is told when commits fail for good; `warn` when something prepared cannot be cleaned up.
-    `look_at_the_epochs` is called when a commit fails: perhaps because another coordinator has taken over.
-    """
-
-    def __init__(
-        self,
-        effects: Effects,
-        plan: JobPlan,
-        stopped: Signal,
-        slots: Slots,
-        places: SlotsForCommits,
-        fail: Callable[[Failure], None],
-        warn: Callable[[str], None],
-        look_at_the_epochs: Callable[[], None],
-    ) -> None:
+    def __init__(self, effects: Effects, plan: JobPlan, stopped: Signal, slots: Slots, places: SlotsForCommits) -> None:
         graph = plan.graph
         self._effects = effects
         self._job_id = plan.job_id
@@ -67,9 +56,6 @@ class Committing:
         self._lanes = Lanes(effects, plan, slots)
         self._storage: Storage | None = None
         self._epoch = 0
-        self._fail = fail
-        self._warn = warn
-        self._look_at_the_epochs = look_at_the_epochs
         self._sinks: dict[str, tuple[str, Sink]] = {
             spec.uid: (spec.name, spec.sink) for vertex in graph.vertices for spec in vertex.operators if spec.sink
         }
@@ -89,10 +75,10 @@ class Committing:
         self._closing = False
         self._last_holder = -1
 
-    def open(self, storage: Storage, epoch: int) -> None:
+    def open(self, found: OpenedStorage) -> None:
         """Before anything is added, of a job with checkpoints."""
-        self._storage = storage
-        self._epoch = self._lanes.epoch = epoch
+        self._storage = found.storage
+        self._epoch = self._lanes.epoch = found.opened.epoch
 
     @property
     def idle(self) -> bool:
@@ -107,6 +93,9 @@ class Committing:
     def oldest_holder(self) -> int | None:
         """The oldest completed checkpoint of which not all is committed."""
         return self._commits[0].holder if self._commits else None
+
+    def checkpoint_completed(self, completed: Completed) -> None:
+        self.add(completed.metadata.checkpoint_id, completed.committables)
 
     def add(self, holder: int, committables: Iterable[Committables]) -> None:
         """Commit these, which checkpoint `holder` has just made permanent."""
@@ -127,7 +116,7 @@ class Committing:
         if held:
             self.add(0, merged(held, self._names))
 
-    def abort_held(self) -> None:
+    def abort_held(self, *_: object) -> None:
         held, self._held = self._held, []
         self.abort(merged(held, self._names))
 
@@ -141,7 +130,7 @@ class Committing:
         self._tries = 0
         self._next()
 
-    def give_up(self) -> None:
+    def give_up(self, *_: object) -> None:
         """No more retries: the job ends. Its slots end with it, and are not waited for."""
         self._may_retry = False
         self._stopped.set()
@@ -156,7 +145,7 @@ class Committing:
         self._effects.cancel_timer(self._timer)
         self._timer = None
 
-    def abandon(self) -> None:
+    def abandon(self, _: StorageError) -> None:
         """Touch nothing more: somebody else commits it now."""
         self.give_up()
         self._abandoned = True
@@ -267,14 +256,14 @@ class Committing:
             assert done.what is what
             self._next()
             return
-        self._look_at_the_epochs()
+        self._effects.facts.commit_failed()
         self._tries += 1
         if self._may_retry and self._tries < TRIES_MAX:
             delay_s = RETRY_S * 2 ** (self._tries - 1)
             self._timer = self._effects.set_timer(TimerKind.COMMIT, delay_s, self._try_again, what.uid)
             return
         self.stalled = True
-        self._fail(outcome)
+        self._effects.facts.attempt_failed(outcome)
         self._next()
 
     def _called(self, kind: IoKind, what: Committables) -> str:
@@ -293,7 +282,7 @@ class Committing:
     def _aborted(self, what: Committables, outcome: Done[None] | Failure) -> None:
         self._running = False
         if isinstance(outcome, Failure):
-            self._warn(outcome.summary)
+            self._effects.facts.warned(outcome.summary)
         self._next()
 
     # ---- on the I/O pool ----
@@ -336,7 +325,7 @@ class Committing:
 
     def _closed(self, uid: str, outcome: Done[None] | Failed) -> None:
         if isinstance(outcome, Failed):
-            self._warn(failure_of(outcome.error, f"sink {self._sinks[uid][0]!r}: closing it").summary)
+            self._effects.facts.warned(failure_of(outcome.error, f"sink {self._sinks[uid][0]!r}: closing it").summary)
 
     def check(self) -> None:
         self._lanes.check()

@@ -89,6 +89,15 @@ class Pending:
         return max((ack.alignment_ms for ack in self.acks.values()), default=0.0)
 
     @property
+    def stops(self) -> bool:
+        """The job stops with it: its attempt goes on until then."""
+        return self.is_stop and not self.attempt_is_over
+
+    @property
+    def rescales(self) -> bool:
+        return self.is_rescale and not self.attempt_is_over
+
+    @property
     def missing(self) -> frozenset[TaskId]:
         return self.plan.expected - self.acks.keys()
 
@@ -99,6 +108,9 @@ class Completed:
     metadata: CheckpointMetadata
     committables: tuple[Committables, ...]
     """To be committed now; what older checkpoints hold is not among them."""
+    path: str
+    is_first: bool
+    """Of its attempt, which goes on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,3 +119,6 @@ class Aborted:
     reason: str
     retry: bool
     """Nothing is wrong: it only has to be taken again."""
+
+    def __str__(self) -> str:
+        return f"checkpoint {self.pending.checkpoint_id} failed: {self.reason}"

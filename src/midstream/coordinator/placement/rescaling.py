@@ -12,11 +12,10 @@ any other if it fails while SWITCHING. A rescale takes the place of a move, as i
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
@@ -30,6 +29,9 @@ from midstream.core.seams import Done, Failed
 from midstream.core.transitions import Row, Table
 from midstream.graph.job_graph import JobGraph
 from midstream.protocol.messages import Reply
+
+if TYPE_CHECKING:
+    from midstream.coordinator.checkpointing.pending import Aborted, Completed
 
 
 class Stage(Enum):
@@ -111,12 +113,10 @@ class Rescaling:
         slots: Slots,
         attempts: Attempts,
         restoring: Restoring,
-        warn: Callable[[str], None],
     ) -> None:
         self._effects = effects
         self._slots = slots
         self._attempts = attempts
-        self._warn = warn
         self._restoring = restoring
         self.stage = Stage.NONE
         self._current: _Rescale | None = None
@@ -225,6 +225,18 @@ class Rescaling:
             self._stay(reason)
         self.give_up(reason)
 
+    def checkpoint_completed(self, completed: Completed) -> None:
+        if completed.pending.rescales:
+            self.stored(completed.metadata, completed.path)
+
+    def checkpoint_aborted(self, aborted: Aborted) -> None:
+        if aborted.pending.rescales and not aborted.retry:
+            self.checkpoint_failed(str(aborted))
+
+    def stop_asked(self, _: bool) -> None:
+        if self.stage is not Stage.SWITCHING:
+            self.give_up("it is asked to stop")
+
     def checkpoint_failed(self, reason: str) -> None:
         """The one that was made for this."""
         rescale = self._current
@@ -282,10 +294,10 @@ class Rescaling:
             return rescale.before
         return None
 
-    def job_ended(self, reason: str) -> None:
+    def job_ended(self, why: str, _: bool) -> None:
         rescale = self._take()
         if rescale is not None and rescale.client is not None:
-            self._refuse(rescale.client, reason)
+            self._refuse(rescale.client, why)
 
     def _take(self) -> _Rescale | None:
         """It is off."""
@@ -302,7 +314,7 @@ class Rescaling:
     def _stay(self, why: str) -> None:
         leaving = sorted(self._slots.leaving)
         where = f"slot{'s' * (len(leaving) > 1)} {', '.join(map(str, leaving))}"
-        self._warn(f"the tasks stay on {where} until it ends: {why}")
+        self._effects.facts.warned(f"the tasks stay on {where} until it ends: {why}")
         self._slots.stay()
 
     def _refuse(self, client: int, reason: str) -> None:

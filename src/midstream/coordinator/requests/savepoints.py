@@ -19,6 +19,7 @@ from typing import Final
 from midstream.checkpoint.metadata import CheckpointMetadata
 from midstream.checkpoint.savepoint import Place, SavepointFile, claim_place, discard, write_savepoint
 from midstream.checkpoint.store import FencedError, check_epoch
+from midstream.coordinator.checkpointing.pending import Aborted, Completed
 from midstream.coordinator.effects import Effects, IoKind
 from midstream.coordinator.events import NO_STORAGE, JobPlan
 from midstream.coordinator.placement.attempt import Attempt
@@ -100,25 +101,14 @@ class _Savepoint:
 
 
 class Savepoints:
-    """`stop_asked` is told when a stop has been noted that waited for its place until then; `fenced` ends the job."""
-
     def __init__(
-        self,
-        effects: Effects,
-        plan: JobPlan,
-        requests: Requests,
-        open_storage: Callable[[str], Storage],
-        stop_asked: Callable[[], None],
-        fenced: Callable[[StorageError], None],
+        self, effects: Effects, plan: JobPlan, requests: Requests, open_storage: Callable[[str], Storage]
     ) -> None:
         self._effects = effects
         self._requests = requests
         self._open_storage = open_storage
         self._root = plan.config.checkpoint_dir
         self._about = SavepointFile(plan.config.name, plan.job_id)
-        self._stop_asked = stop_asked
-        self._fenced = fenced
-        requests.savepoint_is_off = self._stop_failed
         self._all: list[_Savepoint] = []
         self._has_ended = False
 
@@ -167,7 +157,6 @@ class Savepoints:
         savepoint.turn(Turn.CLAIMED)
         if savepoint.is_stop:
             savepoint.stop = self._requests.stop_with_savepoint(savepoint.client)
-            self._stop_asked()
 
     # ---- its checkpoint ----
 
@@ -176,18 +165,17 @@ class Savepoints:
             savepoint.turn(Turn.TRIGGERED)
             savepoint.checkpoint_id = checkpoint_id
 
-    def completed(self, metadata: CheckpointMetadata, attempt: Attempt) -> None:
-        for savepoint in self._of(metadata.checkpoint_id):
+    def checkpoint_completed(self, completed: Completed) -> None:
+        for savepoint in self._of(completed.pending.checkpoint_id):
             savepoint.turn(Turn.COMPLETED)
-            savepoint.metadata, savepoint.attempt = metadata, attempt
+            savepoint.metadata, savepoint.attempt = completed.metadata, completed.pending.attempt
 
-    def aborted(self, checkpoint_id: int, reason: str, *, retry: bool) -> None:
-        """`retry`: nothing is wrong with it, it is taken again."""
-        for savepoint in self._of(checkpoint_id):
-            if retry:
+    def checkpoint_aborted(self, aborted: Aborted) -> None:
+        for savepoint in self._of(aborted.pending.checkpoint_id):
+            if aborted.retry:
                 savepoint.turn(Turn.TO_BE_REPEATED)
             else:
-                self._fail(savepoint, reason)
+                self._fail(savepoint, str(aborted))
 
     # ---- copying ----
 
@@ -209,7 +197,7 @@ class Savepoints:
         if savepoint.refused or self._has_ended:
             self._discard(savepoint)  # whoever asked is told, or has been told, that there is none
         elif isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
-            self._fenced(outcome.error)
+            self._effects.facts.fenced(outcome.error)
         elif isinstance(outcome, Failed):
             self._fail(savepoint, str(outcome.error))
         elif savepoint.stop is not None:
@@ -233,7 +221,7 @@ class Savepoints:
                 for slot in savepoint.attempt.slots:
                     self._effects.send(slot, ReadOn(savepoint.attempt.number, savepoint.checkpoint_id))
 
-    def _stop_failed(self, stop: Stop, reason: str) -> None:
+    def stop_failed(self, stop: Stop, reason: str) -> None:
         savepoint = next(savepoint for savepoint in self._all if savepoint.stop is stop)
         self._refuse(savepoint, stop.clients, reason)
 
@@ -257,7 +245,7 @@ class Savepoints:
         self._all.remove(savepoint)
         self._requests.refuse(savepoint.refused, savepoint.reason)
 
-    def job_ended(self, reason: str, *, stopped: bool) -> None:
+    def job_ended(self, why: str, stopped: bool) -> None:
         """Answer all but stops. Only what is complete may stay, and only if the job has `stopped` with it.
 
         What is at work on the I/O pool may come to its end, and is taken back then, but nobody waits for it.
@@ -268,7 +256,7 @@ class Savepoints:
                 self._requests.refuse(savepoint.refused, savepoint.reason)
                 savepoint.refused = []
             elif savepoint.stop is None:
-                self._requests.refuse([savepoint.client], f"no savepoint was made: {reason}")
+                self._requests.refuse([savepoint.client], f"no savepoint was made: {why}")
             is_at_work = savepoint.stage in (Stage.CLAIMING, Stage.COPYING, Stage.DISCARDING)
             if not is_at_work and not (stopped and savepoint.stage is Stage.COPIED):
                 self._discard(savepoint)
