@@ -68,10 +68,10 @@ def who_hears(job: Coordinator, facts: Facts) -> None:
     facts.start_failed = Fact((job.start_failed, "the same, and a job that has never run ends"))
     facts.slots_failed = Fact((job.slots_failed, "the same, unless only a rescale needs them"))
     facts.storage_opened = Fact(
-        (job.cleaning.open, "in any order: nothing is under way yet"),
+        (job.cleaning.open, "nothing is under way yet: these may come in any order"),
         (job.sources.open, "they may keep files there"),
         (job.committing.open, "before what the checkpoint holds is added"),
-        (job.checkpoints.open, "what is there is what the job goes on from"),
+        (job.checkpoints.open, "the newest one is what the job goes on from"),
     )
     facts.commit_failed = Fact((job.checkpoints.look_at_the_epochs, "perhaps another coordinator has taken over"))
     facts.fenced = Fact(
@@ -81,27 +81,24 @@ def who_hears(job: Coordinator, facts: Facts) -> None:
     )
     facts.checkpoint_completed = Fact(
         (job.attempts.checkpoint_completed, "slots first: whatever they are sent from here on builds on it"),
-        (job.checkpoints.drop_older_attempts, "tasks have state of their own attempt now"),
-        (job.rescaling.checkpoint_completed, "sources hold, or read on, before anything else is begun"),
-        (job.savepoints.checkpoint_completed, "before its commits are looked at, for which a savepoint waits"),
-        (job.restarts.progressed, "what fails from here on, if only the next commit, fails later than before"),
+        (
+            job.checkpoints.drop_older_attempts,
+            "files of earlier attempts that no checkpoint has are of no use now",
+        ),
+        (job.rescaling.checkpoint_completed, "behind the slots' word of it: they may be told to read on"),
+        (job.savepoints.checkpoint_completed, "it is kept for them until its output is committed and it is copied"),
+        (job.restarts.progressed, "before its output: should that fail at once, it fails for the first time"),
         (job.committing.checkpoint_completed, "its output is made visible, in the order of checkpoints"),
-        (job.sources.checkpoint_completed, "what is read twice at worst is released behind what is put out"),
+        (job.sources.checkpoint_completed, "behind the output: what they forget now can never be read again"),
         (job.requests.checkpoint_completed, "people last: what they are told is so by then"),
     )
     facts.checkpoint_aborted = Fact(
-        (
-            job.savepoints.checkpoint_aborted,
-            "a stop with a savepoint fails for the savepoint's reason, which it has then",
-        ),
+        (job.savepoints.checkpoint_aborted, "first: it may wait for the next one, or take its stop along"),
         (job.requests.checkpoint_aborted, "whoever waits is told, and a stop that is still there is off"),
-        (
-            job.rescaling.checkpoint_aborted,
-            "given up, or, of a move, put off, with nothing else left that waits for it",
-        ),
+        (job.rescaling.checkpoint_aborted, "last: the job stays as it is, and nobody else waits for this one"),
     )
     facts.stop_asked = Fact(
-        (job.stop_asked, "sources that are to end do not read while a rescale is given up"),
+        (job.stop_asked, "sources that are to end are told first: a rescale given up has them read on"),
         (job.rescaling.stop_asked, "a job that stops goes on at the program's own parallelism"),
     )
     facts.stop_failed = Fact((job.savepoints.stop_failed, "its place is given back, then clients are told"))
@@ -109,7 +106,7 @@ def who_hears(job: Coordinator, facts: Facts) -> None:
         (job.slots.running, "from here on a slot that does not start is tried again"),
         (job.restarts.running, "it counts from now how long the job has run"),
         (job.checkpoints.running, "the first one comes one interval after this"),
-        (job.rescaling.running, "last: if these are the new tasks, who asked is told, and they run"),
+        (job.rescaling.running, "who asked for these tasks is told"),
     )
     facts.attempt_over = Fact(
         (job.requests.attempt_over, "a stop is off before its checkpoint is, whose failure is not its reason"),
@@ -122,7 +119,7 @@ def who_hears(job: Coordinator, facts: Facts) -> None:
     facts.job_ends = Fact(
         (
             job.savepoints.job_ended,
-            "first: what is complete may stay, and a checkpoint that fails now is not its reason",
+            "first: those of a checkpoint that fails next are off for the job's reason",
         ),
         (job.checkpoints.attempt_over, "the checkpoint in progress fails, unless it is being written"),
         (job.rescaling.job_ended, "who asked is told"),
