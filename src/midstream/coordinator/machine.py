@@ -415,8 +415,9 @@ class Coordinator:
 
     def _run_on(self) -> bool:
         assert self.attempt is not None
-        self.savepoints.step(self.checkpoints.storage, self.committing.oldest_holder)
-        self.checkpoints.retain(self.committing.oldest_holder, self.savepoints.oldest_needed)
+        uncommitted = self.committing.oldest_holder
+        self.savepoints.step(self.checkpoints.storage, uncommitted)
+        self.checkpoints.retain(uncommitted, self.savepoints.oldest_needed)
         stop = self.requests.stop
         if stop is not None and stop.is_stored:
             if self.committing.idle and self.savepoints.idle:
