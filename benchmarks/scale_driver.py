@@ -382,7 +382,7 @@ def _checkpoint(world: World, figures: Figures, directory: str) -> None:
     with figures.measure("a checkpoint, committed on the slots", IoKind.PUBLISH):
         world.timed(lambda: world.shell.ask(0, m.DoCheckpoint()))
         world.settle()
-    assert world.replies[0].checkpoint is not None and world.job.checkpoints.completed_count == 1, world.replies
+    assert world.replies[0].checkpoint is not None and world.job.checkpoints.history.completed_count == 1, world.replies
     assert not world.job.committing.uncommitted
     file = Path(directory, world.replies[0].checkpoint.rsplit("/", 1)[-1], "_metadata")
     data = file.read_bytes()

@@ -105,7 +105,7 @@ def who_hears(job: Coordinator, facts: Facts) -> None:
     facts.attempt_runs = Fact(
         (job.slots.running, "from here on a slot that does not start is tried again"),
         (job.restarts.running, "it counts from now how long the job has run"),
-        (job.checkpoints.running, "the first one comes one interval after this"),
+        (job.checkpoints.due.running, "the first one comes one interval after this"),
         (job.rescaling.running, "who asked for these tasks is told"),
     )
     facts.attempt_over = Fact(

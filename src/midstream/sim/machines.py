@@ -266,7 +266,7 @@ def watch_attempt_tasks() -> Sequence[Watched]:
 
 
 _CHECKPOINT_READS: Final = frozenset(
-    ("open", "is_due", "path_of", "in_progress", "unanswered", "take_unsettled", "referenced_files", "retain", "check")
+    ("open", "path_of", "in_progress", "unanswered", "take_unsettled", "referenced_files", "retain", "check")
     + ("drop_older_attempts",)
 )
 """They change nothing of the checkpoint in progress."""

@@ -8,6 +8,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from midstream.coordinator.checkpointing.checkpoints import Checkpoints
+from midstream.coordinator.checkpointing.due import Due
 from midstream.coordinator.machine import Coordinator
 from midstream.coordinator.phase import Phase
 from midstream.coordinator.placement.attempt import Attempt, CheckpointPlan, TaskPhase
@@ -89,17 +90,17 @@ def pause_is_ignored() -> Replacements:
         self._ended_ms = ended
         return due
 
-    original = Checkpoints._due_ms
-    return [(Checkpoints, "_due_ms", due_ms)]
+    original = Due._due_ms
+    return [(Due, "_due_ms", due_ms)]
 
 
 def failures_are_never_forgotten() -> Replacements:
     """Checkpoints that complete do not end the row of those that fail."""
 
     def published(self: Any, *arguments: Any) -> None:
-        failures = self._consecutive_failures
+        failures = self.due.failures
         original(self, *arguments)
-        self._consecutive_failures = max(failures, self._consecutive_failures)
+        self.due.failures = max(failures, self.due.failures)
 
     original = Checkpoints._published
     return [(Checkpoints, "_published", published)]

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
-from typing import Final
 
 from midstream.checkpoint.metadata import CheckpointMetadata, Committables, SourcePosition, names_of
 from midstream.checkpoint.store import (
@@ -36,6 +35,7 @@ from midstream.coordinator.checkpointing.completing import (
     operator_states,
     refusal,
 )
+from midstream.coordinator.checkpointing.due import Due
 from midstream.coordinator.checkpointing.history import CheckpointHistory, phases_of
 from midstream.coordinator.checkpointing.pending import CHECKPOINT_TABLE, Aborted, Completed, Pending, Progress, Turn
 from midstream.coordinator.checkpointing.state_sizes import StateSizes
@@ -51,12 +51,6 @@ from midstream.core.seams import Done, Failed, Storage
 from midstream.protocol.job_status import CheckpointStatus
 from midstream.protocol.messages import CheckpointAborted, CheckpointAck, CheckpointDecline, TriggerCheckpoint
 
-RETRY_MS: Final = 100
-"""Pause after a checkpoint that failed, before the next one that somebody waits for."""
-FINAL_RETRY_MS: Final = 1_000
-"""The same before the next one without which the job's end cannot come; doubles with each failure."""
-FINAL_RETRY_MS_MAX: Final = 60_000
-
 
 class Checkpoints:
     def __init__(self, effects: Effects, plan: JobPlan, cleaning: Cleaning, committing: Committing) -> None:
@@ -68,8 +62,7 @@ class Checkpoints:
         self.newest: CheckpointMetadata | None = None
         """To restore: the newest completed one, or the one that the job began from."""
         self.retained: tuple[Retained, ...] = ()
-        self.completed_count = 0
-        self.failed_count = 0
+        self.due = Due(effects, plan.config)
         self.history = CheckpointHistory()
         self._effects = effects
         self._plan = plan
@@ -83,20 +76,8 @@ class Checkpoints:
         self._uncertain_id = 0
         """The newest one of which nobody knows whether it is there: it may be, so its files stay."""
         self._uncertain_files: frozenset[str] = frozenset()
-        self._consecutive_failures = 0
         self._unsettled: dict[tuple[int, TaskId], tuple[tuple[str, tuple[bytes, ...]], ...]] = {}
         """What this attempt's sinks prepared for checkpoints that have not completed, by uid."""
-        self.triggered_s = 0.0
-        """When the last one was, on the clock of `Effects.elapsed_s`."""
-        self._began_ms = 0
-        self._ended_ms = 0
-        self._not_before_ms = 0
-        self._retry = False
-        """The last one has to be taken again."""
-        self._wake: tuple[int, str] | None = None
-        """Timer that makes somebody ask again: when, token."""
-        self._woken_for_ms = -1
-        """The time has come even if the wall clock, which may be set back, says something else."""
 
     def open(self, found: OpenedStorage) -> None:
         opened = found.opened
@@ -136,46 +117,6 @@ class Checkpoints:
             return None
         return f"the metadata of checkpoint {self.pending.checkpoint_id} to be written in {self._plan.config.checkpoint_dir}"
 
-    def running(self) -> None:
-        """The first checkpoint of an attempt comes one interval after its start."""
-        self._began_ms = self._ended_ms = self._effects.now_ms
-        self._retry = False
-
-    def is_due(self, wanted: bool, is_final: bool) -> bool:
-        """Whether to trigger one now; if not, there will be an event when it is time to ask again.
-
-        `wanted`: somebody waits for it; `is_final`: the end of the job does.
-        """
-        due_ms = self._due_ms(wanted, is_final)
-        if due_ms is None:
-            return False
-        now_ms = self._effects.now_ms
-        if now_ms < due_ms != self._woken_for_ms and (self._wake is None or self._wake[0] != due_ms):
-            if self._wake is not None:
-                self._effects.cancel_timer(self._wake[1])
-            woken = partial(self._woken, due_ms)
-            self._wake = due_ms, self._effects.set_timer(TimerKind.WAKE, (due_ms - now_ms) / 1000, woken)
-        return now_ms >= due_ms or self._woken_for_ms == due_ms
-
-    def _woken(self, due_ms: int) -> None:
-        self._wake = None
-        self._woken_for_ms = due_ms
-
-    def _due_ms(self, wanted: bool, is_final: bool) -> int | None:
-        """None: not before somebody wants one."""
-        failures = self._consecutive_failures
-        if wanted or self._retry or (is_final and not failures):
-            return self._not_before_ms
-        due_ms = []
-        if is_final:
-            pause_ms = min(FINAL_RETRY_MS << min(failures - 1, 20), FINAL_RETRY_MS_MAX)
-            due_ms.append(max(self._ended_ms + pause_ms, self._not_before_ms))
-        config = self._plan.config
-        if config.checkpoint_interval_s is not None:
-            interval_ms, pause_ms = int(config.checkpoint_interval_s * 1000), int(config.min_pause_s * 1000)
-            due_ms.append(max(self._began_ms + interval_ms, self._ended_ms + pause_ms, self._not_before_ms))
-        return min(due_ms, default=None)
-
     # ---- one checkpoint ----
 
     def trigger(
@@ -197,9 +138,7 @@ class Checkpoints:
         assert plan.trigger, plan
         pending = Pending(checkpoint_id, attempt, now_ms, plan, sources, clients, is_stop, is_rescale, is_savepoint)
         self.pending = pending
-        self._began_ms, self._retry = now_ms, False
-        self.triggered_s = self._effects.elapsed_s
-        self._not_before_ms = 0  # the wall clock may be set back, to long before it
+        self.due.triggered()
         by_slot: dict[int, list[TaskId]] = {}
         for ref in plan.trigger:
             by_slot.setdefault(attempt.slot_of(ref), []).append(ref)
@@ -267,8 +206,7 @@ class Checkpoints:
                 self._abort(pending, why, counts=False, retry=False)
             else:
                 self._turn(Turn.ATTEMPT_OVER)
-        self._consecutive_failures = 0
-        self._retry = False
+        self.due.attempt_over()
 
     def look_at_the_epochs(self, *_: object) -> None:
         """Was it another coordinator that took our files away? Else we would restart for ever."""
@@ -439,9 +377,8 @@ class Checkpoints:
         for settled in [known for known in self._unsettled if known[0] <= metadata.checkpoint_id]:
             del self._unsettled[settled]
         self.retained = (*self.retained, Retained(metadata.checkpoint_id, frozenset(metadata.files)))
-        self.completed_count += 1
-        self._consecutive_failures = 0
-        self._ended(self._effects.now_ms)  # the writing of the metadata is part of it
+        self.due.failures = 0
+        self.due.ended()  # the writing of the metadata is part of it
         now_ms = self._effects.now_ms
         status = self._status_of(
             pending,
@@ -467,25 +404,23 @@ class Checkpoints:
         if delete:
             self._cleaning.drop((), [file for ack in pending.acks.values() for file in ack.files])
         now_ms = self._effects.now_ms
-        self._ended(now_ms)
-        self._not_before_ms = now_ms + RETRY_MS
+        self.due.failed()
         if not retry:
-            self.failed_count += not pending.is_savepoint
             took_ms = now_ms - pending.created_ms
             self.history.failed(self._status_of(pending, "failed", took_ms, reason=reason))
         if pending.attempt_is_over:
             self._effects.facts.checkpoint_aborted(Aborted(pending, reason, retry=False))
             return
-        self._retry = retry
+        self.due.retry = retry
         for slot in pending.attempt.slots:
             self._effects.send(slot, CheckpointAborted(pending.attempt.number, pending.checkpoint_id))
         self._effects.facts.checkpoint_aborted(Aborted(pending, reason, retry))
         if counts and not pending.is_savepoint:
-            self._consecutive_failures += 1
+            self.due.failures += 1
             tolerable = self._plan.config.tolerable_failures
-            if self._consecutive_failures > tolerable:
+            if self.due.failures > tolerable:
                 text = (
-                    f"{self._consecutive_failures} checkpoints in a row have failed (tolerable_failures is {tolerable}); "
+                    f"{self.due.failures} checkpoints in a row have failed (tolerable_failures is {tolerable}); "
                     f"the last one, {pending.checkpoint_id}: {reason}"
                 )
                 self._effects.facts.attempt_failed(Failure(text, "", StorageError(text)))
@@ -497,11 +432,6 @@ class Checkpoints:
         self._turn(how)
         self.pending = None
         self._effects.cancel_timer(pending.timer)
-
-    def _ended(self, now_ms: int) -> None:
-        """The wall clock may have been set back since it began: the next one must not wait for that long."""
-        self._ended_ms = now_ms
-        self._began_ms = min(self._began_ms, now_ms)
 
     def check(self) -> None:
         pending = self.pending
