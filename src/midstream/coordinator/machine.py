@@ -22,6 +22,7 @@ from midstream.checkpoint.assign import has_finished
 from midstream.coordinator import events as ev
 from midstream.coordinator.checkpointing.checkpoints import Checkpoints
 from midstream.coordinator.checkpointing.cleaning import Cleaning
+from midstream.coordinator.checkpointing.committers import Committers
 from midstream.coordinator.checkpointing.committing import Committing
 from midstream.coordinator.checkpointing.lanes import SlotsForCommits, commit_slots
 from midstream.coordinator.checkpointing.triggering import trigger_when_due
@@ -82,8 +83,8 @@ class Coordinator:
         self.savepoints = Savepoints(self._effects, plan, self.requests, open_storage)
         self.cleaning = Cleaning(self._effects)
         self.sources = Sources(self._effects, plan.graph)
-        places = SlotsForCommits(self, commit_slots)
-        self.committing = Committing(self._effects, plan, stopped, self.slots, places)
+        committers, places = Committers(plan, stopped), SlotsForCommits(self, commit_slots)
+        self.committing = Committing(self._effects, plan, committers, self.slots, places)
         self.checkpoints = Checkpoints(self._effects, plan, self.cleaning, self.committing)
         who_hears(self, self._effects.facts)
 
@@ -288,6 +289,8 @@ class Coordinator:
             return
         if attempt is None or message.attempt != attempt.number:
             return
+        if not isinstance(message, (m.Deployed, m.DeployFailed, m.Cancelled)):
+            attempt.check_owner(slot, message.task)
         cancelling = self.phase is Phase.CANCELLING
         match message:
             case m.CheckpointAck():
@@ -298,8 +301,7 @@ class Coordinator:
                     attempt.awaited.discard(slot)
             case m.TaskFailed() | m.DeployFailed() if cancelling and self.rescaling.leaves_tasks:
                 return  # what is left of them, above all that others have gone before
-            case m.TaskFailed(_, ref, summary, details, fatal, symptom, same):
-                attempt.check_owner(slot, ref)
+            case m.TaskFailed(_, _, summary, details, fatal, symptom, same):
                 self._task_failed(failure_of_user_code(summary, details, fatal, same), symptom)
             case m.DeployFailed(_, summary, details, fatal, same):
                 self._effects.facts.start_failed(failure_of_user_code(summary, details, fatal, same))
@@ -308,18 +310,14 @@ class Coordinator:
             case m.Deployed():
                 attempt.awaited.discard(slot)
             case m.TaskRunning(_, ref) | m.TaskEndOfData(_, ref):
-                attempt.check_owner(slot, ref)
                 attempt.advance(ref, type(message))
             case m.TaskFinished(_, ref, committables):
-                attempt.check_owner(slot, ref)
                 attempt.advance(ref, type(message))
                 self.committing.hold(ref, committables)
                 self.checkpoints.task_finished(ref)
-            case m.CheckpointDecline(_, _, ref):
-                attempt.check_owner(slot, ref)
+            case m.CheckpointDecline():
                 self.checkpoints.decline(message)
             case m.RequestSplit(_, ref):
-                attempt.check_owner(slot, ref)
                 self.sources.request(ref)
             case _:
                 assert_never(message)

