@@ -62,7 +62,7 @@ class Facts:
 
 
 def who_hears(job: Coordinator, facts: Facts) -> None:
-    """Fact by fact: who hears of it, in this order, and why in this order."""
+    """Fact by fact: who hears of it, in this order, and why in this order. Long, because it is one table."""
     facts.warned = Fact((job.warnings.append, "people see it in the status"))
     facts.attempt_failed = Fact((job.fail_attempt, "it says whether the job tries again, or ends"))
     facts.start_failed = Fact((job.start_failed, "the same, and a job that has never run ends"))

@@ -53,7 +53,11 @@ REMEMBERED_MAX: Final = 20
 
 
 class Coordinator:
-    """`open_storage` makes a Storage of the checkpoint directory, on the I/O pool. `stopped` is set when the job ends."""
+    """`open_storage` makes a Storage of the checkpoint directory, on the I/O pool. `stopped` is set when the job ends.
+
+    It has more attributes than a class should: half of them are its parts, which only it knows all, the others are what
+    people are shown of the job as a whole, and how it ends.
+    """
 
     def __init__(self, plan: ev.JobPlan, now_ms: int, open_storage: Callable[[str], Storage], stopped: Signal) -> None:
         self.plan = plan
@@ -67,7 +71,6 @@ class Coordinator:
         self.restored_from: str | None = None
         self.outcome: tuple[ev.EndState, MidstreamError | None] | None = None
         self._open_storage = open_storage
-        self._events = 0
         self._story: deque[tuple[int, Phase, ev.CoordinatorEvent]] = deque(maxlen=STORY_MAX)
         self._why = ""
         """Why the job ends."""
@@ -101,11 +104,10 @@ class Coordinator:
 
     def handle(self, event: ev.CoordinatorEvent, now_ms: int) -> list[ev.Instruction]:
         """One step. Raises InvariantError, with what happened before, when a rule of the protocol is broken."""
-        self._events += 1
-        self._effects.cause, self._effects.now_ms = self._events, now_ms
+        self._effects.cause, self._effects.now_ms = self._effects.cause + 1, now_ms
         beats = isinstance(event, ev.SlotMessage) and isinstance(event.message, (m.SlotStatus, m.InCall))
         if not (beats or isinstance(event, ev.TimePassed)):
-            self._story.append((self._events, self.phase, event))
+            self._story.append((self._effects.cause, self.phase, event))
         try:
             self._on(event)
             while self._step():

@@ -29,7 +29,6 @@ from midstream.coordinator.checkpointing.cleaning import Cleaning
 from midstream.coordinator.checkpointing.committing import Committing
 from midstream.coordinator.checkpointing.completing import (
     build_metadata,
-    channels_of,
     committables_of,
     merged,
     operator_states,
@@ -311,7 +310,6 @@ class Checkpoints:
     def _publish(self, pending: Pending) -> None:
         operators = operator_states(self._plan, pending.acks, pending.plan.finished, self.newest)
         written = frozenset(file for ack in pending.acks.values() for file in ack.files)
-        channels = channels_of(pending.acks)
         why_not = refusal(
             operators, pending.in_flight.files, written.union(*(retained.files for retained in self.retained))
         )
@@ -320,17 +318,7 @@ class Checkpoints:
             return
         own = committables_of(pending.acks, self._names, self._newest_id)
         metadata = build_metadata(
-            self._plan,
-            checkpoint_id=pending.checkpoint_id,
-            epoch=self.epoch,
-            attempt=pending.attempt.number,
-            created_ms=pending.created_ms,
-            completed_ms=self._effects.now_ms,
-            operators=operators,
-            sources=pending.sources,
-            committables=(*self._committing.uncommitted, *own),
-            channels=channels,
-            in_flight=pending.in_flight,
+            self._plan, pending, self.epoch, self._effects.now_ms, operators, (*self._committing.uncommitted, *own)
         )
         self._turn(Turn.ACKNOWLEDGED)
         pending.files = frozenset(metadata.files)

@@ -38,11 +38,6 @@ class Turn(Enum):
     """Declined, refused, not written, out of time, or a task has ended or failed meanwhile."""
 
 
-_OUTCOMES: Final = {
-    Turn.COMPLETED: "it is the newest one from now on",
-    Turn.FAILED: "whoever waits for it is told; if it is not known whether it was written, nothing of it is deleted",
-}
-
 CHECKPOINT_TABLE: Final[Table[Progress, Turn]] = Table(
     "checkpoint",
     (
@@ -51,11 +46,10 @@ CHECKPOINT_TABLE: Final[Table[Progress, Turn]] = Table(
         Row(Progress.COLLECTING, Turn.FAILED, (Progress.NONE,), "slots and whoever waits for it are told"),
         Row(Progress.PUBLISHING, Turn.ATTEMPT_OVER, (Progress.ORPHANED,), "nobody restores before it is settled"),
         Row(Progress.ORPHANED, Turn.ATTEMPT_OVER, (Progress.ORPHANED,), "the job ends before the tasks are cancelled"),
-        *(
-            Row(progress, turn, (Progress.NONE,), what)
-            for progress in (Progress.PUBLISHING, Progress.ORPHANED)
-            for turn, what in _OUTCOMES.items()
-        ),
+        Row(Progress.PUBLISHING, Turn.COMPLETED, (Progress.NONE,), "it is the newest one from now on"),
+        Row(Progress.ORPHANED, Turn.COMPLETED, (Progress.NONE,), "it is the newest one, from which the job goes on"),
+        Row(Progress.PUBLISHING, Turn.FAILED, (Progress.NONE,), "nothing is deleted if it may yet have been written"),
+        Row(Progress.ORPHANED, Turn.FAILED, (Progress.NONE,), "the job goes on from the one before"),
     ),
 )
 
