@@ -12,7 +12,7 @@ import msgspec
 
 from midstream.checkpoint import assign, store
 from midstream.coordinator import machine
-from midstream.coordinator.checkpointing import checkpoints, completing, triggering
+from midstream.coordinator.checkpointing import checkpoints, committing, completing, triggering
 from midstream.coordinator.checkpointing.checkpoints import Checkpoints
 from midstream.coordinator.checkpointing.pending import Progress
 from midstream.coordinator.failures import Restarts
@@ -320,7 +320,7 @@ def commit_before_completion() -> Replacements:
     def publish(self: Any, pending: Any) -> None:
         own = completing.committables_of(pending.acks, self._names, self._newest_id)
         owner = owner_of(self)
-        owner.committing._commits.extend(type("C", (), {"what": w, "holder": pending.checkpoint_id})() for w in own)
+        owner.committing._commits.extend(committing._Commit(what, pending.checkpoint_id) for what in own)
         owner.committing._next()
         original(self, pending)
 
