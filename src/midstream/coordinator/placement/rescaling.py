@@ -82,7 +82,12 @@ RESCALE_TABLE: Final[Table[Stage, Turn]] = Table(
         Row(Stage.STORED, Turn.SWITCHES, (Stage.SWITCHING,), "the old tasks are cancelled"),
         Row(Stage.SWITCHING, Turn.RUNS, (Stage.NONE,), "who asked is told"),
         *(
-            Row(stage, Turn.OFF, (Stage.NONE,), "who asked is told; while SWITCHING, the job goes back to its old plan")
+            Row(
+                stage,
+                Turn.OFF,
+                (Stage.NONE,),
+                "who asked is told; while SWITCHING, a rescale goes back to its old plan",
+            )
             for stage in Stage
             if stage is not Stage.NONE
         ),
