@@ -27,11 +27,12 @@ import pyarrow as pa
 from midstream.checkpoint.assign import assign_state
 from midstream.checkpoint.metadata import CheckpointMetadata, decode_metadata, encode_metadata
 from midstream.checkpoint.references import InFlight
-from midstream.coordinator.attempt import Attempt
-from midstream.coordinator.completing import build_metadata, channels_of, operator_states, refusal
-from midstream.coordinator.deploying import deployments
+from midstream.coordinator.checkpointing.completing import build_metadata, operator_states, refusal
+from midstream.coordinator.checkpointing.pending import Pending
 from midstream.coordinator.events import JobPlan
-from midstream.coordinator.restoring import deal
+from midstream.coordinator.placement.attempt import Attempt
+from midstream.coordinator.placement.deploying import deployments
+from midstream.coordinator.restoring.dealing import deal
 from midstream.core.config import JobConfig
 from midstream.core.ids import TaskId
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
@@ -122,22 +123,13 @@ def measure(parallelism: int, channels_max: int) -> list[float]:
             in_flight.add(ack.channels)
             longest_ack = max(longest_ack, (time.thread_time() - began) * 1000)
 
+    first = Attempt(0, graph, tuple(range(parallelism)), ())
+    pending = Pending(1, first, 0, first.plan_checkpoint(), (), (), False, False, False, acks, in_flight)
+
     def complete() -> CheckpointMetadata:
         operators = operator_states(plan, acks, frozenset(), None)
         assert not refusal(operators, in_flight.files, {file for ack in acks.values() for file in ack.files})
-        return build_metadata(
-            plan,
-            checkpoint_id=1,
-            epoch=1,
-            attempt=0,
-            created_ms=0,
-            completed_ms=1,
-            operators=operators,
-            sources=(),
-            committables=(),
-            channels=channels_of(acks),
-            in_flight=in_flight,
-        )
+        return build_metadata(plan, pending, epoch=1, completed_ms=1, operators=operators, committables=())
 
     metadata, complete_ms = timed(complete)
     data, encode_ms = timed(lambda: encode_metadata(metadata))

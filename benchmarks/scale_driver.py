@@ -23,8 +23,8 @@ from midstream.checkpoint.metadata import decode_metadata
 from midstream.coordinator import Coordinator
 from midstream.coordinator.effects import IoKind, io_kind
 from midstream.coordinator.events import Instruction, JobEnded, JobPlan, RunIo
+from midstream.coordinator.placement.slots import PYTHON
 from midstream.coordinator.shell import Shell
-from midstream.coordinator.slots import PYTHON
 from midstream.core.ids import TaskId
 from midstream.core.pickling import pickled
 from midstream.core.seams import Done, Failed, Mail
@@ -382,8 +382,8 @@ def _checkpoint(world: World, figures: Figures, directory: str) -> None:
     with figures.measure("a checkpoint, committed on the slots", IoKind.PUBLISH):
         world.timed(lambda: world.shell.ask(0, m.DoCheckpoint()))
         world.settle()
-    assert world.replies[0].checkpoint is not None and world.job.checkpoints.completed_count == 1, world.replies
-    assert not world.job._committing.uncommitted
+    assert world.replies[0].checkpoint is not None and world.job.checkpoints.history.completed_count == 1, world.replies
+    assert not world.job.committing.uncommitted
     file = Path(directory, world.replies[0].checkpoint.rsplit("/", 1)[-1], "_metadata")
     data = file.read_bytes()
     figures.of["its metadata, bytes"] = len(data)

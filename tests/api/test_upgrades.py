@@ -29,7 +29,7 @@ from midstream import (
 )
 from midstream.connectors.files import FileSource
 from midstream.connectors.generator import GeneratorSource
-from midstream.coordinator import savepoints
+from midstream.coordinator.requests import savepoints
 from midstream.core.errors import MidstreamError
 from midstream.runtime.job import Job
 from midstream.runtime.processes import ProcessSlots

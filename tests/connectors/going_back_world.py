@@ -26,7 +26,7 @@ from midstream.checkpoint.savepoint import Place, write_savepoint
 from midstream.checkpoint.store import SAVEPOINT, publish
 from midstream.connectors.file_sink import FileSink
 from midstream.coordinator.events import JobPlan, NewerOutput
-from midstream.coordinator.opening import OpenedStorage, check_start, find_start, open_checkpoints
+from midstream.coordinator.restoring.opening import OpenedStorage, check_start, find_start, open_checkpoints
 from midstream.core.config import JobConfig
 from midstream.core.errors import StorageError
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex

@@ -24,7 +24,7 @@ from midstream.connectors import taking_back
 from midstream.connectors.delta import DeltaSink, WrittenFile
 from midstream.connectors.file_sink import FileSink
 from midstream.connectors.postgres import PostgresSink
-from midstream.coordinator.opening import check_start, find_start, open_checkpoints
+from midstream.coordinator.restoring.opening import check_start, find_start, open_checkpoints
 from midstream.core.errors import ConfigError, StorageError
 from midstream.operators.sink import Output
 
@@ -351,7 +351,7 @@ def test_a_start_that_resumes_is_refused_behind_what_is_committed_as_latest_is(w
 
 
 def test_what_contradicts_itself_is_refused(world: World) -> None:
-    from midstream.coordinator.opening import check_plan
+    from midstream.coordinator.restoring.opening import check_plan
 
     with pytest.raises(ConfigError, match="start over"):
         check_plan(world.plan("latest", fresh=True))

@@ -21,8 +21,8 @@ from midstream.coordinator.events import (
     RunIo,
     SetTimer,
 )
+from midstream.coordinator.placement.slots import PYTHON
 from midstream.coordinator.shell import Shell
-from midstream.coordinator.slots import PYTHON
 from midstream.core.config import JobConfig, RestartStrategy
 from midstream.core.errors import ConfigError
 from midstream.core.ids import TaskId

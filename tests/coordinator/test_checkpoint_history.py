@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.coordinator.checkpoint_history import HISTORY_MAX, CheckpointHistory, phases_of
+from midstream.coordinator.checkpointing.history import HISTORY_MAX, CheckpointHistory, phases_of
 from midstream.core.ids import TaskId
 from midstream.protocol.job_status import CheckpointPhases, CheckpointStatus
 from midstream.protocol.messages import CheckpointAck

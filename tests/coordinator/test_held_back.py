@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 from coordinator_world import Ledger, ScriptedSource, two_vertices
 
-from midstream.coordinator.event_time import edge_watermark_us, held_back
+from midstream.coordinator.requests.event_time import edge_watermark_us, held_back
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.core.ids import TaskId
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, Vertex

@@ -16,7 +16,7 @@ import pytest
 from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
 
 from midstream import coordinator
-from midstream.coordinator.sources import Askers
+from midstream.coordinator.placement.sources import Askers
 from midstream.core.ids import TaskId
 from midstream.protocol import messages as m
 from midstream.runtime.control import SharedEncoding
@@ -94,7 +94,7 @@ def costs(parallelism: int) -> dict[str, int]:
         while asked := [(slot, x) for slot, x in bench.sent if isinstance(x, m.Commit) and x.request not in answered]:
             answered.update(x.request for _, x in asked)
             say("commits", [(slot, m.CommitDone(x.request)) for slot, x in asked])
-        assert bench.job._committing.idle
+        assert bench.job.committing.idle
 
     found["start"] += steps(lambda: bench.start().connect())
     deploy("start")

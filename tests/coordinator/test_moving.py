@@ -6,7 +6,7 @@ import pytest
 from coordinator_world import Bench
 from test_rescaling import acknowledged_by_all, rescale
 
-from midstream.coordinator.slots import PYTHON
+from midstream.coordinator.placement.slots import PYTHON
 from midstream.core.config import RestartStrategy
 from midstream.core.ids import TaskId
 from midstream.protocol import messages as m

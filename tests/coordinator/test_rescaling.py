@@ -7,7 +7,7 @@ from coordinator_world import SCHEMA, Bench, Ledger, ScriptedSource, restored, t
 
 from in_memory import NeverRun
 from midstream.checkpoint.metadata import decode_metadata
-from midstream.coordinator.rescaling import Stage
+from midstream.coordinator.placement.rescaling import Stage
 from midstream.core.config import RestartStrategy
 from midstream.core.ids import TaskId
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
@@ -229,7 +229,7 @@ def test_whoever_asked_hears_of_the_jobs_end() -> None:
     bench.fail(TaskId(0, 0))
     assert "ValueError: row 7 is bad" in bench.replies[client].error
     bench.release("rescale")
-    assert bench.job.rescaling.stage is None
+    assert bench.job.rescaling.stage is Stage.NONE
 
 
 def test_a_stop_during_the_switch_comes_after_it() -> None:

@@ -6,9 +6,9 @@ import pytest
 from coordinator_world import Bench
 
 from midstream.coordinator import shell
-from midstream.coordinator.attempts import CAUSE_WAIT_S
 from midstream.coordinator.events import CancelRequested, JobEnded
-from midstream.coordinator.slots import PYTHON
+from midstream.coordinator.placement.attempts import CAUSE_WAIT_S
+from midstream.coordinator.placement.slots import PYTHON
 from midstream.core.errors import ClusterError, InvariantError
 from midstream.core.ids import TaskId
 from midstream.protocol import messages as m

@@ -8,7 +8,7 @@ import msgspec
 
 from checkpoint_samples import metadata_of, pipeline
 from midstream.checkpoint.metadata import CheckpointMetadata
-from midstream.coordinator.state_sizes import POINTS_MAX, StateSizes
+from midstream.coordinator.checkpointing.state_sizes import POINTS_MAX, StateSizes
 from midstream.protocol.job_status import StateSize
 from midstream.protocol.messages import ChunkHandle, OperatorSnapshot, PartHandle
 

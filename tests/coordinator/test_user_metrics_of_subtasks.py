@@ -6,7 +6,7 @@ import sys
 
 from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
 
-from midstream.coordinator.user_metrics import NAMES_MAX
+from midstream.coordinator.requests.user_metrics import NAMES_MAX
 from midstream.core.ids import TaskId
 from midstream.protocol import messages as m
 from midstream.protocol.job_status import GaugeStatus, OperatorStatus

@@ -137,7 +137,7 @@ def test_a_drained_job_has_finished_all_it_read(running: list[Job]) -> None:
 def test_a_function_that_takes_longer_than_the_heartbeat_timeout_costs_no_slot(
     running: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("midstream.coordinator.waiting.SHOWN_S", 1.0)
+    monkeypatch.setattr("midstream.coordinator.requests.waiting.SHOWN_S", 1.0)
     numbers = NumbersJob(2_000, sleeps_at=(0, 4.0), heartbeat_timeout_s=1.0)
     job = start(running, numbers)
     calls = until("the call", lambda: [wait for wait in job.status().waiting if "'slow'" in wait.what], 60)

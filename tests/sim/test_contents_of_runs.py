@@ -18,7 +18,7 @@ import pyarrow as pa
 import pytest
 
 from midstream.checkpoint import channel_state, savepoint
-from midstream.coordinator import checkpoints, completing
+from midstream.coordinator.checkpointing import checkpoints, completing
 from midstream.operators import process_operator
 from midstream.operators.progress import Progress
 from midstream.operators.session_windows import SessionWindowOperator

@@ -38,7 +38,7 @@ def test_known_pairs_are_seen_and_no_impossible_one() -> None:
         ("slot", "RUNNING", "Cancel"),
         ("coordinator", "RUNNING", "CheckpointAck"),
         ("coordinator", "CANCELLING", "Cancelled"),
-        ("task, to the coordinator", "FINISHING", "FINISHED"),
+        ("task, to the coordinator", "FINISHING", "TaskFinished"),
         ("checkpoint", "COLLECTING", "acknowledge"),
         ("channel", "remote: empty", "buffer"),
         ("channel", "local: data", "take"),
@@ -82,7 +82,7 @@ def test_every_token_of_the_coordinator_is_listed() -> None:
     assert {f"timer {kind.value}" for kind in TimerKind} <= listed
     assert {f"{kind.value} {outcome}" for kind in IoKind for outcome in ("done", "failed")} <= listed
     used = set()
-    for file in sorted(Path(midstream.coordinator.__path__[0]).glob("*.py")):
+    for file in sorted(Path(midstream.coordinator.__path__[0]).rglob("*.py")):
         for call in re.findall(r"(?:set_timer|run_io|self\._run)\(\s*([\w.]+)", file.read_text(encoding="utf-8")):
             if call not in ("self", "kind"):  # where they are defined, or passed on
                 assert re.fullmatch(r"(TimerKind|IoKind)\.\w+", call), (file.name, call)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from midstream.coordinator import Coordinator
-from midstream.coordinator.checkpoints import Checkpoints
+from midstream.coordinator.checkpointing.checkpoints import Checkpoints
 from midstream.coordinator.events import JobPlan
 from midstream.sim.on_disk_mutations import frozen, going_back_and_forth
 from midstream.sim.run import Run, run

@@ -14,7 +14,7 @@ import msgspec
 from midstream.api.modules import top_level_names
 from midstream.checkpoint.store import split_restore
 from midstream.coordinator.events import JobPlan, NewerOutput
-from midstream.coordinator.opening import check_plan, check_start, find_start
+from midstream.coordinator.restoring.opening import check_plan, check_start, find_start
 from midstream.core.config import Duration, JobConfig
 from midstream.core.errors import ClusterError, ConfigError, JobError
 from midstream.core.pickling import pickled, unpickled_apart

@@ -1,4 +1,5 @@
-"""The instructions of one step, and who waits for the outcome of those that have one.
+"""What a part of the coordinator does to others: facts that it states, the instructions of one step, and who waits for
+the outcome of those that have one.
 
 Tokens are handed out here, so that none is ever used twice; whoever asks for a timer or for I/O
 says at once what is to happen then.
@@ -11,21 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TypeVar, cast
 
-from midstream.coordinator.events import (
-    CancelTimer,
-    CloseSlot,
-    CoordinatorEvent,
-    Instruction,
-    IoDone,
-    JobEnded,
-    ReplyTo,
-    RequestSlot,
-    RunIo,
-    Send,
-    SetTimer,
-    SlotMessage,
-    Tell,
-)
+from midstream.coordinator import events as ev
+from midstream.coordinator.facts import Facts
 from midstream.core.seams import Done, Failed
 from midstream.protocol.messages import Reply, ToSlot
 
@@ -93,11 +81,13 @@ class Call:
 
 class Effects:
     def __init__(self) -> None:
+        self.facts = Facts()
+        """To be stated to the other parts."""
         self.cause = 0
         """Number of the event that is being handled."""
         self.now_ms = 0
         """When it is being handled; wall clock, milliseconds."""
-        self._out: list[Instruction] = []
+        self._out: list[ev.Instruction] = []
         self._tokens = 0
         self._timers: dict[str, Callable[[], None]] = {}
         self.elapsed_s = 0.0
@@ -107,34 +97,34 @@ class Effects:
     # ---- asking ----
 
     def send(self, slot: int, message: ToSlot) -> None:
-        self._out.append(Send(slot, message, cause=self.cause))
+        self._out.append(ev.Send(slot, message, cause=self.cause))
 
     def request_slot(self, request: str) -> None:
-        self._out.append(RequestSlot(request, cause=self.cause))
+        self._out.append(ev.RequestSlot(request, cause=self.cause))
 
     def close_slot(self, slot: int, reason: str) -> None:
-        self._out.append(CloseSlot(slot, reason, cause=self.cause))
+        self._out.append(ev.CloseSlot(slot, reason, cause=self.cause))
 
     def reply(self, client: int, reply: Reply) -> None:
-        self._out.append(ReplyTo(client, reply, cause=self.cause))
+        self._out.append(ev.ReplyTo(client, reply, cause=self.cause))
 
     def tell(self, text: str) -> None:
-        self._out.append(Tell(text, cause=self.cause))
+        self._out.append(ev.Tell(text, cause=self.cause))
 
-    def end(self, ended: JobEnded) -> None:
+    def end(self, ended: ev.JobEnded) -> None:
         self._out.append(ended)
 
     def set_timer(self, kind: TimerKind, delay_s: float, then: Callable[[], None], about: object = None) -> str:
         """Its token, for `cancel_timer`. `about` is for who reads a trace."""
         token = self._token(kind, about)
         self._timers[token] = then
-        self._out.append(SetTimer(token, max(0.0, delay_s), cause=self.cause))
+        self._out.append(ev.SetTimer(token, max(0.0, delay_s), cause=self.cause))
         return token
 
     def cancel_timer(self, token: str | None) -> None:
         """Nothing happens if there is none or it has fired."""
         if token is not None and self._timers.pop(token, None) is not None:
-            self._out.append(CancelTimer(token, cause=self.cause))
+            self._out.append(ev.CancelTimer(token, cause=self.cause))
 
     def run_io(
         self,
@@ -146,11 +136,11 @@ class Effects:
         waits_for: str,
         has_limit: bool = False,
     ) -> None:
-        """`has_limit`: the job cannot go on without its outcome, nor call it again: see `coordinator.waiting`."""
+        """`has_limit`: the job cannot go on without its outcome, nor call it again: see `coordinator.requests.waiting`."""
         token = self._token(kind, about)
         told = cast("Callable[[Done[object] | Failed], None]", done)
         self._calls[token] = Call(waits_for, self.elapsed_s, told, has_limit)
-        self._out.append(RunIo(token, work, cause=self.cause))
+        self._out.append(ev.RunIo(token, work, cause=self.cause))
 
     def wait_for_slot(self, waits_for: str) -> str:
         """A slot was asked for what would be I/O here, with a limit; the token ends the wait (see `slot_is_done`)."""
@@ -192,7 +182,7 @@ class Effects:
         for token in list(self._timers):
             self.cancel_timer(token)
 
-    def take(self) -> list[Instruction]:
+    def take(self) -> list[ev.Instruction]:
         out, self._out = self._out, []
         return out
 
@@ -209,13 +199,13 @@ def _first_word(token: str) -> str:
     return token.rpartition("-")[0].partition(":")[0]
 
 
-def brief(event: CoordinatorEvent) -> str:
+def brief(event: ev.CoordinatorEvent) -> str:
     """For the story of a machine: short, and cheap however much the event carries."""
     match event:
-        case SlotMessage(slot, message):
+        case ev.SlotMessage(slot, message):
             parts = [getattr(message, name) for name in ("attempt", "checkpoint_id", "task") if hasattr(message, name)]
             return f"slot {slot} says {type(message).__name__}({', '.join(map(str, parts))})"
-        case IoDone(token, outcome):
+        case ev.IoDone(token, outcome):
             return f"{token} failed: {outcome.error!r:.200}" if isinstance(outcome, Failed) else f"{token} done"
         case _:  # the others are short
             return repr(event)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
 from midstream.core.config import JobConfig
 from midstream.core.errors import MidstreamError
@@ -20,6 +20,9 @@ from midstream.protocol.messages import ClientRequest, FromSlot, JobModules, Reg
 
 EndState: TypeAlias = Literal["finished", "stopped", "failed"]
 NewerOutput: TypeAlias = Literal["take-back", "keep"]
+
+NO_STORAGE: Final = "job has no checkpoint_dir: pass checkpoint_dir=…"
+"""Why what needs checkpoints is refused."""
 
 
 @dataclass(frozen=True, slots=True)

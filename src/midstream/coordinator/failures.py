@@ -93,8 +93,8 @@ class Restarts:
     def running(self) -> None:
         self._running_since_ms = self._effects.now_ms
 
-    def progressed(self) -> None:
-        """A checkpoint has completed: what fails from now on fails elsewhere, or later."""
+    def progressed(self, _: object) -> None:
+        """What fails from now on fails elsewhere, or later."""
         self._same = ""
         self._same_count = 0
 

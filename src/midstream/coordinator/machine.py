@@ -1,10 +1,7 @@
 """The coordinator of one job: what is running, what comes next.
 
-    CREATED -> OPENING -> GATHERING -> DEPLOYING -> STARTING -> RUNNING
-                             ^             |            |          |
-                             |             +------------+----------+-- a failure --> CANCELLING
-                             +-----------------------------------------------------------+
-    any of them -- finished, stopped, cancelled, failed for good --> ENDING -> ENDED
+Its phases, and what leads from one to the next, are in `phase.PHASE_TABLE`: CREATED, OPENING, then GATHERING, DEPLOYING,
+STARTING, RUNNING for each attempt, CANCELLING after a failure; at last ENDING, ENDED.
 
 `handle` takes one event: `_on` notes what it means, then `_step` looks, as often as something
 changes, whether the job can go on. Conditions are looked at anew each time and are nowhere
@@ -23,25 +20,27 @@ from typing import Final
 
 from midstream.checkpoint.assign import has_finished
 from midstream.coordinator import events as ev
-from midstream.coordinator import status as shown
-from midstream.coordinator.attempt import Attempt, TaskPhase
-from midstream.coordinator.attempts import Attempts
-from midstream.coordinator.checkpoints import Aborted, Checkpoints, Completed, Listener
-from midstream.coordinator.cleaning import Cleaning
-from midstream.coordinator.committing import Committing
+from midstream.coordinator.checkpointing.checkpoints import Checkpoints
+from midstream.coordinator.checkpointing.cleaning import Cleaning
+from midstream.coordinator.checkpointing.committers import Committers
+from midstream.coordinator.checkpointing.committing import Committing
+from midstream.coordinator.checkpointing.lanes import SlotsForCommits, commit_slots
+from midstream.coordinator.checkpointing.triggering import trigger_when_due
 from midstream.coordinator.effects import Effects, IoKind, TimerKind, brief
+from midstream.coordinator.facts import who_hears
 from midstream.coordinator.failures import Failure, Restarts, failure_of, failure_of_user_code, slot_lost, slots_gone
-from midstream.coordinator.lanes import SlotsForCommits, commit_slots
-from midstream.coordinator.opening import HAD_FINISHED, OpenedStorage, check_plan, copies_in, open_checkpoints
-from midstream.coordinator.phase import Phase
-from midstream.coordinator.requests import Requests
-from midstream.coordinator.rescaling import Rescaling, Stage
-from midstream.coordinator.restoring import Dealt, Restoring
-from midstream.coordinator.savepoints import Savepoints
-from midstream.coordinator.slots import PYTHON, Slots, other_python
-from midstream.coordinator.sources import Sources
-from midstream.coordinator.triggering import trigger_when_due
-from midstream.coordinator.waiting import Waiting
+from midstream.coordinator.phase import PHASE_TABLE, Phase, Turn
+from midstream.coordinator.placement.attempt import Attempt
+from midstream.coordinator.placement.attempts import Attempts
+from midstream.coordinator.placement.rescaling import Rescaling, Stage
+from midstream.coordinator.placement.slots import PYTHON, Slots, other_python
+from midstream.coordinator.placement.sources import Sources
+from midstream.coordinator.requests import status as shown
+from midstream.coordinator.requests.requests import Requests
+from midstream.coordinator.requests.savepoints import Savepoints
+from midstream.coordinator.requests.waiting import Waiting
+from midstream.coordinator.restoring.dealing import Dealt, Restoring
+from midstream.coordinator.restoring.opening import HAD_FINISHED, OpenedStorage, check_plan, copies_in, open_checkpoints
 from midstream.core.errors import InvariantError, MidstreamError, StorageError, assert_never
 from midstream.core.seams import Done, Failed, Signal, Storage
 from midstream.protocol import messages as m
@@ -54,7 +53,11 @@ REMEMBERED_MAX: Final = 20
 
 
 class Coordinator:
-    """`open_storage` makes a Storage of the checkpoint directory, on the I/O pool. `stopped` is set when the job ends."""
+    """`open_storage` makes a Storage of the checkpoint directory, on the I/O pool. `stopped` is set when the job ends.
+
+    It has more attributes than a class should: half of them are its parts, which only it knows all, the others are what
+    people are shown of the job as a whole, and how it ends.
+    """
 
     def __init__(self, plan: ev.JobPlan, now_ms: int, open_storage: Callable[[str], Storage], stopped: Signal) -> None:
         self.plan = plan
@@ -65,38 +68,28 @@ class Coordinator:
         self.failures: deque[FailureStatus] = deque(maxlen=REMEMBERED_MAX)
         """Newest first."""
         self.warnings: deque[str] = deque(maxlen=REMEMBERED_MAX)
-        self._warn = self.warnings.append
         self.restored_from: str | None = None
         self.outcome: tuple[ev.EndState, MidstreamError | None] | None = None
         self._open_storage = open_storage
-        self._events = 0
         self._story: deque[tuple[int, Phase, ev.CoordinatorEvent]] = deque(maxlen=STORY_MAX)
         self._why = ""
         """Why the job ends."""
 
         self._effects = Effects()
         self.waiting = Waiting(self._effects, plan.config.name)
-        self.slots = Slots(self._effects, plan.graph, plan.config.slot_timeout_s, self._slots_failed, self._warn)
-        self.attempts = Attempts(self._effects, self.slots, self._fail_attempt, self._warn)
+        self.slots = Slots(self._effects, plan.graph, plan.config.slot_timeout_s)
+        self.attempts = Attempts(self._effects, self.slots, plan.config.heartbeat_timeout_s)
         self.restarts = Restarts(self._effects, plan.config.restart)
         self.requests = Requests(self._effects)
         self._restoring = Restoring(self._effects)
-        self.rescaling = Rescaling(self._effects, self.slots, self.attempts, self._restoring, self._warn)
-        self.savepoints = Savepoints(self._effects, plan, self.requests, open_storage, self._stop_asked, self._fenced)
-        self._cleaning = Cleaning(self._effects, self._fenced, self._warn)
-        self._sources = Sources(self._effects, plan.graph, self._fail_to_start, self._warn)
-        listener = Listener(
-            completed=self._checkpoint_completed,
-            aborted=self._checkpoint_aborted,
-            too_many_failures=lambda reason: self._fail_attempt(Failure(reason, "", StorageError(reason))),
-            fenced=self._fenced,
-            uncommitted=lambda: self._committing.uncommitted,
-        )
-        self.checkpoints = Checkpoints(self._effects, plan, self._cleaning, listener)
-        places, look = SlotsForCommits(self, commit_slots), self.checkpoints.look_at_the_epochs
-        self._committing = Committing(
-            self._effects, plan, stopped, self.slots, places, self._fail_attempt, self._warn, look
-        )
+        self.rescaling = Rescaling(self._effects, self.slots, self.attempts, self._restoring)
+        self.savepoints = Savepoints(self._effects, plan, self.requests, open_storage)
+        self.cleaning = Cleaning(self._effects)
+        self.sources = Sources(self._effects, plan.graph)
+        committers, places = Committers(plan, stopped), SlotsForCommits(self, commit_slots)
+        self.committing = Committing(self._effects, plan, committers, self.slots, places)
+        self.checkpoints = Checkpoints(self._effects, plan, self.cleaning, self.committing)
+        who_hears(self, self._effects.facts)
 
         self.had_finished = False
         """In the checkpoint that it was started from: there is nothing to run, and nothing runs."""
@@ -111,11 +104,10 @@ class Coordinator:
 
     def handle(self, event: ev.CoordinatorEvent, now_ms: int) -> list[ev.Instruction]:
         """One step. Raises InvariantError, with what happened before, when a rule of the protocol is broken."""
-        self._events += 1
-        self._effects.cause, self._effects.now_ms = self._events, now_ms
+        self._effects.cause, self._effects.now_ms = self._effects.cause + 1, now_ms
         beats = isinstance(event, ev.SlotMessage) and isinstance(event.message, (m.SlotStatus, m.InCall))
         if not (beats or isinstance(event, ev.TimePassed)):
-            self._story.append((self._events, self.phase, event))
+            self._story.append((self._effects.cause, self.phase, event))
         try:
             self._on(event)
             while self._step():
@@ -132,15 +124,18 @@ class Coordinator:
         """Everything that must hold between two events."""
         self.slots.check()
         self.checkpoints.check()
-        self._committing.check()
+        self.committing.check()
         if self.phase in (Phase.DEPLOYING, Phase.STARTING, Phase.RUNNING):
             assert self.attempt is not None, self.phase
             assert self.attempt.all_finished or self.slots.live.keys() >= set(self.attempt.slots), self.phase
         pending = self.checkpoints.pending
-        assert pending is None or pending.publishing or self.phase is Phase.RUNNING, (self.phase, pending)
+        assert pending is None or not self.checkpoints.settled or self.phase is Phase.RUNNING, (self.phase, pending)
         assert (self.outcome is None) == (self.phase not in (Phase.ENDING, Phase.ENDED)), (self.phase, self.outcome)
 
     # ---- events ----
+
+    def _turn(self, what: Turn) -> None:
+        self.phase = PHASE_TABLE.next(self.phase, what)
 
     def _on(self, event: ev.CoordinatorEvent) -> None:
         if self.phase is Phase.ENDED:
@@ -169,21 +164,19 @@ class Coordinator:
             case ev.TimePassed(seconds):
                 failure = self.waiting.look(self, seconds)
                 if failure is not None:
-                    self._fail_attempt(failure)
+                    self._effects.facts.attempt_failed(failure)
             case ev.IoDone(token, outcome):
                 self._effects.io_done(token, outcome)
             case _:
                 assert_never(event)
 
     def _start(self) -> None:
-        if self.phase is not Phase.CREATED:
-            raise InvariantError(f"started a second time, while {self.phase.name}")
+        self._turn(Turn.STARTED)
         try:
             check_plan(self.plan)
         except MidstreamError as error:
             self._end("failed", error, str(error))
             return
-        self.phase = Phase.OPENING
         if self.plan.config.checkpoint_dir is None:
             self._gather()
             return
@@ -203,24 +196,22 @@ class Coordinator:
             self._end("failed", error, failure.summary)
             return
         found = outcome.value
-        self._sources.storage = found.storage
-        self._committing.open(found.storage, found.opened.epoch)
-        self.checkpoints.open(found.storage, found.opened)
+        self._effects.facts.storage_opened(found)
         self.warnings.extend(found.opened.warnings)
         restore = found.opened.restore
         if restore is not None:
             kept = [c for c in restore.committables if c.uid not in found.dealt.dropped]
-            self._committing.add(restore.checkpoint_id, kept)
+            self.committing.add(restore.checkpoint_id, kept)
             self._restoring.keep(restore, self.plan.graph, found.dealt)
             self.had_finished = has_finished(restore, self.plan.graph)
             self.restored_from = self.checkpoints.newest_path
         if self.had_finished:
             self.slots.resize(0)
-            self._warn(f"the job had finished in {self.restored_from}: {HAD_FINISHED}")
+            self.warnings.append(f"the job had finished in {self.restored_from}: {HAD_FINISHED}")
         self._gather()
 
     def _gather(self) -> None:
-        self.phase = Phase.GATHERING
+        self._turn(Turn.OPENED)
         if self.attempt is None:
             self._reset_sources()
         self.slots.gather()
@@ -231,7 +222,7 @@ class Coordinator:
         if self.phase is Phase.ENDING or not self.slots.connected(slot, register):
             self._effects.close_slot(slot, "this slot is not needed")
         elif register.python != PYTHON:
-            self._slots_failed(other_python(slot, register))
+            self._effects.facts.slots_failed(other_python(slot, register))
 
     def _slot_lost(self, event: ev.SlotLost) -> None:
         slot, left = event.slot, event.slot in self.slots.leaving and self.phase is Phase.CANCELLING
@@ -242,9 +233,11 @@ class Coordinator:
         text = f"{lost} is lost: {event.reason}"
         has_finished = self.phase is Phase.RUNNING and self.attempt is not None and self.attempt.all_finished
         if self.phase is Phase.GATHERING or left or self._is_spare(slot) or has_finished:
-            self._warn(text)  # nothing ran on it, or what has run is being committed: to begin again would double it
+            self.warnings.append(
+                text
+            )  # nothing ran on it, or what has run is being committed: to begin again would double it
         else:
-            self._fail_attempt(slot_lost(text, event.last_lines, event.crash))
+            self._effects.facts.attempt_failed(slot_lost(text, event.last_lines, event.crash))
         self._one_is_missing()
 
     def _slot_leaving(self, slot: int, reason: str) -> None:
@@ -264,22 +257,22 @@ class Coordinator:
     def _is_spare(self, slot: int) -> bool:
         return self.phase is Phase.RUNNING and self.attempt is not None and slot not in self.attempt.slots
 
-    def _slots_failed(self, failure: Failure) -> None:
+    def slots_failed(self, failure: Failure) -> None:
         """While the job runs only a rescale needs slots that are not there."""
         if self.phase is Phase.RUNNING:
             self.rescaling.slots_failed(failure.summary)
         else:
-            self._fail_attempt(failure)
+            self.fail_attempt(failure)
 
     def _slots_gone(self, reason: str) -> None:
         """To try again cannot help. What only waits to be committed needs no slot. Every slot that ends may say so."""
         if self.phase is Phase.ENDING:
             return
         if self.phase is Phase.RUNNING and self.attempt is not None and self.attempt.all_finished:
-            self._warn(reason)
+            self.warnings.append(reason)
             return
         self.rescaling.give_up(reason)
-        self._fail_attempt(slots_gone(reason, self.checkpoints.newest_path))
+        self._effects.facts.attempt_failed(slots_gone(reason, self.checkpoints.newest_path))
 
     # ---- what slots say ----
 
@@ -294,10 +287,12 @@ class Coordinator:
             self.slots.live[slot].in_call = message
             return
         if isinstance(message, (m.CommitDone, m.CommitFailed)):
-            self._committing.heard(slot, message)
+            self.committing.heard(slot, message)
             return
         if attempt is None or message.attempt != attempt.number:
             return
+        if not isinstance(message, (m.Deployed, m.DeployFailed, m.Cancelled)):
+            attempt.check_owner(slot, message.task)
         cancelling = self.phase is Phase.CANCELLING
         match message:
             case m.CheckpointAck():
@@ -308,32 +303,24 @@ class Coordinator:
                     attempt.awaited.discard(slot)
             case m.TaskFailed() | m.DeployFailed() if cancelling and self.rescaling.leaves_tasks:
                 return  # what is left of them, above all that others have gone before
-            case m.TaskFailed(_, ref, summary, details, fatal, symptom, same):
-                attempt.check_owner(slot, ref)
+            case m.TaskFailed(_, _, summary, details, fatal, symptom, same):
                 self._task_failed(failure_of_user_code(summary, details, fatal, same), symptom)
             case m.DeployFailed(_, summary, details, fatal, same):
-                self._fail_to_start(failure_of_user_code(summary, details, fatal, same))
+                self._effects.facts.start_failed(failure_of_user_code(summary, details, fatal, same))
             case _ if cancelling:
                 return
             case m.Deployed():
                 attempt.awaited.discard(slot)
-            case m.TaskRunning(_, ref):
-                attempt.check_owner(slot, ref)
-                attempt.advance(ref, TaskPhase.RUNNING)
-            case m.TaskEndOfData(_, ref):
-                attempt.check_owner(slot, ref)
-                attempt.advance(ref, TaskPhase.FINISHING)
+            case m.TaskRunning(_, ref) | m.TaskEndOfData(_, ref):
+                attempt.advance(ref, type(message))
             case m.TaskFinished(_, ref, committables):
-                attempt.check_owner(slot, ref)
-                attempt.advance(ref, TaskPhase.FINISHED)
-                self._committing.hold(ref, committables)
+                attempt.advance(ref, type(message))
+                self.committing.hold(ref, committables)
                 self.checkpoints.task_finished(ref)
-            case m.CheckpointDecline(_, _, ref):
-                attempt.check_owner(slot, ref)
+            case m.CheckpointDecline():
                 self.checkpoints.decline(message)
             case m.RequestSplit(_, ref):
-                attempt.check_owner(slot, ref)
-                self._sources.request(ref)
+                self.sources.request(ref)
             case _:
                 assert_never(message)
 
@@ -341,7 +328,7 @@ class Coordinator:
 
     def _step(self) -> bool:
         """Look whether the job can go on; True if it did, and may again."""
-        self._committing.look()
+        self.committing.look()
         match self.phase:
             case Phase.RUNNING:  # first, because it is so nearly always
                 return self._run_on()
@@ -361,18 +348,18 @@ class Coordinator:
                 assert_never(self.phase)
 
     def _try_deploy(self) -> bool:
-        if self.slots.leaving and not self._committing.on_slots:
+        if self.slots.leaving and not self.committing.on_slots:
             self.slots.let_leave(*sorted(self.slots.leaving))
         if not self.checkpoints.settled:
             return False
-        self._committing.abort(self.checkpoints.take_unsettled())
+        self.committing.abort(self.checkpoints.take_unsettled())
         if self.restarts.delayed:
             return False
         if not self._restoring.is_ready(self.checkpoints.newest, self.plan, self._cannot_restore):
             return False
-        if self._committing.stalled:
-            self._committing.resume()
-        if not self._committing.idle:
+        if self.committing.stalled:
+            self.committing.resume()
+        if not self.committing.idle:
             return False
         if self.attempt is None and self.requests.stop_at_once(self.checkpoints.newest_path):
             self._end("stopped", None, "the job was stopped before any task ran")
@@ -387,16 +374,16 @@ class Coordinator:
 
     def _deploy(self) -> None:
         self.slots.gathered()
-        if not self._sources.are_reset:
+        if not self.sources.are_reset:
             self._reset_sources()
         self.restored_from = self.checkpoints.newest_path
         self.attempts.deploy(self.plan, self._state_to_restore(), self.checkpoints.epoch)
         self._restoring.forget()
-        self.phase = Phase.DEPLOYING
+        self._turn(Turn.DEPLOYED)
 
     def _reset_sources(self) -> None:
         state = self._state_to_restore()
-        self._sources.reset(state.sources, state.finished)
+        self.sources.reset(state.sources, state.finished)
 
     def _state_to_restore(self) -> Dealt:
         dealt = self._restoring.dealt(self.checkpoints.newest, self.plan.graph)
@@ -405,15 +392,15 @@ class Coordinator:
 
     def _cannot_restore(self, failed: Failed) -> None:
         if self.phase is Phase.GATHERING:
-            self._fail_attempt(failure_of(failed.error, "the checkpoint to go on from"))
+            self._effects.facts.attempt_failed(failure_of(failed.error, "the checkpoint to go on from"))
 
     def _try_start(self) -> bool:
         assert self.attempt is not None
         if not self.attempts.answered:
             return False
-        self._sources.deployed(self.attempt)
+        self.sources.deployed(self.attempt)
         self.attempts.start()
-        self.phase = Phase.STARTING
+        self._turn(Turn.ANSWERED)
         if self.requests.draining:
             self._stop_sources()
         return True
@@ -422,26 +409,24 @@ class Coordinator:
         assert self.attempt is not None
         if not self.attempt.all_started:
             return False
-        self.phase = Phase.RUNNING
-        self.slots.job_has_run = True
-        self.restarts.running()
-        self.checkpoints.running()
-        self.rescaling.running()
+        self._turn(Turn.RUNS)
+        self._effects.facts.attempt_runs()
         return True
 
     def _run_on(self) -> bool:
         assert self.attempt is not None
-        self.savepoints.step(self.checkpoints.storage, self._committing.oldest_holder)
-        self.checkpoints.retain(self._committing.oldest_holder, self.savepoints.oldest_needed)
+        uncommitted = self.committing.oldest_holder
+        self.savepoints.step(self.checkpoints.storage, uncommitted)
+        self.checkpoints.retain(uncommitted, self.savepoints.oldest_needed)
         stop = self.requests.stop
         if stop is not None and stop.is_stored:
-            if self._committing.idle and self.savepoints.idle:
+            if self.committing.idle and self.savepoints.idle:
                 self._end("stopped", None, "the job has stopped")
                 return True
             return False
         if self.attempt.all_finished:
-            self._committing.commit_held()
-            if self._committing.idle and self.checkpoints.settled and self.savepoints.idle:
+            self.committing.commit_held()
+            if self.committing.idle and self.checkpoints.settled and self.savepoints.idle:
                 self._end("finished", None, "the job has finished")
                 return True
             return False
@@ -451,51 +436,11 @@ class Coordinator:
             return True
         if self.rescaling.stage is Stage.STORED:
             self.rescaling.switching()
-            self._sources.pause()
+            self.sources.pause()
             self._cancel_attempt("the job is being rescaled, or moves to other slots")
             return True
-        trigger_when_due(self, self._sources, self._program)
+        trigger_when_due(self, self.sources, self._program)
         return False
-
-    # ---- checkpoints ----
-
-    def _checkpoint_completed(self, completed: Completed) -> None:
-        pending, checkpoint_id = completed.pending, completed.metadata.checkpoint_id
-        path = self.checkpoints.path_of(checkpoint_id)
-        if not pending.attempt_is_over:
-            attempt = pending.attempt
-            self.attempts.tell(m.CheckpointCompleted(attempt.number, checkpoint_id))
-            if pending.is_stop:
-                self.requests.stop_is_stored(path)
-            if attempt.number > 0 and not attempt.has_checkpoint:
-                self._cleaning.drop_attempts_before(attempt.number, self.checkpoints.referenced_files())
-            attempt.checkpoint_completed(ref for ref, ack in pending.acks.items() if ack.finished)
-            if pending.is_rescale:
-                self.rescaling.stored(completed.metadata, path)
-        self.savepoints.completed(completed.metadata, pending.attempt)
-        self.restarts.progressed()
-        self._committing.add(checkpoint_id, completed.committables)
-        self._sources.completed(completed.metadata)
-        for client in pending.clients:
-            self._effects.reply(client, m.Reply(checkpoint=path))
-
-    def _checkpoint_aborted(self, aborted: Aborted) -> None:
-        pending = aborted.pending
-        reason = f"checkpoint {pending.checkpoint_id} failed: {aborted.reason}"
-        self.savepoints.aborted(pending.checkpoint_id, reason, retry=aborted.retry)
-        if aborted.retry:
-            self.requests.put_back(pending.clients)
-            return
-        self.requests.refuse(pending.clients, reason)
-        if pending.is_stop and not pending.attempt_is_over:
-            self.requests.stop_failed(f"{reason}; the job runs on")
-        if pending.is_rescale and not pending.attempt_is_over:
-            self.rescaling.checkpoint_failed(reason)
-
-    def _fenced(self, error: StorageError) -> None:
-        self._cleaning.stop()
-        self._committing.abandon()
-        self._end("failed", error, str(error))
 
     # ---- questions ----
 
@@ -512,38 +457,37 @@ class Coordinator:
             case m.DoSavepoint() | m.DoStop(savepoint=str()):
                 self.savepoints.asked(client, request)
             case m.DoCheckpoint() | m.DoStop():
-                if self.requests.asked(client, request, has_storage=self.plan.config.checkpoint_dir is not None):
-                    self._stop_sources()
-                self._stop_asked()
+                self.requests.asked(client, request, has_storage=self.plan.config.checkpoint_dir is not None)
             case _:
                 assert_never(request)
 
-    def _stop_asked(self) -> None:
-        if self.requests.stop is not None and self.rescaling.stage is not Stage.SWITCHING:
-            self.rescaling.give_up("it is asked to stop")
+    def stop_asked(self, drain: bool) -> None:
+        if drain:
+            self._stop_sources()
 
     def _stop_sources(self) -> None:
         """Drain. Before the tasks run there is nobody to tell; they are told when they start."""
-        self._sources.stop()
+        self.sources.stop()
         if self.phase in (Phase.STARTING, Phase.RUNNING):
             assert self.attempt is not None
             self.attempts.tell(m.StopSources(self.attempt.number))
 
     # ---- failures ----
 
-    def _fail_to_start(self, failure: Failure) -> None:
+    def fenced(self, error: StorageError) -> None:
+        self._end("failed", error, str(error))
+
+    def start_failed(self, failure: Failure) -> None:
         """A job that has never run is not started again: what it was given does not work."""
-        if not self.slots.job_has_run:
-            failure = replace(failure, fatal=True)
-        self._fail_attempt(failure)
+        self.fail_attempt(replace(failure, fatal=failure.fatal or not self.slots.job_has_run))
 
     def _task_failed(self, failure: Failure, symptom: bool) -> None:
         if not symptom:
-            self._fail_attempt(failure)
+            self._effects.facts.attempt_failed(failure)
         elif self.phase in (Phase.STARTING, Phase.RUNNING):  # else it comes after its cause
             self.attempts.has_symptom(failure)
 
-    def _fail_attempt(self, failure: Failure) -> None:
+    def fail_attempt(self, failure: Failure) -> None:
         """Note it, and end the attempt; only the first failure of an attempt counts as a restart."""
         number = self.attempt.number if self.attempt else 0
         self.failures.appendleft(failure.status(self._effects.now_ms, number))
@@ -551,12 +495,12 @@ class Coordinator:
             return
         before = self.rescaling.give_up(failure.summary)
         if before is not None:
-            self._sources.pause()
+            self.sources.pause()
             self._go_on_with(before)
         if self.phase in (Phase.CANCELLING, Phase.OPENING) and (before is not None or not failure.fatal):
             return
         # a job without checkpoints that has committed in part must not begin again
-        final = failure.fatal or (self._committing.stalled and self.checkpoints.storage is None)
+        final = failure.fatal or (self.committing.stalled and self.checkpoints.storage is None)
         if before is not None:  # not the job has failed, but what was to become of it
             self.restarts.delay(0.0)
             follows = "The job goes on as it was before it was to be rescaled."
@@ -567,7 +511,7 @@ class Coordinator:
             start = self.checkpoints.newest_path or "the beginning"
             follows = f"Restart {self.restarts.total} in {after_s:g} s, from {start}."
         self._effects.tell(self.restarts.told(failure, follows))
-        self._sources.pause()
+        self.sources.pause()
         if self.phase is Phase.GATHERING:
             self.slots.gather()
             return
@@ -578,24 +522,18 @@ class Coordinator:
         self.plan = plan
         self.slots.resize(plan.graph.slots)
         self.checkpoints.rescale(plan)
-        self._sources.rescale(plan.graph)
+        self.sources.rescale(plan.graph)
 
     def _cancel_attempt(self, why: str) -> None:
-        stop, pending = self.requests.stop, self.checkpoints.pending
-        if stop is not None and not stop.drain and (stop.is_stored or (pending and pending.is_stop)):
-            self.requests.stop_failed(f"{why}; it goes on and does not stop")
-        self.checkpoints.attempt_over(why)
-        self._committing.abort_held()
-        self.checkpoints.look_at_the_epochs()
-        self.attempts.cancel(self.plan.config.heartbeat_timeout_s)
-        self.phase = Phase.CANCELLING
-        self.slots.gather()
+        pending = self.checkpoints.pending
+        self._effects.facts.attempt_over(why, pending is not None and pending.is_stop)
+        self._turn(Turn.ATTEMPT_OVER)
 
     def _try_gather(self) -> bool:
-        if not self.attempts.answered or self._committing.on_slots:  # a slot that a rescale lets go may be at it
+        if not self.attempts.answered or self.committing.on_slots:  # a slot that a rescale lets go may be at it
             return False
         self.attempts.cancelled()
-        self.phase = Phase.GATHERING
+        self._turn(Turn.CANCELLED)
         if self.rescaling.stage is Stage.SWITCHING:
             self._go_on_with(self.rescaling.plan)
             self.slots.gather()
@@ -608,17 +546,11 @@ class Coordinator:
         if self.phase in (Phase.ENDING, Phase.ENDED):
             return
         assert (error is None) == (state != "failed"), (state, error)
-        self.phase = Phase.ENDING
+        self._turn(Turn.ENDS)
         self.outcome = state, error
         self._why = why
         self._effects.cancel_all_timers()
-        self.savepoints.job_ended(why, stopped=state == "stopped")
-        self.checkpoints.attempt_over(why)
-        self.rescaling.job_ended(why)
-        self._sources.pause()
-        self._sources.stop()
-        self._committing.give_up()
-        self.slots.release(why)
+        self._effects.facts.job_ends(why, state == "stopped")
         self._effects.set_timer(TimerKind.END, END_TIMEOUT_S, self._conclude)
 
     def _try_conclude(self) -> bool:
@@ -628,17 +560,17 @@ class Coordinator:
             self._conclude()
             return True
         self._closing = True
-        self._committing.abort_held()
-        self._committing.abort(self.checkpoints.take_unsettled())
-        self._committing.close()
-        self._cleaning.run()
-        self._sources.close()
+        self.committing.abort_held()
+        self.committing.abort(self.checkpoints.take_unsettled())
+        self.committing.close()
+        self.cleaning.run()
+        self.sources.close()
         return True
 
     def _conclude(self) -> None:
         assert self.outcome is not None
         state, error = self.outcome
-        self.phase = Phase.ENDED
+        self._turn(Turn.CONCLUDED)
         self._effects.cancel_all_timers()
         stop = self.requests.stop
         path = stop.checkpoint if stop is not None and state == "stopped" else None

@@ -1,8 +1,11 @@
-"""How far a job is."""
+"""How far a job is, and what takes it further."""
 
 from __future__ import annotations
 
 from enum import Enum, auto
+from typing import Final
+
+from midstream.core.transitions import Row, Table
 
 
 class Phase(Enum):
@@ -18,3 +21,47 @@ class Phase(Enum):
     ENDING = auto()
     """Slots are let go; I/O comes to its end."""
     ENDED = auto()
+
+
+class Turn(Enum):
+    """What leads to another phase."""
+
+    STARTED = auto()
+    OPENED = auto()
+    """The checkpoint directory, if the job has one."""
+    DEPLOYED = auto()
+    """Nothing is waited for any more, and slots are told what to build."""
+    ANSWERED = auto()
+    """All slots have built it."""
+    RUNS = auto()
+    """All tasks do."""
+    ATTEMPT_OVER = auto()
+    """A failure, a rescale, a move."""
+    CANCELLED = auto()
+    """By all slots, or they were given up."""
+    ENDS = auto()
+    """It has finished, stopped, or failed for good."""
+    CONCLUDED = auto()
+
+
+PHASE_TABLE: Final[Table[Phase, Turn]] = Table(
+    "coordinator",
+    (
+        Row(Phase.CREATED, Turn.STARTED, (Phase.OPENING,), "the checkpoint directory is opened, if there is one"),
+        Row(Phase.OPENING, Turn.OPENED, (Phase.GATHERING,), "sources are reset, slots asked for"),
+        Row(Phase.GATHERING, Turn.DEPLOYED, (Phase.DEPLOYING,), "each slot is told what to build"),
+        Row(Phase.DEPLOYING, Turn.ANSWERED, (Phase.STARTING,), "splits are handed out, tasks started"),
+        Row(Phase.STARTING, Turn.RUNS, (Phase.RUNNING,), "checkpoints begin"),
+        *(
+            Row(phase, Turn.ATTEMPT_OVER, (Phase.CANCELLING,), "slots are told to cancel their tasks")
+            for phase in (Phase.DEPLOYING, Phase.STARTING, Phase.RUNNING)
+        ),
+        Row(Phase.CANCELLING, Turn.CANCELLED, (Phase.GATHERING,), "slots that are missing are asked for"),
+        *(
+            Row(phase, Turn.ENDS, (Phase.ENDING,), "slots are released, sources and committers closed")
+            for phase in Phase
+            if phase not in (Phase.ENDING, Phase.ENDED)
+        ),
+        Row(Phase.ENDING, Turn.CONCLUDED, (Phase.ENDED,), "whoever still waits is answered"),
+    ),
+)

@@ -14,31 +14,7 @@ from collections import deque
 from functools import partial
 from typing import Final, Protocol
 
-from midstream.coordinator.events import (
-    CancelRequested,
-    CancelTimer,
-    ClientAsked,
-    CloseSlot,
-    CoordinatorEvent,
-    Instruction,
-    IoDone,
-    JobEnded,
-    ReplyTo,
-    RequestSlot,
-    RunIo,
-    Send,
-    SetTimer,
-    SlotConnected,
-    SlotLeaving,
-    SlotLost,
-    SlotMessage,
-    SlotRequestFailed,
-    SlotsGone,
-    Started,
-    Tell,
-    TimePassed,
-    TimerFired,
-)
+from midstream.coordinator import events as ev
 from midstream.core.errors import ClusterError, InvariantError, assert_never
 from midstream.core.seams import Clock, Done, Executor, Failed, Timer
 from midstream.protocol.job_status import JobStatus
@@ -56,7 +32,7 @@ _ENDED_HOW: Final = {"finished": "finished", "stopped": "was stopped", "failed":
 class CoordinatorMachine(Protocol):
     """`midstream.coordinator.Coordinator`, or a probe in tests."""
 
-    def handle(self, event: CoordinatorEvent, now_ms: int) -> list[Instruction]: ...
+    def handle(self, event: ev.CoordinatorEvent, now_ms: int) -> list[ev.Instruction]: ...
 
     def status(self, now_ms: int) -> JobStatus: ...
 
@@ -113,7 +89,7 @@ class Host(Protocol):
         """People are to hear of it now."""
         ...
 
-    def ended_with(self, outcome: JobEnded) -> None:
+    def ended_with(self, outcome: ev.JobEnded) -> None:
         """All is over, and everybody who had asked is answered. Called once."""
         ...
 
@@ -123,11 +99,11 @@ class Shell:
 
     def __init__(self, coordinator: CoordinatorMachine, loop: Loop, lines: Lines, host: Host) -> None:
         self.coordinator = coordinator
-        self.outcome: JobEnded | None = None
+        self.outcome: ev.JobEnded | None = None
         self._loop = loop
         self._lines = lines
         self._host = host
-        self._events: deque[CoordinatorEvent] = deque()
+        self._events: deque[ev.CoordinatorEvent] = deque()
         self._stepping = False
         self._timers: dict[str, Timer] = {}
         self._requests: dict[str, int | None] = {}
@@ -140,12 +116,12 @@ class Shell:
         """Clients that wait for an answer, in the order in which they have asked."""
 
     def start(self) -> None:
-        self.feed(Started())
+        self.feed(ev.Started())
         self._tell_time(self._loop.monotonic_s())
 
     def cancel(self, reason: str) -> None:
         """End the job now."""
-        self.feed(CancelRequested(reason))
+        self.feed(ev.CancelRequested(reason))
 
     @property
     def slots(self) -> int:
@@ -154,7 +130,7 @@ class Shell:
 
     # ---- events and instructions
 
-    def feed(self, event: CoordinatorEvent) -> None:
+    def feed(self, event: ev.CoordinatorEvent) -> None:
         """One event after the other: what an instruction brings about at once waits for its turn."""
         if self.outcome is not None:
             return
@@ -168,7 +144,7 @@ class Shell:
         finally:
             self._stepping = False
 
-    def _step(self, event: CoordinatorEvent) -> None:
+    def _step(self, event: ev.CoordinatorEvent) -> None:
         for instruction in self.coordinator.handle(event, self._loop.now_ms()):
             self._execute(instruction)
 
@@ -177,42 +153,42 @@ class Shell:
         if self.outcome is not None:
             return
         now_s = self._loop.monotonic_s()
-        self.feed(TimePassed(min(now_s - since_s, 2 * TELL_TIME_S)))
+        self.feed(ev.TimePassed(min(now_s - since_s, 2 * TELL_TIME_S)))
         self._loop.call_later(TELL_TIME_S, partial(self._tell_time, now_s))
 
-    def _execute(self, instruction: Instruction) -> None:
+    def _execute(self, instruction: ev.Instruction) -> None:
         match instruction:
-            case Send(slot, message):
+            case ev.Send(slot, message):
                 self._lines.send(slot, message)
-            case RequestSlot(request):
+            case ev.RequestSlot(request):
                 self._request_slot(request)
-            case CloseSlot(slot, _):
+            case ev.CloseSlot(slot, _):
                 self._lines.release(slot)
                 self._loop.call_later(RELEASE_WAIT_S, partial(self._abandon, slot))
-            case SetTimer(token, delay_s):
+            case ev.SetTimer(token, delay_s):
                 assert token not in self._timers, token
                 self._timers[token] = self._loop.call_later(delay_s, partial(self._timer_fired, token))
-            case CancelTimer(token):
+            case ev.CancelTimer(token):
                 timer = self._timers.pop(token, None)
                 if timer is not None:
                     timer.cancel()
-            case RunIo(token, work):
+            case ev.RunIo(token, work):
                 self._loop.submit(work, partial(self._io_done, token))
-            case ReplyTo(client, reply):
+            case ev.ReplyTo(client, reply):
                 self._answer(client, reply)
-            case Tell(text):
+            case ev.Tell(text):
                 self._host.tell(text)
-            case JobEnded():
+            case ev.JobEnded():
                 self.conclude(instruction)
             case _:
                 assert_never(instruction)
 
     def _timer_fired(self, token: str) -> None:
         del self._timers[token]
-        self.feed(TimerFired(token))
+        self.feed(ev.TimerFired(token))
 
     def _io_done(self, token: str, outcome: Done[object] | Failed) -> None:
-        self.feed(IoDone(token, outcome))
+        self.feed(ev.IoDone(token, outcome))
 
     # ---- slots
 
@@ -222,22 +198,22 @@ class Shell:
         try:
             self._host.request_slot(request)
         except ClusterError as error:
-            self.feed(SlotsGone(str(error)))
+            self.feed(ev.SlotsGone(str(error)))
 
     def slot_failed(self, request: str, reason: str, crash: str = "", last_lines: str = "") -> None:
         """The process of this request is no more, or never was. The arguments are those of `SlotLost`."""
         if self._host.slots_gone:
-            self.feed(SlotsGone(self._host.slots_gone))
+            self.feed(ev.SlotsGone(self._host.slots_gone))
         if request not in self._requests:
             return
         slot = self._requests.pop(request)
         if slot is not None:
             del self._answered[slot]
         if slot is None:
-            self.feed(SlotRequestFailed(request, reason))
+            self.feed(ev.SlotRequestFailed(request, reason))
         elif self._lines.drop(slot) or self._lost.pop(slot, None) is not None:
             said = "\n".join(filter(None, (self._host.last_lines(slot), last_lines)))
-            self.feed(SlotLost(slot, reason, crash, said))
+            self.feed(ev.SlotLost(slot, reason, crash, said))
 
     def slot_leaving(self, request: str, reason: str) -> None:
         """What runs for this request has to leave what it runs on."""
@@ -245,11 +221,11 @@ class Shell:
             return
         slot = self._requests[request]
         if slot is not None:
-            self.feed(SlotLeaving(slot, reason))
+            self.feed(ev.SlotLeaving(slot, reason))
         else:  # it has not come yet, and is not worth the trouble
             del self._requests[request]
             self._host.abandon(request)
-            self.feed(SlotRequestFailed(request, reason))
+            self.feed(ev.SlotRequestFailed(request, reason))
 
     def unwanted(self, register: Register) -> str:
         """Why this slot is not wanted, "" if it is: a request is good for one slot, and Spark may run a task again."""
@@ -264,11 +240,11 @@ class Shell:
         assert self._requests[register.request] is None, register
         self._requests[register.request] = slot
         self._answered[slot] = register.request
-        self.feed(SlotConnected(slot, register))
+        self.feed(ev.SlotConnected(slot, register))
 
     def slot_said(self, slot: int, message: FromSlot) -> None:
         """Never a `Register`."""
-        self.feed(SlotMessage(slot, message))
+        self.feed(ev.SlotMessage(slot, message))
 
     def slot_lost(self, slot: int, reason: str) -> None:
         """Its connection is gone. How its process has ended, if it has, says more."""
@@ -279,7 +255,7 @@ class Shell:
         reason = self._lost.pop(slot, None)
         if reason is not None:
             self._abandon(slot)
-            self.feed(SlotLost(slot, reason, last_lines=self._host.last_lines(slot)))
+            self.feed(ev.SlotLost(slot, reason, last_lines=self._host.last_lines(slot)))
 
     def _abandon(self, slot: int) -> None:
         """The slot is lost or does not end although released: its process may live on and hold a core."""
@@ -298,7 +274,7 @@ class Shell:
         if self.outcome is not None:
             self._answer(client, self.last_reply)
         else:
-            self.feed(ClientAsked(client, request))
+            self.feed(ev.ClientAsked(client, request))
 
     def _answer(self, client: int, reply: Reply) -> None:
         if client not in self._unanswered:
@@ -314,7 +290,7 @@ class Shell:
 
     # ---- the end
 
-    def conclude(self, outcome: JobEnded) -> None:
+    def conclude(self, outcome: ev.JobEnded) -> None:
         """The end, by the coordinator's word or because it or its host is broken. The first one counts."""
         if self.outcome is not None:
             return

@@ -17,9 +17,9 @@ import pyarrow as pa
 
 from midstream.checkpoint.assign import assign_state
 from midstream.checkpoint.metadata import CheckpointMetadata, layout_of
-from midstream.coordinator.attempt import tasks_of
-from midstream.coordinator.completing import operator_states
+from midstream.coordinator.checkpointing.completing import operator_states
 from midstream.coordinator.events import JobPlan
+from midstream.coordinator.placement.attempt import tasks_of
 from midstream.core.config import JobConfig
 from midstream.core.errors import InvariantError, JobError, MidstreamError
 from midstream.core.ids import TaskId

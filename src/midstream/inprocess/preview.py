@@ -1,6 +1,6 @@
 """The first rows of a job's streams, from its own sources, in process and within about a second.
 
-Splits are found and handed out as in a job (`coordinator.sources`). Time does not pass by itself: what waits for the
+Splits are found and handed out as in a job (`coordinator.placement.sources`). Time does not pass by itself: what waits for the
 wall clock, as a source with a rate does, waits for no more than TIME_S of it, which pass at once.
 """
 
@@ -16,11 +16,12 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 
-from midstream.coordinator.attempt import Attempt
 from midstream.coordinator.effects import Effects
 from midstream.coordinator.events import CancelTimer, RunIo, Send, SetTimer
+from midstream.coordinator.facts import Fact
 from midstream.coordinator.failures import Failure
-from midstream.coordinator.sources import Sources
+from midstream.coordinator.placement.attempt import Attempt
+from midstream.coordinator.placement.sources import Sources
 from midstream.core.batches import is_held_by_polars, to_polars
 from midstream.core.config import JobConfig, is_whole
 from midstream.core.errors import ConfigError, InvariantError, JobError
@@ -211,16 +212,18 @@ class _PacedReader(SplitReader):
 
 
 class _OwnSources:
-    """`coordinator.sources` with the loop of the engine."""
+    """`coordinator.placement.sources` with the loop of the engine."""
 
     def __init__(self, engine: Engine) -> None:
         self.failure: Failure | None = None
         self._error: BaseException | None = None
         self._engine = engine
         self._effects = Effects()
+        self._effects.facts.start_failed = Fact((self._fail, "nothing is tried again"))
+        self._effects.facts.warned = Fact()
         self._timers: dict[str, Timer] = {}
         graph: JobGraph = unpickled_apart(engine.graph_bytes)
-        self._sources = Sources(self._effects, graph, self._fail, lambda warning: None)
+        self._sources = Sources(self._effects, graph)
         self._sources.storage = engine.storage
         for vertex in graph.vertices:
             if vertex.source is not None:

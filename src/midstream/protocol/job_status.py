@@ -59,7 +59,7 @@ class SubtaskStatus(msgspec.Struct, frozen=True):
 
 
 class HeldBackStatus(msgspec.Struct, frozen=True):
-    """The subtask, or split of a source, that event time waits for, see `coordinator.event_time`."""
+    """The subtask, or split of a source, that event time waits for, see `coordinator.requests.event_time`."""
 
     vertex: int
     """The task in which event time begins that has come the least far."""

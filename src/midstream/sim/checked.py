@@ -7,7 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from midstream.checkpoint.metadata import CheckpointMetadata
-from midstream.coordinator.checkpoints import Checkpoints
+from midstream.coordinator.checkpointing.checkpoints import Checkpoints
 from midstream.coordinator.effects import IoKind, TimerKind, io_kind, timer_kind
 from midstream.coordinator.events import (
     ClientAsked,
@@ -20,7 +20,7 @@ from midstream.coordinator.events import (
     SetTimer,
 )
 from midstream.coordinator.phase import Phase
-from midstream.coordinator.rescaling import Rescaling
+from midstream.coordinator.placement.rescaling import Rescaling
 from midstream.coordinator.shell import CoordinatorMachine, Host, Lines, Loop, Shell
 from midstream.core.errors import MidstreamError
 from midstream.core.seams import Done, Failed

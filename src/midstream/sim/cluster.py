@@ -20,8 +20,8 @@ import msgspec
 from midstream.checkpoint.metadata import CheckpointMetadata
 from midstream.checkpoint.store import FencedError, UnknownOutcomeError
 from midstream.coordinator.events import JobEnded, JobPlan
-from midstream.coordinator.rescaling import Stage
-from midstream.coordinator.slots import PYTHON
+from midstream.coordinator.placement.rescaling import Stage
+from midstream.coordinator.placement.slots import PYTHON
 from midstream.core.errors import ClusterError
 from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Signal, Storage

@@ -8,15 +8,15 @@ from typing import Any, Final
 
 import msgspec
 
-from midstream.coordinator import checkpoints, committing, completing
-from midstream.coordinator.checkpoints import Checkpoints
-from midstream.coordinator.committing import Committing
+from midstream.coordinator.checkpointing import checkpoints, committers, completing
+from midstream.coordinator.checkpointing.checkpoints import Checkpoints
+from midstream.coordinator.checkpointing.committing import Committing
 from midstream.coordinator.machine import Coordinator
 from midstream.core.seams import Done
 from midstream.operators.base import Snapshot, SnapshotResult
 from midstream.operators.sinks import SinkOperator
 from midstream.sim import regions
-from midstream.sim.mutation import Mutation, Replacements
+from midstream.sim.mutation import Mutation, Replacements, owner_of
 from midstream.sim.scenario import HANGS, Fault, Scenario, draw
 from midstream.worker.snapshots import TaskSnapshots
 
@@ -38,8 +38,8 @@ def failed_is_aborted_at_once() -> Replacements:
     """What was prepared for a checkpoint that fails is thrown away, though it is reported again with the next one."""
 
     def abort(self: Any, pending: Any, *arguments: Any, **more: Any) -> None:
-        owner = self._listener.completed.__self__
-        owner._committing.abort(completing.committables_of(pending.acks, self._names, self._newest_id))
+        owner = owner_of(self)
+        owner.committing.abort(completing.committables_of(pending.acks, self._names, self._newest_id))
         original(self, pending, *arguments, **more)
 
     original = Checkpoints._abort
@@ -133,8 +133,8 @@ def ended_before_committed() -> Replacements:
     def run_on(self: Any) -> bool:
         stop = self.requests.stop
         if self.attempt.all_finished or (stop is not None and stop.is_stored):
-            while len(self._committing._commits) > 1:
-                self._committing._commits.pop()
+            while len(self.committing._commits) > 1:
+                self.committing._commits.pop()
         return original(self)
 
     original = Coordinator._run_on
@@ -207,7 +207,7 @@ def settled_stays_unsettled() -> Replacements:
 
 def zombie_driver_commits() -> Replacements:
     """A driver that was thought dead goes on committing, though another one has taken over."""
-    return [(committing, "check_epoch", lambda storage, epoch: None)]
+    return [(committers, "check_epoch", lambda storage, epoch: None)]
 
 
 # ---- where they are looked for

@@ -11,18 +11,21 @@ from unittest.mock import patch
 import msgspec
 
 from midstream.checkpoint import assign, store
-from midstream.coordinator import checkpoints, completing, machine, sources, triggering
-from midstream.coordinator.checkpoints import Checkpoints
+from midstream.coordinator import machine
+from midstream.coordinator.checkpointing import checkpoints, committing, completing, triggering
+from midstream.coordinator.checkpointing.checkpoints import Checkpoints
+from midstream.coordinator.checkpointing.pending import Progress
 from midstream.coordinator.failures import Restarts
-from midstream.coordinator.requests import Requests
-from midstream.coordinator.rescaling import Rescaling, Stage
-from midstream.coordinator.slots import Slots
+from midstream.coordinator.placement import sources
+from midstream.coordinator.placement.rescaling import Rescaling, Stage
+from midstream.coordinator.placement.slots import Slots
+from midstream.coordinator.requests.requests import Requests
 from midstream.core.elements import MAX_WATERMARK_US, EndOfData
 from midstream.core.ids import TaskId
 from midstream.operators import watermarks
 from midstream.operators.process_operator import ProcessOperator
 from midstream.sim import regions
-from midstream.sim.mutation import Mutation, Replacements, nothing
+from midstream.sim.mutation import Mutation, Replacements, nothing, owner_of
 from midstream.state.parts import Redistribute
 from midstream.worker import slot, source
 from midstream.worker.chain import Chain
@@ -36,7 +39,7 @@ def late_metadata_is_failed() -> Replacements:
     """A checkpoint whose metadata was not written in time is taken for one that will never be."""
 
     def expired(self: Any, checkpoint_id: int, timeout_s: float) -> None:
-        self.pending.timer, self.pending.publishing = None, False
+        self.pending.timer = None
         self._abort(self.pending, "not complete within its time", counts=True, retry=False)
 
     return [(Checkpoints, "_expired", expired)]
@@ -48,7 +51,7 @@ def late_metadata_completes() -> Replacements:
 
     def published(self: Any, pending: Any, metadata: Any, own: Any, outcome: Any) -> None:
         if self.pending is None:
-            self.pending, pending.publishing = pending, True
+            self.pending, self.progress = pending, Progress.PUBLISHING
         original(self, pending, metadata, own, outcome)
 
     return [(Checkpoints, "_published", published)]
@@ -59,7 +62,7 @@ def late_metadata_completes() -> Replacements:
 
 def checkpoints_do_not_count() -> Replacements:
     """The same failure ends the job though checkpoints completed in between."""
-    return [(Restarts, "progressed", lambda self: None)]
+    return [(Restarts, "progressed", nothing)]
 
 
 # ---- rescaling while the job runs
@@ -71,8 +74,8 @@ def rescale_keeps_splits() -> Replacements:
 
     def go_on_with(self: Any, plan: Any) -> None:
         original(self, plan)
-        if self._sources.storage is not None and self._sources._is_open:
-            self._sources.are_reset = True
+        if self.sources.storage is not None and self.sources._is_open:
+            self.sources.are_reset = True
 
     return [(machine.Coordinator, "_go_on_with", go_on_with)]
 
@@ -120,12 +123,14 @@ def rescale_before_stored() -> Replacements:
 
     def publish(self: Any, pending: Any) -> None:
         original(self, pending)
-        owner = self._listener.completed.__self__
-        if pending.is_rescale and pending.publishing and owner.rescaling.stage is Stage.STORING:
-            rescale = owner.rescaling._current
-            rescale.checkpoint, rescale.stage = self.path_of(pending.checkpoint_id), Stage.STORED
+        owner = owner_of(self)
+        if pending.is_rescale and not self.settled and owner.rescaling.stage is Stage.STORING:
+            owner.rescaling._current.checkpoint, owner.rescaling.stage = (
+                self.path_of(pending.checkpoint_id),
+                Stage.STORED,
+            )
             self._effects.cancel_timer(pending.timer)
-            self.pending = None
+            self.pending, self.progress = None, Progress.NONE
 
     def published(self: Any, pending: Any, *rest: Any) -> None:
         if self.pending is pending:
@@ -301,7 +306,7 @@ def metadata_before_acks() -> Replacements:
     def acknowledge(self: Any, slot: int, ack: Any, attempt: Any) -> None:
         original(self, slot, ack, attempt)
         pending = self.pending
-        if pending is not None and not pending.publishing and len(pending.missing) == 1 and len(pending.acks) > 1:
+        if pending is not None and self.settled and len(pending.missing) == 1 and len(pending.acks) > 1:
             ref = next(iter(pending.missing))
             pending.acks[ref] = msgspec.structs.replace(ack, task=ref, operators=(), files=(), finished=False)
             self._publish(pending)
@@ -314,9 +319,9 @@ def commit_before_completion() -> Replacements:
 
     def publish(self: Any, pending: Any) -> None:
         own = completing.committables_of(pending.acks, self._names, self._newest_id)
-        owner = self._listener.completed.__self__
-        owner._committing._commits.extend(type("C", (), {"what": w, "holder": pending.checkpoint_id})() for w in own)
-        owner._committing._next()
+        owner = owner_of(self)
+        owner.committing._commits.extend(committing._Commit(what, pending.checkpoint_id) for what in own)
+        owner.committing._next()
         original(self, pending)
 
     return [(checkpoints.Checkpoints, "_publish", publish)]
@@ -326,10 +331,10 @@ def forget_committables_on_restore() -> Replacements:
     original = machine.Coordinator._opened
 
     def opened(self: Any, outcome: Any) -> None:
-        add = self._committing.add
-        self._committing.add = lambda holder, what: add(holder, ())
+        add = self.committing.add
+        self.committing.add = lambda holder, what: add(holder, ())
         original(self, outcome)
-        self._committing.add = add
+        self.committing.add = add
 
     return [(machine.Coordinator, "_opened", opened)]
 

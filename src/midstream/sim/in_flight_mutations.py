@@ -9,7 +9,7 @@ from unittest.mock import patch
 import msgspec
 
 from midstream.checkpoint import assign_channels, references, state_files
-from midstream.coordinator import checkpoints, completing
+from midstream.coordinator.checkpointing import checkpoints, completing
 from midstream.core.elements import CheckpointBarrier
 from midstream.exchange.gate import InputGate
 from midstream.exchange.lease import LeasedBatch, release

@@ -19,14 +19,17 @@ from typing import Any, Final, TypeAlias, get_args
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from midstream.checkpoint import barriers
-from midstream.coordinator import checkpoints, machine, rescaling, savepoints
 from midstream.coordinator import events as ev
-from midstream.coordinator.attempt import Attempt, TaskPhase
-from midstream.coordinator.checkpoints import Checkpoints, Progress
+from midstream.coordinator import facts, machine
+from midstream.coordinator.checkpointing import checkpoints
+from midstream.coordinator.checkpointing.checkpoints import Checkpoints
 from midstream.coordinator.effects import IoKind, TimerKind, io_kind, timer_kind
 from midstream.coordinator.machine import Coordinator
-from midstream.coordinator.rescaling import Rescaling
-from midstream.coordinator.savepoints import Savepoints
+from midstream.coordinator.placement import rescaling
+from midstream.coordinator.placement.attempt import Attempt, Said
+from midstream.coordinator.placement.rescaling import Rescaling
+from midstream.coordinator.requests import savepoints
+from midstream.coordinator.requests.savepoints import Savepoints
 from midstream.coordinator.shell import Shell
 from midstream.core import elements
 from midstream.core.seams import Failed
@@ -141,6 +144,16 @@ def callbacks(module: ModuleType, owner: type) -> tuple[str, ...]:
         if isinstance(argument, ast.Attribute) and ast.unparse(argument.value) == "self"
     }
     return tuple(name for name, value in vars(owner).items() if name in handed_out and inspect.isfunction(value))
+
+
+def hearers(owner: type, part: str) -> tuple[str, ...]:
+    """Methods of `owner`, a part of the coordinator, that hear of facts, in its order."""
+    hears = {
+        node.attr
+        for node in ast.walk(ast.parse(inspect.getsource(facts)))
+        if isinstance(node, ast.Attribute) and ast.unparse(node.value) == part
+    }
+    return tuple(name for name, value in vars(owner).items() if name in hears and inspect.isfunction(value))
 
 
 def _outcome(name: str, outcome: object) -> str:
@@ -268,20 +281,22 @@ def watch_coordinator() -> Sequence[Watched]:
 
 
 def watch_attempt_tasks() -> Sequence[Watched]:
-    def of_call(attempt: Any, task: Any, phase: Any) -> tuple[str, str]:
-        return attempt.phases[task].name, phase.name
+    def of_call(attempt: Any, task: Any, said: Any) -> tuple[str, str]:
+        return attempt.phases[task].name, said.__name__
 
-    return [Watched(Attempt, "advance", of_call, tuple(n for n in names_of(TaskPhase) if n != "DEPLOYING"))]
+    return [Watched(Attempt, "advance", of_call, classes_of(Said))]
 
 
 _CHECKPOINT_READS: Final = frozenset(
-    ("open", "is_due", "path_of", "in_progress", "unanswered", "take_unsettled", "referenced_files", "retain", "check")
+    ("open", "path_of", "in_progress", "unanswered", "take_unsettled", "referenced_files", "retain", "check")
+    + ("drop_older_attempts",)
 )
 """They change nothing of the checkpoint in progress."""
 CHECKPOINT_METHODS: Final = tuple(
     name
     for name in (
         *methods_called(machine, Checkpoints, ("self.checkpoints",)),
+        *hearers(Checkpoints, "job.checkpoints"),
         *callbacks(checkpoints, Checkpoints),
     )
     if name not in _CHECKPOINT_READS
@@ -293,8 +308,7 @@ def watch_checkpoints() -> Sequence[Watched]:
     """All that the coordinator calls, and all that comes back; of messages and outcomes also which."""
 
     def state(of: Any) -> str:
-        progress: Progress = of.progress
-        return progress.name
+        return str(of.progress.name)
 
     def of_message(what: str, at: int) -> Callable[..., tuple[str, str]]:
         def of_call(of: Any, *arguments: Any) -> tuple[str, str]:
@@ -347,9 +361,11 @@ def watch_savepoints() -> Sequence[Watched]:
     ]
 
 
-RESCALE_STATES: Final = ("NONE", *names_of(rescaling.Stage))
+RESCALE_STATES: Final = names_of(rescaling.Stage)
 RESCALE_METHODS: Final = (
     *methods_called(machine, Rescaling, ("self.rescaling",)),
+    *(name for name in methods_called(rescaling, Rescaling, ("self",)) if name in ("stored", "checkpoint_failed")),
+    *(name for name in hearers(Rescaling, "job.rescaling") if not name.startswith("checkpoint")),
     *callbacks(rescaling, Rescaling),
 )
 
@@ -357,7 +373,7 @@ RESCALE_METHODS: Final = (
 def watch_rescales() -> Sequence[Watched]:
     def of_method(name: str) -> Callable[..., tuple[str, str]]:
         def of_call(rescaling: Any, *arguments: Any, **_: Any) -> tuple[str, str]:
-            state = rescaling.stage.name if rescaling.stage is not None else "NONE"
+            state = rescaling.stage.name
             if not name.startswith("_"):
                 return state, name
             is_old = rescaling._current is not arguments[0]

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from midstream.coordinator.attempts import Attempts
-from midstream.coordinator.checkpoints import Checkpoints
+from midstream.coordinator.checkpointing.checkpoints import Checkpoints
 from midstream.coordinator.machine import Coordinator
 from midstream.coordinator.phase import Phase
-from midstream.coordinator.slots import Slots
+from midstream.coordinator.placement.attempts import Attempts
+from midstream.coordinator.placement.slots import Slots
 from midstream.protocol.messages import Start
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements, nothing

@@ -12,9 +12,10 @@ from midstream.checkpoint import store
 from midstream.checkpoint.metadata import CheckpointMetadata, encode_metadata
 from midstream.checkpoint.records import OwnerFile, sealed
 from midstream.checkpoint.store import Listed, Retained, TakenOver
-from midstream.coordinator import checkpoints, going_back, opening
-from midstream.coordinator.checkpoints import Checkpoints
-from midstream.coordinator.cleaning import Cleaning
+from midstream.coordinator.checkpointing import checkpoints
+from midstream.coordinator.checkpointing.checkpoints import Checkpoints
+from midstream.coordinator.checkpointing.cleaning import Cleaning
+from midstream.coordinator.restoring import going_back, opening
 from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
 from midstream.protocol.messages import CheckpointAck

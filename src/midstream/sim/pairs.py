@@ -5,10 +5,10 @@ from __future__ import annotations
 from typing import Final
 
 from midstream.checkpoint.barriers import BARRIER_TABLE, Alignment
-from midstream.coordinator.attempt import TaskPhase
-from midstream.coordinator.checkpoints import Progress
+from midstream.coordinator.checkpointing.pending import Progress
 from midstream.coordinator.phase import Phase
-from midstream.coordinator.savepoints import Stage
+from midstream.coordinator.placement.attempt import TaskPhase
+from midstream.coordinator.requests.savepoints import Stage
 from midstream.protocol import messages as m
 from midstream.sim.machines import (
     COORDINATOR_EVENTS,
@@ -143,10 +143,10 @@ MACHINES: Final[tuple[Machine, ...]] = (
         names_of(TaskPhase),
         watch_attempt_tasks,
         (
-            ("RUNNING|FINISHING|FINISHED", "RUNNING", "it is said once"),
-            ("DEPLOYING", "FINISHING|FINISHED", "it runs first"),
-            ("FINISHING|FINISHED", "FINISHING", "it is said once"),
-            ("FINISHED", "FINISHED", "it is said once"),
+            ("RUNNING|FINISHING|FINISHED", "TaskRunning", "it is said once"),
+            ("DEPLOYING", "TaskEndOfData|TaskFinished", "it runs first"),
+            ("FINISHING|FINISHED", "TaskEndOfData", "it is said once"),
+            ("FINISHED", "TaskFinished", "it is said once"),
         ),
     ),
     Machine(

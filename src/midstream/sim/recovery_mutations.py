@@ -11,8 +11,9 @@ from unittest.mock import patch
 import msgspec
 
 from midstream.checkpoint import assign, assign_channels, channel_state, extents, references, state_files
-from midstream.coordinator import machine, restoring
-from midstream.coordinator.checkpoints import Checkpoints
+from midstream.coordinator import machine
+from midstream.coordinator.checkpointing.checkpoints import Checkpoints
+from midstream.coordinator.restoring import dealing
 from midstream.core.keys import key_group_range
 from midstream.core.seams import Failed
 from midstream.sim import regions
@@ -334,7 +335,7 @@ def rescaled_from_the_one_before() -> Replacements:
 
 def state_of_the_restore_before() -> Replacements:
     """Operators get their state from the checkpoint that the attempt before began with; sources and rows in flight do not."""
-    original, real = restoring.Restoring.deal, restoring.deal
+    original, real = dealing.Restoring.deal, dealing.deal
 
     def deal(self: Any, metadata: Any, plan: Any, done: Any) -> None:
         before, self.before = getattr(self, "before", None), metadata
@@ -347,10 +348,10 @@ def state_of_the_restore_before() -> Replacements:
             )
             files = tuple({*before.files, *metadata.files})
             mixed = msgspec.structs.replace(metadata, operators=operators, files=files)
-        with patch.object(restoring, "deal", lambda _, plan: real(mixed, plan)):
+        with patch.object(dealing, "deal", lambda _, plan: real(mixed, plan)):
             original(self, metadata, plan, done)
 
-    return [(restoring.Restoring, "deal", deal)]
+    return [(dealing.Restoring, "deal", deal)]
 
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {

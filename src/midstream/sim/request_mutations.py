@@ -7,18 +7,19 @@ from dataclasses import replace
 from typing import Any, Final
 from unittest.mock import patch
 
-from midstream.coordinator.attempt import Attempt, CheckpointPlan, TaskPhase
-from midstream.coordinator.attempts import Attempts
-from midstream.coordinator.checkpoints import Checkpoints
+from midstream.coordinator.checkpointing.checkpoints import Checkpoints
+from midstream.coordinator.checkpointing.due import Due
 from midstream.coordinator.machine import Coordinator
 from midstream.coordinator.phase import Phase
-from midstream.coordinator.requests import Requests
-from midstream.coordinator.rescaling import Rescaling, Stage
-from midstream.coordinator.restoring import Restoring
-from midstream.coordinator.savepoints import Savepoints
+from midstream.coordinator.placement.attempt import Attempt, CheckpointPlan, TaskPhase
+from midstream.coordinator.placement.attempts import Attempts
+from midstream.coordinator.placement.rescaling import Rescaling, Stage
+from midstream.coordinator.requests.requests import Requests
+from midstream.coordinator.requests.savepoints import Savepoints
+from midstream.coordinator.restoring.dealing import Restoring
 from midstream.protocol.messages import DoStop, Reply
 from midstream.sim import regions
-from midstream.sim.mutation import Mutation, Replacements
+from midstream.sim.mutation import Mutation, Replacements, owner_of
 from midstream.sim.scenario import HANGS, Fault, Scenario, draw
 
 
@@ -89,17 +90,17 @@ def pause_is_ignored() -> Replacements:
         self._ended_ms = ended
         return due
 
-    original = Checkpoints._due_ms
-    return [(Checkpoints, "_due_ms", due_ms)]
+    original = Due._due_ms
+    return [(Due, "_due_ms", due_ms)]
 
 
 def failures_are_never_forgotten() -> Replacements:
     """Checkpoints that complete do not end the row of those that fail."""
 
     def published(self: Any, *arguments: Any) -> None:
-        failures = self._consecutive_failures
+        failures = self.due.failures
         original(self, *arguments)
-        self._consecutive_failures = max(failures, self._consecutive_failures)
+        self.due.failures = max(failures, self.due.failures)
 
     original = Checkpoints._published
     return [(Checkpoints, "_published", published)]
@@ -111,8 +112,8 @@ def failures_are_never_forgotten() -> Replacements:
 def cancelled_is_not_awaited() -> Replacements:
     """The next attempt is deployed while slots still run tasks of the one before, which write what they have."""
 
-    def cancel(self: Any, timeout_s: float) -> None:
-        original(self, timeout_s)
+    def cancel(self: Any, *why: Any) -> None:
+        original(self, *why)
         self.current.awaited.clear()
 
     original = Attempts.cancel
@@ -159,8 +160,8 @@ def rescaled_before_it_runs() -> Replacements:
             original_refuse(self, client, reason)
 
     def running(self: Any) -> None:
-        if self._current is not None and self._current.stage is Stage.SWITCHING:
-            self._current = None
+        if self._current is not None and self.stage is Stage.SWITCHING:
+            self._current, self.stage = None, Stage.NONE
         self._goes_back = False
 
     original, original_refuse = Rescaling.switching, Rescaling._refuse
@@ -170,11 +171,11 @@ def rescaled_before_it_runs() -> Replacements:
 def second_stop_replaces_the_first() -> Replacements:
     """Whoever asks for a stop that is under way is answered, and not who asked first."""
 
-    def asked(self: Any, client: int, request: Any, has_storage: bool) -> bool:
+    def asked(self: Any, client: int, request: Any, has_storage: bool) -> None:
         if isinstance(request, DoStop) and self.stop is not None and self.stop.drain == request.drain:
             self.stop.clients[:] = [client]
-            return False
-        return original(self, client, request, has_storage)
+        else:
+            original(self, client, request, has_storage)
 
     original = Requests.asked
     return [(Requests, "asked", asked)]
@@ -188,15 +189,15 @@ def retry_is_not_asked_for() -> Replacements:
 def stopped_with_a_failed_one() -> Replacements:
     """A job stops though the checkpoint to stop with has failed."""
 
-    def aborted(self: Any, aborted: Any) -> None:
-        if aborted.pending.is_stop and not aborted.retry and not aborted.pending.attempt_is_over:
-            self.requests.stop_is_stored(self.checkpoints.path_of(aborted.pending.checkpoint_id))
-            self.requests.refuse(aborted.pending.clients, aborted.reason)
-            return
-        original(self, aborted)
+    def aborted(self: Any, fact: Any) -> None:
+        if fact.pending.stops and not fact.retry:
+            self.stop_is_stored(owner_of(self).checkpoints.path_of(fact.pending.checkpoint_id))
+            self.refuse(fact.pending.clients, fact.reason)
+        else:
+            original(self, fact)
 
-    original = Coordinator._checkpoint_aborted
-    return [(Coordinator, "_checkpoint_aborted", aborted)]
+    original = Requests.checkpoint_aborted
+    return [(Requests, "checkpoint_aborted", aborted)]
 
 
 def asked_after_the_trigger() -> Replacements:
@@ -205,7 +206,7 @@ def asked_after_the_trigger() -> Replacements:
     def asked(self: Any, client: int, request: Any) -> None:
         original(self, client, request)
         pending = self.checkpoints.pending
-        if pending is not None and not pending.publishing and self.phase is Phase.RUNNING:
+        if pending is not None and self.checkpoints.settled and self.phase is Phase.RUNNING:
             pending.clients = (*pending.clients, *self.requests.take_checkpoint())
 
     original = Coordinator._asked

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -13,10 +14,10 @@ from midstream.checkpoint.metadata import CheckpointMetadata, encode_metadata
 from midstream.checkpoint.savepoint import Place
 from midstream.checkpoint.state_files import SHARED
 from midstream.checkpoint.store import metadata_path
-from midstream.coordinator import savepoints
-from midstream.coordinator.checkpoints import Checkpoints
-from midstream.coordinator.requests import Requests
-from midstream.coordinator.savepoints import Savepoints, Stage
+from midstream.coordinator.checkpointing.checkpoints import Checkpoints
+from midstream.coordinator.requests import savepoints
+from midstream.coordinator.requests.requests import Requests
+from midstream.coordinator.requests.savepoints import Savepoints, Stage
 from midstream.core.seams import Storage
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements
@@ -115,7 +116,7 @@ def refused_at_once() -> Replacements:
             self.refuse(stop.clients, reason)
             if stop.with_savepoint:
                 stop.clients = []
-                self.savepoint_is_off(stop, reason)
+                self._effects.facts.stop_failed(stop, reason)
 
     return [(Requests, "stop_failed", stop_failed)]
 
@@ -137,10 +138,10 @@ def end_does_not_answer() -> Replacements:
     """Whoever waits for what is being copied when the job ends is left waiting."""
     original = Savepoints.job_ended
 
-    def job_ended(self: Any, reason: str, **more: Any) -> None:
+    def job_ended(self: Any, *why: Any) -> None:
         copying = self._at(Stage.COPYING)
         self._all = [asked for asked in self._all if asked not in copying]
-        original(self, reason, **more)
+        original(self, *why)
         self._all += copying
 
     return [(Savepoints, "job_ended", job_ended)]
@@ -154,11 +155,11 @@ def stopped_before_copied() -> Replacements:
 def retry_is_forgotten() -> Replacements:
     """A checkpoint that is only to be taken again is not taken for the savepoint."""
 
-    def aborted(self: Any, checkpoint_id: int, reason: str, *, retry: bool) -> None:
-        original(self, checkpoint_id, reason, retry=False)
+    def aborted(self: Any, fact: Any) -> None:
+        original(self, replace(fact, retry=False))
 
-    original = Savepoints.aborted
-    return [(Savepoints, "aborted", aborted)]
+    original = Savepoints.checkpoint_aborted
+    return [(Savepoints, "checkpoint_aborted", aborted)]
 
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {

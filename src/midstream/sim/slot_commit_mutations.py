@@ -7,9 +7,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from midstream.coordinator import committing, lanes, machine
-from midstream.coordinator.committing import Committing
-from midstream.coordinator.lanes import Lanes
+from midstream.coordinator import machine
+from midstream.coordinator.checkpointing import committing, lanes
+from midstream.coordinator.checkpointing.committing import Committing
+from midstream.coordinator.checkpointing.lanes import Lanes
 from midstream.coordinator.machine import Coordinator
 from midstream.protocol import messages as m
 from midstream.sim.mutation import Mutation, Replacements
@@ -119,11 +120,11 @@ def _not_waiting(method: str) -> Replacements:
     """In this method of the coordinator commits that are under way on slots are not waited for."""
 
     def pretending(self: Any) -> bool:
-        self._committing._pretends = True
+        self.committing._pretends = True
         try:
             return bool(original(self))
         finally:
-            self._committing._pretends = False
+            self.committing._pretends = False
 
     def idle(self: Any) -> bool:
         if getattr(self, "_pretends", False) and self._lanes.under_way:

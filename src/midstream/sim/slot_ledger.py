@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from midstream.checkpoint.metadata import CheckpointMetadata
 from midstream.coordinator.phase import Phase
-from midstream.coordinator.rescaling import Stage
+from midstream.coordinator.placement.rescaling import Stage
 from midstream.core.errors import StorageError
 from midstream.operators.sink import Committer, CommitterContext, SinkWriter, WriterContext
 from midstream.sim.ledger import LedgerCommitter, LedgerSink

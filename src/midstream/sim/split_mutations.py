@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from midstream.checkpoint.metadata import SourcePosition
-from midstream.coordinator.sources import Sources
+from midstream.coordinator.placement.sources import Sources
 from midstream.core.seams import Done
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.scenario import Fault, Scenario, draw
@@ -100,14 +100,14 @@ def pending_of_the_last_round() -> Replacements:
 def told_of_now() -> Replacements:
     """A source is told how far it has come now, not how far it had in the checkpoint that has completed."""
 
-    def completed(self: Any, metadata: Any) -> None:
-        original(self, metadata)
+    def completed(self: Any, fact: Any) -> None:
+        original(self, fact)
         for state in self._states.values():
             if state.settled is not None:
                 state.settled = replace(state.settled, position=state.position, pending=tuple(state.pending))
 
-    original = Sources.completed
-    return [(Sources, "completed", completed)]
+    original = Sources.checkpoint_completed
+    return [(Sources, "checkpoint_completed", completed)]
 
 
 # ---- in the reader

@@ -1,8 +1,6 @@
 """To another parallelism, or off slots that have to leave, while the job runs: slots, a checkpoint, then the switch.
 
-    (none) --asked--> PLANNING --> GATHERING --slots are there--> STORING --completed--> DEALING --> STORED
-      ^                                                                                            |
-      +---- all tasks run again ---- SWITCHING <---- old tasks cancelled, new plan ----------------+
+The stages, and what leads from one to the next, are in RESCALE_TABLE.
 
 Up to STORED the job runs on, so what is in the way until then changes nothing. Its sources hold still
 behind the checkpoint, so that no row is read twice. A failure while SWITCHING leads back to the plan
@@ -14,26 +12,30 @@ any other if it fails while SWITCHING. A rescale takes the place of a move, as i
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import Enum, auto
 from functools import partial
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from midstream.checkpoint.edge_ends import loses_edges
 from midstream.checkpoint.metadata import CheckpointMetadata, layout_of
-from midstream.coordinator.attempts import Attempts
 from midstream.coordinator.effects import Effects, IoKind
-from midstream.coordinator.events import JobPlan
-from midstream.coordinator.requests import NO_STORAGE
-from midstream.coordinator.restoring import Restoring
-from midstream.coordinator.slots import Slots
+from midstream.coordinator.events import NO_STORAGE, JobPlan
+from midstream.coordinator.placement.attempts import Attempts
+from midstream.coordinator.placement.slots import Slots
+from midstream.coordinator.restoring.dealing import Restoring
 from midstream.core.seams import Done, Failed
+from midstream.core.transitions import Row, Table
 from midstream.protocol.messages import Reply
+
+if TYPE_CHECKING:
+    from midstream.coordinator.checkpointing.pending import Aborted, Completed
 
 
 class Stage(Enum):
+    NONE = auto()
     PLANNING = auto()
     GATHERING = auto()
     """The slots that the new plan needs above the present ones are asked for."""
@@ -43,6 +45,54 @@ class Stage(Enum):
     """It is dealt out to the new tasks, which shows that they can go on from it. No other one is made meanwhile."""
     STORED = auto()
     SWITCHING = auto()
+    """The old tasks are cancelled, and the new ones deployed."""
+
+
+class Turn(Enum):
+    """What leads to another stage."""
+
+    ASKED = auto()
+    PLANNED = auto()
+    SLOT_LEAVES = auto()
+    SLOT_MISSING = auto()
+    GATHERED = auto()
+    COMPLETED = auto()
+    """The checkpoint that was made for it."""
+    DEALT = auto()
+    SWITCHES = auto()
+    RUNS = auto()
+    """All tasks do."""
+    OFF = auto()
+    """Given up, or the job ends."""
+
+
+RESCALE_TABLE: Final[Table[Stage, Turn]] = Table(
+    "rescale",
+    (
+        Row(Stage.NONE, Turn.ASKED, (Stage.PLANNING,), "the job is planned anew"),
+        Row(Stage.NONE, Turn.SLOT_LEAVES, (Stage.GATHERING,), "a move, with the plan that there is"),
+        Row(Stage.PLANNING, Turn.PLANNED, (Stage.GATHERING,), "slots are asked for, beside those that there are"),
+        Row(Stage.GATHERING, Turn.GATHERED, (Stage.STORING,), "a checkpoint is wanted"),
+        Row(Stage.STORING, Turn.COMPLETED, (Stage.DEALING,), "sources hold still, the checkpoint is dealt out"),
+        Row(Stage.DEALING, Turn.DEALT, (Stage.STORED,), "new tasks can go on from it"),
+        *(
+            Row(stage, Turn.SLOT_MISSING, (Stage.GATHERING,), "another one is asked for; sources that hold read on")
+            for stage in (Stage.GATHERING, Stage.STORING, Stage.DEALING)
+        ),
+        Row(Stage.STORED, Turn.SWITCHES, (Stage.SWITCHING,), "the old tasks are cancelled"),
+        Row(Stage.SWITCHING, Turn.RUNS, (Stage.NONE,), "who asked is told"),
+        *(
+            Row(
+                stage,
+                Turn.OFF,
+                (Stage.NONE,),
+                "who asked is told; while SWITCHING, a rescale goes back to its old plan",
+            )
+            for stage in Stage
+            if stage is not Stage.NONE
+        ),
+    ),
+)
 
 
 @dataclass(slots=True)
@@ -51,7 +101,6 @@ class _Rescale:
     """Who has asked for it. None: it is a move."""
     parallelism: int
     before: JobPlan
-    stage: Stage = Stage.PLANNING
     after: JobPlan | None = None
     checkpoint: str | None = None
     checkpoint_id: int = 0
@@ -69,20 +118,18 @@ class Rescaling:
         slots: Slots,
         attempts: Attempts,
         restoring: Restoring,
-        warn: Callable[[str], None],
     ) -> None:
         self._effects = effects
         self._slots = slots
         self._attempts = attempts
-        self._warn = warn
         self._restoring = restoring
+        self.stage = Stage.NONE
         self._current: _Rescale | None = None
         self._goes_back = False
         """The new plan has been left again; the tasks of the one before do not run yet."""
 
-    @property
-    def stage(self) -> Stage | None:
-        return self._current.stage if self._current else None
+    def _turn(self, what: Turn) -> None:
+        self.stage = RESCALE_TABLE.next(self.stage, what)
 
     @property
     def wants_checkpoint(self) -> bool:
@@ -126,6 +173,7 @@ class Rescaling:
         elif plan.rescaled is None:
             self._refuse(client, "this job cannot be rescaled while it runs; stop it and start it at that parallelism")
         else:
+            self._turn(Turn.ASKED)
             self._current = _Rescale(client, parallelism, plan)
             work = partial(plan.rescaled, parallelism)
             planned = partial(self._planned, self._current)
@@ -145,7 +193,7 @@ class Rescaling:
             self.give_up("the job sets the parallelism of every operator itself: nothing would change")
             return
         rescale.after = after
-        self._gather()
+        self._gather(Turn.PLANNED)
 
     def move_if_needed(self, plan: JobPlan, *, is_stopping: bool) -> None:
         """Off the slots that leave, which others are to come for. A rescale under way does that, too."""
@@ -155,35 +203,44 @@ class Rescaling:
             self._stay(f"the {NO_STORAGE}")
             return
         self._current = _Rescale(None, plan.config.parallelism, plan, after=plan)
-        self._gather()
+        self._gather(Turn.SLOT_LEAVES)
 
-    def _gather(self) -> None:
+    def _gather(self, because: Turn) -> None:
         """So many slots that the tasks that there are and the new ones have theirs, except those that leave."""
         assert self._current is not None
-        self._current.stage = Stage.GATHERING
+        self._turn(because)
         before = self._current.before.graph.slots - len(self._slots.leaving)
         self._slots.resize(max(self.plan.graph.slots, before))
         self._slots.gather()
 
     def gathered(self) -> None:
         """All slots are there, and nothing has changed for the tasks."""
-        assert self._current is not None and self._current.stage is Stage.GATHERING
+        self._turn(Turn.GATHERED)
         self._slots.gathered()
-        self._current.stage = Stage.STORING
 
     def slot_is_missing(self) -> None:
         """One more, which no task runs on yet: the checkpoint is made once it is there."""
-        rescale = self._current
-        if rescale is None or rescale.stage not in (Stage.GATHERING, Stage.STORING, Stage.DEALING):
-            return
-        self._leave_checkpoint()
-        self._gather()
+        if RESCALE_TABLE.allows(self.stage, Turn.SLOT_MISSING):
+            self._leave_checkpoint()
+            self._gather(Turn.SLOT_MISSING)
 
     def slots_failed(self, reason: str) -> None:
         """They do not come. What was to leave is all that there is to run on."""
         if self.is_move:
             self._stay(reason)
         self.give_up(reason)
+
+    def checkpoint_completed(self, completed: Completed) -> None:
+        if completed.pending.rescales:
+            self.stored(completed.metadata, completed.path)
+
+    def checkpoint_aborted(self, aborted: Aborted) -> None:
+        if aborted.pending.rescales and not aborted.retry:
+            self.checkpoint_failed(str(aborted))
+
+    def stop_asked(self, _: bool) -> None:
+        if self.stage is not Stage.SWITCHING:
+            self.give_up("it is asked to stop")
 
     def checkpoint_failed(self, reason: str) -> None:
         """The one that was made for this."""
@@ -198,30 +255,30 @@ class Rescaling:
     def stored(self, metadata: CheckpointMetadata, path: str) -> None:
         """The checkpoint that was made for this has completed."""
         rescale = self._current
-        if rescale is None or rescale.stage is not Stage.STORING:
+        if rescale is None or self.stage is not Stage.STORING:
             self._attempts.read_on(metadata.checkpoint_id)
             return
         rescale.checkpoint, rescale.checkpoint_id = path, metadata.checkpoint_id
-        rescale.stage = Stage.DEALING
+        self._turn(Turn.COMPLETED)
         self._restoring.deal(metadata, self.plan, partial(self._dealt, rescale, path))
 
     def _dealt(self, rescale: _Rescale, path: str, failed: Failed | None) -> bool:
-        if self._current is not rescale or rescale.stage is not Stage.DEALING or rescale.checkpoint != path:
+        if self._current is not rescale or self.stage is not Stage.DEALING or rescale.checkpoint != path:
             return False
         if failed is not None:
             self.give_up(str(failed.error))
             return False
-        rescale.stage = Stage.STORED
+        self._turn(Turn.DEALT)
         return True
 
     def switching(self) -> None:
-        assert self._current is not None and self._current.stage is Stage.STORED
-        self._current.stage = Stage.SWITCHING
+        self._turn(Turn.SWITCHES)
 
     def running(self) -> None:
         """All tasks run: if these are the new ones, it is done."""
         self._goes_back = False
-        if self._current is not None and self._current.stage is Stage.SWITCHING:
+        if self._current is not None and self.stage is Stage.SWITCHING:
+            self._turn(Turn.RUNS)
             if self._current.client is not None:
                 self._effects.reply(self._current.client, Reply(checkpoint=self._current.checkpoint))
             self._current = None
@@ -229,33 +286,40 @@ class Rescaling:
     def give_up(self, reason: str) -> JobPlan | None:
         """The job stays, or becomes again, as it was: the plan to go back to if it has been left."""
         self._leave_checkpoint()
-        rescale, self._current = self._current, None
+        stage, rescale = self.stage, self._take()
         if rescale is None:
             return None
         if rescale.client is not None:
             had, wanted = rescale.before.config.parallelism, rescale.parallelism
             self._refuse(rescale.client, f"not rescaled to parallelism {wanted}, the job goes on at {had}: {reason}")
-        if rescale.stage is not Stage.SWITCHING:
+        if stage is not Stage.SWITCHING:
             self._slots.resize(rescale.before.graph.slots)
         elif rescale.client is not None:
             self._goes_back = True
             return rescale.before
         return None
 
-    def job_ended(self, reason: str) -> None:
-        rescale, self._current = self._current, None
+    def job_ended(self, why: str, _: bool) -> None:
+        rescale = self._take()
         if rescale is not None and rescale.client is not None:
-            self._refuse(rescale.client, reason)
+            self._refuse(rescale.client, why)
+
+    def _take(self) -> _Rescale | None:
+        """It is off."""
+        rescale, self._current = self._current, None
+        if rescale is not None:
+            self._turn(Turn.OFF)
+        return rescale
 
     def _leave_checkpoint(self) -> None:
         """The one that was made for this is an ordinary one."""
-        if self._current is not None and self._current.stage is Stage.DEALING:
+        if self._current is not None and self.stage is Stage.DEALING:
             self._attempts.read_on(self._current.checkpoint_id)
 
     def _stay(self, why: str) -> None:
         leaving = sorted(self._slots.leaving)
         where = f"slot{'s' * (len(leaving) > 1)} {', '.join(map(str, leaving))}"
-        self._warn(f"the tasks stay on {where} until it ends: {why}")
+        self._effects.facts.warned(f"the tasks stay on {where} until it ends: {why}")
         self._slots.stay()
 
     def _refuse(self, client: int, reason: str) -> None:

@@ -5,35 +5,34 @@ deploy --all slots have answered--> start --...--> cancel --all have answered, o
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
-from midstream.coordinator.attempt import Attempt
-from midstream.coordinator.deploying import deployments
 from midstream.coordinator.effects import Effects, TimerKind
 from midstream.coordinator.events import JobPlan
 from midstream.coordinator.failures import Failure
-from midstream.coordinator.restoring import Dealt
-from midstream.coordinator.slots import Slots
-from midstream.protocol.messages import Cancel, ReadOn, Start, ToSlot
+from midstream.coordinator.placement.attempt import Attempt
+from midstream.coordinator.placement.deploying import deployments
+from midstream.coordinator.placement.slots import Slots
+from midstream.coordinator.restoring.dealing import Dealt
+from midstream.protocol.messages import Cancel, CheckpointCompleted, ReadOn, Start, ToSlot
+
+if TYPE_CHECKING:
+    from midstream.coordinator.checkpointing.pending import Completed
 
 CAUSE_WAIT_S: Final = 1.0
 """A slot's death is seen by its peers and by the driver, in any order."""
 
 
 class Attempts:
-    """`fail` is told of a symptom that nothing else has explained, `warn` of slots that were given up."""
+    """`timeout_s`: how long slots have to cancel their tasks."""
 
-    def __init__(
-        self, effects: Effects, slots: Slots, fail: Callable[[Failure], None], warn: Callable[[str], None]
-    ) -> None:
+    def __init__(self, effects: Effects, slots: Slots, timeout_s: float) -> None:
         self.current: Attempt | None = None
         """Or the last one, until there is another."""
         self._effects = effects
         self._slots = slots
-        self._fail = fail
-        self._warn = warn
+        self._timeout_s = timeout_s
         self._count = 0
         self._cancel_timer: str | None = None
         self._symptom: str | None = None
@@ -57,6 +56,12 @@ class Attempts:
         for slot in self._attempt().slots:
             self._effects.send(slot, message)
 
+    def checkpoint_completed(self, completed: Completed) -> None:
+        pending, attempt = completed.pending, completed.pending.attempt
+        if not pending.attempt_is_over:
+            self.tell(CheckpointCompleted(attempt.number, pending.checkpoint_id))
+            attempt.checkpoint_completed(ref for ref, ack in pending.acks.items() if ack.finished)
+
     def read_on(self, checkpoint_id: int) -> None:
         """The sources hold still behind this checkpoint, and the tasks run on all the same."""
         self.tell(ReadOn(self._attempt().number, checkpoint_id))
@@ -73,16 +78,17 @@ class Attempts:
     def has_symptom(self, failure: Failure) -> None:
         """A peer is gone. Its cause, which is what people want to read, has a moment to come first."""
         if self._symptom is None:
-            self._symptom = self._effects.set_timer(TimerKind.SYMPTOM, CAUSE_WAIT_S, partial(self._fail, failure))
+            unexplained = partial(self._effects.facts.attempt_failed, failure)
+            self._symptom = self._effects.set_timer(TimerKind.SYMPTOM, CAUSE_WAIT_S, unexplained)
 
-    def cancel(self, timeout_s: float) -> None:
+    def cancel(self, *_: object) -> None:
         attempt = self._attempt()
         attempt.awaited = set(attempt.slots) & self._slots.live.keys()
         for slot in sorted(attempt.awaited):
             self._effects.send(slot, Cancel(attempt.number))
         self._effects.cancel_timer(self._symptom)
         self._symptom = None
-        self._cancel_timer = self._effects.set_timer(TimerKind.CANCEL, timeout_s, self._cancel_timed_out)
+        self._cancel_timer = self._effects.set_timer(TimerKind.CANCEL, self._timeout_s, self._cancel_timed_out)
 
     def _cancel_timed_out(self) -> None:
         """Whoever has not answered by now may go on writing: it is let go, and fenced by its attempt."""
@@ -93,7 +99,7 @@ class Attempts:
             lost = self._slots.lost(slot)
             call = lost.in_call if lost is not None else None
             why = "" if call is None else f": {call.operator} had been in one call for {call.for_ms // 1000} s"
-            self._warn(f"slot {slot} did not cancel its tasks in time and was given up{why}")
+            self._effects.facts.warned(f"slot {slot} did not cancel its tasks in time and was given up{why}")
         attempt.awaited.clear()
         self._slots.gather()
 

@@ -6,27 +6,29 @@ found by the next coordinator (`checkpoint.store.clean_up`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from functools import partial
 
 from midstream.checkpoint.store import FencedError, drop, drop_attempts_before
 from midstream.coordinator.effects import Effects, IoKind
+from midstream.coordinator.restoring.opening import OpenedStorage
 from midstream.core.errors import StorageError
 from midstream.core.seams import Done, Failed, Storage
 
 
 class Cleaning:
-    def __init__(self, effects: Effects, fenced: Callable[[StorageError], None], warn: Callable[[str], None]) -> None:
-        self.storage: Storage | None = None
-        self.epoch = 0
+    def __init__(self, effects: Effects) -> None:
+        self._storage: Storage | None = None
+        self._epoch = 0
         self._effects = effects
-        self._fenced = fenced
-        self._warn = warn
         self._checkpoints: set[int] = set()
         self._files: set[str] = set()
         self._before: tuple[int, frozenset[str]] | None = None
         self._running = False
         self._stopped = False
+
+    def open(self, found: OpenedStorage) -> None:
+        self._storage, self._epoch = found.storage, found.opened.epoch
 
     def drop(self, checkpoints: Iterable[int], files: Iterable[str]) -> None:
         self._checkpoints.update(checkpoints)
@@ -39,18 +41,18 @@ class Cleaning:
         self.run()
 
     def run(self) -> None:
-        if self._running or self._stopped or self.storage is None:
+        if self._running or self._stopped or self._storage is None:
             return
         if not (self._checkpoints or self._files or self._before):
             return
         self._running = True
         checkpoints, files, before = sorted(self._checkpoints), frozenset(self._files), self._before
         self._checkpoints, self._files, self._before = set(), set(), None
-        work = partial(_clean, self.storage, self.epoch, checkpoints, files, before)
+        work = partial(_clean, self._storage, self._epoch, checkpoints, files, before)
         done = partial(self._done, checkpoints, files, before)
         self._effects.run_io(IoKind.CLEAN, work, done, waits_for="old checkpoint files to be deleted")
 
-    def stop(self) -> None:
+    def stop(self, _: StorageError) -> None:
         """Touch nothing more: somebody else owns the directory."""
         self._stopped = True
 
@@ -65,12 +67,14 @@ class Cleaning:
         if isinstance(outcome, Done):
             self.run()
         elif isinstance(outcome.error, FencedError):
-            self._fenced(outcome.error)
+            self._effects.facts.fenced(outcome.error)
         else:
             self._checkpoints.update(checkpoints)
             self._files.update(files)
             self._before = self._before or before  # what was referred to then and is not now is among `files`
-            self._warn(f"old checkpoint files could not be deleted (tried again later): {outcome.error}")
+            self._effects.facts.warned(
+                f"old checkpoint files could not be deleted (tried again later): {outcome.error}"
+            )
 
 
 def _clean(

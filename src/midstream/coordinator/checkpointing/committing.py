@@ -1,7 +1,7 @@
 """What sinks have prepared is made visible here, once the checkpoint that holds it is complete.
 
 One checkpoint and sink at a time, in the order of checkpoints: on the driver, in one call of its
-committer, or on slots, in one call for each lane (see `coordinator.lanes`). A commit that fails is
+committer, or on slots, in one call for each lane (see `coordinator.checkpointing.lanes`). A commit that fails is
 tried again a few times; then the attempt fails, and nothing is deployed until the queue is empty.
 What is in the queue is also in the metadata of the newest checkpoint, so it survives the
 coordinator. Before each call the epochs are looked at: a driver that was thought dead, and whose job
@@ -11,21 +11,23 @@ another one has taken over since, commits nothing more.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
 
 from midstream.checkpoint.metadata import Committables, names_of
-from midstream.checkpoint.store import check_epoch
-from midstream.coordinator.completing import merged
+from midstream.coordinator.checkpointing.committers import Committers
+from midstream.coordinator.checkpointing.completing import merged
+from midstream.coordinator.checkpointing.lanes import Lanes, SlotsForCommits, Work, lanes_of
+from midstream.coordinator.checkpointing.pending import Completed
 from midstream.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.coordinator.events import JobPlan
 from midstream.coordinator.failures import Failure, failure_of, failure_of_user_code
-from midstream.coordinator.lanes import Lanes, SlotsForCommits, Work, lanes_of
-from midstream.coordinator.slots import Slots
+from midstream.coordinator.placement.slots import Slots
+from midstream.coordinator.restoring.opening import OpenedStorage
+from midstream.core.errors import StorageError
 from midstream.core.ids import TaskId
-from midstream.core.seams import Done, Failed, Signal, Storage
-from midstream.operators.sink import Committer, CommitterContext, Sink
+from midstream.core.seams import Done, Failed
 from midstream.protocol import messages as m
 
 TRIES_MAX = 5
@@ -43,42 +45,18 @@ class _Commit:
 
 
 class Committing:
-    """`fail` is told when commits fail for good; `warn` when something prepared cannot be cleaned up.
-    `look_at_the_epochs` is called when a commit fails: perhaps because another coordinator has taken over.
-    """
-
     def __init__(
-        self,
-        effects: Effects,
-        plan: JobPlan,
-        stopped: Signal,
-        slots: Slots,
-        places: SlotsForCommits,
-        fail: Callable[[Failure], None],
-        warn: Callable[[str], None],
-        look_at_the_epochs: Callable[[], None],
+        self, effects: Effects, plan: JobPlan, committers: Committers, slots: Slots, places: SlotsForCommits
     ) -> None:
-        graph = plan.graph
         self._effects = effects
-        self._job_id = plan.job_id
-        self._stopped = stopped
+        self._committers = committers
         self._slots = slots
         self._places = places
         self._lanes = Lanes(effects, plan, slots)
-        self._storage: Storage | None = None
-        self._epoch = 0
-        self._fail = fail
-        self._warn = warn
-        self._look_at_the_epochs = look_at_the_epochs
-        self._sinks: dict[str, tuple[str, Sink]] = {
-            spec.uid: (spec.name, spec.sink) for vertex in graph.vertices for spec in vertex.operators if spec.sink
-        }
-        self._committers: dict[tuple[str, int], Committer | None] = {}
-        """By uid and lane. Made and used on the I/O pool only, where one call of this class runs at a time."""
         self._commits: deque[_Commit] = deque()
         self._aborts: deque[Committables] = deque()
         self._held: list[tuple[int, TaskId, str, tuple[bytes, ...]]] = []
-        self._names = names_of(graph)
+        self._names = names_of(plan.graph)
         self._running = False
         self._timer: str | None = None
         self._tries = 0
@@ -89,10 +67,10 @@ class Committing:
         self._closing = False
         self._last_holder = -1
 
-    def open(self, storage: Storage, epoch: int) -> None:
+    def open(self, found: OpenedStorage) -> None:
         """Before anything is added, of a job with checkpoints."""
-        self._storage = storage
-        self._epoch = self._lanes.epoch = epoch
+        self._committers.open(found)
+        self._lanes.epoch = found.opened.epoch
 
     @property
     def idle(self) -> bool:
@@ -108,13 +86,16 @@ class Committing:
         """The oldest completed checkpoint of which not all is committed."""
         return self._commits[0].holder if self._commits else None
 
+    def checkpoint_completed(self, completed: Completed) -> None:
+        self.add(completed.metadata.checkpoint_id, completed.committables)
+
     def add(self, holder: int, committables: Iterable[Committables]) -> None:
         """Commit these, which checkpoint `holder` has just made permanent."""
         assert holder >= self._last_holder, (holder, self._last_holder)
         self._last_holder = holder
         for what in committables:
             assert what.checkpoint_id <= holder, (what.checkpoint_id, holder)
-            if what.items and what.uid in self._sinks:
+            if what.items and what.uid in self._committers.sinks:
                 self._commits.append(_Commit(what, holder))
         self._next()
 
@@ -127,13 +108,13 @@ class Committing:
         if held:
             self.add(0, merged(held, self._names))
 
-    def abort_held(self) -> None:
+    def abort_held(self, *_: object) -> None:
         held, self._held = self._held, []
         self.abort(merged(held, self._names))
 
     def abort(self, committables: Iterable[Committables]) -> None:
         """No checkpoint holds these and none ever will."""
-        self._aborts.extend(what for what in committables if what.items and what.uid in self._sinks)
+        self._aborts.extend(what for what in committables if what.items and what.uid in self._committers.sinks)
         self._next()
 
     def resume(self) -> None:
@@ -141,10 +122,10 @@ class Committing:
         self._tries = 0
         self._next()
 
-    def give_up(self) -> None:
+    def give_up(self, *_: object) -> None:
         """No more retries: the job ends. Its slots end with it, and are not waited for."""
         self._may_retry = False
-        self._stopped.set()
+        self._committers.stop()
         self.stalled = self.stalled or self._timer is not None
         work = self._lanes.end()
         if work is not None:
@@ -156,7 +137,7 @@ class Committing:
         self._effects.cancel_timer(self._timer)
         self._timer = None
 
-    def abandon(self) -> None:
+    def abandon(self, _: StorageError) -> None:
         """Touch nothing more: somebody else commits it now."""
         self.give_up()
         self._abandoned = True
@@ -184,7 +165,7 @@ class Committing:
     def _run(self, kind: IoKind, what: Committables, left: dict[int, tuple[bytes, ...]]) -> None:
         """`left`: see `_Commit`. Empty: it has not begun."""
         self._running = True
-        _, sink = self._sinks[what.uid]
+        _, sink = self._committers.sinks[what.uid]
         if sink.commits_on_slots and not left:
             try:
                 left.update(lanes_of(sink, what.items))
@@ -200,7 +181,7 @@ class Committing:
     def _run_here(self, kind: IoKind, what: Committables, lanes: dict[int, tuple[bytes, ...]]) -> None:
         self._effects.run_io(
             kind,
-            partial(self._commit if kind is IoKind.COMMIT else self._abort, what, dict(lanes)),
+            partial(self._committers.commit if kind is IoKind.COMMIT else self._committers.abort, what, dict(lanes)),
             partial(self._outcome, kind, what),
             about=f"{what.uid}:{what.checkpoint_id}",
             waits_for=self._waits_for(kind, what),
@@ -208,7 +189,7 @@ class Committing:
         )
 
     def _waits_for(self, kind: IoKind, what: Committables) -> str:
-        sink, _ = self._sinks[what.uid]
+        sink, _ = self._committers.sinks[what.uid]
         does = "commit what it wrote" if kind is IoKind.COMMIT else "clean up what was never completed"
         until = f" until checkpoint {what.checkpoint_id}" if kind is IoKind.COMMIT and what.checkpoint_id else ""
         return f"sink {sink!r} to {does}{until}"
@@ -267,18 +248,18 @@ class Committing:
             assert done.what is what
             self._next()
             return
-        self._look_at_the_epochs()
+        self._effects.facts.commit_failed()
         self._tries += 1
         if self._may_retry and self._tries < TRIES_MAX:
             delay_s = RETRY_S * 2 ** (self._tries - 1)
             self._timer = self._effects.set_timer(TimerKind.COMMIT, delay_s, self._try_again, what.uid)
             return
         self.stalled = True
-        self._fail(outcome)
+        self._effects.facts.attempt_failed(outcome)
         self._next()
 
     def _called(self, kind: IoKind, what: Committables) -> str:
-        name, _ = self._sinks[what.uid]
+        name, _ = self._committers.sinks[what.uid]
         if kind is IoKind.ABORT:
             return f"sink {name!r}: cleaning up what was never completed"
         if not what.checkpoint_id:
@@ -293,50 +274,22 @@ class Committing:
     def _aborted(self, what: Committables, outcome: Done[None] | Failure) -> None:
         self._running = False
         if isinstance(outcome, Failure):
-            self._warn(outcome.summary)
+            self._effects.facts.warned(outcome.summary)
         self._next()
-
-    # ---- on the I/O pool ----
-
-    def _committer(self, uid: str, lane: int) -> Committer | None:
-        if (uid, lane) not in self._committers:
-            name, sink = self._sinks[uid]
-            context = CommitterContext(uid, name, self._job_id, self._storage, self._stopped)
-            self._committers[uid, lane] = sink.committer(context)
-        return self._committers[uid, lane]
-
-    def _commit(self, what: Committables, lanes: dict[int, tuple[bytes, ...]]) -> None:
-        for lane, items in lanes.items():
-            committer = self._committer(what.uid, lane)
-            if committer is not None:
-                if self._storage is not None:
-                    check_epoch(self._storage, self._epoch)
-                committer.commit(what.checkpoint_id, items)
-
-    def _abort(self, what: Committables, lanes: dict[int, tuple[bytes, ...]]) -> None:
-        for lane, items in lanes.items():
-            committer = self._committer(what.uid, lane)
-            if committer is not None:
-                committer.abort(items)
 
     # ---- the end ----
 
     def _close_committers(self) -> None:
-        """Most have nothing to close."""
-        for (uid, _), committer in self._committers.items():
-            if committer is not None and type(committer).close is not Committer.close:
-                self._effects.run_io(
-                    IoKind.CLOSE,
-                    committer.close,
-                    partial(self._closed, uid),
-                    about=uid,
-                    waits_for=f"sink {self._sinks[uid][0]!r} to be closed",
-                )
-        self._committers.clear()
+        for uid, committer in self._committers.take_to_close():
+            what = f"sink {self._committers.sinks[uid][0]!r} to be closed"
+            closed = partial(self._closed, uid)
+            self._effects.run_io(IoKind.CLOSE, committer.close, closed, about=uid, waits_for=what)
 
     def _closed(self, uid: str, outcome: Done[None] | Failed) -> None:
         if isinstance(outcome, Failed):
-            self._warn(failure_of(outcome.error, f"sink {self._sinks[uid][0]!r}: closing it").summary)
+            self._effects.facts.warned(
+                failure_of(outcome.error, f"sink {self._committers.sinks[uid][0]!r}: closing it").summary
+            )
 
     def check(self) -> None:
         self._lanes.check()

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from midstream.coordinator.dropped import Dropped, bad_records, late_rows, late_timers
 from midstream.coordinator.effects import Effects, TimerKind
 from midstream.coordinator.failures import Failure
+from midstream.coordinator.placement.dropped import Dropped, bad_records, late_rows, late_timers
 from midstream.core.errors import ClusterError, UnavailableError
 from midstream.core.ids import TaskId
 from midstream.graph.job_graph import JobGraph
@@ -64,18 +64,13 @@ class Slot:
 
 
 class Slots:
-    """Never more requests and slots together than the job needs, those that leave not counted.
-
-    `fail` is told when they do not come, `warn` of what has been tried again.
-    """
+    """Never more requests and slots together than the job needs, those that leave not counted."""
 
     def __init__(
         self,
         effects: Effects,
         graph: JobGraph,
         timeout_s: float,
-        fail: Callable[[Failure], None],
-        warn: Callable[[str], None],
     ) -> None:
         self.needed = graph.slots
         self.live: dict[int, Slot] = {}
@@ -95,8 +90,6 @@ class Slots:
         """It had all its slots once: the cluster has room for it."""
         self._effects = effects
         self._timeout_s = timeout_s
-        self._fail = fail
-        self._warn = warn
         self._open: set[str] = set()
         self._requests = 0
         self._requests_failed = 0
@@ -115,7 +108,7 @@ class Slots:
 
     # ---- asking for them ----
 
-    def gather(self) -> None:
+    def gather(self, *_: object) -> None:
         """Ask for all that are missing, and see that they come in time."""
         self._is_gathering = True
         while self.staying + len(self._open) < self.needed:
@@ -146,7 +139,7 @@ class Slots:
             return False
         self.leaving.add(slot)
         self.changes += 1
-        self._warn(f"{self.live[slot]} has to leave: {reason}")
+        self._effects.facts.warned(f"{self.live[slot]} has to leave: {reason}")
         return True
 
     def stay(self) -> None:
@@ -167,8 +160,8 @@ class Slots:
         self._effects.cancel_timer(self._timer)
         self._timer = None
 
-    def release(self, why: str) -> None:
-        """The job ends: nobody is needed any more."""
+    def release(self, why: str, _: bool) -> None:
+        """Nobody is needed any more."""
         self._is_gathering = False
         self._open.clear()
         for slot in sorted(self.live):
@@ -192,10 +185,8 @@ class Slots:
                 "they only wait"
             )
         text = f"the job needs {self.needed} slots, and {came}: {why}"
-        if self.job_has_run:
-            self._fail(Failure(text, "", ClusterError(text)))
-        else:
-            self._fail(Failure(text, "", UnavailableError(text), fatal=True))
+        error = ClusterError(text) if self.job_has_run else UnavailableError(text)
+        self._effects.facts.slots_failed(Failure(text, "", error, fatal=not self.job_has_run))
 
     def request_failed(self, request: str, reason: str) -> None:
         """It will not lead to a slot. Once the job has run, only the time counts."""
@@ -205,9 +196,9 @@ class Slots:
         self._requests_failed += 1
         text = f"a slot could not be started ({self.staying} of {self.needed} are there): {reason}"
         if not self.job_has_run and self._requests_failed >= FIRST_REQUESTS_FAILED_MAX:
-            self._fail(Failure(text, "", UnavailableError(text), fatal=True))
+            self._effects.facts.slots_failed(Failure(text, "", UnavailableError(text), fatal=True))
             return
-        self._warn(text)
+        self._effects.facts.warned(text)
         self._effects.set_timer(TimerKind.SLOT_RETRY, RETRY_S, self._ask_again)
 
     def _ask_again(self) -> None:
@@ -215,6 +206,9 @@ class Slots:
             self.gather()
 
     # ---- having them ----
+
+    def running(self) -> None:
+        self.job_has_run = True
 
     def begin_attempt(self) -> None:
         """What tasks report from now on is of another attempt."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from midstream.checkpoint.edge_ends import loses_edges
-from midstream.coordinator.rescaling import Stage
+from midstream.coordinator.placement.rescaling import Stage
 
 if TYPE_CHECKING:
     from midstream.coordinator.machine import Coordinator
-    from midstream.coordinator.sources import Sources
+    from midstream.coordinator.placement.sources import Sources
     from midstream.graph.job_graph import JobGraph
 
 
@@ -25,7 +25,7 @@ def trigger_when_due(job: Coordinator, sources: Sources, program: JobGraph) -> N
         return  # it would hold some sources as ended in the middle of their input, while others could read on
     rescale, savepoint = rescaling.wants_checkpoint, job.savepoints.wants_checkpoint
     wanted = requests.wants_checkpoint or rescaling.is_urgent or savepoint
-    if checkpoints.is_due(wanted, attempt.awaits_checkpoint):
+    if checkpoints.due.is_now(wanted, attempt.awaits_checkpoint):
         clients, is_stop = requests.take_checkpoint(), requests.wants_stop
         align = savepoint or (rescale and rescaling.must_align)
         if is_stop:  # it goes on when the program is started again, at the program's own parallelism

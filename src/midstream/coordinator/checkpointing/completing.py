@@ -11,13 +11,12 @@ from midstream.checkpoint.metadata import (
     CheckpointMetadata,
     Committables,
     OperatorState,
-    SourcePosition,
     files_of,
     layout_of,
     settings_of,
 )
-from midstream.checkpoint.references import InFlight
 from midstream.checkpoint.state_files import place_of
+from midstream.coordinator.checkpointing.pending import Pending
 from midstream.coordinator.events import JobPlan
 from midstream.core.ids import TaskId
 from midstream.graph.job_graph import OperatorSpec
@@ -121,17 +120,11 @@ def refusal(operators: Iterable[OperatorState], channel_files: Set[str], readabl
 
 def build_metadata(
     plan: JobPlan,
-    *,
-    checkpoint_id: int,
+    pending: Pending,
     epoch: int,
-    attempt: int,
-    created_ms: int,
     completed_ms: int,
     operators: tuple[OperatorState, ...],
-    sources: tuple[SourcePosition, ...],
     committables: tuple[Committables, ...],
-    channels: tuple[ChannelState, ...],
-    in_flight: InFlight,
 ) -> CheckpointMetadata:
     """What `_metadata` of this checkpoint says, with the size and files of all state it refers to."""
     vertices, edges = layout_of(plan.graph)
@@ -140,18 +133,18 @@ def build_metadata(
     return CheckpointMetadata(
         job_name=plan.config.name,
         job_id=plan.job_id,
-        checkpoint_id=checkpoint_id,
+        checkpoint_id=pending.checkpoint_id,
         epoch=epoch,
-        attempt=attempt,
-        created_ms=created_ms,
+        attempt=pending.attempt.number,
+        created_ms=pending.created_ms,
         completed_ms=completed_ms,
         max_parallelism=plan.graph.max_parallelism,
         vertices=vertices,
         edges=edges,
         operators=operators,
-        sources=sources,
+        sources=pending.sources,
         committables=committables,
-        state_bytes=sum(chunks.values()) + in_flight.bytes,
-        files=tuple(sorted(files_of(snapshots) | in_flight.files)),
-        channels=channels,
+        state_bytes=sum(chunks.values()) + pending.in_flight.bytes,
+        files=tuple(sorted(files_of(snapshots) | pending.in_flight.files)),
+        channels=channels_of(pending.acks),
     )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
+from midstream.coordinator.checkpointing.pending import Aborted, Completed
 from midstream.coordinator.effects import Effects
+from midstream.coordinator.events import NO_STORAGE
 from midstream.core.errors import assert_never
 from midstream.protocol.messages import DoCheckpoint, DoStop, Reply
-
-NO_STORAGE = "job has no checkpoint_dir: pass checkpoint_dir=…"
 
 
 @dataclass(slots=True)
@@ -28,8 +27,6 @@ class Stop:
 class Requests:
     def __init__(self, effects: Effects) -> None:
         self.stop: Stop | None = None
-        self.savepoint_is_off: Callable[[Stop, str], None]
-        """Told that a stop with a savepoint is off and why: its clients are still to be told."""
         self._effects = effects
         self._checkpoint: list[int] = []
         """They wait for a checkpoint that is triggered after they have asked."""
@@ -47,8 +44,7 @@ class Requests:
         """With a checkpoint, which is still to be made."""
         return self.stop is not None and not self.stop.drain and not self.stop.is_stored
 
-    def asked(self, client: int, request: DoCheckpoint | DoStop, has_storage: bool) -> bool:
-        """True: the sources are to end now."""
+    def asked(self, client: int, request: DoCheckpoint | DoStop, has_storage: bool) -> None:
         match request:
             case DoCheckpoint() if not has_storage:
                 self.refuse([client], f"the {NO_STORAGE}")
@@ -58,7 +54,7 @@ class Requests:
                 self._checkpoint.append(client)
             case DoStop(drain) if self.stop is None:
                 self.stop = Stop(drain, [client])
-                return drain
+                self._effects.facts.stop_asked(drain)
             case DoStop(drain) if self.stop.drain == drain:
                 self.stop.clients.append(client)
             case DoStop():
@@ -66,7 +62,6 @@ class Requests:
                 self.refuse([client], f"the job is stopping already, {how}")
             case _:
                 assert_never(request)
-        return False
 
     def stop_at_once(self, path: str | None) -> bool:
         """No task has run: all that there is is in that checkpoint. False: no stop is wanted, or one with a savepoint."""
@@ -77,8 +72,9 @@ class Requests:
 
     def stop_with_savepoint(self, client: int) -> Stop:
         assert self.stop is None
-        self.stop = Stop(False, [client], with_savepoint=True)
-        return self.stop
+        self.stop = stop = Stop(False, [client], with_savepoint=True)
+        self._effects.facts.stop_asked(False)
+        return stop
 
     def stop_is_stored(self, path: str) -> None:
         """Its checkpoint is complete. With a savepoint, that is still to be made of it."""
@@ -86,6 +82,24 @@ class Requests:
             self.stop.is_stored = True
             if not self.stop.with_savepoint:
                 self.stop.checkpoint = path
+
+    def checkpoint_completed(self, completed: Completed) -> None:
+        if completed.pending.stops:
+            self.stop_is_stored(completed.path)
+        for client in completed.pending.clients:
+            self._effects.reply(client, Reply(checkpoint=completed.path))
+
+    def checkpoint_aborted(self, aborted: Aborted) -> None:
+        if aborted.retry:
+            self.put_back(aborted.pending.clients)
+            return
+        self.refuse(aborted.pending.clients, str(aborted))
+        if aborted.pending.stops:
+            self.stop_failed(f"{aborted}; the job runs on")
+
+    def attempt_over(self, why: str, was_to_stop: bool) -> None:
+        if self.stop is not None and not self.stop.drain and (self.stop.is_stored or was_to_stop):
+            self.stop_failed(f"{why}; it goes on and does not stop")
 
     def take_checkpoint(self) -> tuple[int, ...]:
         """A checkpoint is triggered: whoever waits, waits for this one."""
@@ -99,7 +113,7 @@ class Requests:
         """The stop with a checkpoint, if there is one, is off; the job runs on."""
         stop, self.stop = self.stop, None
         if stop is not None and stop.with_savepoint:
-            self.savepoint_is_off(stop, reason)
+            self._effects.facts.stop_failed(stop, reason)
         elif stop is not None:
             self.refuse(stop.clients, reason)
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterator
 
 import msgspec
 
-from midstream.coordinator.attempt import Attempt
 from midstream.coordinator.events import JobPlan
-from midstream.coordinator.restoring import Dealt
+from midstream.coordinator.placement.attempt import Attempt
+from midstream.coordinator.restoring.dealing import Dealt
 from midstream.protocol.messages import Deploy
 
 

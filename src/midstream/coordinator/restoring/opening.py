@@ -29,8 +29,8 @@ from midstream.checkpoint.store import (
     take_over,
 )
 from midstream.coordinator.events import JobPlan
-from midstream.coordinator.going_back import Decision, Held, ask_sinks, decide, take_back
-from midstream.coordinator.restoring import NOTHING, Dealt, deal
+from midstream.coordinator.restoring.dealing import NOTHING, Dealt, deal
+from midstream.coordinator.restoring.going_back import Decision, Held, ask_sinks, decide, take_back
 from midstream.core.errors import ConfigError, MidstreamError, StorageError
 from midstream.core.seams import Storage
 from midstream.exchange.capacity import check_pool

@@ -1,9 +1,6 @@
 """One checkpoint at a time: triggered, acknowledged by every task that lives, published, completed.
 
-    (none) --trigger--> COLLECTING --all acknowledged--> PUBLISHING --durable--> completed
-                            |                                |
-                            +---- declined, timed out, ------+--- not written, timed out --> failed
-                                  a task ended or failed
+How far it is, and what leads on from there, is in `pending.CHECKPOINT_TABLE`.
 
 While the metadata is being written the outcome is open, whatever happens to the job meanwhile:
 nobody restores before it is known (`settled`), or the time is up. A write that has not come back
@@ -15,17 +12,12 @@ finds it there later has a checkpoint like any other, or, under a newer epoch, o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from enum import Enum, auto
+from collections.abc import Iterable
 from functools import partial
-from typing import Final
 
 from midstream.checkpoint.metadata import CheckpointMetadata, Committables, SourcePosition, names_of
-from midstream.checkpoint.references import InFlight
 from midstream.checkpoint.store import (
     FencedError,
-    Opened,
     Retained,
     UnknownOutcomeError,
     check_epoch,
@@ -33,20 +25,24 @@ from midstream.checkpoint.store import (
     publish,
     split_retained,
 )
-from midstream.coordinator.attempt import Attempt, CheckpointPlan
-from midstream.coordinator.checkpoint_history import CheckpointHistory, phases_of
-from midstream.coordinator.cleaning import Cleaning
-from midstream.coordinator.completing import (
+from midstream.coordinator.checkpointing.cleaning import Cleaning
+from midstream.coordinator.checkpointing.committing import Committing
+from midstream.coordinator.checkpointing.completing import (
     build_metadata,
-    channels_of,
     committables_of,
     merged,
     operator_states,
     refusal,
 )
+from midstream.coordinator.checkpointing.due import Due
+from midstream.coordinator.checkpointing.history import CheckpointHistory, phases_of
+from midstream.coordinator.checkpointing.pending import CHECKPOINT_TABLE, Aborted, Completed, Pending, Progress, Turn
+from midstream.coordinator.checkpointing.state_sizes import StateSizes
 from midstream.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.coordinator.events import JobPlan
-from midstream.coordinator.state_sizes import StateSizes
+from midstream.coordinator.failures import Failure
+from midstream.coordinator.placement.attempt import Attempt
+from midstream.coordinator.restoring.opening import OpenedStorage
 from midstream.core.errors import InvariantError, StorageError
 from midstream.core.ids import TaskId
 from midstream.core.places import below
@@ -54,102 +50,24 @@ from midstream.core.seams import Done, Failed, Storage
 from midstream.protocol.job_status import CheckpointStatus
 from midstream.protocol.messages import CheckpointAborted, CheckpointAck, CheckpointDecline, TriggerCheckpoint
 
-RETRY_MS: Final = 100
-"""Pause after a checkpoint that failed, before the next one that somebody waits for."""
-FINAL_RETRY_MS: Final = 1_000
-"""The same before the next one without which the job's end cannot come; doubles with each failure."""
-FINAL_RETRY_MS_MAX: Final = 60_000
-
-
-class Progress(Enum):
-    """How far the one in progress is."""
-
-    NONE = auto()
-    COLLECTING = auto()
-    PUBLISHING = auto()
-    ORPHANED = auto()
-    """PUBLISHING, and the attempt is over."""
-
-
-@dataclass(slots=True)
-class Pending:
-    checkpoint_id: int
-    attempt: Attempt
-    created_ms: int
-    plan: CheckpointPlan
-    sources: tuple[SourcePosition, ...]
-    clients: tuple[int, ...]
-    """Who asked for a checkpoint and waits for this one."""
-    is_stop: bool
-    """The job stops with this one."""
-    is_rescale: bool
-    """It goes on at another parallelism, or on other slots, from this one."""
-    is_savepoint: bool
-    """It fails for itself only: a job that cannot make one has no failure that a restart would mend."""
-    acks: dict[TaskId, CheckpointAck] = field(default_factory=dict)
-    in_flight: InFlight = field(default_factory=InFlight)
-    """Of these acknowledgements: there may be 100,000s of channels, so they are counted as they come."""
-    timer: str | None = None
-    publishing: bool = False
-    attempt_is_over: bool = False
-    files: frozenset[str] = frozenset()
-    """What its metadata refers to, once that is being written."""
-
-    @property
-    def alignment_ms(self) -> float:
-        """How long the task that waited longest for its barriers has done so."""
-        return max((ack.alignment_ms for ack in self.acks.values()), default=0.0)
-
-    @property
-    def missing(self) -> frozenset[TaskId]:
-        return self.plan.expected - self.acks.keys()
-
-
-@dataclass(frozen=True, slots=True)
-class Completed:
-    pending: Pending
-    metadata: CheckpointMetadata
-    committables: tuple[Committables, ...]
-    """To be committed now; what older checkpoints hold is not among them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Aborted:
-    pending: Pending
-    reason: str
-    retry: bool
-    """Nothing is wrong: it only has to be taken again."""
-
-
-@dataclass(frozen=True, slots=True)
-class Listener:
-    """Who is told what."""
-
-    completed: Callable[[Completed], None]
-    aborted: Callable[[Aborted], None]
-    too_many_failures: Callable[[str], None]
-    fenced: Callable[[StorageError], None]
-    uncommitted: Callable[[], tuple[Committables, ...]]
-    """Asked for what completed checkpoints hold and nobody has reported committed."""
-
 
 class Checkpoints:
-    def __init__(self, effects: Effects, plan: JobPlan, cleaning: Cleaning, listener: Listener) -> None:
+    def __init__(self, effects: Effects, plan: JobPlan, cleaning: Cleaning, committing: Committing) -> None:
         self.storage: Storage | None = None
         self.epoch = 0
         self.pending: Pending | None = None
+        self.progress = Progress.NONE
         self.state_sizes = StateSizes()
         self.newest: CheckpointMetadata | None = None
         """To restore: the newest completed one, or the one that the job began from."""
         self.retained: tuple[Retained, ...] = ()
-        self.completed_count = 0
-        self.failed_count = 0
+        self.due = Due(effects, plan.config)
         self.history = CheckpointHistory()
         self._effects = effects
         self._plan = plan
         self._names = names_of(plan.graph)
         self._cleaning = cleaning
-        self._listener = listener
+        self._committing = committing
         self._next_id = 1
         self._newest_id = 0
         """Id of the newest completed one of this run, or the one restored."""
@@ -157,23 +75,12 @@ class Checkpoints:
         self._uncertain_id = 0
         """The newest one of which nobody knows whether it is there: it may be, so its files stay."""
         self._uncertain_files: frozenset[str] = frozenset()
-        self._consecutive_failures = 0
         self._unsettled: dict[tuple[int, TaskId], tuple[tuple[str, tuple[bytes, ...]], ...]] = {}
         """What this attempt's sinks prepared for checkpoints that have not completed, by uid."""
-        self.triggered_s = 0.0
-        """When the last one was, on the clock of `Effects.elapsed_s`."""
-        self._began_ms = 0
-        self._ended_ms = 0
-        self._not_before_ms = 0
-        self._retry = False
-        """The last one has to be taken again."""
-        self._wake: tuple[int, str] | None = None
-        """Timer that makes somebody ask again: when, token."""
-        self._woken_for_ms = -1
-        """The time has come even if the wall clock, which may be set back, says something else."""
 
-    def open(self, storage: Storage, opened: Opened) -> None:
-        self.storage = storage
+    def open(self, found: OpenedStorage) -> None:
+        opened = found.opened
+        self.storage = found.storage
         self.epoch = opened.epoch
         self.newest = opened.restore
         if opened.restore is not None:
@@ -181,7 +88,6 @@ class Checkpoints:
         self.retained = opened.retained
         self._next_id = opened.next_checkpoint_id
         self._newest_id = opened.restore.checkpoint_id if opened.restore else 0
-        self._cleaning.storage, self._cleaning.epoch = storage, opened.epoch
 
     def path_of(self, checkpoint_id: int) -> str:
         assert self._plan.config.checkpoint_dir is not None
@@ -199,64 +105,16 @@ class Checkpoints:
         self._names = names_of(plan.graph)
 
     @property
-    def progress(self) -> Progress:
-        if self.pending is None:
-            return Progress.NONE
-        if not self.pending.publishing:
-            return Progress.COLLECTING
-        return Progress.ORPHANED if self.pending.attempt_is_over else Progress.PUBLISHING
-
-    @property
     def settled(self) -> bool:
         """It is known which checkpoint is the newest."""
-        return self.pending is None or not self.pending.publishing
+        return self.progress in (Progress.NONE, Progress.COLLECTING)
 
     @property
     def publishing_call(self) -> str | None:
         """What is waited for while the outcome is open."""
-        if self.pending is None or not self.pending.publishing:
+        if self.pending is None or self.settled:
             return None
         return f"the metadata of checkpoint {self.pending.checkpoint_id} to be written in {self._plan.config.checkpoint_dir}"
-
-    def running(self) -> None:
-        """The first checkpoint of an attempt comes one interval after its start."""
-        self._began_ms = self._ended_ms = self._effects.now_ms
-        self._retry = False
-
-    def is_due(self, wanted: bool, is_final: bool) -> bool:
-        """Whether to trigger one now; if not, there will be an event when it is time to ask again.
-
-        `wanted`: somebody waits for it; `is_final`: the end of the job does.
-        """
-        due_ms = self._due_ms(wanted, is_final)
-        if due_ms is None:
-            return False
-        now_ms = self._effects.now_ms
-        if now_ms < due_ms != self._woken_for_ms and (self._wake is None or self._wake[0] != due_ms):
-            if self._wake is not None:
-                self._effects.cancel_timer(self._wake[1])
-            woken = partial(self._woken, due_ms)
-            self._wake = due_ms, self._effects.set_timer(TimerKind.WAKE, (due_ms - now_ms) / 1000, woken)
-        return now_ms >= due_ms or self._woken_for_ms == due_ms
-
-    def _woken(self, due_ms: int) -> None:
-        self._wake = None
-        self._woken_for_ms = due_ms
-
-    def _due_ms(self, wanted: bool, is_final: bool) -> int | None:
-        """None: not before somebody wants one."""
-        failures = self._consecutive_failures
-        if wanted or self._retry or (is_final and not failures):
-            return self._not_before_ms
-        due_ms = []
-        if is_final:
-            pause_ms = min(FINAL_RETRY_MS << min(failures - 1, 20), FINAL_RETRY_MS_MAX)
-            due_ms.append(max(self._ended_ms + pause_ms, self._not_before_ms))
-        config = self._plan.config
-        if config.checkpoint_interval_s is not None:
-            interval_ms, pause_ms = int(config.checkpoint_interval_s * 1000), int(config.min_pause_s * 1000)
-            due_ms.append(max(self._began_ms + interval_ms, self._ended_ms + pause_ms, self._not_before_ms))
-        return min(due_ms, default=None)
 
     # ---- one checkpoint ----
 
@@ -270,18 +128,16 @@ class Checkpoints:
         is_savepoint: bool = False,
         must_align: bool = False,
     ) -> int:
-        """Begin one: its id. `sources` is as of this very step, see `coordinator.sources`. `must_align`: whatever the job's timeout says."""
-        assert self.pending is None, self.pending
+        """Begin one: its id. `sources` is as of this very step, see `coordinator.placement.sources`. `must_align`: whatever the job's timeout says."""
         assert self.storage is not None
+        self._turn(Turn.TRIGGERED)
         checkpoint_id, now_ms = self._next_id, self._effects.now_ms
         self._next_id += 1
         plan = attempt.plan_checkpoint()
         assert plan.trigger, plan
         pending = Pending(checkpoint_id, attempt, now_ms, plan, sources, clients, is_stop, is_rescale, is_savepoint)
         self.pending = pending
-        self._began_ms, self._retry = now_ms, False
-        self.triggered_s = self._effects.elapsed_s
-        self._not_before_ms = 0  # the wall clock may be set back, to long before it
+        self.due.triggered()
         by_slot: dict[int, list[TaskId]] = {}
         for ref in plan.trigger:
             by_slot.setdefault(attempt.slot_of(ref), []).append(ref)
@@ -299,8 +155,6 @@ class Checkpoints:
 
     def acknowledge(self, slot: int, ack: CheckpointAck, attempt: Attempt) -> None:
         """A task of the current attempt has stored its part."""
-        if not attempt.owns(slot, ack.task):
-            raise InvariantError(f"slot {slot} acknowledges checkpoint {ack.checkpoint_id} for {ack.task}")
         if ack.checkpoint_id in self._completed_ids:
             return  # a duplicate: its files belong to the checkpoint
         if ack.checkpoint_id >= self._next_id:
@@ -327,7 +181,7 @@ class Checkpoints:
         assert message.checkpoint_id not in self._completed_ids, message
         self._cleaning.drop((), message.files)
         pending = self.pending
-        if pending is None or pending.publishing or pending.checkpoint_id != message.checkpoint_id:
+        if pending is None or not self.settled or pending.checkpoint_id != message.checkpoint_id:
             return
         reason = f"{self._task_names([message.task])}: {message.reason}" if message.counts else message.reason
         self._abort(pending, reason, counts=message.counts, retry=not message.counts)
@@ -335,23 +189,24 @@ class Checkpoints:
     def task_finished(self, ref: TaskId) -> None:
         """It ended while the trigger was on its way: it will never acknowledge."""
         pending = self.pending
-        if pending is None or pending.publishing or ref in pending.acks:
+        if pending is None or not self.settled or ref in pending.acks:
             return
         if ref in pending.plan.expected:
             self._abort(pending, f"task {ref} finished meanwhile", counts=False, retry=True)
 
-    def attempt_over(self, reason: str) -> None:
-        """The attempt ends. A checkpoint whose metadata is being written is still waited for."""
+    def attempt_over(self, why: str, _: bool) -> None:
+        """A checkpoint whose metadata is being written is still waited for."""
         pending = self.pending
         if pending is not None:
             pending.attempt_is_over = True
-            if not pending.publishing:
-                self._abort(pending, reason, counts=False, retry=False)
-        self._consecutive_failures = 0
-        self._retry = False
+            if self.settled:
+                self._abort(pending, why, counts=False, retry=False)
+            else:
+                self._turn(Turn.ATTEMPT_OVER)
+        self.due.attempt_over()
 
-    def look_at_the_epochs(self) -> None:
-        """After a failure: was it another coordinator that took our files away? Else we would restart for ever."""
+    def look_at_the_epochs(self, *_: object) -> None:
+        """Was it another coordinator that took our files away? Else we would restart for ever."""
         if self.storage is not None:
             look = partial(check_epoch, self.storage, self.epoch)
             what = f"the epochs in {self._plan.config.checkpoint_dir} to be read"
@@ -359,7 +214,7 @@ class Checkpoints:
 
     def _epochs_seen(self, outcome: Done[None] | Failed) -> None:
         if isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
-            self._listener.fenced(outcome.error)
+            self._effects.facts.fenced(outcome.error)
 
     def take_unsettled(self) -> tuple[Committables, ...]:
         """After the end of an attempt: what was prepared for checkpoints that will never complete."""
@@ -428,11 +283,10 @@ class Checkpoints:
         assert pending is not None and pending.checkpoint_id == checkpoint_id, (pending, checkpoint_id)
         pending.timer = None
         within = f"not complete within {timeout_s:g} s"
-        if not pending.publishing:
+        if self.settled:
             reason = f"{within}: no answer from {self.unanswered(pending)}"
             self._abort(pending, reason, counts=True, retry=False)
             return
-        pending.publishing = False
         self._is_uncertain(pending)
         where = self._plan.config.checkpoint_dir
         reason = (
@@ -456,7 +310,6 @@ class Checkpoints:
     def _publish(self, pending: Pending) -> None:
         operators = operator_states(self._plan, pending.acks, pending.plan.finished, self.newest)
         written = frozenset(file for ack in pending.acks.values() for file in ack.files)
-        channels = channels_of(pending.acks)
         why_not = refusal(
             operators, pending.in_flight.files, written.union(*(retained.files for retained in self.retained))
         )
@@ -465,19 +318,9 @@ class Checkpoints:
             return
         own = committables_of(pending.acks, self._names, self._newest_id)
         metadata = build_metadata(
-            self._plan,
-            checkpoint_id=pending.checkpoint_id,
-            epoch=self.epoch,
-            attempt=pending.attempt.number,
-            created_ms=pending.created_ms,
-            completed_ms=self._effects.now_ms,
-            operators=operators,
-            sources=pending.sources,
-            committables=(*self._listener.uncommitted(), *own),
-            channels=channels,
-            in_flight=pending.in_flight,
+            self._plan, pending, self.epoch, self._effects.now_ms, operators, (*self._committing.uncommitted, *own)
         )
-        pending.publishing = True
+        self._turn(Turn.ACKNOWLEDGED)
         pending.files = frozenset(metadata.files)
         assert self.storage is not None
         work = partial(publish, self.storage, metadata)
@@ -495,27 +338,29 @@ class Checkpoints:
     ) -> None:
         if self.pending is not pending:  # its time was up before: it is unknown for good
             if isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
-                self._listener.fenced(outcome.error)
+                self._effects.facts.fenced(outcome.error)
+        elif isinstance(outcome, Failed):
+            self._not_published(pending, outcome.error)
+        else:
+            self._completed(pending, metadata, committables)
+
+    def _not_published(self, pending: Pending, error: BaseException) -> None:
+        if isinstance(error, FencedError):
+            self._over(pending, Turn.FAILED)
+            pending.attempt_is_over = True
+            self._effects.facts.checkpoint_aborted(Aborted(pending, str(error), retry=False))
+            self._effects.facts.fenced(error)
             return
-        assert pending.publishing
-        pending.publishing = False
-        if isinstance(outcome, Failed):
-            error = outcome.error
-            if isinstance(error, FencedError):
-                self.pending = None
-                self._effects.cancel_timer(pending.timer)
-                pending.attempt_is_over = True
-                self._listener.aborted(Aborted(pending, str(error), retry=False))
-                self._listener.fenced(error)
-                return
-            certain = not isinstance(error, UnknownOutcomeError)
-            if not certain:
-                self._is_uncertain(pending)
-            reason = f"its metadata could not be written: {error}"
-            self._abort(pending, reason, counts=True, retry=False, delete=certain)
-            return
-        self.pending = None
-        self._effects.cancel_timer(pending.timer)
+        certain = not isinstance(error, UnknownOutcomeError)
+        if not certain:
+            self._is_uncertain(pending)
+        reason = f"its metadata could not be written: {error}"
+        self._abort(pending, reason, counts=True, retry=False, delete=certain)
+
+    def _completed(
+        self, pending: Pending, metadata: CheckpointMetadata, committables: tuple[Committables, ...]
+    ) -> None:
+        self._over(pending, Turn.COMPLETED)
         assert metadata.checkpoint_id > self._newest_id, (metadata.checkpoint_id, self._newest_id)
         self.newest = metadata
         self.state_sizes.completed(metadata)
@@ -524,9 +369,8 @@ class Checkpoints:
         for settled in [known for known in self._unsettled if known[0] <= metadata.checkpoint_id]:
             del self._unsettled[settled]
         self.retained = (*self.retained, Retained(metadata.checkpoint_id, frozenset(metadata.files)))
-        self.completed_count += 1
-        self._consecutive_failures = 0
-        self._ended(self._effects.now_ms)  # the writing of the metadata is part of it
+        self.due.failures = 0
+        self.due.ended()  # the writing of the metadata is part of it
         now_ms = self._effects.now_ms
         status = self._status_of(
             pending,
@@ -535,47 +379,57 @@ class Checkpoints:
             metadata_ms=max(0, now_ms - metadata.completed_ms),
         )
         self.history.completed(status, bool(committables), now_ms)
-        self._listener.completed(Completed(pending, metadata, committables))
+        path = self.path_of(metadata.checkpoint_id)
+        is_first = not (pending.attempt_is_over or pending.attempt.has_checkpoint)
+        self._effects.facts.checkpoint_completed(Completed(pending, metadata, committables, path, is_first))
+
+    def drop_older_attempts(self, completed: Completed) -> None:
+        """What was written before an attempt, and no checkpoint refers to, is of no use once it has a checkpoint."""
+        if completed.is_first and completed.pending.attempt.number > 0:
+            self._cleaning.drop_attempts_before(completed.pending.attempt.number, self.referenced_files())
 
     def _abort(self, pending: Pending, reason: str, *, counts: bool, retry: bool, delete: bool = True) -> None:
         """It fails. `counts`: against the tolerable failures; `retry`: nothing is wrong, it is taken again soon."""
-        self.pending = None
-        self._effects.cancel_timer(pending.timer)
+        self._over(pending, Turn.FAILED)
         if delete:
             self._cleaning.drop((), [file for ack in pending.acks.values() for file in ack.files])
         now_ms = self._effects.now_ms
-        self._ended(now_ms)
-        self._not_before_ms = now_ms + RETRY_MS
+        self.due.failed()
         if not retry:
-            self.failed_count += not pending.is_savepoint
             took_ms = now_ms - pending.created_ms
             self.history.failed(self._status_of(pending, "failed", took_ms, reason=reason))
         if pending.attempt_is_over:
-            self._listener.aborted(Aborted(pending, reason, retry=False))
+            self._effects.facts.checkpoint_aborted(Aborted(pending, reason, retry=False))
             return
-        self._retry = retry
+        self.due.retry = retry
         for slot in pending.attempt.slots:
             self._effects.send(slot, CheckpointAborted(pending.attempt.number, pending.checkpoint_id))
-        self._listener.aborted(Aborted(pending, reason, retry))
+        self._effects.facts.checkpoint_aborted(Aborted(pending, reason, retry))
         if counts and not pending.is_savepoint:
-            self._consecutive_failures += 1
+            self.due.failures += 1
             tolerable = self._plan.config.tolerable_failures
-            if self._consecutive_failures > tolerable:
-                self._listener.too_many_failures(
-                    f"{self._consecutive_failures} checkpoints in a row have failed (tolerable_failures is {tolerable}); "
+            if self.due.failures > tolerable:
+                text = (
+                    f"{self.due.failures} checkpoints in a row have failed (tolerable_failures is {tolerable}); "
                     f"the last one, {pending.checkpoint_id}: {reason}"
                 )
+                self._effects.facts.attempt_failed(Failure(text, "", StorageError(text)))
 
-    def _ended(self, now_ms: int) -> None:
-        """The wall clock may have been set back since it began: the next one must not wait for that long."""
-        self._ended_ms = now_ms
-        self._began_ms = min(self._began_ms, now_ms)
+    def _turn(self, what: Turn) -> None:
+        self.progress = CHECKPOINT_TABLE.next(self.progress, what)
+
+    def _over(self, pending: Pending, how: Turn) -> None:
+        self._turn(how)
+        self.pending = None
+        self._effects.cancel_timer(pending.timer)
 
     def check(self) -> None:
         pending = self.pending
+        assert (pending is None) == (self.progress is Progress.NONE), (pending, self.progress)
         if pending is not None:
             assert pending.acks.keys() <= pending.plan.expected, pending
-            assert pending.publishing == (len(pending.acks) == len(pending.plan.expected)), pending
+            assert self.settled == (len(pending.acks) < len(pending.plan.expected)), (pending, self.progress)
+            assert self.settled or pending.attempt_is_over == (self.progress is Progress.ORPHANED), pending
             assert pending.checkpoint_id == self._next_id - 1, (pending.checkpoint_id, self._next_id)
         ids = [retained.checkpoint_id for retained in self.retained]
         assert ids == sorted(set(ids)), ids

@@ -14,25 +14,30 @@ Per source at most one call runs at a time, so that a source needs no locks.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import partial
 from math import ceil
 from operator import itemgetter
+from typing import TYPE_CHECKING
 
 import msgspec
 
-from midstream.checkpoint.metadata import CheckpointMetadata, SourcePosition
+from midstream.checkpoint.metadata import SourcePosition
 from midstream.checkpoint.state_files import read_parts
-from midstream.coordinator.attempt import Attempt
 from midstream.coordinator.effects import Effects, IoKind, TimerKind
-from midstream.coordinator.failures import Failure, failure_of
+from midstream.coordinator.failures import failure_of
+from midstream.coordinator.placement.attempt import Attempt
+from midstream.coordinator.restoring.opening import OpenedStorage
 from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Storage
 from midstream.graph.job_graph import JobGraph, SourceSpec
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split
 from midstream.protocol.messages import AssignSplit, NoMoreSplits, PartHandle, SplitsAssigned
 from midstream.worker.source import SPLITS, splits_of
+
+if TYPE_CHECKING:
+    from midstream.coordinator.checkpointing.pending import Completed
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Split)
@@ -134,17 +139,11 @@ class _State:
 
 
 class Sources:
-    """`fail` is told what makes the attempt fail, `warn` what does not."""
-
-    def __init__(
-        self, effects: Effects, graph: JobGraph, fail: Callable[[Failure], None], warn: Callable[[str], None]
-    ) -> None:
+    def __init__(self, effects: Effects, graph: JobGraph) -> None:
         self.storage: Storage | None = None
         self.are_reset = False
         """They stand where the next attempt begins, and discover."""
         self._effects = effects
-        self._fail = fail
-        self._warn = warn
         self._attempt: Attempt | None = None
         self._is_open = False
         """Discovery goes on: not before the first reset, and never again after `stop`."""
@@ -155,6 +154,9 @@ class Sources:
             if vertex.source is not None
         }
         self._by_vertex = {state.vertex: state for state in self._states.values()}
+
+    def open(self, found: OpenedStorage) -> None:
+        self.storage = found.storage
 
     # ---- attempts ----
 
@@ -212,6 +214,10 @@ class Sources:
             self._effects.cancel_timer(state.timer)
             state.timer = None
             self._hand_out(state)
+
+    def end(self, *_: object) -> None:
+        self.pause()
+        self.stop()
 
     def _quiesce(self, state: _State) -> None:
         self._effects.cancel_timer(state.timer)
@@ -272,10 +278,10 @@ class Sources:
             for uid, state in self._states.items()
         )
 
-    def completed(self, metadata: CheckpointMetadata) -> None:
+    def checkpoint_completed(self, completed: Completed) -> None:
         """Tell the sources, where they want to know, what is safe now. Only the newest matters."""
-        positions = {position.uid: position for position in metadata.sources}
-        for operator in metadata.operators:
+        positions = {position.uid: position for position in completed.metadata.sources}
+        for operator in completed.metadata.operators:
             state, position = self._states.get(operator.uid), positions.get(operator.uid)
             if state is None or position is None or state.finished:
                 continue
@@ -315,7 +321,9 @@ class Sources:
         state.busy = False
         if isinstance(outcome, Failed):
             # The next checkpoint tells it again, and more.
-            self._warn(failure_of(outcome.error, f"source {state.spec.name!r}, after a checkpoint").summary)
+            self._effects.facts.warned(
+                failure_of(outcome.error, f"source {state.spec.name!r}, after a checkpoint").summary
+            )
         self._next_call(state)
 
     def _discovered(self, state: _State, generation: int, outcome: Done[Discovery] | Failed) -> None:
@@ -325,7 +333,8 @@ class Sources:
             return
         if isinstance(outcome, Failed):
             state.generation += 1
-            self._fail(failure_of(outcome.error, f"source {state.spec.name!r}: finding its splits failed"))
+            failure = failure_of(outcome.error, f"source {state.spec.name!r}: finding its splits failed")
+            self._effects.facts.start_failed(failure)
             return
         found = outcome.value
         assert not state.pending, state.spec.uid
@@ -359,7 +368,9 @@ class Sources:
 
     def _closed(self, state: _State, outcome: Done[None] | Failed) -> None:
         if isinstance(outcome, Failed):
-            self._warn(failure_of(outcome.error, f"source {state.spec.name!r}: closing it failed").summary)
+            self._effects.facts.warned(
+                failure_of(outcome.error, f"source {state.spec.name!r}: closing it failed").summary
+            )
 
 
 def _in_turn(state: _State) -> TaskId | None:

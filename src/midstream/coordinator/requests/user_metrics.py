@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterable
 from typing import Final
 
-from midstream.coordinator.slots import Rate
+from midstream.coordinator.placement.slots import Rate
 from midstream.protocol.job_status import GaugeStatus
 
 NAMES_MAX: Final = 200

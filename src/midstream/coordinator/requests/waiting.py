@@ -143,8 +143,8 @@ class Waiting:
     def _of_tasks(self, job: Coordinator) -> Iterator[WaitStatus]:
         checkpoints = job.checkpoints
         pending = checkpoints.pending
-        if pending is not None and not pending.publishing:
-            for_ms = round((self._effects.elapsed_s - checkpoints.triggered_s) * 1000)
+        if pending is not None and checkpoints.settled:
+            for_ms = round((self._effects.elapsed_s - checkpoints.due.triggered_s) * 1000)
             if for_ms > SHOWN_S * 1000:  # else nobody is told, and there may be many tasks
                 what = f"checkpoint {pending.checkpoint_id}, of {checkpoints.unanswered(pending)}"
                 yield WaitStatus(what, for_ms, round(job.plan.config.checkpoint_timeout_s * 1000))

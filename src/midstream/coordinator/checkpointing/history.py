@@ -19,14 +19,19 @@ class CheckpointHistory:
     def __init__(self) -> None:
         self.newest_first: deque[CheckpointStatus] = deque(maxlen=HISTORY_MAX)
         """Those that are over."""
+        self.completed_count = 0
+        self.failed_count = 0
+        """Savepoints not counted."""
         self.last_completed: CheckpointStatus | None = None
         self._committing_since: dict[int, int] = {}
         """By checkpoint with output that is not all committed: when it had completed, in milliseconds since 1970."""
 
     def failed(self, status: CheckpointStatus) -> None:
+        self.failed_count += not status.is_savepoint
         self.newest_first.appendleft(status)
 
     def completed(self, status: CheckpointStatus, has_output: bool, now_ms: int) -> None:
+        self.completed_count += 1
         self.last_completed = status
         self.newest_first.appendleft(status)
         if has_output:

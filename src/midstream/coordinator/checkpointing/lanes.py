@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 from midstream.checkpoint.metadata import Committables
 from midstream.coordinator.effects import Effects, IoKind
 from midstream.coordinator.phase import Phase
-from midstream.coordinator.slots import Slots
+from midstream.coordinator.placement.slots import Slots
 from midstream.core.errors import ConfigError
 from midstream.operators.sink import Sink
 from midstream.protocol import messages as m

@@ -1,9 +1,6 @@
 """One attempt to run the job: which slot runs which task, and how far each task is.
 
-    DEPLOYING -> RUNNING -> FINISHING -> FINISHED
-
-FINISHING: all data is processed; the task waits for a checkpoint. Tasks that a checkpoint has
-recorded as finished, and all tasks of a job without checkpoints, go from RUNNING to FINISHED.
+A task is DEPLOYING, RUNNING, FINISHING (all data is processed; it waits for a checkpoint), FINISHED, as TASK_TABLE says.
 """
 
 from __future__ import annotations
@@ -11,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from enum import Enum
+from typing import Final, TypeAlias
 
 from midstream.core.errors import InvariantError
 from midstream.core.ids import TaskId
+from midstream.core.transitions import Row, Table
 from midstream.graph.job_graph import JobGraph
+from midstream.protocol.messages import TaskEndOfData, TaskFinished, TaskRunning
 
 
 class TaskPhase(Enum):
@@ -25,11 +25,25 @@ class TaskPhase(Enum):
 
 
 _FINISHING, _FINISHED = TaskPhase.FINISHING, TaskPhase.FINISHED
-_BEFORE = {
-    TaskPhase.RUNNING: (TaskPhase.DEPLOYING,),
-    TaskPhase.FINISHING: (TaskPhase.RUNNING,),
-    TaskPhase.FINISHED: (TaskPhase.RUNNING, TaskPhase.FINISHING),
-}
+
+Said: TypeAlias = TaskRunning | TaskEndOfData | TaskFinished
+
+TASK_TABLE: Final[Table[TaskPhase, type[Said]]] = Table(
+    "task, to the coordinator",
+    (
+        Row(TaskPhase.DEPLOYING, TaskRunning, (TaskPhase.RUNNING,), "once all tasks run, checkpoints begin"),
+        Row(TaskPhase.RUNNING, TaskEndOfData, (_FINISHING,), "once all are here, a last checkpoint is made"),
+        Row(
+            TaskPhase.RUNNING,
+            TaskFinished,
+            (_FINISHED,),
+            "a checkpoint has it as finished, or the job makes none: it need not wait for one",
+        ),
+        Row(
+            _FINISHING, TaskFinished, (_FINISHED,), "once all are here, what they wrote is committed, and the job ends"
+        ),
+    ),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +86,9 @@ class Attempt:
             tasks[self.slot_of(ref)].append(ref)
         return tasks
 
-    def owns(self, slot: int, ref: TaskId) -> bool:
-        return ref in self.phases and self.slot_of(ref) == slot
-
     def check_owner(self, slot: int, ref: TaskId) -> None:
         """Raises InvariantError when `slot` has no business to speak for the task."""
-        if not self.owns(slot, ref):
+        if ref not in self.phases or self.slot_of(ref) != slot:
             raise InvariantError(f"slot {slot} speaks for task {ref}, which it does not run")
 
     def checkpoint_completed(self, finished: Iterable[TaskId]) -> None:
@@ -85,11 +96,10 @@ class Attempt:
         self.final.update(finished)
         self._not_final -= self.final
 
-    def advance(self, ref: TaskId, phase: TaskPhase) -> None:
-        """Raises InvariantError when that phase cannot come now."""
+    def advance(self, ref: TaskId, said: type[Said]) -> None:
+        """Raises InvariantError when that cannot be said now."""
         before = self.phases[ref]
-        if before not in _BEFORE[phase]:
-            raise InvariantError(f"attempt {self.number}: task {ref} is {before.value}, cannot become {phase.value}")
+        phase = TASK_TABLE.next(before, said)
         self.phases[ref] = phase
         self._in[before] -= 1
         self._in[phase] += 1

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from midstream.coordinator.event_time import edge_watermark_us, held_back
 from midstream.coordinator.phase import Phase
-from midstream.coordinator.rescaling import Stage
-from midstream.coordinator.slots import Rate
-from midstream.coordinator.user_metrics import user_counters, user_gauges
+from midstream.coordinator.placement.rescaling import Stage
+from midstream.coordinator.placement.slots import Rate
+from midstream.coordinator.requests.event_time import edge_watermark_us, held_back
+from midstream.coordinator.requests.user_metrics import user_counters, user_gauges
 from midstream.core.elements import MIN_WATERMARK_US
 from midstream.core.errors import assert_never
 from midstream.core.ids import TaskId
@@ -55,8 +55,8 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
         slots_needed=job.slots.needed,
         vertices=vertices,
         edges=edges,
-        checkpoints_completed=checkpoints.completed_count,
-        checkpoints_failed=checkpoints.failed_count,
+        checkpoints_completed=checkpoints.history.completed_count,
+        checkpoints_failed=checkpoints.history.failed_count,
         last_checkpoint=checkpoints.history.last_completed,
         checkpoints=(*([in_progress] if in_progress else []), *checkpoints.history.newest_first),
         failures=tuple(job.failures),

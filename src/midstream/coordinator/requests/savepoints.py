@@ -1,11 +1,6 @@
 """Savepoints: a place for each is claimed, a checkpoint is made, what it covers is committed, then it is copied.
 
-    CLAIMING --the place is ours--> WAITING --triggered--> STORING --completed--> COMMITTING
-                                       ^                      |                       |
-                                       +---- try again -------+         all committed |
-    (answered) <--written-- COPYING <-------------------------------------------------+
-    (answered) <--the job has stopped-- COPIED <--written, for a stop-- COPYING
-    (answered) <--the place is given back-- DISCARDING <--whatever fails, in any of them
+Their stages, and what leads from one to the next, are in SAVEPOINT_TABLE.
 
 The checkpoint is aligned: rows in flight could only be read by the same graph. It is kept for as long
 as it is copied, and the job runs on meanwhile. A stop is answered by `Requests`; for it the sources
@@ -19,16 +14,19 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from functools import partial
+from typing import Final
 
 from midstream.checkpoint.metadata import CheckpointMetadata
 from midstream.checkpoint.savepoint import Place, SavepointFile, claim_place, discard, write_savepoint
 from midstream.checkpoint.store import FencedError, check_epoch
-from midstream.coordinator.attempt import Attempt
+from midstream.coordinator.checkpointing.pending import Aborted, Completed
 from midstream.coordinator.effects import Effects, IoKind
-from midstream.coordinator.events import JobPlan
-from midstream.coordinator.requests import NO_STORAGE, Requests, Stop
+from midstream.coordinator.events import NO_STORAGE, JobPlan
+from midstream.coordinator.placement.attempt import Attempt
+from midstream.coordinator.requests.requests import Requests, Stop
 from midstream.core.errors import StorageError
 from midstream.core.seams import Done, Failed, Storage
+from midstream.core.transitions import Row, Table
 from midstream.protocol.messages import DoSavepoint, DoStop, ReadOn, Reply
 
 
@@ -43,6 +41,41 @@ class Stage(Enum):
     """The job is still to stop with it."""
     DISCARDING = auto()
     """It is not to be. Who asked is told when its place is free again."""
+
+
+class Turn(Enum):
+    """What leads to another stage."""
+
+    CLAIMED = auto()
+    """Its place is ours."""
+    TRIGGERED = auto()
+    COMPLETED = auto()
+    TO_BE_REPEATED = auto()
+    """Its checkpoint was aborted, and nothing is wrong."""
+    COMMITTED = auto()
+    """All that its checkpoint covers."""
+    COPIED = auto()
+    """Or not: either way nothing is at work on it any more."""
+    OFF = auto()
+    """Something has failed, or the job ends."""
+
+
+SAVEPOINT_TABLE: Final[Table[Stage, Turn]] = Table(
+    "savepoint",
+    (
+        Row(Stage.CLAIMING, Turn.CLAIMED, (Stage.WAITING,), "a stop that waited for its place is noted"),
+        Row(Stage.WAITING, Turn.TRIGGERED, (Stage.STORING,), "an aligned checkpoint is made"),
+        Row(Stage.STORING, Turn.COMPLETED, (Stage.COMMITTING,), "the checkpoint is kept from here on"),
+        Row(Stage.STORING, Turn.TO_BE_REPEATED, (Stage.WAITING,), "the next one is for it"),
+        Row(Stage.COMMITTING, Turn.COMMITTED, (Stage.COPYING,), "the checkpoint is copied to the place"),
+        Row(Stage.COPYING, Turn.COPIED, (Stage.COPIED,), "who asked is answered; a stop, when the job has stopped"),
+        *(
+            Row(stage, Turn.OFF, (Stage.DISCARDING,), "the place is given back, then who asked is told")
+            for stage in Stage
+            if stage not in (Stage.COPYING, Stage.DISCARDING)
+        ),
+    ),
+)
 
 
 @dataclass(slots=True, eq=False)
@@ -63,27 +96,19 @@ class _Savepoint:
     """Clients to tell `reason` when its place is free again."""
     reason: str = ""
 
+    def turn(self, what: Turn) -> None:
+        self.stage = SAVEPOINT_TABLE.next(self.stage, what)
+
 
 class Savepoints:
-    """`stop_asked` is told when a stop has been noted that waited for its place until then; `fenced` ends the job."""
-
     def __init__(
-        self,
-        effects: Effects,
-        plan: JobPlan,
-        requests: Requests,
-        open_storage: Callable[[str], Storage],
-        stop_asked: Callable[[], None],
-        fenced: Callable[[StorageError], None],
+        self, effects: Effects, plan: JobPlan, requests: Requests, open_storage: Callable[[str], Storage]
     ) -> None:
         self._effects = effects
         self._requests = requests
         self._open_storage = open_storage
         self._root = plan.config.checkpoint_dir
         self._about = SavepointFile(plan.config.name, plan.job_id)
-        self._stop_asked = stop_asked
-        self._fenced = fenced
-        requests.savepoint_is_off = self._stop_failed
         self._all: list[_Savepoint] = []
         self._has_ended = False
 
@@ -129,28 +154,28 @@ class Savepoints:
         if self._has_ended or self._requests.stop is not None:
             self._fail(savepoint, "the job is stopping already")
             return
-        savepoint.stage = Stage.WAITING
+        savepoint.turn(Turn.CLAIMED)
         if savepoint.is_stop:
             savepoint.stop = self._requests.stop_with_savepoint(savepoint.client)
-            self._stop_asked()
 
     # ---- its checkpoint ----
 
     def triggered(self, checkpoint_id: int) -> None:
         for savepoint in self._at(Stage.WAITING):
-            savepoint.stage, savepoint.checkpoint_id = Stage.STORING, checkpoint_id
+            savepoint.turn(Turn.TRIGGERED)
+            savepoint.checkpoint_id = checkpoint_id
 
-    def completed(self, metadata: CheckpointMetadata, attempt: Attempt) -> None:
-        for savepoint in self._of(metadata.checkpoint_id):
-            savepoint.stage, savepoint.metadata, savepoint.attempt = Stage.COMMITTING, metadata, attempt
+    def checkpoint_completed(self, completed: Completed) -> None:
+        for savepoint in self._of(completed.pending.checkpoint_id):
+            savepoint.turn(Turn.COMPLETED)
+            savepoint.metadata, savepoint.attempt = completed.metadata, completed.pending.attempt
 
-    def aborted(self, checkpoint_id: int, reason: str, *, retry: bool) -> None:
-        """`retry`: nothing is wrong with it, it is taken again."""
-        for savepoint in self._of(checkpoint_id):
-            if retry:
-                savepoint.stage = Stage.WAITING
+    def checkpoint_aborted(self, aborted: Aborted) -> None:
+        for savepoint in self._of(aborted.pending.checkpoint_id):
+            if aborted.retry:
+                savepoint.turn(Turn.TO_BE_REPEATED)
             else:
-                self._fail(savepoint, reason)
+                self._fail(savepoint, str(aborted))
 
     # ---- copying ----
 
@@ -160,7 +185,7 @@ class Savepoints:
             if oldest_uncommitted is not None and oldest_uncommitted <= savepoint.checkpoint_id:
                 continue
             assert source is not None and savepoint.metadata is not None and savepoint.place is not None
-            savepoint.stage = Stage.COPYING
+            savepoint.turn(Turn.COMMITTED)
             work = partial(_copy, source, savepoint.metadata, savepoint.place)
             what = f"checkpoint {savepoint.checkpoint_id} to be copied to the savepoint {savepoint.place.url}"
             copied = partial(self._copied, savepoint)
@@ -168,11 +193,11 @@ class Savepoints:
 
     def _copied(self, savepoint: _Savepoint, outcome: Done[None] | Failed) -> None:
         assert savepoint.place is not None
-        savepoint.stage = Stage.COPIED
+        savepoint.turn(Turn.COPIED)
         if savepoint.refused or self._has_ended:
             self._discard(savepoint)  # whoever asked is told, or has been told, that there is none
         elif isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
-            self._fenced(outcome.error)
+            self._effects.facts.fenced(outcome.error)
         elif isinstance(outcome, Failed):
             self._fail(savepoint, str(outcome.error))
         elif savepoint.stop is not None:
@@ -196,7 +221,7 @@ class Savepoints:
                 for slot in savepoint.attempt.slots:
                     self._effects.send(slot, ReadOn(savepoint.attempt.number, savepoint.checkpoint_id))
 
-    def _stop_failed(self, stop: Stop, reason: str) -> None:
+    def stop_failed(self, stop: Stop, reason: str) -> None:
         savepoint = next(savepoint for savepoint in self._all if savepoint.stop is stop)
         self._refuse(savepoint, stop.clients, reason)
 
@@ -207,7 +232,7 @@ class Savepoints:
             self._discard(savepoint)
 
     def _discard(self, savepoint: _Savepoint) -> None:
-        savepoint.stage = Stage.DISCARDING
+        savepoint.turn(Turn.OFF)
         if savepoint.place is None:
             self._discarded(savepoint, Done(None))
         else:
@@ -220,7 +245,7 @@ class Savepoints:
         self._all.remove(savepoint)
         self._requests.refuse(savepoint.refused, savepoint.reason)
 
-    def job_ended(self, reason: str, *, stopped: bool) -> None:
+    def job_ended(self, why: str, stopped: bool) -> None:
         """Answer all but stops. Only what is complete may stay, and only if the job has `stopped` with it.
 
         What is at work on the I/O pool may come to its end, and is taken back then, but nobody waits for it.
@@ -231,7 +256,7 @@ class Savepoints:
                 self._requests.refuse(savepoint.refused, savepoint.reason)
                 savepoint.refused = []
             elif savepoint.stop is None:
-                self._requests.refuse([savepoint.client], f"no savepoint was made: {reason}")
+                self._requests.refuse([savepoint.client], f"no savepoint was made: {why}")
             is_at_work = savepoint.stage in (Stage.CLAIMING, Stage.COPYING, Stage.DISCARDING)
             if not is_at_work and not (stopped and savepoint.stage is Stage.COPIED):
                 self._discard(savepoint)

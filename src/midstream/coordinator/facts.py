@@ -1,0 +1,129 @@
+"""What one part of the coordinator finds out and others have to hear of: who, in which order, and why in that order.
+
+A part states a fact (`Effects.facts`) and does not know who hears of it. All that do are called at once, one after the
+other, before it goes on. `who_hears` is the one table of them; what follows from facts together, `machine` finds out by
+looking, in `_step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Generic, ParamSpec
+
+if TYPE_CHECKING:
+    from midstream.coordinator.checkpointing.pending import Aborted, Completed
+    from midstream.coordinator.failures import Failure
+    from midstream.coordinator.machine import Coordinator
+    from midstream.coordinator.requests.requests import Stop
+    from midstream.coordinator.restoring.opening import OpenedStorage
+    from midstream.core.errors import StorageError
+
+P = ParamSpec("P")
+
+
+class Fact(Generic[P]):
+    """`hearers`: in their order, each with the reason for its place."""
+
+    def __init__(self, *hearers: tuple[Callable[P, object], str]) -> None:
+        self.hearers = hearers
+
+    def __call__(self, *of_it: P.args, **named: P.kwargs) -> None:
+        for hear, _ in self.hearers:
+            hear(*of_it, **named)
+
+
+class Facts:
+    """All there are, each stated by a call."""
+
+    warned: Fact[[str]]
+    """Something is lost or tried again, and the job goes on."""
+    attempt_failed: Fact[[Failure]]
+    start_failed: Fact[[Failure]]
+    """What an attempt begins with does not work."""
+    slots_failed: Fact[[Failure]]
+    """They do not come, or cannot be used."""
+    storage_opened: Fact[[OpenedStorage]]
+    commit_failed: Fact[[]]
+    """It is tried again, or given up for now."""
+    fenced: Fact[[StorageError]]
+    """Another coordinator has taken the job over."""
+    checkpoint_completed: Fact[[Completed]]
+    checkpoint_aborted: Fact[[Aborted]]
+    stop_asked: Fact[[bool]]
+    """The first one. True: the sources are to end now."""
+    stop_failed: Fact[[Stop, str]]
+    """One with a savepoint is off, and why: its clients are still to be told."""
+    attempt_runs: Fact[[]]
+    """All its tasks do."""
+    attempt_over: Fact[[str, bool]]
+    """Why, and whether the checkpoint in progress was to stop the job. Its tasks are to be cancelled, others deployed."""
+    job_ends: Fact[[str, bool]]
+    """Why, and whether it was stopped."""
+
+
+def who_hears(job: Coordinator, facts: Facts) -> None:
+    """Fact by fact: who hears of it, in this order, and why in this order. Long, because it is one table."""
+    facts.warned = Fact((job.warnings.append, "people see it in the status"))
+    facts.attempt_failed = Fact((job.fail_attempt, "it says whether the job tries again, or ends"))
+    facts.start_failed = Fact((job.start_failed, "the same, and a job that has never run ends"))
+    facts.slots_failed = Fact((job.slots_failed, "the same, unless only a rescale needs them"))
+    facts.storage_opened = Fact(
+        (job.cleaning.open, "nothing is under way yet: these may come in any order"),
+        (job.sources.open, "they may keep files there"),
+        (job.committing.open, "before what the checkpoint holds is added"),
+        (job.checkpoints.open, "the newest one is what the job goes on from"),
+    )
+    facts.commit_failed = Fact((job.checkpoints.look_at_the_epochs, "perhaps another coordinator has taken over"))
+    facts.fenced = Fact(
+        (job.cleaning.stop, "the files are another one's now: before the end of the job has any deleted"),
+        (job.committing.abandon, "so is the output: before the end of the job has any cleaned up"),
+        (job.fenced, "the job ends, last, because all that it lets go of must know that"),
+    )
+    facts.checkpoint_completed = Fact(
+        (job.attempts.checkpoint_completed, "slots first: whatever they are sent from here on builds on it"),
+        (
+            job.checkpoints.drop_older_attempts,
+            "files of earlier attempts that no checkpoint has are of no use now",
+        ),
+        (job.rescaling.checkpoint_completed, "behind the slots' word of it: they may be told to read on"),
+        (job.savepoints.checkpoint_completed, "it is kept for them until its output is committed and it is copied"),
+        (job.restarts.progressed, "before its output: should that fail at once, it fails for the first time"),
+        (job.committing.checkpoint_completed, "its output is made visible, in the order of checkpoints"),
+        (job.sources.checkpoint_completed, "behind the output: what they forget now can never be read again"),
+        (job.requests.checkpoint_completed, "people last: what they are told is so by then"),
+    )
+    facts.checkpoint_aborted = Fact(
+        (job.savepoints.checkpoint_aborted, "first: it may wait for the next one, or take its stop along"),
+        (job.requests.checkpoint_aborted, "whoever waits is told, and a stop that is still there is off"),
+        (job.rescaling.checkpoint_aborted, "last: the job stays as it is, and nobody else waits for this one"),
+    )
+    facts.stop_asked = Fact(
+        (job.stop_asked, "sources that are to end are told first: a rescale given up has them read on"),
+        (job.rescaling.stop_asked, "a job that stops goes on at the program's own parallelism"),
+    )
+    facts.stop_failed = Fact((job.savepoints.stop_failed, "its place is given back, then clients are told"))
+    facts.attempt_runs = Fact(
+        (job.slots.running, "from here on a slot that does not start is tried again"),
+        (job.restarts.running, "it counts from now how long the job has run"),
+        (job.checkpoints.due.running, "the first one comes one interval after this"),
+        (job.rescaling.running, "who asked for these tasks is told"),
+    )
+    facts.attempt_over = Fact(
+        (job.requests.attempt_over, "a stop is off before its checkpoint is, whose failure is not its reason"),
+        (job.checkpoints.attempt_over, "the checkpoint in progress fails, unless it is being written"),
+        (job.committing.abort_held, "what finished tasks have prepared is made anew: it is cleaned up"),
+        (job.checkpoints.look_at_the_epochs, "perhaps it failed because another coordinator has taken over"),
+        (job.attempts.cancel, "slots are told to cancel: no message of before comes behind that"),
+        (job.slots.gather, "those that are missing are asked for meanwhile"),
+    )
+    facts.job_ends = Fact(
+        (
+            job.savepoints.job_ended,
+            "first: those of a checkpoint that fails next are off for the job's reason",
+        ),
+        (job.checkpoints.attempt_over, "the checkpoint in progress fails, unless it is being written"),
+        (job.rescaling.job_ended, "who asked is told"),
+        (job.sources.end, "nothing more is discovered"),
+        (job.committing.give_up, "no more is tried again, and slots are not waited for: they are let go next"),
+        (job.slots.release, "last: what is still to be sent to them is sent before"),
+    )

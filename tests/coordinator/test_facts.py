@@ -1,0 +1,67 @@
+"""Facts and tables of the coordinator: all of them are there, and what is not in a table raises with its story."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Hashable
+from enum import Enum
+from typing import Any
+
+import pytest
+from coordinator_world import Bench
+
+from midstream.coordinator import events as ev
+from midstream.coordinator import facts
+from midstream.coordinator.checkpointing.pending import CHECKPOINT_TABLE, Progress
+from midstream.coordinator.phase import PHASE_TABLE, Phase
+from midstream.coordinator.placement.attempt import TASK_TABLE, TaskPhase
+from midstream.coordinator.placement.rescaling import RESCALE_TABLE
+from midstream.coordinator.placement.rescaling import Stage as RescaleStage
+from midstream.coordinator.requests.savepoints import SAVEPOINT_TABLE
+from midstream.coordinator.requests.savepoints import Stage as SavepointStage
+from midstream.core.errors import InvariantError
+from midstream.core.transitions import Table
+
+
+def test_every_fact_is_heard_and_every_place_in_the_order_has_its_reason() -> None:
+    found = vars(Bench().job._effects.facts)
+    assert found.keys() == inspect.get_annotations(facts.Facts).keys()
+    for name, fact in found.items():
+        assert fact.hearers and all(why for _, why in fact.hearers), name
+
+
+def test_those_who_hear_are_told_in_order() -> None:
+    heard: list[str] = []
+    warned: facts.Fact[[str]] = facts.Fact(
+        (lambda text: heard.append(f"first: {text}"), "it comes first"),
+        (lambda text: heard.append(f"second: {text}"), "it comes second"),
+    )
+    warned("a slot has gone")
+    assert heard == ["first: a slot has gone", "second: a slot has gone"]
+
+
+@pytest.mark.parametrize(
+    ("table", "states", "first"),
+    [
+        (PHASE_TABLE, Phase, Phase.CREATED),
+        (TASK_TABLE, TaskPhase, TaskPhase.DEPLOYING),
+        (CHECKPOINT_TABLE, Progress, Progress.NONE),
+        (SAVEPOINT_TABLE, SavepointStage, SavepointStage.CLAIMING),
+        (RESCALE_TABLE, RescaleStage, RescaleStage.NONE),
+    ],
+    ids=lambda value: value.machine if isinstance(value, Table) else "",
+)
+def test_every_state_of_a_table_can_be_reached(table: Table[Any, Hashable], states: type[Enum], first: Enum) -> None:
+    reached, new = {first}, {first}
+    while new:
+        new = {then for row in table.rows if row.state in new for then in row.then} - reached
+        reached |= new
+    assert reached == set(states)
+
+
+def test_what_cannot_come_names_machine_phase_and_event_and_says_what_came_before() -> None:
+    bench = Bench().run()
+    with pytest.raises(
+        InvariantError, match=r"coordinator: STARTED while RUNNING; the last events: 1 CREATED: Started"
+    ):
+        bench.shell.feed(ev.Started())
