@@ -20,7 +20,7 @@ STUCK = "not complete within"
 
 
 def test_what_was_overtaken_by_an_older_version_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    overtakable, build = slot.overtakable, SlotMachine._build
+    overtakable, original = slot.overtakable, SlotMachine._open
     has_rule = False
     recovered = 0
 
@@ -28,17 +28,17 @@ def test_what_was_overtaken_by_an_older_version_is_read_once(monkeypatch: pytest
         everywhere = frozenset(edge.id for edge in graph.edges if edge.partitioning.redistributable)
         return overtakable(graph) if has_rule else everywhere
 
-    def built(self: SlotMachine, deploy: m.Deploy, *arguments: Any) -> None:
+    def opened(self: SlotMachine, deploy: m.Deploy, *arguments: Any) -> None:
         nonlocal has_rule, recovered
         has_rule = (deploy.attempt + int(deploy.job_id.removeprefix("job"))) % 2 == 0
-        build(self, deploy, *arguments)
+        original(self, deploy, *arguments)
         for task in self.tasks.values():
             aligned = [gate for gate in task.gates if gate.edge.id not in task._seams.overtakable]
             recovered += sum(gate.recovered is not None and gate.edge.partitioning.redistributable for gate in aligned)
 
     with monkeypatch.context() as patched:
         patched.setattr(slot, "overtakable", by_version)
-        patched.setattr(SlotMachine, "_build", built)
+        patched.setattr(SlotMachine, "_open", opened)
         for seed in range(15):
             struck = tuple(Fault(100 * i, IN_FLIGHT, 31 * seed + i) for i in range(1, 6))
             failures = run(replace(held(seed), faults=struck)).why_not_passed

@@ -19,7 +19,8 @@ from midstream.operators.source import Discovery, DiscoveryContext, Source, Spli
 from midstream.operators.stateless import Stateless
 from midstream.protocol import messages as m
 from midstream.state.parts import Chunk, Redistribute, StatePart
-from midstream.worker.task import MAILS_IN_A_ROW_MAX, Task, TaskSeams
+from midstream.worker.task import MAILS_IN_A_ROW_MAX, Task
+from midstream.worker.task_seams import TaskSeams
 from recovering import Steps
 
 
@@ -76,6 +77,7 @@ class Slot:
             job_id="job",
             attempt=0,
             epoch=1,
+            config=JobConfig(name="job"),
             clock=Clock(),
             executor=self.io,
             ids=CountingIds(),
@@ -86,7 +88,7 @@ class Slot:
             schedule=self.schedule,
         )
         vertex = Vertex(0, 1, SourceSpec("source", "source", Silent()), operators)
-        self.task = Task(TaskId(0, 0), JobGraph((vertex,), (), 128), JobConfig(name="job"), seams, [], [])
+        self.task = Task(TaskId(0, 0), JobGraph((vertex,), (), 128), seams, [], [])
         self.task.open({}, {}, {})
         self.task.start()
         self.run()
@@ -238,4 +240,4 @@ def test_timers_end_with_the_data_and_none_is_set_behind_it() -> None:
     slot.run()
     failed = slot.sent[-1]
     assert isinstance(failed, m.TaskFailed)
-    assert "is finishing, and is to be called at 0 ms" in failed.summary
+    assert "has ended its data, and is to be called at 0 ms" in failed.summary

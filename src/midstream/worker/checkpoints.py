@@ -18,8 +18,10 @@ not left (or has left in part) by its producer, recovered data by the gate that 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Protocol
 
 import pyarrow as pa
 
@@ -40,14 +42,15 @@ from midstream.checkpoint.channel_state import Captured, store_channels
 from midstream.checkpoint.state_files import channel_file
 from midstream.core.elements import CancelCheckpointMarker, CheckpointBarrier
 from midstream.core.errors import StorageError, assert_never
-from midstream.core.ids import ChannelId
-from midstream.core.seams import Clock, Done, Executor, Failed, Storage, Timer
+from midstream.core.ids import ChannelId, TaskId
+from midstream.core.seams import Done, Failed, Timer
 from midstream.exchange.gate import Arrival, InputGate, first_channels
 from midstream.exchange.partition import ResultPartition
 from midstream.exchange.queue import InFlight, Taken, let_go
 from midstream.protocol.messages import ChannelState
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
+from midstream.worker.task_seams import TaskSeams
 
 SEGMENT_BUFFERS = 16
 """Size of a segment of channel state: what a recovering gate reads at once."""
@@ -113,47 +116,48 @@ class _InFlightState:
         self.let_go()
 
 
+class Checkpointed(Protocol):
+    """What the checkpoints of a task need of it. Implemented by `Task`."""
+
+    def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None:
+        """Of source and operators."""
+        ...
+
+    def rests(self) -> dict[int, Rest]:
+        """What is left of the batches at work, by gate."""
+        ...
+
+    def mail(self, work: Callable[[], None]) -> None:
+        """Run it between two steps."""
+        ...
+
+    def fail(self, error: BaseException) -> None: ...
+
+
 class TaskCheckpoints:
-    """`overtakable`: edges, by id; `take(barrier)` snapshots the operators; `rests()`: the batches at work, by gate; `mail`: a step between slices."""
+    """Hears by itself of barriers that arrive in the gates' channels, and of those that leave the partitions."""
 
     def __init__(
         self,
-        *,
-        path: Callable[[int], tuple[int, int, int, int, int]],
+        ref: TaskId,
+        seams: TaskSeams,
         gates: Sequence[InputGate],
         partitions: Sequence[ResultPartition],
-        overtakable: Set[int],
         snapshots: TaskSnapshots,
-        take: Callable[[CheckpointBarrier, float], None],
-        rests: Callable[[], dict[int, Rest]],
-        mail: Callable[[Callable[[], None]], None],
-        fail: Callable[[BaseException], None],
-        clock: Clock,
-        executor: Executor,
-        storage: Storage | None,
-        buffer_bytes: int,
-        inline_bytes_max: int,
+        task: Checkpointed,
     ) -> None:
-        self._path = path
+        self._ref = ref
+        self._seams = seams
         self._gates = gates
         self._partitions = partitions
-        self._overtakable = overtakable
         self._snapshots = snapshots
-        self._take = take
-        self._rests = rests
-        self._mail = mail
-        self._fail = fail
-        self._clock = clock
-        self._executor = executor
-        self._storage = storage
-        self._segment_bytes = SEGMENT_BUFFERS * buffer_bytes
-        self._inline_bytes_max = inline_bytes_max
+        self._task = task
         self._first_channel = first_channels(gates)
         channels = self._first_channel[-1]
         capturable = [
             first + index
             for gate, first in zip(gates, self._first_channel, strict=False)
-            if gate.edge.id in overtakable
+            if gate.edge.id in seams.overtakable
             for index in range(len(gate.channels))
         ]
         self._handler = BarrierHandler(channels, capturable)
@@ -165,6 +169,9 @@ class TaskCheckpoints:
         self._timers: dict[int, Timer] = {}
         self._seen_s: tuple[int, float] = (-1, 0.0)
         """The newest checkpoint, and when its first barrier was seen."""
+        for gate_number, gate in enumerate(gates):
+            for index, channel in enumerate(gate.channels):
+                channel.queue.on_event = partial(self.arrived, gate_number, index)
         for partition in partitions:
             partition.on_barrier_sent = self._barrier_sent
         self._closed = False
@@ -187,14 +194,16 @@ class TaskCheckpoints:
 
     def arrived(self, gate: int, channel: int, event: Arrival) -> None:
         """A barrier, or the end, has arrived at a channel of a gate; it waits its turn there."""
+        if self._closed:
+            return
         number = self._first_channel[gate] + channel
         if isinstance(event, CheckpointBarrier):
             if event.timeout_ms is not None:
-                self._mail(
+                self._task.mail(
                     lambda: self.handle(BarrierAnnounced(number, event, self._gates[gate].is_clear(channel, event)))
                 )
         else:
-            self._mail(lambda: self.handle(EndAnnounced(number, self._gates[gate].is_clear(channel, event))))
+            self._task.mail(lambda: self.handle(EndAnnounced(number, self._gates[gate].is_clear(channel, event))))
 
     def handle(self, event: BarrierEvent) -> None:
         """One event of the barrier handler, and what it leads to."""
@@ -231,13 +240,13 @@ class TaskCheckpoints:
         checkpoint_id = barrier.checkpoint_id
         if self._seen_s[0] == checkpoint_id:
             return
-        self._seen_s = checkpoint_id, self._clock.monotonic_s()
+        self._seen_s = checkpoint_id, self._seams.clock.monotonic_s()
         if barrier.timeout_ms and checkpoint_id not in self._timers:
             # The coordinator's wall clock and this one may differ: never more than the timeout itself.
-            left_ms = barrier.created_ms + barrier.timeout_ms - self._clock.now_ms()
+            left_ms = barrier.created_ms + barrier.timeout_ms - self._seams.clock.now_ms()
             delay_s = min(max(0, left_ms), barrier.timeout_ms) / 1000
-            self._timers[checkpoint_id] = self._executor.call_later(
-                delay_s, lambda: self._mail(lambda: self._timed_out(barrier))
+            self._timers[checkpoint_id] = self._seams.executor.call_later(
+                delay_s, lambda: self._task.mail(lambda: self._timed_out(barrier))
             )
 
     def _timed_out(self, barrier: CheckpointBarrier) -> None:
@@ -246,14 +255,14 @@ class TaskCheckpoints:
         state = self._in_flight.get(barrier.checkpoint_id)
         if state is not None:
             for partition in self._partitions:
-                if partition.edge.id in self._overtakable:
+                if partition.edge.id in self._seams.overtakable:
                     state.outputs += partition.overtake_waiting(barrier)
             self._store_if_complete(barrier.checkpoint_id)
 
     def _barrier_sent(self, checkpoint_id: int) -> None:
         """Called from the middle of sending."""
         if checkpoint_id in self._in_flight:
-            self._mail(lambda: self._store_if_complete(checkpoint_id))
+            self._task.mail(lambda: self._store_if_complete(checkpoint_id))
 
     def drop(self, checkpoint_id: int) -> None:
         """The checkpoint is not to be had: forget what was captured for it."""
@@ -297,11 +306,11 @@ class TaskCheckpoints:
         self._see(barrier)
         state = _InFlightState(barrier)
         for partition in self._partitions:
-            if taken.overtaking and partition.edge.id in self._overtakable:
+            if taken.overtaking and partition.edge.id in self._seams.overtakable:
                 state.outputs += partition.overtake(barrier)
             else:
                 partition.broadcast(barrier)
-        self._take(barrier, (self._clock.monotonic_s() - self._seen_s[1]) * 1000)
+        self._task.take_snapshot(barrier, (self._seams.clock.monotonic_s() - self._seen_s[1]) * 1000)
         if taken.capture:
             self._capture(state, taken.capture)
         state.capturing = bool(taken.capture)
@@ -312,7 +321,7 @@ class TaskCheckpoints:
 
     def _capture(self, state: _InFlightState, channels: tuple[int, ...]) -> None:
         """Gate by gate: the rest of the batch at work, what is still to be recovered, what has arrived since."""
-        rests = self._rests()
+        rests = self._task.rests()
         for number, gate in enumerate(self._gates):
             first = self._first_channel[number]
             mine = [channel - first for channel in channels if first <= channel < first + len(gate.channels)]
@@ -336,7 +345,7 @@ class TaskCheckpoints:
         if state is None or state.capturing or state.writing is not None:
             return
         if state.barrier.timeout_ms is not None and any(
-            partition.edge.id in self._overtakable and partition.is_waiting(checkpoint_id)
+            partition.edge.id in self._seams.overtakable and partition.is_waiting(checkpoint_id)
             for partition in self._partitions
         ):
             return
@@ -351,7 +360,7 @@ class TaskCheckpoints:
                 self._write(state)
             self._flush_later(state)
 
-        state.flush = self._executor.call_later(FLUSH_S, lambda: self._mail(flush))
+        state.flush = self._seams.executor.call_later(FLUSH_S, lambda: self._task.mail(flush))
 
     def _write(self, state: _InFlightState) -> bool:
         """Whether there was something to write."""
@@ -361,12 +370,13 @@ class TaskCheckpoints:
             return False
         state.writing = items
         self._writing.add(state)
-        storage, segment_bytes, checkpoint_id = self._storage, self._segment_bytes, state.barrier.checkpoint_id
+        seams, storage, checkpoint_id = self._seams, self._seams.storage, state.barrier.checkpoint_id
         assert storage is not None
-        file = channel_file(*self._path(checkpoint_id), state.parts)
+        segment_bytes = SEGMENT_BUFFERS * seams.config.buffer_bytes
+        file = channel_file(seams.epoch, seams.attempt, checkpoint_id, *self._ref, state.parts)
         state.parts += 1
-        inline_bytes_max = self._inline_bytes_max - state.stored.inline_bytes
-        assert inline_bytes_max >= 0, (self._inline_bytes_max, state.stored.inline_bytes)
+        inline_bytes_max = seams.inline_bytes_max - state.stored.inline_bytes
+        assert inline_bytes_max >= 0, (seams.inline_bytes_max, state.stored.inline_bytes)
 
         def work() -> StoredInFlight:
             try:
@@ -383,7 +393,7 @@ class TaskCheckpoints:
             state.writing = None
             let_go(items)
             if isinstance(outcome, Failed):
-                self._fail(outcome.error)
+                self._task.fail(outcome.error)
                 return
             state.stored = state.stored.with_more(outcome.value)
             if state.dropped:
@@ -394,7 +404,7 @@ class TaskCheckpoints:
             else:
                 self._store_if_complete(checkpoint_id)
 
-        self._executor.submit(work, done)
+        self._seams.executor.submit(work, done)
         return True
 
     def check(self) -> None:
