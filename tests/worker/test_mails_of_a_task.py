@@ -8,8 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from in_memory import CountingIds, MemoryStorage
-from midstream.core.config import JobConfig
+from in_memory import MemoryStorage
 from midstream.core.elements import CheckpointBarrier
 from midstream.core.ids import TaskId
 from midstream.core.seams import Storage
@@ -20,8 +19,7 @@ from midstream.operators.stateless import Stateless
 from midstream.protocol import messages as m
 from midstream.state.parts import Chunk, Redistribute, StatePart
 from midstream.worker.task import MAILS_IN_A_ROW_MAX, Task
-from midstream.worker.task_seams import TaskSeams
-from recovering import Steps
+from recovering import Steps, task_seams
 
 
 class Clock:
@@ -73,16 +71,10 @@ class Slot:
         self.is_scheduled = False
         self.io = Steps()
         self.sent: list[m.FromSlot] = []
-        seams = TaskSeams(
-            job_id="job",
-            attempt=0,
-            epoch=1,
-            config=JobConfig(name="job"),
+        seams = task_seams(
+            self.io,
+            storage,
             clock=Clock(),
-            executor=self.io,
-            ids=CountingIds(),
-            storage=storage,
-            overtakable=frozenset(),
             inline_bytes_max=inline_bytes_max,
             send=self.sent.append,
             schedule=self.schedule,

@@ -8,7 +8,7 @@ from typing import cast
 import pyarrow as pa
 import pytest
 
-from in_memory import CountingIds, MemoryStorage
+from in_memory import MemoryStorage
 from midstream.checkpoint.barriers import BarrierReceived, CancelReceived, TriggerReceived
 from midstream.checkpoint.channel_state import Captured, read_segment
 from midstream.core.config import JobConfig
@@ -22,8 +22,7 @@ from midstream.graph.job_graph import Edge, Partitioning
 from midstream.worker.checkpoints import Rest, TaskCheckpoints
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
-from midstream.worker.task_seams import TaskSeams
-from recovering import SCHEMA, Steps, batch, rows_in, store
+from recovering import SCHEMA, Steps, batch, rows_in, store, task_seams
 
 
 class FakeClock:
@@ -93,19 +92,12 @@ class World:
             self.steps.run_io()
         self.gate.open()
         self.output.subpartitions[0].ask()
-        seams = TaskSeams(
-            job_id="job",
-            attempt=0,
-            epoch=1,
+        seams = task_seams(
+            self.steps,
+            self.storage,
             config=JobConfig(name="job", buffer_bytes=4096),
             clock=self.clock,
-            executor=self.steps,
-            ids=CountingIds(),
-            storage=self.storage,
             overtakable={e.id for e in (edge, self.output.edge) if e.partitioning.redistributable},
-            inline_bytes_max=0,
-            send=lambda message: None,
-            schedule=lambda task: None,
         )
         snapshots = cast(TaskSnapshots, self.snapshots)
         self.checkpoints = TaskCheckpoints(TaskId(1, 0), seams, [self.gate], [self.output], snapshots, self)

@@ -17,7 +17,6 @@ not left (or has left in part) by its producer, recovered data by the gate that 
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -44,7 +43,7 @@ from midstream.core.elements import CancelCheckpointMarker, CheckpointBarrier
 from midstream.core.errors import StorageError, assert_never
 from midstream.core.ids import ChannelId, TaskId
 from midstream.core.seams import Done, Failed, Timer
-from midstream.exchange.gate import Arrival, InputGate, first_channels
+from midstream.exchange.gate import Arrival, InputGate
 from midstream.exchange.partition import ResultPartition
 from midstream.exchange.queue import InFlight, Taken, let_go
 from midstream.protocol.messages import ChannelState
@@ -117,19 +116,13 @@ class _InFlightState:
 
 
 class Checkpointed(Protocol):
-    """What the checkpoints of a task need of it. Implemented by `Task`."""
+    """What the checkpoints of a task need of it: `Task` has it. `rests` are of the batches at work, by gate."""
 
-    def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None:
-        """Of source and operators."""
-        ...
+    def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None: ...
 
-    def rests(self) -> dict[int, Rest]:
-        """What is left of the batches at work, by gate."""
-        ...
+    def rests(self) -> dict[int, Rest]: ...
 
-    def mail(self, work: Callable[[], None]) -> None:
-        """Run it between two steps."""
-        ...
+    def mail(self, work: Callable[[], None]) -> None: ...
 
     def fail(self, error: BaseException) -> None: ...
 
@@ -152,15 +145,12 @@ class TaskCheckpoints:
         self._partitions = partitions
         self._snapshots = snapshots
         self._task = task
-        self._first_channel = first_channels(gates)
-        channels = self._first_channel[-1]
+        self._channels = [(gate, index) for gate, of in enumerate(gates) for index in range(len(of.channels))]
+        """By number: the gate, and the channel's place in it."""
         capturable = [
-            first + index
-            for gate, first in zip(gates, self._first_channel, strict=False)
-            if gate.edge.id in seams.overtakable
-            for index in range(len(gate.channels))
+            number for number, (gate, _) in enumerate(self._channels) if gates[gate].edge.id in seams.overtakable
         ]
-        self._handler = BarrierHandler(channels, capturable)
+        self._handler = BarrierHandler(len(self._channels), capturable)
         self.awaited_gates: tuple[int, ...] = ()
         """Those whose rows cannot be in flight in a checkpoint that only waits for their barriers."""
         self._in_flight: dict[int, _InFlightState] = {}
@@ -169,9 +159,8 @@ class TaskCheckpoints:
         self._timers: dict[int, Timer] = {}
         self._seen_s: tuple[int, float] = (-1, 0.0)
         """The newest checkpoint, and when its first barrier was seen."""
-        for gate_number, gate in enumerate(gates):
-            for index, channel in enumerate(gate.channels):
-                channel.queue.on_event = partial(self.arrived, gate_number, index)
+        for number, (gate, index) in enumerate(self._channels):
+            gates[gate].channels[index].queue.on_event = partial(self.arrived, number)
         for partition in partitions:
             partition.on_barrier_sent = self._barrier_sent
         self._closed = False
@@ -192,18 +181,15 @@ class TaskCheckpoints:
 
     # ---- what happens ----
 
-    def arrived(self, gate: int, channel: int, event: Arrival) -> None:
-        """A barrier, or the end, has arrived at a channel of a gate; it waits its turn there."""
+    def arrived(self, channel: int, event: Arrival) -> None:
+        """A barrier, or the end, has arrived; it waits its turn in the channel."""
         if self._closed:
             return
-        number = self._first_channel[gate] + channel
-        if isinstance(event, CheckpointBarrier):
-            if event.timeout_ms is not None:
-                self._task.mail(
-                    lambda: self.handle(BarrierAnnounced(number, event, self._gates[gate].is_clear(channel, event)))
-                )
-        else:
-            self._task.mail(lambda: self.handle(EndAnnounced(number, self._gates[gate].is_clear(channel, event))))
+        gate, index = self._locate(channel)
+        if not isinstance(event, CheckpointBarrier):
+            self._task.mail(lambda: self.handle(EndAnnounced(channel, gate.is_clear(index, event))))
+        elif event.timeout_ms is not None:
+            self._task.mail(lambda: self.handle(BarrierAnnounced(channel, event, gate.is_clear(index, event))))
 
     def handle(self, event: BarrierEvent) -> None:
         """One event of the barrier handler, and what it leads to."""
@@ -230,7 +216,7 @@ class TaskCheckpoints:
                 case _:
                     assert_never(instruction)
         awaited = self._handler.awaited
-        self.awaited_gates = tuple(sorted({self._place(channel)[0] for channel in awaited})) if awaited else ()
+        self.awaited_gates = tuple(sorted({self._channels[channel][0] for channel in awaited})) if awaited else ()
         pending = self._handler.pending
         if pending is not None:
             self._see(pending)
@@ -290,13 +276,8 @@ class TaskCheckpoints:
         if timer is not None:
             timer.cancel()
 
-    def _place(self, channel: int) -> tuple[int, int]:
-        """Its gate, and its number there."""
-        gate = bisect_right(self._first_channel, channel) - 1
-        return gate, channel - self._first_channel[gate]
-
     def _locate(self, channel: int) -> tuple[InputGate, int]:
-        gate, index = self._place(channel)
+        gate, index = self._channels[channel]
         return self._gates[gate], index
 
     # ---- the snapshot ----
@@ -323,8 +304,7 @@ class TaskCheckpoints:
         """Gate by gate: the rest of the batch at work, what is still to be recovered, what has arrived since."""
         rests = self._task.rests()
         for number, gate in enumerate(self._gates):
-            first = self._first_channel[number]
-            mine = [channel - first for channel in channels if first <= channel < first + len(gate.channels)]
+            mine = [index for of, index in (self._channels[channel] for channel in channels) if of == number]
             if not mine:
                 continue
             rest = rests.pop(number, None)

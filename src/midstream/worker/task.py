@@ -25,7 +25,6 @@ from typing import Final
 import msgspec
 
 from midstream.checkpoint.barriers import CancelReceived, TriggerReceived
-from midstream.checkpoint.state_files import state_file
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US, CheckpointBarrier, EndOfData, EndOfPartition
 from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed
@@ -132,12 +131,7 @@ _END, _MAIL, _WAIT, _FIRE, _TIMER, _READ_GATES, _READ_SOURCE, _HOLD, _FINISH = S
 
 class Task:
     def __init__(
-        self,
-        ref: TaskId,
-        graph: JobGraph,
-        seams: TaskSeams,
-        gates: list[InputGate],
-        partitions: list[ResultPartition],
+        self, ref: TaskId, graph: JobGraph, seams: TaskSeams, gates: list[InputGate], partitions: list[ResultPartition]
     ) -> None:
         self.ref = ref
         self.vertex = graph.vertices[ref.vertex]
@@ -154,9 +148,7 @@ class Task:
         """The last step that could emit: timers take turns with rows, or an operator that is always due would keep the
         rows from getting on. No state: it says whose turn it is in any of them."""
         self._operators = TaskOperators(ref, self.vertex, seams, partitions, self.wake, self.fail)
-        self._snapshots = TaskSnapshots(
-            seams.attempt, ref, seams.executor, self._answer, self.fail, self.wake, seams.inline_bytes_max, seams.clock
-        )
+        self._snapshots = TaskSnapshots(ref, seams, self._answer, self.fail, self.wake)
         self._checkpoints = TaskCheckpoints(ref, seams, gates, partitions, self._snapshots, self)
         self._input = TaskInput(
             ref,
@@ -491,18 +483,13 @@ class Task:
 
     def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None:
         """Every operator's state and event time, as of this point between two slices."""
-        seams, checkpoint_id, began_s = self._seams, barrier.checkpoint_id, self._seams.clock.stopwatch_s()
+        checkpoint_id, began_s = barrier.checkpoint_id, self._seams.clock.stopwatch_s()
         self._snapshots.completed(barrier.completed_id)
         finished = self.state in _FINISHING
         if finished and self._awaited is None:
             self._awaited = checkpoint_id
-        storage = seams.storage
-        assert storage is not None, f"task {self.ref}: checkpoint {checkpoint_id} of a job without checkpoint storage"
-        snapshots = self._operators.capture(checkpoint_id)
-        file = state_file(seams.epoch, seams.attempt, checkpoint_id, *self.ref)
-        self._snapshots.take(
-            checkpoint_id, snapshots, storage, file, alignment_ms=alignment_ms, began_s=began_s, finished=finished
-        )
+        captured = self._operators.capture(checkpoint_id)
+        self._snapshots.take(checkpoint_id, captured, alignment_ms=alignment_ms, began_s=began_s, finished=finished)
 
     def _on_completed(self, checkpoint_id: int) -> None:
         self._note(f"checkpoint {checkpoint_id} completed")
