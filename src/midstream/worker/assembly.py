@@ -173,15 +173,11 @@ class Deployment:
     # ---- what it is built of ----
 
     def _add_partition(self, edge: Edge, ref: TaskId, graph: JobGraph) -> None:
-        partition = self._partitions[edge.id, ref.subtask] = ResultPartition(
-            edge,
-            ref.subtask,
-            graph.consumers(edge, ref.subtask),
-            self._seams.config.max_parallelism,
-            self.pool,
-            WINDOW_BUFFERS_MAX,
-            self._queue_time,
+        consumers, groups = graph.consumers(edge, ref.subtask), self._seams.config.max_parallelism
+        partition = ResultPartition(
+            edge, ref.subtask, consumers, groups, self.pool, WINDOW_BUFFERS_MAX, self._queue_time
         )
+        self._partitions[edge.id, ref.subtask] = partition
         for index, sub in enumerate(partition.subpartitions):
             slot = self._slot_of[sub.channel.consumer]
             if slot != self.slot_id:
@@ -199,36 +195,27 @@ class Deployment:
         return max(WINDOW_BUFFERS_MIN, min(WINDOW_BUFFERS_MAX, share))
 
     def _gate(self, edge: Edge, ref: TaskId, graph: JobGraph, window: int) -> InputGate:
-        """With its channels; those from tasks of this slot are connected at once."""
+        """With its channels; nothing has been emitted yet, so none of them has data."""
         gate = InputGate(edge, ref.subtask, partial(self._wake, ref))
         producers = graph.producers(edge, ref.subtask)
         remote = sum(self._slot_of[producer] != self.slot_id for producer in producers)
         quota = self.pool.quota(f"input e{edge.id}/{ref.subtask}", reserved=window * remote)
         channels: list[InputChannel] = []
-        local: list[tuple[LocalChannel, int]] = []
         for index, producer in enumerate(producers):
-            slot = self._slot_of[producer]
+            slot, on_data = self._slot_of[producer], partial(gate.on_data, index)
             if slot == self.slot_id:
                 position = ref.subtask if edge.partitioning.all_to_all else 0
-                channel = LocalChannel(self._partitions[edge.id, producer].subpartitions[position])
-                local.append((channel, index))
-                channels.append(channel)
+                local = LocalChannel(self._partitions[edge.id, producer].subpartitions[position])
+                local.connect(on_data)
+                channels.append(local)
             else:
+                channel, grant = ChannelId(edge.id, producer, ref.subtask), partial(self._grant, slot)
                 remote_channel = RemoteChannel(
-                    ChannelId(edge.id, producer, ref.subtask),
-                    edge.schema,
-                    self.pool,
-                    quota,
-                    window,
-                    on_data=partial(gate.on_data, index),
-                    grant=partial(self._grant, slot),
-                    queue_time=self._queue_time,
+                    channel, edge.schema, self.pool, quota, window, on_data, grant, self._queue_time
                 )
                 self._remote.setdefault(slot, []).append(remote_channel)
                 channels.append(remote_channel)
         gate.set_channels(channels)
-        for channel, index in local:
-            channel.connect(partial(gate.on_data, index))
         states = [state for state in self._loaded.in_flight.get(ref, ()) if state.edge == edge.id]
         if states:
             gate.recovered = self._recovery(edge, ref, states)

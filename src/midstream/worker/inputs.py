@@ -32,7 +32,7 @@ from midstream.protocol.task_metrics import InputMetrics
 from midstream.worker.chain import Chain
 from midstream.worker.checkpoints import Rest
 from midstream.worker.pace import Pace
-from midstream.worker.source import FIRST_ROWS
+from midstream.worker.source_pace import FIRST_ROWS
 from midstream.worker.valve import WatermarkValve
 
 SLICE_S = 0.01

@@ -147,18 +147,12 @@ class Task:
         self._last = Step.READ_GATES
         """The last step that could emit: timers take turns with rows, or an operator that is always due would keep the
         rows from getting on. No state: it says whose turn it is in any of them."""
-        self._operators = TaskOperators(ref, self.vertex, seams, partitions, self.wake, self.fail)
+        self._operators = operators = TaskOperators(ref, self.vertex, seams, partitions, self.wake, self.fail)
         self._snapshots = TaskSnapshots(ref, seams, self._answer, self.fail, self.wake)
         self._checkpoints = TaskCheckpoints(ref, seams, gates, partitions, self._snapshots, self)
+        heard, handle, rows_max = channel_origins(graph, ref), self._checkpoints.handle, seams.config.batch_rows
         self._input = TaskInput(
-            ref,
-            gates,
-            channel_origins(graph, ref),
-            self._operators.chain,
-            seams.clock,
-            self._checkpoints.handle,
-            self._input_ended,
-            seams.config.batch_rows,
+            ref, gates, heard, operators.chain, seams.clock, handle, self._input_ended, rows_max=rows_max
         )
         self._awaited: int | None = None
         """HELD: the checkpoint behind whose barrier it holds. AWAITS_CHECKPOINT: the first one that it has joined since
