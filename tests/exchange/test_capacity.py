@@ -77,10 +77,10 @@ def test_slots_reserve_no_more_than_that(monkeypatch: pytest.MonkeyPatch) -> Non
 
     def build(self: Any, slot_id: int, deploy: Any, loaded: Any, seams: Any) -> None:
         original(self, slot_id, deploy, loaded, seams)
-        graph = next((task.graph for task in loaded.tasks.values()), None)
+        graph = next(iter(loaded.graphs.values()), None)
         if graph is not None:
             reserved = sum(quota.reserved for quota in self.pool._quotas)
-            inputs = sum(len(graph.inputs(ref.vertex)) for ref in loaded.tasks)
+            inputs = sum(len(graph.inputs(ref.vertex)) for ref in loaded.graphs)
             seen.append((reserved, least_buffers(graph, deploy.slots.index(self.slot_id)), inputs))
 
     original = Deployment.__init__

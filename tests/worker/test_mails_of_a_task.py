@@ -18,6 +18,7 @@ from midstream.operators.source import Discovery, DiscoveryContext, Source, Spli
 from midstream.operators.stateless import Stateless
 from midstream.protocol import messages as m
 from midstream.state.parts import Chunk, Redistribute, StatePart
+from midstream.worker.operators import RestoredOperators
 from midstream.worker.task import MAILS_IN_A_ROW_MAX, Task
 from recovering import Steps, task_seams
 
@@ -81,7 +82,7 @@ class Slot:
         )
         vertex = Vertex(0, 1, SourceSpec("source", "source", Silent()), operators)
         self.task = Task(TaskId(0, 0), JobGraph((vertex,), (), 128), seams, [], [])
-        self.task.open({}, {}, {})
+        self.task.open(RestoredOperators())
         self.task.start()
         self.run()
 

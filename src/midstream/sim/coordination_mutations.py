@@ -175,8 +175,8 @@ def finished_is_opened() -> Replacements:
         if (self._seams.job_id, self._seams.attempt, self.ref) not in had_finished:
             original_finish(self)
             return
-        self._operators.chain.finish()
-        self._operators.edges.broadcast(EndOfData(True))
+        self.operators.chain.finish()
+        self.operators.edges.broadcast(EndOfData(True))
         self.state = TaskState.AWAITS_SENT
         self._end()
 
@@ -194,7 +194,7 @@ def timers_behind_the_end() -> Replacements:
     def finish(self: Any) -> None:
         with patch.object(TaskOperators, "stop_timers", nothing):
             original(self)
-        self._operators._takes_timers = False
+        self.operators._takes_timers = False
 
     original = Task._finish
     return [(Task, "_finish", finish), (ProcessOperator, "_fire_last", lambda self: True)]

@@ -26,7 +26,7 @@ def partition_ends_early() -> Replacements:
     def finish(self: Any) -> None:
         original(self)
         if self.is_finishing:
-            edges = self._operators.edges
+            edges = self.operators.edges
             edges.broadcast(EndOfPartition())
             self._end = lambda *_: task.Task._end(self)
             edges.broadcast = lambda event: None
@@ -49,7 +49,7 @@ def failure_discards() -> Replacements:
 
 def early_split() -> Replacements:
     def add_split(self: Any, split: bytes, is_last: bool) -> None:
-        source = self._operators.source
+        source = self.operators.source
         if source is not None and self.is_live:
             source.add_split(split, is_last=is_last)
 
@@ -81,7 +81,7 @@ def snapshot_after_the_next_rows() -> Replacements:
     original = task.Task.take_snapshot
 
     def snapshot(self: Any, barrier: Any, alignment_ms: float) -> None:
-        if self.gates and self.state is task.TaskState.RUNNING and not self._operators.chain.is_firing:
+        if self.gates and self.state is task.TaskState.RUNNING and not self.operators.chain.is_firing:
             self._input.work()
         original(self, barrier, alignment_ms)
 
@@ -93,7 +93,7 @@ def source_ahead_of_its_barrier() -> Replacements:
     original = task.Task.take_snapshot
 
     def snapshot(self: Any, barrier: Any, alignment_ms: float) -> None:
-        if self._operators.source is not None and self.state is task.TaskState.RUNNING:
+        if self.operators.source is not None and self.state is task.TaskState.RUNNING:
             self._read_source()
         original(self, barrier, alignment_ms)
 
@@ -232,7 +232,7 @@ def watermark_not_said_again() -> Replacements:
     original = task.Task.start
 
     def start(self: Any) -> None:
-        edges = self._operators.edges
+        edges = self.operators.edges
         told, edges.watermark = edges.watermark, lambda watermark_us: None
         original(self)
         edges.watermark = told
@@ -245,7 +245,7 @@ def watermark_of_one_slice_more() -> Replacements:
     original = task.Task.take_snapshot
 
     def snapshot(self: Any, barrier: Any, alignment_ms: float) -> None:
-        chain = self._operators.chain
+        chain = self.operators.chain
         offered = chain.offered_us
         chain.offered_us = [offered[0], *(max(offered[: i + 1]) for i in range(1, len(offered)))]
         original(self, barrier, alignment_ms)

@@ -28,8 +28,8 @@ from midstream.exchange.pool import BufferPool
 from midstream.exchange.queue import QueueTime
 from midstream.graph.job_graph import Edge, JobGraph
 from midstream.protocol import messages as m
-from midstream.state.parts import StatePart
 from midstream.worker.finished import FinishedTask
+from midstream.worker.operators import RestoredOperators
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.task import Task
 from midstream.worker.task_seams import TaskSeams
@@ -39,25 +39,13 @@ READ_AHEAD_OF_POOL = 4
 
 
 @dataclass(frozen=True, slots=True)
-class LoadedTask:
-    """What is read and unpickled for one task before it is built."""
-
-    graph: JobGraph
-    """It has the task's own operators."""
-    parts: dict[str, dict[str, StatePart]]
-    """By operator uid."""
-    known: dict[str, m.ChunkHandle]
-    """Which of their chunks are in files already."""
-    watermarks: dict[str, tuple[int, int]]
-    """See `Task.open`."""
-
-
-@dataclass(frozen=True, slots=True)
 class Loaded:
     """What is read for one attempt in one slot."""
 
     storage: Storage | None
-    tasks: dict[TaskId, LoadedTask]
+    graphs: dict[TaskId, JobGraph]
+    """One for each task, which has its operators."""
+    restored: dict[TaskId, RestoredOperators]
     in_flight: dict[TaskId, tuple[m.ChannelState, ...]]
     read_ahead: ReadAhead
 
@@ -75,7 +63,7 @@ def load(
         states = [state for states in in_flight.values() for state in states]
         # All of it before the first row is emitted, anywhere.
         read_ahead = verify_channels(storage, states, config.pool_bytes // READ_AHEAD_OF_POOL)
-    tasks = {}
+    graphs, tasks = {}, {}
     ended: JobGraph | None = None
     for ref in deploy.tasks:
         # One per task: no two may share an operator. Those that had finished only need its edges.
@@ -83,14 +71,14 @@ def load(
         graph = ended if has_finished and ended is not None else unpickle()
         ended = graph if has_finished else ended
         owned = key_group_range(ref.subtask, graph.vertices[ref.vertex].parallelism, config.max_parallelism)
-        task = tasks[ref] = LoadedTask(graph, {}, {}, {})
+        graphs[ref], tasks[ref] = graph, (task := RestoredOperators())
         for snapshot in restore.get(ref, ()):
             task.watermarks[snapshot.uid] = snapshot.watermark_in_us, snapshot.watermark_out_us
             assert storage is not None, "state to restore, but no storage"
             parts = read_parts(storage, snapshot.parts, owned, f"operator {snapshot.uid!r}")
             task.parts[snapshot.uid] = parts
             task.known.update(known_chunks(snapshot.parts, parts))
-    return Loaded(storage, tasks, in_flight, read_ahead)
+    return Loaded(storage, graphs, tasks, in_flight, read_ahead)
 
 
 class Deployment:
@@ -117,12 +105,11 @@ class Deployment:
         """Channels from each peer slot."""
         self._outgoing: list[tuple[int, ResultPartition, int]] = []
         """(peer slot, partition, index of the subpartition) for each consumer in another slot."""
-        graphs = [(ref, task.graph) for ref, task in loaded.tasks.items()]
-        for ref, graph in graphs:
+        for ref, graph in loaded.graphs.items():
             for edge in graph.outputs(ref.vertex):
                 self._add_partition(edge, ref, graph)
-        window = self._window(graphs)
-        for ref, graph in graphs:
+        window = self._window()
+        for ref, graph in loaded.graphs.items():
             gates = [self._gate(edge, ref, graph, window) for edge in graph.inputs(ref.vertex)]
             outputs = [self._partitions[edge.id, ref.subtask] for edge in graph.outputs(ref.vertex)]
             if ref in deploy.finished:
@@ -183,11 +170,11 @@ class Deployment:
             if slot != self.slot_id:
                 self._outgoing.append((slot, partition, index))
 
-    def _window(self, graphs: Sequence[tuple[TaskId, JobGraph]]) -> int:
+    def _window(self) -> int:
         """The credit window of every remote channel: at most half of the pool for all of them."""
         remote = sum(
             self._slot_of[producer] != self.slot_id
-            for ref, graph in graphs
+            for ref, graph in self._loaded.graphs.items()
             for edge in graph.inputs(ref.vertex)
             for producer in graph.producers(edge, ref.subtask)
         )

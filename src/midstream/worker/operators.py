@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass, field
 
-import pyarrow as pa
-
-from midstream.core.elements import Event, Watermark, WatermarkStatus
 from midstream.core.errors import InvariantError
 from midstream.core.ids import TaskId
 from midstream.core.keys import key_group_range
@@ -17,7 +15,6 @@ from midstream.exchange.partition import ResultPartition
 from midstream.graph.job_graph import Vertex
 from midstream.operators.bad_records import BAD_RECORDS
 from midstream.operators.base import Operator, OperatorContext, Snapshot, SnapshotResult, Splits
-from midstream.operators.source import Source
 from midstream.protocol import messages as m
 from midstream.state.parts import StatePart
 from midstream.worker.chain import NOWHERE, Chain, Edges
@@ -28,31 +25,15 @@ from midstream.worker.task_seams import TaskSeams
 _log = logging.getLogger(__name__)
 
 
-class TaskEdges(Edges):
-    """The task's partitions, by the side output they carry."""
+@dataclass(frozen=True, slots=True)
+class RestoredOperators:
+    """What the operators of a task, and its source, begin with; each by uid."""
 
-    def __init__(self, partitions: list[ResultPartition]) -> None:
-        self._all = partitions
-        self._by_tag: dict[str | None, list[ResultPartition]] = {}
-        for partition in partitions:
-            self._by_tag.setdefault(partition.edge.tag, []).append(partition)
-
-    def emit(self, batch: pa.RecordBatch, tag: str | None) -> None:
-        for partition in self._by_tag.get(tag, ()):
-            partition.emit(batch)
-
-    def watermark(self, watermark_us: int) -> None:
-        self.broadcast(Watermark(watermark_us))
-
-    def idle(self, idle: bool) -> None:
-        self.broadcast(WatermarkStatus(idle))
-
-    def has_reader(self, tag: str) -> bool:
-        return tag in self._by_tag
-
-    def broadcast(self, event: Event) -> None:
-        for partition in self._all:
-            partition.broadcast(event)
+    parts: dict[str, dict[str, StatePart]] = field(default_factory=dict)
+    known: dict[str, m.ChunkHandle] = field(default_factory=dict)
+    """Which of their chunks are in files already."""
+    watermarks: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """The last one offered to each operator, and the last one that left it."""
 
 
 class TaskOperators:
@@ -72,7 +53,7 @@ class TaskOperators:
         self._seams = seams
         self._wake = wake
         self._fail = fail
-        self.edges = TaskEdges(partitions)
+        self.edges = Edges(partitions)
         self.chain = Chain([spec.operator for spec in vertex.operators], self.edges, seams.clock)
         self.uids = [spec.uid for spec in vertex.operators]
         self.source: SourceDriver | None = None
@@ -83,18 +64,22 @@ class TaskOperators:
         self._takes_timers = True
         """What is set behind the end of the data would never be called."""
 
-    def open(
-        self,
-        restored: Mapping[str, Mapping[str, StatePart]],
-        watermarks: Mapping[str, tuple[int, int]],
-        stored_bytes: Callable[[str], int | None],
-    ) -> None:
+    def open(self, restored: RestoredOperators, stored_bytes: Callable[[str], int | None]) -> None:
         """Open every operator and give it its state. Raises whatever an operator raises. See `Task.open`."""
         vertex, seams, head = self._vertex, self._seams, self._vertex.source
         if head is not None:
-            self.source = self._source_driver(head.source)
-            if head.uid in restored:
-                self.source.restore(restored[head.uid])
+            self.source = SourceDriver(
+                head.source,
+                vertex.parallelism,
+                seams,
+                emit=self.chain.links[0].emit,
+                emit_bad=lambda rows: self.edges.emit(rows, BAD_RECORDS),
+                request_split=lambda: seams.send(m.RequestSplit(seams.attempt, self._ref)),
+                wake=self._wake,
+                fail=self._fail,
+            )
+            if head.uid in restored.parts:
+                self.source.restore(restored.parts[head.uid])
         splits: Splits | None = self.source
         for index, spec in enumerate(vertex.operators):
             context = OperatorContext(
@@ -120,27 +105,13 @@ class TaskOperators:
                 splits = None
             self.chain.at = index, -1
             spec.operator.open(context, self.chain.links[index + 1])
-            if spec.uid in restored:
-                spec.operator.restore(restored[spec.uid])
+            if spec.uid in restored.parts:
+                spec.operator.restore(restored.parts[spec.uid])
             self.chain.at = NOWHERE
+        watermarks = restored.watermarks
         self.chain.restore({i: watermarks[uid] for i, uid in enumerate(self.uids) if uid in watermarks})
         if not self.uids and head is not None and head.uid in watermarks:
             self.chain.offered_us[0] = watermarks[head.uid][1]
-
-    def _source_driver(self, source: Source) -> SourceDriver:
-        seams = self._seams
-        return SourceDriver(
-            source,
-            parallelism=self._vertex.parallelism,
-            rows_max=seams.config.batch_rows,
-            clock=seams.clock,
-            executor=seams.executor,
-            emit=self.chain.links[0].emit,
-            emit_bad=lambda rows: self.edges.emit(rows, BAD_RECORDS),
-            request_split=lambda: seams.send(m.RequestSplit(seams.attempt, self._ref)),
-            wake=self._wake,
-            fail=self._fail,
-        )
 
     def ready(self, wake: Callable[[], None]) -> bool:
         """Whether all of them take rows; if not, `wake` will be called."""

@@ -212,7 +212,7 @@ class SlotMachine:
     def operator_at_work(self) -> tuple[str, str, int]:
         """Name, uid and subtask of the operator that runs now; nothing between two steps."""
         task = self._opening or self._scheduler.at_work
-        return ("", "", -1) if task is None else (*task.operator_at_work, task.ref.subtask)
+        return ("", "", -1) if task is None else (*task.operators.at_work, task.ref.subtask)
 
     def check(self) -> None:
         """Every invariant that must hold between two mails."""
@@ -261,7 +261,7 @@ class SlotMachine:
         self._executor.submit(partial(load, deploy, config, self._open_storage, unpickle), done)
 
     def _open(self, deploy: m.Deploy, config: JobConfig, loaded: Loaded) -> None:
-        any_graph = next(iter(loaded.tasks.values())).graph
+        any_graph = next(iter(loaded.graphs.values()))
         subtasks = sum(vertex.parallelism for vertex in any_graph.vertices)
         seams = TaskSeams(
             job_id=deploy.job_id,
@@ -279,8 +279,8 @@ class SlotMachine:
         )
         self._deployment = Deployment(self.slot_id, deploy, loaded, seams)
         for ref, task in self._deployment.tasks.items():
-            self._opening, of = task, loaded.tasks[ref]
-            task.open(of.parts, of.known, of.watermarks)
+            self._opening = task
+            task.open(loaded.restored[ref])
         self._opening = None
 
     def _not_opened(self, error: BaseException) -> None:

@@ -19,12 +19,13 @@ import msgspec
 import pyarrow as pa
 
 from midstream.core.arrow_types import to_list
-from midstream.core.seams import Clock, Done, Executor, Failed, Timer
+from midstream.core.seams import Done, Failed, Timer
 from midstream.operators.bad_records import TALLY, BadRecords, Tally
 from midstream.operators.base import Splits
 from midstream.operators.source import Source, Split, SplitReader
 from midstream.state.parts import Chunk, Redistribute, StatePart
 from midstream.worker.source_pace import SourcePace
+from midstream.worker.task_seams import TaskSeams
 
 SPLITS = "splits"
 """The part of a source's state that its readers' splits are in, each at its offset."""
@@ -109,17 +110,20 @@ class Asking(Enum):
     CLOSED = auto()
 
 
+# A member takes ten times as long as a global to look up.
+_IDLE, _UNDER_WAY, _AHEAD, _RESTING, _AT_END = Reading
+_MAY_ASK, _ASKED, _NO_MORE, _STOPPED, _CLOSED = Asking
+
+
 class SourceDriver(Splits):
     """`operators.base.Splits` is what the operators of the chain see of it."""
 
     def __init__(
         self,
         source: Source,
-        *,
         parallelism: int,
-        rows_max: int,
-        clock: Clock,
-        executor: Executor,
+        seams: TaskSeams,
+        *,
         emit: Callable[[pa.RecordBatch], None],
         emit_bad: Callable[[pa.RecordBatch], None],
         request_split: Callable[[], None],
@@ -127,8 +131,7 @@ class SourceDriver(Splits):
         fail: Callable[[BaseException], None],
     ) -> None:
         self._source = source
-        self._clock = clock
-        self._executor = executor
+        self._clock, self._executor = seams.clock, seams.executor
         self._emit = emit
         self._emit_bad = emit_bad
         self._tally = Tally(source.bad_records_max)
@@ -137,13 +140,13 @@ class SourceDriver(Splits):
         self._fail = fail
         self._splits_wanted = source.splits_per_reader(parallelism)
         rows_per_s = source.rows_per_s / source.readers_max(parallelism) if source.rows_per_s else None
-        self._pace = SourcePace(rows_max, rows_per_s)
+        self._pace = SourcePace(seams.config.batch_rows, rows_per_s)
         self._timer: Timer | None = None
         """Rings when the rate allows the next batch."""
         self._open: deque[_Open] = deque()
         self._opened = 0
         self._current = -1
-        self._asking = Asking.MAY_ASK
+        self._asking = _MAY_ASK
         self._all_assigned = False
         """Until told otherwise: at first nobody knows which splits there are. Others may ask on when it is True."""
         self._emitting: tuple[_Open, int] | None = None
@@ -161,8 +164,8 @@ class SourceDriver(Splits):
 
     def add_split(self, encoded: bytes, *, is_last: bool = True) -> None:
         """`is_last`: see `all_assigned`."""
-        if self._asking is Asking.ASKED:
-            self._asking = Asking.MAY_ASK
+        if self._asking is _ASKED:
+            self._asking = _MAY_ASK
         self._all_assigned = is_last
         self._add(_decoder.decode(encoded))
         self._wake()
@@ -173,21 +176,21 @@ class SourceDriver(Splits):
         self._wake()
 
     def no_more_splits(self) -> None:
-        if self._asking in (Asking.MAY_ASK, Asking.ASKED):
-            self._asking = Asking.NO_MORE
+        if self._asking in (_MAY_ASK, _ASKED):
+            self._asking = _NO_MORE
         self._wake()
 
     def stop(self) -> None:
         """End here, as if the input did (drain)."""
-        self._asking = Asking.STOPPED
+        self._asking = _STOPPED
         self._wake()
 
     def step(self) -> Progress:
         """Emit at most one batch. Splits take turns."""
-        if self._asking is Asking.STOPPED:
+        if self._asking is _STOPPED:
             return Progress.ENDED
-        if len(self._open) < self._splits_wanted and self._asking is Asking.MAY_ASK:
-            self._asking = Asking.ASKED
+        if len(self._open) < self._splits_wanted and self._asking is _MAY_ASK:
+            self._asking = _ASKED
             self._request_split()
         if self._changed and self._tell():
             return Progress.EMITTED
@@ -198,7 +201,7 @@ class SourceDriver(Splits):
         for _ in range(len(self._open)):
             current = self._open[0]
             ahead = self._next_ahead(current)
-            if ahead is None and current.state is Reading.AT_END:
+            if ahead is None and current.state is _AT_END:
                 self._open.popleft()
                 self._close_reader(current)
                 self._tell()
@@ -214,7 +217,7 @@ class SourceDriver(Splits):
                 if ahead.batch.num_rows:
                     self._emit_timed(current, ahead.batch)
                 return Progress.EMITTED
-        if not self._open and self._asking is Asking.NO_MORE:
+        if not self._open and self._asking is _NO_MORE:
             return Progress.ENDED
         pace.pause()
         return Progress.WAITING
@@ -231,14 +234,14 @@ class SourceDriver(Splits):
         return parts
 
     def close(self) -> None:
-        self._asking = Asking.CLOSED
+        self._asking = _CLOSED
         if self._timer is not None:
             self._timer.cancel()
         while self._open:
             current = self._open.popleft()
             if current.rest is not None:
                 current.rest.cancel()
-            if current.state is not Reading.UNDER_WAY:  # else the read's completion closes it
+            if current.state is not _UNDER_WAY:  # else the read's completion closes it
                 self._close_reader(current)
 
     # ---- what operators see of it ----
@@ -261,7 +264,7 @@ class SourceDriver(Splits):
 
     def is_starved(self, split: int, since_s: float) -> bool:
         current = next(current for current in self._open if current.number == split)
-        return current.state not in (Reading.UNDER_WAY, Reading.RESTING) and current.turn_s < since_s
+        return current.state not in (_UNDER_WAY, _RESTING) and current.turn_s < since_s
 
     def on_change(self, changed: Callable[[], None]) -> None:
         self._listeners.append(changed)
@@ -311,16 +314,16 @@ class SourceDriver(Splits):
         """The next batch of the split if there is one now; its offset counts as emitted."""
         if self._source.blocking:
             ahead, current.ahead = current.ahead, None
-            if current.state in (Reading.IDLE, Reading.AHEAD):
+            if current.state in (_IDLE, _AHEAD):
                 self._read_ahead(current)
-        elif current.state is Reading.AT_END:
+        elif current.state is _AT_END:
             ahead = None
         else:
             if current.reader is None:
                 current.reader = self._source.open_split(current.split)
             ahead = _read(current.reader, self._pace.rows_max)
             if ahead is None:
-                current.state = Reading.AT_END
+                current.state = _AT_END
         if ahead is None:
             return None
         current.before = current.split
@@ -328,7 +331,7 @@ class SourceDriver(Splits):
         return ahead
 
     def _read_ahead(self, current: _Open) -> None:
-        current.state = Reading.UNDER_WAY
+        current.state = _UNDER_WAY
         source, split, reader, rows_max = self._source, current.split, current.reader, self._pace.rows_max
 
         def work() -> tuple[SplitReader, _Ahead | None]:
@@ -336,18 +339,18 @@ class SourceDriver(Splits):
             return opened, _read(opened, rows_max)
 
         def done(outcome: Done[tuple[SplitReader, _Ahead | None]] | Failed) -> None:
-            current.state = Reading.IDLE
+            current.state = _IDLE
             if isinstance(outcome, Failed):
-                if self._asking is not Asking.CLOSED:
+                if self._asking is not _CLOSED:
                     self._fail(outcome.error)
                 return
             current.reader, ahead = outcome.value
-            if self._asking is Asking.CLOSED:
+            if self._asking is _CLOSED:
                 self._close_reader(current)
             elif ahead is not None and ahead.is_empty:
                 self._let_rest(current, ahead.offset)
             else:
-                current.state = Reading.AT_END if ahead is None else Reading.AHEAD
+                current.state = _AT_END if ahead is None else _AHEAD
                 current.ahead, current.rest_s = ahead, 0.0
                 self._wake()
 
@@ -358,7 +361,7 @@ class SourceDriver(Splits):
         assert current.ahead is None, current.split.id
         current.split = msgspec.structs.replace(current.split, offset=offset)
         current.rest_s = min(max(2 * current.rest_s, REST_S_MIN), REST_S_MAX)
-        current.state = Reading.RESTING
+        current.state = _RESTING
         current.rest = self._executor.call_later(current.rest_s, partial(self._rested, current))
 
     def _rested(self, current: _Open) -> None:
@@ -375,7 +378,7 @@ class SourceDriver(Splits):
             reader.close()
 
     def _closed_reader(self, outcome: Done[None] | Failed) -> None:
-        if isinstance(outcome, Failed) and self._asking is not Asking.CLOSED:
+        if isinstance(outcome, Failed) and self._asking is not _CLOSED:
             self._fail(outcome.error)
 
     def _must_wait(self) -> bool:

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
@@ -37,12 +37,11 @@ from midstream.operators.base import SnapshotResult
 from midstream.protocol import messages as m
 from midstream.protocol.live_rows import RowsShown, ShowRows
 from midstream.protocol.task_metrics import TaskMetrics
-from midstream.state.parts import StatePart
 from midstream.worker.checkpoints import Rest, TaskCheckpoints
 from midstream.worker.failures import place_of_failure, task_failed
 from midstream.worker.inputs import TaskInput
 from midstream.worker.live_rows import show_next
-from midstream.worker.operators import TaskOperators
+from midstream.worker.operators import RestoredOperators, TaskOperators
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.snapshots import TaskSnapshots
 from midstream.worker.source import Progress, SourceDriver
@@ -136,8 +135,6 @@ class Task:
         self.ref = ref
         self.vertex = graph.vertices[ref.vertex]
         self.state = TaskState.CREATED
-        self.is_live = False
-        """Whether it is in one of the states LIVE: only then is there a next step."""
         self._story: Story[TaskState] = new_story()
         self.gates = gates
         self.partitions = partitions
@@ -147,7 +144,7 @@ class Task:
         self._last = Step.READ_GATES
         """The last step that could emit: timers take turns with rows, or an operator that is always due would keep the
         rows from getting on. No state: it says whose turn it is in any of them."""
-        self._operators = operators = TaskOperators(ref, self.vertex, seams, partitions, self.wake, self.fail)
+        self.operators = operators = TaskOperators(ref, self.vertex, seams, partitions, self.wake, self.fail)
         self._snapshots = TaskSnapshots(ref, seams, self._answer, self.fail, self.wake)
         self._checkpoints = TaskCheckpoints(ref, seams, gates, partitions, self._snapshots, self)
         heard, handle, rows_max = channel_origins(graph, ref), self._checkpoints.handle, seams.config.batch_rows
@@ -165,28 +162,19 @@ class Task:
 
     # ---- life --------------------------------------------------------------
 
-    def open(
-        self,
-        restored: Mapping[str, Mapping[str, StatePart]],
-        stored: Mapping[str, m.ChunkHandle],
-        watermarks: Mapping[str, tuple[int, int]],
-    ) -> None:
-        """Open every operator and give it its state; nothing runs yet. Raises whatever an operator raises.
-
-        `restored`: parts by operator uid; `stored`: which of their chunks are in files already;
-        `watermarks`: the last one offered to each operator, and the last one that left it.
-        """
-        self._snapshots.restored(stored)
-        self._operators.open(restored, watermarks, self._snapshots.stored_bytes)
+    def open(self, restored: RestoredOperators) -> None:
+        """Open every operator and give it its state; nothing runs yet. Raises whatever an operator raises."""
+        self._snapshots.restored(restored.known)
+        self.operators.open(restored, self._snapshots.stored_bytes)
         if self.gates:
-            self._input.restore(self._operators.chain.offered_us[0])
+            self._input.restore(self.operators.chain.offered_us[0])
 
     def start(self) -> None:
         self._become(TaskState.RUNNING, TaskEvent.START)
         self._seams.send(m.TaskRunning(self._seams.attempt, self.ref))
-        watermark_us = self._operators.chain.watermark_us
+        watermark_us = self.operators.chain.watermark_us
         if watermark_us > MIN_WATERMARK_US:
-            self._operators.edges.watermark(watermark_us)  # its consumers have heard of it, but do not remember
+            self.operators.edges.watermark(watermark_us)  # its consumers have heard of it, but do not remember
         for gate in self.gates:
             if isinstance(gate.recovered, GateRecovery):
                 self._to_recover_bytes += gate.recovered.total_bytes
@@ -216,29 +204,26 @@ class Task:
         self._become(TaskState.CLOSED, TaskEvent.FAIL)
         self.failure = error
         self._let_go()
-        operators, name = self._operators, self.vertex.name
+        operators, name = self.operators, self.vertex.name
         place = place_of_failure(operators.source, operators.chain, error, name)
-        self._seams.send(
-            task_failed(self._seams.attempt, self.ref, name, error, symptom, self.operator_at_work[1], place)
-        )
-
-    @property
-    def operator_at_work(self) -> tuple[str, str]:
-        """Name and uid of the operator that runs now, or has failed; nothing between two steps."""
-        return self._operators.at_work
+        self._seams.send(task_failed(self._seams.attempt, self.ref, name, error, symptom, operators.at_work[1], place))
 
     def _let_go(self) -> None:
-        self._operators.stop_timers()
+        self.operators.stop_timers()
         self.mails.clear()
         self._snapshots.close()
         self._checkpoints.close()
-        self._operators.close()
+        self.operators.close()
 
     def _become(self, state: TaskState, event: TaskEvent) -> None:
         """Raises InvariantError, with what happened before, if TASK_TABLE does not say so."""
         before, self.state = self.state, TASK_TABLE.check(self.state, event, state, self._story)
         self._story.append((before, event))
-        self.is_live = state in LIVE
+
+    @property
+    def is_live(self) -> bool:
+        """Whether there is a next step."""
+        return self.state in LIVE
 
     @property
     def is_finishing(self) -> bool:
@@ -268,9 +253,9 @@ class Task:
         checkpoint_id = barrier.checkpoint_id
 
         def trigger() -> None:
-            self._note(f"trigger of checkpoint {checkpoint_id}")
+            self._story.append((self.state, f"trigger of checkpoint {checkpoint_id}"))
             self._checkpoints.handle(TriggerReceived(barrier))
-            if holds and self._operators.source is not None and self.state in (TaskState.RUNNING, TaskState.HELD):
+            if holds and self.operators.source is not None and self.state in (TaskState.RUNNING, TaskState.HELD):
                 self._become(TaskState.HELD, TaskEvent.HOLD)
                 self._awaited = checkpoint_id
 
@@ -295,8 +280,8 @@ class Task:
 
     def splits_assigned(self) -> None:
         """In its place among the splits; before the start there are none."""
-        if self._operators.source is not None and self.state is TaskState.CREATED:
-            self._operators.source.splits_assigned()
+        if self.operators.source is not None and self.state is TaskState.CREATED:
+            self.operators.source.splits_assigned()
         else:
             self._tell_source(lambda source: source.splits_assigned())
 
@@ -307,7 +292,7 @@ class Task:
         self._tell_source(lambda source: source.stop())
 
     def _tell_source(self, tell: Callable[[SourceDriver], None]) -> None:
-        source = self._operators.source
+        source = self.operators.source
         if source is not None and self.is_live:
             self.mail(lambda: tell(source))
 
@@ -331,7 +316,7 @@ class Task:
 
     def next_step(self) -> Step:
         """What a live task does next. What it waits for will call `wake`; to look at this changes nothing else."""
-        state, operators = self.state, self._operators
+        state, operators = self.state, self.operators
         if state is _AWAITS_SENT and self._snapshots.is_idle and self._is_sent():
             return _END  # before the mails: with checkpoints that follow at once there is always another trigger
         if self.mails and self._mails_in_a_row < MAILS_IN_A_ROW_MAX:
@@ -365,10 +350,10 @@ class Task:
         elif step is _READ_SOURCE:
             goes_on = self._read_source()
         elif step is _FIRE:
-            self._operators.chain.pump()
+            self.operators.chain.pump()
             return True
         elif step is _TIMER:
-            self._operators.due.popleft()()
+            self.operators.due.popleft()()
             return True
         elif step is _FINISH:
             self._finish()
@@ -379,10 +364,10 @@ class Task:
         else:
             assert step is _HOLD, step
             goes_on = False
-        return goes_on or bool(self._operators.due)
+        return goes_on or bool(self.operators.due)
 
     def _may_go_on(self) -> bool:
-        operators, state = self._operators, self.state
+        operators, state = self.operators, self.state
         if operators.due or operators.chain.is_firing or self._input.may_go_on:
             return True
         if state is _RUNNING or state is _HELD:
@@ -394,10 +379,10 @@ class Task:
             if not partition.is_available():
                 partition.wake_when_available(self.wake)
                 return False
-        return self._operators.ready(self.wake)
+        return self.operators.ready(self.wake)
 
     def _read_source(self) -> bool:
-        source, chain = self._operators.source, self._operators.chain
+        source, chain = self.operators.source, self.operators.chain
         assert source is not None
         progress = source.step()
         if progress is Progress.ENDED:
@@ -413,7 +398,7 @@ class Task:
 
     def _finish(self) -> None:
         """Emit what is left and say so; then wait for the checkpoint that makes it final."""
-        operators, drains = self._operators, self._input.drains
+        operators, drains = self.operators, self._input.drains
         if drains:
             operators.chain.finish()
         operators.stop_timers()  # what operators would emit from here on would be behind the end of their data
@@ -427,7 +412,7 @@ class Task:
 
     def _prepare_sinks(self) -> None:
         """There are no checkpoints: what sinks prepare goes to the coordinator, nothing else is stored."""
-        operators = self._operators
+        operators = self.operators
         snapshots = [operator.snapshot(0) for operator in operators.chain.operators]
 
         def work() -> list[SnapshotResult]:
@@ -453,7 +438,7 @@ class Task:
         return True
 
     def _end(self, committables: tuple[tuple[str, tuple[bytes, ...]], ...] = ()) -> None:
-        self._operators.edges.broadcast(EndOfPartition())
+        self.operators.edges.broadcast(EndOfPartition())
         self._become(TaskState.FINISHED, TaskEvent.END)
         self._let_go()
         for gate in self.gates:
@@ -461,10 +446,6 @@ class Task:
         self._seams.send(m.TaskFinished(self._seams.attempt, self.ref, committables))
 
     # ---- checkpoints -----------------------------------------------------------
-
-    def _note(self, event: str) -> None:
-        """What changes no state, but belongs to the story."""
-        self._story.append((self.state, event))
 
     def _answer(self, message: m.FromSlot) -> None:
         if isinstance(message, m.CheckpointAck):
@@ -482,25 +463,25 @@ class Task:
         finished = self.state in _FINISHING
         if finished and self._awaited is None:
             self._awaited = checkpoint_id
-        captured = self._operators.capture(checkpoint_id)
+        captured = self.operators.capture(checkpoint_id)
         self._snapshots.take(checkpoint_id, captured, alignment_ms=alignment_ms, began_s=began_s, finished=finished)
 
     def _on_completed(self, checkpoint_id: int) -> None:
-        self._note(f"checkpoint {checkpoint_id} completed")
+        self._story.append((self.state, f"checkpoint {checkpoint_id} completed"))
         self._snapshots.completed(checkpoint_id)
-        for operator in self._operators.chain.operators:
+        for operator in self.operators.chain.operators:
             operator.checkpoint_completed(checkpoint_id)
         if self.state is _AWAITS_CHECKPOINT and self._awaited is not None and checkpoint_id >= self._awaited:
             self._become(TaskState.AWAITS_SENT, TaskEvent.COMPLETED)
 
     def _on_aborted(self, checkpoint_id: int) -> None:
-        self._note(f"checkpoint {checkpoint_id} aborted")
+        self._story.append((self.state, f"checkpoint {checkpoint_id} aborted"))
         self._checkpoints.handle(CancelReceived(checkpoint_id))
         self._checkpoints.drop(checkpoint_id)
         self._read_on(checkpoint_id)
         if self._awaited == checkpoint_id:
             self._awaited = None
-        for operator in self._operators.chain.operators:
+        for operator in self.operators.chain.operators:
             operator.checkpoint_aborted(checkpoint_id)
 
     def _read_on(self, checkpoint_id: int) -> None:
@@ -518,9 +499,8 @@ class Task:
         return task_metrics(
             self.ref,
             self.vertex,
-            chain=self._operators.chain,
+            operators=self.operators,
             read=self._input,
-            source=self._operators.source,
             gates=self.gates,
             partitions=self.partitions,
             busy_s=self.busy_s,
@@ -531,12 +511,12 @@ class Task:
     def show(self, asked: ShowRows, answer: Callable[[RowsShown], None]) -> None:
         """See `show_next`."""
         if self.is_live:
-            show_next(asked, self.ref.subtask, self.vertex, self._operators.chain, self._seams.executor, answer)
+            show_next(asked, self.ref.subtask, self.vertex, self.operators.chain, self._seams.executor, answer)
 
     def check(self) -> None:
         """Everything that must hold between two steps."""
         if self.is_live:  # what has failed stands where it did
-            self._operators.chain.check()
+            self.operators.chain.check()
         self._checkpoints.check()
         for gate in self.gates:
             gate.check()
