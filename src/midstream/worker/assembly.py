@@ -229,7 +229,7 @@ class Deployment:
     def _wake(self, ref: TaskId) -> None:
         task = self.tasks.get(ref)
         if task is not None:
-            task.wake()
+            self._seams.schedule(task)
 
     def _fail(self, ref: TaskId, error: BaseException) -> None:
         if ref in self.tasks:

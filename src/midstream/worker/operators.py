@@ -57,7 +57,8 @@ class TaskOperators:
         self.chain = Chain([spec.operator for spec in vertex.operators], self.edges, seams.clock)
         self.uids = [spec.uid for spec in vertex.operators]
         self.source: SourceDriver | None = None
-        self._may_be_busy = [op for op in self.chain.operators if type(op).ready is not Operator.ready]
+        self.may_be_busy = [op for op in self.chain.operators if type(op).ready is not Operator.ready]
+        """Those that do not take rows at any time."""
         self.due: deque[Callable[[], None]] = deque()
         """Timers that have come due; they may emit, so they wait for the output."""
         self._timers: set[Timer] = set()
@@ -112,10 +113,6 @@ class TaskOperators:
         self.chain.restore({i: watermarks[uid] for i, uid in enumerate(self.uids) if uid in watermarks})
         if not self.uids and head is not None and head.uid in watermarks:
             self.chain.offered_us[0] = watermarks[head.uid][1]
-
-    def ready(self, wake: Callable[[], None]) -> bool:
-        """Whether all of them take rows; if not, `wake` will be called."""
-        return all(operator.ready(wake) for operator in self._may_be_busy)
 
     def capture(self, checkpoint_id: int) -> list[tuple[m.OperatorSnapshot, Snapshot]]:
         """The state and the event time of each, in the order of the chain, the source first."""

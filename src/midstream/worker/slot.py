@@ -124,19 +124,13 @@ class SlotMachine:
         """What the last deployment has failed with."""
         self._deployment: Deployment | None = None
         """Of the current attempt, once it is built."""
+        self.tasks: dict[TaskId, Task] = {}
+        """Those of it that run; the others had finished in the checkpoint."""
+        self.pool: BufferPool | None = None
         self._scheduler = Scheduler(clock, executor)
         """Each attempt has its own."""
         self._opening: Task | None = None
         """The task whose operators are being opened."""
-
-    @property
-    def tasks(self) -> dict[TaskId, Task]:
-        """All that run; those that had finished in the checkpoint do not."""
-        return self._deployment.tasks if self._deployment is not None else {}
-
-    @property
-    def pool(self) -> BufferPool | None:
-        return self._deployment.pool if self._deployment is not None else None
 
     # ---- messages --------------------------------------------------------------
 
@@ -278,7 +272,8 @@ class SlotMachine:
             schedule=self._scheduler.schedule,
         )
         self._deployment = Deployment(self.slot_id, deploy, loaded, seams)
-        for ref, task in self._deployment.tasks.items():
+        self.tasks, self.pool = self._deployment.tasks, self._deployment.pool
+        for ref, task in self.tasks.items():
             self._opening = task
             task.open(loaded.restored[ref])
         self._opening = None
@@ -304,4 +299,5 @@ class SlotMachine:
             self._deployment.close()
         self._scheduler.stop()
         self._scheduler = Scheduler(self._clock, self._executor)
-        self._deployment = self._opening = None
+        self._deployment = self.pool = self._opening = None
+        self.tasks = {}

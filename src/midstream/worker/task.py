@@ -379,7 +379,8 @@ class Task:
             if not partition.is_available():
                 partition.wake_when_available(self.wake)
                 return False
-        return self.operators.ready(self.wake)
+        may_be_busy = self.operators.may_be_busy
+        return not may_be_busy or all(operator.ready(self.wake) for operator in may_be_busy)
 
     def _read_source(self) -> bool:
         source, chain = self.operators.source, self.operators.chain
