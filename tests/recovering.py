@@ -17,7 +17,7 @@ from midstream.exchange.pool import BufferPool
 from midstream.graph.job_graph import Edge
 from midstream.protocol.messages import ChannelState
 from midstream.worker.recovery import GateRecovery
-from midstream.worker.task_seams import TaskSeams
+from midstream.worker.seams import TaskSeams
 from standing_clock import StandingClock
 
 SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.int64())])

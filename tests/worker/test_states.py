@@ -23,6 +23,7 @@ from midstream.operators.source import Discovery, DiscoveryContext, Source, Spli
 from midstream.operators.stateless import Stateless
 from midstream.protocol import messages as m
 from midstream.worker.operators import RestoredOperators
+from midstream.worker.seams import SlotSeams
 from midstream.worker.slot import SLOT_TABLE, SlotEvent, SlotMachine, SlotState
 from midstream.worker.task import LIVE, TASK_TABLE, Step, Task, TaskEvent, TaskState
 from recovering import Steps, task_seams
@@ -70,7 +71,6 @@ class World:
         self.task = Task(REF, graph(), self.seams, [], [])
         self.task.open(RestoredOperators())
 
-    @property
     def state(self) -> TaskState:
         return self.task.state
 
@@ -97,19 +97,19 @@ def test_a_task_does_one_step_at_a_time_and_says_which_comes_next() -> None:
     assert world.run() == [Step.TIMER, Step.READ_SOURCE]
     world.trigger(1, holds=True)
     assert world.run() == [Step.MAIL, Step.HOLD]
-    assert world.state is TaskState.HELD
+    assert world.state() is TaskState.HELD
     world.task.no_more_splits()
     assert world.run() == [Step.MAIL, Step.HOLD], "it is not read"
     world.task.read_on(1)
     assert world.run() == [Step.MAIL, Step.READ_SOURCE, Step.FINISH, Step.READ_GATES]
-    assert world.state is TaskState.AWAITS_CHECKPOINT and world.task.is_finishing
+    assert world.state() is TaskState.AWAITS_CHECKPOINT and world.task.is_finishing
     world.trigger(2)
     world.run()
     while world.io.run_io():
         pass
     world.task.checkpoint_completed(2)
     assert world.run() == [Step.MAIL, Step.END]
-    assert world.state is TaskState.FINISHED
+    assert world.state() is TaskState.FINISHED
 
 
 @pytest.mark.parametrize("aborted", [1, 2])
@@ -120,7 +120,7 @@ def test_a_source_holds_behind_the_checkpoint_that_asked_for_it_and_no_other(abo
     world.run()
     world.task.checkpoint_aborted(aborted)
     world.run()
-    assert world.state is (TaskState.RUNNING if aborted == 2 else TaskState.HELD)
+    assert world.state() is (TaskState.RUNNING if aborted == 2 else TaskState.HELD)
 
 
 def test_to_read_on_is_nothing_to_a_task_that_awaits_that_checkpoint_as_its_final_one() -> None:
@@ -133,7 +133,7 @@ def test_to_read_on_is_nothing_to_a_task_that_awaits_that_checkpoint_as_its_fina
     world.task.read_on(1)
     world.task.checkpoint_completed(1)
     world.run()
-    assert world.state is TaskState.AWAITS_SENT
+    assert world.state() is TaskState.AWAITS_SENT
 
 
 def test_a_final_checkpoint_that_is_aborted_is_waited_for_no_more() -> None:
@@ -145,7 +145,7 @@ def test_a_final_checkpoint_that_is_aborted_is_waited_for_no_more() -> None:
     world.task.checkpoint_aborted(1)
     world.task.checkpoint_completed(1)
     world.run()
-    assert world.state is TaskState.AWAITS_CHECKPOINT
+    assert world.state() is TaskState.AWAITS_CHECKPOINT
 
 
 def test_what_cannot_come_in_a_tasks_state_says_state_and_event_and_what_came_before() -> None:
@@ -171,18 +171,20 @@ def test_every_state_of_a_task_can_be_reached_and_every_live_one_can_fail_and_be
 class Slot:
     """One slot with one task; nothing answers."""
 
-    def __init__(self) -> None:
+    def __init__(self, unpickle: Callable[[bytes], Any] = lambda data: graph()) -> None:
         self.io = Steps()
         self.sent: list[m.FromSlot] = []
         self.machine = SlotMachine(
-            clock=StandingClock(),
-            executor=self.io,
-            ids=CountingIds(),
-            transport=cast(Transport, None),
-            open_storage=lambda root: MemoryStorage(),
-            send=self.sent.append,
-            make_signal=Event,
-            unpickle=lambda data: graph(),
+            SlotSeams(
+                clock=StandingClock(),
+                executor=self.io,
+                ids=CountingIds(),
+                transport=cast(Transport, None),
+                open_storage=lambda root: MemoryStorage(),
+                send=self.sent.append,
+                make_signal=Event,
+                unpickle=unpickle,
+            )
         )
         self.machine.handle(m.Welcome(0, 1.0, 10.0))
 
@@ -244,17 +246,15 @@ def test_an_attempt_that_comes_unasked_takes_the_place_of_the_one_that_runs() ->
 
 
 def test_a_task_that_cannot_be_opened_ends_the_attempt_in_its_slot() -> None:
-    slot = Slot()
-    slot.machine._unpickle = cast(Any, partial(_raise, LookupError("no such class")))
+    def unpickle(data: bytes) -> JobGraph:
+        raise LookupError("no such class")
+
+    slot = Slot(unpickle)
     slot.deploy()
     slot.io.run_io()
     (failed,) = slot.sent
     assert isinstance(failed, m.DeployFailed) and "no such class" in failed.summary
     assert slot.machine.state is SlotState.IDLE
-
-
-def _raise(error: Exception, *_: Any) -> None:
-    raise error
 
 
 def test_every_message_to_a_slot_is_expected_in_some_state() -> None:

@@ -37,6 +37,7 @@ from midstream.operators.source import Split
 from midstream.operators.watermarks import TimestampsOperator
 from midstream.protocol import messages as m
 from midstream.state.own_code import own_code
+from midstream.worker.seams import SlotSeams
 from midstream.worker.slot import SlotMachine
 from midstream.worker.task import Task
 
@@ -115,14 +116,16 @@ class Engine:
         self._config = config
         self._copies: list[JobGraph] = []
         self._slot = SlotMachine(
-            clock=self.loop,
-            executor=self.loop,
-            ids=self.loop,
-            transport=_NoPeers(),
-            open_storage=lambda root: self.storage,
-            send=self._heard,
-            unpickle=lambda data: self._copies.pop(0),
-            make_signal=threading.Event,
+            SlotSeams(
+                clock=self.loop,
+                executor=self.loop,
+                ids=self.loop,
+                transport=_NoPeers(),
+                open_storage=lambda root: self.storage,
+                send=self._heard,
+                unpickle=lambda data: self._copies.pop(0),
+                make_signal=threading.Event,
+            )
         )
         self._slot.slot_id = 0
         self._deploy(config.parallelism, None if restore is None else restore.metadata)

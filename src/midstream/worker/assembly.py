@@ -31,8 +31,8 @@ from midstream.protocol import messages as m
 from midstream.worker.finished import FinishedTask
 from midstream.worker.operators import RestoredOperators
 from midstream.worker.recovery import GateRecovery
+from midstream.worker.seams import TaskSeams
 from midstream.worker.task import Task
-from midstream.worker.task_seams import TaskSeams
 
 READ_AHEAD_OF_POOL = 4
 """Of recovered rows, this part of the pool's size is kept in memory, besides the pool, from when they are checked."""

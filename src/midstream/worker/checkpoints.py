@@ -48,8 +48,8 @@ from midstream.exchange.partition import ResultPartition
 from midstream.exchange.queue import InFlight, Taken, let_go
 from midstream.protocol.messages import ChannelState
 from midstream.worker.recovery import GateRecovery
+from midstream.worker.seams import TaskSeams
 from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
-from midstream.worker.task_seams import TaskSeams
 
 SEGMENT_BUFFERS = 16
 """Size of a segment of channel state: what a recovering gate reads at once."""

@@ -19,8 +19,8 @@ from midstream.protocol import messages as m
 from midstream.state.parts import StatePart
 from midstream.worker.chain import NOWHERE, Chain, Edges
 from midstream.worker.inputs import SLICE_S
+from midstream.worker.seams import TaskSeams
 from midstream.worker.source import SourceDriver
-from midstream.worker.task_seams import TaskSeams
 
 _log = logging.getLogger(__name__)
 

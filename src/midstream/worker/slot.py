@@ -7,11 +7,10 @@ completions.
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Callable, Iterable, Iterator
 from enum import Enum, auto
 from functools import partial
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 
@@ -20,7 +19,7 @@ from midstream.core.config import JobConfig
 from midstream.core.elements import CheckpointBarrier
 from midstream.core.errors import InvariantError, assert_never
 from midstream.core.ids import TaskId
-from midstream.core.seams import Clock, Done, Executor, Failed, Ids, Signal, Storage, Transport
+from midstream.core.seams import Done, Failed
 from midstream.core.transitions import Row, Story, Table, new_story
 from midstream.exchange.pool import BufferPool
 from midstream.graph.overtaking import overtakable
@@ -30,8 +29,8 @@ from midstream.worker.assembly import Deployment, Loaded, load
 from midstream.worker.commits import SlotCommits
 from midstream.worker.failures import deploy_failed
 from midstream.worker.scheduler import Scheduler
+from midstream.worker.seams import SlotSeams, TaskSeams
 from midstream.worker.task import Task
-from midstream.worker.task_seams import TaskSeams
 
 
 class SlotState(Enum):
@@ -91,28 +90,9 @@ SLOT_TABLE: Final[Table[SlotState, object]] = Table(
 
 
 class SlotMachine:
-    """`send` goes to the coordinator, FIFO. `unpickle` turns `Deploy.graph` into a JobGraph."""
-
-    def __init__(
-        self,
-        *,
-        clock: Clock,
-        executor: Executor,
-        ids: Ids,
-        transport: Transport,
-        open_storage: Callable[[str], Storage],
-        send: Callable[[m.FromSlot], None],
-        make_signal: Callable[[], Signal],
-        unpickle: Callable[[bytes], Any] = pickle.loads,
-    ) -> None:
-        self._clock = clock
-        self._executor = executor
-        self._ids = ids
-        self._transport = transport
-        self._open_storage = open_storage
-        self._send = send
-        self._unpickle = unpickle
-        self._commits = SlotCommits(executor, open_storage, send, make_signal, unpickle)
+    def __init__(self, seams: SlotSeams) -> None:
+        self._seams = seams
+        self._commits = SlotCommits(seams)
         self.slot_id = -1
         self.state = SlotState.IDLE
         self._story: Story[SlotState] = new_story()
@@ -127,7 +107,7 @@ class SlotMachine:
         self.tasks: dict[TaskId, Task] = {}
         """Those of it that run; the others had finished in the checkpoint."""
         self.pool: BufferPool | None = None
-        self._scheduler = Scheduler(clock, executor)
+        self._scheduler = Scheduler(seams.clock, seams.executor)
         """Each attempt has its own."""
         self._opening: Task | None = None
         """The task whose operators are being opened."""
@@ -139,7 +119,7 @@ class SlotMachine:
         if isinstance(message, _OF_AN_ATTEMPT) and (message.attempt != self.attempt or self.state is SlotState.IDLE):
             return
         if isinstance(message, m.Cancel) and message.attempt != self.attempt:
-            self._send(m.Cancelled(message.attempt))
+            self._seams.send(m.Cancelled(message.attempt))
             return
         before = self.state
         self._on(type(message))
@@ -158,7 +138,7 @@ class SlotMachine:
                 self._deploy(message)
             case m.Cancel(attempt):
                 self._end_attempt()
-                self._send(m.Cancelled(attempt))
+                self._seams.send(m.Cancelled(attempt))
             case m.Release():
                 self._end_attempt()
             case m.Start(_, peers):
@@ -236,7 +216,7 @@ class SlotMachine:
         """Read the state on the I/O pool, then build the tasks and open their operators."""
         self.attempt = deploy.attempt
         config = msgspec.msgpack.decode(deploy.config, type=JobConfig)
-        unpickle = partial(self._unpickle, self._graph_of(deploy))
+        unpickle = partial(self._seams.unpickle, self._graph_of(deploy))
 
         def done(outcome: Done[Loaded] | Failed) -> None:
             if self.attempt != deploy.attempt or self.state is not SlotState.DEPLOYING:
@@ -250,9 +230,9 @@ class SlotMachine:
                 self._not_opened(error)
                 return
             self._on(SlotEvent.OPENED)
-            self._send(m.Deployed(deploy.attempt))
+            self._seams.send(m.Deployed(deploy.attempt))
 
-        self._executor.submit(partial(load, deploy, config, self._open_storage, unpickle), done)
+        self._seams.executor.submit(partial(load, deploy, config, self._seams.open_storage, unpickle), done)
 
     def _open(self, deploy: m.Deploy, config: JobConfig, loaded: Loaded) -> None:
         any_graph = next(iter(loaded.graphs.values()))
@@ -262,13 +242,13 @@ class SlotMachine:
             attempt=deploy.attempt,
             epoch=deploy.epoch,
             config=config,
-            clock=self._clock,
-            executor=self._executor,
-            ids=self._ids,
+            clock=self._seams.clock,
+            executor=self._seams.executor,
+            ids=self._seams.ids,
             storage=loaded.storage,
             overtakable=overtakable(any_graph),
             inline_bytes_max=inline_bytes_max(config.inline_bytes, subtasks),
-            send=self._send,
+            send=self._seams.send,
             schedule=self._scheduler.schedule,
         )
         self._deployment = Deployment(self.slot_id, deploy, loaded, seams)
@@ -282,13 +262,13 @@ class SlotMachine:
         self.failure = error
         self._on(SlotEvent.NOT_OPENED)
         self._end_attempt()
-        self._send(deploy_failed(self.attempt, error))
+        self._seams.send(deploy_failed(self.attempt, error))
 
     def _start(self, peers: tuple[m.Peer, ...]) -> None:
         """All slots are deployed: connect, announce credit, run."""
         assert self._deployment is not None
         self._scheduler.start()
-        self._deployment.connect(peers, self._transport)
+        self._deployment.connect(peers, self._seams.transport)
         for task in self._deployment.all_tasks:
             task.start()
 
@@ -298,6 +278,6 @@ class SlotMachine:
         if self._deployment is not None:
             self._deployment.close()
         self._scheduler.stop()
-        self._scheduler = Scheduler(self._clock, self._executor)
+        self._scheduler = Scheduler(self._seams.clock, self._seams.executor)
         self._deployment = self.pool = self._opening = None
         self.tasks = {}

@@ -24,7 +24,7 @@ from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Storage
 from midstream.operators.base import Snapshot
 from midstream.protocol import messages as m
-from midstream.worker.task_seams import TaskSeams
+from midstream.worker.seams import TaskSeams
 
 
 @dataclass(frozen=True, slots=True)

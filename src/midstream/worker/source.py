@@ -24,8 +24,8 @@ from midstream.operators.bad_records import TALLY, BadRecords, Tally
 from midstream.operators.base import Splits
 from midstream.operators.source import Source, Split, SplitReader
 from midstream.state.parts import Chunk, Redistribute, StatePart
+from midstream.worker.seams import TaskSeams
 from midstream.worker.source_pace import SourcePace
-from midstream.worker.task_seams import TaskSeams
 
 SPLITS = "splits"
 """The part of a source's state that its readers' splits are in, each at its offset."""

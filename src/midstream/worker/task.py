@@ -43,10 +43,10 @@ from midstream.worker.inputs import TaskInput
 from midstream.worker.live_rows import show_next
 from midstream.worker.operators import RestoredOperators, TaskOperators
 from midstream.worker.recovery import GateRecovery
+from midstream.worker.seams import TaskSeams
 from midstream.worker.snapshots import TaskSnapshots
 from midstream.worker.source import Progress, SourceDriver
 from midstream.worker.task_metrics import task_metrics
-from midstream.worker.task_seams import TaskSeams
 
 _log = logging.getLogger(__name__)
 
