@@ -246,6 +246,6 @@ class Deployment:
         edges = {channel.id.edge for channel in self._remote.get(slot, ())}
         edges |= {partition.edge.id for peer, partition, _ in self._outgoing if peer == slot}
         for task in self.tasks.values():
-            if task.is_live and edges & task.edge_ids:
+            if task.is_live and edges & {end.edge.id for end in (*task.gates, *task.partitions)}:
                 task.fail(error, symptom=True)
                 return

@@ -234,10 +234,6 @@ class Task:
     def rows_in(self) -> int:
         return self._input.rows_in
 
-    @property
-    def edge_ids(self) -> set[int]:
-        return {gate.edge.id for gate in self.gates} | {partition.edge.id for partition in self.partitions}
-
     # ---- mails from the slot -------------------------------------------------
 
     def wake(self) -> None:
