@@ -246,6 +246,7 @@ class Deployment:
         edges = {channel.id.edge for channel in self._remote.get(slot, ())}
         edges |= {partition.edge.id for peer, partition, _ in self._outgoing if peer == slot}
         for task in self.tasks.values():
-            if task.is_live and edges & {end.edge.id for end in (*task.gates, *task.partitions)}:
+            ends = {gate.edge.id for gate in task.gates} | {partition.edge.id for partition in task.partitions}
+            if task.is_live and edges & ends:
                 task.fail(error, symptom=True)
                 return
