@@ -32,7 +32,10 @@ class Scheduler:
         self._is_running = True
 
     def stop(self) -> None:
+        """For good. A mail that is still posted for it keeps no task alive."""
         self._is_running = False
+        self._ready.clear()
+        self._scheduled.clear()
 
     def schedule(self, task: Task) -> None:
         """Have a step of it run soon."""
