@@ -50,6 +50,7 @@ from midstream.runtime.ids import RandomIds
 from midstream.runtime.processes import ProcessSlots
 from midstream.runtime.storage import FileStorage
 from midstream.spark.session import get_session
+from midstream.worker.seams import SlotSeams
 from midstream.worker.slot import SlotMachine
 
 CHANNELS: Final = (65, 257, 1025)
@@ -173,13 +174,15 @@ def measure_channels(parallelism: int) -> dict[str, float]:
         plan = env.submission(StartOptions(slots=ProcessSlots())).plan
         peers = Peers()
         machine = SlotMachine(
-            clock=peers,
-            executor=peers,
-            ids=RandomIds(),
-            transport=peers,
-            open_storage=FileStorage,
-            send=peers.said.append,
-            make_signal=threading.Event,
+            SlotSeams(
+                clock=peers,
+                executor=peers,
+                ids=RandomIds(),
+                transport=peers,
+                open_storage=FileStorage,
+                send=peers.said.append,
+                make_signal=threading.Event,
+            )
         )
         machine.handle(m.Welcome(0, 1.0, 30.0))
         deploy = m.Deploy(

@@ -8,15 +8,18 @@ from typing import Any
 
 import pyarrow as pa
 
-from in_memory import MemoryStorage
+from in_memory import CountingIds, MemoryStorage
 from midstream.checkpoint.channel_state import Captured, store_channels
 from midstream.core.arrow_types import to_list
-from midstream.core.seams import Done, Failed, Mail, Timer
+from midstream.core.config import JobConfig
+from midstream.core.seams import Done, Executor, Failed, Mail, Storage, Timer
 from midstream.exchange.lease import LeasedBatch
 from midstream.exchange.pool import BufferPool
 from midstream.graph.job_graph import Edge
 from midstream.protocol.messages import ChannelState
 from midstream.worker.recovery import GateRecovery
+from midstream.worker.seams import TaskSeams
+from standing_clock import StandingClock
 
 SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.int64())])
 
@@ -62,6 +65,20 @@ class Steps:
             return False
         self.io.popleft()()
         return True
+
+
+def task_seams(executor: Executor, storage: Storage | None, **more: Any) -> TaskSeams:
+    """Of attempt 0 and epoch 1; `more`: fields that are to be otherwise."""
+    fields: dict[str, Any] = {
+        "config": JobConfig(name="job"),
+        "clock": StandingClock(),
+        "ids": CountingIds(),
+        "overtakable": frozenset(),
+        "inline_bytes_max": 0,
+        "send": lambda message: None,
+        "schedule": lambda task: None,
+    }
+    return TaskSeams("job", attempt=0, epoch=1, executor=executor, storage=storage, **{**fields, **more})
 
 
 class FakeTimer:

@@ -22,9 +22,11 @@ from hypothesis import strategies as st
 from midstream.connectors.collection import CollectionSource, from_arrow, from_polars, from_rows
 from midstream.connectors.generator import GeneratorSource
 from midstream.core.arrow_types import schema_of, to_list
+from midstream.core.config import JobConfig
 from midstream.core.errors import ConfigError, JobError, SchemaError
 from midstream.operators.source import DiscoveryContext
 from midstream.worker.source import Progress, SourceDriver
+from recovering import task_seams
 
 
 def square(indices: np.ndarray) -> dict[str, Any]:
@@ -171,10 +173,8 @@ def test_a_rate_limit_is_kept_over_any_second_and_reached_in_the_long_run(rows_p
     source = GeneratorSource(square, rows_per_s=rows_per_s, splits=2)
     driver = SourceDriver(
         source,
-        parallelism=1,
-        rows_max=131_072,
-        clock=time,
-        executor=time,  # type: ignore[arg-type]  # a stand-in
+        1,
+        task_seams(time, None, clock=time, config=JobConfig(name="job", batch_rows=131_072)),  # type: ignore[arg-type]  # a stand-in
         emit=lambda batch: emitted.append((time.now_s, batch.num_rows)),
         emit_bad=pytest.fail,  # type: ignore[arg-type]  # a stand-in
         request_split=lambda: None,

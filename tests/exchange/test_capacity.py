@@ -15,8 +15,8 @@ from midstream.exchange.capacity import check_pool, least_buffers
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from midstream.sim.run import run
 from midstream.sim.scenario import draw
-from midstream.worker import slot
-from midstream.worker.slot import SlotMachine
+from midstream.worker import assembly
+from midstream.worker.assembly import Deployment
 
 
 def chain(exchanges: int, parallelism: int, partitioning: Partitioning = Partitioning.REBALANCE) -> JobGraph:
@@ -75,17 +75,17 @@ def test_slots_reserve_no_more_than_that(monkeypatch: pytest.MonkeyPatch) -> Non
     """With the least windows they reserve all of it, but for what is only needed while rows are recovered."""
     seen: list[tuple[int, int, int]] = []
 
-    def build(self: Any, deploy: Any, config: Any, graphs: Any, *rest: Any) -> None:
-        original(self, deploy, config, graphs, *rest)
-        graph = next(iter(graphs.values()), None)
+    def build(self: Any, slot_id: int, deploy: Any, loaded: Any, seams: Any) -> None:
+        original(self, slot_id, deploy, loaded, seams)
+        graph = next(iter(loaded.graphs.values()), None)
         if graph is not None:
             reserved = sum(quota.reserved for quota in self.pool._quotas)
-            inputs = sum(len(graph.inputs(ref.vertex)) for ref in graphs)
+            inputs = sum(len(graph.inputs(ref.vertex)) for ref in loaded.graphs)
             seen.append((reserved, least_buffers(graph, deploy.slots.index(self.slot_id)), inputs))
 
-    original = SlotMachine._build
-    monkeypatch.setattr(SlotMachine, "_build", build)
-    monkeypatch.setattr(slot, "WINDOW_BUFFERS_MAX", 2)
+    original = Deployment.__init__
+    monkeypatch.setattr(Deployment, "__init__", build)
+    monkeypatch.setattr(assembly, "WINDOW_BUFFERS_MAX", 2)
     for seed in range(6):
         run(draw(seed))
     assert len(seen) > 20

@@ -64,7 +64,7 @@ class TwoSlots:
         self.partition = ResultPartition(edge, 0, range(1), 128, self.sending_pool, 16, queue_time)
         self.left = PeerLink(1, buffer_bytes, rows_max, pytest.fail)
         self.right = PeerLink(0, buffer_bytes, rows_max, pytest.fail)
-        self.gate = InputGate(edge, 0, lambda: None, lambda channel, event: None)
+        self.gate = InputGate(edge, 0, lambda: None)
         quota = self.receiving_pool.quota("in", window)
         self.channel = RemoteChannel(
             ChannelId(0, 0, 0),

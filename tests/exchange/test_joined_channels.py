@@ -32,7 +32,7 @@ class World:
         self.partitions = [
             ResultPartition(edge, producer, range(1), 128, self.pool, 64) for producer in range(producers)
         ]
-        self.gate = InputGate(edge, 0, lambda: None, lambda index, event: None)
+        self.gate = InputGate(edge, 0, lambda: None)
         channels = [LocalChannel(partition.subpartitions[0]) for partition in self.partitions]
         self.gate.set_channels(channels)
         for index, channel in enumerate(channels):

@@ -67,7 +67,7 @@ def test_a_gate_finds_that_what_it_has_at_work_is_not_charged_any_more() -> None
     pool = BufferPool(1 << 20, 4096)
     partition = forward(pool)
     channel = LocalChannel(partition.subpartitions[0])
-    gate = InputGate(partition.edge, 0, lambda: None, lambda index, event: None)
+    gate = InputGate(partition.edge, 0, lambda: None)
     gate.set_channels([channel])
     channel.connect(lambda: gate.on_data(0))
     gate.open()

@@ -184,7 +184,7 @@ def test_a_local_channel_captures_at_the_consumer_and_the_producer_captures_noth
     partition = forward(pool)
     sub = partition.subpartitions[0]
     channel = LocalChannel(sub)
-    gate = InputGate(partition.edge, 0, lambda: None, lambda index, event: None)
+    gate = InputGate(partition.edge, 0, lambda: None)
     gate.set_channels([channel])
     channel.connect(lambda: gate.on_data(0))
     gate.open()
@@ -232,7 +232,7 @@ def test_a_gate_whose_only_element_was_the_barrier_has_nothing_to_give() -> None
     pool = BufferPool(1 << 20, 4096)
     partition = forward(pool)
     channel = LocalChannel(partition.subpartitions[0])
-    gate = InputGate(partition.edge, 0, lambda: None, lambda index, event: None)
+    gate = InputGate(partition.edge, 0, lambda: None)
     gate.set_channels([channel])
     channel.connect(lambda: gate.on_data(0))
     partition.broadcast(barrier(1))

@@ -152,7 +152,7 @@ def test_a_producer_gets_on_when_its_rows_are_read_even_if_a_checkpoint_still_ho
     edge = Edge(0, 0, 1, Partitioning.FORWARD, SCHEMA)
     partition = ResultPartition(edge, 0, range(1), 128, pool, 64, QueueTime(WANTED_S, now))
     channel = LocalChannel(partition.subpartitions[0])
-    gate = InputGate(edge, 0, lambda: None, lambda index, event: None)
+    gate = InputGate(edge, 0, lambda: None)
     gate.set_channels([channel])
     channel.connect(lambda: gate.on_data(0))
     gate.open()

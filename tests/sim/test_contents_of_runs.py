@@ -37,8 +37,8 @@ from midstream.state import heap
 from midstream.state.heap import KeyForm
 from midstream.state.table import TableState
 from midstream.worker import recovery
+from midstream.worker.source import Asking, SourceDriver
 from midstream.worker.source import Progress as Step
-from midstream.worker.source import SourceDriver
 from midstream.worker.valve import WatermarkValve
 
 Patches = list[tuple[Any, str, Any]]
@@ -261,7 +261,7 @@ def ends_too_soon() -> Patches:
     original = SourceDriver.step
 
     def step(self: Any) -> Step:
-        return Step.ENDED if self._no_more and len(self._open) == 1 else original(self)
+        return Step.ENDED if self._asking is Asking.NO_MORE and len(self._open) == 1 else original(self)
 
     return [(SourceDriver, "step", step)]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,7 +10,6 @@ from pathlib import Path
 import pytest
 
 import midstream.coordinator
-import midstream.worker.slot
 from midstream.coordinator.effects import IoKind, TimerKind
 from midstream.sim import coverage
 from midstream.sim.command import simulate
@@ -18,6 +18,7 @@ from midstream.sim.machines import COORDINATOR_EVENTS, NO_MAILS, TASK_MAILS
 from midstream.sim.pairs import MACHINES
 from midstream.sim.run import run
 from midstream.sim.scenario import draw
+from midstream.worker import assembly, slot
 
 
 def test_known_pairs_are_seen_and_no_impossible_one() -> None:
@@ -33,7 +34,7 @@ def test_known_pairs_are_seen_and_no_impossible_one() -> None:
         ("barrier handler", "IDLE", "BarrierAnnounced, settled"),
         ("task", "RUNNING, IDLE", "rows"),
         ("task", "RUNNING, ALIGNING", "rows"),
-        ("task", "FINISHING, IDLE", "checkpoint_completed"),
+        ("task", "AWAITS_CHECKPOINT, IDLE", "checkpoint_completed"),
         ("slot request", "LOST", "word of the process"),
         ("slot", "RUNNING", "Cancel"),
         ("coordinator", "RUNNING", "CheckpointAck"),
@@ -58,10 +59,10 @@ def test_recording_leaves_the_run_as_it_is() -> None:
 
 def test_what_was_never_seen_is_listed() -> None:
     found = report({("slot", "IDLE", "Welcome"): 3, ("slot", "DEPLOYED", "Welcome"): 1})
-    slot = next(machine for machine in found if machine.machine == "slot")
-    assert slot.seen == 1
-    assert ("RUNNING", "Cancel") in slot.unseen
-    assert [pair[:2] for pair in slot.surprising] == [("DEPLOYED", "Welcome")]
+    of_slot = next(machine for machine in found if machine.machine == "slot")
+    assert of_slot.seen == 1
+    assert ("RUNNING", "Cancel") in of_slot.unseen
+    assert [pair[:2] for pair in of_slot.surprising] == [("DEPLOYED", "Welcome")]
     text = "\n".join(lines_of(found))
     assert "never in RUNNING" in text
     assert "SURPRISING: Welcome in DEPLOYED" in text
@@ -71,8 +72,8 @@ def test_what_is_in_no_list_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     without = tuple(replace(machine, states=machine.states[1:]) for machine in MACHINES)
     monkeypatch.setattr(coverage, "MACHINES", without)
     found = report({("slot", "IDLE", "Welcome"): 3})
-    slot = next(machine for machine in found if machine.machine == "slot")
-    assert slot.unlisted == (("IDLE", "Welcome"),) and slot.seen == 0
+    of_slot = next(machine for machine in found if machine.machine == "slot")
+    assert of_slot.unlisted == (("IDLE", "Welcome"),) and of_slot.seen == 0
     assert "NOT LISTED: Welcome in IDLE" in "\n".join(lines_of(found))
 
 
@@ -91,8 +92,7 @@ def test_every_token_of_the_coordinator_is_listed() -> None:
 
 
 def test_every_mail_that_a_slot_sends_its_tasks_is_listed() -> None:
-    assert midstream.worker.slot.__file__ is not None
-    text = Path(midstream.worker.slot.__file__).read_text(encoding="utf-8")
+    text = inspect.getsource(assembly) + inspect.getsource(slot)
     called = set(re.findall(r"(?:\btask|self\._task\(ref\)|self\.tasks\[ref\])\.(\w+)\(", text))
     assert called == {*TASK_MAILS, *NO_MAILS}
 

@@ -12,17 +12,17 @@ from midstream.worker.slot import SlotMachine
 
 
 def test_what_was_overtaken_by_an_older_version_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    build = SlotMachine._build
+    original = SlotMachine._open
     recovered = 0
 
-    def built(self: SlotMachine, *arguments: Any) -> None:
+    def opened(self: SlotMachine, *arguments: Any) -> None:
         nonlocal recovered
-        build(self, *arguments)
+        original(self, *arguments)
         for task in self.tasks.values():
             aligned = [gate for gate in task.gates if gate.edge.id not in task._seams.overtakable]
             recovered += sum(gate.recovered is not None and gate.edge.partitioning.redistributable for gate in aligned)
 
-    monkeypatch.setattr(SlotMachine, "_build", built)
+    monkeypatch.setattr(SlotMachine, "_open", opened)
     for seed in range(12):
         assert not run(outdated(seed)).failures, seed
     assert recovered > 4

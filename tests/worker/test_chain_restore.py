@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from midstream.operators.base import Operator
-from midstream.worker.chain import Chain
+from midstream.worker.chain import Chain, Edges
 from standing_clock import StandingClock
 
 
@@ -26,25 +26,22 @@ class Generates(Fires):
     makes_watermarks = True
 
 
-class Edges:
-    def __init__(self) -> None:
-        self.watermarks: list[int] = []
+class Heard(Edges):
+    """There are no partitions: what they would be told is noted."""
 
-    def emit(self, batch: pa.RecordBatch, tag: str | None) -> None:
-        raise AssertionError("no rows here")
+    def __init__(self) -> None:
+        super().__init__(())
+        self.watermarks: list[int] = []
 
     def watermark(self, watermark_us: int) -> None:
         self.watermarks.append(watermark_us)
 
-    def idle(self, is_idle: bool) -> None:
-        self.watermarks.append(-1 if is_idle else -2)
-
-    def has_reader(self, tag: str | None) -> bool:
-        return False
+    def idle(self, idle: bool) -> None:
+        self.watermarks.append(-1 if idle else -2)
 
 
-def restored(marks: dict[int, tuple[int, int]], *operators: Fires) -> tuple[Chain, Edges]:
-    edges = Edges()
+def restored(marks: dict[int, tuple[int, int]], *operators: Fires) -> tuple[Chain, Heard]:
+    edges = Heard()
     chain = Chain(list(operators), edges, StandingClock())
     chain.restore(marks)
     while chain.is_firing:
@@ -97,7 +94,7 @@ IDLE, ACTIVE = -1, -2
 
 
 def test_a_chain_is_not_idle_before_its_last_watermark_has_fired() -> None:
-    edges = Edges()
+    edges = Heard()
     chain = Chain([FiresInSlices(3)], edges, StandingClock())
     chain.offer(0, 100)
     chain.idle(0, True)
@@ -108,7 +105,7 @@ def test_a_chain_is_not_idle_before_its_last_watermark_has_fired() -> None:
 
 
 def test_a_chain_that_was_idle_for_a_moment_only_says_nothing_of_it() -> None:
-    edges = Edges()
+    edges = Heard()
     chain = Chain([FiresInSlices(3)], edges, StandingClock())
     chain.offer(0, 100)
     chain.idle(0, True)

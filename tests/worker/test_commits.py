@@ -6,18 +6,20 @@ import pickle
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 
-from in_memory import MemoryStorage, NeverRun, NoRows
+from in_memory import CountingIds, MemoryStorage, NeverRun, NoRows
 from midstream.core.errors import ConfigError, InvariantError
-from midstream.core.seams import Done, Failed
+from midstream.core.seams import Done, Failed, Transport
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from midstream.operators.sink import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from midstream.protocol import messages as m
 from midstream.worker.commits import SlotCommits
+from midstream.worker.seams import SlotSeams
+from standing_clock import StandingClock
 
 
 class Pool:
@@ -106,7 +108,17 @@ class World:
         self.said: list[Any] = []
         self.storage = MemoryStorage()
         self.roots: list[str] = []
-        self.commits = SlotCommits(self.pool, self._open, self.said.append, threading.Event, unpickle)
+        seams = SlotSeams(
+            clock=StandingClock(),
+            executor=self.pool,
+            ids=CountingIds(),
+            transport=cast(Transport, None),
+            open_storage=self._open,
+            send=self.said.append,
+            make_signal=threading.Event,
+            unpickle=unpickle,
+        )
+        self.commits = SlotCommits(seams)
         self.commits.load(m.CommitSinks("job-a", pickle.dumps(GRAPH), root, epoch=1))
 
     def _open(self, root: str) -> MemoryStorage:

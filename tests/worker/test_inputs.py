@@ -75,7 +75,9 @@ def task_input(slow: Sequence[int], rules: Sequence[int]) -> tuple[TaskInput, Ro
     rows = Rows()
     gates = cast("list[InputGate]", [Gate(SLOW, *slow), Gate(RULES, *rules)])
     chain = cast(Chain, rows)
-    return TaskInput(TaskId(2, 0), gates, [Origin()] * 2, chain, rows, lambda event: None, rows_max=10), rows
+    return TaskInput(
+        TaskId(2, 0), gates, [Origin()] * 2, chain, rows, lambda event: None, lambda: None, rows_max=10
+    ), rows
 
 
 def test_gates_take_turns() -> None:

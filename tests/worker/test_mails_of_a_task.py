@@ -8,8 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from in_memory import CountingIds, MemoryStorage
-from midstream.core.config import JobConfig
+from in_memory import MemoryStorage
 from midstream.core.elements import CheckpointBarrier
 from midstream.core.ids import TaskId
 from midstream.core.seams import Storage
@@ -19,8 +18,9 @@ from midstream.operators.source import Discovery, DiscoveryContext, Source, Spli
 from midstream.operators.stateless import Stateless
 from midstream.protocol import messages as m
 from midstream.state.parts import Chunk, Redistribute, StatePart
-from midstream.worker.task import MAILS_IN_A_ROW_MAX, Task, TaskSeams
-from recovering import Steps
+from midstream.worker.operators import RestoredOperators
+from midstream.worker.task import MAILS_IN_A_ROW_MAX, Task
+from recovering import Steps, task_seams
 
 
 class Clock:
@@ -72,22 +72,17 @@ class Slot:
         self.is_scheduled = False
         self.io = Steps()
         self.sent: list[m.FromSlot] = []
-        seams = TaskSeams(
-            job_id="job",
-            attempt=0,
-            epoch=1,
+        seams = task_seams(
+            self.io,
+            storage,
             clock=Clock(),
-            executor=self.io,
-            ids=CountingIds(),
-            storage=storage,
-            overtakable=frozenset(),
             inline_bytes_max=inline_bytes_max,
             send=self.sent.append,
             schedule=self.schedule,
         )
         vertex = Vertex(0, 1, SourceSpec("source", "source", Silent()), operators)
-        self.task = Task(TaskId(0, 0), JobGraph((vertex,), (), 128), JobConfig(name="job"), seams, [], [])
-        self.task.open({}, {}, {})
+        self.task = Task(TaskId(0, 0), JobGraph((vertex,), (), 128), seams, [], [])
+        self.task.open(RestoredOperators())
         self.task.start()
         self.run()
 
@@ -238,4 +233,4 @@ def test_timers_end_with_the_data_and_none_is_set_behind_it() -> None:
     slot.run()
     failed = slot.sent[-1]
     assert isinstance(failed, m.TaskFailed)
-    assert "is finishing, and is to be called at 0 ms" in failed.summary
+    assert "has ended its data, and is to be called at 0 ms" in failed.summary

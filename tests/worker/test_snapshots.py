@@ -5,16 +5,20 @@ from __future__ import annotations
 import pyarrow as pa
 
 from in_memory import MemoryStorage
+from midstream.checkpoint.state_files import state_file
 from midstream.core.errors import StorageError
 from midstream.core.ids import TaskId
 from midstream.operators.base import Snapshot, SnapshotResult
 from midstream.protocol import messages as m
 from midstream.state.parts import Chunk, Redistribute, StatePart
 from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
-from recovering import Steps
-from standing_clock import StandingClock
+from recovering import Steps, task_seams
 
 ROWS = pa.table({"v": [1, 2, 3]})
+
+
+def file_of(checkpoint_id: int) -> str:
+    return state_file(1, 0, checkpoint_id, 1, 0)
 
 
 class World:
@@ -22,9 +26,8 @@ class World:
         self.storage = MemoryStorage()
         self.steps = Steps()
         self.sent: list[m.FromSlot] = []
-        self.snapshots = TaskSnapshots(
-            0, TaskId(1, 0), self.steps, self.sent.append, self.failed, lambda: None, inline_bytes_max, StandingClock()
-        )
+        seams = task_seams(self.steps, self.storage, inline_bytes_max=inline_bytes_max)
+        self.snapshots = TaskSnapshots(TaskId(1, 0), seams, self.sent.append, self.failed, lambda: None)
 
     def failed(self, error: BaseException) -> None:
         raise error
@@ -32,8 +35,7 @@ class World:
     def take(self, checkpoint_id: int, *chunks: str, in_flight: StoredInFlight | None = None) -> m.FromSlot:
         part = StatePart(Redistribute.UNION, tuple(Chunk(chunk, ROWS) for chunk in chunks))
         operators = [(m.OperatorSnapshot("count"), Snapshot(SnapshotResult(parts={"s": part})))]
-        file = f"file {checkpoint_id}"
-        self.snapshots.take(checkpoint_id, operators, self.storage, file, alignment_ms=0, began_s=0.0, finished=False)
+        self.snapshots.take(checkpoint_id, operators, alignment_ms=0, began_s=0.0, finished=False)
         assert self.steps.run_io()
         self.snapshots.in_flight_stored(checkpoint_id, in_flight or StoredInFlight())
         return self.sent[-1]
@@ -48,16 +50,18 @@ def test_a_checkpoint_that_could_not_be_stored_is_declined_with_the_files_that_w
     in_flight = StoredInFlight(files=("channels",), error=StorageError("the disk is full"))
     decline = world.take(1, "a", in_flight=in_flight)
     assert isinstance(decline, m.CheckpointDecline)
-    assert decline.files == ("file 1", "channels") and decline.counts and "the disk is full" in decline.reason
-    assert list(world.storage.files) == ["file 1"]
+    assert decline.files == (file_of(1), "channels") and decline.counts and "the disk is full" in decline.reason
+    assert list(world.storage.files) == [file_of(1)]
 
 
 def test_what_a_completed_checkpoint_has_in_a_file_is_referred_to() -> None:
     world = World(0)
-    assert world.chunks(world.take(1, "a")) == [("a", "file 1")]
-    assert world.chunks(world.take(2, "a", "b")) == [("a", "file 2"), ("b", "file 2")], "1 is not known to be complete"
+    assert world.chunks(world.take(1, "a")) == [("a", file_of(1))]
+    assert world.chunks(world.take(2, "a", "b")) == [("a", file_of(2)), ("b", file_of(2))], (
+        "1 is not known to be complete"
+    )
     world.snapshots.completed(2)
-    assert world.chunks(world.take(3, "a", "b", "c")) == [("a", "file 2"), ("b", "file 2"), ("c", "file 3")]
+    assert world.chunks(world.take(3, "a", "b", "c")) == [("a", file_of(2)), ("b", file_of(2)), ("c", file_of(3))]
 
 
 def test_little_state_is_in_the_acknowledgement_and_goes_to_a_file_once_it_is_more() -> None:
@@ -67,6 +71,6 @@ def test_little_state_is_in_the_acknowledgement_and_goes_to_a_file_once_it_is_mo
     assert isinstance(first, m.CheckpointAck) and first.files == () and first.state_bytes > 0
     world.snapshots.completed(1)
     second = world.take(2, "a", "b", "c", "d")
-    assert {file for _, file in world.chunks(second)} == {"file 2"}
+    assert {file for _, file in world.chunks(second)} == {file_of(2)}
     world.snapshots.completed(2)
-    assert world.chunks(world.take(3, "a", "b", "c", "d", "e"))[-2:] == [("d", "file 2"), ("e", "")]
+    assert world.chunks(world.take(3, "a", "b", "c", "d", "e"))[-2:] == [("d", file_of(2)), ("e", "")]

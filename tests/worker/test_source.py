@@ -14,12 +14,14 @@ from midstream.connectors.bad_records import BadRecord, reported
 from midstream.connectors.collection import from_rows
 from midstream.connectors.generator import GeneratorSource
 from midstream.core.arrow_types import to_list
+from midstream.core.config import JobConfig
 from midstream.core.errors import SchemaError, StorageError
 from midstream.core.seams import Done, Failed, Mail
 from midstream.operators.bad_records import TALLY, BadRecords
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.state.parts import StatePart
 from midstream.worker.source import REST_S_MAX, REST_S_MIN, SPLITS, Progress, SourceDriver, splits_of
+from recovering import task_seams
 from scarce_cores import Machine
 
 
@@ -121,10 +123,8 @@ class Reader:
         self.world = world
         self.driver = SourceDriver(
             source,
-            parallelism=1,
-            rows_max=rows_max,
-            clock=world,
-            executor=world,
+            1,
+            task_seams(world, None, clock=world, config=JobConfig(name="job", batch_rows=rows_max)),
             emit=lambda batch: self.rows.extend(to_list(batch.column("n"))),
             emit_bad=lambda rows: self.bad.extend(to_list(rows.column("position"))),
             request_split=self._requested,

@@ -10,7 +10,9 @@ import pytest
 from in_memory import MemoryStorage
 from midstream.checkpoint.barriers import BarrierReceived, CancelReceived, TriggerReceived
 from midstream.checkpoint.channel_state import Captured, read_segment
+from midstream.core.config import JobConfig
 from midstream.core.elements import CheckpointBarrier, EndOfData, EndOfPartition, Watermark
+from midstream.core.ids import TaskId
 from midstream.exchange.channel import LocalChannel
 from midstream.exchange.gate import InputGate
 from midstream.exchange.lease import LeasedBatch
@@ -20,7 +22,7 @@ from midstream.graph.job_graph import Edge, Partitioning
 from midstream.worker.checkpoints import TaskCheckpoints
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
-from recovering import SCHEMA, Steps, batch, rows_in, store
+from recovering import SCHEMA, Steps, batch, rows_in, store, task_seams
 
 
 class FakeClock:
@@ -66,7 +68,7 @@ class World:
         edge = Edge(0, 0, 1, Partitioning(kind), SCHEMA)
         self.inputs = [ResultPartition(edge, i, range(1), 16, self.pool, 1000) for i in range(producers)]
         self.output = ResultPartition(Edge(1, 1, 2, Partitioning.REBALANCE, SCHEMA), 0, range(1), 16, self.pool, 1000)
-        self.gate = InputGate(edge, 0, lambda: None, lambda index, event: self.checkpoints.arrived(0, index, event))
+        self.gate = InputGate(edge, 0, lambda: None)
         channels = [LocalChannel(partition.subpartitions[0]) for partition in self.inputs]
         self.gate.set_channels(channels)
         for index, channel in enumerate(channels):
@@ -89,22 +91,27 @@ class World:
             self.steps.run_io()
         self.gate.open()
         self.output.subpartitions[0].ask()
-        self.checkpoints = TaskCheckpoints(
-            path=lambda checkpoint_id: (1, 0, checkpoint_id, 1, 0),
-            gates=[self.gate],
-            partitions=[self.output],
-            overtakable={e.id for e in (edge, self.output.edge) if e.partitioning.redistributable},
-            snapshots=cast(TaskSnapshots, self.snapshots),
-            take=lambda barrier, alignment_ms: self.taken.append(barrier.checkpoint_id),
-            rests=lambda: {} if self.gate.at_work is None else {0: (self.gate.at_work, 0)},
-            mail=self.mails.append,
-            fail=self.failures.append,
+        seams = task_seams(
+            self.steps,
+            self.storage,
+            config=JobConfig(name="job", buffer_bytes=4096),
             clock=self.clock,
-            executor=self.steps,
-            storage=self.storage,
-            buffer_bytes=4096,
-            inline_bytes_max=0,
+            overtakable={e.id for e in (edge, self.output.edge) if e.partitioning.redistributable},
         )
+        snapshots = cast(TaskSnapshots, self.snapshots)
+        self.checkpoints = TaskCheckpoints(TaskId(1, 0), seams, [self.gate], [self.output], snapshots, self)
+
+    def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None:
+        self.taken.append(barrier.checkpoint_id)
+
+    def rests(self) -> dict[int, tuple[LeasedBatch, int]]:
+        return {} if self.gate.at_work is None else {0: (self.gate.at_work, 0)}
+
+    def mail(self, work: Callable[[], None]) -> None:
+        self.mails.append(work)
+
+    def fail(self, error: BaseException) -> None:
+        self.failures.append(error)
 
     def barrier(self, checkpoint_id: int = 1, timeout_ms: int | None = 0) -> CheckpointBarrier:
         return CheckpointBarrier(checkpoint_id, self.clock.wall_ms, timeout_ms)

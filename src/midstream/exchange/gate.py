@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from functools import partial
 from itertools import accumulate
 from typing import Protocol
 
@@ -44,19 +43,12 @@ class Recovered(Protocol):
 
 
 class InputGate:
-    """`wake` is called whenever a channel that is not blocked gets data while the gate had none.
+    """`wake` is called whenever a channel that is not blocked gets data while the gate had none."""
 
-    `on_arrival` hears of barriers and ends as they arrive, with the index of their channel, before
-    anything that waits before them has been read.
-    """
-
-    def __init__(
-        self, edge: Edge, consumer: int, wake: Callable[[], None], on_arrival: Callable[[int, Arrival], None]
-    ) -> None:
+    def __init__(self, edge: Edge, consumer: int, wake: Callable[[], None]) -> None:
         self.edge = edge
         self.consumer = consumer
         self._wake = wake
-        self._on_arrival = on_arrival
         self.recovered: Recovered | None = None
         self.channels: Sequence[InputChannel] = ()
         self._is_open = False
@@ -71,8 +63,6 @@ class InputGate:
     def set_channels(self, channels: Sequence[InputChannel]) -> None:
         self.channels = channels
         self._is_ready = [False] * len(channels)
-        for index, channel in enumerate(channels):
-            channel.queue.on_event = partial(self._on_arrival, index)
 
     def open(self) -> None:
         """Ask for rows, if nothing is left to recover."""

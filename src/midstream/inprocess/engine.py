@@ -37,8 +37,9 @@ from midstream.operators.source import Split
 from midstream.operators.watermarks import TimestampsOperator
 from midstream.protocol import messages as m
 from midstream.state.own_code import own_code
+from midstream.worker.seams import SlotSeams
 from midstream.worker.slot import SlotMachine
-from midstream.worker.task import Task, TaskState
+from midstream.worker.task import Task
 
 STORAGE: Final = "memory"
 POOL_BYTES: Final = 64 * 2**20
@@ -115,14 +116,16 @@ class Engine:
         self._config = config
         self._copies: list[JobGraph] = []
         self._slot = SlotMachine(
-            clock=self.loop,
-            executor=self.loop,
-            ids=self.loop,
-            transport=_NoPeers(),
-            open_storage=lambda root: self.storage,
-            send=self._heard,
-            unpickle=lambda data: self._copies.pop(0),
-            make_signal=threading.Event,
+            SlotSeams(
+                clock=self.loop,
+                executor=self.loop,
+                ids=self.loop,
+                transport=_NoPeers(),
+                open_storage=lambda root: self.storage,
+                send=self._heard,
+                unpickle=lambda data: self._copies.pop(0),
+                make_signal=threading.Event,
+            )
         )
         self._slot.slot_id = 0
         self._deploy(config.parallelism, None if restore is None else restore.metadata)
@@ -287,7 +290,7 @@ class Engine:
     @property
     def has_finished(self) -> bool:
         """All tasks have processed all their rows."""
-        return all(task.state is TaskState.FINISHING for task in self._slot.tasks.values())
+        return all(task.is_finishing for task in self._slot.tasks.values())
 
     def rows_read(self) -> dict[str, int]:
         """By uid of a source, of those that have not ended or have had rows."""
@@ -295,7 +298,7 @@ class Engine:
         found: dict[str, int] = {}
         for task in self._slot.tasks.values():
             uid, _, rows = task.metrics().operators[0]
-            if uid in heads and (rows or task.state is not TaskState.FINISHING):
+            if uid in heads and (rows or not task.is_finishing):
                 found[uid] = found.get(uid, 0) + rows
         return found
 

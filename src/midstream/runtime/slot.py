@@ -18,17 +18,15 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from midstream.connectors import outside
 from midstream.core.errors import ClusterError
-from midstream.core.seams import Signal, Storage
 from midstream.protocol.framing import CONTROL_FRAME_BYTES_MAX, ProtocolViolation
 from midstream.protocol.handshake import NONCE_BYTES, Dialer, Identity, Role
-from midstream.protocol.live_rows import RowsShown, ShowRows
+from midstream.protocol.live_rows import ShowRows
 from midstream.protocol.messages import (
     SLOT_WAITS_MAX,
     WAIT_CHARS_MAX,
@@ -39,7 +37,6 @@ from midstream.protocol.messages import (
     Logged,
     Register,
     Release,
-    SlotStatus,
     SlotWait,
     TaskFinished,
     ToSlot,
@@ -58,9 +55,11 @@ from midstream.runtime.storage import FileStorage
 from midstream.runtime.threads import limit_threads
 from midstream.runtime.tls import tls_of
 from midstream.runtime.transport import DIAL_TIMEOUT_S, REDIAL_S, TcpTransport
+from midstream.worker.seams import SlotSeams
 
 if TYPE_CHECKING:
     from midstream.runtime.beating import Beating
+    from midstream.worker.slot import SlotMachine
 
 WELCOME_TIMEOUT_S: Final = 30.0
 LOG_BYTES_MAX: Final = 2**20
@@ -70,36 +69,7 @@ _log = logging.getLogger(__name__)
 _decoder: msgspec.msgpack.Decoder[ToSlot | ShowRows] = msgspec.msgpack.Decoder(ToSlot | ShowRows)
 
 
-class Machine(Protocol):
-    """What the slot runs: `worker.slot.SlotMachine`, or a probe in tests."""
-
-    def handle(self, message: ToSlot) -> None: ...
-
-    def show_rows(self, asked: ShowRows, answer: Callable[[RowsShown], None]) -> None: ...
-
-    def status(self) -> SlotStatus: ...
-
-    def operator_at_work(self) -> tuple[str, str, int]: ...
-
-    def close(self) -> None: ...
-
-
-class MakeMachine(Protocol):
-    def __call__(
-        self,
-        *,
-        clock: EventLoop,
-        executor: EventLoop,
-        ids: RandomIds,
-        transport: TcpTransport,
-        open_storage: Callable[[str], Storage],
-        send: Callable[[FromSlot], None],
-        make_signal: Callable[[], Signal],
-        unpickle: Callable[[bytes], Any],
-    ) -> Machine: ...
-
-
-def run_slot(launch: SlotLaunch, make_machine: MakeMachine | None = None, capture: Capture | None = None) -> None:
+def run_slot(launch: SlotLaunch, capture: Capture | None = None) -> None:
     """Be a slot until released. Call it on the main thread of a process of its own.
 
     `capture`: what takes note of what user code prints and logs.
@@ -108,26 +78,24 @@ def run_slot(launch: SlotLaunch, make_machine: MakeMachine | None = None, captur
     limit_threads()
     keep_freed_memory()
     allow(SLOT_DESCRIPTORS)
-    if make_machine is None:
-        from midstream.worker.slot import SlotMachine
-
-        make_machine = SlotMachine
-    _SlotProcess(launch, make_machine, capture).run()
+    _SlotProcess(launch, capture).run()
 
 
 class _SlotProcess:
-    def __init__(self, launch: SlotLaunch, make_machine: MakeMachine, capture: Capture | None) -> None:
+    def __init__(self, launch: SlotLaunch, capture: Capture | None) -> None:
         import psutil
 
+        from midstream.worker.slot import SlotMachine  # before it registers: that takes a while
+
+        self._make_machine = SlotMachine
         self._capture = capture
         self._launch = launch
-        self._make_machine = make_machine
         self._loop = EventLoop("slot", fatal=self._fatal)
         self._memory = psutil.Process().memory_info
         self._memory_limit_bytes = memory_limit()
         self._transport: TcpTransport | None = None
         self._channel: MessageChannel[ToSlot | ShowRows] | None = None
-        self._machine: Machine | None = None
+        self._machine: SlotMachine | None = None
         self._welcome: Welcome | None = None
         self._beating: Beating | None = None
         self._modules: UnpackedModules | None = None
@@ -232,14 +200,16 @@ class _SlotProcess:
         self._transport.slot = welcome.slot
         self._modules = UnpackedModules(welcome.modules)
         self._machine = self._make_machine(
-            clock=self._loop,
-            executor=self._loop,
-            ids=RandomIds(),
-            transport=self._transport,
-            open_storage=FileStorage,
-            send=self._send,
-            make_signal=threading.Event,
-            unpickle=self._modules.unpickle,
+            SlotSeams(
+                clock=self._loop,
+                executor=self._loop,
+                ids=RandomIds(),
+                transport=self._transport,
+                open_storage=FileStorage,
+                send=self._send,
+                make_signal=threading.Event,
+                unpickle=self._modules.unpickle,
+            )
         )
         self._machine.handle(welcome)
         self._channel.share()

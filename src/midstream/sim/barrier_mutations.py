@@ -45,17 +45,16 @@ def end_is_no_barrier() -> Replacements:
 
 
 def ack_before_write() -> Replacements:
-    original = snapshots.TaskSnapshots.take
+    class Lazy:
+        def write(self, path: str, parts: Any) -> None:
+            for _ in parts:  # its handles are known only then
+                pass
 
-    def take(self: Any, checkpoint_id: int, captured: Any, storage: Any, file: str, **more: Any) -> None:
-        class Lazy:
-            def write(self, path: str, parts: Any) -> None:
-                for _ in parts:  # its handles are known only then
-                    pass
+    def store_snapshot(storage: Any, *arguments: Any) -> Any:
+        return original(Lazy(), *arguments)  # type: ignore[arg-type]
 
-        original(self, checkpoint_id, captured, Lazy(), file, **more)  # type: ignore[arg-type]
-
-    return [(snapshots.TaskSnapshots, "take", take)]
+    original = snapshots.store_snapshot
+    return [(snapshots, "store_snapshot", store_snapshot)]
 
 
 def forget_earlier_committables() -> Replacements:
@@ -105,10 +104,10 @@ def announcement_lost() -> Replacements:
     """A barrier that arrives while rows are captured for it is not heard of."""
     original = TaskCheckpoints.arrived
 
-    def arrived(self: Any, gate: int, channel: int, event: Any) -> None:
+    def arrived(self: Any, channel: int, event: Any) -> None:
         capturing = any(state.capturing for state in self._in_flight.values())
         if not (capturing and isinstance(event, CheckpointBarrier)):
-            original(self, gate, channel, event)
+            original(self, channel, event)
 
     return [(TaskCheckpoints, "arrived", arrived)]
 

@@ -36,6 +36,7 @@ from midstream.sim.reasons import Reasons
 from midstream.sim.signals import SimSignal
 from midstream.sim.trace import Kind
 from midstream.sim.world import Process, World
+from midstream.worker.seams import SlotSeams
 from midstream.worker.slot import SlotMachine
 
 HEARTBEAT_S: Final = 0.5
@@ -532,14 +533,16 @@ class Slot:
         assert connection is not None
         self.transport.slot = welcome.slot
         self.machine = SlotMachine(
-            clock=self.process,
-            executor=self.process,
-            ids=self.process,
-            transport=self.transport,
-            open_storage=self.cluster.open_storage,
-            send=self._send,
-            make_signal=partial(SimSignal, self._world),
-            unpickle=self.cluster.unpickle,
+            SlotSeams(
+                clock=self.process,
+                executor=self.process,
+                ids=self.process,
+                transport=self.transport,
+                open_storage=self.cluster.open_storage,
+                send=self._send,
+                make_signal=partial(SimSignal, self._world),
+                unpickle=self.cluster.unpickle,
+            )
         )
         self.machine.handle(welcome)
         self._beat()

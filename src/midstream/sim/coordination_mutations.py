@@ -27,10 +27,12 @@ from midstream.operators.process_operator import ProcessOperator
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements, nothing, owner_of
 from midstream.state.parts import Redistribute
-from midstream.worker import slot, source
+from midstream.worker import source
+from midstream.worker.assembly import Deployment
 from midstream.worker.chain import Chain
+from midstream.worker.operators import TaskOperators
 from midstream.worker.snapshots import TaskSnapshots
-from midstream.worker.task import Task, TaskState
+from midstream.worker.task import Step, Task, TaskState
 
 # ---- metadata that is written late
 
@@ -167,23 +169,23 @@ def finished_runs_again() -> Replacements:
 
 def finished_is_opened() -> Replacements:
     """A task that had finished in the checkpoint has operators, which are opened and finish, but waits for nothing."""
-    original_build, original_finish = slot.SlotMachine._build, Task._finish
+    original_build, original_finish = Deployment.__init__, Task._finish
     had_finished: set[tuple[str, int, TaskId]] = set()
 
-    def build(self: Any, deploy: Any, *rest: Any) -> None:
+    def build(self: Any, slot_id: int, deploy: Any, *rest: Any) -> None:
         had_finished.update((deploy.job_id, deploy.attempt, ref) for ref in deploy.finished)
-        original_build(self, msgspec.structs.replace(deploy, finished=()), *rest)
+        original_build(self, slot_id, msgspec.structs.replace(deploy, finished=()), *rest)
 
     def finish(self: Any) -> None:
         if (self._seams.job_id, self._seams.attempt, self.ref) not in had_finished:
             original_finish(self)
             return
-        self._chain.finish()
-        self._edges.broadcast(EndOfData(True))
-        self._become(TaskState.FINISHING, TaskState.RUNNING)
+        self.operators.chain.finish()
+        self.operators.edges.broadcast(EndOfData(True))
+        self.state = TaskState.AWAITS_SENT
         self._end()
 
-    return [(slot.SlotMachine, "_build", build), (Task, "_finish", finish)]
+    return [(Deployment, "__init__", build), (Task, "_finish", finish)]
 
 
 def last_timers_are_dropped() -> Replacements:
@@ -194,12 +196,13 @@ def last_timers_are_dropped() -> Replacements:
 def timers_behind_the_end() -> Replacements:
     """Timers that are due when the input ends fire when they have their turn, however late that is."""
 
-    def stop_timers(self: Any) -> None:
-        if not self.is_live:
+    def finish(self: Any) -> None:
+        with patch.object(TaskOperators, "stop_timers", nothing):
             original(self)
+        self.operators._takes_timers = False
 
-    original = Task._stop_timers
-    return [(Task, "_stop_timers", stop_timers), (ProcessOperator, "_fire_last", lambda self: True)]
+    original = Task._finish
+    return [(Task, "_finish", finish), (ProcessOperator, "_fire_last", lambda self: True)]
 
 
 def timers_forgotten() -> Replacements:
@@ -293,7 +296,7 @@ def timers_before_rows() -> Replacements:
     original = Task._step
 
     def step(self: Any, started_s: float) -> bool:
-        self._due_was_last = False
+        self._last = Step.READ_GATES
         return original(self, started_s)
 
     return [(Task, "_step", step)]

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
+from weakref import WeakKeyDictionary
 
 from midstream.core.elements import CheckpointBarrier, Watermark
+from midstream.core.ids import ChannelId
 from midstream.core.keys import subtask_of as subtask_of_groups
 from midstream.exchange import partition
 from midstream.exchange.channel import RemoteChannel
@@ -17,7 +19,7 @@ from midstream.exchange.queue import ElementQueue
 from midstream.exchange.subpartition import Subpartition
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements, nothing
-from midstream.worker.slot import SlotMachine
+from midstream.worker.assembly import Deployment
 
 
 def resume_forgets() -> Replacements:
@@ -127,23 +129,26 @@ def credit_twice() -> Replacements:
 
 def partial_kept_over_a_cut() -> Replacements:
     """What had come of a batch when a connection was cut is where the next attempt goes on."""
-    wire, discard = SlotMachine._wire, RemoteChannel.discard
+    make_gate, discard = Deployment._gate, RemoteChannel.discard
+    of_slots: WeakKeyDictionary[Any, dict[ChannelId, Any]] = WeakKeyDictionary()
+    """The channels of the attempt before, by the executor of the slot."""
 
     def keep(self: Any) -> None:
         self.kept = self._partial, self._partial_filled
         discard(self)
 
-    def wire_on(self: Any, gate: Any, *rest: Any) -> None:
-        wire(self, gate, *rest)
-        before = self.__dict__.setdefault("channels_before", {})
+    def gate_as_before(self: Any, *arguments: Any) -> InputGate:
+        gate = make_gate(self, *arguments)
+        before = of_slots.setdefault(self._seams.executor, {})
         for channel in gate.channels:
             if isinstance(channel, RemoteChannel):
                 partial, filled = getattr(before.get(channel.id), "kept", (None, 0))
                 if partial is not None:
                     channel._partial, channel._partial_filled = partial, filled
                 before[channel.id] = channel
+        return gate
 
-    return [(SlotMachine, "_wire", wire_on), (RemoteChannel, "discard", keep)]
+    return [(Deployment, "_gate", gate_as_before), (RemoteChannel, "discard", keep)]
 
 
 def freed_when_taken() -> Replacements:

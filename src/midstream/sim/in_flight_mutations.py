@@ -17,7 +17,7 @@ from midstream.exchange.partition import ResultPartition
 from midstream.exchange.queue import ElementQueue
 from midstream.exchange.subpartition import Subpartition
 from midstream.sim import regions
-from midstream.sim.mutation import Mutation, Replacements
+from midstream.sim.mutation import Mutation, Replacements, nothing
 from midstream.worker import recovery
 from midstream.worker.checkpoints import TaskCheckpoints
 from midstream.worker.recovery import GateRecovery
@@ -28,9 +28,8 @@ def forget_rest() -> Replacements:
     original = TaskCheckpoints._capture
 
     def capture(self: Any, state: Any, channels: Any) -> None:
-        rests, self._rests = self._rests, dict
-        original(self, state, channels)
-        self._rests = rests
+        with patch.object(self._task, "rests", dict):
+            original(self, state, channels)
 
     return [(TaskCheckpoints, "_capture", capture)]
 
@@ -190,17 +189,15 @@ def barrier_later() -> Replacements:
     original = TaskCheckpoints._snapshot
 
     def snapshot(self: Any, taken: Any) -> None:
-        take = self._take
         self._see(taken.barrier)
-        take(taken.barrier, 0.0)
+        self._task.take_snapshot(taken.barrier, 0.0)
 
         def rest() -> None:
             if not self._closed:
-                self._take = lambda *_: None
-                original(self, taken)
-                self._take = take
+                with patch.object(self._task, "take_snapshot", nothing):
+                    original(self, taken)
 
-        self._executor.post(rest)
+        self._seams.executor.post(rest)
 
     return [(TaskCheckpoints, "_snapshot", snapshot)]
 

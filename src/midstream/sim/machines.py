@@ -37,10 +37,10 @@ from midstream.core.transitions import Table, name_of
 from midstream.exchange.channel import LocalChannel, RemoteChannel
 from midstream.exchange.gate import InputGate
 from midstream.protocol import messages as m
-from midstream.worker import slot
+from midstream.worker import assembly, slot
 from midstream.worker.inputs import TaskInput
 from midstream.worker.slot import SlotMachine
-from midstream.worker.task import Task, TaskState
+from midstream.worker.task import LIVE, Task, TaskState
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +122,11 @@ def classes_of(union: Any) -> tuple[str, ...]:
     return tuple(kind.__name__ for kind in get_args(union))
 
 
-def methods_called(caller: ModuleType, owner: type, receivers: Iterable[str]) -> tuple[str, ...]:
-    """Methods of `owner` that the module `caller` calls on one of these expressions, in the order of `owner`."""
+def methods_called(callers: Iterable[ModuleType], owner: type, receivers: Iterable[str]) -> tuple[str, ...]:
+    """Methods of `owner` that these modules call on one of these expressions, in the order of `owner`."""
     called = {
         node.func.attr
+        for caller in callers
         for node in ast.walk(ast.parse(inspect.getsource(caller)))
         if isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
@@ -186,18 +187,16 @@ def watch_barriers() -> Sequence[Watched]:
     return [Watched(barriers.BarrierHandler, "_step", of_call, tuple(_barrier_events()))]
 
 
-NO_MAILS: Final = frozenset(("step", "arrived", "metrics", "check"))
-"""A step is seen by the element that it takes, an arrival by the barrier handler; the others only read."""
+NO_MAILS: Final = frozenset(("metrics", "check"))
+"""They only read."""
 TASK_MAILS: Final = tuple(
-    name for name in methods_called(slot, Task, ("task", "self._task(ref)", "self.tasks[ref]")) if name not in NO_MAILS
+    name
+    for name in methods_called((slot, assembly), Task, ("task", "self._task(ref)", "self.tasks[ref]"))
+    if name not in NO_MAILS
 )
 ELEMENTS: Final = ("rows", *classes_of(elements.Event))
 _LIVE: Final = {state: [f"{state.name}, {name}" for name in names_of(barriers.Alignment)] for state in TaskState}
-TASK_STATES: Final = tuple(
-    name
-    for state in TaskState
-    for name in (_LIVE[state] if state in (TaskState.RUNNING, TaskState.FINISHING) else [state.name])
-)
+TASK_STATES: Final = tuple(name for state in TaskState for name in (_LIVE[state] if state in LIVE else [state.name]))
 
 
 def _task_state(task: Task) -> str:
@@ -228,7 +227,7 @@ def watch_tasks() -> Sequence[Watched]:
     ]
 
 
-_SLOT_MESSAGES: Final = tuple(name for name in classes_of(m.ToSlot) if name not in ("Release", "Heartbeat"))
+_SLOT_MESSAGES: Final = tuple(name for name in classes_of(m.ToSlot) if name != "Heartbeat")
 
 
 def watch_slots() -> Sequence[Watched]:
@@ -295,7 +294,7 @@ _CHECKPOINT_READS: Final = frozenset(
 CHECKPOINT_METHODS: Final = tuple(
     name
     for name in (
-        *methods_called(machine, Checkpoints, ("self.checkpoints",)),
+        *methods_called((machine,), Checkpoints, ("self.checkpoints",)),
         *hearers(Checkpoints, "job.checkpoints"),
         *callbacks(checkpoints, Checkpoints),
     )
@@ -363,8 +362,8 @@ def watch_savepoints() -> Sequence[Watched]:
 
 RESCALE_STATES: Final = names_of(rescaling.Stage)
 RESCALE_METHODS: Final = (
-    *methods_called(machine, Rescaling, ("self.rescaling",)),
-    *(name for name in methods_called(rescaling, Rescaling, ("self",)) if name in ("stored", "checkpoint_failed")),
+    *methods_called((machine,), Rescaling, ("self.rescaling",)),
+    *(name for name in methods_called((rescaling,), Rescaling, ("self",)) if name in ("stored", "checkpoint_failed")),
     *(name for name in hearers(Rescaling, "job.rescaling") if not name.startswith("checkpoint")),
     *callbacks(rescaling, Rescaling),
 )

@@ -5,10 +5,12 @@ from __future__ import annotations
 from typing import Final
 
 from midstream.checkpoint.barriers import BARRIER_TABLE, Alignment
-from midstream.coordinator.checkpointing.pending import Progress
-from midstream.coordinator.phase import Phase
+from midstream.coordinator.checkpointing.pending import CHECKPOINT_TABLE, Progress
+from midstream.coordinator.phase import PHASE_TABLE, Phase
+from midstream.coordinator.placement.attempt import TASK_TABLE as ATTEMPT_TASK_TABLE
 from midstream.coordinator.placement.attempt import TaskPhase
-from midstream.coordinator.requests.savepoints import Stage
+from midstream.coordinator.placement.rescaling import RESCALE_TABLE
+from midstream.coordinator.requests.savepoints import SAVEPOINT_TABLE, Stage
 from midstream.protocol import messages as m
 from midstream.sim.machines import (
     COORDINATOR_EVENTS,
@@ -20,6 +22,7 @@ from midstream.sim.machines import (
     Request,
     barrier_row,
     classes_of,
+    machine_of,
     names_of,
     watch_attempt_tasks,
     watch_barriers,
@@ -32,7 +35,8 @@ from midstream.sim.machines import (
     watch_slots,
     watch_tasks,
 )
-from midstream.worker.slot import SlotState
+from midstream.worker.slot import SLOT_TABLE, SlotState
+from midstream.worker.task import TASK_TABLE
 
 _FROM_TASKS: Final = "|".join(
     name
@@ -51,6 +55,7 @@ _IO_LATER: Final = "|".join(
 _SETTLED_BEFORE: Final = "commit done|commit failed|abort done|abort failed"
 _PUBLISHED: Final = "|".join(("published", *(f"not published: {kind}" for kind in NOT_PUBLISHED)))
 _NOT_LIVE: Final = "CREATED|FINISHED|CLOSED"
+_FINISHING: Final = "AWAITS_CHECKPOINT|AWAITS_SINKS|AWAITS_SENT"
 _AFTER_DATA: Final = "rows|Watermark|WatermarkStatus|EndOfData"
 
 MACHINES: Final[tuple[Machine, ...]] = (
@@ -74,12 +79,13 @@ MACHINES: Final[tuple[Machine, ...]] = (
         watch_tasks,
         (
             (_NOT_LIVE, "|".join(ELEMENTS), "only a live task reads"),
-            ("FINISHING", _AFTER_DATA, "all its data has ended"),
-            ("RUNNING|FINISHING|FINISHED|CLOSED", "open|start", "it happens once"),
+            (f"ENDING|{_FINISHING}", _AFTER_DATA, "all its data has ended"),
+            (f"RUNNING|HELD|ENDING|{_FINISHING}|FINISHED|CLOSED", "open|start", "it happens once"),
+            ("HELD", "|".join(ELEMENTS), "it has a source and no gates"),
             ("CREATED", "trigger_checkpoint|checkpoint_completed|checkpoint_aborted", "all tasks run before the first"),
             ("CREATED", "fail", "a failure to open is the slot's"),
             ("CREATED", "add_split|no_more_splits|stop_source", "sent behind Start, in order"),
-            ("FINISHING|FINISHED", "add_split", "a source that wants splits has not ended"),
+            (f"{_FINISHING}|FINISHED", "add_split", "a source that wants splits has not ended"),
             ("FINISHED|CLOSED", "fail", "nothing of it runs any more"),
         ),
     ),
@@ -138,17 +144,13 @@ MACHINES: Final[tuple[Machine, ...]] = (
             ("GATHERING|DEPLOYING|STARTING|RUNNING|CANCELLING", "close done", "sources are closed at the end"),
         ),
     ),
-    Machine(
-        "task, to the coordinator",
-        names_of(TaskPhase),
-        watch_attempt_tasks,
-        (
-            ("RUNNING|FINISHING|FINISHED", "TaskRunning", "it is said once"),
-            ("DEPLOYING", "TaskEndOfData|TaskFinished", "it runs first"),
-            ("FINISHING|FINISHED", "TaskEndOfData", "it is said once"),
-            ("FINISHED", "TaskFinished", "it is said once"),
-        ),
-    ),
+    machine_of(TASK_TABLE),
+    machine_of(SLOT_TABLE),
+    Machine("task, to the coordinator", names_of(TaskPhase), watch_attempt_tasks, table=ATTEMPT_TASK_TABLE),
+    machine_of(PHASE_TABLE),
+    machine_of(CHECKPOINT_TABLE),
+    machine_of(SAVEPOINT_TABLE),
+    machine_of(RESCALE_TABLE),
     Machine(
         "checkpoint",
         names_of(Progress),

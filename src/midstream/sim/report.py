@@ -6,8 +6,7 @@ from collections.abc import Iterator
 
 from midstream.exchange.channel import RemoteChannel
 from midstream.sim.cluster import Cluster, Driver, Slot
-from midstream.worker.slot import SlotMachine
-from midstream.worker.task import Task, TaskState
+from midstream.worker.task import Task
 
 
 def who_waits(cluster: Cluster, driver: Driver) -> Iterator[str]:
@@ -38,11 +37,13 @@ def _slot(slot: Slot) -> Iterator[str]:
     pool = f"{machine.pool.in_use} of {machine.pool.total} buffers in use" if machine.pool else "no pool"
     yield f"{slot.process.name}{flags}: slot {machine.slot_id}, {machine.state.name}, attempt {machine.attempt}, {pool}"
     for task in machine.tasks.values():
-        yield from _task(machine, task)
+        yield from _task(task)
 
 
-def _task(machine: SlotMachine, task: Task) -> Iterator[str]:
-    yield f"  task {task.ref} {task.vertex.name}: {task.state.value}; waits for {', '.join(_waits(machine, task)) or 'nothing'}"
+def _task(task: Task) -> Iterator[str]:
+    yield f"  task {task.ref} {task.vertex.name}: {task.state.value}; waits for {', '.join(_waits(task)) or 'nothing'}"
+    if task.is_live:
+        yield f"    next step: {task.next_step().value}"
     for gate in task.gates:
         for index, channel in enumerate(gate.channels):
             state = gate.describe(index)
@@ -55,9 +56,7 @@ def _task(machine: SlotMachine, task: Task) -> Iterator[str]:
                 yield f"    {sub.channel} output: {sub.waiting} buffers{'' if sub.is_empty else ', not empty'}"
 
 
-def _waits(machine: SlotMachine, task: Task) -> Iterator[str]:
-    if task.state is TaskState.FINISHING:
-        yield "its final checkpoint"
+def _waits(task: Task) -> Iterator[str]:
     for partition in task.partitions:
         if task.is_live and not partition.is_available():
             yield f"room in the output of e{partition.edge.id}"

@@ -342,7 +342,7 @@ class Run:
                 attempts.append(slot.machine.attempt)
                 for task in slot.machine.tasks.values():
                     moved += task.rows_in + sum(partition.bytes_out for partition in task.partitions)
-                    ending += task.state in (TaskState.FINISHING, TaskState.FINISHED)
+                    ending += task.is_finishing or task.state is TaskState.FINISHED
         progress = (
             moved,
             ending,

@@ -176,7 +176,7 @@ def not_told_to_stop() -> Replacements:
     """A commit is not told that its attempt is over."""
 
     def attempt_over(self: Any) -> None:
-        told, self._stopped = self._stopped, self._make_signal()
+        told, self._stopped = self._stopped, self._seams.make_signal()
         original(self)
         self._stopped = told
 

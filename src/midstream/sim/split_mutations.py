@@ -13,7 +13,7 @@ from midstream.coordinator.placement.sources import Sources
 from midstream.core.seams import Done
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.scenario import Fault, Scenario, draw
-from midstream.worker.source import SourceDriver
+from midstream.worker.source import Reading, SourceDriver
 
 # ---- in the coordinator
 
@@ -148,7 +148,7 @@ def split_being_read_is_left_out() -> Replacements:
 
     def snapshot(self: Any, new_id: Any) -> Any:
         everything = self._open
-        self._open = deque(current for current in everything if not current.reading)
+        self._open = deque(current for current in everything if current.state is not Reading.UNDER_WAY)
         parts = original(self, new_id)
         self._open = everything
         return parts

@@ -25,10 +25,11 @@ def partition_ends_early() -> Replacements:
 
     def finish(self: Any) -> None:
         original(self)
-        if self.state is task.TaskState.FINISHING:
-            self._edges.broadcast(EndOfPartition())
+        if self.is_finishing:
+            edges = self.operators.edges
+            edges.broadcast(EndOfPartition())
             self._end = lambda *_: task.Task._end(self)
-            self._edges.broadcast = lambda event: None
+            edges.broadcast = lambda event: None
 
     return [(task.Task, "_finish", finish)]
 
@@ -48,8 +49,9 @@ def failure_discards() -> Replacements:
 
 def early_split() -> Replacements:
     def add_split(self: Any, split: bytes, is_last: bool) -> None:
-        if self._source is not None and self.is_live:
-            self._source.add_split(split, is_last=is_last)
+        source = self.operators.source
+        if source is not None and self.is_live:
+            source.add_split(split, is_last=is_last)
 
     return [(task.Task, "add_split", add_split)]
 
@@ -76,26 +78,26 @@ def offset_before_emit() -> Replacements:
 
 def snapshot_after_the_next_rows() -> Replacements:
     """A task works on between the barrier and its snapshot."""
-    original = task.Task._snapshot
+    original = task.Task.take_snapshot
 
     def snapshot(self: Any, barrier: Any, alignment_ms: float) -> None:
-        if self.gates and self.state is task.TaskState.RUNNING and not self._chain.is_firing:
+        if self.gates and self.state is task.TaskState.RUNNING and not self.operators.chain.is_firing:
             self._input.work()
         original(self, barrier, alignment_ms)
 
-    return [(task.Task, "_snapshot", snapshot)]
+    return [(task.Task, "take_snapshot", snapshot)]
 
 
 def source_ahead_of_its_barrier() -> Replacements:
     """A source emits one more batch behind the barrier, and its position is that behind the batch."""
-    original = task.Task._snapshot
+    original = task.Task.take_snapshot
 
     def snapshot(self: Any, barrier: Any, alignment_ms: float) -> None:
-        if self._source is not None and self.state is task.TaskState.RUNNING and self._holds_for is None:
+        if self.operators.source is not None and self.state is task.TaskState.RUNNING:
             self._read_source()
         original(self, barrier, alignment_ms)
 
-    return [(task.Task, "_snapshot", snapshot)]
+    return [(task.Task, "take_snapshot", snapshot)]
 
 
 def barrier_before_the_last_batch() -> Replacements:
@@ -123,8 +125,8 @@ def final_by_any_checkpoint() -> Replacements:
 
     def on_completed(self: Any, checkpoint_id: int) -> None:
         original(self, checkpoint_id)
-        if self.state is task.TaskState.FINISHING:
-            self._is_final = True
+        if self.state is task.TaskState.AWAITS_CHECKPOINT:
+            self._become(task.TaskState.AWAITS_SENT, task.TaskEvent.COMPLETED)
 
     return [(task.Task, "_on_completed", on_completed)]
 
@@ -230,24 +232,26 @@ def watermark_not_said_again() -> Replacements:
     original = task.Task.start
 
     def start(self: Any) -> None:
-        told, self._edges.watermark = self._edges.watermark, lambda watermark_us: None
+        edges = self.operators.edges
+        told, edges.watermark = edges.watermark, lambda watermark_us: None
         original(self)
-        self._edges.watermark = told
+        edges.watermark = told
 
     return [(task.Task, "start", start)]
 
 
 def watermark_of_one_slice_more() -> Replacements:
     """A snapshot has the watermark that fires as one that has left the operator."""
-    original = task.Task._snapshot
+    original = task.Task.take_snapshot
 
     def snapshot(self: Any, barrier: Any, alignment_ms: float) -> None:
-        offered = self._chain.offered_us
-        self._chain.offered_us = [offered[0], *(max(offered[: i + 1]) for i in range(1, len(offered)))]
+        chain = self.operators.chain
+        offered = chain.offered_us
+        chain.offered_us = [offered[0], *(max(offered[: i + 1]) for i in range(1, len(offered)))]
         original(self, barrier, alignment_ms)
-        self._chain.offered_us = offered
+        chain.offered_us = offered
 
-    return [(task.Task, "_snapshot", snapshot)]
+    return [(task.Task, "take_snapshot", snapshot)]
 
 
 def progress_of_the_slowest() -> Replacements:

@@ -3,8 +3,11 @@
 May import everything below it (`core` … `exchange`). Confined to the slot's loop thread; files
 are reached through `Executor.submit`, peers through `exchange` links, the driver through `send`.
 
-Reading order: chain (rows and watermarks through operators), valve (watermarks of several
-channels), inputs (what comes through the gates), source (splits into batches), snapshots (state
-into files), checkpoints (barriers, and what is in flight), recovery (what was in flight, read
-again), failures (what is told of an exception), task (one subtask), slot (all tasks of a process).
+Reading order: task (the states of one subtask, and what it does next), operators (its source and
+its operators), chain (rows and watermarks through operators), inputs (what comes through the gates),
+valve (watermarks of several channels), source and source_pace (splits into batches, and how large),
+checkpoints (barriers, and what is in flight), snapshots (state into files), recovery (what was in
+flight, read again), failures (what is told of an exception); then slot (the messages of a process
+and the life of an attempt), assembly (from a `Deploy` to tasks and channels), scheduler (which task
+runs next).
 """

@@ -8,31 +8,46 @@ rows while a watermark that came before them is still pending for it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Final, Protocol
+from typing import Final
 
 import pyarrow as pa
 
-from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US, Event, Watermark, WatermarkStatus
 from midstream.core.errors import InvariantError
 from midstream.core.seams import Clock
+from midstream.exchange.partition import ResultPartition
 from midstream.operators.base import Operator
 from midstream.operators.window_specs import LATE
 
 NOWHERE: Final = (-1, -1)
 
 
-class Edges(Protocol):
-    """Where the last operator's rows leave the task. Implemented by the task."""
+class Edges:
+    """Where the last operator's rows leave the task: its partitions, by the side output they carry."""
 
-    def emit(self, batch: pa.RecordBatch, tag: str | None) -> None: ...
+    def __init__(self, partitions: Sequence[ResultPartition]) -> None:
+        self._all = partitions
+        self._by_tag: dict[str | None, list[ResultPartition]] = {}
+        for partition in partitions:
+            self._by_tag.setdefault(partition.edge.tag, []).append(partition)
 
-    def watermark(self, watermark_us: int) -> None: ...
+    def emit(self, batch: pa.RecordBatch, tag: str | None) -> None:
+        for partition in self._by_tag.get(tag, ()):
+            partition.emit(batch)
 
-    def idle(self, idle: bool) -> None: ...
+    def watermark(self, watermark_us: int) -> None:
+        self.broadcast(Watermark(watermark_us))
+
+    def idle(self, idle: bool) -> None:
+        self.broadcast(WatermarkStatus(idle))
 
     def has_reader(self, tag: str) -> bool:
         """Whether the rows of a side output go anywhere."""
-        ...
+        return tag in self._by_tag
+
+    def broadcast(self, event: Event) -> None:
+        for partition in self._all:
+            partition.broadcast(event)
 
 
 class Link:

@@ -17,9 +17,10 @@ not left (or has left in part) by its producer, recovered data by the gate that 
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Callable, Sequence, Set
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Protocol
 
 from midstream.checkpoint.barriers import (
     AbortCheckpoint,
@@ -38,12 +39,13 @@ from midstream.checkpoint.channel_state import Captured, store_channels
 from midstream.checkpoint.state_files import channel_file
 from midstream.core.elements import CancelCheckpointMarker, CheckpointBarrier
 from midstream.core.errors import StorageError, assert_never
-from midstream.core.ids import ChannelId
-from midstream.core.seams import Clock, Done, Executor, Failed, Storage, Timer
-from midstream.exchange.gate import Arrival, InputGate, first_channels
+from midstream.core.ids import ChannelId, TaskId
+from midstream.core.seams import Done, Failed, Timer
+from midstream.exchange.gate import Arrival, InputGate
 from midstream.exchange.lease import LeasedBatch, release
 from midstream.exchange.partition import ResultPartition
 from midstream.worker.recovery import GateRecovery
+from midstream.worker.seams import TaskSeams
 from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
 
 SEGMENT_BUFFERS = 16
@@ -92,50 +94,42 @@ class _InFlightState:
         release(self.drain()[1])
 
 
+class Checkpointed(Protocol):
+    """What the checkpoints of a task need of it: `Task` has it. `rests`: see `TaskInput.rests`."""
+
+    def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None: ...
+
+    def rests(self) -> dict[int, tuple[LeasedBatch, int]]: ...
+
+    def mail(self, work: Callable[[], None]) -> None: ...
+
+    def fail(self, error: BaseException) -> None: ...
+
+
 class TaskCheckpoints:
-    """`overtakable`: edges, by id; `take(barrier)` snapshots the operators; `rests()`: see `TaskInput.rests`; `mail`: a step between slices."""
+    """Hears by itself of barriers that arrive in the gates' channels, and of those that leave the partitions."""
 
     def __init__(
         self,
-        *,
-        path: Callable[[int], tuple[int, int, int, int, int]],
+        ref: TaskId,
+        seams: TaskSeams,
         gates: Sequence[InputGate],
         partitions: Sequence[ResultPartition],
-        overtakable: Set[int],
         snapshots: TaskSnapshots,
-        take: Callable[[CheckpointBarrier, float], None],
-        rests: Callable[[], dict[int, tuple[LeasedBatch, int]]],
-        mail: Callable[[Callable[[], None]], None],
-        fail: Callable[[BaseException], None],
-        clock: Clock,
-        executor: Executor,
-        storage: Storage | None,
-        buffer_bytes: int,
-        inline_bytes_max: int,
+        task: Checkpointed,
     ) -> None:
-        self._path = path
+        self._ref = ref
+        self._seams = seams
         self._gates = gates
         self._partitions = partitions
-        self._overtakable = overtakable
         self._snapshots = snapshots
-        self._take = take
-        self._rests = rests
-        self._mail = mail
-        self._fail = fail
-        self._clock = clock
-        self._executor = executor
-        self._storage = storage
-        self._segment_bytes = SEGMENT_BUFFERS * buffer_bytes
-        self._inline_bytes_max = inline_bytes_max
-        self._first_channel = first_channels(gates)
-        channels = self._first_channel[-1]
+        self._task = task
+        self._channels = [(gate, index) for gate, of in enumerate(gates) for index in range(len(of.channels))]
+        """By number: the gate, and the channel's place in it."""
         capturable = [
-            first + index
-            for gate, first in zip(gates, self._first_channel, strict=False)
-            if gate.edge.id in overtakable
-            for index in range(len(gate.channels))
+            number for number, (gate, _) in enumerate(self._channels) if gates[gate].edge.id in seams.overtakable
         ]
-        self._handler = BarrierHandler(channels, capturable)
+        self._handler = BarrierHandler(len(self._channels), capturable)
         self.awaited_gates: tuple[int, ...] = ()
         """Those whose rows cannot be in flight in a checkpoint that only waits for their barriers."""
         self._in_flight: dict[int, _InFlightState] = {}
@@ -144,6 +138,8 @@ class TaskCheckpoints:
         self._timers: dict[int, Timer] = {}
         self._seen_s: tuple[int, float] = (-1, 0.0)
         """The newest checkpoint, and when its first barrier was seen."""
+        for number, (gate, index) in enumerate(self._channels):
+            gates[gate].channels[index].queue.on_event = partial(self.arrived, number)
         for partition in partitions:
             partition.on_barrier_sent = self._barrier_sent
         self._closed = False
@@ -164,16 +160,15 @@ class TaskCheckpoints:
 
     # ---- what happens ----
 
-    def arrived(self, gate: int, channel: int, event: Arrival) -> None:
-        """A barrier, or the end, has arrived at a channel of a gate; it waits its turn there."""
-        number = self._first_channel[gate] + channel
-        if isinstance(event, CheckpointBarrier):
-            if event.timeout_ms is not None:
-                self._mail(
-                    lambda: self.handle(BarrierAnnounced(number, event, self._gates[gate].is_clear(channel, event)))
-                )
-        else:
-            self._mail(lambda: self.handle(EndAnnounced(number, self._gates[gate].is_clear(channel, event))))
+    def arrived(self, channel: int, event: Arrival) -> None:
+        """A barrier, or the end, has arrived; it waits its turn in the channel."""
+        if self._closed:
+            return
+        gate, index = self._locate(channel)
+        if not isinstance(event, CheckpointBarrier):
+            self._task.mail(lambda: self.handle(EndAnnounced(channel, gate.is_clear(index, event))))
+        elif event.timeout_ms is not None:
+            self._task.mail(lambda: self.handle(BarrierAnnounced(channel, event, gate.is_clear(index, event))))
 
     def handle(self, event: BarrierEvent) -> None:
         """One event of the barrier handler, and what it leads to."""
@@ -200,7 +195,7 @@ class TaskCheckpoints:
                 case _:
                     assert_never(instruction)
         awaited = self._handler.awaited
-        self.awaited_gates = tuple(sorted({self._place(channel)[0] for channel in awaited})) if awaited else ()
+        self.awaited_gates = tuple(sorted({self._channels[channel][0] for channel in awaited})) if awaited else ()
         pending = self._handler.pending
         if pending is not None:
             self._see(pending)
@@ -210,13 +205,13 @@ class TaskCheckpoints:
         checkpoint_id = barrier.checkpoint_id
         if self._seen_s[0] == checkpoint_id:
             return
-        self._seen_s = checkpoint_id, self._clock.monotonic_s()
+        self._seen_s = checkpoint_id, self._seams.clock.monotonic_s()
         if barrier.timeout_ms and checkpoint_id not in self._timers:
             # The coordinator's wall clock and this one may differ: never more than the timeout itself.
-            left_ms = barrier.created_ms + barrier.timeout_ms - self._clock.now_ms()
+            left_ms = barrier.created_ms + barrier.timeout_ms - self._seams.clock.now_ms()
             delay_s = min(max(0, left_ms), barrier.timeout_ms) / 1000
-            self._timers[checkpoint_id] = self._executor.call_later(
-                delay_s, lambda: self._mail(lambda: self._timed_out(barrier))
+            self._timers[checkpoint_id] = self._seams.executor.call_later(
+                delay_s, lambda: self._task.mail(lambda: self._timed_out(barrier))
             )
 
     def _timed_out(self, barrier: CheckpointBarrier) -> None:
@@ -225,14 +220,14 @@ class TaskCheckpoints:
         state = self._in_flight.get(barrier.checkpoint_id)
         if state is not None:
             for partition in self._partitions:
-                if partition.edge.id in self._overtakable:
+                if partition.edge.id in self._seams.overtakable:
                     state.outputs += partition.overtake_waiting(barrier)
             self._store_if_complete(barrier.checkpoint_id)
 
     def _barrier_sent(self, checkpoint_id: int) -> None:
         """Called from the middle of sending."""
         if checkpoint_id in self._in_flight:
-            self._mail(lambda: self._store_if_complete(checkpoint_id))
+            self._task.mail(lambda: self._store_if_complete(checkpoint_id))
 
     def drop(self, checkpoint_id: int) -> None:
         """The checkpoint is not to be had: forget what was captured for it."""
@@ -260,13 +255,8 @@ class TaskCheckpoints:
         if timer is not None:
             timer.cancel()
 
-    def _place(self, channel: int) -> tuple[int, int]:
-        """Its gate, and its number there."""
-        gate = bisect_right(self._first_channel, channel) - 1
-        return gate, channel - self._first_channel[gate]
-
     def _locate(self, channel: int) -> tuple[InputGate, int]:
-        gate, index = self._place(channel)
+        gate, index = self._channels[channel]
         return self._gates[gate], index
 
     # ---- the snapshot ----
@@ -276,11 +266,11 @@ class TaskCheckpoints:
         self._see(barrier)
         state = _InFlightState(barrier)
         for partition in self._partitions:
-            if taken.overtaking and partition.edge.id in self._overtakable:
+            if taken.overtaking and partition.edge.id in self._seams.overtakable:
                 state.outputs += partition.overtake(barrier)
             else:
                 partition.broadcast(barrier)
-        self._take(barrier, (self._clock.monotonic_s() - self._seen_s[1]) * 1000)
+        self._task.take_snapshot(barrier, (self._seams.clock.monotonic_s() - self._seen_s[1]) * 1000)
         if taken.capture:
             self._capture(state, taken.capture)
         state.capturing = bool(taken.capture)
@@ -291,10 +281,9 @@ class TaskCheckpoints:
 
     def _capture(self, state: _InFlightState, channels: tuple[int, ...]) -> None:
         """Gate by gate: the rest of the batch at work, what is still to be recovered, what has arrived since."""
-        rests = self._rests()
+        rests = self._task.rests()
         for number, gate in enumerate(self._gates):
-            first = self._first_channel[number]
-            mine = [channel - first for channel in channels if first <= channel < first + len(gate.channels)]
+            mine = [index for of, index in (self._channels[channel] for channel in channels) if of == number]
             if not mine:
                 continue
             if number in rests:
@@ -315,7 +304,7 @@ class TaskCheckpoints:
         if state is None or state.capturing or state.writing is not None:
             return
         if state.barrier.timeout_ms is not None and any(
-            partition.edge.id in self._overtakable and partition.is_waiting(checkpoint_id)
+            partition.edge.id in self._seams.overtakable and partition.is_waiting(checkpoint_id)
             for partition in self._partitions
         ):
             return
@@ -330,7 +319,7 @@ class TaskCheckpoints:
                 self._write(state)
             self._flush_later(state)
 
-        state.flush = self._executor.call_later(FLUSH_S, lambda: self._mail(flush))
+        state.flush = self._seams.executor.call_later(FLUSH_S, lambda: self._task.mail(flush))
 
     def _write(self, state: _InFlightState) -> bool:
         """Whether there was something to write."""
@@ -340,12 +329,13 @@ class TaskCheckpoints:
             return False
         state.writing = items
         self._writing.add(state)
-        storage, segment_bytes, checkpoint_id = self._storage, self._segment_bytes, state.barrier.checkpoint_id
+        seams, storage, checkpoint_id = self._seams, self._seams.storage, state.barrier.checkpoint_id
         assert storage is not None
-        file = channel_file(*self._path(checkpoint_id), state.parts)
+        segment_bytes = SEGMENT_BUFFERS * seams.config.buffer_bytes
+        file = channel_file(seams.epoch, seams.attempt, checkpoint_id, *self._ref, state.parts)
         state.parts += 1
-        inline_bytes_max = self._inline_bytes_max - state.stored.inline_bytes
-        assert inline_bytes_max >= 0, (self._inline_bytes_max, state.stored.inline_bytes)
+        inline_bytes_max = seams.inline_bytes_max - state.stored.inline_bytes
+        assert inline_bytes_max >= 0, (seams.inline_bytes_max, state.stored.inline_bytes)
 
         def work() -> StoredInFlight:
             try:
@@ -362,7 +352,7 @@ class TaskCheckpoints:
             state.writing = None
             release(items)
             if isinstance(outcome, Failed):
-                self._fail(outcome.error)
+                self._task.fail(outcome.error)
                 return
             state.stored = state.stored.with_more(outcome.value)
             if state.dropped:
@@ -373,7 +363,7 @@ class TaskCheckpoints:
             else:
                 self._store_if_complete(checkpoint_id)
 
-        self._executor.submit(work, done)
+        self._seams.executor.submit(work, done)
         return True
 
     def check(self) -> None:

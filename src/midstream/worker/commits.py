@@ -11,15 +11,15 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from midstream.checkpoint.store import check_epoch
 from midstream.core.errors import InvariantError
-from midstream.core.seams import Done, Executor, Failed, Signal, Storage
+from midstream.core.seams import Done, Failed, Signal, Storage
 from midstream.graph.job_graph import JobGraph
 from midstream.operators.sink import Committer, CommitterContext, Sink
 from midstream.protocol import messages as m
 from midstream.worker.failures import commit_failed
+from midstream.worker.seams import SlotSeams
 
 _log = logging.getLogger(__name__)
 
@@ -46,41 +46,30 @@ class _Lane:
 
 
 class SlotCommits:
-    """`send` goes to the coordinator, `unpickle` turns `CommitSinks.graph` into a JobGraph."""
-
-    def __init__(
-        self,
-        executor: Executor,
-        open_storage: Callable[[str], Storage],
-        send: Callable[[m.FromSlot], None],
-        make_signal: Callable[[], Signal],
-        unpickle: Callable[[bytes], Any],
-    ) -> None:
-        self._executor = executor
-        self._open_storage = open_storage
-        self._send = send
-        self._make_signal = make_signal
-        self._unpickle = unpickle
+    def __init__(self, seams: SlotSeams) -> None:
+        self._seams = seams
         self._loaded: Done[_Loaded] | Failed | None = None
         self._lanes: dict[tuple[str, int], _Lane] = {}
         """By uid and lane: all that there has been work for."""
-        self._stopped = make_signal()
+        self._stopped = seams.make_signal()
         """Of the attempt that runs or is to come."""
 
     def load(self, message: m.CommitSinks) -> None:
         def work() -> _Loaded:
-            graph: JobGraph = self._unpickle(message.graph)
+            graph: JobGraph = self._seams.unpickle(message.graph)
             specs = (spec for vertex in graph.vertices for spec in vertex.operators)
             sinks = {spec.uid: (spec.name, spec.sink) for spec in specs if spec.sink is not None}
             root = message.checkpoint_root
-            return _Loaded(message.job_id, sinks, None if root is None else self._open_storage(root), message.epoch)
+            return _Loaded(
+                message.job_id, sinks, None if root is None else self._seams.open_storage(root), message.epoch
+            )
 
         def done(outcome: Done[_Loaded] | Failed) -> None:
             self._loaded = outcome
             for lane in self._lanes.values():
                 self._go_on(lane)
 
-        self._executor.submit(work, done)
+        self._seams.executor.submit(work, done)
 
     def commit(self, message: m.Commit) -> None:
         lane = self._lanes.setdefault((message.uid, message.lane), _Lane(message.uid))
@@ -97,7 +86,7 @@ class SlotCommits:
     def attempt_over(self) -> None:
         """Or the slot ends: nothing waits for what is under way."""
         self._stopped.set()
-        self._stopped = self._make_signal()
+        self._stopped = self._seams.make_signal()
         for lane in self._lanes.values():
             if lane.committer is not None or lane.unanswered is not None:
                 lane.todo.append((partial(self._close, lane), partial(self._closed, lane)))
@@ -114,14 +103,14 @@ class SlotCommits:
             done(outcome)
             self._go_on(lane)
 
-        self._executor.submit(work, finished)
+        self._seams.executor.submit(work, finished)
 
     def _done(self, lane: _Lane, message: m.Commit, stopped: Signal, outcome: Done[None] | Failed) -> None:
         lane.unanswered = None
         if isinstance(outcome, Failed):
-            self._send(commit_failed(message.request, outcome.error, stopped.is_set()))
+            self._seams.send(commit_failed(message.request, outcome.error, stopped.is_set()))
         else:
-            self._send(m.CommitDone(message.request))
+            self._seams.send(m.CommitDone(message.request))
 
     def _closed(self, lane: _Lane, outcome: Done[None] | Failed) -> None:
         if isinstance(outcome, Failed):

@@ -32,7 +32,7 @@ from midstream.graph.origins import Origin
 from midstream.protocol.task_metrics import InputMetrics
 from midstream.worker.chain import Chain
 from midstream.worker.pace import Pace
-from midstream.worker.source import FIRST_ROWS
+from midstream.worker.source_pace import FIRST_ROWS
 from midstream.worker.valve import WatermarkValve
 
 SLICE_S = 0.01
@@ -57,7 +57,10 @@ class _Reader:
 
 
 class TaskInput:
-    """`handle` is told of barriers as they are read; `origins`: of each channel, see `WatermarkValve`."""
+    """`handle` is told of barriers as they are read; `origins`: of each channel, see `WatermarkValve`.
+
+    `ended` is called once, when all channels have ended, and so has what was read from them.
+    """
 
     def __init__(
         self,
@@ -67,12 +70,14 @@ class TaskInput:
         chain: Chain,
         clock: Clock,
         handle: Callable[[BarrierEvent], None],
+        ended: Callable[[], None],
         rows_max: int,
     ) -> None:
         self._ref = ref
         self._chain = chain
         self._clock = clock
         self._handle = handle
+        self._ended = ended
         self._rows_max = rows_max
         self._first_channel = first_channels(gates)
         channels = self._first_channel[-1]
@@ -88,8 +93,6 @@ class TaskInput:
         self._next_gate = 0
         self._awaited_in_a_row = 0
         self.rows_in = 0
-        self.has_ended = False
-        """All channels have ended, and so has what was read from them."""
         self.drains = True
         """As far as is known: the input ends for good, so that operators finish."""
 
@@ -222,4 +225,4 @@ class TaskInput:
         if self._port_open[port] == 0 and drain:
             self._chain.end_input(port)
         if all(self._ended_data):
-            self.has_ended = True
+            self._ended()

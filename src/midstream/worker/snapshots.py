@@ -18,12 +18,13 @@ from dataclasses import dataclass
 
 import msgspec
 
-from midstream.checkpoint.state_files import store_parts
+from midstream.checkpoint.state_files import state_file, store_parts
 from midstream.core.errors import InvariantError, StorageError
 from midstream.core.ids import TaskId
-from midstream.core.seams import Clock, Done, Executor, Failed, Storage
+from midstream.core.seams import Done, Failed, Storage
 from midstream.operators.base import Snapshot
 from midstream.protocol import messages as m
+from midstream.worker.seams import TaskSeams
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,20 +112,14 @@ class TaskSnapshots:
 
     def __init__(
         self,
-        attempt: int,
         task: TaskId,
-        executor: Executor,
+        seams: TaskSeams,
         send: Callable[[m.FromSlot], None],
         fail: Callable[[BaseException], None],
         on_idle: Callable[[], None],
-        inline_bytes_max: int,
-        clock: Clock,
     ) -> None:
-        self._attempt = attempt
-        self._inline_bytes_max = inline_bytes_max
-        self._clock = clock
         self._task = task
-        self._executor = executor
+        self._seams = seams
         self._send = send
         self._fail = fail
         self._on_idle = on_idle
@@ -149,8 +144,6 @@ class TaskSnapshots:
         self,
         checkpoint_id: int,
         operators: list[tuple[m.OperatorSnapshot, Snapshot]],
-        storage: Storage,
-        file: str,
         *,
         alignment_ms: float,
         began_s: float,
@@ -162,11 +155,14 @@ class TaskSnapshots:
         """
         if self._taken and next(reversed(self._taken)) >= checkpoint_id:
             raise InvariantError(f"checkpoint {checkpoint_id} after {list(self._taken)}")
-        heads, now_s = tuple(head for head, _ in operators), self._clock.stopwatch_s()
+        seams = self._seams
+        assert seams.storage is not None, f"checkpoint {checkpoint_id} of a job without checkpoint storage"
+        file = state_file(seams.epoch, seams.attempt, checkpoint_id, *self._task)
+        heads, now_s = tuple(head for head, _ in operators), seams.clock.stopwatch_s()
         taken = self._taken[checkpoint_id] = _Taken(heads, alignment_ms, (now_s - began_s) * 1000, now_s, finished)
         uids = [head.uid for head in heads]
         snapshots = [snapshot for _, snapshot in operators]
-        work = store_snapshot(storage, uids, snapshots, self._stored, file, self._inline_bytes_max)
+        work = store_snapshot(seams.storage, uids, snapshots, self._stored, file, seams.inline_bytes_max)
 
         def done(outcome: Done[StoredSnapshot] | Failed) -> None:
             if self._closed:
@@ -177,7 +173,7 @@ class TaskSnapshots:
             taken.stored = outcome.value
             self._acknowledge_in_order()
 
-        self._executor.submit(work, done)
+        seams.executor.submit(work, done)
 
     def in_flight_stored(self, checkpoint_id: int, in_flight: StoredInFlight) -> None:
         """What was in flight at the snapshot is at rest (or there was nothing, or it is not needed any more)."""
@@ -193,7 +189,7 @@ class TaskSnapshots:
                 self._stored = snapshot.chunks
 
     def decline(self, checkpoint_id: int, reason: str, counts: bool, files: tuple[str, ...] = ()) -> None:
-        self._send(m.CheckpointDecline(self._attempt, checkpoint_id, self._task, reason, counts, files))
+        self._send(m.CheckpointDecline(self._seams.attempt, checkpoint_id, self._task, reason, counts, files))
 
     @property
     def is_idle(self) -> bool:
@@ -241,7 +237,7 @@ class TaskSnapshots:
         )
         self._send(
             m.CheckpointAck(
-                self._attempt,
+                self._seams.attempt,
                 checkpoint_id,
                 self._task,
                 operators,
@@ -251,6 +247,6 @@ class TaskSnapshots:
                 taken.finished,
                 in_flight.channels,
                 snapshot_ms=taken.snapshot_ms,
-                storing_ms=(self._clock.stopwatch_s() - taken.taken_s) * 1000,
+                storing_ms=(self._seams.clock.stopwatch_s() - taken.taken_s) * 1000,
             )
         )

@@ -19,29 +19,17 @@ import msgspec
 import pyarrow as pa
 
 from midstream.core.arrow_types import to_list
-from midstream.core.seams import Clock, Done, Executor, Failed, Timer
+from midstream.core.seams import Done, Failed, Timer
 from midstream.operators.bad_records import TALLY, BadRecords, Tally
 from midstream.operators.base import Splits
 from midstream.operators.source import Source, Split, SplitReader
 from midstream.state.parts import Chunk, Redistribute, StatePart
-from midstream.worker.pace import Pace
+from midstream.worker.seams import TaskSeams
+from midstream.worker.source_pace import SourcePace
 
 SPLITS = "splits"
 """The part of a source's state that its readers' splits are in, each at its offset."""
 SPLITS_SCHEMA = pa.schema([("split", pa.binary())])
-FIRST_ROWS = 256
-"""Of the first batches, while it is not known how long the chain takes for a row."""
-PACE_S = 0.001
-"""Of a source with a rate a batch holds the rows of so much time: what is in it waited no longer than that."""
-PACED_ROWS = 8
-PACE_S_MAX = 0.05
-"""Fewer rows than that are not worth a batch: it holds those of up to so much time."""
-SLICE_S = 0.02
-"""How long the chain should have to work on one batch: mails and other tasks wait for it."""
-MADE_UP_S = 1.0
-"""A source with a rate makes up for so much time in which it could not emit: on a busy machine it gets no core for a while."""
-BATCH_S = 0.1
-"""A batch holds no more rows than those downstream take in so long: barriers wait behind whole batches."""
 REST_S_MIN = 0.004
 """Before a split that had nothing for now is read again; twice as long each time that it still has nothing."""
 REST_S_MAX = 0.05
@@ -76,9 +64,24 @@ class _Ahead:
         return self.batch.num_rows == 0 and self.bad is None
 
 
+class Reading(Enum):
+    """Where the reading of one open split stands."""
+
+    IDLE = auto()
+    """It is read on when it has its turn."""
+    UNDER_WAY = auto()
+    """On the I/O pool; at most one read of a split at a time."""
+    AHEAD = auto()
+    """Rows have been read, and wait for their turn."""
+    RESTING = auto()
+    """It had nothing for now, and is read again when its timer rings."""
+    AT_END = auto()
+    """All that it has is emitted."""
+
+
 @dataclass(slots=True)
 class _Open:
-    """A split that is being read. At most one read of it is under way."""
+    """A split that is being read."""
 
     split: Split
     number: int
@@ -87,12 +90,29 @@ class _Open:
     turn_s: float = float("-inf")
     """When rows of it were emitted last."""
     reader: SplitReader | None = None
-    reading: bool = False
+    state: Reading = Reading.IDLE
     ahead: _Ahead | None = None
-    at_end: bool = False
+    """What AHEAD has read."""
     rest: Timer | None = None
-    """It had nothing for now, and is read again when this rings."""
+    """Of RESTING."""
     rest_s: float = 0.0
+
+
+class Asking(Enum):
+    """Whether the driver asks the coordinator for splits."""
+
+    MAY_ASK = auto()
+    ASKED = auto()
+    NO_MORE = auto()
+    """There are none."""
+    STOPPED = auto()
+    """It ends here, as if there were none and all were read (drain)."""
+    CLOSED = auto()
+
+
+# A member takes ten times as long as a global to look up.
+_IDLE, _UNDER_WAY, _AHEAD, _RESTING, _AT_END = Reading
+_MAY_ASK, _ASKED, _NO_MORE, _STOPPED, _CLOSED = Asking
 
 
 class SourceDriver(Splits):
@@ -101,11 +121,9 @@ class SourceDriver(Splits):
     def __init__(
         self,
         source: Source,
-        *,
         parallelism: int,
-        rows_max: int,
-        clock: Clock,
-        executor: Executor,
+        seams: TaskSeams,
+        *,
         emit: Callable[[pa.RecordBatch], None],
         emit_bad: Callable[[pa.RecordBatch], None],
         request_split: Callable[[], None],
@@ -113,44 +131,29 @@ class SourceDriver(Splits):
         fail: Callable[[BaseException], None],
     ) -> None:
         self._source = source
-        self._clock = clock
-        self._executor = executor
+        self._clock, self._executor = seams.clock, seams.executor
         self._emit = emit
         self._emit_bad = emit_bad
         self._tally = Tally(source.bad_records_max)
-        self._chain_pace = Pace(SLICE_S)
-        self._taken_pace = Pace(BATCH_S)
-        self._last: tuple[int, float] | None = None
-        """How many rows were emitted last, and when; None: the source had no more for a while."""
         self._request_split = request_split
         self._wake = wake
         self._fail = fail
         self._splits_wanted = source.splits_per_reader(parallelism)
-        self._rows_per_s = source.rows_per_s / source.readers_max(parallelism) if source.rows_per_s else None
-        self._limit = rows_max
-        self._batch_rows = rows_max
-        if self._rows_per_s:
-            few = min(PACED_ROWS, round(self._rows_per_s * PACE_S_MAX))
-            self._paced_rows = max(1, few, int(self._rows_per_s * PACE_S))
-            self._limit = min(rows_max, self._paced_rows)
-        self._rows_max = min(self._limit, FIRST_ROWS)
-        self._next_emit_s = float("-inf")
-        """Of a source with a rate; before its first rows nothing is late."""
+        rows_per_s = source.rows_per_s / source.readers_max(parallelism) if source.rows_per_s else None
+        self._pace = SourcePace(seams.config.batch_rows, rows_per_s)
         self._timer: Timer | None = None
+        """Rings when the rate allows the next batch."""
         self._open: deque[_Open] = deque()
         self._opened = 0
         self._current = -1
+        self._asking = _MAY_ASK
         self._all_assigned = False
-        """Until told otherwise: at first nobody knows which splits there are."""
+        """Until told otherwise: at first nobody knows which splits there are. Others may ask on when it is True."""
         self._emitting: tuple[_Open, int] | None = None
         """The split whose rows the chain has, and how many; still so when the chain has failed on them."""
         self._listeners: list[Callable[[], None]] = []
         self._changed = True
         """The listeners are to be told, before anything else is emitted."""
-        self._requested = False
-        self._no_more = False
-        self._stopped = False
-        self._closed = False
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         if SPLITS in parts:
@@ -161,7 +164,8 @@ class SourceDriver(Splits):
 
     def add_split(self, encoded: bytes, *, is_last: bool = True) -> None:
         """`is_last`: see `all_assigned`."""
-        self._requested = False
+        if self._asking is _ASKED:
+            self._asking = _MAY_ASK
         self._all_assigned = is_last
         self._add(_decoder.decode(encoded))
         self._wake()
@@ -172,31 +176,32 @@ class SourceDriver(Splits):
         self._wake()
 
     def no_more_splits(self) -> None:
-        self._requested = False
-        self._no_more = True
+        if self._asking in (_MAY_ASK, _ASKED):
+            self._asking = _NO_MORE
         self._wake()
 
     def stop(self) -> None:
         """End here, as if the input did (drain)."""
-        self._stopped = True
+        self._asking = _STOPPED
         self._wake()
 
     def step(self) -> Progress:
         """Emit at most one batch. Splits take turns."""
-        if self._stopped:
+        if self._asking is _STOPPED:
             return Progress.ENDED
-        if len(self._open) < self._splits_wanted and not self._requested and not self._no_more:
-            self._requested = True
+        if len(self._open) < self._splits_wanted and self._asking is _MAY_ASK:
+            self._asking = _ASKED
             self._request_split()
         if self._changed and self._tell():
             return Progress.EMITTED
-        if self._rows_per_s and self._must_wait():
-            self._last = None
+        pace = self._pace
+        if pace.has_rate and self._must_wait():
+            pace.pause()
             return Progress.WAITING
         for _ in range(len(self._open)):
             current = self._open[0]
             ahead = self._next_ahead(current)
-            if current.at_end and current.ahead is None and ahead is None:
+            if ahead is None and current.state is _AT_END:
                 self._open.popleft()
                 self._close_reader(current)
                 self._tell()
@@ -204,17 +209,17 @@ class SourceDriver(Splits):
             self._open.rotate(-1)
             if ahead is not None:
                 bad_rows = 0 if ahead.bad is None else len(ahead.bad.at)
-                if self._rows_per_s:
-                    self._keep_rate(ahead.batch.num_rows + bad_rows, self._rows_per_s)
+                if pace.has_rate:
+                    pace.keep_rate(ahead.batch.num_rows + bad_rows, self._clock.monotonic_s())
                 self._tally.count(ahead.batch.num_rows, ahead.bad)
                 if ahead.bad is not None:
                     self._emit_bad(ahead.bad.rows)
                 if ahead.batch.num_rows:
                     self._emit_timed(current, ahead.batch)
                 return Progress.EMITTED
-        if not self._open and self._no_more:
+        if not self._open and self._asking is _NO_MORE:
             return Progress.ENDED
-        self._last = None
+        pace.pause()
         return Progress.WAITING
 
     def snapshot(self, new_id: Callable[[], str]) -> dict[str, StatePart]:
@@ -229,14 +234,14 @@ class SourceDriver(Splits):
         return parts
 
     def close(self) -> None:
-        self._closed = True
+        self._asking = _CLOSED
         if self._timer is not None:
             self._timer.cancel()
         while self._open:
             current = self._open.popleft()
             if current.rest is not None:
                 current.rest.cancel()
-            if not current.reading:  # else the read's completion closes it
+            if current.state is not _UNDER_WAY:  # else the read's completion closes it
                 self._close_reader(current)
 
     # ---- what operators see of it ----
@@ -259,7 +264,7 @@ class SourceDriver(Splits):
 
     def is_starved(self, split: int, since_s: float) -> bool:
         current = next(current for current in self._open if current.number == split)
-        return not current.reading and current.rest is None and current.turn_s < since_s
+        return current.state not in (_UNDER_WAY, _RESTING) and current.turn_s < since_s
 
     def on_change(self, changed: Callable[[], None]) -> None:
         self._listeners.append(changed)
@@ -301,13 +306,7 @@ class SourceDriver(Splits):
         self._emitting = current, batch.num_rows
         self._emit(batch)
         self._emitting = None
-        self._chain_pace.took(batch.num_rows, self._clock.own_core_s() - started_s)
-        if self._last is not None:
-            self._taken_pace.took(self._last[0], started_s - self._last[1])
-        self._last = batch.num_rows, started_s
-        rows = min(self._chain_pace.rows(1), self._taken_pace.rows(self._limit))
-        # At most by a factor of two at a time: one batch may have been slow for reasons of its own.
-        self._rows_max = max(1, min(self._limit, max(self._rows_max // 2, min(rows, self._rows_max * 2))))
+        self._pace.emitted(batch.num_rows, started_s, self._clock.own_core_s())
 
     # ---- reading ----
 
@@ -315,15 +314,16 @@ class SourceDriver(Splits):
         """The next batch of the split if there is one now; its offset counts as emitted."""
         if self._source.blocking:
             ahead, current.ahead = current.ahead, None
-            if not current.reading and not current.at_end and current.rest is None:
+            if current.state in (_IDLE, _AHEAD):
                 self._read_ahead(current)
-        elif current.at_end:
+        elif current.state is _AT_END:
             ahead = None
         else:
             if current.reader is None:
                 current.reader = self._source.open_split(current.split)
-            ahead = _read(current.reader, self._rows_max)
-            current.at_end = ahead is None
+            ahead = _read(current.reader, self._pace.rows_max)
+            if ahead is None:
+                current.state = _AT_END
         if ahead is None:
             return None
         current.before = current.split
@@ -331,26 +331,27 @@ class SourceDriver(Splits):
         return ahead
 
     def _read_ahead(self, current: _Open) -> None:
-        current.reading = True
-        source, split, reader, rows_max = self._source, current.split, current.reader, self._rows_max
+        current.state = _UNDER_WAY
+        source, split, reader, rows_max = self._source, current.split, current.reader, self._pace.rows_max
 
         def work() -> tuple[SplitReader, _Ahead | None]:
             opened = reader if reader is not None else source.open_split(split)
             return opened, _read(opened, rows_max)
 
         def done(outcome: Done[tuple[SplitReader, _Ahead | None]] | Failed) -> None:
-            current.reading = False
+            current.state = _IDLE
             if isinstance(outcome, Failed):
-                if not self._closed:
+                if self._asking is not _CLOSED:
                     self._fail(outcome.error)
                 return
             current.reader, ahead = outcome.value
-            if self._closed:
+            if self._asking is _CLOSED:
                 self._close_reader(current)
             elif ahead is not None and ahead.is_empty:
                 self._let_rest(current, ahead.offset)
             else:
-                current.ahead, current.at_end, current.rest_s = ahead, ahead is None, 0.0
+                current.state = _AT_END if ahead is None else _AHEAD
+                current.ahead, current.rest_s = ahead, 0.0
                 self._wake()
 
         self._executor.submit(work, done)
@@ -360,6 +361,7 @@ class SourceDriver(Splits):
         assert current.ahead is None, current.split.id
         current.split = msgspec.structs.replace(current.split, offset=offset)
         current.rest_s = min(max(2 * current.rest_s, REST_S_MIN), REST_S_MAX)
+        current.state = _RESTING
         current.rest = self._executor.call_later(current.rest_s, partial(self._rested, current))
 
     def _rested(self, current: _Open) -> None:
@@ -376,18 +378,11 @@ class SourceDriver(Splits):
             reader.close()
 
     def _closed_reader(self, outcome: Done[None] | Failed) -> None:
-        if isinstance(outcome, Failed) and not self._closed:
+        if isinstance(outcome, Failed) and self._asking is not _CLOSED:
             self._fail(outcome.error)
 
-    def _keep_rate(self, rows: int, rows_per_s: float) -> None:
-        """What comes late is made up for, up to MADE_UP_S; in larger batches, else it would come later and later."""
-        now_s = self._clock.monotonic_s()
-        start_s = max(self._next_emit_s, now_s - MADE_UP_S) if self._next_emit_s > float("-inf") else now_s
-        self._limit = min(self._batch_rows, max(self._paced_rows, int((now_s - start_s) * rows_per_s)))
-        self._next_emit_s = start_s + rows / rows_per_s
-
     def _must_wait(self) -> bool:
-        delay_s = self._next_emit_s - self._clock.monotonic_s()
+        delay_s = self._pace.next_emit_s - self._clock.monotonic_s()
         if delay_s <= 0:
             return False
         if self._timer is None:

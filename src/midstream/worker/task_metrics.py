@@ -16,6 +16,7 @@ from midstream.operators.watermarks import TimestampsOperator
 from midstream.protocol.task_metrics import SPLIT_CHARS_MAX, EdgeMetrics, SplitMetrics, TaskMetrics, UserMetric
 from midstream.worker.chain import Chain
 from midstream.worker.inputs import TaskInput
+from midstream.worker.operators import TaskOperators
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.source import SourceDriver
 
@@ -24,9 +25,8 @@ def task_metrics(
     ref: TaskId,
     vertex: Vertex,
     *,
-    chain: Chain,
+    operators: TaskOperators,
     read: TaskInput,
-    source: SourceDriver | None,
     gates: Sequence[InputGate],
     partitions: Sequence[ResultPartition],
     busy_s: float,
@@ -34,11 +34,10 @@ def task_metrics(
     to_recover_bytes: int,
 ) -> TaskMetrics:
     """`to_recover_bytes`: what was in flight for the task when it started."""
-    links = chain.links
-    uids = [spec.uid for spec in vertex.operators]
-    operators = [(uid, chain.rows_in[index], links[index + 1].rows_out) for index, uid in enumerate(uids)]
+    chain, source, links, uids = operators.chain, operators.source, operators.chain.links, operators.uids
+    rows = [(uid, chain.rows_in[index], links[index + 1].rows_out) for index, uid in enumerate(uids)]
     if vertex.source is not None:
-        operators.insert(0, (vertex.source.uid, 0, links[0].rows_out))
+        rows.insert(0, (vertex.source.uid, 0, links[0].rows_out))
     worked_us = [round(1e6 * worked_s) for worked_s in chain.worked_s[: len(uids)]]
     if vertex.source is not None:  # what its steps take besides
         worked_us.insert(0, max(0, round(1e6 * (busy_s - sum(chain.worked_s[:-1])))))
@@ -50,7 +49,7 @@ def task_metrics(
         busy_ms=int(busy_s * 1000),
         backpressured_ms=int(backpressured_s * 1000),
         watermark_us=chain.watermark_us,
-        operators=tuple(operators),
+        operators=tuple(rows),
         worked_us=tuple(worked_us),
         late=tuple((uid, links[i + 1].late_rows) for i, uid in enumerate(uids) if links[i + 1].late_rows),
         timers_dropped=tuple(

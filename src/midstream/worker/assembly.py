@@ -1,0 +1,252 @@
+"""From a `Deploy` message to what runs: the tasks of one attempt in one slot, their partitions, gates and channels.
+
+`load` reads what the message refers to, on the I/O pool. `Deployment` builds everything from that, and touches nothing
+else while it does. Whatever comes late finds the deployment that it was meant for, which is closed then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from midstream.checkpoint.channel_state import ReadAhead, verify_channels
+from midstream.checkpoint.state_files import known_chunks, read_parts
+from midstream.core.config import JobConfig
+from midstream.core.errors import ClusterError, InvariantError
+from midstream.core.ids import ChannelId, TaskId
+from midstream.core.keys import key_group_range
+from midstream.core.seams import Storage, Transport
+from midstream.exchange.capacity import WINDOW_BUFFERS_MAX, WINDOW_BUFFERS_MIN
+from midstream.exchange.channel import InputChannel, LocalChannel, RemoteChannel
+from midstream.exchange.gate import InputGate
+from midstream.exchange.link import PeerLink
+from midstream.exchange.partition import ResultPartition
+from midstream.exchange.pool import BufferPool
+from midstream.exchange.queue import QueueTime
+from midstream.graph.job_graph import Edge, JobGraph
+from midstream.protocol import messages as m
+from midstream.worker.finished import FinishedTask
+from midstream.worker.operators import RestoredOperators
+from midstream.worker.recovery import GateRecovery
+from midstream.worker.seams import TaskSeams
+from midstream.worker.task import Task
+
+READ_AHEAD_OF_POOL = 4
+"""Of recovered rows, this part of the pool's size is kept in memory, besides the pool, from when they are checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What is read for one attempt in one slot."""
+
+    storage: Storage | None
+    graphs: dict[TaskId, JobGraph]
+    """One for each task, which has its operators."""
+    restored: dict[TaskId, RestoredOperators]
+    in_flight: dict[TaskId, tuple[m.ChannelState, ...]]
+    read_ahead: ReadAhead
+
+
+def load(
+    deploy: m.Deploy, config: JobConfig, open_storage: Callable[[str], Storage], unpickle: Callable[[], JobGraph]
+) -> Loaded:
+    """Read and check all that the tasks begin with. I/O pool only; `unpickle` gives a graph with operators of its own."""
+    storage = open_storage(deploy.checkpoint_root) if deploy.checkpoint_root is not None else None
+    restored = msgspec.msgpack.decode(deploy.restore, type=m.Restored) if deploy.restore else m.Restored()
+    restore, in_flight = dict(restored.tasks), dict(restored.channels)
+    read_ahead: ReadAhead = {}
+    if in_flight:
+        assert storage is not None, "in-flight data to restore, but no storage"
+        states = [state for states in in_flight.values() for state in states]
+        # All of it before the first row is emitted, anywhere.
+        read_ahead = verify_channels(storage, states, config.pool_bytes // READ_AHEAD_OF_POOL)
+    graphs, tasks = {}, {}
+    ended: JobGraph | None = None
+    for ref in deploy.tasks:
+        # One per task: no two may share an operator. Those that had finished only need its edges.
+        has_finished = ref in deploy.finished
+        graph = ended if has_finished and ended is not None else unpickle()
+        ended = graph if has_finished else ended
+        owned = key_group_range(ref.subtask, graph.vertices[ref.vertex].parallelism, config.max_parallelism)
+        graphs[ref], tasks[ref] = graph, (task := RestoredOperators())
+        for snapshot in restore.get(ref, ()):
+            task.watermarks[snapshot.uid] = snapshot.watermark_in_us, snapshot.watermark_out_us
+            assert storage is not None, "state to restore, but no storage"
+            parts = read_parts(storage, snapshot.parts, owned, f"operator {snapshot.uid!r}")
+            task.parts[snapshot.uid] = parts
+            task.known.update(known_chunks(snapshot.parts, parts))
+    return Loaded(storage, graphs, tasks, in_flight, read_ahead)
+
+
+class Deployment:
+    """What one attempt has in one slot: built from a `Deploy`, connected at the `Start`, closed as a whole."""
+
+    def __init__(self, slot_id: int, deploy: m.Deploy, loaded: Loaded, seams: TaskSeams) -> None:
+        config = seams.config
+        self.slot_id = slot_id
+        self._slot_of = deploy.slots
+        self._loaded = loaded
+        self._seams = seams
+        self.pool = BufferPool(config.pool_bytes, config.buffer_bytes)
+        self._queue_time = (
+            None if config.queue_time_s is None else QueueTime(config.queue_time_s, seams.clock.own_core_s)
+        )
+        self.tasks: dict[TaskId, Task] = {}
+        """All that run; see `finished`."""
+        self.finished: dict[TaskId, FinishedTask] = {}
+        """Those of this slot that had finished in the checkpoint."""
+        self._partitions: dict[tuple[int, int], ResultPartition] = {}
+        """By edge and producing subtask."""
+        self._links: dict[int, PeerLink] = {}
+        self._remote: dict[int, list[RemoteChannel]] = {}
+        """Channels from each peer slot."""
+        self._outgoing: list[tuple[int, ResultPartition, int]] = []
+        """(peer slot, partition, index of the subpartition) for each consumer in another slot."""
+        for ref, graph in loaded.graphs.items():
+            for edge in graph.outputs(ref.vertex):
+                self._add_partition(edge, ref, graph)
+        window = self._window()
+        for ref, graph in loaded.graphs.items():
+            gates = [self._gate(edge, ref, graph, window) for edge in graph.inputs(ref.vertex)]
+            outputs = [self._partitions[edge.id, ref.subtask] for edge in graph.outputs(ref.vertex)]
+            if ref in deploy.finished:
+                self.finished[ref] = FinishedTask(ref, deploy.attempt, gates, outputs, seams.send)
+            else:
+                self.tasks[ref] = Task(ref, graph, seams, gates, outputs)
+        self.pool.check_capacity()
+
+    @property
+    def all_tasks(self) -> list[Task | FinishedTask]:
+        """Those that run come first."""
+        return [*self.tasks.values(), *self.finished.values()]
+
+    def connect(self, peers: Sequence[m.Peer], transport: Transport) -> None:
+        """All slots are deployed: open the links that are needed; credit is announced on them."""
+        config, attempt = self._seams.config, self._seams.attempt
+        needed = {slot for slot, _, _ in self._outgoing} | set(self._remote)
+        for peer in peers:
+            if peer.slot not in needed:
+                continue
+            link = PeerLink(peer.slot, config.buffer_bytes, config.batch_rows, partial(self._link_lost, peer.slot))
+            self._links[peer.slot] = link
+            link.attach(transport.open(peer.slot, peer.host, peer.port, attempt, link))
+            for channel in self._remote.get(peer.slot, ()):
+                link.add_receiver(channel)
+        for slot, partition, index in self._outgoing:
+            self._links[slot].add_sender(partition.subpartitions[index])
+
+    def close(self) -> None:
+        """End everything. The pool is whole afterwards."""
+        for task in self.all_tasks:
+            task.close()
+        for link in self._links.values():
+            link.close()
+        if self.pool.in_use:
+            raise InvariantError(f"slot {self.slot_id}: {self.pool.in_use} buffers in use after the tasks are closed")
+
+    def check(self) -> None:
+        """Every invariant that must hold between two mails."""
+        self.pool.check()
+        for task in self.tasks.values():
+            if task.is_live:
+                task.check()
+        for channels in self._remote.values():
+            for channel in channels:
+                channel.check()
+
+    # ---- what it is built of ----
+
+    def _add_partition(self, edge: Edge, ref: TaskId, graph: JobGraph) -> None:
+        consumers, groups = graph.consumers(edge, ref.subtask), self._seams.config.max_parallelism
+        partition = ResultPartition(
+            edge, ref.subtask, consumers, groups, self.pool, WINDOW_BUFFERS_MAX, self._queue_time
+        )
+        self._partitions[edge.id, ref.subtask] = partition
+        for index, sub in enumerate(partition.subpartitions):
+            slot = self._slot_of[sub.channel.consumer]
+            if slot != self.slot_id:
+                self._outgoing.append((slot, partition, index))
+
+    def _window(self) -> int:
+        """The credit window of every remote channel: at most half of the pool for all of them."""
+        remote = sum(
+            self._slot_of[producer] != self.slot_id
+            for ref, graph in self._loaded.graphs.items()
+            for edge in graph.inputs(ref.vertex)
+            for producer in graph.producers(edge, ref.subtask)
+        )
+        share = self.pool.total // (2 * remote) if remote else WINDOW_BUFFERS_MAX
+        return max(WINDOW_BUFFERS_MIN, min(WINDOW_BUFFERS_MAX, share))
+
+    def _gate(self, edge: Edge, ref: TaskId, graph: JobGraph, window: int) -> InputGate:
+        """With its channels; nothing has been emitted yet, so none of them has data."""
+        gate = InputGate(edge, ref.subtask, partial(self._wake, ref))
+        producers = graph.producers(edge, ref.subtask)
+        remote = sum(self._slot_of[producer] != self.slot_id for producer in producers)
+        quota = self.pool.quota(f"input e{edge.id}/{ref.subtask}", reserved=window * remote)
+        channels: list[InputChannel] = []
+        for index, producer in enumerate(producers):
+            slot, on_data = self._slot_of[producer], partial(gate.on_data, index)
+            if slot == self.slot_id:
+                position = ref.subtask if edge.partitioning.all_to_all else 0
+                local = LocalChannel(self._partitions[edge.id, producer].subpartitions[position])
+                local.connect(on_data)
+                channels.append(local)
+            else:
+                channel, grant = ChannelId(edge.id, producer, ref.subtask), partial(self._grant, slot)
+                remote_channel = RemoteChannel(
+                    channel, edge.schema, self.pool, quota, window, on_data, grant, self._queue_time
+                )
+                self._remote.setdefault(slot, []).append(remote_channel)
+                channels.append(remote_channel)
+        gate.set_channels(channels)
+        states = [state for state in self._loaded.in_flight.get(ref, ()) if state.edge == edge.id]
+        if states:
+            gate.recovered = self._recovery(edge, ref, states)
+        return gate
+
+    def _recovery(self, edge: Edge, ref: TaskId, states: Sequence[m.ChannelState]) -> GateRecovery:
+        storage = self._loaded.storage
+        assert storage is not None, "in-flight data to restore, but no storage"
+        return GateRecovery(
+            edge,
+            states,
+            max_parallelism=self._seams.config.max_parallelism,
+            pool=self.pool,
+            quota=self.pool.quota(f"recovered e{edge.id}/{ref.subtask}", reserved=1),
+            executor=self._seams.executor,
+            storage=storage,
+            read_ahead=self._loaded.read_ahead,
+            wake=partial(self._wake, ref),
+            fail=partial(self._fail, ref),
+        )
+
+    # ---- what its parts tell each other ----
+
+    def _wake(self, ref: TaskId) -> None:
+        task = self.tasks.get(ref)
+        if task is not None:
+            self._seams.schedule(task)
+
+    def _fail(self, ref: TaskId, error: BaseException) -> None:
+        if ref in self.tasks:
+            self.tasks[ref].fail(error)
+
+    def _grant(self, slot: int, channel: ChannelId, credits: int) -> None:
+        link = self._links.get(slot)
+        if link is not None:
+            link.grant(channel, credits)
+
+    def _link_lost(self, slot: int, reason: str) -> None:
+        """Never after `close`, which closes the link first. One of the tasks that need it fails, as a symptom."""
+        error = ClusterError(f"the connection to slot {slot} is lost: {reason}")
+        edges = {channel.id.edge for channel in self._remote.get(slot, ())}
+        edges |= {partition.edge.id for peer, partition, _ in self._outgoing if peer == slot}
+        for task in self.tasks.values():
+            ends = {gate.edge.id for gate in task.gates} | {partition.edge.id for partition in task.partitions}
+            if task.is_live and edges & ends:
+                task.fail(error, symptom=True)
+                return

@@ -1,0 +1,262 @@
+"""Tasks and slots run on their tables: what the tables do not say raises, with what happened before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from threading import Event
+from typing import Any, cast, get_args
+
+import msgspec
+import pyarrow as pa
+import pytest
+
+from in_memory import CountingIds, MemoryStorage
+from midstream.core.config import JobConfig
+from midstream.core.elements import CheckpointBarrier
+from midstream.core.errors import InvariantError
+from midstream.core.ids import TaskId
+from midstream.core.seams import Transport
+from midstream.graph.job_graph import JobGraph, OperatorSpec, SourceSpec, Vertex
+from midstream.operators.base import OperatorContext, Output
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.operators.stateless import Stateless
+from midstream.protocol import messages as m
+from midstream.worker.operators import RestoredOperators
+from midstream.worker.seams import SlotSeams
+from midstream.worker.slot import SLOT_TABLE, SlotEvent, SlotMachine, SlotState
+from midstream.worker.task import LIVE, TASK_TABLE, Step, Task, TaskEvent, TaskState
+from recovering import Steps, task_seams
+from standing_clock import StandingClock
+
+SCHEMA = pa.schema([("n", pa.int64())])
+REF = TaskId(0, 0)
+
+
+class Silent(Source):
+    """No split ever comes."""
+
+    schema = SCHEMA
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        raise AssertionError("on the driver only")
+
+    def open_split(self, split: Split) -> SplitReader:
+        raise AssertionError("there is none")
+
+
+class Wakes(Stateless):
+    """Asks to be called once."""
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        super().open(context, out)
+        context.call_at(0, lambda: None)
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        raise AssertionError("there are no rows")
+
+
+def graph() -> JobGraph:
+    spec = OperatorSpec("wakes", "wakes", Wakes("wakes", SCHEMA))
+    return JobGraph((Vertex(0, 1, SourceSpec("source", "source", Silent()), (spec,)),), (), 128)
+
+
+class World:
+    """One task of a source."""
+
+    def __init__(self) -> None:
+        self.io = Steps()
+        self.sent: list[m.FromSlot] = []
+        self.seams = task_seams(self.io, MemoryStorage(), send=self.sent.append)
+        self.task = Task(REF, graph(), self.seams, [], [])
+        self.task.open(RestoredOperators())
+
+    def state(self) -> TaskState:
+        return self.task.state
+
+    def trigger(self, checkpoint_id: int, *, holds: bool = False) -> None:
+        self.task.trigger_checkpoint(CheckpointBarrier(checkpoint_id, 0), holds=holds)
+
+    def run(self) -> list[Step]:
+        """The steps that it takes until it waits."""
+        taken = []
+        goes_on = True
+        while goes_on and self.task.is_live:
+            taken.append(self.task.next_step())
+            assert self.task.next_step() is taken[-1], "to look changes nothing"
+            goes_on = self.task.step(0.0)
+        return taken
+
+
+def test_a_task_does_one_step_at_a_time_and_says_which_comes_next() -> None:
+    world = World()
+    world.task.start()
+    assert world.run() == [Step.READ_SOURCE]
+    for _, timer in world.io.timers:
+        timer.ring()
+    assert world.run() == [Step.TIMER, Step.READ_SOURCE]
+    world.trigger(1, holds=True)
+    assert world.run() == [Step.MAIL, Step.HOLD]
+    assert world.state() is TaskState.HELD
+    world.task.no_more_splits()
+    assert world.run() == [Step.MAIL, Step.HOLD], "it is not read"
+    world.task.read_on(1)
+    assert world.run() == [Step.MAIL, Step.READ_SOURCE, Step.FINISH, Step.READ_GATES]
+    assert world.state() is TaskState.AWAITS_CHECKPOINT and world.task.is_finishing
+    world.trigger(2)
+    world.run()
+    while world.io.run_io():
+        pass
+    world.task.checkpoint_completed(2)
+    assert world.run() == [Step.MAIL, Step.END]
+    assert world.state() is TaskState.FINISHED
+
+
+@pytest.mark.parametrize("aborted", [1, 2])
+def test_a_source_holds_behind_the_checkpoint_that_asked_for_it_and_no_other(aborted: int) -> None:
+    world = World()
+    world.task.start()
+    world.trigger(2, holds=True)
+    world.run()
+    world.task.checkpoint_aborted(aborted)
+    world.run()
+    assert world.state() is (TaskState.RUNNING if aborted == 2 else TaskState.HELD)
+
+
+def test_to_read_on_is_nothing_to_a_task_that_awaits_that_checkpoint_as_its_final_one() -> None:
+    world = World()
+    world.task.start()
+    world.task.no_more_splits()
+    world.run()
+    world.trigger(1, holds=True)
+    world.run()
+    world.task.read_on(1)
+    world.task.checkpoint_completed(1)
+    world.run()
+    assert world.state() is TaskState.AWAITS_SENT
+
+
+def test_a_final_checkpoint_that_is_aborted_is_waited_for_no_more() -> None:
+    world = World()
+    world.task.start()
+    world.task.no_more_splits()
+    world.run()
+    world.trigger(1)
+    world.task.checkpoint_aborted(1)
+    world.task.checkpoint_completed(1)
+    world.run()
+    assert world.state() is TaskState.AWAITS_CHECKPOINT
+
+
+def test_what_cannot_come_in_a_tasks_state_says_state_and_event_and_what_came_before() -> None:
+    world = World()
+    world.task.start()
+    world.trigger(7)
+    world.run()
+    with pytest.raises(InvariantError) as caught:
+        world.task.start()
+    text = str(caught.value)
+    assert text.startswith("task: START while RUNNING")
+    assert text.index("START") < text.index("trigger of checkpoint 7")
+
+
+def test_every_state_of_a_task_can_be_reached_and_every_live_one_can_fail_and_be_closed() -> None:
+    reached = {state for row in TASK_TABLE.rows for state in row.then}
+    assert reached == {*TaskState} - {TaskState.CREATED}
+    for state in LIVE:
+        assert TASK_TABLE.next(state, TaskEvent.FAIL) is TASK_TABLE.next(state, TaskEvent.CLOSE) is TaskState.CLOSED
+    assert not any(row.state in (TaskState.FINISHED, TaskState.CLOSED) for row in TASK_TABLE.rows), "they are the ends"
+
+
+class Slot:
+    """One slot with one task; nothing answers."""
+
+    def __init__(self, unpickle: Callable[[bytes], Any] = lambda data: graph()) -> None:
+        self.io = Steps()
+        self.sent: list[m.FromSlot] = []
+        self.machine = SlotMachine(
+            SlotSeams(
+                clock=StandingClock(),
+                executor=self.io,
+                ids=CountingIds(),
+                transport=cast(Transport, None),
+                open_storage=lambda root: MemoryStorage(),
+                send=self.sent.append,
+                make_signal=Event,
+                unpickle=unpickle,
+            )
+        )
+        self.machine.handle(m.Welcome(0, 1.0, 10.0))
+
+    def deploy(self, attempt: int = 0) -> None:
+        config = msgspec.msgpack.encode(JobConfig(name="job"))
+        self.machine.handle(m.Deploy("job", attempt, config, b"graph", (0,), (REF,)))
+
+
+def test_a_slot_goes_from_attempt_to_attempt() -> None:
+    slot = Slot()
+    states = [slot.machine.state]
+    start, cancel = partial(slot.machine.handle, m.Start(0, ())), partial(slot.machine.handle, m.Cancel(0))
+    steps: list[Callable[[], object]] = [slot.deploy, slot.io.run_io, start, cancel]
+    for step in steps:
+        step()
+        states.append(slot.machine.state)
+    assert states == [*SlotState, SlotState.IDLE]
+    assert [type(message) for message in slot.sent] == [m.Deployed, m.TaskRunning, m.Cancelled]
+    assert slot.machine.tasks == {} and slot.machine.pool is None
+
+
+def test_what_cannot_come_in_a_slots_state_says_state_and_event_and_what_came_before() -> None:
+    slot = Slot()
+    slot.deploy()
+    with pytest.raises(InvariantError) as caught:
+        slot.machine.handle(m.Start(0, ()))
+    text = str(caught.value)
+    assert text.startswith("slot: Start while DEPLOYING")
+    assert "Welcome" in text, "and what came before"
+
+
+@pytest.mark.parametrize("is_deployed", [False, True])
+def test_messages_of_an_attempt_that_is_over_or_not_the_current_one_are_ignored(is_deployed: bool) -> None:
+    slot = Slot()
+    slot.deploy(3)
+    if is_deployed:
+        slot.io.run_io()
+    before = slot.machine.state
+    for message in (m.Start(2, ()), m.TriggerCheckpoint(2, 1, 0, (REF,)), m.NoMoreSplits(2, REF)):
+        slot.machine.handle(message)
+    assert slot.machine.state is before
+    slot.machine.handle(m.Cancel(2))
+    assert slot.machine.state is before and slot.sent[-1] == m.Cancelled(2)
+    slot.machine.handle(m.Cancel(3))
+    slot.machine.handle(m.Start(3, ()))
+    assert slot.machine.state is SlotState.IDLE
+
+
+def test_an_attempt_that_comes_unasked_takes_the_place_of_the_one_that_runs() -> None:
+    slot = Slot()
+    slot.deploy(0)
+    slot.io.run_io()
+    slot.machine.handle(m.Start(0, ()))
+    (task,) = slot.machine.tasks.values()
+    slot.deploy(1)
+    assert task.state is TaskState.CLOSED and slot.machine.state is SlotState.DEPLOYING
+    slot.io.run_io()
+    assert slot.sent[-1] == m.Deployed(1)
+
+
+def test_a_task_that_cannot_be_opened_ends_the_attempt_in_its_slot() -> None:
+    def unpickle(data: bytes) -> JobGraph:
+        raise LookupError("no such class")
+
+    slot = Slot(unpickle)
+    slot.deploy()
+    slot.io.run_io()
+    (failed,) = slot.sent
+    assert isinstance(failed, m.DeployFailed) and "no such class" in failed.summary
+    assert slot.machine.state is SlotState.IDLE
+
+
+def test_every_message_to_a_slot_is_expected_in_some_state() -> None:
+    events = {row.event for row in SLOT_TABLE.rows}
+    assert events == {*get_args(m.ToSlot), *SlotEvent}
