@@ -8,7 +8,6 @@ SlotMachine each. Control connections are pairs of pipes. Nothing here decides a
 from __future__ import annotations
 
 import io
-import math
 import pickle
 import re
 from collections.abc import Callable, Mapping
@@ -29,7 +28,7 @@ from midstream.exchange.lease import LeasedBatch
 from midstream.protocol import messages as m
 from midstream.sim.checked import CheckedMachine, CheckedShell
 from midstream.sim.network import SIM, Network, Pipe, SimTransport
-from midstream.sim.older_version import is_older
+from midstream.sim.older_version import patience_of
 from midstream.sim.pickling import Pickler
 from midstream.sim.promises import Promises
 from midstream.sim.reasons import Reasons
@@ -165,8 +164,9 @@ class Driver:
         self.replies: dict[int, m.Reply] = {}
         self.slots_late = 0
         """How many of the next slots that are asked for come later than anybody waits for them."""
-        patience_s = math.inf if is_older(plan.graph) else cluster.patience_s
-        self.reasons = Reasons(cluster.struck_us, patience_s, cluster.denied, self._has_no_reason)
+        self.reasons = Reasons(
+            cluster.struck_us, patience_of(plan.graph, cluster.patience_s), cluster.denied, self._has_no_reason
+        )
         self.completed: set[int] = set()
         """Checkpoints of which it has told the attempt that made them."""
         self.uncertain: dict[int, frozenset[str]] = {}

@@ -7,6 +7,7 @@ of this one: its checkpoints may run out of time.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from random import Random
@@ -41,6 +42,11 @@ def as_started(graph: JobGraph, scenario: Scenario, job_id: str) -> JobGraph:
 
 def is_older(graph: JobGraph) -> bool:
     return isinstance(graph, OlderGraph)
+
+
+def patience_of(graph: JobGraph, patience_s: float) -> float:
+    """How long a checkpoint of this start may take: for ever, if tasks may come to wait for each other."""
+    return math.inf if is_older(graph) else patience_s
 
 
 def _redistributable(graph: JobGraph) -> frozenset[int]:
