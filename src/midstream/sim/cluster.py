@@ -8,6 +8,7 @@ SlotMachine each. Control connections are pairs of pipes. Nothing here decides a
 from __future__ import annotations
 
 import io
+import math
 import pickle
 import re
 from collections.abc import Callable, Mapping
@@ -50,10 +51,8 @@ _to_slot: Final = msgspec.msgpack.Decoder(m.ToSlot)
 _from_slot: Final = msgspec.msgpack.Decoder(m.FromSlot)
 _encoder: Final = msgspec.msgpack.Encoder()
 
-
 _RESTART: Final = re.compile(r"^Restart (\d+) in ", re.MULTILINE)
 _IN_A_ROW: Final = re.compile(r"the same failure (\d+) times in a row without a checkpoint in between")
-
 
 MakeCoordinator = Callable[[JobPlan, int, Callable[[str], Storage], Signal], CheckedMachine]
 
@@ -164,9 +163,8 @@ class Driver:
         self.replies: dict[int, m.Reply] = {}
         self.slots_late = 0
         """How many of the next slots that are asked for come later than anybody waits for them."""
-        self.reasons = Reasons(
-            cluster.struck_us, patience_of(plan.graph, cluster.patience_s), cluster.denied, self._has_no_reason
-        )
+        patience_s = patience_of(plan.graph, cluster.patience_s)
+        self.reasons = Reasons(cluster.struck_us, patience_s, cluster.denied, self._has_no_reason)
         self.completed: set[int] = set()
         """Checkpoints of which it has told the attempt that made them."""
         self.uncertain: dict[int, frozenset[str]] = {}
