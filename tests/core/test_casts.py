@@ -36,7 +36,7 @@ AB = pa.struct([("a", pa.int64()), ("b", pa.int64())])
         (pa.array([0.15]), pa.decimal128(3, 1), "double does not fit decimal128"),
         (pa.array([Decimal("0.15")]), pa.decimal128(3, 1), "data loss"),
         (pa.array([Decimal("1")], pa.decimal256(76, 40)), pa.decimal32(9, 9), "more than 9 digits"),  # pyarrow: 0
-        (pa.array([Decimal("1E-40")], pa.decimal256(76, 76)), pa.decimal32(9, 0), "more than 0 behind the point"),
+        (pa.array([Decimal("1E-40")], pa.decimal256(76, 76)), pa.decimal32(9, 0), "more than 0 decimal places"),
         (pa.array([Decimal("1E20")], pa.decimal128(20, -10)), pa.decimal128(38, 38), "more than 38 digits"),
         (pa.array([Decimal("1E20")], pa.decimal128(38, 0)), pa.decimal128(38, 38), "would become another value"),
         (pa.array([Decimal("1E60")], pa.decimal256(76, 0)), pa.decimal32(9, 0), "would become another value"),

@@ -237,7 +237,7 @@ def test_a_value_of_a_tuple_is_kept_as_it_is(kind, value, back):
         ("string", 3, "an int is not a str"),
         ("float", 0.1, "it holds 0.1000"),
         ("double", 2**53 + 1, "a float holds"),
-        ("decimal(5,2)", Decimal("1.239"), "more than 2 behind the point"),
+        ("decimal(5,2)", Decimal("1.239"), "more than 2 decimal places"),
         ("decimal(5,2)", Decimal("NaN"), "finite number"),
         ("decimal(5,2)", 1.5, "a float is not a Decimal"),
         ("date", datetime(2024, 1, 1, 12), "a datetime is not a date"),
