@@ -324,7 +324,7 @@ def test_what_could_not_be_read_back_is_refused_when_it_is_written(value: Any, p
 def test_each_value_is_read_back_not_only_the_first_of_its_class() -> None:
     for pickles in (BY_VALUE, BY_NAME):
         assert round_trip(pickles, Known.YES) is Known.YES
-        with pytest.raises(JobError, match=r"state 'n' cannot be read back: .*Known; so it is not stored"):
+        with pytest.raises(JobError, match=r"state 'n' cannot be read back: .*Known; the value is not stored"):
             pickles.dumps([Known.UNKNOWN], "state 'n'")
 
 
