@@ -467,7 +467,7 @@ def test_two_classes_of_one_name_are_refused() -> None:
     one, other = (type("Visit", (), {"__module__": "__main__"}) for _ in range(2))
     with pytest.raises(JobError, match=r"two classes __main__\.Visit"):
         Pickles(OwnCode((one, other))).dumps(one(), "state 'n'")
-    with pytest.raises(JobError, match="another class"):
+    with pytest.raises(JobError, match="is not the class of that name"):
         Pickles(OwnCode((one,))).dumps(other(), "state 'n'")
 
 
