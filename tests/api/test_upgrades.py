@@ -421,7 +421,7 @@ def test_a_savepoint_is_not_taken_for_a_checkpoint_directory(running: list[Job],
     stopped(Program(tmp_path / "state", rows_per_s=SLOWLY), running, tmp_path / "saved")
     with pytest.raises(MidstreamError, match="holds a savepoint, which a job must not change"):
         Program(tmp_path / "saved").start(running, "latest").wait(60)
-    with pytest.raises(MidstreamError, match="there is no such directory, or nothing is in it"):
+    with pytest.raises(MidstreamError, match="this directory does not exist or is empty"):
         Program(tmp_path / "state").start(running, str(tmp_path / "sived")).wait(60)
 
 
@@ -435,7 +435,7 @@ def test_where_a_job_cannot_go_on_from_is_said_before_spark_is_started(
     env.generate(lambda i: {"n": i}, count=5).print()
     for restore, reason in (
         ("17", "there is no checkpoint 17 in the checkpoint directory; there are: none"),
-        (tmp_path / "nowhere", "nowhere: there is no such directory, or nothing is in it"),
+        (tmp_path / "nowhere", "nowhere: this directory does not exist or is empty"),
         (tmp_path / "state" / "chk-3", "there is no checkpoint 3"),
     ):
         with pytest.raises(StorageError, match=reason):

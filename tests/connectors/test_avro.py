@@ -242,8 +242,8 @@ def doubled(times: int) -> Any:
     [
         ("nonsense", "no Avro type"),
         ({"type": "nonsense"}, "no Avro type"),
-        (7, "is no Avro type"),
-        ("string", "the schema is of string; rows are of a record"),
+        (7, "is not an Avro type"),
+        ("string", "the schema is of type string; rows need a record"),
         (record(), "has no fields"),
         (record(("n", "Other")), "no Avro type 'Other'"),
         (record(("n", ["null", "R"])), "the type R is part of itself"),

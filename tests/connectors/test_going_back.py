@@ -434,7 +434,7 @@ def test_after_that_a_driver_that_wakes_up_commits_nothing_more(tmp_path: Path) 
     sink.take_back(Output("out", frozenset("a")), 2, ())
     committer = committer_of(sink, "a")
     assert committer is not None
-    with pytest.raises(ConfigError, match="another job has gone on from checkpoint 2 of this one"):
+    with pytest.raises(ConfigError, match="another job has resumed from checkpoint 2 of this one"):
         committer.commit(4, late)
 
 
@@ -442,10 +442,10 @@ def test_a_delta_table_that_others_have_written_to_since_is_left_alone(tmp_path:
     table = tmp_path / "table"
     sink, output = delta_of(table, {"a": range(1, 4)}), Output("out", frozenset("a"))
     write_deltalake(table, pa.table({"n": [100]}), mode="append")
-    with pytest.raises(ConfigError, match=r"others have written to the table since: version 4 is WRITE"):
+    with pytest.raises(ConfigError, match=r"other writers have changed the table since: version 4 is WRITE"):
         sink.check_take_back(output, 2)
     DeltaTable(table).optimize.compact()
-    with pytest.raises(ConfigError, match="others have written to the table since"):
+    with pytest.raises(ConfigError, match="other writers have changed the table since"):
         sink.take_back(output, 2, ())
     assert delta_rows(table) == [1, 2, 3, 100]
     assert sink.newest_committed(Output("out", frozenset("b"))) == 0
@@ -458,7 +458,7 @@ def test_a_delta_log_that_no_longer_goes_back_so_far_says_so(tmp_path: Path) -> 
     DeltaTable(table).create_checkpoint()
     for version in range(3):
         (table / "_delta_log" / f"{version:020d}.json").unlink()
-    with pytest.raises(ConfigError, match="log no longer goes back to checkpoint 1: version 2 is gone from it"):
+    with pytest.raises(ConfigError, match="log no longer goes back to checkpoint 1: version 2 is no longer in it"):
         sink.check_take_back(output, 1)
 
 
@@ -493,7 +493,7 @@ def test_output_that_was_committed_elsewhere_is_newer_too_and_is_not_taken_back(
     ):
         world.start("3")
     with pytest.raises(
-        ConfigError, match=r"of checkpoint 4, were written to .*/out, and the sink writes to .*/moved now"
+        ConfigError, match=r"of checkpoint 4, were written to .*/out, and the sink now writes to .*/moved"
     ):
         world.start("3", "take-back")
     assert world.rows() == before
@@ -525,6 +525,6 @@ def test_a_delta_table_that_the_sink_wrote_to_before_is_newer_too(tmp_path: Path
     newer = Output("out", frozenset("a"), ((3, held),))
     assert other.newest_committed(newer) == 3
     with pytest.raises(
-        ConfigError, match=r"rows of checkpoint 3 were written to .*/table, and the sink writes to .*/other now"
+        ConfigError, match=r"rows of checkpoint 3 were written to .*/table, and the sink now writes to .*/other"
     ):
         other.check_take_back(newer, 1)

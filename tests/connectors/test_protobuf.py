@@ -122,7 +122,7 @@ def test_defaults_of_the_older_syntax_are_values_and_required_fields_are_require
     file.message_type[0].field[1].default_value = "7"
     old = message_class("Old", file)
     assert rows_of(old, [old(r="x")]) == [{"n": None, "d": 7, "r": "x"}]
-    with pytest.raises(pa.ArrowInvalid, match="required fields are not there: r"):
+    with pytest.raises(pa.ArrowInvalid, match="required fields are missing: r"):
         ProtobufDecoder(MessageType(old, "test")).decode([b""])
     with pytest.raises(SchemaError, match="requires r, and there is no such column"):
         encoded(old, {"n": (pa.int32(), [1])})
@@ -186,13 +186,13 @@ def test_of_two_names_for_a_number_the_first_is_read_and_either_is_written():
 
 @pytest.mark.parametrize("data", [b"\x08", b"\x12\x05ab", b"\x12\x01\xff", b"\x3a\x02\x08", b"\xff" * 11])
 def test_bytes_that_are_no_message_are_refused(data):
-    with pytest.raises(pa.ArrowInvalid, match=r"the bytes are no shop\.Order"):
+    with pytest.raises(pa.ArrowInvalid, match=r"the bytes are not a shop\.Order"):
         ProtobufDecoder(MessageType(Order, "test")).decode([data])
 
 
 def test_text_of_the_older_syntax_that_is_not_utf8_is_refused():
     old = message_class("Old", new_file("old.proto", {"Old": ["optional string t = 1"]}, syntax="proto2"))
-    with pytest.raises(pa.ArrowInvalid, match=r"the bytes are no shop\.Old"):
+    with pytest.raises(pa.ArrowInvalid, match=r"the bytes are not a shop\.Old"):
         ProtobufDecoder(MessageType(old, "test")).decode([b"\x0a\x01\xff"])
 
 

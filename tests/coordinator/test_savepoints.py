@@ -426,7 +426,7 @@ def test_in_a_directory_with_newer_checkpoints_it_becomes_the_newest() -> None:
 def test_where_there_is_no_savepoint_it_says_what_there_is() -> None:
     begun = MemoryStorage()
     begun.create("_savepoint", b"{}")
-    for there, says in ((MemoryStorage(), "no such directory, or nothing is in it"), (begun, "never completed")):
+    for there, says in ((MemoryStorage(), "this directory does not exist or is empty"), (begun, "never completed")):
         bench = Bench(restore=SAVED, elsewhere={SAVED: there}).start()
         assert f"{SAVED}: " in bench.error and says in bench.error
         assert not bench.requests

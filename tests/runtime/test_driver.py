@@ -286,9 +286,9 @@ def test_a_client_finds_the_job_by_name_and_asks(start: Start) -> None:
 def test_two_jobs_at_once_do_not_meet(start: Start) -> None:
     first, _ = start(plan(slots=1, job_id="aaaa-1", name="same"))
     second, other = start(plan(slots=1, job_id="aaaa-2", name="same"))
-    with pytest.raises(JobError, match=r"'same' names 2 running jobs \(aaaa-1, aaaa-2\)"):
+    with pytest.raises(JobError, match=r"'same' matches 2 running jobs \(aaaa-1, aaaa-2\)"):
         registry.find("same")
-    with pytest.raises(JobError, match="names 2 running jobs"):
+    with pytest.raises(JobError, match="matches 2 running jobs"):
         registry.find("aaaa")
     with Client(registry.find("aaaa-2")) as client:
         client.ask(DoStop())

@@ -126,7 +126,7 @@ def test_a_store_that_stays_busy_is_given_up_with_the_reason(store: ObjectStore,
     with pytest.raises(StorageError) as caught:
         proven.create("epochs/1", b"mine")
     assert "5 tries have failed, the last one because HTTP 503 SlowDown: as the test has it" in str(caught.value)
-    assert "Whether it is there now is not known" in str(caught.value)
+    assert "It is unknown whether it exists now" in str(caught.value)
     assert sum(line.startswith("PUT") and "/epochs/1" in line for line in store.requests) == conditional.TRIES
 
 
@@ -176,7 +176,7 @@ def test_two_libraries_that_see_two_places_are_refused(store: ObjectStore, monke
     real = conditional._open_s3
     monkeypatch.setattr(conditional, "_open_s3", lambda bucket, *rest: real("other", *rest))
     store.make_bucket("other")
-    with pytest.raises(StorageError, match="what obstore writes there pyarrow does not find"):
+    with pytest.raises(StorageError, match="pyarrow does not find what obstore writes there"):
         FileStorage(store.url("apart")).create("_job", b"1")
 
 
@@ -222,7 +222,7 @@ def test_credentials_and_endpoint_come_from_where_pyarrow_has_them(
     monkeypatch.setenv("AWS_PROFILE", "mine")
     assert FileStorage(store.url("from-a-profile")).create("_job", b"1")
     monkeypatch.setenv("AWS_PROFILE", "missing")
-    with pytest.raises(StorageError, match="credentials for it cannot be got: The config profile"):
+    with pytest.raises(StorageError, match="its credentials cannot be obtained: The config profile"):
         FileStorage(store.url("from-a-profile")).create("_job", b"1")
 
 

@@ -189,7 +189,7 @@ def test_event_time_with_a_zone():
     assert [at for at, _ in function.timers[0]] == [datetime(2024, 1, 1, hour, tzinfo=UTC) for hour in (12, 13)]
     assert [row["user"] for row in function.advance_to(datetime(2024, 1, 1, 12, tzinfo=UTC))] == ["a"]
     assert [row["user"] for row in function.fire_timers()] == ["b"]
-    with pytest.raises(SchemaError, match="has a zone, the column has none"):
+    with pytest.raises(SchemaError, match="has a zone, but the column has none"):
         testing.run(Environment().from_collection([], schema={"at": datetime}), [{"at": "2024-01-01T12:00:00+01:00"}])
 
 

@@ -26,7 +26,7 @@ COMMANDS = ("run", "new", "list", "status", "checkpoint", "savepoint", "stop", "
         (["run"], ["JOB requires an argument", "midstream run --help"]),
         (["run", "a.py", "b.py"], ["midstream run takes no further argument: b.py"]),
         (["stop", "--drian"], ["Did you mean --drain?"]),
-        (["simulate", "--trace"], ["--trace shows one run: name it with --seed N"]),
+        (["simulate", "--trace"], ["--trace shows a single run: give it as --seed N"]),
         (["simulate", "--seed", "0", "--seeds", "0:3"], ["--seeds: give either this or --seed"]),
         (["simulate", "--seed", "0", "--tail", "0", "--channel", "1::"], ["--channel, --tail: chooses", "add --trace"]),
         (

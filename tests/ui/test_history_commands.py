@@ -96,7 +96,9 @@ def test_two_running_jobs_of_one_name_are_told_apart_and_no_record_is_shown_inst
             registry.entry_of_this_process(job_id, "delays", "127.0.0.1", 7000, JobKeys(b""), "http://127.0.0.1:1/")
         )
     assert main(["page", "delays"]) == 2
-    assert "'delays' names 2 running jobs (aaaa, bbbb); use the id of one" in " ".join(capsys.readouterr().err.split())
+    assert "'delays' matches 2 running jobs (aaaa, bbbb); use the id of one" in " ".join(
+        capsys.readouterr().err.split()
+    )
     assert main(["page", "aaaa"]) == 0
     assert capsys.readouterr().out == "page: http://127.0.0.1:1/\n"
 

@@ -153,7 +153,7 @@ def test_without_a_name_there_must_be_one_job(start, capsys):
     assert "no job runs on this machine" in said(["status"], capsys, 2)
     start("aaaa1111", "flights")
     start("bbbb2222", "clicks")
-    assert "2 jobs run on this machine; say which one: flights (aaaa1111), clicks (bbbb2222)" in said(
+    assert "2 jobs run on this machine; choose one: flights (aaaa1111), clicks (bbbb2222)" in said(
         ["status"], capsys, 2
     )
 

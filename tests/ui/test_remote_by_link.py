@@ -137,7 +137,7 @@ def test_nobody_listening_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_commands_about_this_machine_take_no_link(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "history is of jobs that this user has started on this machine" in said(["history", "http://x/"], capsys, 2)
+    assert "history shows jobs that this user has started on this machine" in said(["history", "http://x/"], capsys, 2)
     assert "open it in a browser" in said(["page", "http://x/"], capsys, 2)
 
 
@@ -196,7 +196,7 @@ def test_another_website_is_no_job(
 
 def test_an_answer_without_end_is_refused(website: Callable[[Answer], str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_line, "ANSWER_BYTES_MAX", 1 << 20)
-    with pytest.raises(ClusterError, match="more than 1 MiB is none of a page"):
+    with pytest.raises(ClusterError, match="more than 1 MiB cannot come from a page"):
         job_at(website(lambda _: (200, b"x" * (1 << 22))))
 
 
@@ -229,6 +229,6 @@ def test_whether_it_was_done_is_not_known_when_the_page_goes_away_meanwhile(
     link = website(answer)
     job = PageJob("a", "flights", link.partition("#")[0], TOKEN)
     began_s = time.monotonic()
-    with pytest.raises(ClusterError, match=r"whether the job has done what it was asked \(checkpoint\) is not known"):
+    with pytest.raises(ClusterError, match=r"whether the job has carried out the request \(checkpoint\) is unknown"):
         PageLine(job).ask(DoCheckpoint())
     assert time.monotonic() - began_s < 20

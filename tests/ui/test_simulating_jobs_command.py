@@ -77,12 +77,12 @@ def test_rows_of_a_file_and_columns_that_may_differ(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--topology", "keyed"], "--topology: is for the simulator's own jobs"),
+        (["--topology", "keyed"], "--topology: applies to the simulator's own jobs"),
         (["--rows", "5"], "--rows: '5' is not UID=FILE"),
         (["--latest", "out"], "--latest: 'out' is not SINK=COLUMN"),
         (["--seed", "1", "--seeds", "0:3"], "--seeds: give either this or --seed"),
-        (["--trace"], "--trace shows one run"),
-        (["--tail", "3"], "--tail: chooses lines of a trace"),
+        (["--trace"], "--trace shows a single run"),
+        (["--tail", "3"], "--tail: filters the lines of a trace"),
         (["--seconds", "0"], "--seconds: 0"),
         (["--seeds", "3:3"], "is empty"),
         (["--jobs", "0"], "jobs: 0"),

@@ -1,8 +1,9 @@
-"""The small files of a checkpoint directory: who it belongs to, who has started, from where, who makes what.
+"""The small files of a checkpoint directory: its job, the starts of the job, where they began, and the maker of each
+checkpoint.
 
-A line of JSON, whose last field is a checksum of the rest and of the file's name. Older versions wrote
-them without. A digit that is wrong in one of these could hide the newest checkpoint, so what cannot
-be believed is an error that says what the file is for and what to do.
+Each is a line of JSON, whose last field is a checksum of the rest and of the file's name. Older versions wrote them
+without. A wrong digit in one of them could hide the newest checkpoint, so a damaged file is an error that says what the
+file is for and what to do.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ class OwnerFile(msgspec.Struct, frozen=True):
 
 class FromFile(msgspec.Struct, frozen=True, omit_defaults=True):
     newest: int
-    """Id of the newest checkpoint that counted when this coordinator started; 0 if there was none.
+    """The id of the newest checkpoint that counted when this coordinator started; 0 if there was none.
 
-    Newer ones of coordinators before it do not count from then on.
+    Newer ones of earlier coordinators do not count from then on.
     """
     fresh: bool = False
-    """It began at the beginning, although there were checkpoints."""
+    """The job began at the beginning, although there were checkpoints."""
     first: int = 0
-    """The id from which on its own checkpoints are numbered, so that those who come later begin no lower.
+    """The id from which its own checkpoints are numbered, so that later coordinators begin no lower.
 
-    Ids that were claimed and never completed are not to be seen any more once they have been cleaned up; who has
-    claimed one may still write it. 0 in those of older versions.
+    Ids that were claimed and never completed are invisible after they have been cleaned up, but their owner may still
+    write them. 0 in files of older versions.
     """
 
 
@@ -65,7 +66,7 @@ def sealed(path: str, record: msgspec.Struct) -> bytes:
 
 
 def unsealed(data: bytes, kind: type[_Record], path: str) -> _Record:
-    """Raises StorageError for what was not written there."""
+    """Decode a record. Raises StorageError for anything that was not written there."""
     match = _SEALED.fullmatch(data)
     if match is not None and _checksum(path, match[1]) != match[2]:
         raise StorageError(f"{path}: the checksum is wrong: the file is damaged. {_REMEDIES[kind]}")

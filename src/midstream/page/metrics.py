@@ -1,8 +1,9 @@
 """A JobStatus in the text format of Prometheus, version 0.0.4.
 
-Names and labels follow its conventions: base units, `_total` for what only grows, one name for one meaning. By operator
-(`operator` is its uid, which stays the same over restarts of the program) and by task (a chain of operators, `task` is
-what the page calls it); by subtask only on request, as there may be thousands. docs/monitoring.md explains each.
+Names and labels follow its conventions: base units, `_total` for what only grows, one name for one meaning. Metrics are
+per operator (`operator` is its uid, which stays the same over restarts of the program) and per task (a chain of
+operators; `task` is its name on the page); per subtask only on request, as there may be thousands. docs/monitoring.md
+explains each.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Sample = tuple[Labels, float]
 
 
 class Family(NamedTuple):
-    """`kind`: counter or gauge."""
+    """A metric with its samples. `kind`: counter or gauge."""
 
     name: str
     kind: str
@@ -43,7 +44,7 @@ class Family(NamedTuple):
 
 
 def metrics_text(status: JobStatus, per_subtask: bool = False) -> str:
-    """All of it; families without a sample are left out."""
+    """Return all metrics as text; families without a sample are left out."""
     job: Labels = (("job_name", status.name), ("job_id", status.job_id))
     lines: list[str] = []
     for name, kind, text, samples in families(status, per_subtask):
@@ -55,7 +56,7 @@ def metrics_text(status: JobStatus, per_subtask: bool = False) -> str:
 
 
 def families(status: JobStatus, per_subtask: bool) -> Iterator[Family]:
-    """What there is to tell, in a fixed order."""
+    """Yield all families, in a fixed order."""
     yield from _of_job(status)
     yield from _of_checkpoints(status)
     yield from _of_operators(status)
@@ -109,7 +110,7 @@ def _of_checkpoints(status: JobStatus) -> Iterator[Family]:
 
 
 def _phases(last: Sequence[CheckpointStatus]) -> list[tuple[tuple[tuple[str, str], ...], float]]:
-    """Of the subtask that acknowledged it last, then of the driver."""
+    """Return the phases of the subtask that acknowledged last, then those of the driver."""
     return [
         ((("phase", phase.removesuffix("_ms")),), took_ms / 1e3)
         for one in last
@@ -149,9 +150,10 @@ def _of_operators(status: JobStatus) -> Iterator[Family]:
 
 
 def _of_functions(operators: Sequence[OperatorStatus], labels: Mapping[str, Labels]) -> Iterator[Family]:
-    """One family whatever users call theirs, by the label `name`: so no two names clash, and each keeps its kind.
+    """Yield one family for all metrics of users' functions, named by the label `name`: names cannot clash, and each
+    keeps its kind.
 
-    promtool refuses names of families with the words counter and gauge.
+    promtool refuses family names with the words counter and gauge.
     """
 
     def named(operator: OperatorStatus, name: str) -> Labels:
@@ -271,7 +273,7 @@ def _one_of(names: Iterable[str], name: str) -> list[Sample]:
 
 
 def _task(vertex: VertexStatus) -> Labels:
-    """By the uid of its first operator; a vertex's number may be another one after a change of the program."""
+    """Return the labels of a task, by the uid of its first operator: a vertex's number may change with the program."""
     uid = vertex.operators[0].uid if vertex.operators else str(vertex.id)
     return ("task", uid), ("task_name", vertex.name)
 
@@ -281,7 +283,7 @@ def _most(vertex: VertexStatus, shares: list[float]) -> float | None:
 
 
 def _watermark_s(watermark_us: int | None) -> float | None:
-    """None where there is none: none has come, or the data has ended."""
+    """Return the watermark in seconds; None before the first one and after the end of the data."""
     return None if watermark_us in (None, MAX_WATERMARK_US) else watermark_us / 1e6
 
 

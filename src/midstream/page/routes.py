@@ -1,4 +1,4 @@
-"""The addresses for programs: one table, from which requests are dispatched and `openapi.json` is made."""
+"""The addresses for programs: one table, which dispatches requests and from which `openapi.json` is generated."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ TEXT: Final = "text/plain; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`path` may end in `/{id}`, which stands for digits. Refusals are sentences in plain text."""
+    """An address. `path` may end in `/{id}`, which stands for digits. Refusals are sentences in plain text."""
 
     path: str
     method: Literal["GET", "POST"]
     who: Literal["everybody", "readers", "actors"]
-    """Readers need the token beyond loopback, actors always."""
+    """Who may use it: readers need the token beyond loopback, actors always."""
     summary: str
     kind: str = JSON
-    """Content type of the answer."""
+    """The content type of the answer."""
     answer: object = None
-    """Its type, if it is a document."""
+    """The type of the answer, if it is a document."""
     query: type[msgspec.Struct] | None = None
-    """Without one, what stands behind `?` is not looked at."""
+    """The type of the query; without one, a query is ignored."""
     body: object = None
     status: int = 200
     refusals: tuple[int, ...] = ()
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """HEAD is GET without the body; not of what needs the token in any case."""
+        """The methods; HEAD is GET without the body, except where the token is always needed."""
         return (self.method, "HEAD") if self.method == "GET" and self.who != "actors" else (self.method,)
 
     def match(self, path: str) -> str | None:
-        """The `{id}` in `path` (empty if this route has none), or None if it is another route's."""
+        """Return the `{id}` in `path` (empty if this route has none), or None if it belongs to another route."""
         base, _, parameter = self.path.partition("{")
         if not parameter:
             return "" if path == self.path else None
@@ -137,7 +137,9 @@ _REF: Final = "#/components/schemas/{name}"
 
 @cache
 def openapi() -> bytes:
-    """The OpenAPI 3.1 description of ROUTES; its schemas are those of the types that check requests and write answers."""
+    """Return the OpenAPI 3.1 description of ROUTES; its schemas are those of the types that check requests and write
+    answers.
+    """
     types = [each for route in ROUTES for each in (route.answer, route.body, route.query) if each is not None]
     schemas, defined = components([*types, FormatVersion], _REF)
     schema_of = dict(zip(map(id, types), schemas, strict=False))

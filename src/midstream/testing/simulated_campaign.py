@@ -1,4 +1,4 @@
-"""Many seeds of one job: in this process, or in several, each of which has another hash() of text."""
+"""Runs many seeds of one job: in this process, or in several, each of which has another hash() of strings."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from midstream.testing.simulated_verdict import DIFFERS, EFFECT, ENGINE, FAILS, 
 
 LINE_BYTES_MAX: Final = 1 << 20
 PROBE: Final = -1
-"""In place of a seed: the reference run, in another process."""
+"""Stands for the reference run, in another process."""
 WARNED: Final = (Habit.UNSIMULATED, Habit.REAL_CLOCK, Habit.EFFECT)
 PROBES: Final = 2
-"""How many processes do nothing but that, where seeds are run in this one."""
+"""The number of processes that only make the reference run, if seeds are run in this process."""
 SILENCE_S: Final = 300.0
 """How long a process may take for one run."""
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """What a process says of one seed, as a line of JSON."""
+    """A process's result for one seed, as a line of JSON."""
 
     seed: int
     kind: str
@@ -47,31 +47,31 @@ class Finished(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Report:
-    """What came of all seeds. `ok` when no run differs from the reference run."""
+    """The result of all seeds. `ok` if no run differs from the reference run."""
 
     job: str
     seeds: int = 0
-    """How many were run."""
+    """The number of runs."""
     long: int = 0
-    """Of these, how many had not come to their end; nothing is said about them."""
+    """Runs that had not finished; nothing is known about them."""
     rows: int = 0
     seconds: float = 0.0
-    """Of the runs."""
+    """The time of the runs."""
     total_s: float = 0.0
-    """With all that was done to find out why one fails."""
+    """The time including the search for the cause of a failure."""
     seed: int | None = None
-    """The one that failed; None: it was the reference run itself, or all is well."""
+    """The seed that failed; None: it was the reference run itself, or all runs passed."""
     kind: str = ""
     found: list[str] = field(default_factory=list)
-    """What differs, in lines for people."""
+    """What differs, in lines for display."""
     schedule: str = ""
     rows_needed: Mapping[str, int] = field(default_factory=dict)
     diagnosis: Diagnosis | None = None
     warnings: list[str] = field(default_factory=list)
     cut: Mapping[str, int] = field(default_factory=dict)
-    """Sources that have more rows than were read of them, by uid, and how many were."""
+    """Sources that have more rows than were read, by uid, with the number read."""
     late: tuple[str, ...] = ()
-    """Uids of windows whose late rows the job counts on."""
+    """The uids of windows whose late rows the job uses."""
     replay: str = ""
 
     @property
@@ -133,7 +133,7 @@ class Report:
 
 @dataclass(slots=True)
 class Campaign:
-    """`parallelisms`: those that the job runs at. `jobs`: how many processes work."""
+    """Runs the seeds. `parallelisms`: those at which the job runs. `jobs`: the number of processes."""
 
     name: str
     job: SimulatedJob
@@ -240,7 +240,7 @@ class Campaign:
                 if end_s is not None and time.monotonic() >= end_s:
                     break
         except queue.Empty:
-            raise ClusterError(f"the processes that simulate the job have said nothing for {SILENCE_S:.0f} s") from None
+            raise ClusterError(f"the processes that simulate the job have been silent for {SILENCE_S:.0f} s") from None
         finally:
             for worker in workers:
                 worker.end()
@@ -250,7 +250,7 @@ class Campaign:
         report.kind, report.seed, report.found = verdict.kind, seed, verdict.lines()
 
     def _explain(self, report: Report, seed: int | None, small: Small) -> None:
-        """The smallest schedule, and the reason."""
+        """Find the smallest schedule, and the cause."""
         self._failed(report, seed, small.verdict)
         if seed is not None:
             self.say(f"seed {seed} fails: {' '.join(report.found)}; looking for the shortest schedule")
@@ -279,7 +279,7 @@ def finished(
 
 
 class _Worker:
-    """A process that runs some of the seeds. `news` gets what it says, and at last "" or what was wrong with it."""
+    """A process that runs some of the seeds. `news` gets its output, and finally "" or what was wrong with it."""
 
     def __init__(self, number: int, data: bytes, seeds: list[int], news: queue.Queue[Finished | str]) -> None:
         paths = [path or os.getcwd() for path in sys.path]

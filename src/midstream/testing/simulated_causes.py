@@ -1,7 +1,7 @@
-"""Why a job's output differs: found out by experiments, each of which changes one thing of the reference run.
+"""Finds why a job's output differs, by experiments that each change one thing in the reference run.
 
 The job is run with a book at the output of every operator as well, so the first operator whose rows differ can be
-named. What is in the text of its functions (`simulated_code`) then says more.
+named. The source code of its functions (`simulated_code`) then tells more.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from midstream.testing.simulated_scenario import REFERENCE, Cuts, JobScenario, O
 from midstream.testing.simulated_verdict import compared, reference_of
 
 TRIES: Final = {"clock": 4, "random": 2, "hash": 2, "width": 12, "cuts": 12, "order": 12, "failures": 60}
-"""How many runs each experiment has at most."""
+"""The largest number of runs of each experiment."""
 
 AGAIN: Final = "nothing"
 CLOCKS: Final = (Habit.CLOCK, Habit.REAL_CLOCK)
 BATCHES: Final = ("map_batches", "process_batches", "co_process_batches")
-"""Kinds of operators whose functions take batches."""
+"""The kinds of operators whose functions take batches."""
 SIDE_WORDS: Final = {
     "cuts": "where batches are cut",
     "order": "the speed of inputs and tasks",
@@ -37,7 +37,7 @@ SIDE_WORDS: Final = {
 
 
 class Cause(Enum):
-    """The reason, and what to do about it."""
+    """The cause, and what to do about it."""
 
     RUN_TO_RUN = (
         "The result differs between two runs with the same input, the same batches and no failure. Something in the job "
@@ -129,7 +129,7 @@ class Diagnosis:
     """The first operator whose rows differ."""
     clues: list[Clue] = field(default_factory=list)
     experiments: list[str] = field(default_factory=list)
-    """What was tried, and what came of it."""
+    """The experiments, and their results."""
 
     def lines(self) -> list[str]:
         lines = [f"Why: {self.cause.value}"]
@@ -146,7 +146,7 @@ class _Seen:
 
 
 class _Lab:
-    """Experiments with one job."""
+    """Makes experiments with one job."""
 
     def __init__(self, job: SimulatedJob, contracts: Mapping[str, Contract], parallelisms: Sequence[int]) -> None:
         self.job = job.tapped()
@@ -159,7 +159,7 @@ class _Lab:
         self.same: list[str] = []
         most = max(recorded.rows for recorded in job.inputs.values())
         self.cuts = Cuts(max(1, most // 6))
-        """A few batches, so that there is something between them."""
+        """A few batches, so that something happens between them."""
 
     def differs(self, ran: Ran) -> bool:
         if ran.error or ran.engine_bugs:
@@ -170,7 +170,7 @@ class _Lab:
         return bool(differences(reference.output, ran.output, compared(self.job), self.contracts))
 
     def vary(self, name: str, what: str, scenarios: Iterator[JobScenario]) -> bool:
-        """Whether one of them gives another output."""
+        """Whether one of the scenarios gives another output."""
         for number, scenario in enumerate(scenarios, 1):
             ran = run_job(self.job, scenario)
             if self.differs(ran):
@@ -183,7 +183,7 @@ class _Lab:
         return False
 
     def told(self) -> list[str]:
-        """What was tried, and what came of it."""
+        """Return the experiments, and their results."""
         alone = "this alone" if len(self.same) == 1 else "one of these alone"
         same = [f"Tried: the output stays the same when {alone} is changed: {', '.join(self.same)}"]
         return [*(same if self.same else ()), *self.experiments]
@@ -196,7 +196,7 @@ class _Lab:
             yield replace(scenario, cuts=self.cuts) if sides in (("width",), ("failures",)) else scenario
 
     def first_differing(self, seen: _Seen) -> Node | None:
-        """The first operator in the order of the program whose rows differ."""
+        """Return the first operator, in the order of the program, whose rows differ."""
         reference = reference_of(self.job, self.reference, seen.ran)
         found = {d.place.uid for d in differences(reference.output, seen.ran.output, self.places, self.contracts)}
         for node in self.job.logical.nodes:
@@ -205,7 +205,7 @@ class _Lab:
         return None
 
     def drops_rows(self, seen: _Seen) -> Node | None:
-        """The window whose late rows are others than in the reference run."""
+        """Return the window whose late rows differ from those of the reference run."""
         late = [place for place in self.places if place.uid.startswith(TAP) and place.uid.endswith(" late")]
         reference = reference_of(self.job, self.reference, seen.ran)
         for difference in differences(reference.output, seen.ran.output, late, {}):
@@ -221,7 +221,7 @@ def diagnose(
     failing: JobScenario,
     say: Callable[[str], None] = lambda text: None,
 ) -> Diagnosis:
-    """`failing`: a scenario in which the output differs."""
+    """Find the cause. `failing`: a scenario in which the output differs."""
     lab = _Lab(job, contracts, parallelisms)
     steps = itertools.count(1)
     most = 1 + 3 + len(SIDE_WORDS)
@@ -275,7 +275,7 @@ def _judged(lab: _Lab, failing: JobScenario) -> Diagnosis:
 
 
 def _state_or(lab: _Lab, seen: _Seen, other: Cause) -> Diagnosis:
-    """State outside of declared state, if the text of the operator's functions shows some."""
+    """Blame state outside of declared state, if the source code of the operator's functions shows some."""
     node = lab.first_differing(seen)
     clues = _clues(lab, node, UNDECLARED)
     if clues:
@@ -286,7 +286,7 @@ def _state_or(lab: _Lab, seen: _Seen, other: Cause) -> Diagnosis:
 
 
 def _of_order(lab: _Lab, seen: _Seen) -> Diagnosis:
-    """It differs without any failure: by the order of rows, or by what is in one batch."""
+    """Diagnose a job that differs without any failure: by the order of rows, or by what is in one batch."""
     late = lab.drops_rows(seen)
     if late is not None:
         return _at(lab, late, Cause.LATE)
@@ -321,7 +321,7 @@ def _is_cut(lab: _Lab) -> bool:
 
 
 def _meets(lab: _Lab, node: Node) -> bool:
-    """Whether rows of several inputs, or of several splits of one, meet here or before."""
+    """Whether rows of several inputs, or of several splits of one, meet here or upstream."""
     if len(node.inputs) > 1:
         return True
     if not node.inputs:
@@ -360,5 +360,5 @@ def _place(node: Node | None) -> Place | None:
 
 
 def all_clues(job: SimulatedJob) -> list[Clue]:
-    """In the functions of all operators, each once."""
+    """Return the clues in the functions of all operators, each once."""
     return list(dict.fromkeys(clue for node in job.logical.nodes for clue in clues_of(node, job.logical)))

@@ -1,6 +1,6 @@
-"""`midstream doctor`: what would go wrong later is looked for now, and nothing is run or changed.
+"""`midstream doctor`: looks for problems that would occur later; it runs and changes nothing.
 
-Every check says what it has found and, if that is a problem, what to change.
+Every check reports what it has found and, if that is a problem, what to change.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from midstream.spark.survey import Slot, Survey
 
 CLOCKS_APART_S: Final = 1.0
-"""Event time follows rows, but latency, lag and processing-time timers follow clocks."""
+"""The tolerated difference of clocks. Event time follows rows, but latency, lag and processing-time timers follow
+clocks.
+"""
 NAMED_MAX: Final = 4
 
 
@@ -54,11 +56,11 @@ STYLE: Final = {Verdict.OK: "green", Verdict.WARNING: "bold yellow", Verdict.ERR
 
 class Check(msgspec.Struct, frozen=True):
     what: str
-    """What was looked at."""
+    """What was checked."""
     verdict: Verdict
     found: str
     change: str = ""
-    """What to do about it; "" where nothing is to be done."""
+    """What to do about it; "" if nothing."""
 
 
 class Doctored(msgspec.Struct, frozen=True):
@@ -81,7 +83,7 @@ class _Checks:
 
     @contextlib.contextmanager
     def of(self, what: str) -> Iterator[None]:
-        """What raises in it is an error of `what`."""
+        """Report what is raised in the block as an error of `what`."""
         try:
             yield
         except MidstreamError as error:
@@ -89,7 +91,7 @@ class _Checks:
 
 
 def run_doctor(path: Path | None, overrides: Overrides, json: bool) -> Answer:
-    """Check the surroundings, and the job in `path` if there is one. Not ok (exit status 1) if there is any error."""
+    """Check the surroundings, and the job in `path` if given. Not ok (exit status 1) if there is any error."""
     checks = _Checks([])
     _look_at_this_machine(checks)
     submission = None if path is None else _load(checks, path, overrides)
@@ -164,7 +166,7 @@ def _storage_of(submission: Submission | None, overrides: Overrides) -> str | No
 
 
 def _look_at_storage(checks: _Checks, url: str | None, use: Callable[[str, str, str], None]) -> None:
-    """Write a probe into the checkpoint directory, and have `use` look at it: its directory, the probe's, its content."""
+    """Write a probe into the checkpoint directory, and have `use` examine it: its directory, the probe's, its content."""
     if url is None:
         use("", "", secrets.token_hex(32))
         return
@@ -258,7 +260,7 @@ DECOMMISSION_ON_YARN: Final = "spark.yarn.executor.decommission.enabled"
 _LONG_RUNNING: Final = ("yarn", "k8s")
 _FAILURES: Final = "spark.executor.failuresValidityInterval"
 _FAILURES_ON_YARN: Final = "spark.yarn.executor.failuresValidityInterval"
-"""The name before Spark 3.5, which it still takes."""
+"""The name before Spark 3.5, which newer versions still accept."""
 _OVERHEAD: Final = "spark.executor.memoryOverhead"
 
 
