@@ -248,7 +248,7 @@ def test_state_is_not_given_to_the_keys_of_another_column(
     ran_for_a_while(job, 100)
     job.stop(savepoint=tmp_path / "saved", timeout_s=60)
     for restore in ("latest", str(tmp_path / "saved")):
-        with pytest.raises(ConfigError, match=f"{what}; .* rename it back in front of key_by"):
+        with pytest.raises(ConfigError, match=f"{what}; .* rename it back before key_by"):
             by_column(tmp_path / "state", *after).execute(slots=ProcessSlots(), restore_from=restore)
 
 

@@ -463,7 +463,7 @@ def test_a_committer_that_did_not_commit_itself_deletes_nothing_of_others(kafka,
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "staged in form 2, and this version of midstream reads 1"),
+        ({"version": 2}, "staged in format 2, but this version of midstream reads 1"),
         ({"files": [{"path": "epochs/00000001", "bytes": 1, "checksum": ""}]}, "is corrupt or forged"),
         ({"files": [{"path": "sinks/../_job", "bytes": 1, "checksum": ""}]}, "is corrupt or forged"),
         ({"after": 1}, "impossible numbers"),

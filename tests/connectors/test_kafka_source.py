@@ -390,7 +390,7 @@ def test_secrets_are_looked_up_where_it_connects_and_shown_nowhere(monkeypatch, 
         "ssl.key.password": "literal-secret",
     }
     source = KafkaSource("127.0.0.1:1", "t", schema=SCHEMA, options=options)
-    with pytest.raises(ConfigError, match=r"'sasl.username' is to come from the environment variable 'KAFKA_USER'"):
+    with pytest.raises(ConfigError, match=r"'sasl.username' refers to the environment variable 'KAFKA_USER'"):
         source._connection.config({})
     monkeypatch.setenv("KAFKA_USER", "from-env")
     config = source._connection.config({})
@@ -400,7 +400,7 @@ def test_secrets_are_looked_up_where_it_connects_and_shown_nowhere(monkeypatch, 
     position = msgspec_of(source)
     assert b"secret" not in position and b"sasl" not in position
     os.remove(tmp_path / "password")
-    with pytest.raises(ConfigError, match=r"'sasl.password' is to come from the file"):
+    with pytest.raises(ConfigError, match=r"'sasl.password' refers to the file"):
         source._connection.config({})
 
 

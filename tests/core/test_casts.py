@@ -49,7 +49,7 @@ AB = pa.struct([("a", pa.int64()), ("b", pa.int64())])
         (pa.array([datetime(2020, 1, 1, 13, 30)]), pa.date32(), "timestamp.* does not fit date32"),
         (pa.array([date(2020, 1, 1)]), pa.timestamp("us"), "date32.* does not fit timestamp"),
         (pa.array([datetime(2020, 1, 1, tzinfo=timezone.utc)]), pa.timestamp("us"), "has a time zone and .* has none"),
-        (pa.array([datetime(2020, 1, 1)]), pa.timestamp("us", "UTC"), "say which zone is meant"),
+        (pa.array([datetime(2020, 1, 1)]), pa.timestamp("us", "UTC"), "state which zone is meant"),
         (pa.array([datetime(2020, 1, 1, 0, 0, 0, 1)]), pa.timestamp("ms"), "would lose data"),
         (pa.array([1], pa.int64()), pa.timestamp("us"), "int64 does not fit timestamp"),
         (pa.array([1], pa.int64()), pa.duration("us"), "int64 does not fit duration"),

@@ -136,7 +136,7 @@ def test_the_coordinator_is_told_when_no_slot_can_be_had_any_more() -> None:
 
 
 def test_more_slots_than_there_can_be_are_refused_before_anything_starts() -> None:
-    with pytest.raises(ClusterError, match="needs 3 slots, there are 2"):
+    with pytest.raises(ClusterError, match="needs 3 slots, but there are 2"):
         Driver(plan(slots=3), ProcessSlots(slots_max=2), Scripted)
     assert registry.list_jobs() == []
 

@@ -144,7 +144,7 @@ def test_a_store_that_is_away_in_mid_job_costs_no_row(store: ObjectStore, runnin
     check_gapless(numbers.numbers())
 
 
-RIGHTS = "must allow to read, write, list and delete objects there"
+RIGHTS = "must allow reading, writing, listing and deleting objects there"
 
 
 @pytest.mark.parametrize(

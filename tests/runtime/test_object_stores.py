@@ -125,7 +125,7 @@ def test_a_store_that_stays_busy_is_given_up_with_the_reason(store: ObjectStore,
     store.fault("PUT", "/epochs/1", "503 SlowDown", times=100)
     with pytest.raises(StorageError) as caught:
         proven.create("epochs/1", b"mine")
-    assert "5 tries have failed, the last one because HTTP 503 SlowDown: as the test has it" in str(caught.value)
+    assert "5 tries failed, the last one because HTTP 503 SlowDown: as the test has it" in str(caught.value)
     assert "It is unknown whether it exists now" in str(caught.value)
     assert sum(line.startswith("PUT") and "/epochs/1" in line for line in store.requests) == conditional.TRIES
 
@@ -149,7 +149,7 @@ def test_the_winner_is_not_known_while_the_store_cannot_be_read(store: ObjectSto
     assert not proven.create("epochs/1", b"2")
     store.mend()
     store.fault("HEAD", "/epochs/1", "503 SlowDown", times=100)
-    with pytest.raises(StorageError, match="5 tries have failed"):
+    with pytest.raises(StorageError, match="5 tries failed"):
         proven.create("epochs/1", b"2")
 
 
@@ -241,7 +241,7 @@ def test_a_place_that_cannot_be_reached_is_said(store: ObjectStore, monkeypatch:
     ):
         url = store.url("x").replace(f"127.0.0.1:{store.port}", endpoint)
         with pytest.raises(
-            StorageError, match=rf"5 tries have failed, the last one because PUT http://\S+ failed: ({says})\."
+            StorageError, match=rf"5 tries failed, the last one because PUT http://\S+ failed: ({says})\."
         ):
             FileStorage(url).create("_job", b"1")
 

@@ -93,7 +93,7 @@ def test_a_watched_directory_shows_what_is_there_now(tmp_path):
     os.utime(file, (1_700_000_000, 1_700_000_000))  # what was written just now may be half written
     preview = Environment().read_files(tmp_path, watch=True).preview(5)
     assert [row["n"] for row in preview.rows] == [1, 2]
-    assert "after 2 rows, as there are no more for now" in preview.note
+    assert "after 2 rows, since there are no more for now" in preview.note
 
 
 def test_nothing_is_written_and_each_sink_is_shown(tmp_path):

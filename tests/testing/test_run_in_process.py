@@ -365,7 +365,7 @@ def test_one_row_of_the_only_source_needs_no_name():
     ("inputs", "error", "message"),
     [
         ({"order": []}, ConfigError, "'order' is no source of the job; name one by its uid: 'orders', 'others'"),
-        ([{"price": 1}], ConfigError, "has 2 sources, so say whose rows these are"),
+        ([{"price": 1}], ConfigError, "has 2 sources, so name the source of these rows"),
         (
             {"orders": [{"prize": 1}]},
             SchemaError,
@@ -374,7 +374,7 @@ def test_one_row_of_the_only_source_needs_no_name():
         ({"orders": [{"price": "1"}]}, SchemaError, "input 'orders': column 'price' of row 0"),
         ({"orders": [{"at": "noon"}]}, SchemaError, "'noon' is not a time"),
         ({"orders": [1]}, SchemaError, "row 0 is 1, not a dict"),
-        ({"orders": "ann"}, SchemaError, "are no rows"),
+        ({"orders": "ann"}, SchemaError, "are not rows"),
     ],
     ids=["name", "whose", "column", "type", "time", "row", "text"],
 )

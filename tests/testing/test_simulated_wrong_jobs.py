@@ -332,7 +332,7 @@ def test_a_timer_that_counts_rows_behind_its_time() -> None:
     )
     assert "depends on which rows come before a timer of event time fires" in text
     assert "count only rows whose time is at or before `time`" in text
-    assert "sets a timer of event time: ctx.timers.event_time" in text
+    assert "sets an event-time timer: ctx.timers.event_time" in text
 
 
 def test_a_timer_of_two_inputs_that_counts_rows_behind_its_time() -> None:
@@ -357,7 +357,7 @@ def test_a_timer_of_two_inputs_that_counts_rows_behind_its_time() -> None:
     text = report_of(build)
     assert "Nothing says which of two rows that come from different inputs comes first" in text
     assert "And timers fire between two batches, when rows with a later time may have been processed" in text
-    assert "sets a timer of event time: ctx.timers.event_time" in text
+    assert "sets an event-time timer: ctx.timers.event_time" in text
 
 
 def test_a_function_that_fails_only_after_a_restart() -> None:
@@ -373,7 +373,7 @@ def test_a_function_that_fails_only_after_a_restart() -> None:
             return row
 
     text = report_of(lambda s: s.map(Once(), {"id": int, "key": int, "name": str, "at": datetime}))
-    assert "the job fails, and not by a fault of the simulator's" in text
+    assert "the job fails, but not because of a simulated fault" in text
     assert "ValueError" in text
 
 

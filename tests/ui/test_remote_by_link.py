@@ -34,7 +34,7 @@ def test_a_job_is_shown_and_asked_as_by_its_name(start: Start, capsys: pytest.Ca
     assert said(["savepoint", job.link, "s3://bucket/saved"], capsys) == "s3://bucket/saved"
     assert "flights runs at parallelism 3 from: /data/chk-6" in said(["rescale", job.link, "--parallelism=3"], capsys)
     assert "runs at parallelism 2, as it did before" in said(["rescale", job.link, "--parallelism", "2"], capsys)
-    assert "flights stopped go on from: /data/chk-5" in said(["stop", job.link], capsys)
+    assert "flights stopped resume from: /data/chk-5" in said(["stop", job.link], capsys)
     assert [each for each in job.asked if each != GetStatus()] == [
         DoCheckpoint(),
         DoSavepoint(None),
@@ -65,7 +65,7 @@ def test_what_fails_is_a_failed_request_and_says_why(start: Start, capsys: pytes
     job = start("aaaa1111", "flights", has_page=True)
     job.refuses = True
     assert "job flights (aaaa1111): checkpoint 4 failed: the disk is full" in said(["checkpoint", job.link], capsys, 1)
-    assert "needs 3 slots, there are 2" in said(["rescale", job.link, "--parallelism=3"], capsys, 1)
+    assert "needs 3 slots, but there are 2" in said(["rescale", job.link, "--parallelism=3"], capsys, 1)
     assert "there is no operator 'x'" in said(["rows", job.link, "x"], capsys, 1)
 
 
@@ -116,11 +116,11 @@ def test_a_job_is_watched_until_it_ends(machine: list[str], start: Start, capsys
 @pytest.mark.parametrize(
     ("link", "says"),
     [
-        ("http://", "that is not the link to a job's page, which is http://HOST:PORT/#token=…"),
-        ("http://127.0.0.1:0/", "that is not the link"),
-        ("http://127.0.0.1:700000/", "that is not the link"),
-        ("http://me:secret@127.0.0.1:80/", "that is not the link"),
-        ("http://[::1", "that is not the link"),
+        ("http://", "this is not the link to a job's page, which is http://HOST:PORT/#token=…"),
+        ("http://127.0.0.1:0/", "this is not the link"),
+        ("http://127.0.0.1:700000/", "this is not the link"),
+        ("http://me:secret@127.0.0.1:80/", "this is not the link"),
+        ("http://[::1", "this is not the link"),
         ("http://127.0.0.1:80/#token=%0Ax", "characters that no token has"),
     ],
 )

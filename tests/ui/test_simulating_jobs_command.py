@@ -45,7 +45,7 @@ def wrong(tmp_path: Path) -> str:
 
 def test_a_good_job_is_said_to_be_good(good: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", good, "--seeds", "0:4", "--jobs", "1"]) == 0
-    assert "good: the output with failures is the output without: 4 runs over 20 rows" in capsys.readouterr().out
+    assert "good: the output with failures equals the output without: 4 runs over 20 rows" in capsys.readouterr().out
 
 
 def test_a_wrong_job_is_found_explained_and_replayed(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -223,9 +223,9 @@ def _nowhere(
 ) -> ConfigError:
     source, target = metadata.vertices[old.source].uids[-1], metadata.vertices[old.target].uids[0]
     rows = sum(segment.rows for state in states for segment in state.segments)
-    why = "they are not connected like this any more" if edge is None else "that edge is a broadcast now"
+    why = "they are no longer connected in this way" if edge is None else "that edge is a broadcast now"
     return ConfigError(
         f"checkpoint {metadata.checkpoint_id} holds up to {rows} rows in flight from {source!r} to {target!r}, but {why} "
-        "(or run in one task at this parallelism). Go on with the graph as it was, stop it with a savepoint "
-        "(which has no rows in flight), or give the rows up (--allow-dropped-state)"
+        "(or run in one task at this parallelism). Resume with the graph as it was, stop the job with a savepoint "
+        "(which has no rows in flight), or drop the rows (--allow-dropped-state)"
     )

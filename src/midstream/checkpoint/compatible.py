@@ -109,14 +109,14 @@ def check_settings(metadata: CheckpointMetadata, graph: JobGraph) -> None:
                 where = f"operator {spec.name!r} (uid {spec.uid!r}): in checkpoint {metadata.checkpoint_id}"
                 then, way_out = "its state cannot be read as that", ""
                 if what.startswith(KEY):
-                    then = "its state would be taken for that of other keys"
-                    way_out = " (if only the name of the column has changed, rename it back in front of key_by())"
+                    then = "its state would be mistaken for that of other keys"
+                    way_out = " (if only the name of the column has changed, rename it back before key_by())"
                 raise ConfigError(
-                    f"{where} {what} was {was}, now it is {found}; {then}. Go on with it as it was{way_out}, "
-                    "or give the operator a new uid: it begins without state then (and --allow-dropped-state)"
+                    f"{where} {what} was {was}, now it is {found}; {then}. Keep it as it was{way_out}, or give the "
+                    "operator a new uid, with which it begins without state (and use --allow-dropped-state)"
                     if found is not None
-                    else f"{where} it holds {what} ({was}), which it does not have now. Declare it as it was, or "
-                    "give the operator a new uid: it begins without state then (and --allow-dropped-state)"
+                    else f"{where} it holds {what} ({was}), which it does not have now. Declare it as it was, or give "
+                    "the operator a new uid, with which it begins without state (and use --allow-dropped-state)"
                 )
 
 

@@ -97,7 +97,7 @@ def _nbytes(pieces: Sequence[Piece]) -> int:
 def check_extent(data: memoryview, length: int, checksum: int) -> str:
     """Return what is wrong with the bytes of an extent; "" if nothing is."""
     if data.nbytes != length:
-        return f"only {data.nbytes} bytes of it are there: it was cut short or replaced"
+        return f"only {data.nbytes} bytes of it are present: it was truncated or replaced"
     if xxhash.xxh3_64_intdigest(data) != checksum:
         return "its checksum is wrong: the file is damaged"
     return ""

@@ -199,13 +199,13 @@ def _encoded(metadata: CheckpointMetadata) -> Iterator[bytes]:
 def decode_metadata(data: bytes, where: str) -> CheckpointMetadata:
     """Decode metadata. Raises StorageError that names `where` and the problem."""
     if data[: len(MAGIC)] != MAGIC[: len(data)] or not data:
-        raise StorageError(f"{where}: this is no checkpoint metadata of midstream")
+        raise StorageError(f"{where}: this is not checkpoint metadata of midstream")
     if len(data) < _HEADER.size:
-        raise StorageError(f"{where}: cut short: {len(data)} bytes are less than a header")
+        raise StorageError(f"{where}: truncated: {len(data)} bytes are less than a header")
     _, version, length, checksum = _HEADER.unpack_from(data)
     payload = memoryview(data)[_HEADER.size :]
     if payload.nbytes < length:
-        raise StorageError(f"{where}: cut short: {payload.nbytes} of {length} bytes are present")
+        raise StorageError(f"{where}: truncated: {payload.nbytes} of {length} bytes are present")
     if payload.nbytes > length:
         raise StorageError(f"{where}: {payload.nbytes - length} bytes too long: the file is damaged")
     if _checksum(version, payload) != checksum:

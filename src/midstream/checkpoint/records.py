@@ -49,13 +49,15 @@ _Record = TypeVar("_Record", JobFile, EpochFile, OwnerFile, FromFile)
 _SEALED: Final = re.compile(rb'(\{.+),"checksum":"([0-9a-f]{16})"\}', re.DOTALL)
 
 _REMEDIES: Final = {
-    JobFile: "It says whose directory this is. If it is this job's, delete the file: the next start writes it again",
-    EpochFile: "It says which start of the job this was. Bring it back from a copy of the directory; or delete it, and the "
-    "output of that start is not looked for when the job goes back to an older checkpoint",
-    OwnerFile: "It says which start of the job has made this checkpoint, whose metadata says it too: delete the file",
-    FromFile: "It says which checkpoints of earlier starts count; without it one that does not could be taken for the newest, "
-    "and output be lost or doubled. Bring it back from a copy of the directory; or copy the checkpoint that is to be gone on "
-    "from, with shared/, to another place, and start from there (--from PATH) with another checkpoint directory",
+    JobFile: "It records to which job the directory belongs. If that is this job, delete the file: the next start "
+    "writes it again",
+    EpochFile: "It records which start of the job this was. Restore it from a copy of the directory; or delete it, but "
+    "then the output of that start is ignored when the job goes back to an older checkpoint",
+    OwnerFile: "It records which start of the job has made this checkpoint, as the metadata also does: delete the file",
+    FromFile: "It records which checkpoints of earlier starts count; without it, one that does not count could be "
+    "mistaken for the newest, and output lost or duplicated. Restore it from a copy of the directory; or copy the "
+    "checkpoint from which to resume, with shared/, to another place, and start from there (--from PATH) with another "
+    "checkpoint directory",
 }
 """What a damaged file means, and what to do."""
 

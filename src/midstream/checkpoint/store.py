@@ -186,7 +186,7 @@ def check_epoch(storage: Storage, epoch: int) -> None:
     if highest > epoch:
         raise FencedError(
             f"another coordinator has taken over this job's checkpoint directory (its epoch is {highest}, "
-            f"this one's {epoch}): the same job was started twice; this one ends"
+            f"this one's {epoch}): the same job was started twice; this start ends"
         )
 
 
@@ -215,7 +215,9 @@ def list_checkpoints(storage: Storage, newer_than: int = 0) -> list[Listed]:
         try:
             metadata = decode_metadata(data, path)
             if metadata.checkpoint_id != checkpoint_id:
-                raise StorageError(f"{path}: holds checkpoint {metadata.checkpoint_id}; was it copied by hand?")
+                raise StorageError(
+                    f"{path}: holds checkpoint {metadata.checkpoint_id}; it may have been copied by hand"
+                )
         except StorageError as error:
             epoch = _epoch_of(storage, checkpoint_id)
             if epoch is None or not _superseded(epoch, checkpoint_id, starts):
@@ -476,7 +478,7 @@ def clean_up(storage: Storage, epoch: int, listed: Collection[Listed], next_id: 
     """
     unreadable = [entry.path for entry in listed if entry.metadata is None]
     if unreadable:
-        return (f"left-over files are not cleaned up, because {', '.join(unreadable)} cannot be read",)
+        return (f"leftover files are not deleted, because {', '.join(unreadable)} cannot be read",)
     referenced = {file for entry in listed if entry.metadata for file in entry.metadata.files}
     complete = {entry.checkpoint_id for entry in listed}
     drop(storage, epoch, [n for n in _checkpoint_ids(storage) if n < next_id and n not in complete], ())

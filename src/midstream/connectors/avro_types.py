@@ -201,7 +201,7 @@ class _Reading:
             raise SchemaError(f"{path}: unknown Avro type {name!r:.100}")
         found = self._named[full]
         if found is None:
-            raise SchemaError(f"{path}: the type {full} is part of itself; a column has no form for that")
+            raise SchemaError(f"{path}: the type {full} contains itself; a column has no form for that")
         return found
 
     def _defined(self, given: dict[str, Any], kind: str, namespace: str, path: str, depth: int) -> AvroType:
@@ -272,7 +272,9 @@ def arrow_type(kind: AvroType, where: str) -> pa.DataType:
         return pa.decimal128(kind.precision, kind.scale)
     match kind.kind:
         case "null":
-            raise SchemaError(f"{where} is always null; a column has a type: leave it out of the reader's schema")
+            raise SchemaError(
+                f"{where} is always null, which is not a column type; leave it out of the reader's schema"
+            )
         case "array":
             return pa.large_list(arrow_type(kind.of(), f"{where}[]"))
         case "map":

@@ -175,9 +175,7 @@ class DeltaSink(Sink):
             )
 
     def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
-        """Raise StorageError if files of these were deleted before they were committed, ConfigError if they are
-        elsewhere.
-        """
+        """Raise StorageError if files of these were deleted before their commit, ConfigError if they are elsewhere."""
         _DeltaCommitter(self, "").check(checkpoint_id, committables)
 
     def writer(self, context: WriterContext) -> SinkWriter:
@@ -210,9 +208,7 @@ class DeltaSink(Sink):
         return max(newest, default=0)
 
     def check_take_back(self, output: Output, after: int) -> None:
-        """Raise ConfigError if rows are in another table, other writers have written to this one, or its log is too
-        short.
-        """
+        """Raise ConfigError if rows are in another table, others have written to this one, or its log is too short."""
         for checkpoint_id, committable in output.held:
             for _, _, place in _grouped([committable]):
                 if self.at(place) is not self:
@@ -258,9 +254,7 @@ class DeltaSink(Sink):
         return {app: mark for app, mark in found.items() if mark is not None}
 
     def _version_before(self, table: DeltaTable, output: Output, after: int) -> int:
-        """Return the newest version of the table that has nothing newer than `after`. Raises ConfigError, see
-        `check_take_back`.
-        """
+        """Return the newest version with nothing newer than `after`. Raises ConfigError, see `check_take_back`."""
         applications = set(_applications(output))
         before, newest = table.version(), table.version()
         others: list[tuple[int, str]] = []
@@ -579,9 +573,7 @@ def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, str], list[W
 
 
 def _committed(table: DeltaTable, application: str) -> tuple[int, bool]:
-    """Return the newest checkpoint that the table has of the application (-1 if none), and whether another job has
-    resumed from it.
-    """
+    """Return the application's newest checkpoint in the table, or -1, and whether another job has resumed from it."""
     found = table.transaction_version(application)
     newest = -1 if found is None else found
     return (newest - _SUPERSEDED, True) if newest >= _SUPERSEDED else (newest, False)

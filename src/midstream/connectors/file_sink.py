@@ -126,7 +126,7 @@ class FileSink(Sink):
     def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         """Raise StorageError if files of these are neither pending nor committed, ConfigError if they are elsewhere."""
         committer = _FileCommitter(self, "")
-        with explained(f"FileSink on {self.directory}: cannot look for what checkpoint {checkpoint_id} has to commit"):
+        with explained(f"FileSink on {self.directory}: cannot check what checkpoint {checkpoint_id} has to commit"):
             for committable in committables:
                 committer.find(_decoded(committable), checkpoint_id)
 
@@ -333,8 +333,9 @@ class _FileCommitter(Committer):
         if len(places) == 1 and file.place and file.place != place_of(self._own.filesystem, self._own.directory):
             raise ConfigError(
                 f"{file.rows} rows were to be committed with checkpoint {checkpoint_id} to {file.place}, and the "
-                f"sink now writes to {place_of(self._own.filesystem, self._own.directory)}, from where it cannot be seen "
-                "whether they were; resume with the sink as it was, and before you change it, stop with a savepoint, which "
+                f"sink now writes to {place_of(self._own.filesystem, self._own.directory)}, from where it cannot "
+                "determine whether they were; resume with the sink as it was, and before you change it, stop with a "
+                "savepoint, which "
                 "leaves nothing to commit"
             )
         raise StorageError(

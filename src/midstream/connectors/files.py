@@ -289,7 +289,7 @@ class FileSource(Source):
         rows = f"{part.path}, {rows_text(done + first, done + last)} from"
         if start or not part.first:
             headed = not start and self._format == "csv" and self._csv.header
-            return f"{rows} byte {start} on, counted from 0{' behind the header' if headed else ''}"
+            return f"{rows} byte {start} on, counted from 0{' after the header' if headed else ''}"
         return f"{rows} the first line that begins at byte {part.first} or later, counted from 0"
 
 
@@ -306,7 +306,7 @@ def check_unchanged(filesystem: pyarrow.fs.FileSystem, part: FileSplit, offset: 
         raise StorageError(
             f"{part.path}: the file has disappeared since it was found; reading was to resume at offset {offset} of "
             "this part, "
-            f"and what else is left is {_left(filesystem, part.path)}. A source's files must stay until they are "
+            f"and there are still {_left(filesystem, part.path)}. A source's files must stay until they are "
             "read: restore it, or start without it and with --fresh"
         )
     if (info.size, _modified_ns(info)) != (part.size, part.modified_ns):
@@ -353,7 +353,9 @@ def _nothing(filesystem: pyarrow.fs.FileSystem, path: str) -> str:
     if glob_base(path) != path:
         return f"no file matches {path}"
     if file_info(filesystem, path).type == pyarrow.fs.FileType.Directory:
-        return f"there is no file to read in {path} (names that begin with '.' or '_' or end in .tmp or .part are left out)"
+        return (
+            f"there is no file to read in {path} (names that begin with '.' or '_' or end in .tmp or .part are ignored)"
+        )
     return f"there is no file {path}"
 
 

@@ -70,7 +70,7 @@ def what_is_wrong(where: str, format: Format, text: str) -> SchemaError | Storag
     """
     if any(sign in text for sign in _OF_VALUES):
         return SchemaError(f"{where}: {text}; declare other types for its columns in schema=, or repair the file")
-    return StorageError(f"{where}: cannot be read as {format}; half-written, damaged, or of another format: {text}")
+    return StorageError(f"{where}: cannot be read as {format}; it is incomplete, damaged, or of another format: {text}")
 
 
 @contextmanager

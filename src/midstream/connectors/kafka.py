@@ -45,7 +45,7 @@ OnGap: TypeAlias = Literal["fail", "skip"]
 _OURS: Final = {
     "enable.auto.commit": "offsets are in the job's checkpoints, and are committed to the group of 'group.id' after them",
     "enable.auto.offset.store": "offsets are in the job's checkpoints",
-    "auto.offset.reset": "say start= and on_gap=",
+    "auto.offset.reset": "use start= and on_gap=",
     "enable.partition.eof": "the source needs it",
     "isolation.level": "only committed records are read",
     "group.instance.id": "partitions are assigned by the job, not by a group",
@@ -213,7 +213,7 @@ class KafkaSource(Source):
                 topics, found = self._first = self._first or self._first_found()
         except StorageError as error:
             # Readers wait for brokers that are gone, and so does this.
-            _log.warning("%s: cannot look for partitions now, and will try again: %s", self._where, error)
+            _log.warning("%s: cannot look for partitions at present, and will try again: %s", self._where, error)
             return Discovery((), msgspec.msgpack.encode(known), exhausted=False)
         splits = tuple(
             Split(f"{part.topic}:{part.partition}", msgspec.msgpack.encode(part))
@@ -374,14 +374,14 @@ class _PartitionReader(SplitReader):
             rows, self._bad = self._source._parser.rows(messages, self._where)
         except RegistrySilent as error:
             if self._kept is None:
-                _log.warning("%s: waiting with offset %d and what is behind it: %s", self._where, before, error)
+                _log.warning("%s: waiting at offset %d: %s", self._where, before, error)
             self._registry_wait.begin(f"the schema registry of topic {self._part.topic!r}")
             self._kept, self._bad = (messages, before), []
             return self._source._parser.no_rows, before
         if self._kept is not None:
             self._kept = None
             self._registry_wait.end()
-            _log.warning("%s: the schema registry answers again; going on", self._where)
+            _log.warning("%s: the schema registry answers again; continuing", self._where)
         return rows, self._next
 
     def bad_records(self) -> BadRecords | None:
@@ -443,7 +443,7 @@ class _PartitionReader(SplitReader):
         from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
         at = TopicPartition(self._part.topic, self._part.partition)
-        with explained(f"{self._where}: which offsets there are is not to be had"):
+        with explained(f"{self._where}: cannot determine which offsets exist"):
             try:
                 there = self._consumer.get_watermark_offsets(at, timeout=ANSWER_S)
             except KafkaException as error:
@@ -464,18 +464,21 @@ class _PartitionReader(SplitReader):
             return
         if self._source._on_gap == "fail":
             raise ConfigError(
-                f"{self._where}: reading was to go on at offset {self._next}, and {has}: {low - self._next} offsets were "
+                f"{self._where}: reading was to resume at offset {self._next}, and {has}: {low - self._next} offsets "
+                "were "
                 "deleted before they were read, by the topic's retention or by hand. on_gap='skip' continues without "
                 "them"
             )
-        _log.warning("%s: offsets %d to %d are gone; going on without them (on_gap)", self._where, self._next, low - 1)
+        _log.warning(
+            "%s: offsets %d to %d no longer exist; continuing without them (on_gap)", self._where, self._next, low - 1
+        )
         self._next = low
         self._assign(low)
 
     def _gone(self) -> ConfigError:
         return ConfigError(
-            f"{self._where}: is gone since the job began to read it, at offset {self._next}; have the topic back, or "
-            "start without it and with --fresh"
+            f"{self._where}: has disappeared since the job began to read it, at offset {self._next}; restore the "
+            "topic, or start without it and with --fresh"
         )
 
     @staticmethod

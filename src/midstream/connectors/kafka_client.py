@@ -130,7 +130,7 @@ def looked_up(what: str, value: OptionValue, who: str) -> OptionValue:
     if kind == "env":
         if rest not in os.environ:
             raise ConfigError(
-                f"{who}: {what} is to come from the environment variable {rest!r}, which is not set in "
+                f"{who}: {what} refers to the environment variable {rest!r}, which is not set in "
                 f"the process {os.getpid()} that connects; set it on the driver and wherever slots run"
             )
         return os.environ[rest]
@@ -138,7 +138,7 @@ def looked_up(what: str, value: OptionValue, who: str) -> OptionValue:
         return Path(rest).read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{who}: {what} is to come from the file {rest!r}, which cannot be read where the job "
+            f"{who}: {what} refers to the file {rest!r}, which cannot be read where the job "
             f"connects ({type(error).__name__}); put it on the driver's machine and wherever slots run"
         ) from None
 
@@ -212,7 +212,7 @@ class Silence:
         gone_s = 0.0 if self._since_s is None else now_s - self._since_s
         if heard_from_broker:
             if self._is_said:
-                _log.warning("%s: %s answers again after %.0f s; going on", self._where, self._servers, gone_s)
+                _log.warning("%s: %s answers again after %.0f s; continuing", self._where, self._servers, gone_s)
             self._since_s, self._is_said = None, False
             self.is_doubted, self._unanswered_s = False, None
             self._wait.end()
@@ -296,7 +296,7 @@ def topic_error(error: KafkaError, topic: str, where: str) -> ConfigError | Stor
     if error.code() in (Codes.UNKNOWN_TOPIC_OR_PART, Codes._UNKNOWN_TOPIC):
         return ConfigError(f"{where}: there is no topic {topic!r}; create it first, or correct its name")
     if error.code() == Codes.TOPIC_AUTHORIZATION_FAILED:
-        return ConfigError(f"{where}: topic {topic!r} is not allowed: {error.str()}")
+        return ConfigError(f"{where}: topic {topic!r} is not permitted: {error.str()}")
     if error.code() == Codes.TOPIC_EXCEPTION:
         return ConfigError(f"{where}: {topic!r} is not a valid topic name: {error.str()}")
     return StorageError(f"{where}: no answer about topic {topic!r}: {error.str()}")

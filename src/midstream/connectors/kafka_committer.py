@@ -433,7 +433,7 @@ class _Lane:
         took_ms = (time.monotonic() - self._began_s) * 1000
         slow = ""
         if self._began_s and took_ms > self._producer.timeout_ms:
-            slow = f"; sending {self._staged.rows} rows may take longer than {TIMEOUT}={self._producer.timeout_ms}: raise that"
+            slow = f"; sending {self._staged.rows} rows may take longer than {TIMEOUT}={self._producer.timeout_ms}: raise it"
         return StorageError(
             f"{self._where}: {error.args[0].str()}{slow}. Its {self._staged.rows} rows wait in the checkpoint, and are "
             "committed when the brokers answer"
@@ -443,7 +443,8 @@ class _Lane:
         staged = self._staged
         return StorageError(
             f"{self._where}: the brokers have forgotten up to which checkpoint its rows are in topic {staged.topic!r} (group "
-            f"{self._id!r} has no offset of partition 0), so it cannot be told whether the {staged.rows} rows of checkpoint "
+            f"{self._id!r} has no offset of partition 0), so it cannot be determined whether the {staged.rows} rows "
+            "of checkpoint "
             f"{staged.checkpoint} are. Has the job been down for longer than the brokers' offsets.retention.minutes, was the "
             "topic made anew, or does the sink write to another cluster now? The rows are kept. Look whether the topic has "
             f"them, then commit offset {staged.checkpoint} for that group if it has, or {staged.after} if it has not "

@@ -75,7 +75,8 @@ def decode(committable: bytes) -> StagedRecords:
         ) from error
     if staged.version != VERSION:
         raise StorageError(
-            f"KafkaSink: rows were staged in form {staged.version}, and this version of midstream reads {VERSION}; commit "
+            f"KafkaSink: rows were staged in format {staged.version}, but this version of midstream reads {VERSION}; "
+            "commit "
             "them with the version that wrote them: start the job with it, and stop it with a savepoint"
         )
     if not (0 <= staged.after < staged.checkpoint and staged.subtask >= 0 and staged.rows >= 0 and staged.topic):

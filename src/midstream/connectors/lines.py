@@ -299,7 +299,7 @@ class Lines:
     def _cut_wrongly(self) -> ConfigError:
         return ConfigError(
             f"{self._file.path}: cannot be read in parts: whether a quoted value with line ends lies across byte "
-            f"{self._last} is not to be seen from the quotes around it; read the file anew with "
+            f"{self._last} cannot be determined from the quotes around it; read the file again with "
             "csv=CsvOptions(newlines_in_values=True), which reads each file in one piece"
         )
 
@@ -307,8 +307,8 @@ class Lines:
 
     def _too_long(self, at: int) -> StorageError:
         return StorageError(
-            f"{self._file.path}, line {self._file.line_at(at)}: has more than {LINE_BYTES_MAX} bytes; is this a file of "
-            f"lines{', or has it a quote too much' if self._quotes is not None else ''}?"
+            f"{self._file.path}, line {self._file.line_at(at)}: has more than {LINE_BYTES_MAX} bytes; check that this "
+            f"is a file of lines{', and whether it has a quote too many' if self._quotes is not None else ''}?"
         )
 
     def _fill(self, wanted: int) -> bool:

@@ -406,7 +406,9 @@ class _StagedPart(Part):
         with explained(self._where):
             self._copying.close()
             if self._cursor.rowcount != self._rows:
-                raise InvariantError(f"{self._where}: sent {self._rows} rows, the server has {self._cursor.rowcount}")
+                raise InvariantError(
+                    f"{self._where}: sent {self._rows} rows, but the server has {self._cursor.rowcount}"
+                )
             # A newer attempt's commit drops what older ones have staged: after it nothing of theirs may come.
             committed, _ = _last(connection, self._place, context.job_id, context.uid, alone=False)
             if committed > context.attempt:
@@ -541,9 +543,9 @@ def _committed(
 
 def _gone(place: _Place, part: StagedRows, where: str) -> StorageError:
     return StorageError(
-        f"{where}: {place.staging}.{part.table} with {part.rows} rows is gone; nothing but a job may drop such tables. Was the "
-        "sink's database changed? Then go on with the sink as it was, and stop with a savepoint, which leaves nothing to "
-        "commit, before you change it"
+        f"{where}: {place.staging}.{part.table} with {part.rows} rows is missing; only a job may drop such tables. If "
+        "the sink's database was changed, resume with the sink as it was, and before you change it, stop with a "
+        "savepoint, which leaves nothing to commit"
     )
 
 

@@ -114,8 +114,8 @@ class Table:
         for column in self.columns:
             if column.is_required and not column.has_default and column.name not in schema.names:
                 raise SchemaError(
-                    f"{where}: column {column.name!r} of {self} must have a value (NOT NULL), and the stream has no such "
-                    f"column; it has {', '.join(schema.names)}"
+                    f"{where}: column {column.name!r} of {self} must have a value (NOT NULL), but the stream has no "
+                    f"such column; it has {', '.join(schema.names)}"
                 )
         return tuple(columns[name] for name in schema.names)
 
@@ -169,7 +169,7 @@ def check_names(names: Sequence[str], where: str) -> None:
         elif "\0" in name:
             wrong = "a name has no NUL"
         elif len(name.encode()) > NAME_BYTES_MAX:
-            wrong = f"it has {len(name.encode())} bytes, and names in PostgreSQL have at most {NAME_BYTES_MAX}"
+            wrong = f"it has {len(name.encode())} bytes, but names in PostgreSQL have at most {NAME_BYTES_MAX}"
         elif name in _SYSTEM_COLUMNS:
             wrong = "PostgreSQL has a system column of that name in every table"
         if wrong is not None:

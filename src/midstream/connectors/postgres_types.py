@@ -125,9 +125,9 @@ def why_not(kind: pa.DataType, kept: Kept) -> str | None:
     element = kind.value_type if is_list_of_any_length(kind) else kind
     scale = kept.scale
     if scale is not None and (element.scale if pa.types.is_decimal(element) else 0) > scale:
-        return "the table's would round digits away; cast the stream's column, or widen the table's"
+        return "the table's column would round digits; cast the stream's column, or widen the table's"
     if not kept.keeps_seconds:
-        return "the table's would cut what is smaller than its fields; make it interval"
+        return "the table's column would drop what is smaller than its fields; make it interval"
     return None
 
 

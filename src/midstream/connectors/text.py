@@ -399,7 +399,9 @@ def read_header(file: TextFile, csv: CsvOptions, schema: pa.Schema) -> tuple[lis
     edges = edges_of(_quotes(csv), text)
     end = next_line(text, 1, edges) or len(text)
     if end == len(text) and len(head) == _HEADER_BYTES_MAX:
-        raise SchemaError(f"{file.path}: its header has more than {_HEADER_BYTES_MAX} bytes; is this a file of lines?")
+        raise SchemaError(
+            f"{file.path}: its header has more than {_HEADER_BYTES_MAX} bytes; check that this is a file of lines"
+        )
     if end == len(text) and len(edges) % 2:
         raise SchemaError(f"{file.path}: a quoted value of its header never ends")
     header = text[:end] if text[:end].endswith((b"\r", b"\n")) else text[:end] + b"\n"

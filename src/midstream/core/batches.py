@@ -113,14 +113,14 @@ def check_held_by_polars(schema: pa.Schema, where: str) -> None:
         if why is not None:
             raise SchemaError(
                 f"{where}: column {field.name!r} is {field.type}, which polars cannot hold ({why}); leave it out with "
-                "select() in front, or have the source give it as another type"
+                "select() first, or have the source return it as another type"
             )
 
 
 @lru_cache(maxsize=1024)
 def _why_not_held(kind: pa.DataType) -> str | None:
     if _has_decimal256(kind):  # polars does not refuse it, but panics
-        return "it has decimals of 38 digits at most: decimal128"
+        return "its decimals have at most 38 digits: use decimal128"
     try:
         to_polars(empty_batch(pa.schema([("column", kind)])))
     except pl.exceptions.PolarsError as error:
@@ -175,7 +175,7 @@ def single_batch(table: pa.Table) -> pa.RecordBatch:
     if not batches:
         return empty_batch(table.schema)
     if len(batches) > 1:  # an offset overflow in a 32-bit string column; canonical types have none
-        raise SchemaError("a batch of more than 2 GiB of text in one column; use smaller batches")
+        raise SchemaError("a batch has more than 2 GiB of text in one column; use smaller batches")
     return batches[0]
 
 

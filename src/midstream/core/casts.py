@@ -64,7 +64,7 @@ def _cast(column: pa.Array[Any], kind: pa.DataType, path: str) -> pa.Array[Any]:
     if pa.types.is_timestamp(kind) and (given.tz is None) != (kind.tz is None):
         has, lacks = (given, kind) if given.tz else (kind, given)
         raise CastRefused(
-            _refusal(given, kind, path) + f": {has} has a time zone and {lacks} has none; say which zone is meant"
+            _refusal(given, kind, path) + f": {has} has a time zone and {lacks} has none; state which zone is meant"
         )
     try:
         if pa.types.is_integer(given) and pa.types.is_decimal(kind):

@@ -60,12 +60,12 @@ def key_cast(kind: pa.DataType) -> str:
     elif pa.types.is_fixed_size_binary(kind):
         why = "cast it to binary"
     elif pa.types.is_struct(kind):
-        return "before key_by(), use with_columns() to make its fields columns of their own"
+        return "before key_by(), use with_columns() to make its fields separate columns"
     elif pa.types.is_nested(kind):
-        why = "make a string of it"
+        why = "convert it to a string"
     else:
         why = "cast it to an integer or a string"
-    return f"{why}, with with_columns() in front of key_by()"
+    return f"{why}, with with_columns() before key_by()"
 
 
 _PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}

@@ -44,7 +44,7 @@ def as_schema(spec: SchemaLike, where: str) -> pa.Schema:
             f"{where}: {spec!r} is not a schema; write for example schema={{'word': str, 'n': int}}, or give a pyarrow.Schema"
         )
     if not schema.names:
-        raise SchemaError(f"{where}: a schema without columns; rows have at least one")
+        raise SchemaError(f"{where}: the schema has no columns; rows have at least one")
     twice = first_repeated(schema.names)
     if twice is not None:
         raise SchemaError(f"{where}: column {twice!r} is declared twice")

@@ -247,7 +247,7 @@ class Engine:
         if self._closed:
             raise JobError("the job is closed: its block has ended")
         if self._broken:
-            raise JobError(f"the job has failed: {self._broken}; begin another one, from a snapshot if there is one")
+            raise JobError(f"the job has failed: {self._broken}; start another one, from a snapshot if there is one")
 
     # ---- sources ----
 
@@ -381,7 +381,7 @@ class Engine:
         self._slot.handle(m.TriggerCheckpoint(self.attempt, checkpoint_id, now_ms, tuple(sources)))
         self._settle()
         if self._declined or set(self._acks) != set(tasks_of(self.graph)):
-            raise InvariantError(f"the snapshot did not come about: {self._declined or 'not all tasks have answered'}")
+            raise InvariantError(f"the snapshot was not completed: {self._declined or 'not all tasks have answered'}")
         self._slot.handle(m.CheckpointCompleted(self.attempt, checkpoint_id))
         self._settle()
         vertices, edges = layout_of(self.graph)

@@ -146,7 +146,7 @@ def _previews(
             engine.stop_sources(has_ended)
             note = (
                 f"the input ends here after {read:,} row{'s' * (read != 1)}, {_why(is_over, seconds)}: "
-                "windows and timers show what they have of these"
+                "windows and timers emit what they have of these"
             )
         tables = [pa.Table.from_batches(engine.taken[end.id], schema=end.schema) for end in ends]
         return [
@@ -159,7 +159,7 @@ def _previews(
 
 
 def _why(is_over: bool, seconds: float) -> str:
-    return f"as {seconds:g} s were over" if is_over else "as there are no more for now"
+    return f"since {seconds:g} s were over" if is_over else "since there are no more at present"
 
 
 def _count(engine: Engine, output: Output) -> int:

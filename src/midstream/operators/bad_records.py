@@ -77,7 +77,7 @@ class Tally:
             self._go_on(1)
             if self.total & (self.total - 1) == 0:  # the 1st, 2nd, 4th, 8th …
                 row = bad.rows.slice(number, 1).to_pylist()[0]
-                _log.warning("%s: left out: %s (bad record %d of this subtask)", _place(row), row["error"], self.total)
+                _log.warning("%s: dropped: %s (bad record %d of this subtask)", _place(row), row["error"], self.total)
         self._go_on(good + len(bad.at) - before)
 
     def restore(self, part: StatePart) -> None:
@@ -105,7 +105,8 @@ class Tally:
         assert self._most is not None
         return (
             f"{_place(row)}: {row['error']}; it is the {self._bad}. bad record of the last {self._records + 1} that this "
-            f"subtask has read, and bad_records_max allows {self._most[0]} of {self._most[1]}. Mend the input or schema=, "
+            f"subtask has read, and bad_records_max allows {self._most[0]} of {self._most[1]}. Repair the input or "
+            "schema=, "
             "or allow more of them"
         )
 

@@ -81,7 +81,7 @@ class Reduction:
 
     def _check_outputs(self) -> None:
         if not self._aggregates:
-            raise ConfigError(f"{self.where}: a window without aggregates; give at least one, such as n=Count()")
+            raise ConfigError(f"{self.where}: the window has no aggregates; give at least one, such as n=Count()")
         for output in self._aggregates:
             if output in self.keys or output in (WINDOW_START, WINDOW_END):
                 raise ConfigError(f"{self.where}: two output columns are called {output!r}; rename the aggregate")
@@ -108,8 +108,8 @@ class Reduction:
         merge = dict(aggregate.merge(part))
         if partial.keys() != merge.keys():
             raise JobError(
-                f"{self.where}: aggregate {output!r}: partial gives {sorted(partial)}, merge gives {sorted(merge)}; "
-                "both must give the same columns"
+                f"{self.where}: aggregate {output!r}: partial returns {sorted(partial)}, merge returns "
+                f"{sorted(merge)}; both must return the same columns"
             )
         taken = {existing.meta.output_name() for existing in self._partial}
         for key in partial:

@@ -170,7 +170,7 @@ class Sink(ABC):
         Afterwards none of them can commit anything newer either. `kept`: committables that are still to be committed.
         The call is repeated after a crash, so half of the work may have been done.
         """
-        raise InvariantError(f"{type(self).__name__} says that it can take back, and has no take_back()")
+        raise InvariantError(f"{type(self).__name__} reports that it can take back, but has no take_back()")
 
     @abstractmethod
     def writer(self, context: WriterContext) -> SinkWriter: ...

@@ -129,7 +129,7 @@ class Source(ABC):
         """Describe, for people who look for them, where rows `first` to `last` after the offset of `split` are. Must
         not block.
         """
-        return f"split {split.id}, {rows_text(first, last)} behind offset {split.offset}"
+        return f"split {split.id}, {rows_text(first, last)} after offset {split.offset}"
 
     def splits_per_reader(self, parallelism: int) -> int:
         """Return how many splits a subtask reads side by side, in turns; more than 1 for splits that never end.

@@ -101,8 +101,9 @@ class UserMetrics:
         if len(self._found) >= NAMES_MAX:
             some = ", ".join(map(repr, list(self._found)[-3:]))
             raise JobError(
-                f"metrics.{kind}({name!r}): the function has {NAMES_MAX} metrics already, lately {some}; a name must not "
-                "depend on the data. Count few kinds of things here, and send what there is per key to a sink"
+                f"metrics.{kind}({name!r}): the function has {NAMES_MAX} metrics already, most recently {some}; a "
+                "name must not depend on the data. Use metrics for a few kinds of things, and send values per key to "
+                "a sink"
             )
         self._found[name] = made
 

@@ -121,7 +121,7 @@ class WindowOperator(Operator):
 
     def open(self, context: OperatorContext, out: Output) -> None:
         if not self._reduction.keys and context.parallelism != 1:
-            raise ConfigError(f"{self._reduction.where}: a window without keys needs parallelism 1")
+            raise ConfigError(f"{self._reduction.where}: a window without keys requires parallelism 1")
         self._context = context
         self._out = out
         reduction = self._reduction
@@ -258,8 +258,9 @@ class WindowOperator(Operator):
                     if index < 0 or chunk.table.schema.field(index).type != field.type:
                         found = "missing" if index < 0 else str(chunk.table.schema.field(index).type)
                         raise JobError(
-                            f"{self._reduction.where}: column {field.name!r} of the state in the checkpoint is {found}, "
-                            f"the job needs {field.type}; use the same keys and aggregates as then, or the operator "
+                            f"{self._reduction.where}: column {field.name!r} of the state in the checkpoint is "
+                            f"{found}, but the job needs {field.type}; use the same keys and aggregates as then, or "
+                            "the operator "
                             "needs a new uid to start without state"
                         )
                 self._thaw(chunk.table)

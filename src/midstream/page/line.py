@@ -81,10 +81,10 @@ def job_at(link: str, environ: Mapping[str, str] = os.environ) -> PageJob:
     except ValueError:
         is_link_to_a_page = False
     if not is_link_to_a_page:
-        raise ConfigError("that is not the link to a job's page, which is http://HOST:PORT/#token=…")
+        raise ConfigError("this is not the link to a job's page, which has the form http://HOST:PORT/#token=…")
     token = next(iter(parse_qs(parts.fragment).get("token", ())), None) or environ.get(TOKEN_VARIABLE)
     if token is not None and not (token.isascii() and token.isprintable()):
-        raise ConfigError("the token in the link has characters that no token has; copy the whole link")
+        raise ConfigError("the token in the link has characters that are not allowed in tokens; copy the whole link")
     path = parts.path if parts.path.endswith("/") else f"{parts.path}/"
     job = PageJob("", parts.netloc, f"{parts.scheme}://{parts.netloc}{path}", token)
     with PageLine(job) as line:
@@ -204,7 +204,7 @@ class PageLine:
                 f"{self._job.page}: no TLS connection: {error}; check whether https is served there"
             ) from error
         except (OSError, http.client.HTTPException) as error:
-            hint = "; is it https that is served there?" if self._is_tls and isinstance(error, TimeoutError) else ""
+            hint = "; check whether https is served there" if self._is_tls and isinstance(error, TimeoutError) else ""
             raise ClusterError(
                 f"{self._job.page} does not answer: {_why(error)}; the job may have ended{hint}"
             ) from error

@@ -101,7 +101,7 @@ class PageServer:
             self._loop.watch(self._sock, READ, self._ready)
             self._loop.run()
         except Exception:  # noqa: BLE001 - logged; the page is no reason to end a job
-            _log.exception("the page of the job has failed; the job runs on without it")
+            _log.exception("the page of the job has failed; the job continues without it")
         finally:
             for connection in list(self._connections):
                 connection.close()

@@ -202,7 +202,7 @@ class Site:
         if "authorization" in request.headers:
             self._check_token(request)
         elif not self._address.is_loopback:
-            raise Refusal(401, "this page is served beyond its machine: its data is shown with the token only")
+            raise Refusal(401, "this page is served beyond its machine: its data is only shown with the token")
         elif not is_loopback(_host_of(request.headers.get("host", ""))):
             raise Refusal(
                 403,
@@ -315,7 +315,7 @@ class Site:
 
     def _look_at_rows(self, request: Request, _: str, respond: Respond) -> None:
         """Answer with the next batch, or when none has come in time."""
-        _check_json(request, "a question for rows")
+        _check_json(request, "a request for rows")
         try:
             look = _looks.decode(request.body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:

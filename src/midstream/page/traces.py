@@ -198,7 +198,7 @@ class Traces:
         try:
             self._watch(job)
         except Exception:  # noqa: BLE001 - logged; traces are no reason to end a job
-            _log.exception("the traces of job %s have failed; the job runs on without them", job.name)
+            _log.exception("the traces of job %s have failed; the job continues without them", job.name)
         finally:
             self._close()
 

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 EXTRA: Final = "object-stores"
 STORES: Final = ("s3", "gcs", "abfs")
 """The types of pyarrow's filesystems that are object stores."""
-RIGHTS: Final = "must allow to read, write, list and delete objects there"
+RIGHTS: Final = "must allow reading, writing, listing and deleting objects there"
 TRIES: Final = 5
 FIRST_PAUSE_S: Final = 0.25
 """The pause before the second try; it doubles before each further one."""
@@ -61,7 +61,7 @@ def without_secrets(url: str) -> str:
 def check_installed(kind: str, who: str) -> None:
     """Raise ConfigError, with the command that installs it, if a package that `create` needs is missing."""
     for module in ("obstore", "botocore") if kind == "s3" else ("obstore",):
-        require(module, EXTRA, f"{who}: that only one driver goes on with a job")
+        require(module, EXTRA, f"{who}: allowing only one driver to resume a job")
 
 
 class ConditionalWrites:
@@ -131,7 +131,7 @@ class ConditionalWrites:
         reason = ""
         for number in range(TRIES):
             if number:
-                _log.warning("creating %r in %s failed and is tried again: %s", key, self._shown, reason)
+                _log.warning("creating %r in %s failed and is retried: %s", key, self._shown, reason)
                 time.sleep(FIRST_PAUSE_S * 2 ** (number - 1))
             try:
                 found = _put(store, key, data, name)
@@ -142,9 +142,9 @@ class ConditionalWrites:
                 continue
             if found is not None:
                 return found == name
-            reason = "the store says that it is there, and does not find it"
+            reason = "the store reports that it exists, but does not find it"
         raise StorageError(
-            f"cannot create {key!r} in {self._shown}: {TRIES} tries have failed, the last one because {reason}. It is "
+            f"cannot create {key!r} in {self._shown}: {TRIES} tries failed, the last one because {reason}. It is "
             "unknown whether it exists now"
         )
 
@@ -190,7 +190,7 @@ def explanation(error: BaseException) -> str:
     if said:
         return f"{'HTTP ' + status[1] + ' ' if status else ''}{': '.join(said)}"
     if "token request" in text:
-        return f"credentials for it cannot be got ({' '.join(text.split())[:300]})"
+        return f"its credentials cannot be obtained ({' '.join(text.split())[:300]})"
     if "error sending request" not in text:
         return " ".join(text.split())[:300]
     request = re.search(r"(?:PUT|HEAD|GET) \S+", text)

@@ -140,7 +140,7 @@ class Connection:
         except OSError:  # broken meanwhile, as the loop is about to find
             return
         self._give_up(
-            f"what {self.local_host} sent to {peer} has been without an answer for {overdue_s:.0f} s: "
+            f"what {self.local_host} sent to {peer} has not been answered for {overdue_s:.0f} s: "
             "the network between these two machines drops packets"
         )
 
@@ -487,7 +487,7 @@ class Connection:
             self._give_up("the peer closed the connection")
 
     def _finish_late(self) -> None:
-        self._give_up("the peer did not take what was left to send")
+        self._give_up("the peer did not accept what was left to send")
 
     def _give_up(self, reason: str) -> None:
         state, end, finished = self._state, self._end, self._finished

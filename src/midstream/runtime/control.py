@@ -89,7 +89,7 @@ class MessageChannel(Generic[In]):
         self._queue_bytes += len(body)
         if self._queue_bytes - len(body) > QUEUE_BYTES_MAX:
             self._connection.close()
-            self.lost(f"it does not read what it is sent ({self._queue_bytes} bytes wait)")
+            self.lost(f"it does not read what is sent to it ({self._queue_bytes} bytes wait)")
             return
         self._connection.wake()
 

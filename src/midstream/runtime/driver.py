@@ -145,7 +145,7 @@ class Driver:
             self._announced = registry.announce(entry)
             self._history = Keeper(entry)
         except StorageError as error:
-            _log.warning("%s; the job runs all the same, but midstream list, status and stop do not find it", error)
+            _log.warning("%s; the job runs nevertheless, but midstream list, status and stop do not find it", error)
         except BaseException:
             self._lines.close()
             self._slots.close()
@@ -241,8 +241,9 @@ class Driver:
         if allowed < needed and not self._few_descriptors:
             self._few_descriptors = True
             self.tell(
-                f"{self._shell.slots} slots or more need some {needed} open files and connections in this program, and "
-                f"{allowed} are allowed: slots above that cannot connect. Raise the hard limit (ulimit -Hn), or lower the "
+                f"{self._shell.slots} slots or more need some {needed} open files and connections in this program, "
+                f"but {allowed} are allowed: slots above that cannot connect. Raise the hard limit (ulimit -Hn), or "
+                "lower the "
                 "parallelism"
             )
         launch = SlotLaunch(
@@ -275,7 +276,7 @@ class Driver:
         if identity.job_id != self.plan.job_id:
             return f"this is the driver of job {self.plan.job_id}"
         if identity.role not in (Role.SLOT_CONTROL, Role.CLIENT):
-            return "this is a driver's port; it takes slots and clients"
+            return "this is a driver's port, which accepts slots and clients"
         return ""
 
     def unwanted(self, register: Register) -> str:
@@ -343,7 +344,7 @@ class Driver:
         try:
             status = msgspec.structs.replace(self._shell.coordinator.status(now_ms), state="failed")
         except Exception as second:  # noqa: BLE001 - the coordinator is what broke; the job must end all the same
-            _log.error("job %s: no status to be had: %s", self.plan.job_id, second)
+            _log.error("job %s: no status available: %s", self.plan.job_id, second)
             status = _empty_status(self.plan, now_ms)
         details = "".join(traceback.format_exception(error))
         failure = FailureStatus(

@@ -107,7 +107,7 @@ class Keeper:
             _make_room(directory)
         except (OSError, StorageError) as error:
             if not self._has_warned:
-                _log.warning("no history is kept of job %s now: %s", self._entry.job_id, error)
+                _log.warning("the history of job %s cannot be written at present: %s", self._entry.job_id, error)
             self._has_warned = True
 
 

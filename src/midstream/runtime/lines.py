@@ -195,7 +195,7 @@ class Lines:
         line.channel.close()
         if isinstance(line, SlotLine):
             if line.slot is None:
-                _log.warning("a slot came and did not register: %s", reason)
+                _log.warning("a slot connected and did not register: %s", reason)
             elif self._slots.pop(line.slot, None) is not None:
                 self.owner.slot_lost(line.slot, reason)
 
@@ -260,7 +260,7 @@ class SlotLine:
         self._timer.cancel()
         reason = lines.owner.unwanted(message)
         if reason:
-            lines.turn_away(self, f"slot of process {message.pid} is not wanted: {reason}")
+            lines.turn_away(self, f"slot of process {message.pid} is refused: {reason}")
             return
         self.slot = lines.add(self)
         # before the owner hears of the slot: whatever it sends comes after the welcome

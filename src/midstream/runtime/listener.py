@@ -93,7 +93,7 @@ class Listener:
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     raise
-                _log.warning("cannot take a connection: %s; trying again in %.2f s", error.strerror, ACCEPT_PAUSE_S)
+                _log.warning("cannot accept a connection: %s; trying again in %.2f s", error.strerror, ACCEPT_PAUSE_S)
                 self._loop.unwatch(self._sock)
                 self._loop.call_later(ACCEPT_PAUSE_S, self._resume)
                 return
@@ -108,7 +108,7 @@ class Listener:
             ((crowd, _),) = Counter(self._strangers.values()).most_common(1)
             oldest = next(stranger for stranger, where in self._strangers.items() if where == crowd)
             oldest.close()
-            self._failed(oldest, "too many connections at once that have not said who they are")
+            self._failed(oldest, "too many unauthenticated connections at once")
         connection = Connection(
             self._loop,
             sock,
@@ -132,4 +132,4 @@ class Listener:
         self._strangers.pop(connection, None)
         self._turned_away += 1
         if self._turned_away == 1:
-            _log.warning("turned away a connection to port %d: %s (said once)", self.port, reason)
+            _log.warning("refused a connection to port %d: %s (logged once)", self.port, reason)

@@ -56,7 +56,7 @@ class OpenLooks:
             self._answer(client, Reply(error=meant))
             return
         if len(self._open) >= LOOKS_MAX:
-            self._answer(client, Reply(error=f"{LOOKS_MAX} others look at rows already; ask again in a moment"))
+            self._answer(client, Reply(error=f"{LOOKS_MAX} requests for rows are open already; try again in a moment"))
             return
         number = self._count
         self._count += 1

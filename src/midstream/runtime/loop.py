@@ -220,7 +220,7 @@ class EventLoop:
         self._closed = True
         self._schedule.close()
         if not self._pool.close(io_wait_s):
-            _log.warning("I/O that began before the end still hangs after %.0f s; it is left behind", io_wait_s)
+            _log.warning("I/O that began before the end still hangs after %.0f s; it is abandoned", io_wait_s)
         self._selector.close()
         self._wake_in.close()
         self._wake_out.close()

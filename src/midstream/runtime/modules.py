@@ -54,7 +54,7 @@ class UnpackedModules:
         if missing:
             self._problem = ConfigError(
                 f"{sys.executable} on {socket.gethostname()}, which runs the slots, lacks what the job's code imports: "
-                f"{', '.join(missing)}; install the same there, or let PYSPARK_PYTHON name an interpreter that has it"
+                f"{', '.join(missing)}; install it there, or let PYSPARK_PYTHON name an interpreter that has it"
             )
 
     def unpickle(self, data: bytes) -> Any:

@@ -295,7 +295,7 @@ class _SlotProcess:
         if self._ending:
             return
         _log.warning("slot %s ends: lost its driver: %s", self._welcome.slot if self._welcome else "?", reason)
-        self._end(None if self._welcome else ClusterError(f"the driver did not take the slot: {reason}"))
+        self._end(None if self._welcome else ClusterError(f"the driver did not accept the slot: {reason}"))
 
     def _fatal(self, error: BaseException) -> None:
         _log.error("slot %s ends on an error", self._welcome.slot if self._welcome else "?", exc_info=error)

@@ -376,7 +376,7 @@ _WHY: Final = {
     errno.EPERM: "not permitted; the user that runs the job must be allowed to read and write there",
     errno.EROFS: "the filesystem is mounted read-only",
     errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the disk quota is used up",
+    errno.EDQUOT: "the disk quota is exhausted",
     errno.ENOTDIR: "a part of the path is a file, not a directory",
     errno.EISDIR: "it is a directory, not a file",
 }
@@ -385,7 +385,7 @@ _WHY: Final = {
 _WAYS_OUT: Final = {
     "ACCESS_DENIED": f"the credentials {RIGHTS}",
     "NO_SUCH_BUCKET": "create the bucket, or correct its name",
-    "NETWORK_CONNECTION": "is the endpoint right, and can it be reached from here?",
+    "NETWORK_CONNECTION": "check the endpoint, and that it can be reached from here",
 }
 """Remedies by fragments of pyarrow's S3 errors."""
 

@@ -132,7 +132,7 @@ class DataSourceBatchSource(_DataSourceSource):
     ) -> None:
         super().__init__(data_source, options, schema, rows_per_s)
         if not self._has("reader"):
-            raise ConfigError(f"{self._where}: has no reader(); it can only be read as a stream, or not at all")
+            raise ConfigError(f"{self._where}: has no reader(); it can only be read as a stream, if at all")
 
     def _partition_reader(self) -> _PartitionReader:
         reader: _PartitionReader = self._data_source.reader(self._struct)

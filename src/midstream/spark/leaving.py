@@ -143,7 +143,9 @@ class LeavingSlots:
                 if not (self._cannot_ask or self._closed.is_set() or self._ended()):
                     self._cannot_ask = True
                     text = str(error).splitlines()[0] if str(error) else type(error).__name__
-                    _told.warning("Spark does not say which executors have to end, so slots on them end, too: %s", text)
+                    _told.warning(
+                        "Spark does not report which executors have to end, so slots on them end too: %s", text
+                    )
             wait_s = max(ASK_EVERY_S, (time.monotonic() - began_s) / SHARE_MAX)
 
     def look(self, slots: Mapping[str, _Slot]) -> None:

@@ -52,8 +52,8 @@ _REMOTE: Final = re.compile(r"yarn|spark://.+|k8s://.+")
 
 NEEDS_CLASSIC: Final = (
     "this program uses Spark Connect, whose client cannot start slots: midstream needs a classic Spark session in this "
-    "process, so unset SPARK_REMOTE and spark.remote, leave builder.remote(…) out, and let SparkSession.builder.master(…) "
-    "or midstream itself make the session"
+    "process, so unset SPARK_REMOTE and spark.remote, leave out builder.remote(…), and create the session with "
+    "SparkSession.builder.master(…), or let midstream create it"
 )
 
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')

@@ -75,14 +75,15 @@ def check_settings(conf: SparkConf) -> None:
     idle = conf.get(_IDLE_TIMEOUT, "0") or "0"
     if _is_on(conf, _IDLE_KILLS) and not re.fullmatch(r"\s*-?0+\s*[a-z]*\s*", idle):
         raise ConfigError(
-            f"{_IDLE_TIMEOUT}={idle} together with {_IDLE_KILLS}=true has Spark kill every slot after that time, since "
-            f"a slot gives Spark no rows; leave {_IDLE_KILLS} out, or set it to false"
+            f"{_IDLE_TIMEOUT}={idle} together with {_IDLE_KILLS}=true makes Spark kill every slot after that time, "
+            f"since a slot returns no rows to Spark; leave out {_IDLE_KILLS}, or set it to false"
         )
     threshold = conf.get(_SPECULATION_THRESHOLD, "")
     if _is_on(conf, _SPECULATION) and threshold:
         raise ConfigError(
-            f"{_SPECULATION}=true together with {_SPECULATION_THRESHOLD}={threshold} has Spark start a copy of every "
-            f"slot after that time and kill one of the two; leave {_SPECULATION_THRESHOLD} out, or set {_SPECULATION} to false"
+            f"{_SPECULATION}=true together with {_SPECULATION_THRESHOLD}={threshold} makes Spark start a copy of "
+            f"every slot after that time and kill one of the two; leave out {_SPECULATION_THRESHOLD}, or set "
+            f"{_SPECULATION} to false"
         )
 
 
@@ -304,7 +305,7 @@ def explain(error: BaseException) -> str:
         return first_line(error)
     reason = re.sub(r"^(?:\w+\.)+(?=\w+(?::|$))", "", said[-1])
     if reason.startswith("ModuleNotFoundError"):
-        reason += f"; the executors' Python needs the packages of {sys.executable}: set PYSPARK_PYTHON before the session is made"
+        reason += f"; the executors' Python needs the packages of {sys.executable}: set PYSPARK_PYTHON before the session is created"
     return reason
 
 

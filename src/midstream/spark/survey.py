@@ -293,7 +293,7 @@ def _use_storage(ask: _Ask) -> str:
     try:
         storage = FileStorage(ask.storage)
         if not storage.exists(f"{ask.probe}/driver") or storage.read(f"{ask.probe}/driver") != ask.token.encode():
-            return "what the driver has written there is not to be seen: it is another directory, or not mounted here"
+            return "what the driver has written there is not visible: it is another directory, or not mounted here"
         storage.write(name, [b"written"])
         storage.delete(name)
     except (MidstreamError, OSError) as error:

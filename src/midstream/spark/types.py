@@ -50,7 +50,7 @@ _SIMPLE: Final[dict[type[DataType], pa.DataType]] = {
     NullType: pa.null(),
 }
 _WAYS_OUT: Final = {
-    "VariantType": "make it text with to_json()",
+    "VariantType": "convert it to a string with to_json()",
     "GeometryType": "make it binary with st_asbinary()",
     "GeographyType": "make it binary with st_asbinary()",
     "YearMonthIntervalType": "cast it to int, which counts its months",

@@ -59,8 +59,10 @@ def check_managers(users: SparkConf, environment: Mapping[str, str] = os.environ
 def waiting_is_told() -> Iterator[None]:
     """Warn if Spark waits long for a container while it starts on YARN: it waits silently and without a limit."""
     text = (
-        f"Spark has not started on YARN for {TOLD_AFTER_S:g} s, and is waited for without a limit. YARN may have no room in "
-        "the queue for the container that Spark itself needs: `yarn application -list` shows it as ACCEPTED then; end other "
+        f"Spark has not started on YARN for {TOLD_AFTER_S:g} s, and there is no limit on this wait. YARN may have no "
+        "room in "
+        "the queue for the container that Spark itself needs: `yarn application -list` then shows it as ACCEPTED; end "
+        "other "
         "applications, or name another queue (spark.yarn.queue)"
     )
     told = threading.Timer(TOLD_AFTER_S, _told.warning, [text])

@@ -93,11 +93,11 @@ class State(DeclaredState):
         """Return all entries, and the current key."""
         if self._entries is None:
             raise JobError(
-                f"{type(self).__name__} works only inside a process function, declared as an attribute of its class"
+                f"{type(self).__name__} only works inside a process function, declared as an attribute of its class"
             )
         if not self._scope.is_set:
             raise JobError(
-                f"state {self.name!r}: there is no current key here; use it where a row or a timer is handled"
+                f"state {self.name!r}: there is no current key here; use it while a row or a timer is processed"
             )
         return self._entries, self._scope.key
 

@@ -163,13 +163,13 @@ class Pickles:
         if package in _CALL_ANYTHING:
             return (
                 f"{module}.{name} is none of the plain types that a checkpoint may hold: methods, functions and types "
-                "with parameters are not stored, also not by the __reduce__ of a class, or in an attribute as "
+                "with parameters are not stored, not even by the __reduce__ of a class, or in an attribute as "
                 "Box[int]() sets it (write Box())"
             )
         return (
             f"{module}.{name} is neither the job's own nor one of the plain types that a checkpoint may hold. Store "
             f"plain values, or instances of classes of your own; or give Environment(trusted_packages=[{package!r}]): "
-            "then whoever can write to the checkpoint directory can have everything in that package called"
+            "but then anyone with write access to the checkpoint directory can have everything in that package called"
         )
 
     def check(self, item: object, module: str, name: str) -> tuple[str, str]:

@@ -87,7 +87,7 @@ class TableState(DeclaredState):
 
     def _bound_runs(self) -> list[Run]:
         if self._runs is None:
-            raise JobError("TableState works only inside a function on batches, declared as an attribute of its class")
+            raise JobError("TableState only works inside a function on batches, declared as an attribute of its class")
         return self._runs
 
     def _conforming(self, given: object) -> pl.DataFrame:

@@ -75,9 +75,9 @@ def _difference(first: Result, other: Result, cut: Cut) -> str:
         "a row is late with one cut and not with another: a watermark follows each batch, and the row is further behind "
         "than with_watermarks() allows"
         if is_late
-        else "where batches are cut is the engine's business. A function on batches must treat each row for itself, and "
-        "keep what it has to remember in its declared states. A timer fires between two batches: on_timer(time) counts "
-        "only rows whose time is at or before `time`. Of two inputs nothing says whose row comes first. "
+        else "the engine decides where batches are cut. A function on batches must treat each row independently, and keep "
+        "what it has to remember in its declared states. A timer fires between two batches: on_timer(time) should only "
+        "count rows whose time is at or before `time`. Rows of two inputs arrive in any order. "
         "(midstream simulate JOB.py looks for the reason)"
     )
     return "\n".join(["the result depends on where batches are cut", *texts, why])
@@ -93,7 +93,9 @@ def _shown(cut: str, rows: list[dict[str, Any]]) -> list[str]:
 def _cut_text(cut: Cut) -> str:
     if cut == "whole":
         return "the whole input in one batch"
-    return f"{cut} rows a batch" if isinstance(cut, int) else f"batches of {', '.join(map(str, list(cut)[:8]))} … rows"
+    return (
+        f"{cut} rows per batch" if isinstance(cut, int) else f"batches of {', '.join(map(str, list(cut)[:8]))} … rows"
+    )
 
 
 def _without(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[dict[str, Any]]:

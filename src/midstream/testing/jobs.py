@@ -144,7 +144,7 @@ class RunningJob:
 
     def _feed(self, uid: str, batch: pa.RecordBatch) -> None:
         if self._engine.has_ended(uid):
-            raise JobError(f"input {uid!r} has ended, and is given another row")
+            raise JobError(f"input {uid!r} has ended, but is given another row")
         first = self._fed.get(uid, 0)
         self._fed[uid] = first + batch.num_rows
         with _surfacing(f"{rows_text(first, first + batch.num_rows - 1)} of the input {uid!r}, counted from 0"):
@@ -297,7 +297,7 @@ class RunningJob:
         if len(self._sources) != 1:
             known = ", ".join(map(repr, self._sources))
             raise ConfigError(
-                f"{where}: the job has {len(self._sources)} sources, so say whose rows these are: {known}"
+                f"{where}: the job has {len(self._sources)} sources, so name the source of these rows: {known}"
             )
         return next(iter(self._sources))
 
@@ -318,7 +318,7 @@ def _program_of(what: What) -> tuple[Program, JobConfig, list[End] | None]:
         return what._program, what._config, None
     streams = [what] if isinstance(what, DataStream) else list(what) if isinstance(what, Iterable) else []
     if not streams or not all(isinstance(stream, DataStream) for stream in streams):
-        raise ConfigError(f"{what!r} is neither an Environment nor a stream; give a job, or the stream to look at")
+        raise ConfigError(f"{what!r} is neither an Environment nor a stream; give a job, or the stream to test")
     if len({id(stream._program) for stream in streams}) > 1:
         raise ConfigError("the streams are of different Environments; give those of one")
     ends = [End(tuple((origin.node, origin.tag) for origin in stream._origins), stream.schema) for stream in streams]

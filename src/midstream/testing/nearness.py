@@ -24,8 +24,8 @@ CLOSE_MAX: Final = 1e-3
 """The largest tolerance: half floats have so few digits that sums of many are meaningless."""
 CANCELLED_MAX: Final = 1e-9
 CANCELLED: Final = (
-    "Where positive and negative floats cancel out, only their rounding is left, which depends on the order of adding: "
-    "round(…) such a result, or add whole numbers or decimals (cents instead of euros)."
+    "If positive and negative floats cancel out, only their rounding is left, which depends on the order of summation: "
+    "round(…) such a result, or add integers or decimals (cents instead of euros)."
 )
 
 

@@ -86,7 +86,7 @@ class Report:
         per_run = f", {1000 * self.seconds / self.seeds:.0f} ms each" if self.seeds else ""
         ran = f"{counted(self.seeds, 'run')} over {counted(self.rows, 'row')}{per_run}"
         if self.ok:
-            yield f"{self.job}: the output with failures is the output without: {ran}"
+            yield f"{self.job}: the output with failures equals the output without: {ran}"
             if self.long:
                 its = "its" if self.long == 1 else "their"
                 yield f"{self.long:,} of the runs had not come to {its} end after as many steps as a run has"
@@ -106,10 +106,11 @@ class Report:
                 yield f"Replay: {self.replay} --seed {self.seed}"
         if self.cut:
             read = ", ".join(f"{counted(rows, 'row')} of {uid!r}" for uid, rows in self.cut.items())
-            yield f"Not tried: what comes behind the first {read} (--rows-max N reads more, --rows UID=FILE others)"
+            yield f"Not tried: what comes after the first {read} (--rows-max N reads more, --rows UID=FILE others)"
         if self.late:
             yield (
-                f"Late rows of {', '.join(map(repr, self.late))} may be others in each run, as the job reads them: a run is "
+                f"Late rows of {', '.join(map(repr, self.late))} may differ from run to run, as the job reads them: a "
+                "run is "
                 "compared with one without failures in which the same rows are late"
             )
         yield from (f"Warning: {warning}" for warning in self.warnings)
@@ -124,11 +125,11 @@ class Report:
             case "engine":
                 return f"{seed}midstream itself has a bug here, please report it"
             case "fails" if self.seed is None:
-                return "the job fails by itself, without any fault"
+                return "the job fails on its own, without any fault"
             case "fails":
-                return f"{seed}the job fails, and not by a fault of the simulator's"
+                return f"{seed}the job fails, but not because of a simulated fault"
             case _:  # stuck
-                return f"{seed}the job does not come to its end, so there is nothing to compare"
+                return f"{seed}the job does not end, so there is nothing to compare"
 
 
 @dataclass(slots=True)
@@ -315,10 +316,10 @@ class _Worker:
             while line := stream.readline(LINE_BYTES_MAX):
                 self._news.put(msgspec.json.decode(line, type=Finished))
         except msgspec.DecodeError as error:
-            wrong = f"it has said something that is no result: {error}"
+            wrong = f"it has printed something that is not a result: {error}"
         status = self._process.wait()
         if not wrong and status and not self._is_ended:
-            wrong = f"exit status {status}; what it said is above"
+            wrong = f"exit status {status}; its output is above"
         self._news.put(wrong)
 
     def end(self) -> None:

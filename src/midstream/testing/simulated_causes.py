@@ -32,7 +32,7 @@ SIDE_WORDS: Final = {
     "cuts": "where batches are cut",
     "order": "the speed of inputs and tasks",
     "width": "the parallelism",
-    "failures": "what befalls the job",
+    "failures": "the faults of the job",
 }
 
 
@@ -41,7 +41,7 @@ class Cause(Enum):
 
     RUN_TO_RUN = (
         "The result differs between two runs with the same input, the same batches and no failure. Something in the job "
-        "changes from run to run: the clock, a random number that cannot be simulated, the order of a set, or something "
+        "changes from run to run: the clock, random numbers that cannot be simulated, the order of a set, or something "
         "outside of the job."
     )
     CLOCK = (
@@ -49,42 +49,42 @@ class Cause(Enum):
         "processed again, later. Take the time from a column of the row, or from ctx.watermark."
     )
     RANDOM = (
-        "The result depends on random numbers. After a failure rows are processed again and draw other numbers. Make "
-        "the number from the row, for example random.Random(row['id'])."
+        "The result depends on random numbers. After a failure rows are processed again and draw other numbers. "
+        "Derive the number from the row, for example random.Random(row['id'])."
     )
     HASH = (
-        "The result depends on hash() of text, which is another one in every process (PYTHONHASHSEED). "
+        "The result depends on hash() of strings, which differs in every process (PYTHONHASHSEED). "
         "Use zlib.crc32(text.encode()) or hashlib."
     )
     SET = (
-        "The result is another one in another process: it depends on the order in which a set of text is iterated, or "
-        "on hash() of text (PYTHONHASHSEED). Iterate over sorted(the_set)."
+        "The result differs from process to process: it depends on the order in which a set of strings is iterated, "
+        "or on hash() of strings (PYTHONHASHSEED). Iterate over sorted(the_set)."
     )
     INPUTS = (
-        "The result depends on the order in which rows of two inputs (or of two parts of one input) meet. Nothing says "
-        "which of two rows that come from different inputs comes first. Keep what came first in state until the other "
-        "one has come, or let a timer of event time decide."
+        "The result depends on the order in which rows of two inputs (or of two parts of one input) meet. Rows from "
+        "different inputs arrive in any order. Keep the row that came first in state until the other one has arrived, "
+        "or let an event-time timer decide."
     )
     INPUTS_OR_TIMERS = (
         "The result depends on what has been processed when a row of another input (or of another part of one input), or a "
-        "timer of event time, comes. Nothing says which of two rows that come from different inputs comes first: keep what came first in state until "
-        "the other one has come. And timers fire between two batches, when rows with a later time may have been processed: "
-        "in on_timer(time), count only rows whose time is at or before `time`."
+        "event-time timer, comes. Rows from different inputs arrive in any order: keep the row that came first in state "
+        "until the other one has arrived. And timers fire between two batches, when rows with a later time may have been "
+        "processed: in on_timer(time), only count rows whose time is at or before `time`."
     )
     LATE = (
-        "Rows come too late: they are dropped or not, depending on how far event time has come when they are read. The "
-        "watermark says that rows are out of order by less than they are. Allow more: "
+        "Rows are too late: they are dropped or not, depending on how far event time has come when they are read. The "
+        "watermark strategy allows less disorder than the rows have. Allow more: "
         "WatermarkStrategy.bounded('10 s'), allowed_lateness, or read the side output of late rows."
     )
     UPDATES = (
-        "A window with allowed_lateness fires again for rows that come behind its end, so what it gives is a stream of "
+        "A window with allowed_lateness fires again for rows that arrive after its end, so its output is a stream of "
         "updates: how many there are depends on where batches are cut. Say which rows replace which: "
         "--latest SINK=KEY,window_start compares only the last row of each key and window."
     )
     CUTS = (
-        "The result depends on where batches are cut. How many rows a batch has is nobody's choice: it follows from how "
-        "fast rows come. A batch function has to give the same for rows in one batch and in several; what belongs "
-        "together over batches has to be in declared state. (Event time also moves only between two batches.)"
+        "The result depends on where batches are cut. The number of rows in a batch is arbitrary: it depends on how "
+        "fast rows arrive. A batch function has to return the same for rows in one batch and in several; what belongs "
+        "together across batches has to be in declared state. (Event time also moves only between two batches.)"
     )
     WATERMARKS = (
         "The result depends on how far event time has come when a row is processed: a function compares a row with "
@@ -100,24 +100,25 @@ class Cause(Enum):
         "their times, for the timers that come."
     )
     STATE = (
-        "A function keeps state outside of its declared state. Such state is not in checkpoints: it is lost or doubled "
-        "when the job goes on after a failure, and each subtask has its own. Declare it in the class of a "
-        "KeyedProcessFunction, behind key_by(), such as: count = ValueState()."
+        "A function keeps state outside of its declared state. Such state is not in checkpoints: it is lost or "
+        "duplicated when the job resumes after a failure, and each subtask has its own. Declare it in the class of a "
+        "KeyedProcessFunction, after key_by(), such as: count = ValueState()."
     )
     EFFECT = (
         "A function has a side effect: it changes something outside of the job. After a failure rows are processed "
         "again, and so is that. Only what goes through a sink happens exactly once."
     )
     ORDER = (
-        "The result depends on the order of rows of different keys, splits or subtasks, which no run promises. If the "
+        "The result depends on the order of rows of different keys, splits or subtasks, which is not guaranteed. If "
+        "the "
         "sink gets a stream of updates, say so: --latest SINK=KEY compares only the last row of each key."
     )
     FAILURES = (
-        "The result differs only after failures, and no reason for it was found in the text of the functions. Something "
-        "lives outside of declared state, or midstream has a bug: please report it with the replay below."
+        "The result differs only after failures, and no reason for it was found in the code of the functions. "
+        "Something is kept outside of declared state, or midstream has a bug: please report it with the replay below."
     )
     COMBINED = (
-        "The result differs only when several things come together, and no single one of them shows it: see the "
+        "The result differs only when several things come together, and no single one of them causes it: see the "
         "schedule below."
     )
 
@@ -134,7 +135,7 @@ class Diagnosis:
     def lines(self) -> list[str]:
         lines = [f"Why: {self.cause.value}"]
         if self.suspect is not None:
-            lines.append(f"First seen behind: {self.suspect}")
+            lines.append(f"First seen after: {self.suspect}")
         lines += [f"Look at: {clue}" for clue in self.clues[:5]]
         return [*lines, *self.experiments]
 
@@ -227,7 +228,7 @@ def diagnose(
     most = 1 + 3 + len(SIDE_WORDS)
 
     def trying(what: str) -> None:
-        say(f"looking for the reason (experiment {next(steps)} of at most {most}): {what}")
+        say(f"looking for the cause (experiment {next(steps)} of at most {most}): {what}")
 
     trying("the reference run again")
     if lab.vary("again", AGAIN, iter([REFERENCE])):

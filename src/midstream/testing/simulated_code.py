@@ -24,10 +24,10 @@ class Habit(Enum):
     REAL_CLOCK = "reads the clock in a way that cannot be simulated"
     RANDOM = "draws random numbers"
     UNSIMULATED = "draws random numbers that cannot be simulated"
-    HASH = "calls hash(), which differs between processes for text"
-    SET = "uses a set, whose order of iteration differs between processes for text"
+    HASH = "calls hash(), which differs between processes for strings"
+    SET = "uses a set, whose order of iteration differs between processes for strings"
     EFFECT = "changes the world outside of the job"
-    TIMER = "sets a timer of event time"
+    TIMER = "sets an event-time timer"
     WATERMARK = "reads the watermark"
 
 

@@ -52,7 +52,7 @@ class Difference:
         """Describe, for display, what differs, with the first few rows."""
         said = [
             _count(self.missing, "is missing", "are missing"),
-            _count(self.doubled, "is there too often", "are there too often"),
+            _count(self.doubled, "is there too often", "occur too often"),
             _count(self.changed, "has changed", "have changed"),
             _count(self.surplus, "should not be there", "should not be there"),
         ]

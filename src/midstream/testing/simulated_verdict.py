@@ -60,7 +60,7 @@ def judge(job: SimulatedJob, reference: Ran, ran: Ran, contracts: Mapping[str, C
     if ran.error:
         return Verdict(FAILS, error=ran.error)
     if not ran.is_over:
-        return Verdict(LONG, error=f"the job had not come to its end after {ran.steps:,} steps")
+        return Verdict(LONG, error=f"the job had not ended after {ran.steps:,} steps")
     reference = reference_of(job, reference, ran)
     found = differences(reference.output, ran.output, compared(job), contracts)
     if found:

@@ -97,7 +97,8 @@ class _Place:
             self.sink.validate(self.batch.schema, restoring)
         except Exception as error:
             raise AssertionError(
-                f"{self.name}.validate refuses {'to go on' if restoring else 'an empty target'}: {type(error).__name__}: {error}"
+                f"{self.name}.validate refuses {'to resume' if restoring else 'an empty target'}: "
+                f"{type(error).__name__}: {error}"
             ) from error
 
     def writer(self, subtask: int = 0, attempt: int = 0) -> _Writer:
@@ -287,7 +288,7 @@ def _crash(place: _Place) -> None:
     again = place.writer(attempt=2).write(place.batch)
     committables = again.prepare(1)
     _commit(place, 1, committables, "of the attempt after one that had failed")
-    place.expect([place.batch], "after an attempt was given up behind prepare, and the next one has committed")
+    place.expect([place.batch], "after an attempt was abandoned after prepare, and the next one has committed")
     committer = place.committer()
     assert committer is not None
     for time in ("the first time", "a second time"):
@@ -298,7 +299,7 @@ def _crash(place: _Place) -> None:
                 f"{place.name}: {time}, abort raised {type(error).__name__}: {error}; aborting what no longer exists "
                 "must not raise"
             ) from error
-    place.expect([place.batch], "after what was given up was aborted, twice")
+    place.expect([place.batch], "after abandoned committables were aborted, twice")
     again.close()
 
 

@@ -70,7 +70,7 @@ def _check_settings(source: Source, name: str) -> None:
         column = differing[0]
         raise AssertionError(
             f"{name}.schema: column {column!r} is {schema.field(column).type}; the engine's type for it is "
-            f"{canonical.field(column).type}: convert where it is read, and say so in the schema"
+            f"{canonical.field(column).type}: convert it when reading, and declare that type in the schema"
         )
 
 
@@ -105,7 +105,7 @@ def _discover(
             not source.bounded or asked < 10_000,
             f"{name}.discover has not said exhausted=True after {asked} calls, but the source is bounded",
         )
-    _require(bool(source.bounded) or not splits or position is not None, f"{name}.discover gave no position")
+    _require(bool(source.bounded) or not splits or position is not None, f"{name}.discover returned no position")
     ids = [split.id for split in splits]
     twice = next((split_id for split_id, times in Counter(ids).items() if times > 1), None)
     _require(twice is None, f"{name}.discover: two splits have the id {twice!r}; each needs one of its own")
@@ -123,7 +123,8 @@ def _one_discovery(source: Source, name: str, position: bytes | None, context: D
         _require(isinstance(split, Split), f"{name}.discover: {split!r} is not a Split")
         _require(
             isinstance(split.id, str) and isinstance(split.payload, bytes),
-            f"{name}.discover: split {split!r}: the id must be text and the payload bytes, as checkpoints hold them",
+            f"{name}.discover: split {split!r}: the id must be a string and the payload bytes, since checkpoints hold "
+            "them",
         )
         _require(
             split.offset == 0, f"{name}.discover: split {split.id!r} is new, and has the offset {split.offset}, not 0"
@@ -156,21 +157,24 @@ def _read(
             break
         _require(
             isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], pa.RecordBatch),
-            f"{where}: read({batch_rows}) returned {type(answer).__name__}; return (a pyarrow.RecordBatch, the offset behind "
+            f"{where}: read({batch_rows}) returned {type(answer).__name__}; return (a pyarrow.RecordBatch, the offset "
+            "after "
             "it), or None at the end",
         )
         batch, offset = answer
         _require(
             batch.schema.equals(source.schema),
-            f"{where}: a batch has the columns {_columns(batch.schema)}, the source says {_columns(source.schema)}",
+            f"{where}: a batch has the columns {_columns(batch.schema)}, but the source's schema has "
+            f"{_columns(source.schema)}",
         )
         _require(
             batch.num_rows <= batch_rows,
-            f"{where}: read({batch_rows}) returned {counted(batch.num_rows, 'row')}, more than it may",
+            f"{where}: read({batch_rows}) returned {counted(batch.num_rows, 'row')}, more than requested",
         )
         _require(
             isinstance(offset, int) and not isinstance(offset, bool) and -(2**63) <= offset < 2**64,
-            f"{where}: read gave the offset {offset!r}; it is stored in checkpoints, so it must be a whole number of 64 bits",
+            f"{where}: read returned the offset {offset!r}; it is stored in checkpoints, so it must be a whole number "
+            "of 64 bits",
         )
         before = offsets[-1] if offsets else split.offset
         _require(
@@ -198,14 +202,16 @@ def _is_all_there_is(source: Source, where: str, quiet_s: float, rows: int, expe
     """Whether a reader without rows need not be awaited. Raises AssertionError for one that must not have none."""
     _require(
         source.blocking or quiet_s < QUIET_S,
-        f"{where}: read returned nothing but empty batches for {QUIET_S:g} s behind {counted(rows, 'row')}, which says that there are none "
-        "for now; a source with blocking = False is asked again at once, and so takes all of the processor's time: return "
+        f"{where}: read returned nothing but empty batches for {QUIET_S:g} s after {counted(rows, 'row')}, which "
+        "means that there are none at present; a source with blocking = False is called again at once, and so takes "
+        "all of the processor's time: return "
         "None at the end of the split, or set blocking = True",
     )
     if source.bounded:
         _require(
             quiet_s < MISSING_S,
-            f"{where}: read returned nothing but empty batches for {MISSING_S:g} s behind {counted(rows, 'row')}, and the source is bounded; "
+            f"{where}: read returned nothing but empty batches for {MISSING_S:g} s after {counted(rows, 'row')}, but "
+            "the source is bounded; "
             "return None at the end of the split",
         )
         return False
@@ -239,8 +245,9 @@ def _check_split(source: Source, name: str, split: Split, rows_max: int) -> list
                 _same(
                     whole[done:],
                     rest[:limit] if len(whole) >= rows_max else rest,
-                    f"{name}.open_split at offset {offset} of split {split.id!r}, which read gave behind row {done}, does not "
-                    "go on with the row behind that: after a restart rows would be lost or come twice",
+                    f"{name}.open_split at offset {offset} of split {split.id!r}, which read returned after row "
+                    f"{done}, does not resume with the row after that: after a restart rows would be lost or "
+                    "duplicated",
                 )
     return batches
 

@@ -161,11 +161,11 @@ def _unfit(name: str) -> str:
     if not _NAME.fullmatch(name):
         return "use letters from a to z, digits and underscores, and begin with a letter"
     if keyword.iskeyword(name) or keyword.issoftkeyword(name):
-        return "it is a word of Python's language"
+        return "it is a Python keyword"
     if name.lower() in _TAKEN or name.lower().startswith("test_"):
-        return "pytest, Python or the operating system take a file of that name for something else"
+        return "pytest, Python or the operating system treat a file of that name specially"
     if any(each in sys.stdlib_module_names or _is_installed(each) for each in {name, name.lower()}):
-        return "there is a module of that name already, which could not be imported any more beside it"
+        return "a module of that name exists already, and could no longer be imported"
     return ""
 
 

@@ -196,7 +196,7 @@ def _look_at_claims(checks: _Checks, what: str, storage: Storage, exclusive: boo
         first, second = storage.create(claim, b""), storage.create(claim, b"")
     except MidstreamError as error:
         checks.fail(
-            what, str(error), "no job can use it as it is: only one of two drivers that start at once may go on"
+            what, str(error), "no job can use it as it is: only one of two drivers that start at once may continue"
         )
         return
     if exclusive and first and not second:
@@ -205,7 +205,7 @@ def _look_at_claims(checks: _Checks, what: str, storage: Storage, exclusive: boo
         checks.warn(
             what,
             "files cannot be created exclusively there",
-            "two drivers that start in the same moment may both go on; see that only one is started",
+            "two drivers that start at the same moment may both continue; make sure that only one is started",
         )
 
 
@@ -306,13 +306,13 @@ def _look_at_settings(checks: _Checks, conf: SparkConf, master: str, tls: str) -
     if off:
         checks.warn(
             off,
-            "without it Spark does not announce that an executor has to end: the job restarts when it is gone",
-            f"set {off}=true, and the job moves to other executors before that",
+            "without it Spark does not announce that an executor has to end: the job then restarts when it is gone",
+            f"set {off}=true, so that the job moves to other executors before that",
         )
     if not is_on("spark.authenticate"):
         checks.warn(
             "spark.authenticate",
-            "the job's keys travel in Spark's own channel, which anybody in the network can join",
+            "the job's keys travel in Spark's own channel, which anyone in the network can join",
             "set spark.authenticate=true and spark.network.crypto.enabled=true, or use a network that you trust",
         )
     elif not is_on("spark.network.crypto.enabled") and not is_on("spark.ssl.rpc.enabled"):
@@ -342,10 +342,10 @@ def _judge(checks: _Checks, found: Survey, slots: int, timeout_s: float, provide
         why = f": {found.failure}" if found.failure else ""
         checks.fail(
             "cores",
-            f"the job needs {slots} slots at once, and {len(came)} came within {timeout_s:g} s{why}",
+            f"the job needs {slots} slots at once, but {len(came)} came within {timeout_s:g} s{why}",
             "give Spark more free cores or the job less parallelism"
             if came
-            else f"see that executors start, and that they can reach this program at {driver_host}, {provider.driver_ports}",
+            else f"check that executors start, and that they can reach this program at {driver_host}, {provider.driver_ports}",
         )
     if not came:
         return
@@ -383,7 +383,7 @@ def _judge(checks: _Checks, found: Survey, slots: int, timeout_s: float, provide
     if silent:
         checks.fail(
             "slots",
-            f"{len(silent)} of {len(came)} did not finish trying, such as the one on {_place(silent[0])}",
+            f"{len(silent)} of {len(came)} did not finish the tests, such as the one on {_place(silent[0])}",
             "storage or network hang there",
         )
 

@@ -40,7 +40,7 @@ def rows_view(seen: LiveRows) -> RenderableType:
     what = f"{name} gives out" if name == giver else f"{giver} gives to {name}"
     shown = seen.shown
     if shown is None:
-        return Text(f"nothing of what {what} passed within {seen.waited_s:g} s")
+        return Text(f"no rows that {what} passed within {seen.waited_s:g} s")
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in shown.columns:
         table.add_column(Text(text.printable(f"{column.name}\n{column.type}")), overflow="ellipsis", no_wrap=True)

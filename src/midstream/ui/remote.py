@@ -101,7 +101,7 @@ def list_jobs(also_ended: bool) -> Answer:
         for e in silent
     ]
     if unreadable:
-        notes.append(Text(f"left out: {unreadable} that another version of midstream has recorded", "yellow"))
+        notes.append(Text(f"left out: {unreadable} recorded by another version of midstream", "yellow"))
     view: list[RenderableType] = [jobs_table(statuses)] if statuses else []
     return Answer(data, Group(*view, *notes))
 
@@ -167,7 +167,12 @@ def show_history(job: str) -> Answer:
         )
     status = history.find(job).seen
     lost = (
-        [Text(f"its driver is gone without telling how the job ended; known until {text.clock(status.now_ms)}", "red")]
+        [
+            Text(
+                f"its driver disappeared without reporting how the job ended; last known at {text.clock(status.now_ms)}",
+                "red",
+            )
+        ]
         if status.state == history.LOST
         else []
     )
@@ -297,7 +302,7 @@ def stop_job(job: str | None, drain: bool, savepoint: str | None, silent: bool) 
         reply = _ask_patiently(entry, DoStop(drain, place), say)
     line = Text(f"{text.printable(entry.name)} {'finished' if drain else 'stopped'}")
     if reply.checkpoint:
-        line.append(f"\ngo on from: {reply.checkpoint}" if not drain else f"\nlast checkpoint: {reply.checkpoint}")
+        line.append(f"\nresume from: {reply.checkpoint}" if not drain else f"\nlast checkpoint: {reply.checkpoint}")
     stopped = StoppedJob(entry.job_id, drain)
     made = {"checkpoint" if place is None else "savepoint": reply.checkpoint}
     return Answer(msgspec.structs.replace(stopped, **made), line)

@@ -96,7 +96,7 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
     )
     if overrides.resume and submission.checkpoint is not None:  # the other case is a warning of its own
         config = submission.plan.config
-        going_on = f"job {config.name} goes on from checkpoint {submission.checkpoint} in {config.checkpoint_dir}"
+        going_on = f"job {config.name} resumes from checkpoint {submission.checkpoint} in {config.checkpoint_dir}"
         errors.print(text.printable(going_on), markup=False, soft_wrap=True)
     what = "starting Spark and the job's slots" if provider is None else "starting the job's slots"
     with ending_at_a_signal(), busy_with(what, silent=json):
@@ -200,7 +200,7 @@ def _summary(status: JobStatus, again: str) -> Text:
 
 def _how_to_go_on(status: JobStatus, again: str) -> str:
     if status.checkpoint_dir is None:
-        return "there is nothing to go on from: the job has no checkpoint directory (--checkpoint-dir)"
+        return "there is nothing to resume from: the job has no checkpoint directory (--checkpoint-dir)"
     if not status.checkpoints_completed and status.restored_from is None:
-        return "there is nothing to go on from: no checkpoint was completed"
-    return f"go on with: {again}"
+        return "there is nothing to resume from: no checkpoint was completed"
+    return f"resume with: {again}"

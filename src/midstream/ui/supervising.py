@@ -99,7 +99,9 @@ def supervise_driver(arguments: Sequence[str], answer_to: TextIO | None) -> int:
     if `arguments` are not this program's.
     """
     if sys.orig_argv[-len(arguments) :] != list(arguments):
-        raise ConfigError("--supervise runs the program's own command line again, so it has to be given there")
+        raise ConfigError(
+            "--supervise runs the program's own command line again, so it must be given on the command line"
+        )
     own = [argument for argument in arguments if argument.partition("=")[0] not in ("--supervise", "--resume")]
     command = [sys.executable, *sys.orig_argv[1 : -len(arguments)], *own, "--resume"]
     signals = Signals()
@@ -108,7 +110,7 @@ def supervise_driver(arguments: Sequence[str], answer_to: TextIO | None) -> int:
         if answer_to is not None:
             answer.seek(0)
             said = answer.read().decode(errors="replace")
-            error = f"the driver ended with exit status {status} and has said nothing"
+            error = f"the driver ended with exit status {status} and printed nothing"
             answer_to.write(said or written({"error": error}) + "\n")
             answer_to.flush()
         return status

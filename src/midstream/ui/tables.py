@@ -155,7 +155,7 @@ def operator_table(status: JobStatus, rates: Rates | None, wide: bool, lines_max
         if operator.late_rows:
             said.append(f"  {text.rows(operator.late_rows)} late rows dropped", style="bold yellow")
         if operator.bad_records:
-            said.append(f"  {text.rows(operator.bad_records)} bad records left out", style="bold yellow")
+            said.append(f"  {text.rows(operator.bad_records)} bad records dropped", style="bold yellow")
         counts = (operator.rows_in, operator.rows_out) if wide else (rows_handled(operator),)
         cells: list[RenderableType] = [_Name(names[operator.uid], first, said), str(operator.parallelism)]
         cells += [text.rows(count) if count else "" for count in counts]
@@ -458,7 +458,7 @@ def progress_line(status: JobStatus, rates: Rates) -> str:
         parts.append(f"dropped {text.rows(late_rows)} late rows")
     bad_records = sum(operator.bad_records for vertex in status.vertices for operator in vertex.operators)
     if bad_records:
-        parts.append(f"left out {text.rows(bad_records)} bad records")
+        parts.append(f"dropped {text.rows(bad_records)} bad records")
     if status.last_checkpoint is not None:
         parts.append(f"checkpoint {checkpoint_line(status.last_checkpoint)}")
     if status.restarts:
