@@ -1,7 +1,7 @@
 """A blocking connection to a running job on another machine, for the command line: like `runtime.client`, but through a
 page.
 
-The link to a page stands for its job. The token comes from the link, or from MIDSTREAM_PAGE_TOKEN, since other users of
+The link to a job's page identifies the job. The token comes from the link, or from MIDSTREAM_PAGE_TOKEN, since other users of
 the machine can read command lines.
 """
 
