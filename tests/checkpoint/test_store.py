@@ -122,7 +122,7 @@ def test_while_any_metadata_cannot_be_read_nothing_is_deleted() -> None:
     again = opened(storage, "1")
     assert again.restore is not None and again.restore.checkpoint_id == 1
     assert storage.exists(state_file(1, 0, 2, 0, 0))
-    assert any("not cleaned up" in warning for warning in again.warnings)
+    assert any("not deleted, because" in warning for warning in again.warnings)
 
 
 def test_a_checkpoint_whose_state_file_is_missing_is_not_offered() -> None:

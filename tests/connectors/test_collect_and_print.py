@@ -74,7 +74,7 @@ LATE = pa.array([0, 253402300800000000])
 )
 def test_a_value_that_python_cannot_hold_is_named_and_is_in_the_table(job_id, column, says):
     sink = collected(column, job_id)
-    with pytest.raises(SchemaError, match=rf"CollectSink: row 1: column 'v' is {says}.*; take table\(\) or frame\(\)"):
+    with pytest.raises(SchemaError, match=rf"CollectSink: row 1: column 'v' is {says}.*; use table\(\) or frame\(\)"):
         sink.rows()
     assert sink.table()["v"].combine_chunks() == column
 

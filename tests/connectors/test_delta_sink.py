@@ -223,7 +223,7 @@ def test_committables_of_before_places_were_noted_are_the_sinks_own(table):
     sink.check_committables(1, [old])
     committer_of(sink, "job-b").commit(1, [old])
     assert numbers(table) == [1]
-    with pytest.raises(StorageError, match="not of a Delta sink"):
+    with pytest.raises(StorageError, match="not prepared by a Delta sink"):
         sink.check_committables(1, [msgspec.msgpack.encode(["id", b"rows"])])
 
 

@@ -112,7 +112,9 @@ def test_a_pending_file_that_is_gone_is_an_error_and_no_silent_loss(out):
     committables = prepared(writer, 3)
     for name in pending(out):
         (out.parent / ".out.midstream" / name).unlink()
-    with pytest.raises(StorageError, match=r"the 2 rows in it were to be committed with checkpoint 3, and it is gone"):
+    with pytest.raises(
+        StorageError, match=r"the 2 rows in it were to be committed with checkpoint 3, and it is missing"
+    ):
         committer_of(sink, "job-a").commit(3, committables)
 
 
@@ -398,7 +400,7 @@ def test_what_is_neither_pending_nor_committed_is_refused_before_anything_runs(o
     writer.write(batch(1, 2))
     committables = prepared(writer, 3)
     shutil.rmtree(tmp_path / ".out.midstream")
-    with pytest.raises(StorageError, match=r"\.out\.midstream/.*: the 2 rows in it .* checkpoint 3, and it is gone"):
+    with pytest.raises(StorageError, match=r"\.out\.midstream/.*: the 2 rows in it .* checkpoint 3, and it is missing"):
         FileSink(tmp_path / "elsewhere").check_committables(3, committables)
 
 

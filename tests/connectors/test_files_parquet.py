@@ -70,7 +70,7 @@ def test_row_groups_that_are_done_are_not_read_again(tmp_path):
     split = msgspec.structs.replace(split, payload=msgspec.msgpack.encode(part))
     rows, _ = read_split(source, msgspec.structs.replace(split, offset=1500))
     assert values(rows) == list(range(1500, 3000))
-    with pytest.raises(StorageError, match=r"a\.parquet: cannot be read as parquet; half-written, damaged"):
+    with pytest.raises(StorageError, match=r"a\.parquet: cannot be read as parquet; it is incomplete, damaged"):
         read_split(source, split)
 
 
@@ -164,7 +164,7 @@ def test_damaged_truncated_and_foreign_files_are_named(tmp_path):
         whole[:-50] + b"\xff" * 42 + whole[-8:],
     ):
         path.write_bytes(data)
-        with pytest.raises(StorageError, match=rf"{path}: cannot be read as parquet; half-written, damaged"):
+        with pytest.raises(StorageError, match=rf"{path}: cannot be read as parquet; it is incomplete, damaged"):
             FileSource(path)
 
 

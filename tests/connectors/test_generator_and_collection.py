@@ -243,7 +243,7 @@ def test_frames_tables_and_batches_are_taken():
 def test_what_is_no_collection_of_rows_is_refused():
     with pytest.raises(SchemaError, match="row 1 is int, not a dict"):
         from_rows([{"a": 1}, 3])  # type: ignore[list-item]  # the mistake under test
-    with pytest.raises(SchemaError, match=r"a pandas DataFrame; give pl\.from_pandas\(…\) of it"):
+    with pytest.raises(SchemaError, match=r"a pandas DataFrame; convert it with pl\.from_pandas\(…\)"):
         from_rows(pd.DataFrame({"a": [1]}))
     with pytest.raises(SchemaError, match="no rows to infer the columns from; give a schema"):
         from_rows([])

@@ -133,7 +133,8 @@ def test_who_cannot_say_is_taken_to_have_committed_what_the_directory_has(tmp_pa
     world = World(tmp_path, others={"mute": Mute()}, only="out")
     committed(world)
     with pytest.raises(
-        ConfigError, match=r"sink 'mute' perhaps \(it cannot say\) up to checkpoint 5.*'mute' cannot: it has no way"
+        ConfigError,
+        match=r"sink 'mute' perhaps \(it cannot say\) up to checkpoint 5.*'mute' cannot: it cannot take back",
     ):
         world.start("3")
     with pytest.raises(ConfigError, match=r"sink 'mute' cannot take back.*Nothing has been changed"):
@@ -185,7 +186,7 @@ def test_a_checkpoint_whose_output_was_taken_back_is_never_offered_again(world: 
     url = world.save(start)
     world.start("3", "take-back")
     assert world.start("latest").row == 6
-    with pytest.raises(StorageError, match="there is no checkpoint 5"):
+    with pytest.raises(StorageError, match="checkpoint 5 is not in the checkpoint directory"):
         world.start("5", "keep")
     with pytest.raises(StorageError, match=r"gone back to a checkpoint before checkpoint 5 since.*was taken back"):
         world.start(url, "keep")
@@ -195,7 +196,7 @@ def test_a_driver_that_wakes_up_commits_nothing_of_what_was_taken_back(world: Wo
     zombie = committed(world, 4)
     zombie.complete(2, commit=False)
     again = world.start("2", "take-back")
-    with pytest.raises(StorageError, match="is gone"):
+    with pytest.raises(StorageError, match="it is missing"):
         zombie.commit()
     again.complete(1)
     assert world.rows() == list(range(5))
@@ -278,7 +279,7 @@ def test_wherever_one_goes_back_to_and_is_killed_every_row_is_there_once(tmp_pat
             must_say(error, "checkpoint 0" if asked != "latest" else "is older than what has been committed")
             asked = str(error).partition("checkpoint ")[2].split()[0]
         except StorageError as error:
-            must_say(error, "there is no checkpoint", "was taken back")
+            must_say(error, "is not in the checkpoint directory", "was taken back")
             asked = "latest"
         return None
 
@@ -297,7 +298,7 @@ def test_wherever_one_goes_back_to_and_is_killed_every_row_is_there_once(tmp_pat
             try:
                 random.choice(zombies).commit()
             except StorageError as error:
-                must_say(error, "is gone")
+                must_say(error, "it is missing")
         elif step == "save" and current.newest is not None:
             current.commit()
             saved.append(world.save(current))
@@ -474,7 +475,7 @@ def test_postgres_says_what_is_committed_and_that_it_cannot_be_taken_back(databa
     assert sink.newest_committed(Output("out", frozenset("ab"))) == 2
     assert sink.newest_committed(Output("out", frozenset("b"))) == 0
     assert sink.newest_committed(Output("other", frozenset("a"))) == 0
-    with pytest.raises(ConfigError, match="do not say with which commit they came"):
+    with pytest.raises(ConfigError, match="do not show which commit wrote them"):
         sink.check_take_back(Output("out", frozenset("a")), 1)
 
 

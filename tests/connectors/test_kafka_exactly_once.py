@@ -469,7 +469,7 @@ def test_a_committer_that_did_not_commit_itself_deletes_nothing_of_others(kafka,
         ({"after": 1}, "impossible numbers"),
         ({"checkpoint": -1}, "impossible numbers"),
         ({"topic": ""}, "impossible numbers"),
-        ({"rows": "many"}, "not of a Kafka sink"),
+        ({"rows": "many"}, "not prepared by a Kafka sink"),
         ({"uid": "another"}, "is corrupt or forged"),
     ],
     ids=["version", "file", "path", "after", "checkpoint", "topic", "rows", "uid"],
@@ -499,7 +499,7 @@ def test_rows_that_the_brokers_would_refuse_are_refused_before_their_checkpoint_
     arguments = {"options": {"message.max.bytes": 3488}, "partition": "p", "format": "text"}
     staging = Staging(kafka.servers, topic, tmp_path, **arguments)
     staging.sink.validate(text.schema, restoring=False)
-    with pytest.raises(SchemaError, match=r"a record of 3000 bytes, and message.max.bytes leaves 2976"):
+    with pytest.raises(SchemaError, match=r"a record of 3000 bytes, but message.max.bytes leaves 2976"):
         staging.staged(text)
     staging.loop.failures.clear()
     for partition, message in ((2, rf"is for partition 2, and topic '{topic}' has 2"), (-1, "has a number below 0")):
@@ -535,7 +535,7 @@ def test_each_right_that_is_missing_is_named_and_with_all_of_them_it_works(kafka
     }
     staging = Staging(kafka_broker.secured, topic, tmp_path, options=options)
     grants = [
-        (("topic", topic, "DESCRIBE"), f"topic '{topic}' is not allowed"),
+        (("topic", topic, "DESCRIBE"), f"topic '{topic}' is not permitted"),
         (("topic", topic, "WRITE"), r"has no right to write \(Write\)"),
         (
             ("transactional_id", "midstream-", "WRITE"),

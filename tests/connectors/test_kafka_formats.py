@@ -185,7 +185,7 @@ def test_a_registry_that_refuses_the_user_is_named_without_the_password(registry
         parser.check()
     assert "secret-word" not in str(error.value) + repr(parser) + repr(pickle.dumps(parser))
     monkeypatch.delenv("REGISTRY_LOGIN")
-    with pytest.raises(ConfigError, match=r"registry option 'basic.auth.user.info' is to come from the environment"):
+    with pytest.raises(ConfigError, match=r"registry option 'basic.auth.user.info' refers to the environment"):
         pickle.loads(pickle.dumps(parser)).check()
 
 
@@ -263,7 +263,7 @@ def test_each_message_is_looked_up_by_its_schema_and_its_place_there(registry):
     ("schema", "kind", "why"),
     [
         (json.dumps(N), "AVRO", "it is AVRO, not PROTOBUF"),
-        ('syntax = "proto3";', "PROTOBUF", r"it does not give Protobuf schemas as descriptors \(format=serialized\)"),
+        ('syntax = "proto3";', "PROTOBUF", r"it does not return Protobuf schemas as descriptors \(format=serialized\)"),
         (base64.b64encode(b"\xff\xff").decode(), "PROTOBUF", "its descriptors cannot be read"),
         (
             new_file("a", {"Order": []}, None, "gone.proto"),

@@ -231,7 +231,10 @@ def test_an_offset_that_is_gone_fails_and_names_the_option_that_goes_on_without(
 
 def test_a_topic_that_is_deleted_is_named_at_the_next_look(kafka):
     topic = kafka.topic()
-    for topics, message in ((topic, f"there is no topic '{topic}'"), (re.compile(topic), f"topic '{topic}' is gone")):
+    for topics, message in (
+        (topic, f"there is no topic '{topic}'"),
+        (re.compile(topic), f"topic '{topic}' has disappeared"),
+    ):
         source = source_of(kafka, topics)
         position = find(source).position
         kafka.admin.delete_topics([topic])[topic].result(30)
@@ -329,7 +332,7 @@ def test_text_must_be_utf_8(kafka):
         ({"on_gap": "ignore"}, "on_gap 'ignore'"),
         ({"on_bad_record": "ignore"}, "on_bad_record 'ignore'"),
         ({"options": {"enable.auto.commit": True}}, "'enable.auto.commit' cannot be set: offsets are in"),
-        ({"options": {"auto.offset.reset": "earliest"}}, "'auto.offset.reset' cannot be set: say start="),
+        ({"options": {"auto.offset.reset": "earliest"}}, "'auto.offset.reset' cannot be set: use start="),
         (
             {"options": {"bootstrap.servers": "x"}},
             "'bootstrap.servers' cannot be set: give it as servers=",
@@ -348,7 +351,7 @@ def test_topics_must_be_names(kafka):
     for topics in ("", [], ["a", "a"], [1]):
         with pytest.raises(ConfigError, match="topics="):
             KafkaSource(kafka.servers, topics, schema=SCHEMA)  # type: ignore[arg-type]  # that is the point
-    with pytest.raises(ConfigError, match="is for one topic"):
+    with pytest.raises(ConfigError, match="is for a single topic"):
         KafkaSource(kafka.servers, ["a", "b"], schema=SCHEMA, start={0: 1})
 
 
@@ -363,7 +366,7 @@ def refusal(source: KafkaSource) -> str:
 
 def test_what_the_cluster_has_not_is_said_when_the_job_starts(kafka):
     assert "there is no topic 'no-such-topic'" in refusal(source_of(kafka, "no-such-topic"))
-    assert "'a b' is no name of a topic" in refusal(source_of(kafka, "a b"))
+    assert "'a b' is not a valid topic name" in refusal(source_of(kafka, "a b"))
     assert "no topic matches" in refusal(source_of(kafka, re.compile("nothing.*"), stop="latest"))
     topic = kafka.topic(partitions=2)
     assert "offsets for the partitions 0" in refusal(source_of(kafka, topic, start={0: 1}))
@@ -437,7 +440,7 @@ def test_rights_that_are_missing_are_named_and_those_of_a_group_are_not_needed(k
     def source(*topics: str) -> KafkaSource:
         return KafkaSource(kafka_broker.secured, topics, schema=SCHEMA, options=secured(PASSWORD), stop="latest")
 
-    assert f"topic '{other}' is not allowed: " in refusal(source(topic, other))
+    assert f"topic '{other}' is not permitted: " in refusal(source(topic, other))
     with pytest.raises(ConfigError, match=f"topic '{topic}', partition 0: may not be read"):
         read(source(topic))
     kafka.allow(topic, "READ")

@@ -146,5 +146,7 @@ def test_a_home_that_cannot_be_written_is_said_once_and_the_job_runs(
     keeper.keep(of("a"))
     until("the first attempt", lambda: bool(caplog.records), 30)
     keeper.end(of("a", "finished"))
-    assert [record.message.partition(":")[0] for record in caplog.records] == ["the history of job a cannot be written at present"]
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "the history of job a cannot be written at present"
+    ]
     assert history.records() == ([], 0)

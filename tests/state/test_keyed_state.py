@@ -125,7 +125,7 @@ TestStates.settings = settings(max_examples=60, stateful_step_count=30, deadline
 
 
 def test_a_state_that_is_not_bound_or_has_no_key_says_so() -> None:
-    with pytest.raises(JobError, match="only inside a process function"):
+    with pytest.raises(JobError, match="only works inside a process function"):
         _ = ValueState(default=0).value
     with pytest.raises(JobError, match="no current key"):
         _ = ValueState(default=0).bound("n", KeyScope()).value

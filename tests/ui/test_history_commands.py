@@ -60,7 +60,7 @@ def test_records_that_cannot_be_read_are_said(home: Path, capsys: pytest.Capture
     (home / "history").mkdir()
     (home / "history" / "x.json").write_text("{}")
     assert main(["list", "--all"]) == 0
-    assert "left out: 1 that another version of midstream has recorded" in capsys.readouterr().out
+    assert "left out: 1 recorded by another version of midstream" in capsys.readouterr().out
 
 
 def test_the_history_of_a_job_shows_how_it_ended_and_its_failures(

@@ -116,12 +116,12 @@ def test_a_job_is_watched_until_it_ends(machine: list[str], start: Start, capsys
 @pytest.mark.parametrize(
     ("link", "says"),
     [
-        ("http://", "this is not the link to a job's page, which is http://HOST:PORT/#token=…"),
+        ("http://", "this is not the link to a job's page, which has the form http://HOST:PORT/#token=…"),
         ("http://127.0.0.1:0/", "this is not the link"),
         ("http://127.0.0.1:700000/", "this is not the link"),
         ("http://me:secret@127.0.0.1:80/", "this is not the link"),
         ("http://[::1", "this is not the link"),
-        ("http://127.0.0.1:80/#token=%0Ax", "characters that no token has"),
+        ("http://127.0.0.1:80/#token=%0Ax", "characters that are not allowed in tokens"),
     ],
 )
 def test_what_is_no_link_is_refused(link: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -181,7 +181,7 @@ def website() -> Iterator[Callable[[Answer], str]]:
         (200, b"<html>hello</html>", "is not the page of a job, or of another version of midstream"),
         (200, b"\xff\xfe", "is not the page of a job"),
         (200, b"[" * 100_000, "is not the page of a job"),
-        (404, b"nothing here", "answers with status 404: nothing here; is that the page of a job?"),
+        (404, b"nothing here", "answers with status 404: nothing here; check that this is the page of a job"),
         (302, b"", "answers with status 302: nothing"),
         (503, b"the job's driver is busy", "the job's driver is busy"),
     ],

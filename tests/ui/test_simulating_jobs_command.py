@@ -97,6 +97,6 @@ def test_what_cannot_be_is_refused(
 
 def test_options_of_a_job_need_the_job(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--latest", "out=key"]) == 2
-    assert "name the file" in capsys.readouterr().err
+    assert "give the file" in capsys.readouterr().err
     assert main(["simulate", "nowhere.py"]) == 2
     assert "no such file" in capsys.readouterr().err

@@ -155,7 +155,7 @@ class FileSource(Source):
         listing = Listing.of([info for info in self._find() if info.size])
         new, after = self._watch.look(listing, known, now_ns=time.time_ns(), now_s=time.monotonic())
         splits = tuple(self._splits(new, known.files))
-        # beside the driver's loop, and at most a tenth of the time
+        # in parallel to the driver's loop, and at most a tenth of the time
         self.discovery_interval_s = max(self._interval_s, 9 * (time.thread_time() - began_s))
         return Discovery(splits, after.encoded(), exhausted=False)
 
@@ -216,7 +216,7 @@ class FileSource(Source):
             for info in {id(info): info for info in (some[0], some[-1])}.values():
                 names += self._names_in(info)
         except (StorageError, SchemaError):
-            return  # its reader says so
+            return  # its reader reports it
         for name in self.schema.names:
             if name not in names:
                 raise SchemaError(
@@ -305,9 +305,8 @@ def check_unchanged(filesystem: pyarrow.fs.FileSystem, part: FileSplit, offset: 
     if info.type != pyarrow.fs.FileType.File:
         raise StorageError(
             f"{part.path}: the file has disappeared since it was found; reading was to resume at offset {offset} of "
-            "this part, "
-            f"and there are still {_left(filesystem, part.path)}. A source's files must stay until they are "
-            "read: restore it, or start without it and with --fresh"
+            f"this part (remaining: {_left(filesystem, part.path)}). A source's files must stay until they are read: restore "
+            "it, or start without it and with --fresh"
         )
     if (info.size, _modified_ns(info)) != (part.size, part.modified_ns):
         raise StorageError(

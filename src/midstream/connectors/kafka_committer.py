@@ -193,7 +193,7 @@ class TransactionalProducer:
     def _wait(self, step: Callable[[], object]) -> None:
         before = len(self._producer)
         step()
-        self._check()  # records that were given up leave the queue as those do that were sent
+        self._check()  # abandoned records leave the queue as sent ones do
         self._silence.looked(len(self._producer) < before)
         self._check_stopped()
 
@@ -370,7 +370,7 @@ class _Lane:
                 commit.failed()  # the marker says whether another process has committed it
             except BaseException:
                 if commit.step is not Step.LOOK:
-                    self._committer._forget(self._id)  # whatever it has open is aborted behind the next fence
+                    self._committer._forget(self._id)  # its open transaction is aborted after the next fence
                 raise
         if commit.step is Step.LOST:
             self._committer._forget(self._id)

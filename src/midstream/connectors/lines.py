@@ -308,7 +308,7 @@ class Lines:
     def _too_long(self, at: int) -> StorageError:
         return StorageError(
             f"{self._file.path}, line {self._file.line_at(at)}: has more than {LINE_BYTES_MAX} bytes; check that this "
-            f"is a file of lines{', and whether it has a quote too many' if self._quotes is not None else ''}?"
+            f"is a file of lines{', and whether it has a quote too many' if self._quotes is not None else ''}"
         )
 
     def _fill(self, wanted: int) -> bool:

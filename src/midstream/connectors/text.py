@@ -242,7 +242,7 @@ class TextReader(SplitReader):
         if self._format == "jsonl" and "unexpected field" in text:
             try:
                 found = msgspec.json.decode(line, type=dict[str, Any])
-            except (msgspec.DecodeError, RecursionError):  # more is wrong with it behind that field
+            except (msgspec.DecodeError, RecursionError):  # there are more errors after that field
                 found = {}
             extra = ", ".join(repr(name) for name in found if name not in self._names)
             text = f"unexpected field {extra or 'in a nested value'}; the columns are {', '.join(self._names)}"
@@ -325,7 +325,7 @@ def _read_json(data: bytes, parse: pyarrow.json.ParseOptions | None) -> pa.Table
         raise pa.ArrowInvalid("JSON parse error: null is not an object")
     if not data.isascii():
         try:
-            data.decode()  # names too: one that is no text would be one of another field, which is left out
+            data.decode()  # names too: an invalid one would be taken for that of another field, which is ignored
         except UnicodeDecodeError as error:
             raise pa.ArrowInvalid(f"JSON parse error: Invalid UTF8: {error.reason}") from error
     read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)

@@ -109,7 +109,7 @@ class Sum(Aggregate):
         if self._wraps_at is None:
             return {"sum": wide.sum()}
         # Integer sums wrap around, and back if later rows bring them down again. The sum in floats
-        # beside them is off by rounding only, so it tells in the end whether they wrapped.
+        # next to them is off by rounding only, so it shows in the end whether they wrapped.
         return {"sum": wide.sum(), "rough": _float(wide).sum()}
 
     def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
@@ -303,7 +303,7 @@ def _of_first(value: pl.Expr, at: pl.Expr) -> Mapping[str, pl.Expr]:
 
 
 def _of_last(value: pl.Expr, at: pl.Expr) -> Mapping[str, pl.Expr]:
-    # arg_max gives the first of equals, so look from behind
+    # arg_max returns the first of equals, so search from the end
     return {"value": value.get(at.len() - 1 - _unmarked(at).reverse().arg_max()), "at": at.max()}
 
 

@@ -130,7 +130,7 @@ class SessionWindowOperator(WindowOperator):
         fired = self._progress.lowest
         if fired >= watermark:
             return None
-        # With those that are about to be forgotten: what has come since may go on with their session.
+        # Includes those that are about to be forgotten: newer rows may continue their session.
         keys = self._parts.keys_of_ended(fired + 1, clamp(watermark + 1), self._expired(watermark))
         if keys is None:
             return None

@@ -269,7 +269,7 @@ class Site:
     def _take(self, reply: Reply) -> None:
         self._is_asking = False
         if reply.status is None:
-            return  # each who waits is told when its time is over
+            return  # each request is answered when its time is over
         self._status, self._status_s = reply.status, self._loop.monotonic_s()
         waiting, self._waiting = self._waiting, OrderedDict()
         for view, respond in waiting.values():

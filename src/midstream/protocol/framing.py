@@ -92,7 +92,7 @@ class FrameDecoder:
             self._move(self._lent)
         size = len(self._buffer)
         if self._start + needed > size or (self._start and size - self._end < size // 4):
-            # the waiting frame does not fit behind `start`, or only crumbs would be received
+            # the waiting frame does not fit after `start`, or only a few bytes could be received
             self._move(self._buffer if needed <= size else bytearray(needed))
         assert self._end < len(self._buffer), (self._start, self._end, size)
         return self._view[self._end :]

@@ -60,7 +60,7 @@ def _seen(frame: FrameType | None) -> tuple[str, str]:
     """Return whose call it is, and which line. A proxy object may raise when it is examined: heartbeats continue."""
     try:
         return sendable(operator_in(frame)), sendable(line_in(frame))
-    except Exception:  # noqa: BLE001 - what the user's objects do when somebody looks at them
+    except Exception:  # noqa: BLE001 - the user's objects may raise anything when they are inspected
         return "the slot", ""
 
 

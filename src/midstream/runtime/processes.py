@@ -186,7 +186,7 @@ def _copy_stdout(stream: IO[bytes]) -> None:
 
 def _print(data: bytes) -> None:
     if data:
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more: the slot must not wait for that
+        with contextlib.suppress(OSError, ValueError):  # it is no longer read: the slot must not wait for that
             sys.stdout.write(data.decode(errors="replace"))
             sys.stdout.flush()
 

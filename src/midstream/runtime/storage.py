@@ -260,9 +260,7 @@ class RemoteStorage:
         with self._explained("clean up", path, root_too=True) as full:
             for info in self._files.get_file_info(self._selector(full, allow_not_found=True)):
                 if _is_left_of(info.base_name, unwanted):
-                    with contextlib.suppress(
-                        FileNotFoundError
-                    ):  # whoever was writing it has given it its name, or deleted it
+                    with contextlib.suppress(FileNotFoundError):  # its writer has renamed it, or deleted it
                         self._files.delete_file(info.path)
 
     def exists(self, path: str) -> bool:

@@ -90,7 +90,7 @@ class Tls:
                 self.server = _context(ssl.PROTOCOL_TLS_SERVER, path, path, path)
                 self.client = _context(ssl.PROTOCOL_TLS_CLIENT, path, path, path)
             shown = keys.certificate.decode()
-        self.server.num_tickets = 0  # nobody resumes a session
+        self.server.num_tickets = 0  # sessions are not resumed
         end = shown.index(_PEM_END) + len(_PEM_END)
         self._shown = ssl.PEM_cert_to_DER_cert(shown[shown.index(_PEM_BEGIN) : end])
 

@@ -224,7 +224,7 @@ def _raised_by_user(error: Exception) -> tuple[str, str]:
         return "", ""
     frames, _, _ = behind.partition("\n\tat ")  # here those of Java begin
     traceback = f"{_TRACEBACK}{frames}".strip()
-    _, _, last = traceback.rpartition(_TRACEBACK)  # behind those that it was raised in place of
+    _, _, last = traceback.rpartition(_TRACEBACK)  # after the exceptions that it replaced
     lines = last.splitlines()
     begins = next((i for i, line in enumerate(lines) if line and not line[0].isspace()), len(lines))
     return "\n".join(lines[begins:]) or "an exception without a text", traceback

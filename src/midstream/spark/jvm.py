@@ -49,7 +49,7 @@ def launch_jvm(settings: Mapping[str, str]) -> None:
         gateway = launch_gateway(conf, {"start_new_session": True, "stderr": writing})
     except Exception:
         os.close(writing)
-        copier.join(LAST_WORDS_WAIT_S)  # what Java said of it comes before what is said now
+        copier.join(LAST_WORDS_WAIT_S)  # Java's own output comes before ours
         raise
     os.close(writing)
     SparkContext._ensure_initialized(gateway=gateway)
@@ -76,7 +76,7 @@ class Copier(threading.Thread):
                 if mark in line:
                     self._is_over.set()
                 elif not line.startswith(_NOISE) and not self._is_over.is_set():
-                    with suppress(OSError, ValueError):  # nobody reads it any more: the JVM must not wait for that
+                    with suppress(OSError, ValueError):  # it is no longer read: the JVM must not wait for that
                         sys.stderr.write(line.decode(errors="replace"))
         self._is_over.set()
 
@@ -107,7 +107,7 @@ def interruptible() -> Iterator[None]:
         return
     before = _children()
     has_jvm = SparkContext._gateway is not None
-    signal.signal(signal.SIGINT, handler)  # of Python's kind: behind that of polars a call that waits would go on
+    signal.signal(signal.SIGINT, handler)  # Python's handler: with that of polars, a blocking call would continue
     try:
         yield
     except KeyboardInterrupt:

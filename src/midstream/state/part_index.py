@@ -104,7 +104,7 @@ class LivingRun(Run):
         self.chunk_id = self.groups = None
 
     @property
-    def frame(self) -> pl.DataFrame:  # type: ignore[override]  # nobody assigns another one
+    def frame(self) -> pl.DataFrame:  # type: ignore[override]  # it is never assigned
         if self._picked is None:
             self._picked = self._of.filter(pl.Series(self._there))
         return self._picked

@@ -257,7 +257,7 @@ def simulated_job(
     source of Spark without rows, and for one that cannot be read; SchemaError for rows that have other columns than the
     source.
     """
-    build_job_graph(logical, config)  # what is wrong with the program is said first
+    build_job_graph(logical, config)  # errors of the program are reported first
     uids = assign_uids(logical.nodes)
     given = dict(inputs or {})
     sources = {uids[node.id]: node for node in logical.nodes if node.source is not None}

@@ -61,7 +61,7 @@ class Surroundings:
 
     def time_s(self) -> float:
         """Return seconds since the epoch."""
-        self.world.now_us += 1  # nobody reads a clock twice in the same moment
+        self.world.now_us += 1  # no two readings of a clock are equal
         return self.world.epoch_ms / 1000 + self.slept_s + self.world.now_us / 1e6
 
     def sleep(self, seconds: float) -> None:

@@ -72,7 +72,7 @@ def print_answer(answer: Answer, json: bool, stream: TextIO) -> None:
         stream.write(written(answer.data) + "\n")
         stream.flush()
     else:
-        # a line is one line, for whoever copies a command or reads it with another tool
+        # lines are not wrapped, so that commands can be copied and other tools can read them
         Console(file=stream, highlight=False, width=width_of(stream)).print(answer.view, soft_wrap=True)
 
 
@@ -108,7 +108,7 @@ def stdout_kept_for_the_answer() -> Iterator[TextIO]:
     real.flush()
     try:
         number = real.fileno()
-    except (io.UnsupportedOperation, OSError):  # captured by a test or a notebook: no file behind it
+    except (io.UnsupportedOperation, OSError):  # captured by a test or a notebook: it has no file descriptor
         number = -1
     sys.stdout = sys.stderr
     if number < 0:

@@ -12,7 +12,7 @@ from midstream.core.errors import ConfigError
 from midstream.ui.answer import Answer
 from midstream.ui.parameters import Json, refuse, whole_number
 
-OF_A_JOB = Group("Of a job file", sort_key=2)
+OF_A_JOB = Group("Options for a job file", sort_key=2)
 OF_A_TRACE = Group("Options for the trace of one run", sort_key=3)
 OWN = Group("Options for the simulator's own jobs, which test midstream itself", sort_key=4)
 
