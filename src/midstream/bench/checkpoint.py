@@ -80,7 +80,7 @@ class CheckpointResult(msgspec.Struct, frozen=True, kw_only=True):
     aligned: ModeFigures
     unaligned: ModeFigures
     unaligned_1: ModeFigures
-    """With barriers that may overtake after 1 ms."""
+    """The figures with barriers that may overtake after 1 ms."""
     backlog_1_mib: BacklogFigures
     backlog_10_mib: BacklogFigures
     backlog_100_mib: BacklogFigures

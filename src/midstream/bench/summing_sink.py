@@ -21,7 +21,7 @@ Measure: TypeAlias = Callable[[pa.RecordBatch], Vector]
 
 
 class _Part(msgspec.Struct, frozen=True):
-    """What one writer has summed between two checkpoints; `id` is unique."""
+    """The sums of one writer between two checkpoints; `id` is unique."""
 
     id: str
     vector: bytes

@@ -57,7 +57,7 @@ def store_channels(
     moves = carried > inline_bytes_max
     states: list[tuple[ChannelState, list[Segment]]] = []
     new: list[tuple[list[Segment], int]] = []
-    """Where the places of the new extents go, in the order of writing."""
+    """Receives the places of the new extents, in the order of writing."""
 
     def encoded() -> Iterator[Sequence[Piece]]:
         for item in captured:

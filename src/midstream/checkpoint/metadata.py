@@ -69,7 +69,7 @@ class SourcePosition(msgspec.Struct, frozen=True):
 
 
 class Committables(msgspec.Struct, frozen=True):
-    """What one sink prepared for checkpoint `checkpoint_id`, if it is not known to be committed."""
+    """The committables that one sink prepared for checkpoint `checkpoint_id`, unless they are known to be committed."""
 
     checkpoint_id: int
     uid: str
@@ -116,14 +116,14 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
     """The state of every operator of the graph, sources included, whether it has state or not."""
     sources: tuple[SourcePosition, ...]
     committables: tuple[Committables, ...]
-    """What is to be committed, in that order."""
+    """The committables, in the order in which they are to be committed."""
     state_bytes: int
     files: tuple[str, ...]
     """All state files that the checkpoint references, sorted; older checkpoints may share them."""
     format: int = VERSION
     """The format of the file from which it was read."""
     channels: tuple[ChannelState, ...] = ()
-    """What was in flight. The order of one consumer's input parts is significant."""
+    """The rows in flight. The order of one consumer's input parts is significant."""
 
     @property
     def finished_vertices(self) -> tuple[int, ...]:

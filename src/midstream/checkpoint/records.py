@@ -59,7 +59,7 @@ _REMEDIES: Final = {
     "checkpoint from which to resume, with shared/, to another place, and start from there (--from PATH) with another "
     "checkpoint directory",
 }
-"""What a damaged file means, and what to do."""
+"""The meaning of a damaged file, and the remedy."""
 
 
 def sealed(path: str, record: msgspec.Struct) -> bytes:

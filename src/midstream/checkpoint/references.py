@@ -135,7 +135,7 @@ class InFlight:
         self.bytes = 0
         self.files: set[str] = set()
         self._shared: dict[tuple[int, int], int] = {}
-        """What is counted, by edge and number."""
+        """The counted references, by edge and number."""
 
     def add(self, states: Iterable[ChannelState]) -> None:
         for state in states:

@@ -60,7 +60,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """What the coordinator remembers of a completed checkpoint on disk."""
+    """The coordinator's record of a completed checkpoint on disk."""
 
     checkpoint_id: int
     files: frozenset[str]
@@ -68,7 +68,7 @@ class Retained:
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """What a coordinator finds when it has become the leader. Nothing else has been changed yet."""
+    """The state of the directory when a coordinator becomes the leader. Nothing else has been changed yet."""
 
     epoch: int
     listed: tuple[Listed, ...]
@@ -77,7 +77,7 @@ class TakenOver:
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """What a coordinator begins with."""
+    """The initial state of a coordinator."""
 
     epoch: int
     next_checkpoint_id: int

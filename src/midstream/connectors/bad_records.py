@@ -1,7 +1,7 @@
 """Records that do not parse: separated from good ones, and reported.
 
 A batch is parsed in one piece. Only a batch with a bad record is cut in pieces; those that contain one are bisected
-until each bad record stands alone. So good records beside it are not lost, and reading stays columnar.
+until each bad record stands alone. So the good records around it are not lost, and reading stays columnar.
 """
 
 from __future__ import annotations

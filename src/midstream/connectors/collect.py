@@ -20,7 +20,7 @@ BYTES_MAX: Final = 64 * 2**20
 """The limit on the rows of one subtask between two checkpoints; they travel in control messages and metadata."""
 
 _committed: set[str] = set()
-"""What sinks of this process have committed.
+"""The rows that sinks of this process have committed.
 
 A job that resumes from another's checkpoint commits that one's last rows again; if its results were in this process,
 they have been seen already.
@@ -96,7 +96,7 @@ class CollectSink(Sink):
         return _CollectCommitter(self._batches)
 
     def newest_committed(self, output: Output) -> int:
-        """Return 0: the sink shows the rows of one start, and begins anew with the next."""
+        """Return 0: the sink shows the rows of one start, and is empty again at the next."""
         return 0
 
 

@@ -1,4 +1,4 @@
-"""Files as an exactly-once sink: written beside the directory, moved into it when the checkpoint completes.
+"""Files as an exactly-once sink: written next to the directory, and moved into it when the checkpoint completes.
 
     out/part-000007-0001-0000-<token>.parquet           committed: whole, final, never touched again
     .out.midstream/<uid>/<job>/<attempt>-<subtask>-<n>  pending
@@ -234,7 +234,7 @@ class _FilesPart(Part):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A sink's directory, and the hidden one beside it."""
+    """A sink's directory, and the hidden one next to it."""
 
     filesystem: pyarrow.fs.FileSystem = field(compare=False)
     """The sink's filesystem; a place in another one is out of reach."""

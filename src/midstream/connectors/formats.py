@@ -65,9 +65,7 @@ def compression_of(path: str) -> str | None:
 
 
 def what_is_wrong(where: str, format: Format, text: str) -> SchemaError | StorageError:
-    """Return a SchemaError if `text`, of pyarrow, is about the values of a file, or a StorageError if it is about its
-    bytes.
-    """
+    """Classify an error of pyarrow by its text: SchemaError for the values of a file, StorageError for its bytes."""
     if any(sign in text for sign in _OF_VALUES):
         return SchemaError(f"{where}: {text}; declare other types for its columns in schema=, or repair the file")
     return StorageError(f"{where}: cannot be read as {format}; it is incomplete, damaged, or of another format: {text}")

@@ -23,7 +23,7 @@ Place: TypeAlias = tuple[str, int]
 """A topic and the number of one of its partitions."""
 EARLIEST: Final = -2
 LATEST: Final = -1
-"""Stands in place of a time."""
+"""EARLIEST and LATEST are used instead of a time: the first offset, and the one after the last record."""
 
 
 class Topic(msgspec.Struct, frozen=True, array_like=True):
@@ -115,7 +115,7 @@ class Cluster:
         """Return offsets of committed records: the first (EARLIEST), the one after the last (LATEST), or the first not
         before a time.
 
-        A time later than all records gives the offset after the last one.
+        For a time later than all records, that is the offset after the last one.
         """
         from confluent_kafka import IsolationLevel, TopicPartition
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # its package exports nothing explicitly

@@ -47,7 +47,7 @@ class Staging(Protocol):
 
 
 class StagedWriter(QueuedWriter):
-    """A writer with a part for each checkpoint, each with files of its own."""
+    """A writer with a separate part, in separate files, for each checkpoint."""
 
     def __init__(
         self,
@@ -84,7 +84,9 @@ class StagedWriter(QueuedWriter):
 
 
 class _Lane:
-    """What the parts of one subtask share: its marker, and the topic's number of partitions. For the I/O pool."""
+    """The data that the parts of one subtask share: its marker, and the topic's number of partitions. Used on the I/O
+    pool only.
+    """
 
     def __init__(self, context: WriterContext, connection: Connection, topic: str, where: str) -> None:
         self.topic = topic
@@ -144,7 +146,7 @@ class _Lane:
 
 
 class StagedPart(Part):
-    """What one subtask stages for one checkpoint."""
+    """The rows that one subtask stages for one checkpoint."""
 
     def __init__(
         self,

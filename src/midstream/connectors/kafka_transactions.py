@@ -39,7 +39,7 @@ class Step(Enum):
     LOST = auto()
     """There is no marker, so it cannot be determined whether the rows are in the topic."""
     TOO_EARLY = auto()
-    """What the lane has staged for an earlier checkpoint has not been committed."""
+    """Rows that the lane has staged for an earlier checkpoint have not been committed."""
 
 
 _AT_THE_BROKERS: Final = (Step.FENCE, Step.READ, Step.BEGIN, Step.PRODUCE, Step.MARK, Step.COMMIT)
@@ -55,7 +55,7 @@ _NEXT: Final = {
 
 
 class LaneState:
-    """What is remembered about a lane from one commit to the next, while its producer is kept."""
+    """The data about a lane that is kept from one commit to the next, together with its producer."""
 
     def __init__(self) -> None:
         self.marker: int | None = None

@@ -92,7 +92,7 @@ A superuser has more than the setting allows, and should not be needed.
 
 
 class _Place(msgspec.Struct, frozen=True, array_like=True):
-    """Where rows are staged, and where they go; names as they are, not SQL."""
+    """The staging table of rows, and their target table; plain names, not quoted for SQL."""
 
     staging: str
     schema: str
@@ -257,7 +257,7 @@ class PostgresSink(Sink):
 
     @contextmanager
     def _connected(self, where: str, patience_s: float = 0.0) -> Iterator[Connection[Any]]:
-        """Open a transaction on a connection of its own: committed at the end, rolled back after an error."""
+        """Open a transaction on a separate connection: committed at the end, rolled back after an error."""
         with explained(where), self._connect(where, patience_s) as connection:
             yield connection
 
@@ -531,7 +531,7 @@ def _last(connection: Connection[Any], place: _Place, job_id: str, uid: str, *, 
 def _committed(
     connection: Connection[Any], place: _Place, job_id: str, uid: str, lock: LiteralString = ""
 ) -> tuple[int, int]:
-    """Like `_last`, without that guarantee; the checkpoint is -1 if there was none."""
+    """Like `_last`, but without that guarantee; return the checkpoint, or -1 if there was none."""
     from psycopg.sql import SQL, Literal
 
     select = SQL("SELECT attempt, checkpoint FROM {} WHERE job = {} AND sink = {} {}")

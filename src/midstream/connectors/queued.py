@@ -20,7 +20,7 @@ QUEUED_BYTES_MAX: Final = 32 * 2**20
 
 
 class Part(ABC):
-    """What one subtask writes between two checkpoints.
+    """The output of one subtask between two checkpoints.
 
     `add` is called from the loop; `drain`, `finish` and `discard` from the I/O pool, possibly from two of its threads
     at once. A lock makes them take turns: its holder writes all that is queued, so none of them ever waits for work

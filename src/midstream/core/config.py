@@ -113,7 +113,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     tolerable_failures: int = 3
     retained_checkpoints: int = 2
     inline_bytes: int = 64 * 2**10
-    """What a task stores for a checkpoint goes into the metadata, and not into a file, if it is at most this large."""
+    """The largest size of a task's part of a checkpoint that is stored in the metadata instead of a file."""
     restart: RestartStrategy = DEFAULT_RESTART
     buffer_bytes: int = 32 * 2**10
     pool_bytes: int = 128 * 2**20

@@ -35,7 +35,9 @@ class ClusterError(MidstreamError):
 
 
 class UnavailableError(ClusterError):
-    """What the job runs on has ended or is not available now; the same program may run when it is started again later."""
+    """The environment in which the job runs has ended or is not available; the same program may run when it is started
+    again later.
+    """
 
 
 class InvariantError(MidstreamError):

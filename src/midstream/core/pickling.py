@@ -80,7 +80,7 @@ def pickled(thing: object) -> bytes:
 
 
 class ApartUnpickler(pickle.Unpickler):
-    """Creates classes that travel by value anew, as another process would.
+    """Creates new copies of classes that travel by value, as another process would.
 
     cloudpickle creates such a class once per process and gives it to all that unpickle it, including the program that
     pickled it. There it would set the attributes of the program's own class to copies: `UNKNOWN = object()` would
@@ -111,7 +111,7 @@ def unpickled_apart(data: bytes) -> Any:
 
 
 def in_the_programs_classes(value: T, originals: dict[type, type]) -> T:
-    """Copy a plain value or an object of the user's, replacing the classes created anew by the program's own."""
+    """Copy a plain value or a user's object, replacing copies of classes by the program's own classes."""
     if not originals:
         return value
     buffer = io.BytesIO()

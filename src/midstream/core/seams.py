@@ -27,15 +27,15 @@ class Failed:
 
 class Clock(Protocol):
     def now_ms(self) -> int:
-        """The wall clock, in milliseconds since the epoch. For processing time and for display."""
+        """The wall clock, in milliseconds since the epoch, for processing time and for display."""
         ...
 
     def monotonic_s(self) -> float:
-        """A clock that never goes back. For timeouts and budgets."""
+        """A clock that never goes back, for timeouts and budgets."""
         ...
 
     def own_core_s(self) -> float:
-        """A clock that slows down while other threads keep the loop's thread off its core. For measuring how long work
+        """A clock that slows down while other threads keep the loop's thread off its core; it measures how long work
         takes.
 
         Loop thread only.

@@ -114,7 +114,7 @@ class Engine:
         self.taken: dict[str, list[pa.RecordBatch]] = {}
         """The rows of each output so far, by its id."""
         self.originals: dict[type, type] = {}
-        """The program's class for each class that a subtask has of its own."""
+        """Maps a subtask's own copy of a class to the program's class."""
         self._own_modules = own_modules(logical)
         self._config = config
         self._copies: list[JobGraph] = []

@@ -104,7 +104,7 @@ class OperatorContext:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotResult:
-    """What one operator contributes to a checkpoint."""
+    """One operator's part of a checkpoint."""
 
     parts: Mapping[str, StatePart] = field(default_factory=dict)
     committables: tuple[bytes, ...] = ()

@@ -41,7 +41,7 @@ Result: TypeAlias = "pl.DataFrame | pa.RecordBatch | pa.Table | None"
 
 
 class BatchContext(Protocol):
-    """What a function on batches can read besides its tables. Valid during the call only."""
+    """The context of a function on batches. It is valid only during the call."""
 
     @property
     def watermark(self) -> datetime:

@@ -20,7 +20,9 @@ from midstream.core.batches import (
 from midstream.core.errors import JobError, SchemaError
 
 EXPRESSION_ERRORS: Final = (Exception, pl.exceptions.PanicException)
-"""What evaluating an expression can raise; a polars panic is not an Exception, and would be mistaken for a shutdown."""
+"""The exceptions that evaluating an expression can raise; a polars panic is not an Exception, and would be mistaken for
+a shutdown.
+"""
 
 
 def empty_frame(schema: pa.Schema, where: str) -> pl.DataFrame:

@@ -1,4 +1,4 @@
-"""The operator behind all process functions: it processes one row or timer at a time, with its key set."""
+"""The operator that runs all process functions: it processes one row or timer at a time, with its key set."""
 
 from __future__ import annotations
 

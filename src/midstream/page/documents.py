@@ -113,7 +113,7 @@ class ActionState(msgspec.Struct, frozen=True):
     state: Literal["waiting", "done", "failed"]
     began_ms: int
     answer: str = ""
-    """Why the action failed, or the path of what it made."""
+    """Why the action failed, or the path of what it created."""
 
 
 class LogRecord(msgspec.Struct, frozen=True):

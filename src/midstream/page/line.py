@@ -48,7 +48,7 @@ LOOK_S: Final = 0.5
 request.
 """
 SILENCE_S: Final = 30.0
-"""How long a page may be unreachable during an action before the action is given up."""
+"""How long a page may be unreachable during an action before the action fails."""
 
 _Document = TypeVar("_Document")
 
@@ -59,7 +59,7 @@ def is_link(job: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PageJob:
-    """A job behind a page; its repr does not show the token."""
+    """A job that is reached through its page; its repr does not show the token."""
 
     job_id: str
     name: str

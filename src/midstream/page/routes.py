@@ -34,7 +34,7 @@ class Route:
     path: str
     method: Literal["GET", "POST"]
     who: Literal["everybody", "readers", "actors"]
-    """Who may use it: readers need the token beyond loopback, actors always."""
+    """Who may use a route: readers need the token beyond loopback, actors always."""
     summary: str
     kind: str = JSON
     """The content type of the answer."""

@@ -2,7 +2,7 @@
 
 | address | what it is | token |
 |---|---|---|
-| `/` and what lies beside it: scripts, `page.css`, `status.schema.json` | the page itself, the same for every job | never |
+| `/` and the other files of the page: scripts, `page.css`, `status.schema.json` | the page itself, the same for every job | never |
 | `GET status.json`, `metrics[?subtasks=1]` | read only | outside loopback |
 | `POST rows` | the next rows that an operator gives out | always |
 | `openapi.json` | what programs can ask here, the same for every job | never |

@@ -106,7 +106,7 @@ class MessageChannel(Generic[In]):
         return self._queue_bytes
 
     def send_inside(self, message: msgspec.Struct) -> None:
-        """Like `send`, from inside a step of the loop: sent at once if there is room, and no loss is reported."""
+        """Send a message from inside a step of the loop: at once if there is room; no loss is reported."""
         body = _encode(message)
         self._queue.append(frame(MESSAGE, body))
         self._queue_bytes += len(body)

@@ -56,7 +56,7 @@ _told = logging.getLogger("midstream")
 
 
 class DriverPage(Protocol):
-    """Shows the job to users, on a thread of its own; see `midstream.page`."""
+    """Shows the job to users, on a separate thread; see `midstream.page`."""
 
     link: str
 
@@ -113,7 +113,7 @@ class Driver:
         """Whether the user was warned that there may not be enough descriptors for all slots."""
         self._client_count = 0
         self._clients: dict[int, ClientLine | Future[Reply]] = {}
-        """Who waits for the answer to which request."""
+        """The recipient of each answer, by request."""
         self._questions: dict[int, Future[Reply]] = {}
         """Unanswered requests of other threads, to be answered when the loop has ended."""
         self._announced: Path | None = None

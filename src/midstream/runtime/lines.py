@@ -53,7 +53,7 @@ _client_decoder: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Que
 
 
 class LinesOwner(Protocol):
-    """What decides about lines: the driver."""
+    """The owner of the lines, which decides about them: the driver."""
 
     def judge(self, identity: Identity) -> str:
         """Return why this peer, which knows the secret, is refused; "" if it is accepted."""

@@ -20,7 +20,7 @@ class Ports:
     first: int = 0
     last: int = 0
     set_by: str = ""
-    """What has set them and how to change them, for messages."""
+    """The settings that determined the ports, and how to change them, for messages."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.first <= self.last <= PORT_MAX:

@@ -11,7 +11,7 @@ from midstream.runtime.tls import JobKeys
 
 @dataclass(frozen=True, slots=True)
 class SlotLaunch:
-    """What a slot needs to find its driver. It travels only over private channels."""
+    """The data that a slot needs to find its driver. It travels only over private channels."""
 
     host: str
     port: int

@@ -100,7 +100,7 @@ class MakeMachine(Protocol):
 
 
 def run_slot(launch: SlotLaunch, make_machine: MakeMachine | None = None, capture: Capture | None = None) -> None:
-    """Run a slot until it is released. Call it on the main thread of a process of its own.
+    """Run a slot until it is released. Call it on the main thread of a separate process.
 
     `capture`: captures what user code prints and logs. Raises ClusterError if the driver cannot be reached, and any bug
     that ended the machine.

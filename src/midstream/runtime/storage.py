@@ -277,7 +277,9 @@ class RemoteStorage:
 
 
 def _temporary(full: str) -> str:
-    """Return a new name beside `full`, which it ends with, so that its target can be recognised later."""
+    """Return a new name in the directory of `full` that ends with `full`'s name, so that its target can be recognised
+    later.
+    """
     directory, _, name = full.rpartition("/")
     return f"{directory}/{TEMPORARY}{secrets.token_hex(8)}-{name}"
 
@@ -289,7 +291,7 @@ def _is_left_of(name: str, unwanted: Callable[[str], bool]) -> bool:
 
 
 def _write_temporary(full: str, parts: Iterable[bytes | memoryview], durable: bool = True) -> str:
-    """Write `parts` to a file beside `full`, synced if `durable`; it is deleted again if that fails."""
+    """Write `parts` to a file next to `full`, synced if `durable`; it is deleted again if that fails."""
     temporary = _temporary(full)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:

@@ -172,8 +172,8 @@ class TlsSocket(ssl.SSLSocket):
 
     _turns: threading.RLock
     _begun: bytes
-    """What OpenSSL could not send yet: part of it may be on its way, so the same bytes must be sent before anything
-    else.
+    """Bytes that OpenSSL could not send yet: some of them may be in transit, so the same bytes must be sent before
+    anything else.
     """
 
     @property

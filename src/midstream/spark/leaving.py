@@ -28,7 +28,7 @@ UNLIMITED: Final = 2**31 - 1
 INSTANCES_DEFAULT: Final = 2
 """The executors that Spark requests from YARN and Kubernetes unless `spark.executor.instances` is set."""
 SHARE_MAX: Final = 0.02
-"""Of a core, for asking: with many executors it is asked less often."""
+"""The share of a core that queries may take: with many executors, they are queried less often."""
 
 _told = logging.getLogger("midstream")
 
@@ -99,7 +99,7 @@ class _Slot:
 
 
 class LeavingSlots:
-    """Calls each slot's `on_leaving` once. A thread of its own, from the first slot on."""
+    """Calls each slot's `on_leaving` once, on a separate thread that starts with the first slot."""
 
     def __init__(self, asks: _Asks, ended: Callable[[], str]) -> None:
         """`ended`: returns why nothing is to be queried any more; empty while there is something."""
@@ -111,7 +111,7 @@ class LeavingSlots:
         self._leaving: set[str] = set()
         """Executors that have to end, and still run."""
         self._has_room_for: set[str] = set()
-        """Those of them for which Spark was asked to make room."""
+        """The leaving executors for which Spark was asked to make room."""
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._cannot_ask = False

@@ -52,7 +52,7 @@ T = TypeVar("T")
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What a process on an executor has found."""
+    """The findings of one process on an executor."""
 
     host: str
     """The address from which it has reached the driver, and at which other slots connect to it."""
@@ -68,7 +68,7 @@ class Found(msgspec.Struct, frozen=True):
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """What a process could not do."""
+    """The problems that a process has found."""
 
     unreachable: dict[int, str]
     """The other processes to which it could not connect, by index, with the reason."""

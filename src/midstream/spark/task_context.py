@@ -19,7 +19,7 @@ _users = 0
 
 
 class _PerThread:
-    """Stands for the context of the calling thread, or else of the process."""
+    """Replaces the context of the calling thread, or else that of the process."""
 
     def __init__(self, of_process: TaskContext | None) -> None:
         self.of_process = of_process

@@ -105,7 +105,7 @@ class EntryLog:
         return found
 
     def _older(self, stored_bytes: Callable[[str], int | None]) -> list[_Kept]:
-        """Return the chunks to refer to; the keys of all others go into `changed`. Empty: everything is stored anew."""
+        """Return the chunks to refer to; the keys of all others go into `changed`. Empty: everything is stored again."""
         kept: list[_Kept] = []
         sizes: dict[str, int] = {}
         for chunk in self._chunks:
@@ -132,7 +132,7 @@ class EntryLog:
         return kept if rows <= 2 * self._rows_of_each * len(self._entries) + LEAST_ROWS else []
 
     def _take(self, chunk: _Kept) -> None:
-        """Have the keys of this chunk stored anew."""
+        """Mark the keys of this chunk to be stored again."""
         entries = self._entries
         self.changed.update((key, entries.get(key, GONE)) for key in chunk.keys)
 

@@ -82,7 +82,7 @@ class State(DeclaredState):
         self.log: EntryLog
 
     def bound(self: S, name: str, scope: KeyScope) -> S:
-        """Return a copy that holds entries. For the operator."""
+        """Return a copy that holds entries; called by the operator."""
         state = copy.copy(self)
         state.name, state._scope, state._entries, state._own = name, scope, {}, set()
         state.log = EntryLog(state._entries, is_many_rows=state.is_many_rows)

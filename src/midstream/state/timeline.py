@@ -77,7 +77,7 @@ class TimedRun(Run):
         return theirs[fit], mine[fit]
 
     def _near(self, other: TimedRun, low: int, high: int) -> tuple[Int64s, Int64s]:
-        """Return such pairs, and those that miss the interval by a tick."""
+        """Return all pairs whose distance is within the interval, and some that miss it by one tick."""
         earliest, latest = _later(other.times, low), _later(other.times, high)
         lowest, highest = (self._codes(other.hashes, times) for times in (earliest, latest))
         begins = self.codes.searchsorted(lowest, "left")

@@ -29,7 +29,8 @@ CLOSE: Final = 1e-9
 def check_aggregate(
     aggregate: AnyAggregate, rows: Sequence[Mapping[str, Any]], schema: SchemaLike | None = None
 ) -> Any:
-    """Check that an aggregate gives one result however its rows are cut and its parts merged; return that result.
+    """Check that an aggregate returns the same result however its rows are cut and its parts merged; return that
+    result.
 
         assert testing.check_aggregate(Median("price"), [{"price": 3}, {"price": 9}, {"price": 5}]) == 5
 

@@ -141,7 +141,7 @@ class Harness:
         return self._process(SECOND, rows)
 
     def process_broadcast(self, rows: Rows) -> list[Row]:
-        """Like `process`, for rows of the broadcast input, which every subtask gets."""
+        """Like `process`, for rows of the broadcast input, which every subtask receives."""
         return self._process(SECOND, rows)
 
     def _process(self, source: str, rows: Rows) -> list[Row]:

@@ -32,7 +32,7 @@ Rows: TypeAlias = pa.Table | pa.RecordBatch | pl.DataFrame | Sequence[Mapping[st
 `testing.run`.
 """
 OUTPUT: Final = "output"
-"""The uid of the sink after a stream that is simulated by itself."""
+"""The uid of the sink that is added to a stream that is simulated on its own."""
 
 
 def simulate(

@@ -29,7 +29,7 @@ from midstream.testing.simulated_verdict import DIFFERS, EFFECT, ENGINE, FAILS, 
 
 LINE_BYTES_MAX: Final = 1 << 20
 PROBE: Final = -1
-"""Stands for the reference run, in another process."""
+"""The seed by which the reference run is requested from another process."""
 WARNED: Final = (Habit.UNSIMULATED, Habit.REAL_CLOCK, Habit.EFFECT)
 PROBES: Final = 2
 """The number of processes that only make the reference run, if seeds are run in this process."""
@@ -63,7 +63,7 @@ class Report:
     """The seed that failed; None: it was the reference run itself, or all runs passed."""
     kind: str = ""
     found: list[str] = field(default_factory=list)
-    """What differs, in lines for display."""
+    """The differences, as lines for display."""
     schedule: str = ""
     rows_needed: Mapping[str, int] = field(default_factory=dict)
     diagnosis: Diagnosis | None = None

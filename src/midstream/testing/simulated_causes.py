@@ -171,7 +171,7 @@ class _Lab:
         return bool(differences(reference.output, ran.output, compared(self.job), self.contracts))
 
     def vary(self, name: str, what: str, scenarios: Iterator[JobScenario]) -> bool:
-        """Whether one of the scenarios gives another output."""
+        """Return whether one of the scenarios has another output."""
         for number, scenario in enumerate(scenarios, 1):
             ran = run_job(self.job, scenario)
             if self.differs(ran):

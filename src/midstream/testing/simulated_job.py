@@ -67,7 +67,7 @@ Given: TypeAlias = pa.Table | Sequence[Mapping[str, Any]]
 
 
 class Placeholder(Source):
-    """Stands for a recorded source in the stored graph: a run replaces it by its own."""
+    """Replaces a recorded source in the stored graph; a run replaces it by its own source."""
 
     blocking = False
 
@@ -82,7 +82,7 @@ class Placeholder(Source):
 
 
 class Book(Sink):
-    """Stands for a sink in the stored graph: a run replaces it by its ledger."""
+    """Replaces a sink in the stored graph; a run replaces it by its ledger."""
 
     def writer(self, context: WriterContext) -> SinkWriter:
         raise NotImplementedError(f"the sink {context.uid!r} is only written in a simulated run")

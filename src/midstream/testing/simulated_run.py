@@ -59,7 +59,7 @@ class Ran:
 
     scenario: JobScenario
     output: dict[str, pa.Table] = field(default_factory=dict)
-    """What each sink, and each tap, has committed, by uid."""
+    """The rows that each sink, and each tap, has committed, by uid."""
     error: str = ""
     """The error with which the job failed, if the scenario did not cause it."""
     engine_bugs: list[str] = field(default_factory=list)

@@ -129,7 +129,7 @@ class Width:
 
 @dataclass(frozen=True, slots=True)
 class Outer:
-    """What functions see of the world outside of the job."""
+    """The values that functions see of the world outside of the job."""
 
     clock_s: float = 0.0
     """How much later than in the reference run the clock begins."""

@@ -45,7 +45,7 @@ class Effect:
     """Something that a user's function has done to the world."""
 
     what: str
-    """What was done, such as "writes to out.txt"."""
+    """The effect, such as "writes to out.txt"."""
     place: str
     """The file and line."""
 

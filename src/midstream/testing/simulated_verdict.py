@@ -1,4 +1,4 @@
-"""Decides whether a run gives the result of the reference run, and finds the smallest scenario in which it does not."""
+"""Decides whether a run has the result of the reference run, and finds the smallest scenario in which it does not."""
 
 from __future__ import annotations
 

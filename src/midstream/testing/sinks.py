@@ -136,7 +136,7 @@ class _Place:
 
 
 class _Writer:
-    """A writer with a loop of its own; every wait runs to its end."""
+    """A writer with its own event loop; every wait runs to its end."""
 
     def __init__(self, sink: Sink, schema: pa.Schema, name: str, subtask: int, attempt: int, storage: Storage) -> None:
         self._loop = Loop(1_700_000_000_000_000)
@@ -205,7 +205,7 @@ def committer_of(sink: Sink, storage: Storage) -> Committer | None:
 
 
 def _commit(place: _Place, checkpoint_id: int, committables: Sequence[bytes], when: str) -> None:
-    """Commit, as a driver that knows nothing of what was done before."""
+    """Commit like a new driver that does not know what was done before."""
     committer = place.committer()
     assert committer is not None
     place.sink.check_committables(checkpoint_id, committables)

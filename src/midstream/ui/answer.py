@@ -34,7 +34,7 @@ class Exit(IntEnum):
     BROKEN = 70
     """A bug in midstream, or a Python error outside of the job's functions."""
     UNAVAILABLE = 75
-    """What the job runs on has ended, or is not available."""
+    """The environment of the job has ended, or is not available."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,11 +56,11 @@ STYLE: Final = {Verdict.OK: "green", Verdict.WARNING: "bold yellow", Verdict.ERR
 
 class Check(msgspec.Struct, frozen=True):
     what: str
-    """What was checked."""
+    """The subject of the check."""
     verdict: Verdict
     found: str
     change: str = ""
-    """What to do about it; "" if nothing."""
+    """The remedy; "" if none is needed."""
 
 
 class Doctored(msgspec.Struct, frozen=True):

@@ -74,17 +74,19 @@ class CommittablesReport(msgspec.Struct, frozen=True):
 
 
 class ChannelReport(msgspec.Struct, frozen=True):
-    """What was in flight from one subtask to another."""
+    """The rows in flight from one subtask to another."""
 
     producer: int
     consumer: int
     stored_by: str
-    """Who stored it. consumer: it had arrived; producer: it had not; both: part of it had."""
+    """The side that stored it. consumer: it had arrived; producer: it had not; both: part of it had."""
     rows: int
     batches: int
     bytes: int
     partial: bool
-    """Whether some of it is no longer needed (consumed since, or of other consumers' key groups, who may have it too)."""
+    """Whether some of it is no longer needed (it was consumed since, or belongs to other consumers, which may refer to
+    it as well).
+    """
 
 
 class EdgeReport(msgspec.Struct, frozen=True):
@@ -122,7 +124,7 @@ class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
     in_flight_bytes: int
     verified_bytes: int
     problems: tuple[str, ...]
-    """What does not verify: empty for a checkpoint that can be restored."""
+    """The parts that do not verify: empty for a checkpoint that can be restored."""
 
 
 def inspect_checkpoint(where: str) -> Answer:

@@ -47,7 +47,7 @@ class ShownStream(msgspec.Struct, frozen=True):
     stream: str
     rows: list[dict[str, Any]]
     note: str
-    """What is special about these rows; empty if nothing is."""
+    """A note about these rows; "" if there is none."""
 
 
 class Previewed(msgspec.Struct, frozen=True):
@@ -85,7 +85,7 @@ class StoppedJob(msgspec.Struct, frozen=True):
 
 
 class DroppedLines(msgspec.Struct, frozen=True):
-    """Stands for log lines that were no longer kept."""
+    """Replaces log lines that were no longer kept."""
 
     dropped: int
 

@@ -25,7 +25,7 @@ LOG_S = 10.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenarios:
-    """What the seeds are drawn for."""
+    """The options from which scenarios are drawn."""
 
     topology: str
     parallelism: int | None

@@ -33,7 +33,7 @@ class Query:
     reads: tuple[str, ...]
     """The columns of events, besides their kind and time."""
     checked: tuple[str, ...]
-    """What is checked besides the number of rows: by default sums of columns of the result."""
+    """The checks besides the number of rows: by default sums of columns of the result."""
     measure: Measure | None = None
     """Returns the rows of a batch, then what is checked."""
 
