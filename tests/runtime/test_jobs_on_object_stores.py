@@ -172,7 +172,7 @@ def test_an_endpoint_that_is_down_and_missing_credentials_are_said(
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(
-        StorageError, match=r"cannot look for '_job' in s3://bucket/down: .*; is the endpoint right, and can"
+        StorageError, match=r"cannot look for '_job' in s3://bucket/down: .*; check the endpoint, and that it can"
     ):
         counting("s3://bucket/down")[0].execute(slots=ProcessSlots())
     monkeypatch.delenv("AWS_ENDPOINT_URL")

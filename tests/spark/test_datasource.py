@@ -156,7 +156,7 @@ def test_a_restored_partition_is_read_again_without_the_rows_emitted(form):
             SchemaError,
             r"row 0: column 'n' is bigint, and 'n', declared as int64: a str is not an integer",
         ),
-        ("none", JobError, r"data source 'numbers', partition 000000: row 0 is NoneType; read\(\) must give tuples"),
+        ("none", JobError, r"data source 'numbers', partition 000000: row 0 is NoneType; read\(\) must return tuples"),
         ("none later", JobError, r"row 1 is NoneType"),
         ("none after batch", JobError, r"gave NoneType after record batches"),
         ("wrong row", SchemaError, r"row 0 has x, n, but the schema has n, who"),
