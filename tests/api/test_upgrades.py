@@ -165,7 +165,7 @@ def test_state_that_a_program_would_read_wrongly_is_refused_before_anything_runs
         ConfigError, match=r"operator 'process' \(uid 'counts'\).* value state 'seen' was int64, now it is"
     ):
         Program(tmp_path / "state", function=CountsAsText()).start(running, saved).wait(60)
-    with pytest.raises(ConfigError, match="max_parallelism 128, the job has 64"):
+    with pytest.raises(ConfigError, match="max_parallelism 128, but the job has 64"):
         Program(tmp_path / "state", max_parallelism=64).start(running, saved).wait(60)
     assert sorted(path.name for path in (tmp_path / "state").glob("chk-*")) == ["chk-1"]
 
@@ -421,7 +421,7 @@ def test_a_savepoint_is_not_taken_for_a_checkpoint_directory(running: list[Job],
     stopped(Program(tmp_path / "state", rows_per_s=SLOWLY), running, tmp_path / "saved")
     with pytest.raises(MidstreamError, match="holds a savepoint, which a job must not change"):
         Program(tmp_path / "saved").start(running, "latest").wait(60)
-    with pytest.raises(MidstreamError, match="this directory does not exist or is empty"):
+    with pytest.raises(MidstreamError, match="there is no such directory, or nothing is in it"):
         Program(tmp_path / "state").start(running, str(tmp_path / "sived")).wait(60)
 
 
@@ -434,9 +434,9 @@ def test_where_a_job_cannot_go_on_from_is_said_before_spark_is_started(
     env = Environment("visits", checkpoint_dir=tmp_path / "state")
     env.generate(lambda i: {"n": i}, count=5).print()
     for restore, reason in (
-        ("17", "there is no checkpoint 17 in the checkpoint directory; there are: none"),
-        (tmp_path / "nowhere", "nowhere: this directory does not exist or is empty"),
-        (tmp_path / "state" / "chk-3", "there is no checkpoint 3"),
+        ("17", "checkpoint 17 is not in the checkpoint directory, which has: none"),
+        (tmp_path / "nowhere", "nowhere: there is no such directory, or nothing is in it"),
+        (tmp_path / "state" / "chk-3", "checkpoint 3 is not in the checkpoint directory"),
     ):
         with pytest.raises(StorageError, match=reason):
             env.start(restore_from=str(restore))

@@ -66,9 +66,9 @@ LATE = pa.array([0, 253402300800000000])
         ),
         (
             pa.array([0, 1]).cast(pa.time64("ns")),
-            r"time64\[ns\], and Python cannot hold its value 00:00:00.000000001 .*nanoseconds",
+            r"time64\[ns\], and Python cannot hold its value 00:00:00.000000001: .*nanoseconds",
         ),
-        (pa.array([0, 1]).cast(pa.timestamp("ns")), r".*00:00:00.000000001 .*nanoseconds"),
+        (pa.array([0, 1]).cast(pa.timestamp("ns")), r".*00:00:00.000000001: .*nanoseconds"),
         (pa.ListArray.from_arrays([0, 1, 2], LATE.cast(pa.timestamp("us"))), "list.* 10000-01-01"),
     ],
 )

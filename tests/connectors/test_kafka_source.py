@@ -441,7 +441,7 @@ def test_rights_that_are_missing_are_named_and_those_of_a_group_are_not_needed(k
         return KafkaSource(kafka_broker.secured, topics, schema=SCHEMA, options=secured(PASSWORD), stop="latest")
 
     assert f"topic '{other}' is not permitted: " in refusal(source(topic, other))
-    with pytest.raises(ConfigError, match=f"topic '{topic}', partition 0: may not be read"):
+    with pytest.raises(ConfigError, match=f"topic '{topic}', partition 0: cannot be read"):
         read(source(topic))
     kafka.allow(topic, "READ")
     assert values(read(source(topic))) == [1]

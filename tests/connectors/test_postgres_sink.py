@@ -645,7 +645,7 @@ def test_fewer_connections_than_the_subtasks_need_are_refused_before_anything_ru
 
 def test_more_connections_than_the_server_has_are_refused(database):
     with pytest.raises(
-        ConfigError, match=r"2001 connections, .* and max_connections less those reserved allows [0-9]+;"
+        ConfigError, match=r"2001 connections, .* but max_connections less those reserved allows [0-9]+;"
     ):
         PostgresSink(database, "numbers").check_parallelism(1000)
 

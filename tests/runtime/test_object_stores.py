@@ -113,7 +113,7 @@ def test_a_store_that_is_busy_is_asked_again(
     with caplog.at_level(logging.WARNING, "midstream"):
         assert proven.create("epochs/1", b"mine")
     said = [record.getMessage() for record in caplog.records if record.name == "midstream.runtime.conditional"]
-    assert len(said) == 3 and all("is tried again" in line for line in said)
+    assert len(said) == 3 and all("is retried" in line for line in said)
     if fault == "cut":
         assert all("/epochs/1 failed: no answer" in line for line in said), said
     else:
@@ -190,7 +190,7 @@ def test_a_bucket_that_does_not_exist_is_named(store: ObjectStore) -> None:
 def test_missing_rights_are_named_at_once(store: ObjectStore, proven: RemoteStorage) -> None:
     store.fault("PUT", "/epochs/1", "403 AccessDenied", times=100)
     with pytest.raises(
-        StorageError, match=r"HTTP 403 AccessDenied: .*; the driver's credentials must allow to read, write"
+        StorageError, match=r"HTTP 403 AccessDenied: .*; the driver's credentials must allow reading, writing"
     ):
         proven.create("epochs/1", b"1")
     assert sum(line.startswith("PUT") for line in store.requests) == 1, "another try would not help"

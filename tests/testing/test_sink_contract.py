@@ -147,7 +147,7 @@ def test_a_sink_that_is_at_least_once_passes(places):
     [
         ("lock", "Lines does not pickle"),
         ("refuses", "validate refuses an empty target: ValueError: the target is not empty"),
-        ("restoring", "validate refuses to go on: ValueError"),
+        ("restoring", "validate refuses to resume: ValueError"),
         ("no writer", "writer returned None, not a SinkWriter"),
         ("never ready", r"ready\(\) stays False"),
         ("fails", "the writer failed"),
@@ -163,7 +163,7 @@ def test_a_sink_that_is_at_least_once_passes(places):
         ("subtask", "rows missing"),
         ("tidies up", "rows missing"),
         ("aborts once", "abort"),
-        ("aborts all", "after what was given up was aborted, twice, rows missing: 12"),
+        ("aborts all", "after abandoned committables were aborted, twice, rows missing: 12"),
     ],
 )
 def test_what_breaks_the_contract_is_told(places, wrong, message):

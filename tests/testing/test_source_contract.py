@@ -104,8 +104,8 @@ def test_a_source_that_keeps_to_the_contract_passes_and_gives_its_rows():
         ("driver", "open_split raised AttributeError.*another process than discover"),
         ("from the start", "does not resume with the row after that.*row 0 should be {'n': 1}, but is {'n': 0}"),
         ("too many", r"read\(1\) returned 2 rows, more than requested"),
-        ("empty", "returned nothing but empty batches for 0.2 s behind 10 rows, and the source is bounded"),
-        ("type", "has the columns n: int32, the source says n: int64"),
+        ("empty", "returned nothing but empty batches for 0.2 s after 10 rows, but the source is bounded"),
+        ("type", "has the columns n: int32, but the source's schema has n: int64"),
         ("batch", "returned RecordBatch; return"),
         (
             "large batches",

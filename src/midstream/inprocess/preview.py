@@ -159,7 +159,7 @@ def _previews(
 
 
 def _why(is_over: bool, seconds: float) -> str:
-    return f"since {seconds:g} s were over" if is_over else "since there are no more at present"
+    return f"since {seconds:g} s have passed" if is_over else "since there are no more at present"
 
 
 def _count(engine: Engine, output: Output) -> int:
