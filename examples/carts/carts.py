@@ -1,4 +1,4 @@
-"""A shop: what is sold in ten minutes, and carts in which nothing has moved for half an hour.
+"""A shop: sales per ten minutes, and carts that have not changed for half an hour.
 
 midstream run examples/carts/carts.py --preview 10
 """
@@ -27,7 +27,7 @@ PATIENCE = timedelta(minutes=30)
 
 
 class AbandonedCarts(KeyedProcessFunction):
-    """A row for a cart with something in it for which nothing has come for PATIENCE."""
+    """Emits a row for each cart that is not empty and has not changed for PATIENCE."""
 
     cart = MapState(pa.int64(), key_type=pa.string())
     last = ValueState(pa.timestamp("us"))
@@ -45,7 +45,7 @@ class AbandonedCarts(KeyedProcessFunction):
 
     def on_timer(self, time, ctx):
         if time < self.last.value + PATIENCE:
-            return None  # something has come since the timer was set
+            return None  # the cart has changed since the timer was set
         since, worth, items = self.last.value, sum(self.cart.values()), len(self.cart)
         self.last.clear()
         self.cart.clear()
@@ -61,7 +61,7 @@ def abandoned(events: DataStream) -> DataStream:
 
 
 def sold(events: DataStream) -> DataStream:
-    """What was paid in ten minutes; purchases that come too late for theirs are in the side output LATE."""
+    """Return the sums paid per ten minutes; purchases that arrive too late are in the side output LATE."""
     return events.filter(pl.col("action") == "buy").window_all(tumbling("10 min")).aggregate(sold=Sum("price"))
 
 

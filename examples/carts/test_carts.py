@@ -1,4 +1,4 @@
-"""Tests of the job beside this file: pytest examples/carts"""
+"""Tests of carts.py: pytest examples/carts"""
 
 from datetime import datetime
 

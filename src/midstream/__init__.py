@@ -1,7 +1,7 @@
 """midstream: a stateful stream processor for Python that runs on Spark.
 
-What a job's file needs is here; `midstream.connectors` has more sources and sinks. Names are
-imported when they are used: a slot and the command line need few of them.
+This module exports what a job's file needs; `midstream.connectors` has more sources and sinks. Names are imported when
+they are first used, since a slot and the command line need few of them.
 """
 
 from importlib import import_module

@@ -64,7 +64,7 @@ def test_arrow_and_polars_schemas_are_taken_in_canonical_form():
     ("written", "message"),
     [
         ({}, r"here: \{\} is not a schema; write for example"),
-        (pa.schema([]), "here: a schema without columns"),
+        (pa.schema([]), "here: the schema has no columns"),
         ("n int", "'n int' is not a schema"),
         ({"n": "int"}, "column 'n': 'int' is not a type; use a pyarrow type, a polars type, or one of bool, int"),
         ({"n": dict}, "column 'n': <class 'dict'> is not a type"),

@@ -165,7 +165,7 @@ def test_state_that_a_program_would_read_wrongly_is_refused_before_anything_runs
         ConfigError, match=r"operator 'process' \(uid 'counts'\).* value state 'seen' was int64, now it is"
     ):
         Program(tmp_path / "state", function=CountsAsText()).start(running, saved).wait(60)
-    with pytest.raises(ConfigError, match="max_parallelism 128, the job has 64"):
+    with pytest.raises(ConfigError, match="max_parallelism 128, but the job has 64"):
         Program(tmp_path / "state", max_parallelism=64).start(running, saved).wait(60)
     assert sorted(path.name for path in (tmp_path / "state").glob("chk-*")) == ["chk-1"]
 
@@ -248,7 +248,7 @@ def test_state_is_not_given_to_the_keys_of_another_column(
     ran_for_a_while(job, 100)
     job.stop(savepoint=tmp_path / "saved", timeout_s=60)
     for restore in ("latest", str(tmp_path / "saved")):
-        with pytest.raises(ConfigError, match=f"{what}; .* rename it back in front of key_by"):
+        with pytest.raises(ConfigError, match=f"{what}; .* rename it back before key_by"):
             by_column(tmp_path / "state", *after).execute(slots=ProcessSlots(), restore_from=restore)
 
 
@@ -434,9 +434,9 @@ def test_where_a_job_cannot_go_on_from_is_said_before_spark_is_started(
     env = Environment("visits", checkpoint_dir=tmp_path / "state")
     env.generate(lambda i: {"n": i}, count=5).print()
     for restore, reason in (
-        ("17", "there is no checkpoint 17 in the checkpoint directory; there are: none"),
+        ("17", "checkpoint 17 is not in the checkpoint directory, which has: none"),
         (tmp_path / "nowhere", "nowhere: there is no such directory, or nothing is in it"),
-        (tmp_path / "state" / "chk-3", "there is no checkpoint 3"),
+        (tmp_path / "state" / "chk-3", "checkpoint 3 is not in the checkpoint directory"),
     ):
         with pytest.raises(StorageError, match=reason):
             env.start(restore_from=str(restore))

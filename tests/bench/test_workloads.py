@@ -140,7 +140,7 @@ def test_percentiles_are_those_of_the_histogram():
 
 
 def test_a_wrong_result_is_an_error_and_not_a_figure():
-    with pytest.raises(InvariantError, match="it must be 20"):
+    with pytest.raises(InvariantError, match="but must be 20"):
         require("the sum", 20, 19)
     with pytest.raises(InvariantError, match="nan"):
         require("the sum", 20, float("nan"), 0.5)

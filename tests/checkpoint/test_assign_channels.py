@@ -250,7 +250,7 @@ def test_rows_on_an_edge_that_is_gone_are_refused_unless_they_may_be_given_up() 
     _, states = one_state([(1, 1), (2, 2)])
     metadata = checkpoint(graph(1, 1), states)
     elsewhere = replace(graph(1, 1), vertices=(*graph(1, 1).vertices[:1], Vertex(1, 1, None, chain("other"))))
-    with pytest.raises(ConfigError, match=r"2 rows in flight from 'read' to 'work', but they are not connected"):
+    with pytest.raises(ConfigError, match=r"2 rows in flight from 'read' to 'work', but they are no longer connected"):
         assign_channels(metadata, elsewhere)
     assert assign_channels(metadata, elsewhere, allow_dropped_state=True) == {}
 
@@ -267,7 +267,7 @@ def test_rows_of_other_columns_are_refused_naming_them() -> None:
     now = graph(1, 1)
     changed = pa.schema([("key", pa.timestamp("us")), ("n", pa.int64())])
     now = replace(now, edges=(replace(now.edges[0], schema=changed),))
-    with pytest.raises(ConfigError, match=r"columns key int64, n int64; now they are key timestamp\[us\], n int64"):
+    with pytest.raises(ConfigError, match=r"columns key int64, n int64; they are now key timestamp\[us\], n int64"):
         assign_channels(checkpoint(graph(1, 1), states), now)
 
 

@@ -60,7 +60,7 @@ def test_an_operator_may_move_to_another_vertex_and_new_ones_begin_empty() -> No
 
 def test_another_max_parallelism_is_refused() -> None:
     graph = pipeline()
-    with pytest.raises(ConfigError, match="max_parallelism 16, the job has 8"):
+    with pytest.raises(ConfigError, match="max_parallelism 16, but the job has 8"):
         assign_state(metadata_of(graph), JobGraph(graph.vertices, graph.edges, 8))
 
 

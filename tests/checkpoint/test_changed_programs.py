@@ -194,7 +194,7 @@ def test_another_key_column_of_the_same_type_is_refused_with_the_way_out_though_
     in_flight = ChannelState(0, 0, 0, False, (Segment("f", 0, 1, 0, 1, 1),))
     metadata = msgspec.structs.replace(checkpoint_with(before, "value:seen"), channels=(in_flight,))
     assert assign_state(metadata, graph_with(before)).channels
-    with pytest.raises(ConfigError, match=r"rename it back in front of key_by\(\)\), or give the operator a new uid"):
+    with pytest.raises(ConfigError, match=r"rename it back before key_by\(\)\), or give the operator a new uid"):
         assign_state(metadata, graph_with(after))
 
 

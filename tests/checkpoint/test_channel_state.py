@@ -108,8 +108,8 @@ def flip(content: bytearray) -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (cut, r"only \d+ bytes of it are there: it was cut short or replaced"),
-        (bytearray.clear, "only 0 bytes of it are there"),
+        (cut, r"only \d+ bytes of it are present: it was truncated or replaced"),
+        (bytearray.clear, "only 0 bytes of it are present"),
         (flip, "its checksum is wrong: the file is damaged"),
     ],
 )
@@ -119,7 +119,7 @@ def test_a_short_or_altered_file_is_named_with_the_channel_and_a_way_out(
     storage, state = damaged(change)
     for attempt, expected in (
         (lambda: read(storage, state), message),
-        (lambda: verify_channels(storage, [state]), "wrong" if change is flip else "its last byte is not there"),
+        (lambda: verify_channels(storage, [state]), "wrong" if change is flip else "its last byte is missing"),
     ):
         with pytest.raises(StorageError, match=expected) as error:
             attempt()
@@ -224,7 +224,7 @@ def test_whole_bytes_that_are_something_else_are_told_from_damage() -> None:
         read_segment(storage, msgspec.structs.replace(segment, batches=2), SCHEMA, "here")
     with pytest.raises(StorageError, match="it does not hold 1 batches of 51 rows"):
         read_segment(storage, msgspec.structs.replace(segment, rows=51), SCHEMA, "here")
-    with pytest.raises(StorageError, match="are no batches of this edge"):
+    with pytest.raises(StorageError, match="are not batches of this edge"):
         read_segment(storage, segment, pa.schema([*SCHEMA, ("more", pa.large_string())]), "here")
 
 

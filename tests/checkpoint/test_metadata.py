@@ -146,5 +146,5 @@ def test_keys_that_are_dealt_out_as_ever_are_read(kind: pa.DataType) -> None:
 
 
 def test_something_else_is_no_metadata() -> None:
-    with pytest.raises(StorageError, match="no checkpoint metadata"):
+    with pytest.raises(StorageError, match="not checkpoint metadata"):
         decode_metadata(b"PAR1" + bytes(100), "it")

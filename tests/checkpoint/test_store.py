@@ -122,7 +122,7 @@ def test_while_any_metadata_cannot_be_read_nothing_is_deleted() -> None:
     again = opened(storage, "1")
     assert again.restore is not None and again.restore.checkpoint_id == 1
     assert storage.exists(state_file(1, 0, 2, 0, 0))
-    assert any("not cleaned up" in warning for warning in again.warnings)
+    assert any("not deleted, because" in warning for warning in again.warnings)
 
 
 def test_a_checkpoint_whose_state_file_is_missing_is_not_offered() -> None:
@@ -132,7 +132,7 @@ def test_a_checkpoint_whose_state_file_is_missing_is_not_offered() -> None:
     made(storage, 1)
     made(storage, 2, files=(file,))
     storage.delete(file)
-    with pytest.raises(StorageError, match=r"checkpoint 2, the newest, .* is missing\. The newest that can is 1"):
+    with pytest.raises(StorageError, match=r"checkpoint 2, the newest, .* is missing\. The newest usable one is 1"):
         load(storage, "job", "latest")
     assert load(storage, "job", "1").checkpoint_id == 1
     with pytest.raises(StorageError, match=f"{file} is missing"):
@@ -144,7 +144,7 @@ def test_when_no_checkpoint_can_be_used_latest_is_an_error_and_not_a_fresh_start
     opened(storage)
     made(storage, 1)
     storage.files["chk-1/_metadata"] = b""
-    with pytest.raises(StorageError, match="no checkpoint can be used"):
+    with pytest.raises(StorageError, match="none of the checkpoints can be used"):
         opened(storage, "latest")
 
 
@@ -358,7 +358,7 @@ def test_a_flipped_bit_in_a_small_file_is_found_wherever_it_is(path: str) -> Non
         problems = check_records(storage)
         assert len(problems) == 1, (path, bit, bytes(data))
         assert problems[0].startswith(f"{path}: "), problems
-        assert "It says wh" in problems[0], "what it is for, and the remedy"
+        assert "It records" in problems[0], "what it is for, and the remedy"
 
 
 @pytest.mark.parametrize("path", RECORDS)
@@ -380,7 +380,7 @@ def test_a_wrong_digit_does_not_hide_the_newest_checkpoint() -> None:
     opened(storage)
     path = "epochs/00000002.from"
     storage.files[path] = storage.files[path].replace(b'"newest":3', b'"newest":2')
-    with pytest.raises(StorageError, match=r"epochs/00000002.from: the checksum is wrong.*Bring it back from a copy"):
+    with pytest.raises(StorageError, match=r"epochs/00000002.from: the checksum is wrong.*Restore it from a copy"):
         opened(storage, "latest")
 
 

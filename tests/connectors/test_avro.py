@@ -240,13 +240,13 @@ def doubled(times: int) -> Any:
 @pytest.mark.parametrize(
     ("schema", "message"),
     [
-        ("nonsense", "no Avro type"),
-        ({"type": "nonsense"}, "no Avro type"),
-        (7, "is no Avro type"),
-        ("string", "the schema is of string; rows are of a record"),
+        ("nonsense", "unknown Avro type"),
+        ({"type": "nonsense"}, "unknown Avro type"),
+        (7, "is not an Avro type"),
+        ("string", "the schema is of type string; rows need a record"),
         (record(), "has no fields"),
-        (record(("n", "Other")), "no Avro type 'Other'"),
-        (record(("n", ["null", "R"])), "the type R is part of itself"),
+        (record(("n", "Other")), "unknown Avro type 'Other'"),
+        (record(("n", ["null", "R"])), "the type R contains itself"),
         (record(("n", {"type": "array", "items": "null"})), "items that take no bytes"),
         (record(("n", {"type": "array", "items": record()})), "items that take no bytes"),
         (record(("n", {"type": "fixed", "name": "F", "size": -1})), "has no size"),
@@ -281,7 +281,7 @@ def test_types_that_no_column_has_are_refused_by_name(kind, message):
 
 @pytest.mark.parametrize("text", ["", "{", "[" * 100_000, "\ud800"])
 def test_a_text_that_is_no_json_is_no_schema(text):
-    with pytest.raises(SchemaError, match=r"no Avro schema|deep"):
+    with pytest.raises(SchemaError, match=r"not an Avro schema|deep"):
         parse_schema(text, "here")
 
 
@@ -291,7 +291,7 @@ def test_a_text_that_is_no_json_is_no_schema(text):
 def test_columns_without_a_form_in_avro_are_refused_by_name(kind):
     with pytest.raises(SchemaError, match="test: column 'c'"):
         AvroEncoder(pa.schema([("c", kind)]), "t", "test")
-    with pytest.raises(SchemaError, match="test: column 'a-b': Avro's names"):
+    with pytest.raises(SchemaError, match="test: column 'a-b': names in Avro"):
         AvroEncoder(pa.schema([("a-b", pa.int64())]), "t", "test")
 
 

@@ -194,12 +194,15 @@ def test_without_drop_the_line_fails_the_job_and_a_missing_value_is_a_bad_line_t
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"on_bad_record": "side"}, "on_bad_record 'side' is not one of fail, drop; with 'drop' side_output"),
-        ({"bad_records_max": 5}, "bad_records_max=5 is not two numbers"),
-        ({"bad_records_max": (1, 1)}, "is not two numbers"),
-        ({"bad_records_max": (-1, 10)}, "is not two numbers"),
-        ({"bad_records_max": (1.0, 10)}, "is not two numbers"),
-        ({"bad_records_max": (1, 10), "on_bad_record": "fail"}, "is for on_bad_record='drop'"),
+        (
+            {"on_bad_record": "side"},
+            "on_bad_record 'side' is not one of fail, drop; with 'drop' they go to side_output",
+        ),
+        ({"bad_records_max": 5}, "bad_records_max=5 is not a pair of numbers"),
+        ({"bad_records_max": (1, 1)}, "is not a pair of numbers"),
+        ({"bad_records_max": (-1, 10)}, "is not a pair of numbers"),
+        ({"bad_records_max": (1.0, 10)}, "is not a pair of numbers"),
+        ({"bad_records_max": (1, 10), "on_bad_record": "fail"}, "requires on_bad_record='drop'"),
         ({"format": "parquet"}, "on_bad_record='drop' is for CSV and JSON lines"),
     ],
 )

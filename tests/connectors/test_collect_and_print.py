@@ -55,23 +55,34 @@ LATE = pa.array([0, 253402300800000000])
 @pytest.mark.parametrize(
     ("column", "says"),
     [
-        (LATE.cast(pa.timestamp("us", "UTC")), r"timestamp\[us, tz=UTC\], and its value 10000-01-01 00:00:00.000000Z"),
-        (LATE.cast(pa.timestamp("us")), r"timestamp\[us\], and its value 10000-01-01"),
-        (pa.array([0, -2_000_000], pa.int32()).cast(pa.date32()), r"date32\[day\], and its value -3506-03-09"),
-        (pa.array([0, 1]).cast(pa.time64("ns")), r"time64\[ns\], and its value 00:00:00.000000001 .*nanoseconds"),
-        (pa.array([0, 1]).cast(pa.timestamp("ns")), r".*00:00:00.000000001 .*nanoseconds"),
+        (
+            LATE.cast(pa.timestamp("us", "UTC")),
+            r"timestamp\[us, tz=UTC\], and Python cannot hold its value 10000-01-01 00:00:00.000000Z",
+        ),
+        (LATE.cast(pa.timestamp("us")), r"timestamp\[us\], and Python cannot hold its value 10000-01-01"),
+        (
+            pa.array([0, -2_000_000], pa.int32()).cast(pa.date32()),
+            r"date32\[day\], and Python cannot hold its value -3506-03-09",
+        ),
+        (
+            pa.array([0, 1]).cast(pa.time64("ns")),
+            r"time64\[ns\], and Python cannot hold its value 00:00:00.000000001: .*nanoseconds",
+        ),
+        (pa.array([0, 1]).cast(pa.timestamp("ns")), r".*00:00:00.000000001: .*nanoseconds"),
         (pa.ListArray.from_arrays([0, 1, 2], LATE.cast(pa.timestamp("us"))), "list.* 10000-01-01"),
     ],
 )
 def test_a_value_that_python_cannot_hold_is_named_and_is_in_the_table(job_id, column, says):
     sink = collected(column, job_id)
-    with pytest.raises(SchemaError, match=rf"CollectSink: row 1: column 'v' is {says}.*; take table\(\) or frame\(\)"):
+    with pytest.raises(SchemaError, match=rf"CollectSink: row 1: column 'v' is {says}.*; use table\(\) or frame\(\)"):
         sink.rows()
     assert sink.table()["v"].combine_chunks() == column
 
 
 def test_what_another_kind_of_sink_has_prepared_is_refused():
-    with pytest.raises(StorageError, match="CollectSink: what the checkpoint has to commit was not collected"):
+    with pytest.raises(
+        StorageError, match="CollectSink: what the checkpoint has to commit was not prepared by a CollectSink"
+    ):
         CollectSink().check_committables(1, [msgspec.msgpack.encode(["job", 0, "pending"])])
 
 

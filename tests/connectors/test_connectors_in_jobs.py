@@ -106,7 +106,7 @@ def test_after_a_plain_stop_the_output_may_go_to_another_directory(tmp_path):
     assert pending(tmp_path / "v1") + pending(tmp_path / "v2") == []
     shutil.rmtree(tmp_path / "v2")
     shutil.rmtree(tmp_path / ".v2.midstream")
-    with pytest.raises(StorageError, match=r"sink 'parquet': checkpoint 2: .*\.v2\.midstream/.* and it is gone"):
+    with pytest.raises(StorageError, match=r"sink 'parquet': checkpoint 2: .*\.v2\.midstream/.* and it is missing"):
         writing_to("v3").start(slots=ProcessSlots(), restore_from="latest")
 
 

@@ -115,7 +115,7 @@ def test_a_job_that_another_has_gone_on_from_commits_nothing_more(table):
     first, second = written(sink, batch(1)), written(sink, batch(2), 2, subtask=1)
     zombie.commit(1, first)
     committer_of(sink, "job-b").commit(1, first)
-    with pytest.raises(ConfigError, match="another job has gone on from checkpoint 1 of this one"):
+    with pytest.raises(ConfigError, match="another job has resumed from checkpoint 1 of this one"):
         zombie.commit(2, second)
     assert numbers(table) == [1]
 
@@ -145,7 +145,7 @@ def test_what_was_written_for_another_table_is_committed_there(table, tmp_path):
     committer.commit(2, written(moved, batch(3), 2, job_id="job-b"))
     assert numbers(table) == [1, 2]
     assert numbers(tmp_path / "elsewhere") == [3]
-    with pytest.raises(ConfigError, match="another job has gone on from checkpoint 1 of this one"):
+    with pytest.raises(ConfigError, match="another job has resumed from checkpoint 1 of this one"):
         committer_of(old, "job-a").commit(2, written(old, pa.record_batch({"n": [9], "p": [0]}), 2, subtask=2))
 
 
@@ -168,7 +168,9 @@ def test_what_is_neither_there_nor_committed_is_refused_before_anything_runs(tab
     committables = written(sink, batch(1, 2))
     shutil.rmtree(table)
     moved = new_sink(tmp_path / "elsewhere")
-    with pytest.raises(StorageError, match=r"elsewhere: cannot commit checkpoint 3: .*\.parquet with 2 rows is gone"):
+    with pytest.raises(
+        StorageError, match=r"elsewhere: cannot commit checkpoint 3: .*\.parquet with 2 rows is missing"
+    ):
         moved.check_committables(3, committables)
     far = msgspec.structs.replace(msgspec.msgpack.decode(committables[0], type=WrittenFile), place="s3:bucket/table")
     with pytest.raises(ConfigError, match="to be committed to s3:bucket/table, which cannot be reached from here"):
@@ -197,7 +199,7 @@ def test_a_checkpoint_cannot_have_any_other_file_added_or_deleted(table, changes
     crafted = msgspec.structs.replace(msgspec.msgpack.decode(committable, type=WrittenFile), **changes)
     committer = committer_of(sink, "job-b")
     for act in (sink.check_committables, committer.commit, lambda _, what: committer.abort(what)):
-        with pytest.raises(StorageError, match=r"cannot be believed"):
+        with pytest.raises(StorageError, match=r"is corrupt or forged"):
             act(1, [msgspec.msgpack.encode(crafted)])
     assert sorted(table.parent.rglob("*")) == before
 
@@ -221,7 +223,7 @@ def test_committables_of_before_places_were_noted_are_the_sinks_own(table):
     sink.check_committables(1, [old])
     committer_of(sink, "job-b").commit(1, [old])
     assert numbers(table) == [1]
-    with pytest.raises(StorageError, match="not of a Delta sink"):
+    with pytest.raises(StorageError, match="not prepared by a Delta sink"):
         sink.check_committables(1, [msgspec.msgpack.encode(["id", b"rows"])])
 
 
@@ -234,7 +236,7 @@ def test_an_aborted_checkpoint_leaves_no_file(table):
     committer_of(sink, "job-a").abort(committables)
     committer_of(sink, "job-a").abort(committables)
     assert files(table) == []
-    with pytest.raises(StorageError, match="with 1 rows is gone; nothing but a job may delete it"):
+    with pytest.raises(StorageError, match="with 1 rows is missing; only a job may delete it"):
         committer_of(sink, "job-a").commit(1, committables)
     assert numbers(table) == []
 
@@ -398,7 +400,7 @@ def test_columns_that_do_not_fit_are_refused_before_anything_runs(table, there, 
 
 def test_a_table_with_rows_is_refused_unless_they_are_to_be_added_to(table):
     write_deltalake(table, pa.table({"n": [0]}))
-    with pytest.raises(ConfigError, match="the table is not empty; name another one, go on from a checkpoint"):
+    with pytest.raises(ConfigError, match="the table is not empty; name another one, resume from a checkpoint"):
         new_sink(table)
     DeltaSink(table).validate(SCHEMA, restoring=True)
     sink = new_sink(table, append=True)
@@ -409,7 +411,7 @@ def test_a_table_with_rows_is_refused_unless_they_are_to_be_added_to(table):
 def test_a_directory_that_is_something_else_is_refused(table):
     table.mkdir()
     (table / "old.parquet").write_bytes(b"")
-    with pytest.raises(ConfigError, match=r"is no Delta table and not empty \(it has old.parquet\)"):
+    with pytest.raises(ConfigError, match=r"is not empty \(it has old.parquet\) and is not a Delta table"):
         new_sink(table)
     with pytest.raises(StorageError, match="cannot be opened or made"):
         new_sink(table / "old.parquet" / "below")
@@ -421,20 +423,18 @@ def test_partitioning_that_is_not_the_tables_is_refused(table):
         new_sink(table, VISITS, partition_by=["day"])
     with pytest.raises(SchemaError, match="partition column 'who' is not in the stream; it has n"):
         new_sink(table, SCHEMA)
-    with pytest.raises(ConfigError, match=r"partition_by='n' is text; give a list: \['n'\]"):
+    with pytest.raises(ConfigError, match=r"partition_by='n' is a string; give a list: \['n'\]"):
         DeltaSink(table, partition_by="n")
     with pytest.raises(ConfigError, match="all columns are partition columns"):
         new_sink(table.parent / "other", SCHEMA, partition_by=["n"])
-    with pytest.raises(SchemaError, match="partition column 'x' is double; these can be: text, integers"):
+    with pytest.raises(SchemaError, match="partition column 'x' is double; supported types are text, integers"):
         new_sink(table.parent / "other", schema_of([("x", pa.float64()), ("n", pa.int64())]), partition_by=["x"])
 
 
 def test_a_table_that_checks_its_rows_is_refused(table):
     write_deltalake(table, pa.table({"n": [0]}))
     DeltaTable(table).alter.add_constraint({"positive": "n >= 0"})
-    with pytest.raises(
-        ConfigError, match="the table uses check constraints, which this sink does not know how to keep"
-    ):
+    with pytest.raises(ConfigError, match="the table uses check constraints, which this sink does not support"):
         new_sink(table, append=True)
 
 
@@ -447,9 +447,9 @@ def replace_table(table: Path, schema: pa.Schema, **options: Any) -> None:
 @pytest.mark.parametrize(
     ("now", "said"),
     [
-        (pa.schema([("n", pa.string())]), "column 'n' was int64 in the table .*, and is large_string there now"),
-        (pa.schema([("n", pa.int32())]), "column 'n' was int64 in the table .*, and is int32 there now"),
-        (pa.schema([("m", pa.int64())]), "column 'n' was int64 in the table .*, and is no column any more"),
+        (pa.schema([("n", pa.string())]), "column 'n' was int64 in the table .*, and is now large_string"),
+        (pa.schema([("n", pa.int32())]), "column 'n' was int64 in the table .*, and is now int32"),
+        (pa.schema([("m", pa.int64())]), "column 'n' was int64 in the table .*, and no longer exists"),
     ],
 )
 def test_files_are_not_added_to_a_table_that_could_not_be_read_with_them(table, job, now, said):

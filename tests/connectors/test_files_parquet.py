@@ -70,7 +70,7 @@ def test_row_groups_that_are_done_are_not_read_again(tmp_path):
     split = msgspec.structs.replace(split, payload=msgspec.msgpack.encode(part))
     rows, _ = read_split(source, msgspec.structs.replace(split, offset=1500))
     assert values(rows) == list(range(1500, 3000))
-    with pytest.raises(StorageError, match=r"a\.parquet: cannot be read as parquet; half-written, damaged"):
+    with pytest.raises(StorageError, match=r"a\.parquet: cannot be read as parquet; it is incomplete, damaged"):
         read_split(source, split)
 
 
@@ -118,8 +118,8 @@ def test_hidden_and_unfinished_names_are_left_out_below_a_directory(tmp_path):
         ("empty", "there is no file to read in {}/empty"),
         ("*.parquet", "no file matches {}/[*].parquet"),
         ("nosuch/*.csv", "no file matches {}/nosuch/[*].csv"),
-        ("notes.txt", "the name of {}/notes.txt does not tell its format; give format="),
-        ("mixed", "2.csv is csv, files before it are parquet"),
+        ("notes.txt", "the name of {}/notes.txt does not show its format; give format="),
+        ("mixed", "2.csv is csv, but files before it are parquet"),
     ],
 )
 def test_what_is_not_there_or_not_known_is_named(tmp_path, path, says):
@@ -164,7 +164,7 @@ def test_damaged_truncated_and_foreign_files_are_named(tmp_path):
         whole[:-50] + b"\xff" * 42 + whole[-8:],
     ):
         path.write_bytes(data)
-        with pytest.raises(StorageError, match=rf"{path}: cannot be read as parquet; half-written, damaged"):
+        with pytest.raises(StorageError, match=rf"{path}: cannot be read as parquet; it is incomplete, damaged"):
             FileSource(path)
 
 
@@ -220,7 +220,7 @@ def test_a_file_that_changes_or_goes_after_it_was_found_is_named(tmp_path):
     with pytest.raises(StorageError, match=r"1\.parquet: has changed since it was found"):
         source.open_split(split)
     path.unlink()
-    with pytest.raises(StorageError, match=r"1\.parquet: the file is gone since it was found"):
+    with pytest.raises(StorageError, match=r"1\.parquet: the file has disappeared since it was found"):
         source.open_split(split)
 
 
@@ -231,14 +231,14 @@ def test_a_file_that_is_gone_on_restore_is_named_with_the_position_and_what_is_l
     parquet_file(tmp_path / "2.parquet", 5, 7)
     path.unlink()
     restored = msgspec.structs.replace(split, offset=3)
-    with pytest.raises(StorageError, match=r"to go on at offset 3 .* 1 files in .*, 2\.parquet to 2\.parquet"):
+    with pytest.raises(StorageError, match=r"to resume at offset 3 .* 1 files in .*, 2\.parquet to 2\.parquet"):
         source.open_split(restored)
 
 
 def test_a_file_or_directory_that_may_not_be_read_is_named(open_path):
     path = parquet_file(open_path / "in" / "1.parquet", 0, 2)
     path.chmod(0)
-    with unprivileged(), pytest.raises(StorageError, match=r"in/1\.parquet: may not be read: permission denied"):
+    with unprivileged(), pytest.raises(StorageError, match=r"in/1\.parquet: cannot be read: permission denied"):
         FileSource(path)
     path.parent.chmod(0o111 if os.getuid() else 0)
     with unprivileged(), pytest.raises(StorageError, match=r"in: cannot be listed"):
@@ -372,7 +372,7 @@ def test_an_empty_directory_can_be_watched_when_format_and_schema_are_given(tmp_
         FileSource(tmp_path, watch=True)
     with pytest.raises(ConfigError, match="is empty; give schema= to watch it"):
         FileSource(tmp_path, format="parquet", watch=True)
-    with pytest.raises(ConfigError, match=r"there is no directory .*gone to watch; create it first"):
+    with pytest.raises(ConfigError, match=r"the directory .*gone to watch does not exist; create it first"):
         FileSource(tmp_path / "gone", format="parquet", watch=True)
     source = FileSource(tmp_path, format="parquet", schema=pa.schema([("n", pa.int64())]), watch=True)
     rows, position = found(source, None)

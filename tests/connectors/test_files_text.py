@@ -324,7 +324,7 @@ def test_what_a_file_or_a_line_lacks_is_null_if_it_is_declared_so(tmp_path):
     (tmp_path / "3.csv").write_text("b\n5\n")
     assert f"{tmp_path}/3.csv: column 'a' is missing; it has b" in str(failure(FileSource(tmp_path, schema=must)))
     (tmp_path / "3.csv").write_text("x,y\n5,6\n")
-    assert "3.csv: none of the declared columns (a, b) is in it" in str(failure(FileSource(tmp_path, schema=schema)))
+    assert "3.csv: it has none of the declared columns (a, b)" in str(failure(FileSource(tmp_path, schema=schema)))
     with pytest.raises(SchemaError, match=r"declared column 'bb' is neither in .*1\.csv nor in .*3\.csv"):
         FileSource(tmp_path, schema=pa.schema([("a", pa.int64()), ("bb", pa.int64())]))
     (tmp_path / "1.jsonl").write_text('{"a": 1}\n{"b": 2}\n')
@@ -417,7 +417,7 @@ def test_a_truncated_archive_is_named(tmp_path):
     path.write_bytes(data[: len(data) // 2])
     error = failure(FileSource(path, schema=schema_of([("n", pa.int64()), ("who", pa.string())])))
     assert f"{path}" in str(error)
-    assert "cannot be read as csv; half-written, damaged" in str(error)
+    assert "cannot be read as csv; it is incomplete, damaged" in str(error)
     (tmp_path / "c.csv.zip").write_bytes(b"PK nonsense")
     with pytest.raises(StorageError, match=r"c\.csv\.zip: cannot be read as csv"):
         FileSource(tmp_path / "c.csv.zip")
@@ -442,5 +442,5 @@ def test_a_file_that_got_shorter_than_its_offset_is_refused(tmp_path):
     part = msgspec.msgpack.decode(split.payload, type=files.FileSplit)
     part = msgspec.structs.replace(part, path=str(changed), size=info.st_size, modified_ns=info.st_mtime_ns)
     swapped = msgspec.structs.replace(split, payload=msgspec.msgpack.encode(part), offset=offsets[8])
-    with pytest.raises(StorageError, match="it is no longer what was read before"):
+    with pytest.raises(StorageError, match="it has changed since it was read"):
         read_split(source, swapped)

@@ -106,13 +106,21 @@ def later_only(wrong: Callable[[np.ndarray], Any]) -> Callable[[np.ndarray], Any
             JobError,
             "called with an array of the indices 4 to 7, failed: ZeroDivisionError: division by zero",
         ),
-        (lambda i: [1, 2], JobError, "gave list; it must give a record batch, a polars frame or a dict of columns"),
-        (lambda i: {"n": i[:1], "square": i[:1]}, JobError, "gave 1 rows; it must give one for each of the 4 indices"),
+        (
+            lambda i: [1, 2],
+            JobError,
+            "returned list; it must return a record batch, a polars frame or a dict of columns",
+        ),
+        (
+            lambda i: {"n": i[:1], "square": i[:1]},
+            JobError,
+            "returned 1 rows; it must return one for each of the 4 indices",
+        ),
         (lambda i: {"n": i}, SchemaError, "GeneratorSource: column 'square' is missing; got n"),
         (lambda i: {"n": i, "square": ["x"] * len(i)}, SchemaError, "column 'square' is string, declared as int64"),
         (lambda i: {**square(i), "z": i}, SchemaError, "column 'z' is not in the declared schema"),
         (lambda i: {"n": i, "square": i[:1]}, SchemaError, "column 'square' has 1 rows, column 'n' 4"),
-        (lambda i: {}, SchemaError, "the function gave no columns"),
+        (lambda i: {}, SchemaError, "the function returned no columns"),
     ],
 )
 def test_what_the_function_does_wrong_is_named_with_the_indices(wrong, kind, says):
@@ -235,7 +243,7 @@ def test_frames_tables_and_batches_are_taken():
 def test_what_is_no_collection_of_rows_is_refused():
     with pytest.raises(SchemaError, match="row 1 is int, not a dict"):
         from_rows([{"a": 1}, 3])  # type: ignore[list-item]  # the mistake under test
-    with pytest.raises(SchemaError, match=r"a pandas DataFrame; give pl\.from_pandas\(…\) of it"):
+    with pytest.raises(SchemaError, match=r"a pandas DataFrame; convert it with pl\.from_pandas\(…\)"):
         from_rows(pd.DataFrame({"a": [1]}))
     with pytest.raises(SchemaError, match="no rows to infer the columns from; give a schema"):
         from_rows([])

@@ -133,7 +133,8 @@ def test_who_cannot_say_is_taken_to_have_committed_what_the_directory_has(tmp_pa
     world = World(tmp_path, others={"mute": Mute()}, only="out")
     committed(world)
     with pytest.raises(
-        ConfigError, match=r"sink 'mute' perhaps \(it cannot say\) up to checkpoint 5.*'mute' cannot: it has no way"
+        ConfigError,
+        match=r"sink 'mute' perhaps \(it cannot say\) up to checkpoint 5.*'mute' cannot: it cannot take back",
     ):
         world.start("3")
     with pytest.raises(ConfigError, match=r"sink 'mute' cannot take back.*Nothing has been changed"):
@@ -185,7 +186,7 @@ def test_a_checkpoint_whose_output_was_taken_back_is_never_offered_again(world: 
     url = world.save(start)
     world.start("3", "take-back")
     assert world.start("latest").row == 6
-    with pytest.raises(StorageError, match="there is no checkpoint 5"):
+    with pytest.raises(StorageError, match="checkpoint 5 is not in the checkpoint directory"):
         world.start("5", "keep")
     with pytest.raises(StorageError, match=r"gone back to a checkpoint before checkpoint 5 since.*was taken back"):
         world.start(url, "keep")
@@ -195,7 +196,7 @@ def test_a_driver_that_wakes_up_commits_nothing_of_what_was_taken_back(world: Wo
     zombie = committed(world, 4)
     zombie.complete(2, commit=False)
     again = world.start("2", "take-back")
-    with pytest.raises(StorageError, match="is gone"):
+    with pytest.raises(StorageError, match="it is missing"):
         zombie.commit()
     again.complete(1)
     assert world.rows() == list(range(5))
@@ -278,7 +279,7 @@ def test_wherever_one_goes_back_to_and_is_killed_every_row_is_there_once(tmp_pat
             must_say(error, "checkpoint 0" if asked != "latest" else "is older than what has been committed")
             asked = str(error).partition("checkpoint ")[2].split()[0]
         except StorageError as error:
-            must_say(error, "there is no checkpoint", "was taken back")
+            must_say(error, "is not in the checkpoint directory", "was taken back")
             asked = "latest"
         return None
 
@@ -297,7 +298,7 @@ def test_wherever_one_goes_back_to_and_is_killed_every_row_is_there_once(tmp_pat
             try:
                 random.choice(zombies).commit()
             except StorageError as error:
-                must_say(error, "is gone")
+                must_say(error, "it is missing")
         elif step == "save" and current.newest is not None:
             current.commit()
             saved.append(world.save(current))
@@ -434,7 +435,7 @@ def test_after_that_a_driver_that_wakes_up_commits_nothing_more(tmp_path: Path) 
     sink.take_back(Output("out", frozenset("a")), 2, ())
     committer = committer_of(sink, "a")
     assert committer is not None
-    with pytest.raises(ConfigError, match="another job has gone on from checkpoint 2 of this one"):
+    with pytest.raises(ConfigError, match="another job has resumed from checkpoint 2 of this one"):
         committer.commit(4, late)
 
 
@@ -442,10 +443,10 @@ def test_a_delta_table_that_others_have_written_to_since_is_left_alone(tmp_path:
     table = tmp_path / "table"
     sink, output = delta_of(table, {"a": range(1, 4)}), Output("out", frozenset("a"))
     write_deltalake(table, pa.table({"n": [100]}), mode="append")
-    with pytest.raises(ConfigError, match=r"others have written to the table since: version 4 is WRITE"):
+    with pytest.raises(ConfigError, match=r"other writers have changed the table since: version 4 is WRITE"):
         sink.check_take_back(output, 2)
     DeltaTable(table).optimize.compact()
-    with pytest.raises(ConfigError, match="others have written to the table since"):
+    with pytest.raises(ConfigError, match="other writers have changed the table since"):
         sink.take_back(output, 2, ())
     assert delta_rows(table) == [1, 2, 3, 100]
     assert sink.newest_committed(Output("out", frozenset("b"))) == 0
@@ -458,7 +459,7 @@ def test_a_delta_log_that_no_longer_goes_back_so_far_says_so(tmp_path: Path) -> 
     DeltaTable(table).create_checkpoint()
     for version in range(3):
         (table / "_delta_log" / f"{version:020d}.json").unlink()
-    with pytest.raises(ConfigError, match="log no longer goes back to checkpoint 1: version 2 is gone from it"):
+    with pytest.raises(ConfigError, match="log no longer goes back to checkpoint 1: version 2 is no longer in it"):
         sink.check_take_back(output, 1)
 
 
@@ -474,7 +475,7 @@ def test_postgres_says_what_is_committed_and_that_it_cannot_be_taken_back(databa
     assert sink.newest_committed(Output("out", frozenset("ab"))) == 2
     assert sink.newest_committed(Output("out", frozenset("b"))) == 0
     assert sink.newest_committed(Output("other", frozenset("a"))) == 0
-    with pytest.raises(ConfigError, match="do not say with which commit they came"):
+    with pytest.raises(ConfigError, match="do not show which commit wrote them"):
         sink.check_take_back(Output("out", frozenset("a")), 1)
 
 
@@ -493,7 +494,7 @@ def test_output_that_was_committed_elsewhere_is_newer_too_and_is_not_taken_back(
     ):
         world.start("3")
     with pytest.raises(
-        ConfigError, match=r"of checkpoint 4, were written to .*/out, and the sink writes to .*/moved now"
+        ConfigError, match=r"of checkpoint 4, were written to .*/out, and the sink now writes to .*/moved"
     ):
         world.start("3", "take-back")
     assert world.rows() == before
@@ -525,6 +526,6 @@ def test_a_delta_table_that_the_sink_wrote_to_before_is_newer_too(tmp_path: Path
     newer = Output("out", frozenset("a"), ((3, held),))
     assert other.newest_committed(newer) == 3
     with pytest.raises(
-        ConfigError, match=r"rows of checkpoint 3 were written to .*/table, and the sink writes to .*/other now"
+        ConfigError, match=r"rows of checkpoint 3 were written to .*/table, and the sink now writes to .*/other"
     ):
         other.check_take_back(newer, 1)

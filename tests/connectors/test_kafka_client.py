@@ -40,7 +40,7 @@ def test_a_silence_is_said_once_and_so_is_its_end(caplog):
     ]
     assert listener.after(30, DOWN) == []
     assert listener.after(10, heard=True) == [
-        "topic 't', partition 0: 10.0.0.1:9092 answers again after 45 s; going on"
+        "topic 't', partition 0: 10.0.0.1:9092 answers again after 45 s; continuing"
     ]
     assert listener.after(30) == []
 
@@ -61,7 +61,7 @@ def test_no_answer_after_one_connection_has_failed_is_a_silence_though_nobody_sa
     assert listener.after(4.9) == []
     assert len(listener.after(0.1)) == 1
     assert listener.after(10, heard=True) == [
-        "topic 't', partition 0: 10.0.0.1:9092 answers again after 15 s; going on"
+        "topic 't', partition 0: 10.0.0.1:9092 answers again after 15 s; continuing"
     ]
     assert not listener.silence.is_doubted
 

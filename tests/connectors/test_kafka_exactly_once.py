@@ -280,7 +280,7 @@ def test_an_attempt_that_ends_waits_for_no_broker(tmp_path, monkeypatch):
     staged = StagedRecords(1, 1, 0, "job-a", "out", 0, 0, "t", 0, ())
     stopped = threading.Event()
     stopped.set()
-    with pytest.raises(StorageError, match="KafkaSink on t: the attempt ended before it was done"):
+    with pytest.raises(StorageError, match="KafkaSink on t: the attempt ended before the commit was done"):
         staging.committer(stopped=stopped).commit(1, [msgspec.json.encode(staged)])
     writer = staging.writer(numbers(1).schema)
     writer.write(numbers(1))
@@ -463,14 +463,14 @@ def test_a_committer_that_did_not_commit_itself_deletes_nothing_of_others(kafka,
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"version": 2}, "staged in form 2, and this version of midstream reads 1"),
-        ({"files": [{"path": "epochs/00000001", "bytes": 1, "checksum": ""}]}, "cannot be believed"),
-        ({"files": [{"path": "sinks/../_job", "bytes": 1, "checksum": ""}]}, "cannot be believed"),
+        ({"version": 2}, "staged in format 2, but this version of midstream reads 1"),
+        ({"files": [{"path": "epochs/00000001", "bytes": 1, "checksum": ""}]}, "is corrupt or forged"),
+        ({"files": [{"path": "sinks/../_job", "bytes": 1, "checksum": ""}]}, "is corrupt or forged"),
         ({"after": 1}, "impossible numbers"),
         ({"checkpoint": -1}, "impossible numbers"),
         ({"topic": ""}, "impossible numbers"),
-        ({"rows": "many"}, "not of a Kafka sink"),
-        ({"uid": "another"}, "cannot be believed"),
+        ({"rows": "many"}, "not prepared by a Kafka sink"),
+        ({"uid": "another"}, "is corrupt or forged"),
     ],
     ids=["version", "file", "path", "after", "checkpoint", "topic", "rows", "uid"],
 )
@@ -492,12 +492,14 @@ def test_a_checkpoint_cannot_have_anything_else_sent_or_deleted(staging, change,
 def test_rows_that_the_brokers_would_refuse_are_refused_before_their_checkpoint_completes(kafka, tmp_path):
     topic = kafka.topic(max_message_bytes=4000, partitions=2)
     text = pa.RecordBatch.from_pydict({"t": pa.array(["x" * 3000], pa.large_string()), "p": [1]})
-    with pytest.raises(ConfigError, match=r"takes records of up to 4000 bytes .*options=\{'message.max.bytes': 3488\}"):
+    with pytest.raises(
+        ConfigError, match=r"accepts records of up to 4000 bytes .*options=\{'message.max.bytes': 3488\}"
+    ):
         KafkaSink(kafka.servers, topic).validate(text.schema, restoring=False)
     arguments = {"options": {"message.max.bytes": 3488}, "partition": "p", "format": "text"}
     staging = Staging(kafka.servers, topic, tmp_path, **arguments)
     staging.sink.validate(text.schema, restoring=False)
-    with pytest.raises(SchemaError, match=r"a record of 3000 bytes, and message.max.bytes leaves 2976"):
+    with pytest.raises(SchemaError, match=r"a record of 3000 bytes, but message.max.bytes leaves 2976"):
         staging.staged(text)
     staging.loop.failures.clear()
     for partition, message in ((2, rf"is for partition 2, and topic '{topic}' has 2"), (-1, "has a number below 0")):
@@ -533,7 +535,7 @@ def test_each_right_that_is_missing_is_named_and_with_all_of_them_it_works(kafka
     }
     staging = Staging(kafka_broker.secured, topic, tmp_path, options=options)
     grants = [
-        (("topic", topic, "DESCRIBE"), f"topic '{topic}' is not allowed"),
+        (("topic", topic, "DESCRIBE"), f"topic '{topic}' is not permitted"),
         (("topic", topic, "WRITE"), r"has no right to write \(Write\)"),
         (
             ("transactional_id", "midstream-", "WRITE"),
@@ -573,10 +575,10 @@ def test_without_checkpoints_it_is_refused_and_at_least_once_is_not(kafka, runni
     ("arguments", "message"),
     [
         ({"guarantee": "at_most_once"}, "guarantee 'at_most_once' is not one of exactly_once, at_least_once"),
-        ({"options": {"transactional.id": "x"}}, "'transactional.id' is not for the user to set"),
+        ({"options": {"transactional.id": "x"}}, "'transactional.id' cannot be set"),
         (
             {"options": {"transaction.timeout.ms": 1}, "guarantee": "at_least_once"},
-            "'transaction.timeout.ms' is for guarantee='exactly_once'",
+            "'transaction.timeout.ms' requires guarantee='exactly_once'",
         ),
     ],
     ids=["guarantee", "transactional-id", "timeout"],

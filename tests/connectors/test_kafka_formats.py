@@ -131,9 +131,9 @@ def test_what_is_wrong_with_a_value_is_said_and_the_others_are_rows(registry):
         header(77) + value[5:]: "schema 77: the schema registry does not have it: Schema not found",
         header(2**32 - 1) + value[5:]: "schema 4294967295: ",
         header(union) + value[5:]: f"schema {union}: .*is a union of int, string",
-        header(protobuf) + value[5:]: f"schema {protobuf}: its schema: the text is no Avro schema",
+        header(protobuf) + value[5:]: f"schema {protobuf}: its schema: the text is not an Avro schema",
         value[:-1]: f"schema {good}: the bytes end within the record",
-        value + b"\x00": "1 bytes are left behind the record",
+        value + b"\x00": "1 bytes are left after the record",
         header(good) + b"\x07": f"schema {good}: the bytes are not of the schema: branch -4 of a union that has 2",
     }
     parser = avro(registry)
@@ -185,7 +185,7 @@ def test_a_registry_that_refuses_the_user_is_named_without_the_password(registry
         parser.check()
     assert "secret-word" not in str(error.value) + repr(parser) + repr(pickle.dumps(parser))
     monkeypatch.delenv("REGISTRY_LOGIN")
-    with pytest.raises(ConfigError, match=r"registry option 'basic.auth.user.info' is to come from the environment"):
+    with pytest.raises(ConfigError, match=r"registry option 'basic.auth.user.info' refers to the environment"):
         pickle.loads(pickle.dumps(parser)).check()
 
 
@@ -218,7 +218,7 @@ def test_messages_without_a_registry_are_rows_and_what_is_none_is_a_bad_record()
     rows, bad = split(pickle.loads(pickle.dumps(protobuf(None))), values)
     assert [row["id"] for row in rows] == [1, None, 0]
     assert list(bad) == [1, 4]
-    assert "the record's value is not protobuf of the declared columns: the bytes are no shop.Order" in bad[1]
+    assert "the record's value is not protobuf of the declared columns: the bytes are not a shop.Order" in bad[1]
     assert "Order.state is 9, which the enum shop.State does not have" in bad[4]
 
 
@@ -250,7 +250,7 @@ def test_each_message_is_looked_up_by_its_schema_and_its_place_there(registry):
             4: f"schema {old}: it has no message at [3]",
             5: "it ends within the place of its message in the schema",
             6: "the place of its message in the schema has the number -1",
-            7: "the place of its message in the schema is no number",
+            7: "the place of its message in the schema is not a number",
             8: "schema 77: the schema registry does not have it: Schema not found",
             9: "fewer than the 5 before a value",
         }
@@ -263,7 +263,7 @@ def test_each_message_is_looked_up_by_its_schema_and_its_place_there(registry):
     ("schema", "kind", "why"),
     [
         (json.dumps(N), "AVRO", "it is AVRO, not PROTOBUF"),
-        ('syntax = "proto3";', "PROTOBUF", r"it does not give Protobuf schemas as descriptors \(format=serialized\)"),
+        ('syntax = "proto3";', "PROTOBUF", r"it does not return Protobuf schemas as descriptors \(format=serialized\)"),
         (base64.b64encode(b"\xff\xff").decode(), "PROTOBUF", "its descriptors cannot be read"),
         (
             new_file("a", {"Order": []}, None, "gone.proto"),
@@ -379,17 +379,17 @@ def test_descriptors_that_the_registry_does_not_take_are_an_error_before_the_job
     ("format", "schema", "more", "message"),
     [
         ("avro", None, {}, "needs registry="),
-        ("avro", SCHEMA, {"registry": {"url": "http://x"}}, "is the text of an Avro schema"),
+        ("avro", SCHEMA, {"registry": {"url": "http://x"}}, "is the text of the Avro schema"),
         ("avro", None, {"registry": {"url": "http://x"}}, "of several topics needs schema="),
         ("avro", "{}", {"registry": {}}, "has no 'url'"),
-        ("avro", "{}", {"registry": {"url": "http://x"}}, "is no Avro type"),
-        ("avro", json.dumps(N), {"registry": {"url": "http://x"}, "csv": CsvOptions()}, "csv= is for format='csv'"),
-        ("json", SCHEMA, {"registry": {"url": "http://x"}}, "registry= is for format='avro' and format='protobuf'"),
-        ("json", SCHEMA, {"message": Order}, "message= is for format='protobuf'"),
-        ("json", json.dumps(N), {}, "schema= as text is for format='avro'"),
+        ("avro", "{}", {"registry": {"url": "http://x"}}, "is not an Avro type"),
+        ("avro", json.dumps(N), {"registry": {"url": "http://x"}, "csv": CsvOptions()}, "csv= requires format='csv'"),
+        ("json", SCHEMA, {"registry": {"url": "http://x"}}, "registry= requires format='avro' or format='protobuf'"),
+        ("json", SCHEMA, {"message": Order}, "message= requires format='protobuf'"),
+        ("json", json.dumps(N), {}, "schema= as a string is only for format='avro'"),
         ("csv", None, {}, "format='csv' needs schema="),
         ("protobuf", None, {}, "format='protobuf' needs message=, a message class"),
-        ("protobuf", SCHEMA, {"message": Order}, "schema= is not for format='protobuf'"),
+        ("protobuf", SCHEMA, {"message": Order}, "schema= does not apply to format='protobuf'"),
         ("protobuf", None, {"message": Order, "registry": {}}, "has no 'url'"),
         ("xml", None, {}, "format 'xml' is not one of json, csv, avro, protobuf, bytes, text"),
     ],

@@ -77,7 +77,7 @@ def test_avro_goes_in_and_out_and_what_is_bad_goes_aside_once(
         )
         kafka.produce(source, [header(newer) + b"\x02x"])
         os.kill(next(pid for pid in job.status().slot_pids if pid), signal.SIGKILL)
-        until("a word of it", lambda: any("waiting with offset" in record.getMessage() for record in caplog.records))
+        until("a word of it", lambda: any("waiting at offset" in record.getMessage() for record in caplog.records))
         gone = f"the schema registry of topic {source!r}"
         until("it is in the status", lambda: gone in {wait.what for wait in job.status().waiting})
         registry.start()

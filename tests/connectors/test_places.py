@@ -67,7 +67,7 @@ def test_the_first_rows_of_a_text_file_or_a_part_of_one_are_counted_from_a_line(
     path.write_text("n,text\n" + "".join(f"{n},some text\n" for n in range(200)))
     source = FileSource(path)
     first, second, *_ = splits_of(source)
-    assert source.place(first, 0, 0) == f"{path}, row 0 from byte 0 on, counted from 0 behind the header"
+    assert source.place(first, 0, 0) == f"{path}, row 0 from byte 0 on, counted from 0 after the header"
     reader = source.open_split(second)
     read = reader.read(3)
     reader.close()

@@ -122,7 +122,7 @@ def test_defaults_of_the_older_syntax_are_values_and_required_fields_are_require
     file.message_type[0].field[1].default_value = "7"
     old = message_class("Old", file)
     assert rows_of(old, [old(r="x")]) == [{"n": None, "d": 7, "r": "x"}]
-    with pytest.raises(pa.ArrowInvalid, match="required fields are not there: r"):
+    with pytest.raises(pa.ArrowInvalid, match="required fields are missing: r"):
         ProtobufDecoder(MessageType(old, "test")).decode([b""])
     with pytest.raises(SchemaError, match="requires r, and there is no such column"):
         encoded(old, {"n": (pa.int32(), [1])})
@@ -186,13 +186,13 @@ def test_of_two_names_for_a_number_the_first_is_read_and_either_is_written():
 
 @pytest.mark.parametrize("data", [b"\x08", b"\x12\x05ab", b"\x12\x01\xff", b"\x3a\x02\x08", b"\xff" * 11])
 def test_bytes_that_are_no_message_are_refused(data):
-    with pytest.raises(pa.ArrowInvalid, match=r"the bytes are no shop\.Order"):
+    with pytest.raises(pa.ArrowInvalid, match=r"the bytes are not a shop\.Order"):
         ProtobufDecoder(MessageType(Order, "test")).decode([data])
 
 
 def test_text_of_the_older_syntax_that_is_not_utf8_is_refused():
     old = message_class("Old", new_file("old.proto", {"Old": ["optional string t = 1"]}, syntax="proto2"))
-    with pytest.raises(pa.ArrowInvalid, match=r"the bytes are no shop\.Old"):
+    with pytest.raises(pa.ArrowInvalid, match=r"the bytes are a shop\.Old that a row cannot hold"):
         ProtobufDecoder(MessageType(old, "test")).decode([b"\x0a\x01\xff"])
 
 
@@ -213,7 +213,7 @@ def test_a_message_type_travels_without_the_module_that_it_came_from():
         (Order(), "is not a Protobuf message class; give one that protoc has generated"),
         ("orders_pb2.Order", "'orders_pb2.Order' is not a Protobuf message class"),
         (int, "is not a Protobuf message class"),
-        (FileDescriptorProto, r"FileDescriptorProto\..* the message is part of itself"),
+        (FileDescriptorProto, r"FileDescriptorProto\..* the message contains itself"),
         (message_class("Empty", new_file("e.proto", {"Empty": []})), "shop.Empty has no fields"),
         (
             message_class("Outer", new_file("e.proto", {"Empty": [], "Outer": ["Empty e = 1"]})),
@@ -239,7 +239,12 @@ PAIRS = pa.large_list(pa.struct([("key", pa.int32()), ("value", pa.float64())]))
         ("id", pa.uint64(), 2**63, "'id' has a value that the field shop.Order.id cannot hold"),
         ("id", pa.int64(), None, "'id' is null in a row, and the field shop.Order.id has no presence"),
         ("numbers", pa.large_list(pa.int64()), [2**31], r"'numbers'\[\] has a value that the field"),
-        ("numbers", pa.large_list(pa.int32()), None, "'numbers' is null in a row, and Protobuf cannot tell a list"),
+        (
+            "numbers",
+            pa.large_list(pa.int32()),
+            None,
+            "'numbers' is null in a row, and Protobuf cannot tell a null list",
+        ),
         ("numbers", pa.large_list(pa.int32()), [1, None], "'numbers' has a null in a list"),
         ("at", pa.timestamp("us"), datetime(2026, 1, 1), "'at' is timestamp.us., and the field shop.Order.at holds"),
         ("lines", LINES, [{"item": None, "count": 1}], r"'lines'\[\].'item' is null in a row"),
@@ -302,7 +307,9 @@ def test_of_a_oneof_one_column_has_a_value():
     }
     assert [each.WhichOneof("kind") for each in encoded(one, columns)] == ["a", "b", None]
     both = {"a": 1, "b": "x"}
-    with pytest.raises(SchemaError, match="column 'a' and 'b' both have a value in a row, and oneof 'kind' holds one"):
+    with pytest.raises(
+        SchemaError, match="column 'a' and 'b' both have a value in a row, but oneof 'kind' holds only one"
+    ):
         encoded(one, {"a": (pa.int64(), [1]), "b": (TEXT, ["x"])})
     with pytest.raises(SchemaError, match=r"'o'\.'a' and 'b' both have a value"):
         encoded(outer, {"o": (pa.struct([("a", pa.int64()), ("b", TEXT)]), [both])})

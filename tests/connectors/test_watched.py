@@ -107,7 +107,7 @@ def test_a_file_that_is_written_again_is_refused(restart):
     if restart:
         there.restart()
     there.put("b", 1, age_s=0)
-    with pytest.raises(StorageError, match="b: was taken to be read, and has been written again since"):
+    with pytest.raises(StorageError, match="b: was changed after it was taken"):
         there.look()
     del there.files["b"]
     assert there.look() == []
@@ -122,7 +122,7 @@ def test_an_older_file_in_the_place_of_one_that_was_taken_is_refused(was_gone):
         del there.files["a"]
         there.look()
     there.put("a", age_s=5000)
-    with pytest.raises(StorageError, match="a: was taken"):
+    with pytest.raises(StorageError, match="a: was changed after it was taken"):
         there.look()
 
 

@@ -426,7 +426,10 @@ def test_in_a_directory_with_newer_checkpoints_it_becomes_the_newest() -> None:
 def test_where_there_is_no_savepoint_it_says_what_there_is() -> None:
     begun = MemoryStorage()
     begun.create("_savepoint", b"{}")
-    for there, says in ((MemoryStorage(), "no such directory, or nothing is in it"), (begun, "never completed")):
+    for there, says in (
+        (MemoryStorage(), "there is no such directory, or nothing is in it"),
+        (begun, "never completed"),
+    ):
         bench = Bench(restore=SAVED, elsewhere={SAVED: there}).start()
         assert f"{SAVED}: " in bench.error and says in bench.error
         assert not bench.requests
@@ -443,7 +446,7 @@ def test_a_damaged_savepoint_is_refused() -> None:
 def test_what_does_not_fit_is_refused_before_anything_is_copied() -> None:
     graph = two_vertices(ScriptedSource(()), Ledger())
     bench = Bench(JobGraph(graph.vertices, graph.edges, 32), restore=SAVED, elsewhere={SAVED: saved_run()}).start()
-    assert "max_parallelism 16, the job has 32" in bench.error
+    assert "max_parallelism 16, but the job has 32" in bench.error
     assert bench.storage.list("shared") == [] and bench.storage.checkpoints() == []
 
 

@@ -491,7 +491,7 @@ def test_latest_in_an_empty_directory_begins_at_the_beginning_and_says_so() -> N
 
 def test_a_checkpoint_that_is_not_there_names_those_that_are() -> None:
     bench = Bench(storage=finished_run(), restore="9").start()
-    assert "there is no checkpoint 9" in bench.error
+    assert "checkpoint 9 is not in the checkpoint directory" in bench.error
     assert "1, 2, 3" in bench.error
     assert not bench.requests
 
@@ -515,7 +515,7 @@ def test_a_damaged_checkpoint_that_was_named_is_refused() -> None:
     storage = finished_run()
     storage.files["chk-3/_metadata"] = storage.files["chk-3/_metadata"][:-10]
     bench = Bench(storage=storage, restore="3").start()
-    assert "cut short" in bench.error
+    assert "truncated" in bench.error
     assert not bench.requests
 
 
@@ -523,7 +523,7 @@ def test_another_max_parallelism_is_refused() -> None:
     graph = two_vertices(ScriptedSource(()), Ledger())
     other = type(graph)(graph.vertices, graph.edges, 32)
     bench = Bench(other, storage=finished_run(), restore="latest").start()
-    assert "max_parallelism 16, the job has 32" in bench.error
+    assert "max_parallelism 16, but the job has 32" in bench.error
 
 
 def test_state_of_an_operator_that_is_gone_is_refused_unless_allowed() -> None:

@@ -36,7 +36,7 @@ AB = pa.struct([("a", pa.int64()), ("b", pa.int64())])
         (pa.array([0.15]), pa.decimal128(3, 1), "double does not fit decimal128"),
         (pa.array([Decimal("0.15")]), pa.decimal128(3, 1), "data loss"),
         (pa.array([Decimal("1")], pa.decimal256(76, 40)), pa.decimal32(9, 9), "more than 9 digits"),  # pyarrow: 0
-        (pa.array([Decimal("1E-40")], pa.decimal256(76, 76)), pa.decimal32(9, 0), "more than 0 behind the point"),
+        (pa.array([Decimal("1E-40")], pa.decimal256(76, 76)), pa.decimal32(9, 0), "more than 0 decimal places"),
         (pa.array([Decimal("1E20")], pa.decimal128(20, -10)), pa.decimal128(38, 38), "more than 38 digits"),
         (pa.array([Decimal("1E20")], pa.decimal128(38, 0)), pa.decimal128(38, 38), "would become another value"),
         (pa.array([Decimal("1E60")], pa.decimal256(76, 0)), pa.decimal32(9, 0), "would become another value"),
@@ -49,7 +49,7 @@ AB = pa.struct([("a", pa.int64()), ("b", pa.int64())])
         (pa.array([datetime(2020, 1, 1, 13, 30)]), pa.date32(), "timestamp.* does not fit date32"),
         (pa.array([date(2020, 1, 1)]), pa.timestamp("us"), "date32.* does not fit timestamp"),
         (pa.array([datetime(2020, 1, 1, tzinfo=timezone.utc)]), pa.timestamp("us"), "has a time zone and .* has none"),
-        (pa.array([datetime(2020, 1, 1)]), pa.timestamp("us", "UTC"), "say which zone is meant"),
+        (pa.array([datetime(2020, 1, 1)]), pa.timestamp("us", "UTC"), "state which zone is meant"),
         (pa.array([datetime(2020, 1, 1, 0, 0, 0, 1)]), pa.timestamp("ms"), "would lose data"),
         (pa.array([1], pa.int64()), pa.timestamp("us"), "int64 does not fit timestamp"),
         (pa.array([1], pa.int64()), pa.duration("us"), "int64 does not fit duration"),

@@ -377,7 +377,9 @@ def test_states_that_do_not_go_with_the_function_or_its_keys_are_refused_when_it
         operator_of(WithoutKey())
     with pytest.raises(SchemaError, match=r"column 'k' of TableState 'table' is int64, the key .* is large_string"):
         operator_of(WithOtherKey())
-    with pytest.raises(JobError, match=r"ValueState 'value' is of one key at a time.*declare a TableState"):
+    with pytest.raises(
+        JobError, match=r"ValueState 'value' holds the state of one key at a time.*declare a TableState"
+    ):
         operator_of(WithValue())
     with pytest.raises(JobError, match=r"TableState 'table' is for functions on batches \(process_batches"):
         process_operator("x", ByRow(), keys=["k"], event_time=None, input_schema=IN, schema=OUT)

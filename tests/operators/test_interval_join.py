@@ -206,10 +206,10 @@ def test_the_columns_are_those_of_both_with_the_keys_once() -> None:
     assert operator_of(0, 1).schema.names == ["k", "t", "a", "b", "u"]
     first = Port("process1", ("k",), "t", LEFT)
     both = Port("process2", ("k",), "t", LEFT)
-    with pytest.raises(JobError, match="operator 'join': both streams have a column 't'; give it another name"):
+    with pytest.raises(JobError, match="operator 'join': both streams have a column 't'; rename it"):
         interval_join_operator("join", [first, both], 0, 1)
     named_as_the_key = Port("process2", ("id",), "u", RIGHT.append(pa.field("k", pa.int64())))
-    with pytest.raises(JobError, match="operator 'join': both streams have a column 'k'; give it another name"):
+    with pytest.raises(JobError, match="operator 'join': both streams have a column 'k'; rename it"):
         interval_join_operator("join", [first, named_as_the_key], 0, 1)
 
 

@@ -437,7 +437,7 @@ def test_broadcast_state_cannot_be_written_for_a_row_of_the_other_stream() -> No
         def process(self, row: dict[str, Any], ctx: Any) -> Any:
             self.names["x"] = "y"
 
-    with pytest.raises(JobError, match="process_broadcast only"):
+    with pytest.raises(JobError, match="can only be changed in process_broadcast"):
         World(enrich(Wrong())).process(batch(("a", 0, 1)), 0)
 
 

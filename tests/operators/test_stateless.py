@@ -182,7 +182,7 @@ def test_times_that_a_function_passes_on_swaps_or_changes_come_out_so(unit: Lite
 def test_what_an_expression_cannot_be_is_said_on_the_driver() -> None:
     with pytest.raises(SchemaError, match=r"operator 'f': column 'x' is not in the stream's schema \(n, s\)"):
         FilterOperator("f", pl.col("x") > 1, SCHEMA)
-    with pytest.raises(SchemaError, match="must be boolean, this one is int64"):
+    with pytest.raises(SchemaError, match="must be boolean; this one is int64"):
         FilterOperator("f", pl.col("n"), SCHEMA)
     with pytest.raises(JobError, match="does not work row by row"):
         ProjectOperator("s", [pl.col("n").sum()], SCHEMA, keep=False)

@@ -72,7 +72,7 @@ def test_what_cannot_be_sent_is_refused_where_it_is_given():
 def test_names_that_are_none_are_refused(name: Any):
     metrics = UserMetrics()
     for make in (metrics.counter, metrics.gauge):
-        with pytest.raises(JobError, match="a name has letters, digits") as said:
+        with pytest.raises(JobError, match="a name consists of letters, digits") as said:
             make(name)
         assert repr(name) in str(said.value)
 

@@ -240,7 +240,7 @@ def test_an_input_says_how_far_it_is_behind_the_one_that_has_come_furthest(
     )
     tab = of_fake(browser, pages, tabs, FakeJob(both))
     tab.page.locator("#task-1 [data-open]").click()
-    tab.shows("#detail [data-key=inputs] thead", "behind the furthest input")
+    tab.shows("#detail [data-key=inputs] thead", "behind the most advanced input")
     tab.shows("#detail [data-key=inputs] tbody tr:first-child td:last-child", r"^0 ms$")
     tab.shows("#detail [data-key=inputs] tbody tr:last-child td:last-child", r"^1 min 30 s$")
 
@@ -248,7 +248,7 @@ def test_an_input_says_how_far_it_is_behind_the_one_that_has_come_furthest(
 def test_a_slot_that_is_short_of_memory_stands_out(browser: Browser, pages: list[PageServer], tabs: list[Tab]) -> None:
     short = msgspec.structs.replace(sample(), slot_pids=(11, 12), slot_memory_bytes=(500 * 2**20, 1000 * 2**20))
     tab = of_fake(browser, pages, tabs, FakeJob(short))
-    tab.shows("#findings", r"Slot 1 has 1000\.0 MiB of memory, of 1\.0 GiB that it can have at most\. It is killed")
+    tab.shows("#findings", r"Slot 1 uses 1000\.0 MiB of memory, and its limit is 1\.0 GiB\. It is killed")
     tab.shows("#slots", r"1.*1000\.0 MiB.*1\.0 GiB")
     tab = of_fake(browser, pages, tabs, FakeJob(sample()))
     tab.shows("#findings", "It failed at")
@@ -283,7 +283,9 @@ def test_restarts_from_one_checkpoint_again_and_again_are_told(
     stuck = msgspec.structs.replace(status, failures=failures, restarts=3, last_checkpoint=old, checkpoints=(old,))
     tab = of_fake(browser, pages, tabs, FakeJob(stuck))
     until("the tab's title to say so", lambda: tab.page.title().startswith("✖ "))
-    tab.shows("#findings", r"each restart begins at checkpoint 10, of 44 min ago, and reads again what came after it")
+    tab.shows(
+        "#findings", r"each restart begins at checkpoint 10, from 44 min ago, and reads everything after it again"
+    )
     newer = msgspec.structs.replace(old, created_ms=status.now_ms - 30_000)
     tab = of_fake(browser, pages, tabs, FakeJob(msgspec.structs.replace(stuck, last_checkpoint=newer)))
     tab.shows("#findings", "It has failed 3 times")
@@ -392,7 +394,7 @@ def test_the_split_that_holds_event_time_back_is_named(
 ):
     job = start(watched_jobs.split_behind(tmp_path), running)
     tab = opened(tabs, browser, job, viewport={"width": 1280, "height": 830})
-    far = r"Event time of .* is held back by orders, subtask [01], split orders-3: 14 min \d+ s behind the input, subtask or split that has come furthest"
+    far = r"Event time of .* is held back by orders, subtask [01], split orders-3: 14 min \d+ s behind the most advanced input, subtask or split"
     tab.shows("#findings", far)
 
     def held_back() -> HeldBackStatus | None:
@@ -425,12 +427,12 @@ def test_live_rows_are_shown_on_request_and_refused_without_the_token(
     until("rows to pass", lambda: job.status().rows_read)
     tab.shows("#graph", "orders")
     tab.page.get_by_role("button", name="Rows of orders", exact=True).first.click()
-    tab.shows("#rows", r"of the \d+ rows of a batch that orders gives out, subtask [01]")
+    tab.shows("#rows", r"of the \d+ rows of a batch that orders emits, subtask [01]")
     tab.shows("#rows thead", r"kint64attimestamp\[us\]")
     tab.shows("#rows tbody tr", r"^\d20\d\d-\d\d-\d\d ")
     assert 1 <= tab.page.locator("#rows tbody tr").count() <= 20
     tab.page.get_by_role("button", name="Rows of parquet").click()
-    tab.shows("#rows", r"Nothing of what .* gives to parquet passed within 5 s")  # no window ends: time stands still
+    tab.shows("#rows", r"No rows that .* sends to parquet passed within 5 s")  # no window ends: time stands still
     tab.page.locator("[data-rows-close]").click()
     assert tab.page.locator("#rows-section").is_hidden()
 
@@ -489,7 +491,7 @@ def test_a_failing_function_is_shown_by_its_own_lines_and_nothing_in_it_is_run(
     with urllib.request.urlopen(f"{job.page.partition('#')[0]}status.json", timeout=30) as answer:
         assert len(json.load(answer)["failures"]) >= 2
     tab.page.get_by_role("button", name="What functions printed before it").first.click()
-    tab.shows("#failures .logs", r"\d+ lines? of the two minutes before it, of all slots")
+    tab.shows("#failures .logs", r"\d+ lines? from the two minutes before it, from all slots")
     tab.shows("#failures .logs pre", r"slot 0 map \(0\): about to parse")
     assert tab.page.locator("#failures img, #failures script").count() == 0
     reader = Tab(browser, job.page.partition("#")[0])

@@ -190,7 +190,7 @@ def test_a_page_that_fails_costs_the_job_nothing(
     running.append(job)
     assert job.wait(60).state == "finished" and numbers.numbers() == list(range(1_000))
     assert page.ended(30)
-    assert "the page of the job has failed; the job runs on without it" in caplog.text
+    assert "the page of the job has failed; the job continues without it" in caplog.text
 
 
 def test_every_job_has_a_page_unless_told_otherwise(

@@ -136,7 +136,7 @@ def test_the_coordinator_is_told_when_no_slot_can_be_had_any_more() -> None:
 
 
 def test_more_slots_than_there_can_be_are_refused_before_anything_starts() -> None:
-    with pytest.raises(ClusterError, match="needs 3 slots, there are 2"):
+    with pytest.raises(ClusterError, match="needs 3 slots, but there are 2"):
         Driver(plan(slots=3), ProcessSlots(slots_max=2), Scripted)
     assert registry.list_jobs() == []
 
@@ -286,9 +286,9 @@ def test_a_client_finds_the_job_by_name_and_asks(start: Start) -> None:
 def test_two_jobs_at_once_do_not_meet(start: Start) -> None:
     first, _ = start(plan(slots=1, job_id="aaaa-1", name="same"))
     second, other = start(plan(slots=1, job_id="aaaa-2", name="same"))
-    with pytest.raises(JobError, match=r"'same' names 2 running jobs \(aaaa-1, aaaa-2\)"):
+    with pytest.raises(JobError, match=r"'same' matches 2 running jobs \(aaaa-1, aaaa-2\)"):
         registry.find("same")
-    with pytest.raises(JobError, match="names 2 running jobs"):
+    with pytest.raises(JobError, match="matches 2 running jobs"):
         registry.find("aaaa")
     with Client(registry.find("aaaa-2")) as client:
         client.ask(DoStop())

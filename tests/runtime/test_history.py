@@ -130,7 +130,7 @@ def test_a_job_is_found_by_its_id_its_beginning_or_as_the_newest_of_its_name() -
         kept(of(f"ab{number}", "finished", started_ms=number, name=name))
     assert history.find("ab0").status.job_id == "ab0"
     assert history.find("flights").status.job_id == "ab1"
-    with pytest.raises(JobError, match=r"'ab' begins 3 job ids \(ab2, ab1, ab0\)"):
+    with pytest.raises(JobError, match=r"'ab' matches 3 job ids \(ab2, ab1, ab0\)"):
         history.find("ab")
     with pytest.raises(JobError, match="no record of a job ''"):
         history.find("")
@@ -146,5 +146,7 @@ def test_a_home_that_cannot_be_written_is_said_once_and_the_job_runs(
     keeper.keep(of("a"))
     until("the first attempt", lambda: bool(caplog.records), 30)
     keeper.end(of("a", "finished"))
-    assert [record.message.partition(":")[0] for record in caplog.records] == ["no history is kept of job a now"]
+    assert [record.message.partition(":")[0] for record in caplog.records] == [
+        "the history of job a cannot be written at present"
+    ]
     assert history.records() == ([], 0)

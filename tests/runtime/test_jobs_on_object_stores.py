@@ -144,7 +144,7 @@ def test_a_store_that_is_away_in_mid_job_costs_no_row(store: ObjectStore, runnin
     check_gapless(numbers.numbers())
 
 
-RIGHTS = "must allow to read, write, list and delete objects there"
+RIGHTS = "must allow reading, writing, listing and deleting objects there"
 
 
 @pytest.mark.parametrize(
@@ -172,7 +172,7 @@ def test_an_endpoint_that_is_down_and_missing_credentials_are_said(
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
     with pytest.raises(
-        StorageError, match=r"cannot look for '_job' in s3://bucket/down: .*; is the endpoint right, and can"
+        StorageError, match=r"cannot look for '_job' in s3://bucket/down: .*; check the endpoint, and that it can"
     ):
         counting("s3://bucket/down")[0].execute(slots=ProcessSlots())
     monkeypatch.delenv("AWS_ENDPOINT_URL")

@@ -53,7 +53,7 @@ def done_in_a_network_of_its_own(what: str, directory: Path) -> dict[str, Any]:
 def test_two_slots_that_cannot_reach_each_other_are_named_and_the_job_goes_on_when_they_can(tmp_path: Path) -> None:
     said = done_in_a_network_of_its_own("cut", tmp_path)
     assert "the connection to slot " in said["failure"]
-    assert "has been without an answer for " in said["failure"]
+    assert "has not been answered for " in said["failure"]
     assert "10.77.0.10" in said["failure"] and "10.77.0.11" in said["failure"]
     assert said["state"] == "finished" and said["numbers"]
     assert said["tls"] == "on", "what leaves a machine is encrypted"

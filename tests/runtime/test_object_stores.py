@@ -113,7 +113,7 @@ def test_a_store_that_is_busy_is_asked_again(
     with caplog.at_level(logging.WARNING, "midstream"):
         assert proven.create("epochs/1", b"mine")
     said = [record.getMessage() for record in caplog.records if record.name == "midstream.runtime.conditional"]
-    assert len(said) == 3 and all("is tried again" in line for line in said)
+    assert len(said) == 3 and all("is retried" in line for line in said)
     if fault == "cut":
         assert all("/epochs/1 failed: no answer" in line for line in said), said
     else:
@@ -125,8 +125,8 @@ def test_a_store_that_stays_busy_is_given_up_with_the_reason(store: ObjectStore,
     store.fault("PUT", "/epochs/1", "503 SlowDown", times=100)
     with pytest.raises(StorageError) as caught:
         proven.create("epochs/1", b"mine")
-    assert "5 tries have failed, the last one because HTTP 503 SlowDown: as the test has it" in str(caught.value)
-    assert "Whether it is there now is not known" in str(caught.value)
+    assert "5 tries failed, the last one because HTTP 503 SlowDown: as the test has it" in str(caught.value)
+    assert "It is unknown whether it exists now" in str(caught.value)
     assert sum(line.startswith("PUT") and "/epochs/1" in line for line in store.requests) == conditional.TRIES
 
 
@@ -149,7 +149,7 @@ def test_the_winner_is_not_known_while_the_store_cannot_be_read(store: ObjectSto
     assert not proven.create("epochs/1", b"2")
     store.mend()
     store.fault("HEAD", "/epochs/1", "503 SlowDown", times=100)
-    with pytest.raises(StorageError, match="5 tries have failed"):
+    with pytest.raises(StorageError, match="5 tries failed"):
         proven.create("epochs/1", b"2")
 
 
@@ -176,7 +176,7 @@ def test_two_libraries_that_see_two_places_are_refused(store: ObjectStore, monke
     real = conditional._open_s3
     monkeypatch.setattr(conditional, "_open_s3", lambda bucket, *rest: real("other", *rest))
     store.make_bucket("other")
-    with pytest.raises(StorageError, match="what obstore writes there pyarrow does not find"):
+    with pytest.raises(StorageError, match="pyarrow does not find what obstore writes there"):
         FileStorage(store.url("apart")).create("_job", b"1")
 
 
@@ -190,7 +190,7 @@ def test_a_bucket_that_does_not_exist_is_named(store: ObjectStore) -> None:
 def test_missing_rights_are_named_at_once(store: ObjectStore, proven: RemoteStorage) -> None:
     store.fault("PUT", "/epochs/1", "403 AccessDenied", times=100)
     with pytest.raises(
-        StorageError, match=r"HTTP 403 AccessDenied: .*; the driver's credentials must allow to read, write"
+        StorageError, match=r"HTTP 403 AccessDenied: .*; the driver's credentials must allow reading, writing"
     ):
         proven.create("epochs/1", b"1")
     assert sum(line.startswith("PUT") for line in store.requests) == 1, "another try would not help"
@@ -222,7 +222,7 @@ def test_credentials_and_endpoint_come_from_where_pyarrow_has_them(
     monkeypatch.setenv("AWS_PROFILE", "mine")
     assert FileStorage(store.url("from-a-profile")).create("_job", b"1")
     monkeypatch.setenv("AWS_PROFILE", "missing")
-    with pytest.raises(StorageError, match="credentials for it cannot be got: The config profile"):
+    with pytest.raises(StorageError, match="its credentials cannot be obtained: The config profile"):
         FileStorage(store.url("from-a-profile")).create("_job", b"1")
 
 
@@ -241,7 +241,7 @@ def test_a_place_that_cannot_be_reached_is_said(store: ObjectStore, monkeypatch:
     ):
         url = store.url("x").replace(f"127.0.0.1:{store.port}", endpoint)
         with pytest.raises(
-            StorageError, match=rf"5 tries have failed, the last one because PUT http://\S+ failed: ({says})\."
+            StorageError, match=rf"5 tries failed, the last one because PUT http://\S+ failed: ({says})\."
         ):
             FileStorage(url).create("_job", b"1")
 

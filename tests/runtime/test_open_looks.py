@@ -115,7 +115,7 @@ def test_looks_are_few_and_not_at_once() -> None:
     world.looks.ask(0, GetRows("orders"))
     for client in range(1, 1 + LOOKS_MAX):
         world.looks.ask(client, GetRows("orders"))
-    assert "ask again" in world.answers.pop(LOOKS_MAX).error and world.answers == {}
+    assert "try again" in world.answers.pop(LOOKS_MAX).error and world.answers == {}
     for begun in range(1, LOOKS_MAX):
         assert len(world.sent) == begun
         world.wait(EVERY_S)

@@ -54,7 +54,7 @@ def test_a_rescale_that_cannot_be_leaves_the_job_as_it_is(running: list[Job], tm
     for parallelism, reason in (
         (0, "parallelism 0 is not a positive whole number"),
         (9, "is above max_parallelism 8"),
-        (4, "the job needs 4 slots, there are 3"),
+        (4, "the job needs 4 slots, but there are 3"),
     ):
         with pytest.raises(JobError, match=f"the job goes on at 2: .*{reason}"):
             job.rescale(parallelism, 60)

@@ -242,8 +242,8 @@ def spoiled(directory: str, how: Callable[[Path], Any]) -> str:
     [
         (lambda d: (d / "tls.key").unlink(), r"tls\.key does not exist on .*; a directory for TLS holds tls\.crt"),
         (lambda d: (d / "ca.crt").write_text("no certificate"), r"ca\.crt holds no certificate in PEM"),
-        (lambda d: (d / "tls.crt").write_text("no certificate"), r"are no certificate and key in PEM"),
-        (lambda d: (d / "tls.key").write_text(""), r"are no certificate and key in PEM"),
+        (lambda d: (d / "tls.crt").write_text("no certificate"), r"are not a certificate and key in PEM"),
+        (lambda d: (d / "tls.key").write_text(""), r"are not a certificate and key in PEM"),
     ],
     ids=["missing", "authority", "certificate", "key"],
 )

@@ -151,7 +151,7 @@ def test_without_checkpoints_rows_are_staged_in_a_temporary_directory_that_goes_
     source.close()
     source.close()
     assert os.listdir(tmp_path) == []
-    with pytest.raises(StorageError, match="the file is gone since it was found"):
+    with pytest.raises(StorageError, match="the file has disappeared since it was found"):
         source.open_split(splits[0])
 
 
@@ -184,7 +184,7 @@ def test_an_empty_frame_has_no_splits(spark, tmp_path):
 def test_what_cannot_be_a_source_is_refused(spark, tmp_path):
     with pytest.raises(ConfigError, match="int is not a Spark DataFrame"):
         DataFrameSource(3)  # type: ignore[arg-type]  # the mistake under test
-    with pytest.raises(ConfigError, match=r"read by Spark itself, .* read_files\(…, watch=True\)"):
+    with pytest.raises(ConfigError, match=r"read by Spark itself; .* read_files\(…, watch=True\)"):
         DataFrameSource(spark.readStream.format("rate").load())
     with pytest.raises(SchemaError, match="column 'i' has no Arrow form: i is interval; cast it"):
         DataFrameSource(spark.sql("select make_interval(1) as i"))

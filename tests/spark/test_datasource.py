@@ -145,17 +145,21 @@ def test_a_restored_partition_is_read_again_without_the_rows_emitted(form):
 @pytest.mark.parametrize(
     ("form", "kind", "says"),
     [
-        ("short", SchemaError, r"data source 'numbers', partition 000000: row 0 has 1 values, the schema 2 columns"),
-        ("text", JobError, r"row 0 is str; read\(\) must give tuples, Rows or record batches"),
+        (
+            "short",
+            SchemaError,
+            r"data source 'numbers', partition 000000: row 0 has 1 values, but the schema has 2 columns",
+        ),
+        ("text", JobError, r"row 0 is str; read\(\) must return tuples, Rows or record batches"),
         (
             "wrong type",
             SchemaError,
             r"row 0: column 'n' is bigint, and 'n', declared as int64: a str is not an integer",
         ),
-        ("none", JobError, r"data source 'numbers', partition 000000: row 0 is NoneType; read\(\) must give tuples"),
+        ("none", JobError, r"data source 'numbers', partition 000000: row 0 is NoneType; read\(\) must return tuples"),
         ("none later", JobError, r"row 1 is NoneType"),
         ("none after batch", JobError, r"gave NoneType after record batches"),
-        ("wrong row", SchemaError, r"row 0 has x, n, the schema n, who"),
+        ("wrong row", SchemaError, r"row 0 has x, n, but the schema has n, who"),
     ],
 )
 def test_rows_that_do_not_fit_are_named(form, kind, says):
@@ -237,7 +241,7 @@ def test_a_value_of_a_tuple_is_kept_as_it_is(kind, value, back):
         ("string", 3, "an int is not a str"),
         ("float", 0.1, "it holds 0.1000"),
         ("double", 2**53 + 1, "a float holds"),
-        ("decimal(5,2)", Decimal("1.239"), "more than 2 behind the point"),
+        ("decimal(5,2)", Decimal("1.239"), "more than 2 decimal places"),
         ("decimal(5,2)", Decimal("NaN"), "finite number"),
         ("decimal(5,2)", 1.5, "a float is not a Decimal"),
         ("date", datetime(2024, 1, 1, 12), "a datetime is not a date"),
@@ -274,7 +278,7 @@ def test_a_value_of_a_tuple_that_would_not_come_back_is_refused(kind, value, say
 
 def test_keys_of_maps_that_no_dict_can_have_are_refused_for_tuples():
     for value, says in (
-        ({(1,): 2}, "row 0: column 'v' is .* no dict has keys that are struct<x:int>"),
+        ({(1,): 2}, "row 0: column 'v' is .* a dict cannot have keys of type struct<x:int>"),
         (None, "column 'v'"),
     ):
         with pytest.raises(SchemaError, match=f"data source 'numbers', partition 000000: {says}"):
@@ -334,10 +338,10 @@ def test_a_schema_may_be_text_before_any_session_runs():
     [
         ("n bigbig", "'bigbig' is not a type"),
         ("n", "it ends too early"),
-        ("", "there is no column in it"),
+        ("", "it has no columns"),
         ("n int who string", "expected ',' before 'who'"),
         ("n array<int", "it ends too early"),
-        ("n int; drop", "'; drop' cannot be understood"),
+        ("n int; drop", "'; drop' cannot be parsed"),
         ("n int, < int", "expected a column name before '<'"),
     ],
 )
@@ -579,7 +583,7 @@ def test_a_simple_reader_that_does_not_advance_is_an_error(tmp_path, row):
             return Reader(Path(self.options["dir"]))
 
     source = DataSourceStreamSource(Stuck, options={"kind": "simple", "dir": str(tmp_path / "log")})
-    with pytest.raises(JobError, match="gave rows, but an end offset that is its start"):
+    with pytest.raises(JobError, match="returned rows, but an end offset equal to its start"):
         world.discover(source, None)
 
 
@@ -594,7 +598,9 @@ def test_a_simple_reader_that_does_not_advance_is_an_error(tmp_path, row):
 def test_an_offset_that_goes_back_is_refused(before, after):
     source = Ends(before, after).source()
     position = source.discover(None, DiscoveryContext("src", 1, None)).position
-    with pytest.raises(JobError, match=r"data source 'log': latestOffset\(\) gave .*, which is before it") as caught:
+    with pytest.raises(
+        JobError, match=r"data source 'log': latestOffset\(\) returned .*, which is a step back"
+    ) as caught:
         source.discover(position, DiscoveryContext("src", 1, None))
     assert json.dumps(after, sort_keys=True) in str(caught.value)
     assert json.dumps(before, sort_keys=True) in str(caught.value)

@@ -186,7 +186,7 @@ def test_committables_of_a_killed_job_are_committed_by_the_restored_one(tmp_path
 
 def test_what_another_kind_of_sink_has_prepared_is_refused(tmp_path):
     sink = sink_on(tmp_path)
-    with pytest.raises(StorageError, match="what the checkpoint has to commit is not of a data source"):
+    with pytest.raises(StorageError, match="what the checkpoint has to commit was not prepared by a data source"):
         sink.check_committables(1, [msgspec.msgpack.encode(["job", 0, "pending"])])
 
 
@@ -294,7 +294,7 @@ def test_what_cannot_be_written_is_refused_at_once(tmp_path):
     with pytest.raises(JobError, match=r"data source 'staged': its writer cannot be sent to the slots: .*lock"):
         DataSourceSink(Locked).validate(SCHEMA, restoring=False)
     sink = DataSourceSink(Staged, options={"dir": str(tmp_path)})
-    with pytest.raises(SchemaError, match="column 'u' is uint64, which Spark has no type for"):
+    with pytest.raises(SchemaError, match="column 'u' is uint64, for which Spark has no type"):
         sink.validate(pa.schema([("u", pa.uint64())]), restoring=False)
     with pytest.raises(InvariantError, match="has not been validated"):
         committer_of(sink, "job-a")

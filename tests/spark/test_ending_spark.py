@@ -61,7 +61,7 @@ def test_a_job_whose_spark_ends_fails_at_once_and_says_where_to_go_on(
     assert re.search(what.format(tmp_path / "stopped"), stopped), stopped
     assert f"Spark's JVM (process {jvm}) {how}" in killed
     assert re.search(what.format(tmp_path / "killed"), killed), killed
-    assert "cannot be used any more" in rest and "start the program again" in rest
+    assert "can no longer be used" in rest and "start the program again" in rest
     until("the end of the slots", lambda: not any(map(alive, slots)))
     assert list_jobs() == [] and not list(tmp_path.glob("jobs/*"))
     errors_said = (tmp_path / "errors").read_text()  # Spark's dying workers may say what they like

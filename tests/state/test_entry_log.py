@@ -326,5 +326,5 @@ def test_a_chunk_with_keys_that_are_gone_comes_back_in_any_type(kind: pa.DataTyp
 
 
 def test_a_chunk_that_is_let_go_is_not_taken_for_there() -> None:
-    with pytest.raises(InvariantError, match="chunk c was let go"):
+    with pytest.raises(InvariantError, match="chunk c was released"):
         _ = Chunk("c").table

@@ -125,7 +125,7 @@ TestStates.settings = settings(max_examples=60, stateful_step_count=30, deadline
 
 
 def test_a_state_that_is_not_bound_or_has_no_key_says_so() -> None:
-    with pytest.raises(JobError, match="only inside a process function"):
+    with pytest.raises(JobError, match="only works inside a process function"):
         _ = ValueState(default=0).value
     with pytest.raises(JobError, match="no current key"):
         _ = ValueState(default=0).bound("n", KeyScope()).value
@@ -138,7 +138,7 @@ def test_typed_state_is_stored_in_its_type_and_other_types_are_refused_on_restor
     assert table.schema.field("value").type == pa.int32()
     assert table.column("key").to_pylist() == ["a"]
     now = ValueState(pa.int64(), default=0).bound("n", KeyScope())
-    with pytest.raises(StorageError, match=r"operator 'x': state 'n': stored as int32, declared as int64 now"):
+    with pytest.raises(StorageError, match=r"operator 'x': state 'n': stored as int32, now declared as int64"):
         state_rows(now, table, FORM, OWN, "operator 'x'")
     with pytest.raises(StorageError, match="keys in the checkpoint are large_string"):
         state_rows(state, table, KeyForm([pa.field("k", pa.int64())], 8), OWN, "operator 'x'")

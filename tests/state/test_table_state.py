@@ -112,9 +112,9 @@ def test_a_declaration_needs_a_schema_pickles_and_holds_no_rows() -> None:
     declared: TableState = pickle.loads(cloudpickle.dumps(TableState(SCHEMA)))
     assert declared.schema == pa.schema({"k": pa.int64(), "n": pa.int64()})
     for use in (lambda: declared.frame, lambda: declared.append(rows())):
-        with pytest.raises(JobError, match="works only inside a function on batches, declared as an attribute"):
+        with pytest.raises(JobError, match="only works inside a function on batches, declared as an attribute"):
             use()
-    with pytest.raises(JobError, match="works only inside a function on batches"):
+    with pytest.raises(JobError, match="only works inside a function on batches"):
         declared.frame = rows()
 
 

@@ -83,7 +83,7 @@ def test_where_too_little_comes_the_input_ends_and_the_note_says_so():
     preview = window.aggregate(n=Count()).preview(2, seconds=0.05)
     [row] = preview.rows
     assert row["n"] > 0
-    assert preview.note.startswith(f"the input ends here after {row['n']:,} rows, as 0.05 s were over")
+    assert preview.note.startswith(f"the input ends here after {row['n']:,} rows, since 0.05 s have passed")
     assert preview.note in repr(preview)
 
 
@@ -93,7 +93,7 @@ def test_a_watched_directory_shows_what_is_there_now(tmp_path):
     os.utime(file, (1_700_000_000, 1_700_000_000))  # what was written just now may be half written
     preview = Environment().read_files(tmp_path, watch=True).preview(5)
     assert [row["n"] for row in preview.rows] == [1, 2]
-    assert "after 2 rows, as there are no more for now" in preview.note
+    assert "after 2 rows, since there are no more at present" in preview.note
 
 
 def test_nothing_is_written_and_each_sink_is_shown(tmp_path):
@@ -228,7 +228,7 @@ def test_slow_functions_do_not_make_a_preview_long():
         numbers = Environment().generate(lambda i: {"n": i}, 2_000, splits=splits)
         shown = numbers.map(slow).preview(2_000, seconds=0.5)
         assert 0 < shown.table.num_rows <= 100  # half a second of them, and as much again
-        assert "as 0.5 s were over" in shown.note
+        assert "since 0.5 s have passed" in shown.note
 
 
 class Slow(KeyedProcessFunction):

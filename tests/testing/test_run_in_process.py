@@ -94,7 +94,7 @@ def test_every_sink_and_side_output_is_there_by_uid_by_name_and_by_object():
     assert result.frame(collected)["total"].to_list() == [200, 110]
     with pytest.raises(ConfigError, match="there are 2 outputs; name one: 'running', 'collect-1'"):
         _ = result.rows
-    with pytest.raises(ConfigError, match="'totals': the job has none of that name; there is: 'running'"):
+    with pytest.raises(ConfigError, match="'totals': the job has none of that name; it has: 'running'"):
         _ = result["totals"]
     assert "'total': 110" in repr(result)
 
@@ -365,7 +365,7 @@ def test_one_row_of_the_only_source_needs_no_name():
     ("inputs", "error", "message"),
     [
         ({"order": []}, ConfigError, "'order' is no source of the job; name one by its uid: 'orders', 'others'"),
-        ([{"price": 1}], ConfigError, "has 2 sources, so say whose rows these are"),
+        ([{"price": 1}], ConfigError, "has 2 sources, so name the source of these rows"),
         (
             {"orders": [{"prize": 1}]},
             SchemaError,
@@ -374,7 +374,7 @@ def test_one_row_of_the_only_source_needs_no_name():
         ({"orders": [{"price": "1"}]}, SchemaError, "input 'orders': column 'price' of row 0"),
         ({"orders": [{"at": "noon"}]}, SchemaError, "'noon' is not a time"),
         ({"orders": [1]}, SchemaError, "row 0 is 1, not a dict"),
-        ({"orders": "ann"}, SchemaError, "are no rows"),
+        ({"orders": "ann"}, SchemaError, "are not rows"),
     ],
     ids=["name", "whose", "column", "type", "time", "row", "text"],
 )
@@ -503,7 +503,7 @@ def test_splits_with_event_times_of_their_own_are_refused_not_mixed() -> None:
 
     assert [row["n"] for row in testing.run(windows(1)).rows] == [20] * 5
     with pytest.raises(
-        JobError, match=r"is read in 2 splits, each with an event time of its own.* splits=1, or give it rows"
+        JobError, match=r"is read in 2 splits, each with its own event time.* splits=1, or give it rows"
     ):
         testing.run(windows(2))
     plain = Environment().generate(lambda i: {"n": i}, count=10, splits=2)

@@ -55,7 +55,7 @@ def job(allowed: str = "0 s", late_too: bool = True, mistake: bool = False) -> E
 
 def test_a_job_that_reads_its_late_rows_is_right_whichever_rows_are_late():
     report = simulate(job(), seeds=range(30))
-    assert "Late rows of 'counted' may be others in each run" in report.text
+    assert "Late rows of 'counted' may differ from run to run" in report.text
     campaign = campaign_of(job(), {}, latest={}, ignore={})
     [book] = campaign.job.late_books.values()
     late = run_job(campaign.job, replace(REFERENCE, cuts=Cuts(3))).output[book]
@@ -84,7 +84,7 @@ def test_a_mistake_in_what_becomes_of_late_rows_is_found():
 
 
 def test_late_rows_that_are_not_read_are_reported():
-    with pytest.raises(AssertionError, match="Rows come too late"):
+    with pytest.raises(AssertionError, match="Rows are too late"):
         simulate(job(late_too=False), seeds=range(200))
 
 

@@ -66,7 +66,7 @@ def test_small_amounts_differ_as_large_ones_do() -> None:
 
 def test_what_is_left_where_floats_cancel_out_differs_and_is_explained() -> None:
     lines = compared([{"k": 1, "a": 0.0}], [{"k": 1, "a": 0.1 + 0.2 - 0.3}])
-    assert lines[-1].startswith("  Where positive and negative floats cancel out")
+    assert lines[-1].startswith("  If positive and negative floats cancel out")
     assert not any("cancel out" in line for line in compared([{"k": 1, "a": 2.0}], [{"k": 1, "a": 1e-17}]))
 
 

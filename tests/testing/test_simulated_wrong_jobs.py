@@ -219,7 +219,7 @@ def test_the_order_of_a_set() -> None:
 
     text = report_of(lambda s: s.map(first_word, {"id": int, "word": str}))
     assert "another process" in text
-    assert "order in which a set of text is iterated" in text
+    assert "order in which a set of strings is iterated" in text
     assert "words = set(" in text
 
 
@@ -288,7 +288,7 @@ def test_rows_that_come_too_late() -> None:
         ),
         shuffled,
     )
-    assert "Rows come too late" in text
+    assert "Rows are too late" in text
     assert "'counts'" in text
     assert "allowed_lateness" in text
 
@@ -332,7 +332,7 @@ def test_a_timer_that_counts_rows_behind_its_time() -> None:
     )
     assert "depends on which rows come before a timer of event time fires" in text
     assert "count only rows whose time is at or before `time`" in text
-    assert "sets a timer of event time: ctx.timers.event_time" in text
+    assert "sets an event-time timer: ctx.timers.event_time" in text
 
 
 def test_a_timer_of_two_inputs_that_counts_rows_behind_its_time() -> None:
@@ -355,9 +355,9 @@ def test_a_timer_of_two_inputs_that_counts_rows_behind_its_time() -> None:
         return both.process(Paid(), {"key": int, "at": datetime, "n": int})
 
     text = report_of(build)
-    assert "Nothing says which of two rows that come from different inputs comes first" in text
+    assert "Rows from different inputs arrive in any order" in text
     assert "And timers fire between two batches, when rows with a later time may have been processed" in text
-    assert "sets a timer of event time: ctx.timers.event_time" in text
+    assert "sets an event-time timer: ctx.timers.event_time" in text
 
 
 def test_a_function_that_fails_only_after_a_restart() -> None:
@@ -373,11 +373,11 @@ def test_a_function_that_fails_only_after_a_restart() -> None:
             return row
 
     text = report_of(lambda s: s.map(Once(), {"id": int, "key": int, "name": str, "at": datetime}))
-    assert "the job fails, and not by a fault of the simulator's" in text
+    assert "the job fails, but not because of a simulated fault" in text
     assert "ValueError" in text
 
 
 def test_a_job_that_fails_by_itself_is_said_to() -> None:
     text = report_of(lambda s: s.map(lambda row: {"id": 1 // row["id"]}, {"id": int}))
-    assert "fails by itself, without any fault" in text
+    assert "fails on its own, without any fault" in text
     assert "ZeroDivisionError" in text

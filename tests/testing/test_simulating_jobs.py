@@ -271,7 +271,7 @@ FromSpark.__module__ = "midstream.spark.dataframe"
 def test_a_source_of_spark_needs_recorded_rows() -> None:
     env = Environment("spark")
     env.source(FromSpark()).uid("frame").print()
-    with pytest.raises(JobError, match=r"'frame'.*reads with Spark.*--rows frame=sample.parquet"):
+    with pytest.raises(JobError, match=r"'frame'.*uses Spark.*--rows frame=sample.parquet"):
         simulate(env, seeds=range(1))
     assert simulate(env, {"frame": [{"id": 1}]}, seeds=range(1)).ok
 
@@ -293,14 +293,14 @@ def refused() -> Iterator[Any]:
     yield pytest.param({"inputs": {"rows": pl.DataFrame({"id": [1]})}}, SchemaError, "no column 'key'", id="column")
     yield pytest.param({"inputs": {"rows": [{"idd": 1}]}}, SchemaError, "'rows'.*'idd'", id="unknown-column")
     yield pytest.param({"inputs": {"rows": [{"id": "a", "key": 1}]}}, SchemaError, "'rows'.*'id'", id="type")
-    yield pytest.param({"inputs": {"rows": []}}, JobError, "gives no rows", id="nothing")
-    yield pytest.param({"inputs": {"rows": pl.DataFrame(ROWS).clear()}}, JobError, "gives no rows", id="empty")
+    yield pytest.param({"inputs": {"rows": []}}, JobError, "has no rows", id="nothing")
+    yield pytest.param({"inputs": {"rows": pl.DataFrame(ROWS).clear()}}, JobError, "has no rows", id="empty")
     yield pytest.param({"inputs": {"rows": 5}}, JobError, "are a int", id="kind")
     yield pytest.param({"inputs": {"rows": "nowhere.parquet"}}, ConfigError, "cannot be read", id="file")
     yield pytest.param({"inputs": {"rows": "rows.txt"}}, ConfigError, "ends with .txt", id="format")
     yield pytest.param({"rows_max": 0}, ConfigError, "--rows-max: 0", id="rows-max")
-    yield pytest.param({"latest": {"sink": ["id"]}}, ConfigError, "'sink' is no sink.* 'out'", id="sink")
-    yield pytest.param({"ignore": {"out": ["at"]}}, ConfigError, "no column 'at'; it gets id, n", id="ignore")
+    yield pytest.param({"latest": {"sink": ["id"]}}, ConfigError, "'sink' is not a sink.* 'out'", id="sink")
+    yield pytest.param({"ignore": {"out": ["at"]}}, ConfigError, "no column 'at'; it has id, n", id="ignore")
     yield pytest.param({"parallelism": 1000}, JobError, "none of the parallelisms", id="parallelism")
     yield pytest.param({"parallelism": ()}, ConfigError, "parallelism", id="no-parallelism")
     yield pytest.param({"jobs": 0}, ConfigError, "jobs: 0", id="jobs")
@@ -410,4 +410,4 @@ def test_rows_that_were_not_read_are_told():
     env = counting()
     assert "Not tried" not in simulate(env, seeds=range(1), rows_max=30).text
     report = simulate(env, seeds=range(1), rows_max=29)
-    assert "Not tried: what comes behind the first 29 rows of 'rows' (--rows-max N reads more" in report.text
+    assert "Not tried: what comes after the first 29 rows of 'rows' (--rows-max N reads more" in report.text

@@ -147,14 +147,14 @@ def test_a_sink_that_is_at_least_once_passes(places):
     [
         ("lock", "Lines does not pickle"),
         ("refuses", "validate refuses an empty target: ValueError: the target is not empty"),
-        ("restoring", "validate refuses to go on: ValueError"),
+        ("restoring", "validate refuses to resume: ValueError"),
         ("no writer", "writer returned None, not a SinkWriter"),
         ("never ready", r"ready\(\) stays False"),
         ("fails", "the writer failed"),
         ("early", "before anything was committed, rows that should not be there: 12, such as {'n': 0"),
-        ("nothing to commit", "rows were written, and prepare gave nothing to commit"),
-        ("forgotten committer", r"prepare gives committables, but committer\(\) is None"),
-        ("text", "committables are stored in checkpoints: bytes"),
+        ("nothing to commit", "rows were written, but prepare returned nothing to commit"),
+        ("forgotten committer", r"prepare returns committables, but committer\(\) is None"),
+        ("text", "committables are stored in checkpoints and must be bytes"),
         ("last row", "after commit, rows missing: 1, such as {'n': 11"),
         ("appends", "after commit a second time, by another process each time, rows that should not be there: 12"),
         ("moves", "a second time, commit raised FileNotFoundError"),
@@ -163,7 +163,7 @@ def test_a_sink_that_is_at_least_once_passes(places):
         ("subtask", "rows missing"),
         ("tidies up", "rows missing"),
         ("aborts once", "abort"),
-        ("aborts all", "after what was given up was aborted, twice, rows missing: 12"),
+        ("aborts all", "after abandoned committables were aborted, twice, rows missing: 12"),
     ],
 )
 def test_what_breaks_the_contract_is_told(places, wrong, message):

@@ -102,20 +102,20 @@ def test_a_source_that_keeps_to_the_contract_passes_and_gives_its_rows():
         ("endless", "has not said exhausted=True"),
         ("position", "the position is 1; it is stored in checkpoints, so it must be bytes"),
         ("driver", "open_split raised AttributeError.*another process than discover"),
-        ("from the start", "does not go on with the row behind that.*row 0 should be {'n': 1}, and is {'n': 0}"),
-        ("too many", r"read\(1\) returned 2 rows, more than it may"),
-        ("empty", "returned nothing but empty batches for 0.2 s behind 10 rows, and the source is bounded"),
-        ("type", "has the columns n: int32, the source says n: int64"),
+        ("from the start", "does not resume with the row after that.*row 0 should be {'n': 1}, but is {'n': 0}"),
+        ("too many", r"read\(1\) returned 2 rows, more than requested"),
+        ("empty", "returned nothing but empty batches for 0.2 s after 10 rows, but the source is bounded"),
+        ("type", "has the columns n: int32, but the source's schema has n: int64"),
         ("batch", "returned RecordBatch; return"),
         (
             "large batches",
-            "read 1 rows at a time has other rows: row 0 should be {'n': 0}, and is {'n': 1}".replace(
+            "read 1 rows at a time has other rows: row 0 should be {'n': 0}, but is {'n': 1}".replace(
                 "rows:", "rows than read 1000 at a time:"
             ),
         ),
         ("standing", "read returned 10 rows and the offset before, 0"),
-        ("behind", "row 0 should be {'n': 1}, and is {'n': 0}|the offset before,"),
-        ("ahead", "row 0 should be {'n': 1}, and is {'n': 2}"),
+        ("behind", "row 0 should be {'n': 1}, but is {'n': 0}|the offset before,"),
+        ("ahead", "row 0 should be {'n': 1}, but is {'n': 2}"),
         ("text", "the offset '10'; it is stored in checkpoints, so it must be a whole number"),
         ("forgets", "has other rows after checkpoint_completed, which named it as unfinished"),
     ],
@@ -185,7 +185,7 @@ def test_a_live_source_has_nothing_for_now_again_and_again():
     ("wrong", "message"),
     [
         ("by batches", "read 7 rows at a time has other rows"),
-        ("not blocking", "a source with blocking = False is asked again at once"),
+        ("not blocking", "a source with blocking = False is called again at once"),
     ],
     ids=["by batches", "not blocking"],
 )

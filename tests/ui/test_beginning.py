@@ -41,7 +41,7 @@ def test_nothing_is_overwritten(tmp_path, monkeypatch, capsys):
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / "shop.py").write_text("mine")
     assert main(["new", "shop"]) == 2
-    assert "shop is there already" in capsys.readouterr().err
+    assert "shop exists already" in capsys.readouterr().err
     assert (tmp_path / "shop" / "shop.py").read_text() == "mine"
     assert [path.name for path in (tmp_path / "shop").iterdir()] == ["shop.py"]
 
@@ -121,9 +121,9 @@ def test_a_function_that_fails_in_a_preview_is_told_with_its_line_and_its_row(jo
     [
         (["--preview", "0"], "0 is not a number of rows"),
         (["--preview", "many"], "'many' is not a whole number"),
-        (["--preview", "5", "--parallelism", "2"], "--preview starts no job, so --parallelism has nothing to say"),
-        (["--preview", "5", "--from", "latest"], "--preview starts no job, so --from has nothing to say"),
-        (["--preview", "5", "--fresh"], "--preview starts no job, so --fresh has nothing to say"),
+        (["--preview", "5", "--parallelism", "2"], "--preview starts no job, so --parallelism has no effect"),
+        (["--preview", "5", "--from", "latest"], "--preview starts no job, so --from has no effect"),
+        (["--preview", "5", "--fresh"], "--preview starts no job, so --fresh has no effect"),
     ],
     ids=["none", "text", "parallelism", "from", "fresh"],
 )

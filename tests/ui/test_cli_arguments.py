@@ -26,17 +26,17 @@ COMMANDS = ("run", "new", "list", "status", "checkpoint", "savepoint", "stop", "
         (["run"], ["JOB requires an argument", "midstream run --help"]),
         (["run", "a.py", "b.py"], ["midstream run takes no further argument: b.py"]),
         (["stop", "--drian"], ["Did you mean --drain?"]),
-        (["simulate", "--trace"], ["--trace shows one run: name it with --seed N"]),
+        (["simulate", "--trace"], ["--trace shows a single run: give it as --seed N"]),
         (["simulate", "--seed", "0", "--seeds", "0:3"], ["--seeds: give either this or --seed"]),
-        (["simulate", "--seed", "0", "--tail", "0", "--channel", "1::"], ["--channel, --tail: chooses", "add --trace"]),
+        (["simulate", "--seed", "0", "--tail", "0", "--channel", "1::"], ["--channel, --tail: filters", "add --trace"]),
         (
             ["simulate", "--trace", "--seed", "1", "--jobs", "2", "--coverage"],
-            ["--coverage, --jobs: --trace shows one"],
+            ["--coverage, --jobs: --trace shows a single"],
         ),
-        (["simulate", "--mutations", "--rows", "0", "--seed", "1"], ["--seed, --rows: --mutations says"]),
-        (["simulate", "--seeds-max", "5"], ["--seeds-max: says how long", "add --mutations"]),
+        (["simulate", "--mutations", "--rows", "0", "--seed", "1"], ["--seed, --rows: --mutations determines"]),
+        (["simulate", "--seeds-max", "5"], ["--seeds-max: limits the search", "add --mutations"]),
         (["simulate", "--mutations", "typo", "--seeds-max", "5"], ["there is no 'typo'"]),
-        (["rescale"], ["say at which parallelism", "midstream rescale --parallelism 4"]),
+        (["rescale"], ["give the new parallelism", "midstream rescale --parallelism 4"]),
         (["rescale", "--parallelism", "0"], ["parallelism 0 is not a positive whole number"]),
         (["rescale", "--parallelism", "40000"], ["parallelism 40000 is above max_parallelism 32768"]),
         (["simulate", "--topology", "ring"], ["there is no 'ring'; there are"]),
@@ -73,8 +73,8 @@ def test_help_fills_its_lines_and_keeps_the_options_of_a_job_file_apart(capsys, 
     out = capsys.readouterr().out
     described = out[out.index("Its sources") : out.index("╭")].strip().splitlines()
     assert all(len(line) > 60 for line in described[:-1]), described
-    before, own = out.split("Of the simulator's own jobs, which")
-    assert "--ignore" in before.split("Of a job file ")[1]
+    before, own = out.split("Options for the simulator's own jobs, which")
+    assert "--ignore" in before.split("Options for a job file ")[1]
     assert "--topology" in own and "--topology" not in before
 
 

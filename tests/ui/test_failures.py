@@ -83,7 +83,7 @@ def test_the_users_traceback_comes_before_the_message(status):
     failure = FailureStatus(0, 0, "halve (subtask 0): ZeroDivisionError", details_of(run_the_users_function))
     failed = msgspec.structs.replace(status, state="failed", failures=(failure,))
     out = printed(
-        False, lambda console: print_job_failure(console, failed, failure.summary, "go on with: midstream run")
+        False, lambda console: print_job_failure(console, failed, failure.summary, "resume with: midstream run")
     )
     assert out.index("in bad_row") < out.index("error: halve (subtask 0)") < out.index("hint: go on with")
 

@@ -60,7 +60,7 @@ def test_records_that_cannot_be_read_are_said(home: Path, capsys: pytest.Capture
     (home / "history").mkdir()
     (home / "history" / "x.json").write_text("{}")
     assert main(["list", "--all"]) == 0
-    assert "left out: 1 that another version of midstream has recorded" in capsys.readouterr().out
+    assert "left out: 1 recorded by another version of midstream" in capsys.readouterr().out
 
 
 def test_the_history_of_a_job_shows_how_it_ended_and_its_failures(
@@ -96,7 +96,9 @@ def test_two_running_jobs_of_one_name_are_told_apart_and_no_record_is_shown_inst
             registry.entry_of_this_process(job_id, "delays", "127.0.0.1", 7000, JobKeys(b""), "http://127.0.0.1:1/")
         )
     assert main(["page", "delays"]) == 2
-    assert "'delays' names 2 running jobs (aaaa, bbbb); use the id of one" in " ".join(capsys.readouterr().err.split())
+    assert "'delays' matches 2 running jobs (aaaa, bbbb); use the id of one" in " ".join(
+        capsys.readouterr().err.split()
+    )
     assert main(["page", "aaaa"]) == 0
     assert capsys.readouterr().out == "page: http://127.0.0.1:1/\n"
 

@@ -227,7 +227,7 @@ def test_a_missing_state_file_is_named(checkpoint, capsys):
 def test_truncated_metadata_is_refused(checkpoint, capsys):
     metadata = checkpoint / "_metadata"
     metadata.write_bytes(metadata.read_bytes()[:-5])
-    assert "chk-1/_metadata: cut short" in refused([str(checkpoint)], capsys)
+    assert "chk-1/_metadata: truncated" in refused([str(checkpoint)], capsys)
 
 
 def test_metadata_with_a_flipped_bit_is_refused(checkpoint, capsys):
@@ -240,12 +240,12 @@ def test_metadata_with_a_flipped_bit_is_refused(checkpoint, capsys):
 
 def test_an_unknown_checkpoint_is_refused_with_those_that_exist(checkpoint, capsys):
     said = refused([str(checkpoint.parent / "chk-7")], capsys)
-    assert "there is no checkpoint 7" in said
-    assert "there are: 1" in said
+    assert "checkpoint 7 is not in the checkpoint directory" in said
+    assert "which has: 1" in said
 
 
 def test_a_directory_that_is_not_there_is_refused(tmp_path, capsys):
-    assert "no such directory" in refused([str(tmp_path / "nowhere")], capsys)
+    assert "this directory does not exist" in refused([str(tmp_path / "nowhere")], capsys)
 
 
 def test_an_unknown_scheme_is_refused(capsys):

@@ -121,7 +121,7 @@ def test_of_a_new_job_its_preview_and_its_runs_good_and_failed(capsys, monkeypat
     monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path / "home"))
     monkeypatch.chdir(tmp_path)
     assert len(said(capsys, "new", "listed_shop")[0]["files"]) == 4
-    assert "is there already" in said(capsys, "new", "listed_shop", status=2)[0]["error"]
+    assert "exists already" in said(capsys, "new", "listed_shop", status=2)[0]["error"]
     (previewed,) = said(capsys, "run", "listed_shop/listed_shop.py", "--preview", "2")
     assert [len(each["rows"]) for each in previewed["streams"]] == [2, 2]
     Path("good.py").write_text(JOB % "lambda row: row", encoding="utf-8")

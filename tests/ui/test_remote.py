@@ -62,7 +62,7 @@ def test_a_checkpoint_that_fails_is_a_failed_request_and_says_why(start, capsys)
     assert "job flights (aaaa1111): checkpoint 4 failed: the disk is full" in said(["checkpoint"], capsys, status=1)
 
 
-@pytest.mark.parametrize(("drain", "says"), [([], "flights stopped go on from:"), (["--drain"], "flights finished")])
+@pytest.mark.parametrize(("drain", "says"), [([], "flights stopped resume from:"), (["--drain"], "flights finished")])
 def test_a_job_is_stopped_with_its_last_checkpoint(drain, says, start, capsys):
     coordinator = start("aaaa1111", "flights")
     out = said(["stop", *drain], capsys)
@@ -138,7 +138,7 @@ def test_a_job_is_rescaled_from_a_checkpoint_made_for_it(start, capsys):
 def test_a_rescale_that_cannot_be_is_a_failed_request_and_says_how_the_job_goes_on(start, capsys):
     start("aaaa1111", "flights").refuses = True
     out = said(["rescale", "--parallelism", "3"], capsys, status=1)
-    assert "not rescaled to parallelism 3, the job goes on at 2: the job needs 3 slots, there are 2" in out
+    assert "not rescaled to parallelism 3, the job goes on at 2: the job needs 3 slots, but there are 2" in out
     assert "'two' is not a whole number" in said(["rescale", "--parallelism", "two"], capsys, status=2)
     assert "no running job 'clicks'" in said(["rescale", "clicks", "--parallelism", "2"], capsys, status=2)
     assert "--parallelism" in said(["rescale"], capsys, status=2)
@@ -153,7 +153,7 @@ def test_without_a_name_there_must_be_one_job(start, capsys):
     assert "no job runs on this machine" in said(["status"], capsys, 2)
     start("aaaa1111", "flights")
     start("bbbb2222", "clicks")
-    assert "2 jobs run on this machine; say which one: flights (aaaa1111), clicks (bbbb2222)" in said(
+    assert "2 jobs run on this machine; choose one: flights (aaaa1111), clicks (bbbb2222)" in said(
         ["status"], capsys, 2
     )
 

@@ -34,7 +34,7 @@ def test_a_job_is_shown_and_asked_as_by_its_name(start: Start, capsys: pytest.Ca
     assert said(["savepoint", job.link, "s3://bucket/saved"], capsys) == "s3://bucket/saved"
     assert "flights runs at parallelism 3 from: /data/chk-6" in said(["rescale", job.link, "--parallelism=3"], capsys)
     assert "runs at parallelism 2, as it did before" in said(["rescale", job.link, "--parallelism", "2"], capsys)
-    assert "flights stopped go on from: /data/chk-5" in said(["stop", job.link], capsys)
+    assert "flights stopped resume from: /data/chk-5" in said(["stop", job.link], capsys)
     assert [each for each in job.asked if each != GetStatus()] == [
         DoCheckpoint(),
         DoSavepoint(None),
@@ -65,7 +65,7 @@ def test_what_fails_is_a_failed_request_and_says_why(start: Start, capsys: pytes
     job = start("aaaa1111", "flights", has_page=True)
     job.refuses = True
     assert "job flights (aaaa1111): checkpoint 4 failed: the disk is full" in said(["checkpoint", job.link], capsys, 1)
-    assert "needs 3 slots, there are 2" in said(["rescale", job.link, "--parallelism=3"], capsys, 1)
+    assert "needs 3 slots, but there are 2" in said(["rescale", job.link, "--parallelism=3"], capsys, 1)
     assert "there is no operator 'x'" in said(["rows", job.link, "x"], capsys, 1)
 
 
@@ -116,12 +116,12 @@ def test_a_job_is_watched_until_it_ends(machine: list[str], start: Start, capsys
 @pytest.mark.parametrize(
     ("link", "says"),
     [
-        ("http://", "that is not the link to a job's page, which is http://HOST:PORT/#token=…"),
-        ("http://127.0.0.1:0/", "that is not the link"),
-        ("http://127.0.0.1:700000/", "that is not the link"),
-        ("http://me:secret@127.0.0.1:80/", "that is not the link"),
-        ("http://[::1", "that is not the link"),
-        ("http://127.0.0.1:80/#token=%0Ax", "characters that no token has"),
+        ("http://", "this is not the link to a job's page, which has the form http://HOST:PORT/#token=…"),
+        ("http://127.0.0.1:0/", "this is not the link"),
+        ("http://127.0.0.1:700000/", "this is not the link"),
+        ("http://me:secret@127.0.0.1:80/", "this is not the link"),
+        ("http://[::1", "this is not the link"),
+        ("http://127.0.0.1:80/#token=%0Ax", "characters that are not allowed in tokens"),
     ],
 )
 def test_what_is_no_link_is_refused(link: str, says: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -137,7 +137,7 @@ def test_nobody_listening_is_said(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_commands_about_this_machine_take_no_link(capsys: pytest.CaptureFixture[str]) -> None:
-    assert "history is of jobs that this user has started on this machine" in said(["history", "http://x/"], capsys, 2)
+    assert "history shows jobs that this user has started on this machine" in said(["history", "http://x/"], capsys, 2)
     assert "open it in a browser" in said(["page", "http://x/"], capsys, 2)
 
 
@@ -181,7 +181,7 @@ def website() -> Iterator[Callable[[Answer], str]]:
         (200, b"<html>hello</html>", "is not the page of a job, or of another version of midstream"),
         (200, b"\xff\xfe", "is not the page of a job"),
         (200, b"[" * 100_000, "is not the page of a job"),
-        (404, b"nothing here", "answers with status 404: nothing here; is that the page of a job?"),
+        (404, b"nothing here", "answers with status 404: nothing here; check that this is the page of a job"),
         (302, b"", "answers with status 302: nothing"),
         (503, b"the job's driver is busy", "the job's driver is busy"),
     ],
@@ -196,7 +196,7 @@ def test_another_website_is_no_job(
 
 def test_an_answer_without_end_is_refused(website: Callable[[Answer], str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page_line, "ANSWER_BYTES_MAX", 1 << 20)
-    with pytest.raises(ClusterError, match="more than 1 MiB is none of a page"):
+    with pytest.raises(ClusterError, match="more than 1 MiB cannot come from a page"):
         job_at(website(lambda _: (200, b"x" * (1 << 22))))
 
 
@@ -229,6 +229,6 @@ def test_whether_it_was_done_is_not_known_when_the_page_goes_away_meanwhile(
     link = website(answer)
     job = PageJob("a", "flights", link.partition("#")[0], TOKEN)
     began_s = time.monotonic()
-    with pytest.raises(ClusterError, match=r"whether the job has done what it was asked \(checkpoint\) is not known"):
+    with pytest.raises(ClusterError, match=r"whether the job has carried out the request \(checkpoint\) is unknown"):
         PageLine(job).ask(DoCheckpoint())
     assert time.monotonic() - began_s < 20

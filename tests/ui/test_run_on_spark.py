@@ -100,7 +100,7 @@ def test_ctrl_c_stops_at_a_checkpoint_from_which_the_job_goes_on_without_loss(st
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     out, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
-    assert "go on with: midstream run job.py --master 'local[2]' --from latest" in out
+    assert "resume with: midstream run job.py --master 'local[2]' --from latest" in out
     assert len(rows_in(tmp_path / "out")) < 6000
     again = start("--from", "latest", "--json", count=6000, rate=100_000)
     out, err = again.communicate(timeout=120)

@@ -159,7 +159,7 @@ def test_ctrl_c_stops_the_job_and_says_how_to_go_on(status, run):
     code, out, err = run(Interrupted(status), "--parallelism", "2")
     assert code == 130
     assert "stopping at a checkpoint" in err
-    assert "go on with: midstream run job.py --parallelism 2 --from latest" in out
+    assert "resume with: midstream run job.py --parallelism 2 --from latest" in out
 
 
 def test_a_job_that_cannot_be_stopped_cleanly_is_cancelled(status, run):
@@ -180,7 +180,7 @@ def test_a_job_that_cannot_be_stopped_cleanly_is_cancelled(status, run):
     assert code == 130
     assert job.cancelled
     assert "could not be stopped cleanly: the checkpoint failed" in err
-    assert "go on with: midstream run job.py --from latest" in err
+    assert "resume with: midstream run job.py --from latest" in err
 
 
 def test_a_job_that_fails_shows_the_users_traceback_then_why_and_status_1(status, run):
@@ -188,7 +188,7 @@ def test_a_job_that_fails_shows_the_users_traceback_then_why_and_status_1(status
     assert code == 1
     assert out == ""
     assert err.index("line 3, in parse") < err.index("error: operator 'parse': ValueError: bad row 17")
-    assert "hint: go on with: midstream run job.py --from latest" in err
+    assert "hint: resume with: midstream run job.py --from latest" in err
 
 
 def test_a_job_that_was_restarted_says_why_it_is_not_any_more(status, run):

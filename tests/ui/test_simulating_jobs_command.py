@@ -45,7 +45,7 @@ def wrong(tmp_path: Path) -> str:
 
 def test_a_good_job_is_said_to_be_good(good: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", good, "--seeds", "0:4", "--jobs", "1"]) == 0
-    assert "good: the output with failures is the output without: 4 runs over 20 rows" in capsys.readouterr().out
+    assert "good: the output with failures equals the output without: 4 runs over 20 rows" in capsys.readouterr().out
 
 
 def test_a_wrong_job_is_found_explained_and_replayed(wrong: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -77,12 +77,12 @@ def test_rows_of_a_file_and_columns_that_may_differ(
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["--topology", "keyed"], "--topology: is for the simulator's own jobs"),
+        (["--topology", "keyed"], "--topology: applies to the simulator's own jobs"),
         (["--rows", "5"], "--rows: '5' is not UID=FILE"),
         (["--latest", "out"], "--latest: 'out' is not SINK=COLUMN"),
         (["--seed", "1", "--seeds", "0:3"], "--seeds: give either this or --seed"),
-        (["--trace"], "--trace shows one run"),
-        (["--tail", "3"], "--tail: chooses lines of a trace"),
+        (["--trace"], "--trace shows a single run"),
+        (["--tail", "3"], "--tail: filters the lines of a trace"),
         (["--seconds", "0"], "--seconds: 0"),
         (["--seeds", "3:3"], "is empty"),
         (["--jobs", "0"], "jobs: 0"),
@@ -97,6 +97,6 @@ def test_what_cannot_be_is_refused(
 
 def test_options_of_a_job_need_the_job(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["simulate", "--latest", "out=key"]) == 2
-    assert "name the file" in capsys.readouterr().err
+    assert "give the file" in capsys.readouterr().err
     assert main(["simulate", "nowhere.py"]) == 2
     assert "no such file" in capsys.readouterr().err

@@ -226,7 +226,7 @@ def test_a_driver_killed_again_and_again_at_any_moment_loses_and_doubles_nothing
     until("the last driver's checkpoint", lambda: driver_of(supervisor) and checkpoints() > before)
     err = drain(supervisor)
     assert err.count("was killed by SIGKILL") == 6
-    assert "goes on from checkpoint" in err
+    assert "resumes from checkpoint" in err
     until("the end of all slots", lambda: not any(map(alive, slots)))
     assert slots and list_jobs() == []
 
@@ -260,7 +260,7 @@ def test_sigterm_stops_at_a_checkpoint_and_resume_goes_on_from_it(start: Callabl
     again = start(run("--resume"), count=None)
     until("another checkpoint", lambda: checkpoints() > newest)
     err = drain(again)
-    assert f"job watched goes on from checkpoint {newest} in {Path.cwd()}/state" in err
+    assert f"job watched resumes from checkpoint {newest} in {Path.cwd()}/state" in err
     finished = start(run("--supervise"), count=None)
     out, err = finished.communicate(timeout=240)
     assert finished.returncode == 0, err

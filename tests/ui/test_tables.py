@@ -82,16 +82,18 @@ def test_what_holds_event_time_back_is_named_once_and_only_when_it_is_far_behind
     slow = HeldBackStatus(0, "read", 1, "read-\x1b[2J3", 1_000_000, 840_000_000)
     (line,) = shown(slow, slow)
     assert line.startswith("event time of write is held back by read, subtask 1, split read-")
-    assert line.endswith("3: 14 min behind the furthest") and "\x1b" not in line
+    assert line.endswith("3: 14 min behind the most advanced") and "\x1b" not in line
     (line,) = shown(slow, None)
     assert line.startswith("event time of read → parse is held back by read, subtask 1")
     near = msgspec.structs.replace(slow, behind_us=299_000_000)
     assert shown(near, near) == [] and shown(slow, slow, state="restarting") == []
     silent = HeldBackStatus(0, "read", 1, "", None, None)
-    assert shown(None, silent) == ["event time of write is held back by read, subtask 1: no watermark of it has come"]
+    assert shown(None, silent) == [
+        "event time of write is held back by read, subtask 1: no watermark of it has arrived"
+    ]
     assert shown(None, silent, started_ms=NOW_MS - 5_000) == []
     one = HeldBackStatus(1, "write", 0, "f", None, None)
-    assert shown(None, one) == ["event time of write is held back by write, split f: no row of it has come"]
+    assert shown(None, one) == ["event time of write is held back by write, split f: no row of it has arrived"]
 
 
 def test_a_name_in_a_job_is_printed_as_it_is_and_cannot_steer_the_terminal(status):
@@ -246,8 +248,8 @@ def test_bad_records_are_seen_wherever_one_looks(status):
     (read, write) = status.vertices
     dropping = msgspec.structs.replace(read.operators[0], bad_records=1_234)
     bad = msgspec.structs.replace(status, vertices=(msgspec.structs.replace(read, operators=(dropping,)), write))
-    assert "1,234 bad records left out" in render(job_view(bad))
-    assert "left out 1,234 bad records" in progress_line(bad, Rates())
+    assert "1,234 bad records dropped" in render(job_view(bad))
+    assert "dropped 1,234 bad records" in progress_line(bad, Rates())
     assert "bad records" not in render(job_view(status)) + progress_line(status, Rates())
 
 

@@ -1,4 +1,4 @@
-"""How long a checkpoint takes behind a slow sink: source → rebalance → map → rebalance → sink, 1 ms a row."""
+"""Measures how long a checkpoint takes before a slow sink: source → rebalance → map → rebalance → sink, 1 ms a row."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ WARM_UP: Final = 100
 CHECKPOINTS: Final = 300
 BACKLOG_CHECKPOINTS: Final = 30
 MODE_S_MAX: Final = 45.0
-"""How long a mode may take; aligned checkpoints wait for the sink, so there are fewer of them then."""
+"""How long a mode may take; aligned checkpoints wait for the sink, so fewer of them fit."""
 FILLED: Final = 0.7
-"""Share of the backlog asked for that must be in flight before it is measured."""
+"""The share of the requested backlog that must be in flight before measuring."""
 FILL_S_MAX: Final = 30.0
 POLL_S: Final = 0.05
 WRITES: Final = 9
@@ -47,7 +47,7 @@ SCHEMA = schema_of([("n", pa.int64()), ("text", pa.large_binary())])
 
 
 class ModeFigures(msgspec.Struct, frozen=True, kw_only=True):
-    """From asking for a checkpoint until it can be restored, one after the other without a pause."""
+    """Times from the request for a checkpoint until it can be restored, one after the other without a pause."""
 
     checkpoints: int
     failed: int
@@ -56,16 +56,16 @@ class ModeFigures(msgspec.Struct, frozen=True, kw_only=True):
     p99_ms: float
     max_ms: float
     in_flight_mib: float
-    """In the last one."""
+    """The MiB in flight in the last one."""
 
 
 class BacklogFigures(ModeFigures, frozen=True, kw_only=True):
-    """What a backlog costs is the time that its bytes need to become durable; the rest shall not grow with it."""
+    """The cost of a backlog is the time for its bytes to become durable; the rest should not grow with it."""
 
     write_ms: float
-    """As many bytes, one file per slot at once, through the same storage: the median."""
+    """The median time to write as many bytes, one file per slot at once, to the same storage."""
     rest_ms: float
-    """The median checkpoint without that."""
+    """The median checkpoint without that time."""
 
 
 class CheckpointResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,11 +80,11 @@ class CheckpointResult(msgspec.Struct, frozen=True, kw_only=True):
     aligned: ModeFigures
     unaligned: ModeFigures
     unaligned_1: ModeFigures
-    """May overtake after 1 ms."""
+    """The figures with barriers that may overtake after 1 ms."""
     backlog_1_mib: BacklogFigures
     backlog_10_mib: BacklogFigures
     backlog_100_mib: BacklogFigures
-    """Unaligned, with about that much in flight, in buffers of 4, 32 and 128 KiB."""
+    """Unaligned, with about this much in flight, in buffers of 4, 32 and 128 KiB."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Rows:
 
 
 class SlowSink(Sink):
-    """Takes its time over every row, on the slot's loop, as a user's function does."""
+    """A sink that takes time for every row, on the slot's loop, like a user's function."""
 
     def writer(self, context: WriterContext) -> SinkWriter:
         return _SlowWriter()
@@ -113,7 +113,7 @@ class _SlowWriter(SinkWriter):
 
 
 def run(slots: Slots) -> CheckpointResult:
-    """Raises InvariantError when a checkpoint fails, JobError when the backlog does not come about."""
+    """Run the benchmark. Raises InvariantError if a checkpoint fails, JobError if the backlog does not build up."""
     count, warm_up, few = CHECKPOINTS, WARM_UP, BACKLOG_CHECKPOINTS
     return CheckpointResult(
         slots=slots,
@@ -128,7 +128,7 @@ def run(slots: Slots) -> CheckpointResult:
 
 
 def _with_backlog(slots: Slots, mib: int, count: int, *, buffer_bytes: int, pool_bytes: int) -> BacklogFigures:
-    """The credit windows of all channels, counted in buffers, decide how much can be in flight."""
+    """Measure with a backlog; the credit windows of all channels, counted in buffers, limit what can be in flight."""
     found = _measured(
         slots,
         0,
@@ -145,7 +145,7 @@ def _with_backlog(slots: Slots, mib: int, count: int, *, buffer_bytes: int, pool
 
 
 def _write_ms(file_bytes: int) -> float:
-    """How long it takes until one file of each slot is durable."""
+    """Return how long it takes until one file of each slot is durable."""
     pieces = [bytes(SEGMENT_BYTES)] * (file_bytes // SEGMENT_BYTES) + [bytes(file_bytes % SEGMENT_BYTES)]
     took_ms = []
     with tempfile.TemporaryDirectory(prefix="midstream-bench-") as directory, ThreadPoolExecutor(PARALLELISM) as pool:
@@ -201,7 +201,7 @@ def _measured(
 
 
 def mode_figures(before: JobStatus, after: JobStatus, took_s: Sequence[float]) -> ModeFigures:
-    """Of the checkpoints between the two. Raises InvariantError when one failed, or there are none."""
+    """Return the figures of the checkpoints between the two. Raises InvariantError if one failed, or there are none."""
     failed = after.checkpoints_failed - before.checkpoints_failed
     if failed or not took_s:
         raise InvariantError(f"{failed} checkpoints failed, {len(took_s)} completed: there are no figures")
@@ -218,7 +218,7 @@ def mode_figures(before: JobStatus, after: JobStatus, took_s: Sequence[float]) -
 
 
 def take(job: Job, count: int) -> Sequence[float]:
-    """One checkpoint after the other, until there are enough or the time is up: seconds that each took."""
+    """Take checkpoints one after the other, until there are enough or the time is up; return the seconds of each."""
     took_s: list[float] = []
     deadline_s = time.perf_counter() + MODE_S_MAX
     while len(took_s) < count and (not took_s or time.perf_counter() < deadline_s):
@@ -251,5 +251,5 @@ def await_running(job: Job) -> None:
 
 
 def in_flight_bytes(status: JobStatus) -> int:
-    """Of the last checkpoint, what it holds of earlier ones included."""
+    """Return the bytes in flight of the last checkpoint, including what it holds of earlier ones."""
     return status.last_checkpoint.in_flight_bytes if status.last_checkpoint is not None else 0

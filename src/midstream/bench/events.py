@@ -1,4 +1,4 @@
-"""The events of the window and exchange benchmarks, and what their sums must come to."""
+"""The events of the window and exchange benchmarks, and their expected sums."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ KEYS = 10_000
 EVENTS_PER_MS = 100
 WINDOW_MS = 10_000
 VALUES = 1000
-"""So many different values a column has."""
+"""The number of distinct values of a column."""
 
 
 class Events:
-    """Event i of `count`, in `lanes` equal parts that cover the same time; call it with indices.
+    """`count` events in `lanes` equal parts that cover the same time; call it with indices.
 
-    `ts = (i mod count/lanes) * lanes // 100` ms, `key = (i * 2654435761 & 0xffffffff) % keys`,
-    `value = (i % 1000) * 0.5`. Of several `columns`, column k (`value_1`, `value_2` …) is `((i + k) % 1000) * 0.5`.
+    `ts = (i mod count/lanes) * lanes // 100` ms, `key = (i * 2654435761 & 0xffffffff) % keys`, `value = (i % 1000) *
+    0.5`. With several `columns`, column k (`value_1`, `value_2` …) is `((i + k) % 1000) * 0.5`.
     """
 
     def __init__(self, count: int, *, lanes: int = 2, keys: int = KEYS, columns: int = 1) -> None:
@@ -53,17 +53,19 @@ class Events:
 
     @property
     def value_sums(self) -> Sequence[float]:
-        """The sum of each column over all events: exact, for partial sums are multiples of 0.5 far below 2**52."""
+        """Return the sum of each column over all events, which is exact: partial sums are multiples of 0.5 far below
+        2**52.
+        """
         cycles, rest = divmod(self.count, VALUES)
         full = cycles * VALUES * (VALUES - 1) // 2
         return [0.5 * (full + int(((np.arange(rest) + k) % VALUES).sum())) for k in range(len(self.values))]
 
     def pairs(self, *, slide_ms: int = WINDOW_MS, keys: int | None = None) -> int:
-        """How many pairs of a window and a key have rows; `keys`: of `key` modulo that."""
+        """Count the pairs of a window and a key that have rows; `keys`: use `key` modulo this."""
         keys = keys or self.keys
         lane, panes = self.count // self.lanes, WINDOW_MS // slide_ms
         seen: deque[npt.NDArray[np.bool_]] = deque(maxlen=panes)
-        """Keys of the panes of a window."""
+        """The keys in the panes of a window."""
         in_use = int(self.ms(np.array([lane - 1]))[0]) // slide_ms + 1
         begins = [min(lane, -(-pane * slide_ms * EVENTS_PER_MS // self.lanes)) for pane in range(in_use + panes)]
         found = 0

@@ -1,4 +1,4 @@
-"""The keyed exchange alone: split by key, queue, serialise, send, receive, and nothing done with the rows."""
+"""Measures the keyed exchange alone: split by key, queue, serialise, send, receive, and nothing done with the rows."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ WARM_UP_PER_SUBTASK = 200_000
 class ExchangeResult(Measured, frozen=True, kw_only=True):
     keys: int = KEYS
     row_bytes: float
-    """As Arrow, in memory."""
+    """The size of a row in Arrow, in memory."""
     mb_per_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class RowsAndBytes:
-    """How much arrived."""
+    """Counts rows and bytes on arrival."""
 
     def __call__(self, batch: pa.RecordBatch) -> Vector:
         return np.array([float(batch.num_rows), float(batch.nbytes)])
 
 
 def run(slots: Slots, *, events: int = EVENTS, parallelism: int = PARALLELISM) -> ExchangeResult:
-    """Raises InvariantError when rows are missing or came twice."""
+    """Run the benchmark. Raises InvariantError if rows are missing or duplicated."""
     workload = Events(events, lanes=parallelism)
     sink = SummingSink(RowsAndBytes(), 2)
 

@@ -1,6 +1,8 @@
-"""Kafka to Kafka: JSON in, a keyed window of 10 s, JSON out exactly once; and how long a row takes at a fixed rate.
+"""Measures Kafka to Kafka: JSON in, a keyed window of 10 s, JSON out exactly once; and the latency of a row at a fixed
+rate.
 
-The brokers are those of KAFKA_BOOTSTRAP; `tools/kafka_server.py` starts one on this machine for the command that follows it.
+The brokers are those of KAFKA_BOOTSTRAP; `tools/kafka_server.py` starts one on this machine for the command that
+follows it.
 """
 
 from __future__ import annotations
@@ -42,12 +44,12 @@ CHECKPOINT_INTERVAL_S = 1.0
 RATE_PER_S = 5_000
 LATENCY_S = 15.0
 WARM_UP_S = 3.0
-"""Of the rows at a fixed rate the first ones, which are not counted."""
+"""The first rows at a fixed rate, which are not counted."""
 TURN_S = 0.01
-"""So often rows are sent at a fixed rate."""
+"""The interval at which rows are sent at a fixed rate."""
 ANSWER_S = 60.0
 SHORTFALL_MAX = 0.1
-"""If the rate is missed by more than that, latencies are those of an overloaded machine."""
+"""If the rate is missed by more than this, latencies are those of an overloaded machine."""
 _CHUNK_ROWS: Final = 100_000
 
 
@@ -57,7 +59,7 @@ class KafkaResult(Measured, frozen=True, kw_only=True):
     rate_per_s: int
     latency_rows: int
     latency_p50_ms: float
-    """From when a row was made for its producer until a reader of committed records had it."""
+    """The latency from when a row was made for its producer until a reader of committed records had it."""
     latency_p99_ms: float
     latency_max_ms: float
 
@@ -82,7 +84,7 @@ class Load:
 
 
 def run(slots: Slots, *, events: int = EVENTS, parallelism: int = PARALLELISM, rate: int = RATE_PER_S) -> KafkaResult:
-    """`rate`: rows per second of the measurement of latency. Raises InvariantError when a result is wrong."""
+    """Run the benchmark. `rate`: rows per second when measuring latency. Raises InvariantError for a wrong result."""
     require_extra("confluent_kafka", "kafka", "midstream bench kafka")
     servers = os.environ.get("KAFKA_BOOTSTRAP")
     if not servers:
@@ -109,7 +111,7 @@ def run(slots: Slots, *, events: int = EVENTS, parallelism: int = PARALLELISM, r
 
 
 def counting(env: Environment, load: Load) -> None:
-    """Count and sum of each key and window."""
+    """Compute count and sum for each key and window."""
     schema = {"ts": int, "key": int, "value": float}
     (
         env.read_kafka(load.servers, load.source, schema=schema, stop="latest")
@@ -127,7 +129,7 @@ def counting(env: Environment, load: Load) -> None:
 
 @contextmanager
 def topics(servers: str, *names: str) -> Iterator[list[str]]:
-    """New topics of their own; deleted at the end."""
+    """Create topics, which are deleted at the end."""
     from confluent_kafka.admin import (  # type: ignore[attr-defined]  # its package exports nothing explicitly
         AdminClient,
         NewTopic,
@@ -157,7 +159,9 @@ def _are_there(known: dict[str, Any], names: Sequence[str]) -> bool:
 
 
 def fill(servers: str, topic: str, count: int) -> Events:
-    """Each partition has a lane of the events, in order of time, as objects `{"ts":1234,"key":17,"value":0.5}`; `ts` in ms."""
+    """Fill the topic: each partition has a lane of the events, in order of time, as objects
+    `{"ts":1234,"key":17,"value":0.5}`; `ts` in ms.
+    """
     from confluent_kafka import Producer
 
     events = Events(count, lanes=PARTITIONS)
@@ -181,7 +185,7 @@ def fill(servers: str, topic: str, count: int) -> Events:
 
 
 def check(servers: str, sink: str, workload: Events) -> int:
-    """How many rows the topic has, which are right. Raises InvariantError otherwise."""
+    """Check that the topic has the right rows, and return their number. Raises InvariantError otherwise."""
     found = [msgspec.json.decode(message.value() or b"", type=Result) for message in committed(servers, sink)]
     require("the number of rows", workload.pairs(), len(found))
     require("the sum of all counts", workload.count, sum(row.n for row in found))
@@ -190,7 +194,7 @@ def check(servers: str, sink: str, workload: Events) -> int:
 
 
 def committed(servers: str, topic: str) -> Iterator[Message]:
-    """All records of a topic that are committed now."""
+    """Yield all records of a topic that are committed now."""
     from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
     consumer = reader(servers)
@@ -229,7 +233,7 @@ def reader(servers: str) -> Any:
 
 
 def latency(slots: Slots, servers: str, parallelism: int, rate: int) -> npt.NDArray[np.float64]:
-    """Milliseconds of each row that counts, at so many rows a second; through an exchange, exactly once."""
+    """Return the milliseconds of each row that counts, at `rate` rows per second; through an exchange, exactly once."""
     with (
         topics(servers, "latency-in", "latency-out") as (source, sink),
         tempfile.TemporaryDirectory(prefix="midstream-bench-") as directory,
@@ -262,7 +266,7 @@ def latency(slots: Slots, servers: str, parallelism: int, rate: int) -> npt.NDAr
 
 
 def send(servers: str, topic: str, rate: int) -> tuple[int, float]:
-    """How many rows, and how long that took in seconds."""
+    """Send rows; return how many, and the seconds that it took."""
     from confluent_kafka import Producer
 
     producer = Producer({"bootstrap.servers": servers, "linger.ms": 1})
@@ -280,7 +284,7 @@ def send(servers: str, topic: str, rate: int) -> tuple[int, float]:
 
 
 class Taking:
-    """Reads committed records on a thread of its own, and looks at the clock."""
+    """Reads committed records on a thread of its own, and records the time of each."""
 
     def __init__(self, servers: str, topic: str) -> None:
         self.rows: list[int] = []

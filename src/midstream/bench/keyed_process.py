@@ -1,4 +1,4 @@
-"""A function with state and timers per key: a running total that an hour of event time clears."""
+"""Measures a function with state and timers per key: a running total that is cleared after an hour of event time."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from midstream.state.keyed import ValueState
 EVENTS = 4_000_000
 KEYS: Final = 1_000_000
 STRETCH: Final = 360
-"""Event time passes so many times as fast as in the other workloads: four million events are four hours."""
+"""How much faster event time passes than in the other workloads: four million events are four hours."""
 KEPT: Final = timedelta(hours=1)
 WARM_UP_PER_SUBTASK = 20_000
 SCHEMA = schema_of([("key", pa.int64()), ("total", pa.float64())])
@@ -36,7 +36,7 @@ class KeyedProcessResult(Measured, frozen=True, kw_only=True):
 
 
 class Hours(Events):
-    """Events that take hours."""
+    """Events that span hours."""
 
     def ms(self, i: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         return super().ms(i) * STRETCH
@@ -60,7 +60,7 @@ class Totals(KeyedProcessFunction):
 
 
 def run(slots: Slots, *, events: int = EVENTS, parallelism: int = PARALLELISM, keys: int = KEYS) -> KeyedProcessResult:
-    """Raises InvariantError when the result is wrong."""
+    """Run the benchmark. Raises InvariantError for a wrong result."""
     workload = Hours(events, lanes=parallelism, keys=keys)
     sink = summing("total")
 

@@ -1,4 +1,4 @@
-"""How long a row takes from its creation, through a keyed exchange, to its sink, at a fixed rate."""
+"""Measures the time from a row's creation, through a keyed exchange, to its sink, at a fixed rate."""
 
 from __future__ import annotations
 
@@ -18,15 +18,17 @@ from midstream.core.errors import InvariantError
 RATE_PER_S = 20_000
 SECONDS = 20
 WARM_UP_SHARE = 0.1
-"""Of all rows, the first ones, which are not counted."""
+"""The share of rows at the beginning that are not counted."""
 PARALLELISM = 2
 WARM_UP_EVENTS = 2_000
 CHECKPOINT_INTERVAL_S = 1.0
 BUCKETS = 1024
 GROWTH = 1.02
-"""Bucket b of the histogram holds latencies from GROWTH**b to GROWTH**(b + 1) µs: 2 % exact, up to 10 min."""
+"""The histogram's resolution: bucket b holds latencies from GROWTH**b to GROWTH**(b + 1) µs, exact to 2 %, up to 10
+min.
+"""
 SHORTFALL_MAX = 0.1
-"""If the rate is missed by more than that, latencies are those of an overloaded job."""
+"""If the rate is missed by more than this, latencies are those of an overloaded job."""
 
 SCHEMA = pa.schema([("i", pa.int64()), ("key", pa.int64()), ("created_us", pa.int64())])
 
@@ -43,7 +45,7 @@ class LatencyResult(Measured, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class Stamped:
-    """`count` rows that know when they were made."""
+    """`count` rows with the time of their creation."""
 
     count: int
 
@@ -54,7 +56,7 @@ class Stamped:
 
 @dataclass(frozen=True, slots=True)
 class Histogram:
-    """Latencies in buckets of 2 %, for rows behind the warm-up of their split; the last place counts all rows."""
+    """Latencies in buckets of 2 %, for rows after the warm-up of their split; the last place counts all rows."""
 
     count: int
 
@@ -70,7 +72,10 @@ class Histogram:
 
 
 def run(slots: Slots, *, events: int | None = None, rate: int = RATE_PER_S) -> LatencyResult:
-    """`rate` rows/s, for 20 s by default. Raises InvariantError when rows are missing or the rate is not reached."""
+    """Run the benchmark at `rate` rows/s, for 20 s by default.
+
+    Raises InvariantError if rows are missing or the rate is not reached.
+    """
     workload = Stamped(SECONDS * rate if events is None else events)
     sink = SummingSink(Histogram(workload.count), BUCKETS + 1)
 
@@ -97,6 +102,6 @@ def run(slots: Slots, *, events: int | None = None, rate: int = RATE_PER_S) -> L
 
 
 def percentile_ms(counts: Vector, share: float) -> float:
-    """The upper bound of the bucket in which the `share` of all counted rows is reached."""
+    """Return the upper bound of the bucket that the `share` of all counted rows reaches."""
     bucket = int(np.searchsorted(np.cumsum(counts), share * counts.sum()))
     return round(float(GROWTH ** (bucket + 1)) / 1000, 2)

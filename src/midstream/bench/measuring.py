@@ -1,4 +1,4 @@
-"""Run a job and watch it: how long until it runs, how long it runs, and the most memory a slot takes."""
+"""Runs a job and measures it: the time until it runs, the time for which it runs, and the peak memory of a slot."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ class CheckpointFigures(msgspec.Struct, frozen=True):
     completed: int
     failed: int
     duration_ms_mean: float
-    """Over the most recent completed ones."""
+    """The mean over the most recent completed checkpoints."""
     duration_ms_max: int
     state_mb_max: float
 
 
 class Measured(msgspec.Struct, frozen=True, kw_only=True):
-    """What is measured of every bounded job; its result was checked first, for a wrong one is an error."""
+    """The figures of every bounded job, whose result is checked first: a wrong result is an error."""
 
     benchmark: str
     events: int
     parallelism: int
     slots: str
     seconds: float
-    """From all tasks running to the job's end, the last checkpoint and commit included."""
+    """The time from all tasks running to the job's end, including the last checkpoint and commit."""
     events_per_s: int
     job_start_s: float
-    """From the start call, on a warm session, to all tasks running."""
+    """The time from the start call, on a warm session, to all tasks running."""
     slot_memory_mb: float
-    """The largest resident size of a slot's process, at its peak."""
+    """The largest peak of a slot process's resident size."""
     memory_mb: float
-    """The peaks of all slots' processes, added up."""
+    """The sum of the peaks of all slot processes."""
     checkpoints: CheckpointFigures
     correct: bool = True
 
@@ -57,15 +57,15 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 @dataclass(frozen=True, slots=True)
 class Run:
     start_s: float
-    """From asking for the start until every task runs."""
+    """The time from the start call until every task runs."""
     run_s: float
-    """From there to the job's end."""
+    """The time from then to the job's end."""
     peak_bytes: tuple[int, ...]
-    """The most that each slot's process had resident at a time."""
+    """The peak resident size of each slot's process."""
     status: JobStatus
 
     def figures(self, benchmark: str, slots: Slots, events: int, parallelism: int) -> dict[str, Any]:
-        """The fields of `Measured`."""
+        """Return the fields of `Measured`."""
         return {
             "benchmark": benchmark,
             "events": events,
@@ -105,9 +105,9 @@ def measure(
     workload: W,
     warm_up: W,
 ) -> Run:
-    """Run the job that `build` makes of `workload`, after one of `warm_up` so that the session is warm.
+    """Run the job that `build` makes from `workload`, after one from `warm_up` that warms the session.
 
-    `checkpoint_interval_s` None: no checkpoints. Raises what the job's failure raises.
+    `checkpoint_interval_s` None: no checkpoints. Raises the error of a failed job.
     """
     with tempfile.TemporaryDirectory(prefix="midstream-bench-") as directory:
 
@@ -127,14 +127,14 @@ def measure(
 
 
 def start_on(slots: Slots, env: Environment, cores: int, **options: Any) -> Job:
-    """`cores`: how many the embedded Spark session has. `options`: of `Environment.start`."""
+    """Start a job. `cores`: the number for an embedded Spark session. `options`: of `Environment.start`."""
     if slots == "process":
         return env.start(slots=ProcessSlots(), **options)
     return env.start(master=f"local[{cores}]", **options)
 
 
 def run_measured(start: Callable[[], Job]) -> Run:
-    """`start` starts a bounded job. Raises what the job's failure raises, InvariantError when it was restarted."""
+    """Measure a job. `start` starts a bounded job. Raises its error, and InvariantError if it was restarted."""
     began_s = time.perf_counter()
     job = start()
     running_s: float | None = None
@@ -164,7 +164,9 @@ def _all_running(vertex: VertexStatus) -> bool:
 
 
 def _peak_memory(pid: int) -> int:
-    """Bytes: the peak so far where the system tells it, else what is resident now; 0 when the process has gone."""
+    """Return the peak memory so far in bytes, or the current size if the system does not record it; 0 for a process
+    that is gone.
+    """
     try:
         with open(f"/proc/{pid}/status", encoding="ascii", errors="replace") as lines:
             for line in lines:
@@ -181,6 +183,6 @@ def _peak_memory(pid: int) -> int:
 
 
 def require(what: str, expected: float, got: float, tolerance: float = 0.0) -> None:
-    """Raises InvariantError: a benchmark whose result is wrong has no figures. `tolerance` is relative."""
+    """Raise InvariantError for a wrong result, which makes figures meaningless. `tolerance` is relative."""
     if not abs(got - expected) <= tolerance * abs(expected):  # nan is wrong
-        raise InvariantError(f"the benchmark's result is wrong: {what} is {got:,.1f}, it must be {expected:,.1f}")
+        raise InvariantError(f"the benchmark's result is wrong: {what} is {got:,.1f}, but must be {expected:,.1f}")

@@ -1,7 +1,7 @@
-"""How soon a job with much in flight is itself again after a failure: first row, first checkpoint, end of the drain.
+"""Measures how soon a job with much in flight recovers from a failure: first row, first checkpoint, end of the drain.
 
-The job of the checkpoint benchmark (source → rebalance → map → rebalance → slow sink) is filled, a slot is
-killed, and the job goes on; it is filled again, given up, and started at another parallelism.
+The job of the checkpoint benchmark (source → rebalance → map → rebalance → slow sink) is filled, a slot is killed, and
+the job recovers; it is filled again, cancelled, and started at another parallelism.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ BACKLOG_MIB: Final = 256
 ROW_S: Final = 0.0002
 CHANNELS: Final = 2 * PARALLELISM * PARALLELISM
 BUFFERS_PER_CHANNEL: Final = 16
-"""About so many are in flight, counted over both edges, when nothing gets on."""
+"""The approximate number of buffers in flight per channel, over both edges, when nothing moves."""
 CHECKPOINTS: Final = 100
 WARM_UP: Final = 30
 SHARE_MAX: Final = 0.1
-"""Of the drain: by then the first checkpoint must have completed."""
+"""The share of the drain after which the first checkpoint must have completed."""
 SHARE_S_MIN: Final = 10.0
-"""Of a shorter drain a tenth is no time: it is taken as so long."""
+"""A shorter drain counts as this long, since a tenth of it would be too short."""
 LOST_S_MAX: Final = 60.0
 QUIET_S: Final = 3.0
 """Three heartbeats of a slot."""
@@ -54,14 +54,14 @@ class RecoveryFigures(msgspec.Struct, frozen=True, kw_only=True):
     running_s: float
     """All tasks run."""
     first_row_s: float
-    """The sink gets it."""
+    """The sink receives its first row."""
     first_checkpoint_s: float
-    """It has completed; it is asked for as soon as all tasks run."""
+    """The first checkpoint has completed; it is requested as soon as all tasks run."""
     first_checkpoint_mib: float
-    """What it had to write."""
+    """The MiB that it had to write."""
     checkpoints_during_drain: int
     drained_s: float
-    """The last recovered row has been taken up: known within a heartbeat, which is a second."""
+    """The last recovered row has been read; known to within a heartbeat, which is a second."""
 
 
 class RecoveryResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,17 +71,19 @@ class RecoveryResult(msgspec.Struct, frozen=True, kw_only=True):
     row_bytes: int = ROW_BYTES
     sink_row_ms: float = ROW_S * 1000
     same: RecoveryFigures
-    """A slot is killed, the job goes on at the same parallelism."""
+    """A slot is killed, and the job recovers at the same parallelism."""
     rescaled: RecoveryFigures
-    """The job is given up, and started again at another parallelism."""
+    """The job is cancelled, and started again at another parallelism."""
     checkpoints_before: ModeFigures
-    """With little in flight, as mode `unaligned` of the checkpoint benchmark; in a job that nothing befell yet."""
+    """Checkpoints with little in flight, as in mode `unaligned` of the checkpoint benchmark, in a job before any
+    failure.
+    """
     checkpoints_after: ModeFigures
-    """The same job, after a failure and a finished recovery: must be the same within noise."""
+    """Checkpoints of the same job after a failure and recovery: must be the same within noise."""
 
 
 class MarkingSink(Sink):
-    """Takes its time over every row. Each writer leaves a file with the time of its first row."""
+    """A sink that takes time for every row. Each writer leaves a file with the time of its first row."""
 
     def __init__(self, directory: str, row_s: float) -> None:
         self.directory = directory
@@ -104,7 +106,10 @@ class _MarkingWriter(SinkWriter):
 
 
 def run(slots: Slots, *, backlog: int = BACKLOG_MIB) -> RecoveryResult:
-    """`backlog` in MiB. Raises InvariantError when a checkpoint fails, or the first during recovery is not in time."""
+    """Run the benchmark with `backlog` in MiB.
+
+    Raises InvariantError if a checkpoint fails, or the first one during recovery is late.
+    """
     with tempfile.TemporaryDirectory(prefix="midstream-bench-") as directory:
         same, rescaled = _with_backlog(Path(directory), backlog, slots)
     with tempfile.TemporaryDirectory(prefix="midstream-bench-") as directory:
@@ -167,13 +172,13 @@ def _around_a_recovery(directory: Path, slots: Slots) -> tuple[ModeFigures, Mode
 
 
 def _until_nothing_recovers(job: Job) -> None:
-    """So little was in flight that it may be over before a heartbeat says that it has begun."""
+    """Wait until nothing recovers; so little was in flight that recovery may be over before a heartbeat reports it."""
     began_s = quiet_since_s = time.monotonic()
     while time.monotonic() - quiet_since_s < QUIET_S:
         if any(vertex.recovering for vertex in job.status().vertices):
             quiet_since_s = time.monotonic()
         if quiet_since_s - began_s > DRAIN_S_MAX:
-            raise InvariantError(f"after {DRAIN_S_MAX:g} s the job recovers still")
+            raise InvariantError(f"after {DRAIN_S_MAX:g} s the job is still recovering")
         time.sleep(POLL_S)
 
 
@@ -206,17 +211,17 @@ def _job(directory: Path, row_s: float, buffer_bytes: int, *, batch_rows: int, p
 
 
 def _kill_a_slot(job: Job) -> None:
-    """Returns when the job knows."""
+    """Kill a slot, and return when the job has noticed."""
     os.kill(job.status().slot_pids[-1], signal.SIGKILL)
     deadline_s = time.monotonic() + LOST_S_MAX
     while job.status().restarts == 0:
         if time.monotonic() > deadline_s:
-            raise InvariantError(f"a killed slot is not missed after {LOST_S_MAX:g} s")
+            raise InvariantError(f"a killed slot was not noticed after {LOST_S_MAX:g} s")
         time.sleep(POLL_S)
 
 
 def _recovered(job: Job, directory: Path, began_s: float, parallelism: int, in_flight: int) -> RecoveryFigures:
-    """Take checkpoints until nothing is left to recover; when all of that happened."""
+    """Take checkpoints until nothing is left to recover, and return the times."""
     await_running(job)
     running_s = time.time() - began_s
     job.checkpoint()

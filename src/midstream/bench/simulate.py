@@ -1,4 +1,4 @@
-"""How many whole runs of the simulator one core does in a second: a small job with one fault, and what seeds draw."""
+"""Measures how many whole runs of the simulator one core makes per second: a small job with one fault, and drawn ones."""
 
 from __future__ import annotations
 
@@ -24,43 +24,43 @@ RANDOM_RUNS: Final = 200
 FIRST_SEED: Final = 1_000_000
 ROWS: Final = 200
 ROW_US: Final = 20
-"""That the simulated operators take for a row: were it drawn, some runs would have a dozen checkpoints."""
+"""The time that simulated operators take for a row: if it were drawn, some runs would have a dozen checkpoints."""
 CHECKPOINTS: Final = 3
-"""At least so many on the average."""
+"""The least average number of checkpoints per run."""
 _FAULTS: Final = {
     1: ("kill_slot", "user_error", "cut_control", "stop_driver"),
     2: ("kill_slot", "user_error", "cut_link", "stop_driver"),
 }
-"""At parallelism 1 there is one slot, and nobody to have a link with."""
+"""The faults; at parallelism 1 there is only one slot, which has no links."""
 _FAULT_STEP: Final = {1: 40, 2: 160}
-"""From here on in a run: so that it strikes before the end."""
+"""The step of the fault, chosen so that it strikes before the end."""
 _INTERVAL_S: Final = {1: 0.0012, 2: 0.0009}
 
 
 class SimulateResult(msgspec.Struct, frozen=True, kw_only=True):
-    """Each figure is of one process of `midstream simulate`, by its processor time."""
+    """The figures of one process of `midstream simulate`, by its processor time."""
 
     benchmark: str = "simulate"
     small_runs: int
     small_runs_per_s: float
-    """Source, keyed count and sink in two subtasks each; 200 rows, 3 checkpoints, 1 fault, a checkpointed end."""
+    """Runs of source, keyed count and sink in two subtasks each; 200 rows, 3 checkpoints, 1 fault, a checkpointed end."""
     small_steps_per_run: float
     small_checkpoints_per_run: float
     single_runs_per_s: float
-    """As many, in one subtask each."""
+    """The same runs with one subtask each."""
     single_steps_per_run: float
     single_checkpoints_per_run: float
     random_runs: int
     random_runs_per_s: float
-    """As `midstream simulate` draws them."""
+    """Runs as `midstream simulate` draws them."""
     random_steps_per_run: float
     random_checkpoints_per_run: float
     steps_per_s: int
-    """Over all of them."""
+    """Steps per second over all of them."""
 
 
 def small(number: int, parallelism: int) -> Scenario:
-    """A fixed job; `number` chooses the order of events and what the fault is and hits."""
+    """Return a fixed job; `number` determines the order of events, the fault and its target."""
     drawn = draw(FIRST_SEED + number, topology="keyed", parallelism=parallelism, faults=(), rows=ROWS)
     kinds, step = _FAULTS[parallelism], _FAULT_STEP[parallelism] + number % 40
     return replace(
@@ -91,7 +91,7 @@ def random(number: int) -> Scenario:
 
 
 def run(slots: object) -> SimulateResult:
-    """Without `slots`. Raises InvariantError when a run fails: then the engine is wrong, and its speed means nothing."""
+    """Run the benchmark, without `slots`. Raises InvariantError if a run fails, which makes the speed meaningless."""
     single, double = partial(small, parallelism=1), partial(small, parallelism=2)
     with workers(1) as pool:
         for warm_up in double, random:  # what they import is not theirs to pay for
@@ -119,7 +119,7 @@ def run(slots: object) -> SimulateResult:
 
 
 def _measure(scenario: Callable[[int], Scenario], runs: int) -> tuple[float, int, int]:
-    """Seconds of processor time, steps and checkpoints of all of them."""
+    """Return the seconds of processor time, the steps and the checkpoints of all runs."""
     began_s = time.process_time()
     steps = checkpoints = 0
     for number in range(runs):

@@ -1,4 +1,4 @@
-"""Keyed sliding windows over very many keys: what a key costs in each of its windows, in time and memory."""
+"""Measures keyed sliding windows over very many keys: the cost of a key in each of its windows, in time and memory."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ KEYS = 1_000_000
 SIZE_MS: Final = 10_000
 SLIDE_MS: Final = 2_000
 WINDOWS: Final = SIZE_MS // SLIDE_MS
-"""In which every event is."""
+"""The number of windows that contain each event."""
 
 
 class SlidingResult(Measured, frozen=True, kw_only=True):
@@ -30,11 +30,11 @@ class SlidingResult(Measured, frozen=True, kw_only=True):
     base_memory_mb: float
     """`memory_mb` of the same job with one key."""
     bytes_per_key_and_window: float
-    """What the slots took beyond that, by `keys` and the windows that a key is in at a time."""
+    """The additional memory of the slots, divided by `keys` and by the windows that a key is in at a time."""
 
 
 def run(slots: Slots, *, events: int = EVENTS, parallelism: int = PARALLELISM, keys: int = KEYS) -> SlidingResult:
-    """Raises InvariantError when the result is wrong."""
+    """Run the benchmark. Raises InvariantError for a wrong result."""
     workload = Events(events, lanes=parallelism, keys=keys)
     sink = summing("n", "total")
 

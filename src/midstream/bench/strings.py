@@ -1,4 +1,4 @@
-"""Keyed tumbling windows of rows that are mostly text: string keys, and 100 characters that the window needs."""
+"""Measures keyed tumbling windows of rows that are mostly text: string keys, and 100 characters that the window needs."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ class Texts(Events):
         return pa.RecordBatch.from_arrays([columns.column("ts"), *texts], schema=SCHEMA)
 
     def numbers_sum(self) -> int:
-        """The largest payload of each key and window, as the number that it repeats: all of them added up."""
+        """Return the sum, over keys and windows, of the number that the largest payload repeats."""
         i = np.arange(self.count)
         frame = pl.DataFrame({"window": self.ms(i) // WINDOW_MS, "key": self.key(i), "number": i % PAYLOADS})
         return int(frame.group_by("window", "key").agg(pl.col("number").max())["number"].sum())
 
 
 class Totals:
-    """Rows, and in them events, values, characters of payload, and the numbers that payloads repeat."""
+    """Counts rows, and in them events, values, characters of payload, and the numbers that payloads repeat."""
 
     def __call__(self, batch: pa.RecordBatch) -> Vector:
         payload = to_polars(batch.select(["last"]))["last"]
@@ -71,7 +71,7 @@ class Totals:
 
 
 def run(slots: Slots, *, events: int = EVENTS, parallelism: int = PARALLELISM) -> StringsResult:
-    """Raises InvariantError when the result is wrong."""
+    """Run the benchmark. Raises InvariantError for a wrong result."""
     workload = Texts(events, lanes=parallelism)
     sink = SummingSink(Totals(), 5)
 

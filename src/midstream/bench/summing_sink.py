@@ -1,4 +1,4 @@
-"""A sink that adds up a vector per batch: what a benchmark needs to know of its rows, exactly once, and no more."""
+"""A sink that sums a vector per batch: exactly what a benchmark needs to know about its rows, exactly once."""
 
 from __future__ import annotations
 
@@ -21,16 +21,17 @@ Measure: TypeAlias = Callable[[pa.RecordBatch], Vector]
 
 
 class _Part(msgspec.Struct, frozen=True):
-    """What one writer added up between two checkpoints; `id` is never used twice."""
+    """The sums of one writer between two checkpoints; `id` is unique."""
 
     id: str
     vector: bytes
 
 
 class SummingSink(Sink):
-    """`measure(batch)` gives a float64 vector of `length`; `total` is the sum over all committed batches.
+    """Sums vectors. `measure(batch)` returns a float64 vector of `length`; `total` is the sum over all committed
+    batches.
 
-    Whole numbers are exact up to 2**53. `measure` runs on the slots' loop thread and must pickle.
+    Integers are exact up to 2**53. `measure` runs on the slots' loop thread and must pickle.
     """
 
     def __init__(self, measure: Measure, length: int) -> None:
@@ -43,7 +44,7 @@ class SummingSink(Sink):
 
     @property
     def total(self) -> Vector:
-        """On the driver, once the job has finished."""
+        """The total, on the driver, once the job has finished."""
         total: Vector = np.sum([np.zeros(self._length), *self._parts.values()], axis=0)
         return total
 
@@ -76,7 +77,7 @@ class _Adding(SinkWriter):
 
 
 class _Gathering(Committer):
-    """A part committed again replaces itself."""
+    """Gathers parts; a part that is committed again replaces itself."""
 
     def __init__(self, parts: dict[str, Vector]) -> None:
         self._parts = parts
@@ -88,14 +89,14 @@ class _Gathering(Committer):
 
 
 def keyed_sink(stream: KeyedStream, sink: Sink) -> None:
-    """`sink` directly behind the keyed exchange: something only a benchmark wants, so the API has no word for it."""
+    """Add `sink` directly after the keyed exchange, which only a benchmark needs, so the API does not offer it."""
     core = stream.core
     core.program.add("sink", core.inputs(), lambda name: SinkOperator(name, sink, core.schema), sink=sink)
 
 
 @dataclass(frozen=True, slots=True)
 class Sums:
-    """Rows, and the sum of each of `columns`."""
+    """Counts rows, and sums each of `columns`."""
 
     columns: Sequence[str]
 
@@ -104,10 +105,10 @@ class Sums:
 
 
 def summing(*columns: str) -> SummingSink:
-    """Its total has the number of rows, then the sums."""
+    """Return a sink whose total has the number of rows, then the sums."""
     return SummingSink(Sums(columns), 1 + len(columns))
 
 
 def column_sum(batch: pa.RecordBatch, name: str) -> float:
-    """0 for no rows."""
+    """Return the sum of a column; 0 for no rows."""
     return float(pc.sum(batch.column(name)).as_py() or 0)

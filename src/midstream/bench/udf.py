@@ -1,4 +1,4 @@
-"""A function per row, dict to dict, in front of keyed windows: what plain Python costs."""
+"""Measures a function per row, dict to dict, before keyed windows: the cost of plain Python."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ SCHEMA = schema_of([("ts", pa.timestamp("ms")), ("name", pa.large_string()), ("s
 
 class UdfResult(Measured, frozen=True, kw_only=True):
     names: int = NAMES
-    """Keys behind the function."""
+    """The number of keys after the function."""
     window_s: float = WINDOW_MS / 1000
     result_rows: int
 
@@ -40,7 +40,7 @@ def label(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def score_sum(workload: Events) -> float:
-    """What all scores come to: of each pair of value and length of name, how often it is there."""
+    """Return the sum of all scores, from how often each pair of value and name length occurs."""
     pairs = np.zeros(VALUES * len(LENGTHS), np.int64)
     for start in range(0, workload.count, CHUNK):
         i = np.arange(start, min(start + CHUNK, workload.count))
@@ -53,7 +53,7 @@ def score_sum(workload: Events) -> float:
 
 
 def run(slots: Slots, *, events: int = EVENTS, parallelism: int = PARALLELISM) -> UdfResult:
-    """Raises InvariantError when the result is wrong."""
+    """Run the benchmark. Raises InvariantError for a wrong result."""
     workload = Events(events, lanes=parallelism)
     sink = summing("n", "total")
 

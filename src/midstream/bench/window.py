@@ -1,4 +1,4 @@
-"""Keyed tumbling windows: sum and count per key and 10 s, behind a real exchange."""
+"""Measures keyed tumbling windows: sum and count per key and 10 s, after a real exchange."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class WindowResult(Measured, frozen=True, kw_only=True):
 def run(
     slots: Slots, *, events: int = EVENTS, parallelism: int = PARALLELISM, keys: int = KEYS, columns: int = 1
 ) -> WindowResult:
-    """`columns`: how many are added up. Raises InvariantError when the result is wrong."""
+    """Run the benchmark. `columns`: the number of columns summed. Raises InvariantError for a wrong result."""
     workload = Events(events, lanes=parallelism, keys=keys, columns=columns)
     warm_up = Events(WARM_UP_PER_SUBTASK * parallelism, lanes=parallelism, keys=keys, columns=columns)
     sink = summing("n", *workload.values)

@@ -1,8 +1,7 @@
-"""Who gets which state back: a checkpoint's state dealt out to the subtasks of a graph.
+"""Assigns a checkpoint's state to the subtasks of a graph.
 
-The graph walked is the new one, vertex by vertex and operator by operator, stateless ones too: they
-may have finished all the same. Pure functions; only handles are moved, so this costs no I/O
-whatever the size of the state.
+It walks the new graph, vertex by vertex and operator by operator, including stateless ones, which may also have
+finished. Pure functions; only handles are moved, so this costs no I/O whatever the size of the state.
 
     rule        new subtask j of q gets, from old subtasks 0..p-1
     keyed       the chunks whose key groups intersect its own; the reader filters their rows
@@ -11,7 +10,7 @@ whatever the size of the state.
     broadcast   with p == q its own copy, else that of the first old subtask that was still running
     event time  the lowest watermark of the old subtasks: no row that any of them awaits is late
 
-Only subtasks that had not finished have state to give.
+Only subtasks that had not finished have state to assign.
 """
 
 from __future__ import annotations
@@ -33,30 +32,30 @@ from midstream.state.parts import Redistribute
 
 @dataclass(frozen=True, slots=True)
 class Assignment:
-    """Everything a graph takes over from a checkpoint."""
+    """Everything that a graph takes over from a checkpoint."""
 
     tasks: Mapping[TaskId, tuple[OperatorSnapshot, ...]]
-    """The state and event time of each task that gets any."""
+    """The state and event time of each task that gets some."""
     channels: Mapping[TaskId, tuple[ChannelState, ...]]
-    """What was in flight to each task, in the order in which it is to be read."""
+    """The rows in flight to each task, in the order in which they are to be read."""
     finished: frozenset[TaskId]
-    """Tasks that had finished; they are not run again."""
+    """The tasks that had finished, which are not run again."""
     sources: Mapping[str, SourcePosition]
     dropped: tuple[str, ...]
-    """uids whose state is left behind, because the graph no longer has them and that was allowed."""
+    """The uids whose state is dropped, since the graph no longer has them and this was allowed."""
 
 
 def assign_state(metadata: CheckpointMetadata, graph: JobGraph, allow_dropped_state: bool = False) -> Assignment:
-    """Deal out the state of a checkpoint to the tasks of `graph`.
+    """Assign the state of a checkpoint to the tasks of `graph`.
 
-    Raises ConfigError when the graph contradicts the checkpoint: another max_parallelism, state of
-    an operator that is gone, a source that is none any more, another window or type of key or state,
-    finished operators behind running ones.
+    Raises ConfigError if the graph contradicts the checkpoint: another max_parallelism, state of a missing operator, a
+    source that is not one any more, another window or type of key or state, finished operators downstream of running
+    ones.
     """
     if metadata.max_parallelism != graph.max_parallelism:
         raise ConfigError(
-            f"checkpoint {metadata.checkpoint_id} was made with max_parallelism {metadata.max_parallelism}, the job has "
-            f"{graph.max_parallelism}: keys would belong to other key groups. Set max_parallelism="
+            f"checkpoint {metadata.checkpoint_id} was made with max_parallelism {metadata.max_parallelism}, but the "
+            f"job has {graph.max_parallelism}: keys would belong to other key groups. Set max_parallelism="
             f"{metadata.max_parallelism}"
         )
     old = {op.uid: op for op in metadata.operators}
@@ -93,7 +92,7 @@ def _assign_tasks(
 
 
 def assign_operator(old: OperatorState, parallelism: int, graph: JobGraph) -> list[OperatorSnapshot]:
-    """The state of each of `parallelism` new subtasks."""
+    """Return the state of each of `parallelism` new subtasks."""
     by_name: dict[str, tuple[Redistribute, list[tuple[int, PartHandle]]]] = {}
     for i in old.running:
         for part in old.subtasks[i].parts:
@@ -124,7 +123,7 @@ def _assign_part(
     parallelism: int,
     max_parallelism: int,
 ) -> list[list[PartHandle]]:
-    """For each new subtask. `own`: by subtask, where each can have back what it had."""
+    """Return the part of each new subtask. `own`: what a subtask can get back, by subtask."""
     everything = tuple(chunk for _, part in found for chunk in part.chunks)
     match rule:
         case Redistribute.KEYED:
@@ -159,17 +158,17 @@ def _assign_part(
 
 
 def has_finished(metadata: CheckpointMetadata, graph: JobGraph) -> bool:
-    """Whether there is nothing in `graph` that had not finished."""
+    """Whether everything in `graph` had finished."""
     finished = {op.uid for op in metadata.operators if op.fully_finished}
     return all(spec.uid in finished for vertex in graph.vertices for spec in vertex.specs)
 
 
 def finished_vertices(old: Mapping[str, OperatorState], graph: JobGraph) -> frozenset[int]:
-    """Vertices of `graph` all of whose operators had finished.
+    """Return the vertices of `graph` all of whose operators had finished.
 
-    Raises ConfigError naming two operators when the graph contradicts what had finished: a chain
-    of which only some had, a finished vertex behind one that had not, or an operator whose keys had
-    finished in part behind a producer that had not, from which such keys may come.
+    Raises ConfigError naming two operators if the graph contradicts this: a chain of which only some operators had
+    finished, a finished vertex downstream of one that had not, or an operator some of whose keys had finished,
+    downstream of a producer that had not and may still send such keys.
     """
     finished = frozenset(vertex.id for vertex in graph.vertices if _has_finished(old, vertex))
     for edge in graph.edges:
@@ -181,17 +180,17 @@ def finished_vertices(old: Mapping[str, OperatorState], graph: JobGraph) -> froz
 def finished_tasks(
     old: Mapping[str, OperatorState], graph: JobGraph, vertices: Set[int], in_flight: Collection[TaskId]
 ) -> frozenset[TaskId]:
-    """The tasks of `graph` that had finished; they are not run again.
+    """Return the tasks of `graph` that had finished, which are not run again.
 
-    Of `vertices`, which have finished, that is every subtask, at any parallelism. Of one that had partly finished
-    it is each subtask that had, as long as it is the same one (the parallelism has not changed) and nothing can
-    come to it: it is not among those with rows `in_flight`, and its producers are not run again either.
+    Of `vertices`, which have finished, that is every subtask, at any parallelism. Of a vertex that had partly finished
+    it is each subtask that had, if it is the same one (the parallelism has not changed) and nothing can reach it: it is
+    not among those with rows `in_flight`, and its producers are not run again either.
 
-    Where the parallelism has changed every subtask of such a vertex runs. A subtask that had finished
-    had nothing to come any more, neither in flight nor from its producers, and what it had made of its
-    rows was with its consumers or on the way there. So what the others still had to do is all there is
-    to do, and any subtask may do it, wherever an edge now leads. But its state does not come back (what
-    it had emitted at its end would be emitted again): no row of its keys may come once more.
+    If the parallelism has changed, every subtask of such a vertex runs. Nothing was still to reach a subtask that had
+    finished, neither rows in flight nor from its producers, and its results were at its consumers or on their way
+    there. So what the other subtasks still had to do is all that remains, and any subtask may do it, wherever an edge
+    now leads. But the state of a finished subtask is not restored (what it emitted at its end would be emitted again):
+    no row of its keys may arrive again.
     """
     found: set[TaskId] = set()
     for vertex in graph.vertices:  # producers come before consumers
@@ -210,7 +209,7 @@ def _producers(graph: JobGraph, ref: TaskId) -> Iterator[TaskId]:
 
 
 def _had_ended(op: OperatorState | None, vertex: Vertex, ref: TaskId) -> bool:
-    """This very subtask."""
+    """Whether this very subtask had finished."""
     return op is not None and op.parallelism == vertex.parallelism and ref.subtask in op.finished
 
 
@@ -234,7 +233,7 @@ def _share(op: OperatorState | None) -> str:
 
 
 def _check_consumer(old: Mapping[str, OperatorState], graph: JobGraph, edge: Edge, has_finished: bool) -> None:
-    """Of an edge whose producers run on."""
+    """Check an edge whose producers continue to run."""
     fed, feeder = graph.vertices[edge.target].specs[0].uid, graph.vertices[edge.source].specs[-1].uid
     if has_finished:
         lost = "its rows would go nowhere"

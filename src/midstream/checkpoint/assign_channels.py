@@ -1,7 +1,7 @@
-"""Who gets the rows in flight back: channel state dealt out to the consumers of a graph.
+"""Assigns the rows in flight of a checkpoint to the consumers of a graph.
 
-Always to consumers: what a producer had not sent is theirs too, behind what they had received. An
-edge is known by its ends (`checkpoint/edge_ends.py`), since its number may be another in the graph as it is now.
+They always go to consumers: what a producer had not sent follows what its consumer had received. An edge is identified
+by its ends (`checkpoint/edge_ends.py`), since its number may be different in the new graph.
 
     partitioning now   consumer j of q gets
     keyed              every state that can hold rows of its key groups; the reader filters them. States that
@@ -30,10 +30,11 @@ from midstream.protocol.messages import ChannelState
 def assign_channels(
     metadata: CheckpointMetadata, graph: JobGraph, allow_dropped_state: bool = False
 ) -> dict[TaskId, tuple[ChannelState, ...]]:
-    """For each task that gets any: the states to read before its channels, in order, with the edges of `graph`.
+    """Return, for each task that gets some, the states to read before its channels, in order, with the edges of
+    `graph`.
 
-    Raises ConfigError when rows were in flight on an edge that is gone, has other columns now, or cannot
-    tell whom to give them.
+    Raises ConfigError if rows were in flight on an edge that no longer exists, now has other columns, or does not
+    determine their consumer.
     """
     there = dict(zip(edge_ends(*layout_of(graph)), graph.edges, strict=True))
     of_edge: dict[int, list[ChannelState]] = {}
@@ -60,7 +61,7 @@ def assign_channels(
 
 
 def _in_order(states: list[ChannelState]) -> list[ChannelState]:
-    """By consumer, and for each: what it had received (in the order noted), then what it had not."""
+    """Order states by consumer: for each, what it had received (in the recorded order), then what it had not."""
     by_consumer: dict[int, tuple[list[ChannelState], list[ChannelState]]] = {}
     for state in states:  # sorting them makes a key of each, and takes three times as long
         parts = by_consumer.get(state.consumer)
@@ -71,7 +72,7 @@ def _in_order(states: list[ChannelState]) -> list[ChannelState]:
 
 
 def _deal(states: list[ChannelState], old: EdgeLayout, edge: Edge, had: int, graph: JobGraph) -> Iterator[ChannelState]:
-    """Of all that is on one edge: what each consumer gets, in order; it is in its input part."""
+    """Yield what each consumer gets of everything on one edge, in order, as its input part."""
     target = graph.vertices[edge.target]
     parallelism = target.parallelism
     if not _same_keys(old, edge) and any(state.key_groups is not None for state in states):
@@ -97,7 +98,9 @@ def _same_keys(old: EdgeLayout, edge: Edge) -> bool:
 def _by_key(
     states: list[ChannelState], old: EdgeLayout, edge: Edge, had: int, parallelism: int, max_parallelism: int
 ) -> Iterator[ChannelState]:
-    """A state is filtered where it may hold rows of others; the key groups of all consumers together cover it once."""
+    """Deal out states by key: filtered where they may hold other rows; all consumers together cover each key group
+    once.
+    """
     same_keys = _same_keys(old, edge)
     everything = 0, max_parallelism
     whose = _ranges(had, max_parallelism) if same_keys else [everything] * had
@@ -130,7 +133,9 @@ def _share(
     max_parallelism: int,
     known: dict[tuple[int, int], list[tuple[int, tuple[int, int]]]],
 ) -> list[tuple[int, tuple[int, int]]]:
-    """Which consumers have which of these key groups. They lie side by side, and few ranges occur: `known` keeps them."""
+    """Return which consumers own which of these key groups; they are contiguous, and few ranges occur, so `known`
+    caches them.
+    """
     share = known.get(key_groups)
     if share is None:
         first, behind = key_groups
@@ -141,7 +146,7 @@ def _share(
 
 
 def _ranges(parallelism: int, max_parallelism: int) -> list[tuple[int, int]]:
-    """The key groups of each subtask: the first, and one behind the last."""
+    """Return the key groups of each subtask: the first, and one past the last."""
     ranges = (key_group_range(subtask, parallelism, max_parallelism) for subtask in range(parallelism))
     return [(groups.start, groups.stop) for groups in ranges]
 
@@ -149,10 +154,11 @@ def _ranges(parallelism: int, max_parallelism: int) -> list[tuple[int, int]]:
 def _each_once(
     states: list[ChannelState], whose: list[tuple[int, int]]
 ) -> Iterator[tuple[ChannelState, list[Piece] | None]]:
-    """In one order for all consumers, in which those of each old consumer are as they were; no pieces: nothing is gone.
+    """Yield states in one order for all consumers that keeps the order of each old consumer; without pieces, nothing is
+    gone.
 
-    What had been dealt out before is by its numbers, so it is in the same order with all of them, and
-    joined. In front of it is what an old consumer had begun with, behind it what came to it since.
+    States that had been dealt out before are ordered by their numbers, so that all consumers have them in the same
+    order, and joined. They come after what an old consumer began with, and before what it has received since.
     """
     front: list[ChannelState] = []
     shared: list[ChannelState] = []
@@ -179,8 +185,8 @@ def _check_columns(metadata: CheckpointMetadata, ends: EdgeEnds, old: EdgeLayout
     then = ", ".join(f"{name} {kind}" for name, kind in old.columns)
     raise ConfigError(
         f"checkpoint {metadata.checkpoint_id} holds rows in flight from {ends.source!r} to {ends.target!r} with the columns "
-        f"{then}; now they are {', '.join(f'{name} {kind}' for name, kind in now)}. Go on with the columns as they "
-        "were, or stop it with a savepoint first, which has no rows in flight"
+        f"{then}; they are now {', '.join(f'{name} {kind}' for name, kind in now)}. Resume with the columns as they "
+        "were, or stop the job with a savepoint first, which has no rows in flight"
     )
 
 
@@ -188,9 +194,9 @@ def _lost_edge_error(
     metadata: CheckpointMetadata, ends: EdgeEnds, states: list[ChannelState], edge: Edge | None
 ) -> ConfigError:
     rows = sum(segment.rows for state in states for segment in state.segments)
-    why = "they are not connected like this any more" if edge is None else "that edge is a broadcast now"
+    why = "they are no longer connected in this way" if edge is None else "that edge is a broadcast now"
     return ConfigError(
         f"checkpoint {metadata.checkpoint_id} holds up to {rows} rows in flight from {ends.source!r} to {ends.target!r}, but {why} "
-        "(or run in one task at this parallelism). Go on with the graph as it was, stop it with a savepoint "
-        "(which has no rows in flight), or give the rows up (--allow-dropped-state)"
+        "(or run in one task at this parallelism). Resume with the graph as it was, stop the job with a savepoint "
+        "(which has no rows in flight), or drop the rows (--allow-dropped-state)"
     )

@@ -1,13 +1,12 @@
 """Channel state: the batches that were in flight when a barrier overtook them, at rest.
 
-A file is a series of segments, each some whole batches of one channel: (uint64 length, Arrow IPC
-record batch message) each, without the schema, which is the edge's. They are encoded while they are
-written, one at a time; few bytes go into the metadata instead (see `extents`). Batches are never cut: one
-that was partly sent when the barrier overtook it is stored by its producer, whole, and its
-receiver forgets the part that it had. So there is nothing to put together on restore, and a
-segment is read, checked and filtered on its own.
+A file is a series of segments, each some whole batches of one channel: (uint64 length, Arrow IPC record batch message)
+each, without the schema, which is the edge's. They are encoded while they are written, one at a time; few bytes go into
+the metadata instead (see `extents`). Batches are never cut: one that was partly sent when the barrier overtook it is
+stored whole by its producer, and its receiver drops the part that it had. So nothing has to be reassembled on restore,
+and a segment is read, checked and filtered on its own.
 
-Watermarks are not stored: each operator's own are (`OperatorSnapshot`), and it says them again.
+Watermarks in flight are not stored: each operator's last ones are (`OperatorSnapshot`), and it emits them again.
 Everything here is pure or blocking I/O: for I/O threads only.
 """
 
@@ -36,7 +35,7 @@ _LENGTH = struct.Struct("<Q")
 
 @dataclass(frozen=True, slots=True)
 class Captured:
-    """Batches of one channel, oldest first, or (`stored`) where they are since an earlier checkpoint."""
+    """Batches of one channel, oldest first, or (`stored`) where an earlier checkpoint has stored them."""
 
     edge: int
     producer: int
@@ -49,16 +48,16 @@ class Captured:
 def store_channels(
     storage: Storage, captured: Sequence[Captured], file: str, segment_bytes: int, inline_bytes_max: int = 0
 ) -> tuple[tuple[ChannelState, ...], Written]:
-    """Write `captured` to `file`; what is in it and in older files, in the order of `captured`.
+    """Write `captured` to `file`, and return its places in this file and in older ones, in the same order.
 
-    What an older checkpoint holds inline counts against `inline_bytes_max` and goes into the file
-    when that is too much: it cannot pile up from one recovery to the next. Raises StorageError or OSError.
+    What an older checkpoint holds inline counts against `inline_bytes_max` and goes into the file if that is exceeded:
+    it cannot accumulate from one recovery to the next. Raises StorageError or OSError.
     """
     carried = sum(len(segment.inline) for item in captured for state in item.stored for segment in state.segments)
     moves = carried > inline_bytes_max
     states: list[tuple[ChannelState, list[Segment]]] = []
     new: list[tuple[list[Segment], int]] = []
-    """Where the places of the new extents go, in the order in which they are written."""
+    """Receives the places of the new extents, in the order of writing."""
 
     def encoded() -> Iterator[Sequence[Piece]]:
         for item in captured:
@@ -90,7 +89,7 @@ def _placed(segment: Segment, extent: Extent) -> Segment:
 
 
 def _segments(batches: Sequence[pa.RecordBatch], segment_bytes: int) -> Iterator[tuple[Sequence[Piece], int, int]]:
-    """Bytes, number of batches and of rows of each segment: as many batches as it takes to be `segment_bytes` long."""
+    """Yield the bytes, the number of batches and the number of rows of each segment, of at least `segment_bytes` each."""
     pieces: list[Piece] = []
     size = rows = 0
     for index, batch in enumerate(batches):
@@ -107,7 +106,7 @@ def _segments(batches: Sequence[pa.RecordBatch], segment_bytes: int) -> Iterator
 def read_segment(
     storage: Storage, segment: Segment, schema: pa.Schema, place: str, data: memoryview | None = None
 ) -> list[pa.RecordBatch]:
-    """Its batches. Raises StorageError naming `place` and the file when it is missing, short or altered.
+    """Read a segment's batches. Raises StorageError naming `place` and the file if it is missing, short or altered.
 
     `data`: its bytes, if they have been read and checked before.
     """
@@ -124,7 +123,7 @@ def read_segment(
             batches.append(pa.ipc.read_record_batch(pa.py_buffer(data[position : position + length]), schema))
             position += length
     except (StorageError, struct.error, pa.ArrowException, OSError) as error:
-        raise _damaged(segment, place, f"its bytes are as written but are no batches of this edge: {error}") from error
+        raise _damaged(segment, place, f"its bytes are intact but are not batches of this edge: {error}") from error
     if len(batches) != segment.batches or sum(batch.num_rows for batch in batches) != segment.rows:
         raise _damaged(segment, place, f"it does not hold {segment.batches} batches of {segment.rows} rows")
     return batches
@@ -135,10 +134,10 @@ ReadAhead = dict[tuple[str, int], memoryview]
 
 
 def verify_channels(storage: Storage, states: Sequence[ChannelState], keep_bytes_max: int = 0) -> ReadAhead:
-    """Raises StorageError, naming the channel and the file, unless every segment to be read is there and whole.
+    """Raise StorageError, naming channel and file, unless every segment to be read exists and is intact.
 
-    First that all files are there and long enough, which costs nothing, then their bytes; of these
-    the first `keep_bytes_max` are handed out, to be used without reading them again.
+    This first checks that all files exist and are long enough, which costs nothing, then their bytes; of these it
+    returns the first `keep_bytes_max`, so that they need not be read again.
     """
     wanted = [(state, segment) for state in states for segment in segments_left(state) if segment.file]
     ends: dict[str, tuple[Segment, ChannelState]] = {}
@@ -147,7 +146,7 @@ def verify_channels(storage: Storage, states: Sequence[ChannelState], keep_bytes
             ends[segment.file] = segment, state
     for segment, state in ends.values():
         if not _read(storage, segment, segment.length - 1, 1, where(state)):
-            raise _damaged(segment, where(state), "its last byte is not there: it was cut short or replaced")
+            raise _damaged(segment, where(state), "its last byte is missing: it was truncated or replaced")
     kept: ReadAhead = {}
     seen: set[tuple[str, int]] = set()
     for state, segment in wanted:
@@ -162,12 +161,12 @@ def verify_channels(storage: Storage, states: Sequence[ChannelState], keep_bytes
 
 
 def where(state: ChannelState) -> str:
-    """For messages."""
+    """Name a channel in messages."""
     return f"in-flight data of edge {state.edge}, subtask {state.producer} to {state.consumer}"
 
 
 def segment_bytes(storage: Storage, segment: Segment, place: str) -> memoryview:
-    """Its bytes, of the right length and checksum. Raises StorageError."""
+    """Return the bytes of a segment, with length and checksum verified. Raises StorageError."""
     if segment.inline:
         data = memoryview(segment.inline)
     else:
@@ -188,9 +187,9 @@ def _read(storage: Storage, segment: Segment, offset: int, length: int, place: s
 def rows_of(
     batches: Sequence[pa.RecordBatch], edge: Edge, state: ChannelState, first: int, max_parallelism: int
 ) -> Sequence[pa.RecordBatch]:
-    """Of each batch the rows that are part of `state`; the first one is batch number `first` of its segments.
+    """Return, for each batch, the rows that are part of `state`; the first one is batch number `first` of its segments.
 
-    All batches are looked at as one: what a call into Arrow costs would be more than the rows of a small batch.
+    All batches are processed as one: a call into Arrow costs more than the rows of a small batch.
     """
     if state.key_groups is None or not batches:
         return batches

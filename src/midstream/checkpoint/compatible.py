@@ -1,6 +1,6 @@
-"""Whether a changed program can take over the state of a checkpoint: what it lost, and what it made of the rest.
+"""Checks whether a changed program can take over the state of a checkpoint: what it lacks, and what it has changed.
 
-Pure. Every refusal names the operator, what was, and what is now, and comes before anything runs.
+Pure. Every refusal names the operator and the old and new setting, and comes before anything runs.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from midstream.protocol.messages import PartHandle
 
 
 def dropped_state(metadata: CheckpointMetadata, graph: JobGraph, allowed: bool) -> tuple[str, ...]:
-    """uids with state that the graph does not have. Raises ConfigError unless that is allowed."""
+    """Return the uids with state that the graph does not have. Raises ConfigError unless dropping them is allowed."""
     there = {spec.uid for vertex in graph.vertices for spec in vertex.specs}
     sources = {vertex.source.uid for vertex in graph.vertices if vertex.source}
     with_state = {op.uid for op in metadata.operators if any(s.parts for s in op.subtasks)}
@@ -44,13 +44,13 @@ def dropped_state(metadata: CheckpointMetadata, graph: JobGraph, allowed: bool) 
         listed = ", ".join(_lost(metadata, uid, new) for uid in dropped)
         raise ConfigError(
             f"checkpoint {metadata.checkpoint_id} has state of {listed}, which the job no longer has. "
-            "Give an operator that uid to go on from it, or allow the state to be dropped (--allow-dropped-state)"
+            "Give an operator that uid to take it over, or allow the state to be dropped (--allow-dropped-state)"
         )
     return tuple(dropped)
 
 
 def _lost(metadata: CheckpointMetadata, uid: str, new: list[str]) -> str:
-    """What there is of one that is gone, and what it may be called now."""
+    """Describe the state of a missing operator, and what its uid may be now."""
     operator = next((op for op in metadata.operators if op.uid == uid), None)
     name = operator.name if operator is not None else uid
     chunks = {chunk.id: chunk for part in _held(operator) for chunk in part.chunks} if operator is not None else {}
@@ -71,7 +71,7 @@ _OTHER_HASHES: Final = frozenset(
 
 
 def check_hashes(metadata: CheckpointMetadata, graph: JobGraph) -> None:
-    """Raises ConfigError where an older version dealt out keys by another hash: their state would not be found."""
+    """Raise ConfigError if an older version distributed keys by another hash: their state would not be found."""
     if metadata.format >= CANONICAL_KEYS:
         return
     old = {op.uid for op in metadata.operators}
@@ -85,14 +85,15 @@ def check_hashes(metadata: CheckpointMetadata, graph: JobGraph) -> None:
             kind = then.get((uid, edge.port), {}).get(name, now)
             if not _OTHER_HASHES.isdisjoint((kind, now)):
                 raise ConfigError(
-                    f"checkpoint {metadata.checkpoint_id} was written by an older midstream, which dealt out rows keyed by "
-                    f"{name!r}, a {kind}, to operator {uid!r} in another way: let that version drain the job, or give the "
-                    "operator a new uid: it begins without state then (and --allow-dropped-state)"
+                    f"checkpoint {metadata.checkpoint_id} was written by an older midstream, which distributed rows "
+                    f"keyed by {name!r}, a {kind}, to operator {uid!r} in another way: let that version drain the "
+                    "job, or give the operator a new uid, with which it begins without state (and use "
+                    "--allow-dropped-state)"
                 )
 
 
 def check_settings(metadata: CheckpointMetadata, graph: JobGraph) -> None:
-    """Raises ConfigError where state was made with other settings than the operator has now."""
+    """Raise ConfigError if state was made with other settings than the operator has now."""
     old = {op.uid: op for op in metadata.operators}
     for vertex in graph.vertices:
         for spec in vertex.operators:
@@ -108,18 +109,18 @@ def check_settings(metadata: CheckpointMetadata, graph: JobGraph) -> None:
                 where = f"operator {spec.name!r} (uid {spec.uid!r}): in checkpoint {metadata.checkpoint_id}"
                 then, way_out = "its state cannot be read as that", ""
                 if what.startswith(KEY):
-                    then = "its state would be taken for that of other keys"
-                    way_out = " (if only the name of the column has changed, rename it back in front of key_by())"
+                    then = "its state would be mistaken for that of other keys"
+                    way_out = " (if only the name of the column has changed, rename it back before key_by())"
                 raise ConfigError(
-                    f"{where} {what} was {was}, now it is {found}; {then}. Go on with it as it was{way_out}, "
-                    "or give the operator a new uid: it begins without state then (and --allow-dropped-state)"
+                    f"{where} {what} was {was}, now it is {found}; {then}. Keep it as it was{way_out}, or give the "
+                    "operator a new uid, with which it begins without state (and use --allow-dropped-state)"
                     if found is not None
-                    else f"{where} it holds {what} ({was}), which it does not have now. Declare it as it was, or "
-                    "give the operator a new uid: it begins without state then (and --allow-dropped-state)"
+                    else f"{where} it holds {what} ({was}), which it does not have now. Declare it as it was, or give "
+                    "the operator a new uid, with which it begins without state (and use --allow-dropped-state)"
                 )
 
 
 def _held(operator: OperatorState) -> Iterator[PartHandle]:
-    """What the subtasks that still ran would take over."""
+    """Yield the parts that the subtasks still running would take over."""
     for i in operator.running:
         yield from operator.subtasks[i].parts

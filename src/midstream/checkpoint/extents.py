@@ -1,9 +1,8 @@
 """Extents: runs of bytes that a checkpoint refers to, in a file, or, where they are few, in its metadata.
 
-A task writes at most one file of each kind per checkpoint. What would be a small file travels in the
-acknowledgement instead and is kept inside `_metadata`: a small checkpoint is one file. Otherwise
-extents are encoded one by one while they are written, so that no more than one of them is in
-memory however much there is to store.
+A task writes at most one file of each kind per checkpoint. What would be a small file travels in the acknowledgement
+instead and becomes part of `_metadata`: a small checkpoint is a single file. Otherwise extents are encoded one by one
+while they are written, so that no more than one of them is in memory however much there is to store.
 
     bytes inline in one checkpoint <= INLINE_JOB_BYTES_MAX, whatever the number of tasks
 
@@ -24,9 +23,9 @@ from midstream.core.seams import Storage
 Piece = bytes | memoryview
 
 INLINE_JOB_BYTES_MAX: Final = 4 * 2**20
-"""It is written in one go when all else is done, and sent over the control connections."""
+"""The limit for one checkpoint: metadata is written in one go at the end, and sent over the control connections."""
 KINDS: Final = 2
-"""State and channel state: each has its own budget."""
+"""The kinds of files, state and channel state, each of which has its own budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,27 +34,29 @@ class Extent:
     offset: int
     length: int
     checksum: int
-    """xxh3_64 of the bytes."""
+    """The xxh3_64 of the bytes."""
     inline: bytes
-    """The bytes themselves; then `file` is empty. There are no empty extents."""
+    """The bytes themselves; then `file` is empty. Extents are never empty."""
 
 
 @dataclass(frozen=True, slots=True)
 class Written:
     extents: tuple[Extent, ...]
     files: tuple[str, ...]
-    """The one that was written, if one was."""
+    """The file written, if any."""
     stored_bytes: int
     inline_bytes: int
 
 
 def inline_bytes_max(wanted_bytes: int, tasks: int) -> int:
-    """How much each of `tasks` tasks may leave to the metadata, of each kind; `wanted_bytes` unless they are many."""
+    """Return how many bytes of each kind each task may put into the metadata: `wanted_bytes`, or less if there are many
+    tasks.
+    """
     return min(wanted_bytes, INLINE_JOB_BYTES_MAX // (KINDS * tasks))
 
 
 def write_extents(storage: Storage, file: str, encoded: Iterable[Sequence[Piece]], inline_bytes_max: int) -> Written:
-    """Store what `encoded` gives, each item the pieces of one extent. Raises StorageError or OSError."""
+    """Store the extents of `encoded`, whose items are the pieces of one extent each. Raises StorageError or OSError."""
     source = iter(encoded)
     first: list[Sequence[Piece]] = []
     waiting_bytes = 0
@@ -77,7 +78,7 @@ def _inline(data: bytes) -> Extent:
 
 
 def _noted(encoded: Iterable[Sequence[Piece]], file: str, extents: list[Extent]) -> Iterator[Piece]:
-    """The pieces one after the other; `extents` grows as they go."""
+    """Yield the pieces one after the other, adding to `extents`."""
     offset = 0
     for pieces in encoded:
         digest = xxhash.xxh3_64()
@@ -94,9 +95,9 @@ def _nbytes(pieces: Sequence[Piece]) -> int:
 
 
 def check_extent(data: memoryview, length: int, checksum: int) -> str:
-    """What is wrong with the bytes of an extent; "" if nothing is."""
+    """Return what is wrong with the bytes of an extent; "" if nothing is."""
     if data.nbytes != length:
-        return f"only {data.nbytes} bytes of it are there: it was cut short or replaced"
+        return f"only {data.nbytes} bytes of it are present: it was truncated or replaced"
     if xxhash.xxh3_64_intdigest(data) != checksum:
         return "its checksum is wrong: the file is damaged"
     return ""

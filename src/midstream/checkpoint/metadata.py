@@ -1,10 +1,9 @@
-"""What a completed checkpoint says about itself: versioned, checksummed, without pickles.
+"""The metadata of a completed checkpoint: versioned, checksummed, without pickles.
 
     magic (8) | format version (u32) | payload length (u64) | xxh3_64 (u64) | payload (msgpack)
 
-All numbers are little-endian; the checksum covers version, length and payload, so that a damaged
-version is told apart from a newer one. The header stays as it is in every version to come.
-Pure functions: bytes in, structs out.
+All numbers are little-endian; the checksum covers version, length and payload, so that a damaged version cannot be
+mistaken for a newer one. The header is the same in all versions. Pure functions: bytes in, structs out.
 """
 
 from __future__ import annotations
@@ -24,23 +23,25 @@ from midstream.protocol.messages import ChannelState, OperatorSnapshot
 
 MAGIC: Final = b"MIDSTRM\x00"
 VERSION: Final = 6
-"""6: state of process functions in several chunks, of which newer ones take the place of older ones."""
+"""The current format; since 6, the state of process functions has several chunks, of which newer ones supersede older
+ones.
+"""
 _HEADER: Final = struct.Struct("<8sIQQ")
 _COVERED: Final = struct.Struct("<IQ")
 
 CANONICAL_KEYS: Final = 4
-"""From this format on a key's hash is that of its canonical form."""
+"""From this format on, a key's hash is that of its canonical form."""
 
 
 class VertexLayout(msgspec.Struct, frozen=True):
-    """Which operators ran in one task, the source (if there was one) first."""
+    """The operators that ran in one task, the source (if there was one) first."""
 
     id: int
     name: str
     parallelism: int
     uids: tuple[str, ...]
     source: str | None
-    """uid of its source."""
+    """The uid of its source."""
 
 
 class EdgeLayout(msgspec.Struct, frozen=True):
@@ -52,23 +53,23 @@ class EdgeLayout(msgspec.Struct, frozen=True):
     port: int
     tag: str | None
     columns: tuple[tuple[str, str], ...] = ()
-    """Name and type of each: what is in flight can only be read as that."""
+    """The name and type of each column: rows in flight can only be read as those."""
 
 
 class SourcePosition(msgspec.Struct, frozen=True):
-    """Where discovery goes on, and the splits found but not yet handed to a reader."""
+    """The position of discovery, and the splits found but not yet assigned to a reader."""
 
     uid: str
     position: bytes | None
     exhausted: bool
     pending: tuple[bytes, ...]
-    """Encoded operators.source.Split, in the order in which they are to be handed out."""
+    """Encoded operators.source.Split, in the order of assignment."""
     packed: bytes = b""
-    """In a file: those of `pending`, which is empty then, if they are many; their names are much alike."""
+    """In a file: the splits of `pending`, which is then empty, if there are many; their names are very similar."""
 
 
 class Committables(msgspec.Struct, frozen=True):
-    """What one sink prepared for checkpoint `checkpoint_id` and nobody has reported committed."""
+    """The committables that one sink prepared for checkpoint `checkpoint_id`, unless they are known to be committed."""
 
     checkpoint_id: int
     uid: str
@@ -84,11 +85,11 @@ class OperatorState(msgspec.Struct, frozen=True):
     vertex: int
     parallelism: int
     subtasks: tuple[OperatorSnapshot, ...]
-    """By subtask; without committables, which are kept apart."""
+    """The snapshots by subtask, without committables, which are stored separately."""
     finished: tuple[int, ...] = ()
-    """Subtasks that had reached the end of their data."""
+    """The subtasks that had reached the end of their data."""
     settings: tuple[tuple[str, str, str], ...] = ()
-    """Part ("" for all), what, value: see `operators.base.Operator.state_settings`."""
+    """Part ("" for all), setting, value: see `operators.base.Operator.state_settings`."""
 
     @property
     def fully_finished(self) -> bool:
@@ -112,21 +113,21 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
     vertices: tuple[VertexLayout, ...]
     edges: tuple[EdgeLayout, ...]
     operators: tuple[OperatorState, ...]
-    """Of every operator of the graph, sources included, whether it has state or not."""
+    """The state of every operator of the graph, sources included, whether it has state or not."""
     sources: tuple[SourcePosition, ...]
     committables: tuple[Committables, ...]
-    """In the order in which they are to be committed."""
+    """The committables, in the order in which they are to be committed."""
     state_bytes: int
     files: tuple[str, ...]
-    """All state files that it references, sorted; older checkpoints may share them."""
+    """All state files that the checkpoint references, sorted; older checkpoints may share them."""
     format: int = VERSION
-    """That of the file it was read from."""
+    """The format of the file from which it was read."""
     channels: tuple[ChannelState, ...] = ()
-    """What was in flight. Of one consumer's input parts the order matters."""
+    """The rows in flight. The order of one consumer's input parts is significant."""
 
     @property
     def finished_vertices(self) -> tuple[int, ...]:
-        """Vertices of which every subtask had finished."""
+        """The vertices of which every subtask had finished."""
         return tuple(sorted({op.vertex for op in self.operators if op.fully_finished}))
 
 
@@ -138,7 +139,7 @@ _decode_splits: Final = msgspec.msgpack.Decoder(tuple[bytes, ...]).decode
 
 
 def layout_of(graph: JobGraph) -> tuple[tuple[VertexLayout, ...], tuple[EdgeLayout, ...]]:
-    """The shape of a graph, enough to check a later one against it."""
+    """Return the shape of a graph, against which a later graph can be checked."""
     vertices = tuple(
         VertexLayout(
             id=vertex.id,
@@ -163,17 +164,17 @@ def columns_of(edge: Edge) -> tuple[tuple[str, str], ...]:
 
 
 def names_of(graph: JobGraph) -> dict[str, str]:
-    """The name of each operator by uid, sources included, in the order of the graph."""
+    """Return the name of each operator by uid, sources included, in the order of the graph."""
     return {spec.uid: spec.name for vertex in graph.vertices for spec in vertex.specs}
 
 
 def settings_of(operator: Operator) -> tuple[tuple[str, str, str], ...]:
-    """What the state of `operator` depends on, to be compared with that of a later program."""
+    """Return what the state of `operator` depends on, to be compared with that of a later program."""
     return tuple((part, what, value) for part, of in operator.state_settings().items() for what, value in of.items())
 
 
 def files_of(operators: Iterable[OperatorSnapshot], channels: Iterable[ChannelState] = ()) -> set[str]:
-    """The files that these snapshots and states reference."""
+    """Return the files that these snapshots and states reference."""
     files = {chunk.file for op in operators for part in op.parts for chunk in part.chunks}
     return (files | {segment.file for state in channels for segment in state.segments}) - {""}
 
@@ -184,7 +185,7 @@ def encode_metadata(metadata: CheckpointMetadata) -> bytes:
 
 
 def _encoded(metadata: CheckpointMetadata) -> Iterator[bytes]:
-    """In pieces: one call for 100,000s of channels would keep all threads of the process waiting."""
+    """Encode in pieces: a single call for 100,000s of channels would block all threads of the process."""
     sources = tuple(map(_packed, metadata.sources))
     without = _encode(msgspec.structs.replace(metadata, sources=sources, channels=()))
     assert CheckpointMetadata.__struct_fields__[-1] == "channels" and without[-1] == 0x90, "no empty array at the end"
@@ -196,15 +197,15 @@ def _encoded(metadata: CheckpointMetadata) -> Iterator[bytes]:
 
 
 def decode_metadata(data: bytes, where: str) -> CheckpointMetadata:
-    """Raises StorageError that names `where` and says what is wrong with it."""
+    """Decode metadata. Raises StorageError that names `where` and the problem."""
     if data[: len(MAGIC)] != MAGIC[: len(data)] or not data:
-        raise StorageError(f"{where}: this is no checkpoint metadata of midstream")
+        raise StorageError(f"{where}: this is not checkpoint metadata of midstream")
     if len(data) < _HEADER.size:
-        raise StorageError(f"{where}: cut short: {len(data)} bytes are not even a header")
+        raise StorageError(f"{where}: truncated: {len(data)} bytes are less than a header")
     _, version, length, checksum = _HEADER.unpack_from(data)
     payload = memoryview(data)[_HEADER.size :]
     if payload.nbytes < length:
-        raise StorageError(f"{where}: cut short: {payload.nbytes} of {length} bytes are there")
+        raise StorageError(f"{where}: truncated: {payload.nbytes} of {length} bytes are present")
     if payload.nbytes > length:
         raise StorageError(f"{where}: {payload.nbytes - length} bytes too long: the file is damaged")
     if _checksum(version, payload) != checksum:
@@ -218,7 +219,7 @@ def decode_metadata(data: bytes, where: str) -> CheckpointMetadata:
         metadata = _decode(payload)
         sources = tuple(map(_unpacked, metadata.sources))
     except (msgspec.MsgspecError, zlib.error) as error:
-        raise StorageError(f"{where}: the checksum is right but the content is not: {error}") from error
+        raise StorageError(f"{where}: the checksum is correct but the content is invalid: {error}") from error
     return msgspec.structs.replace(metadata, format=version, sources=sources)
 
 
@@ -241,7 +242,7 @@ def _checksum(version: int, payload: bytes | memoryview) -> int:
 
 
 def check_job(metadata: CheckpointMetadata, job_name: str, where: str) -> None:
-    """Raises StorageError when the checkpoint belongs to a job of another name."""
+    """Raise StorageError if the checkpoint belongs to a job of another name."""
     if metadata.job_name != job_name:
         raise StorageError(
             f"{where}: this is a checkpoint of the job {metadata.job_name!r}, not of {job_name!r}; "

@@ -1,8 +1,9 @@
-"""The small files of a checkpoint directory: who it belongs to, who has started, from where, who makes what.
+"""The small files of a checkpoint directory: its job, the starts of the job, where they began, and the maker of each
+checkpoint.
 
-A line of JSON, whose last field is a checksum of the rest and of the file's name. Older versions wrote
-them without. A digit that is wrong in one of these could hide the newest checkpoint, so what cannot
-be believed is an error that says what the file is for and what to do.
+Each is a line of JSON, whose last field is a checksum of the rest and of the file's name. Older versions wrote them
+without. A wrong digit in one of them could hide the newest checkpoint, so a damaged file is an error that says what the
+file is for and what to do.
 """
 
 from __future__ import annotations
@@ -30,17 +31,17 @@ class OwnerFile(msgspec.Struct, frozen=True):
 
 class FromFile(msgspec.Struct, frozen=True, omit_defaults=True):
     newest: int
-    """Id of the newest checkpoint that counted when this coordinator started; 0 if there was none.
+    """The id of the newest checkpoint that counted when this coordinator started; 0 if there was none.
 
-    Newer ones of coordinators before it do not count from then on.
+    Newer ones of earlier coordinators do not count from then on.
     """
     fresh: bool = False
-    """It began at the beginning, although there were checkpoints."""
+    """The job began at the beginning, although there were checkpoints."""
     first: int = 0
-    """The id from which on its own checkpoints are numbered, so that those who come later begin no lower.
+    """The id from which its own checkpoints are numbered, so that later coordinators begin no lower.
 
-    Ids that were claimed and never completed are not to be seen any more once they have been cleaned up; who has
-    claimed one may still write it. 0 in those of older versions.
+    Ids that were claimed and never completed are invisible after they have been cleaned up, but their owner may still
+    write them. 0 in files of older versions.
     """
 
 
@@ -48,15 +49,17 @@ _Record = TypeVar("_Record", JobFile, EpochFile, OwnerFile, FromFile)
 _SEALED: Final = re.compile(rb'(\{.+),"checksum":"([0-9a-f]{16})"\}', re.DOTALL)
 
 _REMEDIES: Final = {
-    JobFile: "It says whose directory this is. If it is this job's, delete the file: the next start writes it again",
-    EpochFile: "It says which start of the job this was. Bring it back from a copy of the directory; or delete it, and the "
-    "output of that start is not looked for when the job goes back to an older checkpoint",
-    OwnerFile: "It says which start of the job has made this checkpoint, whose metadata says it too: delete the file",
-    FromFile: "It says which checkpoints of earlier starts count; without it one that does not could be taken for the newest, "
-    "and output be lost or doubled. Bring it back from a copy of the directory; or copy the checkpoint that is to be gone on "
-    "from, with shared/, to another place, and start from there (--from PATH) with another checkpoint directory",
+    JobFile: "It records to which job the directory belongs. If that is this job, delete the file: the next start "
+    "writes it again",
+    EpochFile: "It records which start of the job this was. Restore it from a copy of the directory; or delete it, but "
+    "then the output of that start is ignored when the job goes back to an older checkpoint",
+    OwnerFile: "It records which start of the job has made this checkpoint, as the metadata also does: delete the file",
+    FromFile: "It records which checkpoints of earlier starts count; without it, one that does not count could be "
+    "mistaken for the newest, and output lost or duplicated. Restore it from a copy of the directory; or copy the "
+    "checkpoint from which to resume, with shared/, to another place, and start from there (--from PATH) with another "
+    "checkpoint directory",
 }
-"""What a damaged file means, and what to do."""
+"""The meaning of a damaged file, and the remedy."""
 
 
 def sealed(path: str, record: msgspec.Struct) -> bytes:
@@ -65,7 +68,7 @@ def sealed(path: str, record: msgspec.Struct) -> bytes:
 
 
 def unsealed(data: bytes, kind: type[_Record], path: str) -> _Record:
-    """Raises StorageError for what was not written there."""
+    """Decode a record. Raises StorageError for anything that was not written there."""
     match = _SEALED.fullmatch(data)
     if match is not None and _checksum(path, match[1]) != match[2]:
         raise StorageError(f"{path}: the checksum is wrong: the file is damaged. {_REMEDIES[kind]}")

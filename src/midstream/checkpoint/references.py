@@ -1,18 +1,17 @@
-"""References to channel state: which batches and key groups of stored segments are still to be consumed.
+"""References to channel state: which batches and key groups of stored segments have still to be consumed.
 
-The consumers of a keyed edge share stored segments: each has the rows of its own key groups, and each
-may have come further than the others. So a reference has pieces, ranges of key groups with the number
-of batches that are gone. Those of several consumers to the same batches can be joined again, whatever
-was consumed in between: however often a job is rescaled, a consumer has one reference to a segment and
-reads it once.
+The consumers of a keyed edge share stored segments: each has the rows of its own key groups, and they may have consumed
+different numbers of batches. So a reference has pieces, which are ranges of key groups with the number of batches
+consumed. References of several consumers to the same batches can be joined again, whatever was consumed in between:
+however often a job is rescaled, a consumer has one reference to a segment and reads it once.
 
     a channel is stored, 3 batches          key groups 0..7, skip 0
     4 consumers share it                    0..1 skip 0 | 2..3 skip 0 | 4..5 skip 0 | 6..7 skip 0
     the first takes 1, the third all        0..1 skip 1 | 2..3 skip 0 |             | 6..7 skip 0
     one consumer                            0..7 skip 0, ahead: 0..1 skip 1, 4..5 skip 3
 
-What is joined has the same `number`: it was dealt out together, from one reference. What it has in
-common are its last batches, since what is gone is always gone from the front. Pure functions.
+References that are joined have the same `number`: they were dealt out from one reference. They have their last batches
+in common, since batches are always consumed from the front. Pure functions.
 """
 
 from __future__ import annotations
@@ -28,11 +27,14 @@ from midstream.core.errors import InvariantError
 from midstream.protocol.messages import ChannelState, Segment
 
 Piece: TypeAlias = tuple[int, int, int]
-"""The first key group, one behind the last, and how many batches, from the first on, are gone for them."""
+"""The first key group, one past the last, and how many of the first batches have been consumed for them."""
 
 
 def pieces_of(state: ChannelState, whole: tuple[int, int]) -> list[Piece]:
-    """By key group, without gaps between the first and the last. `whole`: the key groups of a state that names none."""
+    """Return the pieces by key group, without gaps between the first and the last.
+
+    `whole`: the key groups of a state that does not name any.
+    """
     first, behind = state.key_groups or whole
     if not state.ahead:
         return [(first, behind, state.skip)]
@@ -48,7 +50,9 @@ def pieces_of(state: ChannelState, whole: tuple[int, int]) -> list[Piece]:
 
 
 def joined(states: Sequence[ChannelState], whole: Sequence[tuple[int, int]]) -> tuple[ChannelState, list[Piece]]:
-    """What was dealt out from one reference, together again: the one with the most batches, and the pieces of all, of its batches."""
+    """Join what was dealt out from one reference: return the state with the most batches, and the pieces of all, in its
+    batches.
+    """
     longest = max(states, key=batches_of)
     total = batches_of(longest)
     pieces = []
@@ -67,7 +71,7 @@ def joined(states: Sequence[ChannelState], whole: Sequence[tuple[int, int]]) -> 
 def left_of(
     state: ChannelState, pieces: Sequence[Piece]
 ) -> tuple[tuple[Segment, ...], int, tuple[int, int], tuple[Piece, ...]] | None:
-    """Segments, skip, key groups and `ahead` of what is left of these pieces of `state`; None if that is nothing."""
+    """Return segments, skip, key groups and `ahead` of what is left of these pieces of `state`; None if nothing is."""
     total = batches_of(state)
     left: list[Piece] = []
     for piece in pieces:
@@ -97,19 +101,21 @@ def left_of(
 
 
 def without_first(state: ChannelState, segments: int, batches: int) -> ChannelState:
-    """What is left of it once `segments` whole ones and `batches` of the next one have been taken."""
+    """Return what is left after `segments` whole segments and `batches` of the next one have been taken."""
     gone = sum(segment.batches for segment in state.segments[:segments])
     ahead = tuple((first, behind, skip - gone) for first, behind, skip in state.ahead if skip - gone > batches)
     return msgspec.structs.replace(state, segments=state.segments[segments:], skip=batches, ahead=ahead)
 
 
 def batches_of(state: ChannelState) -> int:
-    """Those that are gone included."""
+    """Count the batches, including those consumed."""
     return sum(segment.batches for segment in state.segments)
 
 
 def left_bytes(states: Iterable[ChannelState]) -> int:
-    """Of what is referred to, rows of other key groups included; what is gone of a segment is judged by its batches."""
+    """Estimate the bytes left, including rows of other key groups; a partly consumed segment is estimated by its
+    batches.
+    """
     size = 0
     for state in states:
         skip = state.skip
@@ -121,13 +127,15 @@ def left_bytes(states: Iterable[ChannelState]) -> int:
 
 
 class InFlight:
-    """What the states of a checkpoint hold. What consumers share counts once, as for the one that has most of it left."""
+    """The total of what the states of a checkpoint hold. What consumers share counts once, for the one with most of it
+    left.
+    """
 
     def __init__(self) -> None:
         self.bytes = 0
         self.files: set[str] = set()
         self._shared: dict[tuple[int, int], int] = {}
-        """By edge and number: what is counted of it."""
+        """The counted references, by edge and number."""
 
     def add(self, states: Iterable[ChannelState]) -> None:
         for state in states:
@@ -141,14 +149,14 @@ class InFlight:
 
 
 def each_once(states: Iterable[ChannelState]) -> list[ChannelState]:
-    """Of one edge, to be counted: of those that consumers share only the one that has most of it left."""
+    """Return the states of one edge to count: of those that consumers share, only the one with most of it left."""
     found = [state for state in states if state.number is None]
     found += (max(sharers, key=_batches_left) for sharers in sharing(s for s in states if s.number is not None))
     return found
 
 
 def segments_left(state: ChannelState) -> tuple[Segment, ...]:
-    """Without those that are wholly gone."""
+    """Return the segments that are not wholly consumed."""
     behind = list(accumulate(segment.batches for segment in state.segments))
     return tuple(segment for segment, end in zip(state.segments, behind, strict=True) if end > state.skip)
 
@@ -158,7 +166,7 @@ def _batches_left(state: ChannelState) -> int:
 
 
 def sharing(states: Iterable[ChannelState]) -> Iterator[list[ChannelState]]:
-    """The states that were dealt out from one reference, together, in the order of their numbers; each has a number."""
+    """Yield the states dealt out from one reference together, in the order of their numbers; each has a number."""
     together: list[ChannelState] = []
     for state in sorted(states, key=attrgetter("number")):
         if together and state.number != together[0].number:

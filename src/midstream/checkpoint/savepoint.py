@@ -1,15 +1,14 @@
-"""Savepoints: checkpoints in a directory of their own that refer to nothing outside it.
+"""Savepoints: checkpoints in a directory of their own that refer to nothing outside of it.
 
     _savepoint              whose it is; there first, and claims the place
     shared/e7-a2-c17-v3-s0.state     of the job's state files the bytes that this checkpoint needs, no others
     chk-17/_metadata        last: without it the savepoint was never completed
 
-The form is that of a checkpoint directory, so one reader serves both; paths are relative, so it may
-be moved. What sinks had prepared was committed before: nothing of theirs is referred to.
+It has the form of a checkpoint directory, so one reader serves both; paths are relative, so it may be moved. What sinks
+had prepared is committed before, so none of that is referred to.
 
-The way back is the same copy. A checkpoint elsewhere, savepoint or not, is copied into the job's own
-directory and is one of its checkpoints from then on: whoever owns the original may do with it
-whatever he likes, and no later checkpoint refers to it.
+Restoring makes the same copy. A checkpoint elsewhere, savepoint or not, is copied into the job's own directory and is
+one of its checkpoints from then on: no later checkpoint refers to the original, which may be changed or deleted.
 
 Everything here blocks: for `RunIo` only. One state file at a time is in memory.
 """
@@ -32,12 +31,12 @@ from midstream.core.seams import Storage
 from midstream.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, Segment
 
 FOLDER = "savepoints"
-"""Below the checkpoint directory: where savepoints go that nobody named a place for."""
+"""The folder below the checkpoint directory for savepoints without an explicit place."""
 _CHECKPOINT = re.compile(r"chk-\d+")
 
 
 class SavepointFile(msgspec.Struct, frozen=True):
-    """What `_savepoint` says."""
+    """The content of `_savepoint`."""
 
     job: str
     job_id: str
@@ -55,17 +54,17 @@ class Place:
 
 
 def claim_place(open_storage: Callable[[str], Storage], url: str | None, root: str, about: SavepointFile) -> Place:
-    """Make the place of a savepoint this one's. None: the next free number below the checkpoint directory `root`.
+    """Claim the place of a savepoint. None: the next free number below the checkpoint directory `root`.
 
-    Raises StorageError when something is there already or it cannot be written.
+    Raises StorageError if something exists there already or it cannot be written.
     """
     content = msgspec.json.encode(about)
     above = below(root, FOLDER)
     if url is not None:
         if is_below(url, root) and not is_below(url, above):
             raise StorageError(
-                f"{url}: this is in the job's checkpoint directory, where the job deletes what it has no use for; "
-                f"give a place outside of it, or below {above}"
+                f"{url}: this is in the job's checkpoint directory, where the job deletes what it does not need; give "
+                f"a place outside of it, or below {above}"
             )
         storage = open_storage(url)
         there = storage.list("")
@@ -87,7 +86,7 @@ def claim_place(open_storage: Callable[[str], Storage], url: str | None, root: s
 def write_savepoint(source: Storage, metadata: CheckpointMetadata, place: Place) -> None:
     """Copy checkpoint `metadata`, whose sinks have committed everything, from `source` to `place`.
 
-    Raises StorageError; nothing that could be restored is there then.
+    If this raises StorageError, nothing that could be restored remains there.
     """
     kept = {path: path for path in metadata.files}
     copied = _copy(source, place.storage, msgspec.structs.replace(metadata, committables=()), kept)
@@ -95,7 +94,7 @@ def write_savepoint(source: Storage, metadata: CheckpointMetadata, place: Place)
 
 
 def discard(place: Place) -> None:
-    """Of a savepoint that is not to be: the metadata first, the claim last."""
+    """Delete an unfinished savepoint: the metadata first, the claim last."""
     for name in sorted(place.storage.list(""), key=lambda name: (not _CHECKPOINT.fullmatch(name), name == SAVEPOINT)):
         if _CHECKPOINT.fullmatch(name) or name in (SHARED, SAVEPOINT):
             place.storage.delete(name)
@@ -107,9 +106,9 @@ def discard(place: Place) -> None:
 def copy_in(
     elsewhere: Storage, metadata: CheckpointMetadata, storage: Storage, epoch: int, next_checkpoint_id: int
 ) -> CheckpointMetadata:
-    """Copy the state of a checkpoint elsewhere; the metadata to publish here.
+    """Copy the state of a checkpoint from elsewhere, and return the metadata to publish here.
 
-    Its id is the one it had, or the next that is free here if that is higher. Raises StorageError.
+    Its id is the old one, or the next one that is free here if that is higher. Raises StorageError.
     """
     checkpoint_id = max(metadata.checkpoint_id, next_checkpoint_id)
     names = {
@@ -130,7 +129,7 @@ class _Piece:
 
 
 class _Moved:
-    """Where each piece of the old files lies in the new ones, packed."""
+    """The place of each piece of the old files in the new, packed ones."""
 
     def __init__(self, names: dict[str, str]) -> None:
         self._names = names
@@ -163,7 +162,9 @@ class _Moved:
 
 
 def _copy(source: Storage, target: Storage, metadata: CheckpointMetadata, names: dict[str, str]) -> CheckpointMetadata:
-    """Copy what `metadata` refers to, each file under its name in `names`; the metadata that refers to the copies."""
+    """Copy what `metadata` refers to, each file under its name in `names`, and return metadata that refers to the
+    copies.
+    """
     moved = _Moved(names)
     for chunk in _chunks(metadata):
         moved.note(chunk)
@@ -199,7 +200,7 @@ def _moved_channel(moved: _Moved, state: ChannelState) -> ChannelState:
 
 
 def _read(source: Storage, path: str, pieces: list[_Piece]) -> Iterator[bytes]:
-    """Raises StorageError for one that is not what was written: a copy of damage would look whole."""
+    """Read pieces. Raises StorageError for one that is not what was written: a copy of damage would look intact."""
     for piece in pieces:
         data = source.read_range(path, piece.offset, piece.length)
         problem = check_extent(memoryview(data), piece.length, piece.checksum)

@@ -1,9 +1,8 @@
-"""State files: immutable chunks of state, written once, checked before they are believed.
+"""State files: immutable chunks of state, written once, verified before they are used.
 
-A task writes at most one file per checkpoint. It is a series of Arrow IPC streams, one per chunk
-that is in no file of a completed checkpoint yet; chunks that are get reused by handle, which is
-what makes checkpoints incremental. If there is little to write, it goes into the metadata (see
-`extents`). Everything here is pure or blocking I/O: for I/O threads only.
+A task writes at most one file per checkpoint. It is a series of Arrow IPC streams, one per chunk that is not yet in a
+file of a completed checkpoint; the others are reused by handle, which makes checkpoints incremental. If there is little
+to write, it goes into the metadata (see `extents`). Everything here is pure or blocking I/O: for I/O threads only.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ _NAME = re.compile(r"e(\d+)-a(\d+)-c(\d+)-v(\d+)-s(\d+)\.(state|channels(?:-[1-9
 
 @dataclass(frozen=True, slots=True, order=True)
 class StateFile:
-    """Who wrote a state file: no two writers ever share a name."""
+    """The writer of a state file: no two writers ever share a name."""
 
     epoch: int
     attempt: int
@@ -42,7 +41,7 @@ class StateFile:
     vertex: int
     subtask: int
     kind: str = "state"
-    """Or "channels", "channels-1", …: what was in flight, see `checkpoint.channel_state`."""
+    """The kind, "state", or "channels", "channels-1", … for what was in flight, see `checkpoint.channel_state`."""
 
     @property
     def path(self) -> str:
@@ -51,7 +50,7 @@ class StateFile:
 
     @classmethod
     def parse(cls, path: str) -> StateFile | None:
-        """None when the path is not one of ours."""
+        """Parse a path; None if it is not the path of a state file."""
         directory, _, name = path.rpartition("/")
         match = _NAME.fullmatch(name) if directory == SHARED else None
         if match is None:
@@ -62,12 +61,12 @@ class StateFile:
 
 
 def state_file(epoch: int, attempt: int, checkpoint_id: int, vertex: int, subtask: int) -> str:
-    """Path of the one file for operator state that a subtask writes for a checkpoint."""
+    """Return the path of the one file for operator state that a subtask writes for a checkpoint."""
     return StateFile(epoch, attempt, checkpoint_id, vertex, subtask).path
 
 
 def channel_file(epoch: int, attempt: int, checkpoint_id: int, vertex: int, subtask: int, part: int = 0) -> str:
-    """Likewise of file number `part` for what was in flight."""
+    """Return the path of file number `part` for what was in flight."""
     kind = f"channels-{part}" if part else "channels"
     return StateFile(epoch, attempt, checkpoint_id, vertex, subtask, kind).path
 
@@ -78,12 +77,12 @@ def channel_file(epoch: int, attempt: int, checkpoint_id: int, vertex: int, subt
 @dataclass(frozen=True, slots=True)
 class StoredParts:
     parts: tuple[tuple[PartHandle, ...], ...]
-    """Per operator."""
+    """The handles of each operator."""
     written: Written
 
     @property
     def in_files(self) -> dict[str, ChunkHandle]:
-        """By id: the chunks that need not be written again, once the checkpoint has completed."""
+        """The chunks, by id, that need not be written again once the checkpoint has completed."""
         return in_files(handle for handles in self.parts for handle in handles)
 
 
@@ -94,11 +93,10 @@ def store_parts(
     file: str,
     inline_bytes_max: int = 0,
 ) -> StoredParts:
-    """Write what is not known of the parts of each operator to `file`; the handles of all of them.
+    """Write the unknown chunks of each operator's parts to `file`, and return the handles of all parts.
 
-    `known` maps chunk ids to handles in files that a *completed* checkpoint references. Handles
-    of a checkpoint whose fate the task does not know must not be in it: its files may be gone.
-    Raises StorageError or OSError.
+    `known` maps chunk ids to handles in files that a *completed* checkpoint references. Handles of a checkpoint whose
+    outcome the task does not know must not be in it: its files may have been deleted. Raises StorageError or OSError.
     """
     new: dict[str, tuple[Chunk, Redistribute]] = {}
     for parts in operators:
@@ -142,7 +140,7 @@ def _encode_table(table: pa.Table) -> memoryview:
 
 
 def _draft(chunk: Chunk, redistribute: Redistribute) -> ChunkHandle:
-    """Its handle, without a place."""
+    """Return the chunk's handle, without a place."""
     low, high = -1, -1
     if redistribute is Redistribute.KEYED:
         if chunk.table.schema.get_field_index(KEY_GROUP) < 0:
@@ -157,14 +155,14 @@ def _draft(chunk: Chunk, redistribute: Redistribute) -> ChunkHandle:
 
 
 def read_parts(storage: Storage, handles: Sequence[PartHandle], key_groups: range, where: str) -> dict[str, StatePart]:
-    """The rows of `handles` that belong to a subtask which owns `key_groups`, by part name.
+    """Read the rows of `handles` that belong to a subtask which owns `key_groups`, by part name.
 
-    Handles with the same name and rule are joined. A part that has no row for this subtask is left
-    out. A chunk of which only some rows are kept gets an id of its own, derived from the old one,
-    since the same id must always be the same rows.
+    Handles with the same name and rule are joined. A part that has no row for this subtask is left out. A chunk of
+    which only some rows are kept gets an id of its own, derived from the old one, since the same id must always mean
+    the same rows.
 
-    Raises StorageError naming `where` and the file when a file is missing, short or corrupt;
-    every chunk is checked before any of its bytes are parsed.
+    Raises StorageError naming `where` and the file if a file is missing, short or corrupt; every chunk is checked
+    before any of its bytes are parsed.
     """
     parts: dict[str, tuple[Redistribute, list[tuple[ChunkHandle, _Owned]]]] = {}
     for handle in handles:
@@ -184,30 +182,30 @@ def read_parts(storage: Storage, handles: Sequence[PartHandle], key_groups: rang
 
 
 def known_chunks(handles: Sequence[PartHandle], parts: Mapping[str, StatePart]) -> dict[str, ChunkHandle]:
-    """After `read_parts`: the chunks that were taken over whole from a file, and need not be written again."""
+    """Return the chunks that `read_parts` took over whole from a file, which need not be written again."""
     kept = {chunk.id for part in parts.values() for chunk in part.chunks}
     return {chunk_id: chunk for chunk_id, chunk in in_files(handles).items() if chunk_id in kept}
 
 
 def in_files(handles: Iterable[PartHandle]) -> dict[str, ChunkHandle]:
-    """By id: the chunks of `handles` that are not inline."""
+    """Return the chunks of `handles` that are not inline, by id."""
     return {chunk.id: chunk for handle in handles for chunk in handle.chunks if chunk.file}
 
 
 def verify_chunks(storage: Storage, handles: Sequence[PartHandle], where: str) -> int:
-    """Read and check every chunk, without parsing it; the number of bytes. Raises StorageError."""
+    """Read and check every chunk, without parsing it; return the number of bytes. Raises StorageError."""
     files = _Files(storage, where)
     unique = {place_of(chunk): chunk for handle in handles for chunk in handle.chunks}
     return sum(files.bytes_of(unique[place]).nbytes for place in sorted(unique))
 
 
 def place_of(chunk: ChunkHandle) -> tuple[str, int, str]:
-    """Tells chunks apart, file by file; those without a file by their id."""
+    """Return a key that identifies a chunk, ordered by file; chunks without a file are identified by their id."""
     return chunk.file, chunk.offset, chunk.id
 
 
 def _read_tables(storage: Storage, chunks: Sequence[ChunkHandle], where: str) -> dict[tuple[str, int, str], pa.Table]:
-    """Each chunk once, file by file, so that no more than one file is in memory besides the tables."""
+    """Read each chunk once, file by file, so that at most one file is in memory besides the tables."""
     files = _Files(storage, where)
     unique = {place_of(chunk): chunk for chunk in chunks}
     return {place: files.read(unique[place]) for place in sorted(unique)}
@@ -226,7 +224,7 @@ _ALL = _Owned()
 
 
 def rule_of(handle: PartHandle, where: str) -> Redistribute:
-    """Raises StorageError for one that this version does not know."""
+    """Return the rule of a part. Raises StorageError for one that this version does not know."""
     try:
         return Redistribute(handle.redistribute)
     except ValueError as error:
@@ -243,12 +241,12 @@ def _keyed_rows(chunk: ChunkHandle, key_groups: range) -> _Owned:
 
 
 def intersects(chunk: ChunkHandle, key_groups: range) -> bool:
-    """Whether a chunk of keyed state can hold rows of these key groups."""
+    """Whether a chunk of keyed state may hold rows of these key groups."""
     return chunk.rows > 0 and chunk.key_group_min < key_groups.stop and chunk.key_group_max >= key_groups.start
 
 
 def _dealt_chunks(handle: PartHandle) -> list[tuple[ChunkHandle, _Owned]]:
-    """Chunks with the rows that `index` and `stride` deal to this handle; both count over all chunks."""
+    """Return the chunks with the rows that `index` and `stride` assign to this handle; both count over all chunks."""
     wanted = []
     before = 0
     for chunk in handle.chunks:
@@ -260,7 +258,7 @@ def _dealt_chunks(handle: PartHandle) -> list[tuple[ChunkHandle, _Owned]]:
 
 
 def _select(table: pa.Table, chunk: ChunkHandle, owned: _Owned) -> Chunk | None:
-    """The rows to keep; None if there are none."""
+    """Return the rows to keep; None if there are none."""
     if owned is _ALL:
         return Chunk(chunk.id, table)
     if owned.key_groups is None:
@@ -285,7 +283,7 @@ def _filtered(table: pa.Table, keep: np.ndarray[Any, Any]) -> pa.Table:
 
 
 class _Files:
-    """Reads chunks; keeps the file read last, since chunks are asked for file by file."""
+    """Reads chunks, and caches the file read last, since chunks are requested file by file."""
 
     def __init__(self, storage: Storage, where: str) -> None:
         self._storage = storage
@@ -294,20 +292,20 @@ class _Files:
         self._data = memoryview(b"")
 
     def read(self, chunk: ChunkHandle) -> pa.Table:
-        """The chunk's table. Raises StorageError."""
+        """Return the chunk's table. Raises StorageError."""
         data = self.bytes_of(chunk)
         if data.nbytes < COMPRESS_FROM_BYTES:
             data = memoryview(bytes(data))  # the table lies in these bytes: it shall not keep the whole file
         try:
             table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
         except (pa.ArrowException, OSError) as error:
-            raise self._error(chunk, f"its bytes are as written but are no Arrow stream: {error}") from error
+            raise self._error(chunk, f"its bytes are intact but are not an Arrow stream: {error}") from error
         if table.num_rows != chunk.rows:
             raise self._error(chunk, f"it holds {table.num_rows} rows, not {chunk.rows}")
         return table
 
     def bytes_of(self, chunk: ChunkHandle) -> memoryview:
-        """The chunk's bytes, of the right length and checksum. Raises StorageError."""
+        """Return the chunk's bytes, with length and checksum verified. Raises StorageError."""
         if chunk.inline:
             data = memoryview(chunk.inline)
         else:

@@ -1,7 +1,7 @@
-"""The checkpoint directory of one job: who may write to it, what is in it, and what may go.
+"""The checkpoint directory of one job: who may write to it, its contents, and what may be deleted.
 
     _job                    whose directory this is: the job's name
-    epochs/00000007         coordinators number themselves; the highest one is the job's head
+    epochs/00000007         coordinators number themselves; the highest one is the leader
     epochs/00000007.from    the newest checkpoint that counted when that coordinator started
     chk-17/_owner           the epoch that makes checkpoint 17
     chk-17/_metadata        written last: without it there is no checkpoint 17
@@ -9,14 +9,13 @@
     plans/…                 belongs to sources
     savepoints/…            see `savepoint`; nothing in it is ever deleted
 
-Fencing. A coordinator that was thought dead may wake up at any instruction. It looks at the epochs
-before it publishes or deletes; it claims `_owner` exclusively, so it cannot overwrite what a later
-one has published under the same id; and it looks at the epochs again *after* publishing and before
-anybody is told. A checkpoint that slips in between has a lower epoch than the later coordinator and
-a higher id than anything that one saw when it started (`.from`), which is how it is recognised as
-superseded and never offered. A coordinator that has the sinks take back what is newer than the
-checkpoint it goes back to says so in the same way, before the first of them does: from then on the
-newer checkpoints, whose output goes, are superseded.
+Fencing. A coordinator that was believed dead may resume at any instruction. It checks the epochs before it publishes or
+deletes; it claims `_owner` exclusively, so it cannot overwrite what a later one has published under the same id; and it
+checks the epochs again *after* publishing, before the checkpoint is reported. A checkpoint that slips in between has a
+lower epoch than the later coordinator and a higher id than anything that coordinator saw when it started (`.from`), by
+which it is recognised as superseded and never offered. A coordinator that goes back to an older checkpoint and has
+sinks take back newer output records this in the same way, before the first sink does: from then on the newer
+checkpoints are superseded.
 
 These small files carry a checksum each, with their own name in it. Older versions wrote them without.
 
@@ -38,10 +37,10 @@ from midstream.core.places import parted
 from midstream.core.seams import Storage
 
 EPOCHS_KEPT = 64
-"""How many starts of a job are remembered: a coordinator that sleeps through more is out of luck with its last checkpoint."""
+"""The number of starts of a job that are remembered: a coordinator that sleeps through more loses its last checkpoint."""
 
 SAVEPOINT = "_savepoint"
-"""In a directory that holds a savepoint instead: such a one is read, and copied, and never written to."""
+"""The file that marks a savepoint's directory, which is read and copied, and never written to."""
 
 _JOB = "_job"
 _EPOCHS = "epochs"
@@ -51,7 +50,7 @@ _CHECKPOINT = re.compile(r"chk-(\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """One checkpoint found: its metadata, or why it cannot be used."""
+    """A checkpoint that was found: its metadata, or why it cannot be used."""
 
     checkpoint_id: int
     path: str
@@ -61,7 +60,7 @@ class Listed:
 
 @dataclass(frozen=True, slots=True)
 class Retained:
-    """What the coordinator remembers of a completed checkpoint on disk."""
+    """The coordinator's record of a completed checkpoint on disk."""
 
     checkpoint_id: int
     files: frozenset[str]
@@ -69,22 +68,22 @@ class Retained:
 
 @dataclass(frozen=True, slots=True)
 class TakenOver:
-    """What a coordinator finds when it has become the head of the job. Nothing else has been changed yet."""
+    """The state of the directory when a coordinator becomes the leader. Nothing else has been changed yet."""
 
     epoch: int
     listed: tuple[Listed, ...]
-    """Oldest first."""
+    """The checkpoints, oldest first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """With what a coordinator begins."""
+    """The initial state of a coordinator."""
 
     epoch: int
     next_checkpoint_id: int
     restore: CheckpointMetadata | None
     retained: tuple[Retained, ...]
-    """Oldest first."""
+    """The retained checkpoints, oldest first."""
     warnings: tuple[str, ...]
 
 
@@ -100,7 +99,7 @@ def metadata_path(checkpoint_id: int) -> str:
 
 
 def take_over(storage: Storage, root: str, job_name: str, job_id: str) -> TakenOver:
-    """Make the directory this job's and become its head. `root` is the directory's URL. Raises StorageError."""
+    """Claim the directory for this job and become its leader. `root` is the directory's URL. Raises StorageError."""
     if storage.exists(SAVEPOINT):
         raise StorageError(
             f"{root} holds a savepoint, which a job must not change: give another checkpoint directory, and start "
@@ -114,9 +113,9 @@ def take_over(storage: Storage, root: str, job_name: str, job_id: str) -> TakenO
 def say_where_from(
     storage: Storage, taken: TakenOver, *, giving_up_after: int | None = None, fresh: bool, newest_seen: int = 0
 ) -> TakenOver:
-    """Write down, for all who come later, which checkpoints count, and from where on new ones are numbered; those that count.
+    """Record, for later coordinators, which checkpoints count and where new ids begin; return those that count.
 
-    `giving_up_after`: of the coordinators before this one none above that id. `newest_seen`: see `begin`.
+    `giving_up_after`: no checkpoint of earlier coordinators above that id counts. `newest_seen`: see `begin`.
     """
     newest = max((entry.checkpoint_id for entry in taken.listed), default=0)
     if giving_up_after is not None:
@@ -129,7 +128,9 @@ def say_where_from(
 def begin(
     storage: Storage, taken: TakenOver, restore: CheckpointMetadata | None, newest_seen: int, warnings: tuple[str, ...]
 ) -> Opened:
-    """Clean up after the dead, and begin. `newest_seen`: the newest checkpoint that anybody, such as a sink, knows of."""
+    """Clean up after earlier coordinators, and begin. `newest_seen`: the newest checkpoint known to anyone, such as a
+    sink.
+    """
     next_id = next_checkpoint_id(storage, newest_seen)
     usable = [entry.metadata for entry in taken.listed if entry.metadata is not None]
     warnings += clean_up(storage, taken.epoch, taken.listed, next_id)
@@ -143,19 +144,19 @@ def begin(
 
 
 def next_checkpoint_id(storage: Storage, newest_seen: int) -> int:
-    """Above every id that anybody has claimed, and may yet publish."""
+    """Return an id above every id that has been claimed, and may yet be published."""
     begun = (start.first - 1 for start in _starts(storage).values())
     return max([0, newest_seen, *begun, *_checkpoint_ids(storage)]) + 1
 
 
 def claim_directory(storage: Storage, job_name: str) -> None:
-    """The directory belongs to one job name from now on. Raises StorageError if it is another job's."""
+    """Claim the directory for one job name. Raises StorageError if it is another job's."""
     storage.create(_JOB, sealed(_JOB, JobFile(job_name)))
     check_owner(storage, job_name)
 
 
 def check_owner(storage: Storage, job_name: str) -> None:
-    """Raises StorageError if the directory is another job's."""
+    """Raise StorageError if the directory is another job's."""
     owner = _job_name(storage) or job_name
     if owner != job_name:
         raise StorageError(
@@ -170,7 +171,7 @@ def _job_name(storage: Storage) -> str | None:
 
 
 def take_epoch(storage: Storage, job_id: str) -> int:
-    """Become the head of the job: an epoch above all others, which fences them."""
+    """Become the leader: take an epoch above all others, which fences them."""
     epoch = _highest_epoch(storage)
     while True:
         epoch += 1
@@ -180,12 +181,12 @@ def take_epoch(storage: Storage, job_id: str) -> int:
 
 
 def check_epoch(storage: Storage, epoch: int) -> None:
-    """Raises StorageError if a later coordinator has taken over."""
+    """Raise StorageError if a later coordinator has taken over."""
     highest = _highest_epoch(storage)
     if highest > epoch:
         raise FencedError(
             f"another coordinator has taken over this job's checkpoint directory (its epoch is {highest}, "
-            f"this one's {epoch}): the same job was started twice; this one ends"
+            f"this one's {epoch}): the same job was started twice; this start ends"
         )
 
 
@@ -201,7 +202,7 @@ def _highest_epoch(storage: Storage) -> int:
 
 
 def list_checkpoints(storage: Storage, newer_than: int = 0) -> list[Listed]:
-    """Every checkpoint with metadata and an id above `newer_than`, oldest first, but those of a superseded coordinator."""
+    """List every checkpoint with metadata and an id above `newer_than`, oldest first, except superseded ones."""
     starts = _starts(storage)
     found = []
     for checkpoint_id in _checkpoint_ids(storage):
@@ -214,7 +215,9 @@ def list_checkpoints(storage: Storage, newer_than: int = 0) -> list[Listed]:
         try:
             metadata = decode_metadata(data, path)
             if metadata.checkpoint_id != checkpoint_id:
-                raise StorageError(f"{path}: holds checkpoint {metadata.checkpoint_id}; was it copied by hand?")
+                raise StorageError(
+                    f"{path}: holds checkpoint {metadata.checkpoint_id}; it may have been copied by hand"
+                )
         except StorageError as error:
             epoch = _epoch_of(storage, checkpoint_id)
             if epoch is None or not _superseded(epoch, checkpoint_id, starts):
@@ -230,12 +233,12 @@ def _checkpoint_ids(storage: Storage) -> list[int]:
 
 
 def _starts(storage: Storage) -> dict[int, FromFile]:
-    """By epoch, what its coordinator said when it started."""
+    """Return what each coordinator recorded when it started, by epoch."""
     return {epoch: unsealed(data, FromFile, path) for epoch, path, data in _epoch_files(storage, ".from")}
 
 
 def jobs_of(storage: Storage) -> dict[int, str]:
-    """By epoch, the ids of the starts of this directory's job, as far back as they are remembered."""
+    """Return the ids of the starts of this directory's job, by epoch, as far back as they are remembered."""
     return {epoch: unsealed(data, EpochFile, path).job_id for epoch, path, data in _epoch_files(storage, None)}
 
 
@@ -250,7 +253,7 @@ def _epoch_files(storage: Storage, suffix: str | None) -> Iterator[tuple[int, st
 
 
 def _read_if_there(storage: Storage, path: str) -> bytes | None:
-    """None if it is dropped by the job that is running while somebody looks."""
+    """Read a file; None if a running job has deleted it in the meantime."""
     try:
         return storage.read(path)
     except StorageError:
@@ -260,7 +263,7 @@ def _read_if_there(storage: Storage, path: str) -> bytes | None:
 
 
 def _epoch_of(storage: Storage, checkpoint_id: int) -> int | None:
-    """Who made it, of a checkpoint whose metadata cannot be read. None if that cannot be read either."""
+    """Return the maker of a checkpoint whose metadata cannot be read; None if that cannot be read either."""
     try:
         return _owner(storage, checkpoint_id)
     except StorageError:
@@ -276,7 +279,7 @@ def _owner(storage: Storage, checkpoint_id: int) -> int | None:
 
 
 def is_superseded(storage: Storage, metadata: CheckpointMetadata) -> bool:
-    """Whether a later coordinator has gone on from an older checkpoint: this one is never offered."""
+    """Whether a later coordinator has resumed from an older checkpoint: then this one is never offered."""
     return _superseded(metadata.epoch, metadata.checkpoint_id, _starts(storage))
 
 
@@ -285,12 +288,12 @@ def _superseded(made_by: int, checkpoint_id: int, starts: Mapping[int, FromFile]
 
 
 def fresh_since(storage: Storage, metadata: CheckpointMetadata) -> bool:
-    """Whether the job has been started anew since this checkpoint was made."""
+    """Whether the job has been started afresh since this checkpoint was made."""
     return any(epoch > metadata.epoch and start.fresh for epoch, start in _starts(storage).items())
 
 
 def check_records(storage: Storage) -> list[str]:
-    """What is wrong with the small files of the directory, whichever checkpoint is asked for."""
+    """Return what is wrong with the small files of the directory, whichever checkpoint is requested."""
     looks: list[Callable[[], object]] = [partial(look, storage) for look in (_job_name, jobs_of, _starts)]
     looks += [partial(_owner, storage, checkpoint_id) for checkpoint_id in _checkpoint_ids(storage)]
     problems = []
@@ -303,23 +306,23 @@ def check_records(storage: Storage) -> list[str]:
 
 
 def load(storage: Storage, job_name: str | None, which: str) -> CheckpointMetadata:
-    """The checkpoint that `which` names ("latest", an id, a path). `job_name` None: whosever it is.
+    """Load the checkpoint that `which` names ("latest", an id, a path). `job_name` None: of any job.
 
-    Raises StorageError when there is none or it cannot be used.
+    Raises StorageError if there is none or it cannot be used.
     """
     metadata = choose(list_checkpoints(storage), which, job_name, storage)
     if metadata is None:
         if storage.exists(SAVEPOINT):
-            raise StorageError("a savepoint was begun here and never completed: there is nothing to start from")
+            raise StorageError("a savepoint was begun here and never completed, so there is nothing to start from")
         raise StorageError("no checkpoint has been completed here yet")
     return metadata
 
 
 def choose(listed: Collection[Listed], which: str, job_name: str | None, storage: Storage) -> CheckpointMetadata | None:
-    """Pick from `listed`. None only for "latest" in a directory where nothing was ever completed.
+    """Choose from `listed`. None only for "latest" in a directory where no checkpoint was ever completed.
 
-    Then nothing was ever committed either, and the job may begin at the beginning. If the newest one is
-    damaged, latest is refused: what sinks have committed since an older one would be there twice.
+    Then nothing was ever committed either, and the job may begin at the beginning. If the newest checkpoint is damaged,
+    "latest" is refused: what sinks have committed since an older one would be duplicated.
     """
     if which != "latest":
         return _by_name(listed, which, job_name, storage)
@@ -333,16 +336,17 @@ def choose(listed: Collection[Listed], which: str, job_name: str | None, storage
         if problems:
             (newest, why), *_ = problems
             raise StorageError(
-                f"checkpoint {newest}, the newest, cannot be used: {why}. The newest that can is {found.checkpoint_id}. What "
-                "sinks have committed since then would be there twice, so it is gone back to only by name, saying what is to "
-                f"become of that output: --from {found.checkpoint_id} --newer-output take-back, or keep"
+                f"checkpoint {newest}, the newest, cannot be used: {why}. The newest usable one is "
+                f"{found.checkpoint_id}. What sinks have committed since then would be duplicated, so it must be "
+                f"requested explicitly, with what is to become of that output: --from {found.checkpoint_id} "
+                "--newer-output take-back, or keep"
             )
         return found
     if problems and storage.exists(SAVEPOINT):
         raise StorageError(f"this savepoint cannot be used: {'; '.join(str(error) for _, error in problems)}")
     if problems:
         raise StorageError(
-            f"no checkpoint can be used: {'; '.join(f'checkpoint {i}: {error}' for i, error in problems)}"
+            f"none of the checkpoints can be used: {'; '.join(f'checkpoint {i}: {error}' for i, error in problems)}"
         )
     return None
 
@@ -352,18 +356,18 @@ def _by_name(listed: Collection[Listed], which: str, job_name: str | None, stora
     match = _CHECKPOINT.fullmatch(name)
     digits = match[1] if match else name
     if not digits.isascii() or not digits.isdigit():
-        raise StorageError(f"{which!r} names no checkpoint; write latest, a number, or the path of a chk-<number>")
+        raise StorageError(f"{which!r} is not a checkpoint; write latest, a number, or the path of a chk-<number>")
     for entry in listed:
         if entry.checkpoint_id == int(digits):
             return _usable(entry, job_name, storage)
     there = ", ".join(str(entry.checkpoint_id) for entry in listed) or "none"
-    raise StorageError(f"there is no checkpoint {digits} in the checkpoint directory; there are: {there}")
+    raise StorageError(f"checkpoint {digits} is not in the checkpoint directory, which has: {there}")
 
 
 def _usable(entry: Listed, job_name: str | None, storage: Storage) -> CheckpointMetadata:
-    """Its metadata, if all that it references is there. Raises StorageError.
+    """Return the metadata, if all files that it references exist. Raises StorageError.
 
-    The state files' checksums are verified where they are read, before the first row is emitted.
+    The state files' checksums are verified when they are read, before the first row is emitted.
     """
     if entry.metadata is None:
         raise StorageError(entry.error)
@@ -376,10 +380,10 @@ def _usable(entry: Listed, job_name: str | None, storage: Storage) -> Checkpoint
 
 
 def split_restore(which: str, root: str) -> tuple[str | None, str]:
-    """The directory elsewhere than `root` in which a checkpoint is (None: in `root`), and its name there.
+    """Return the directory, other than `root`, that holds a checkpoint (None: `root`), and its name there.
 
-    "latest", an id and "chk-<id>" are in `root`; a path is that of a checkpoint, of its metadata, or of a
-    directory, of which it means the latest: a savepoint has just one.
+    "latest", an id and "chk-<id>" are in `root`; a path is that of a checkpoint, of its metadata, or of a directory, of
+    which it means the latest: a savepoint has just one.
     """
     if not which.strip("/") or which == "latest" or (which.isascii() and which.isdigit()):
         return None, which
@@ -399,10 +403,10 @@ def split_restore(which: str, root: str) -> tuple[str | None, str]:
 
 
 def publish(storage: Storage, metadata: CheckpointMetadata) -> str:
-    """Make the checkpoint exist, as the last step of it; its path.
+    """Publish the checkpoint, as the last step of making it, and return its path.
 
-    When this raises, no `_metadata` of it is left, except with UnknownOutcomeError and FencedError,
-    which says that a later coordinator has taken over, perhaps while this was writing.
+    If this raises, no `_metadata` of it remains, except with UnknownOutcomeError and FencedError, which means that a
+    later coordinator has taken over, perhaps during this call.
     """
     check_epoch(storage, metadata.epoch)
     path = checkpoint_path(metadata.checkpoint_id)
@@ -422,20 +426,22 @@ def publish(storage: Storage, metadata: CheckpointMetadata) -> str:
         check_epoch(storage, metadata.epoch)
     except FencedError:
         raise
-    except StorageError as error:  # not undone: who has taken over meanwhile may have gone on from it
-        raise UnknownOutcomeError(f"{path} is written, but whether it counts cannot be seen ({error})") from error
+    except StorageError as error:  # not undone: a newer leader may have resumed from it
+        raise UnknownOutcomeError(
+            f"{path} is written, but it cannot be determined whether it counts ({error})"
+        ) from error
     return path
 
 
 class UnknownOutcomeError(StorageError):
-    """Whether this checkpoint will be restored is not known: its files must be kept."""
+    """It is unknown whether this checkpoint will be restored: its files must be kept."""
 
 
 # ---- deleting --------------------------------------------------------------
 
 
 def drop(storage: Storage, epoch: int, checkpoints: Iterable[int], files: Iterable[str]) -> None:
-    """Delete checkpoints, each metadata first so that no torn one is ever seen, then state files.
+    """Delete checkpoints, metadata first so that a torn one is never visible, then state files.
 
     Raises FencedError, with nothing more deleted, if a later coordinator has taken over.
     """
@@ -445,17 +451,17 @@ def drop(storage: Storage, epoch: int, checkpoints: Iterable[int], files: Iterab
         storage.delete(checkpoint_path(checkpoint_id))
     for file in sorted(files):
         if StateFile.parse(file) is None:
-            raise StorageError(f"refusing to delete {file!r}: it is no state file")
+            raise StorageError(f"refusing to delete {file!r}: it is not a state file")
         storage.delete(file)
 
 
 def split_retained(
     retained: tuple[Retained, ...], keep: int, in_use: Collection[str] = ()
 ) -> tuple[tuple[Retained, ...], tuple[Retained, ...], frozenset[str]]:
-    """Keep the newest `keep`: those kept, those to drop, and the files that nobody references then.
+    """Keep the newest `keep`; return those kept, those to drop, and the files that nothing references afterwards.
 
-    Files are counted by reference, not by the checkpoint that wrote them; `in_use` are
-    files that something else, such as a checkpoint in progress, references.
+    Files are counted by reference, not by the checkpoint that wrote them; `in_use` are files that something else, such
+    as a checkpoint in progress, references.
     """
     ordered = tuple(sorted(retained, key=lambda r: r.checkpoint_id))
     cut = max(len(ordered) - keep, 0)
@@ -467,12 +473,12 @@ def split_retained(
 def clean_up(storage: Storage, epoch: int, listed: Collection[Listed], next_id: int) -> tuple[str, ...]:
     """Delete state files of earlier epochs that no complete checkpoint references, and unfinished checkpoints.
 
-    Of these only those below `next_id`: a claim that has come since then keeps its id from being used again.
-    If any metadata cannot be read, nothing is deleted: it may reference anything. Returns warnings.
+    Of these only those below `next_id` are deleted: a later claim prevents its id from being used again. If any
+    metadata cannot be read, nothing is deleted, since it may reference anything. Returns warnings.
     """
     unreadable = [entry.path for entry in listed if entry.metadata is None]
     if unreadable:
-        return (f"left-over files are not cleaned up, because {', '.join(unreadable)} cannot be read",)
+        return (f"leftover files are not deleted, because {', '.join(unreadable)} cannot be read",)
     referenced = {file for entry in listed if entry.metadata for file in entry.metadata.files}
     complete = {entry.checkpoint_id for entry in listed}
     drop(storage, epoch, [n for n in _checkpoint_ids(storage) if n < next_id and n not in complete], ())
@@ -486,14 +492,14 @@ def clean_up(storage: Storage, epoch: int, listed: Collection[Listed], next_id: 
 
 
 def drop_attempts_before(storage: Storage, epoch: int, attempt: int, referenced: Collection[str]) -> None:
-    """Delete what earlier attempts of this epoch left unreferenced: a lost slot's half-made checkpoint."""
+    """Delete what earlier attempts of this epoch left unreferenced, such as a lost slot's unfinished checkpoint."""
     _drop_state_files(storage, epoch, lambda file: file.epoch == epoch and file.attempt < attempt, referenced)
 
 
 def _drop_state_files(
     storage: Storage, epoch: int, unwanted: Callable[[StateFile], bool], referenced: Collection[str]
 ) -> None:
-    """All that are `unwanted` and not `referenced`, and what is there of those that were never finished."""
+    """Delete all files that are `unwanted` and not `referenced`, and the remains of ones that were never finished."""
 
     def is_unwanted(name: str) -> bool:
         file = StateFile.parse(f"{SHARED}/{name}")

@@ -1,9 +1,9 @@
-"""Avro values as columns, and columns as Avro values.
+"""Conversion between Avro values and columns.
 
-Avro has no checksum, so its bytes are taken apart strictly: what the specification does not allow (a number that is
-too long, a branch that a union has not, a boolean of 2) is refused, where other parsers make a value of it. What
-becomes of the parts, by the writer's schema and the reader's, is settled once for each pair of these, and done column by
-column; nothing is a Python object in between that is narrower than the value, such as a datetime.
+Avro has no checksum, so its bytes are parsed strictly: what the specification does not allow (a number that is too
+long, a branch that a union does not have, a boolean of 2) is refused, where other parsers would make a value of it. How
+each part is converted is determined once for each pair of writer's and reader's schema, then done column by column; no
+intermediate Python object, such as a datetime, is narrower than the value.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from midstream.core.arrow_types import is_list_array, is_struct_array, list_leng
 from midstream.core.errors import SchemaError
 
 Read: TypeAlias = Callable[[bytes, int], tuple[Any, int]]
-"""The value at a place in the bytes, and the place behind it. Raises IndexError or ValueError.
+"""Reads the value at a place in the bytes, and returns it with the place after it. Raises IndexError or ValueError.
 
-A record is a list of its fields' values, an enum the number of its symbol, and what has a logical type is what that
-stands on.
+A record is a list of its fields' values, an enum the number of its symbol; a value with a logical type is that of the
+underlying type.
 """
 Build: TypeAlias = "Callable[[list[Any]], pa.Array[Any]]"
-"""A column of such values. Raises ArrowException for one that does not fit."""
+"""Builds a column of such values. Raises ArrowException for one that does not fit."""
 _WIDER: Final = {"int": ("long", "float", "double"), "long": ("float", "double"), "float": ("double",)}
 _DAY: Final = {"time-millis": 86_400_000, "time-micros": 86_400_000_000}
 _EXACT: Final = Context(prec=80)
@@ -36,10 +36,10 @@ _DOUBLE: Final = struct.Struct("<d")
 
 
 class AvroDecoder:
-    """Values that were written with `writer`, as columns of `reader`, by Avro's rules of schema resolution.
+    """Decodes values written with the schema `writer` to columns of `reader`, by Avro's rules of schema resolution.
 
-    Fields go by name or alias; a field that the writer has not has the reader's default; numbers may get wider.
-    Raises SchemaError when the schemas do not go together: no value of this writer can be read.
+    Fields match by name or alias; a field that the writer lacks has the reader's default; numbers may be widened.
+    Raises SchemaError if the schemas are incompatible: no value of this writer can be read.
     """
 
     def __init__(self, writer: AvroType, reader: AvroType, where: str) -> None:
@@ -48,7 +48,7 @@ class AvroDecoder:
         self._columns = _record_columns(writer, reader, where)
 
     def decode(self, values: Sequence[bytes], skip: int) -> pa.RecordBatch:
-        """A row for each value, whose first `skip` bytes are of something else. Raises ArrowInvalid."""
+        """Decode one row per value, skipping the first `skip` bytes of each. Raises ArrowInvalid."""
         read = self._read
         rows = []
         for value in values:
@@ -59,7 +59,7 @@ class AvroDecoder:
             except ValueError as error:
                 raise pa.ArrowInvalid(f"the bytes are not of the schema: {error}") from error
             if end != len(value):
-                raise pa.ArrowInvalid(f"{len(value) - end} bytes are left behind the record")
+                raise pa.ArrowInvalid(f"{len(value) - end} bytes are left after the record")
             rows.append(row)
         return pa.RecordBatch.from_arrays([column(rows) for column in self._columns], schema=self._schema)
 
@@ -175,7 +175,7 @@ def _union_reader(branches: list[Read]) -> Read:
 
 
 def _items_reader(item: Read) -> Read:
-    """Each item takes a byte at least, so what a block claims to hold ends with the bytes."""
+    """Return a reader of items, each of at least one byte: what a block claims to hold is bounded by its bytes."""
 
     def read(data: bytes, at: int) -> tuple[list[Any], int]:
         found: list[Any] = []
@@ -191,13 +191,13 @@ def _items_reader(item: Read) -> Read:
                 value, at = item(data, at)
                 found.append(value)
             if block_end is not None and at != block_end:
-                raise ValueError("a block whose items have another size than it says")
+                raise ValueError("a block whose items do not have the size that it states")
 
     return read
 
 
 def _record_columns(writer: AvroType, reader: AvroType, where: str) -> list[Build]:
-    """From records of the writer to the reader's columns."""
+    """Return how to build each of the reader's columns from records of the writer."""
     written = {field.name: number for number, field in enumerate(writer.fields)}
     columns = []
     for field in reader.fields:
@@ -227,26 +227,28 @@ def _constant(field: Field, where: str) -> Build:
 
 
 def _default(kind: AvroType, given: Any, where: str) -> Any:
-    """A default, which is JSON, as the value that it stands for. That of a union is of its first branch."""
+    """Return the value of a default, which is JSON. That of a union belongs to its first branch."""
     if kind.kind == "union":
         return _default(kind.branches[0], given, where)
     fits: dict[str, Any] = {"null": type(None), "boolean": bool, "string": str, "bytes": str, "fixed": str, "enum": str}
     fits |= {"array": list, "map": dict, "record": dict}
     wanted = fits.get(kind.kind, (int, float) if kind.kind in ("float", "double") else int)
     if not isinstance(given, wanted) or (isinstance(given, bool) and kind.kind != "boolean"):
-        raise SchemaError(f"{where}: its default {given!r:.100} is no {kind.kind}")
+        raise SchemaError(f"{where}: its default {given!r:.100} is not a valid {kind.kind}")
     match kind.kind:
         case "bytes" | "fixed":
             try:
                 data = given.encode("latin-1")
             except UnicodeEncodeError as error:
-                raise SchemaError(f"{where}: its default {given!r:.100} is no bytes: {error.reason}") from error
+                raise SchemaError(
+                    f"{where}: its default {given!r:.100} does not stand for bytes: {error.reason}"
+                ) from error
             if kind.kind == "fixed" and len(data) != kind.size:
                 raise SchemaError(f"{where}: its default has {len(data)} bytes, not {kind.size}")
             return data
         case "enum":
             if given not in kind.symbols:
-                raise SchemaError(f"{where}: its default {given!r:.100} is none of its symbols")
+                raise SchemaError(f"{where}: its default {given!r:.100} is not one of its symbols")
             return kind.symbols.index(given)
         case "array":
             return [_default(kind.of(), each, where) for each in given]
@@ -286,7 +288,7 @@ def _resolved(writer: AvroType, reader: AvroType, where: str) -> Build:
 
 
 def _build(writer: AvroType, reader: AvroType, kind: pa.DataType, where: str) -> Build:
-    """Of values that are not null."""
+    """Return how to build a column of values that are not null."""
     before, after = writer.kind, reader.kind
     is_text = {before, after} == {"bytes", "string"}
     if before != after and after not in _WIDER.get(before, ()) and not is_text:
@@ -355,7 +357,7 @@ def _enum(writer: AvroType, reader: AvroType, where: str) -> Build:
                 raise pa.ArrowInvalid(f"{where}: symbol {number} of an enum that has {len(symbols)}")
             if symbols[number] is None:
                 raise pa.ArrowInvalid(
-                    f"{where}: {writer.symbols[number]!r} is no symbol of the reader's schema, which has no default"
+                    f"{where}: {writer.symbols[number]!r} is not a symbol of the reader's schema, which has no default"
                 )
         return pa.array([symbols[number] for number in values], pa.large_string())
 
@@ -392,11 +394,13 @@ def _times_of_day(values: list[Any], logical: str, kind: pa.DataType, where: str
 # ---- writing ----
 
 Write: TypeAlias = Callable[[bytearray, Any], None]
-"""Puts a value behind the bytes."""
+"""Appends a value to the bytes."""
 
 
 class AvroEncoder:
-    """Rows as Avro, by a schema that is made of their columns. Raises SchemaError naming a column that Avro has no form for."""
+    """Encodes rows as Avro, by a schema derived from their columns. Raises SchemaError naming a column without an Avro
+    form.
+    """
 
     def __init__(self, schema: pa.Schema, name: str, where: str) -> None:
         self._names = _Names(name)
@@ -412,7 +416,7 @@ class AvroEncoder:
         self._write = _write_fields([write for _, (_, _, write) in columns])
 
     def encode(self, batch: pa.RecordBatch, before: bytes) -> list[bytes]:
-        """A value for each row, each behind the bytes `before`."""
+        """Encode one value per row, each after the bytes `before`."""
         columns = [values(batch.column(index)) for index, values in enumerate(self._values)]
         found = []
         for row in zip(*columns, strict=True):
@@ -422,7 +426,7 @@ class AvroEncoder:
         return found
 
     def _column(self, kind: pa.DataType, where: str) -> tuple[Any, Callable[[pa.Array[Any]], list[Any]], Write]:
-        """The Avro type of a column, which may be null; its values, and how one is written."""
+        """Return the Avro type of a column, which may be null, how to get its values, and how to write one."""
         types = pa.types
         avro: Any
         if kind in _PLAIN:
@@ -452,11 +456,11 @@ class AvroEncoder:
             parts = [values for _, (_, values, _) in fields]
             avro = {"type": "record", "name": name, "fields": described}
             return avro, lambda column: _structs(column, parts), _write_fields([write for _, (_, _, write) in fields])
-        raise SchemaError(f"{where} is {kind}, which Avro has no form for here; cast it, or leave it out with select()")
+        raise SchemaError(f"{where} is {kind}, for which Avro has no form here; cast it, or leave it out with select()")
 
 
 class _Names:
-    """Names for the records within a schema, each once."""
+    """Names for the records within a schema, each of which is used once."""
 
     def __init__(self, name: str) -> None:
         self.first = _as_name(name)
@@ -474,11 +478,11 @@ def _as_name(text: str) -> str:
 
 def _check_name(name: str, where: str) -> None:
     if _as_name(name) != name:
-        raise SchemaError(f"{where}: Avro's names have letters, digits and underscores; give it another with select()")
+        raise SchemaError(f"{where}: names in Avro consist of letters, digits and underscores; rename it with select()")
 
 
 def _logical(kind: pa.DataType, storage: pa.DataType) -> str:
-    """The logical type of a column, if it stands on `storage`."""
+    """Return the logical type of a column if its underlying type is `storage`."""
     if storage == pa.int32():
         return {pa.date32(): "date", pa.time32("ms"): "time-millis"}.get(kind, "")
     if kind == pa.time64("us"):
@@ -531,7 +535,7 @@ _PLAIN: Final[dict[pa.DataType, tuple[str, Write]]] = {
 
 
 def _write_fields(fields: list[Write]) -> Write:
-    """Of a record. Each field is a union of null, which is branch 0, and its type, which is branch 1."""
+    """Return how to write a record. Each field is a union of null, which is branch 0, and its type, which is branch 1."""
 
     def write(out: bytearray, row: Sequence[Any]) -> None:
         for field, value in zip(fields, row, strict=True):
@@ -545,7 +549,7 @@ def _write_fields(fields: list[Write]) -> Write:
 
 
 def _write_items(item: Write) -> Write:
-    """In one block; each item may be null, as fields may."""
+    """Return how to write a list as one block; each item may be null, as fields may."""
 
     def write(out: bytearray, values: list[Any]) -> None:
         if values:

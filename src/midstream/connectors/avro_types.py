@@ -1,7 +1,7 @@
-"""Avro's schemas: read from JSON into types, checked, and what they are in Arrow.
+"""Avro schemas: parsed from JSON, checked, and mapped to Arrow types.
 
-Schemas come from a registry, so they are looked at like any input: a type that names itself, a depth without
-end, and arrays of what takes no bytes (whose length a value may claim as it likes) are refused.
+Schemas come from a registry, so they are checked like any other input: a type that contains itself, unlimited nesting,
+and arrays of items that take no bytes (whose length a value may claim at will) are refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from midstream.core.errors import SchemaError
 _PRIMITIVES: Final = ("null", "boolean", "int", "long", "float", "double", "bytes", "string")
 _DEPTH_MAX: Final = 50
 _TYPES_MAX: Final = 10_000
-"""In a schema, a named type counted wherever it is referred to."""
+"""The largest number of types in a schema; a named type counts wherever it is referred to."""
 _FIXED_BYTES_MAX: Final = 2**24
 _LOGICAL_OF: Final = {
     "date": ("int",),
@@ -32,7 +32,9 @@ _LOGICAL_OF: Final = {
     "decimal": ("bytes", "fixed"),
     "uuid": ("string",),
 }
-"""What each may stand on. Others are left alone, as Avro wants it: the value is what it stands on."""
+"""The underlying types allowed for each logical type. Others are ignored, as Avro requires: the value is that of the
+underlying type.
+"""
 _ARROW: Final[Mapping[str, pa.DataType]] = {
     "boolean": pa.bool_(),
     "int": pa.int32(),
@@ -64,7 +66,9 @@ class Field:
 
 @dataclass(frozen=True)
 class AvroType:
-    """`kind`: a primitive, or record, enum, fixed, array, map, union. What the others mean depends on it."""
+    """An Avro type. `kind`: a primitive, or record, enum, fixed, array, map, union; it determines which attributes are
+    used.
+    """
 
     kind: str
     logical: str = ""
@@ -76,7 +80,7 @@ class AvroType:
     default_symbol: str | None = None
     size: int = 0
     items: AvroType | None = None
-    """Of an array; of a map, its values."""
+    """The items of an array, or the values of a map."""
     branches: tuple[AvroType, ...] = ()
 
     @cached_property
@@ -94,7 +98,7 @@ class AvroType:
 
     @cached_property
     def least_bytes(self) -> int:
-        """What a value takes at least."""
+        """The smallest number of bytes that a value takes."""
         if self.kind == "record":
             return sum(field.type.least_bytes for field in self.fields)
         return {"null": 0, "fixed": self.size}.get(self.kind, 1)
@@ -104,12 +108,12 @@ class AvroType:
         return self.kind == "null" or any(branch.kind == "null" for branch in self.branches)
 
     def of(self) -> AvroType:
-        """The array's items, or the map's values."""
+        """The items of an array or the values of a map; an error for other types."""
         assert self.items is not None, self.kind
         return self.items
 
     def without_null(self, where: str) -> AvroType:
-        """The one type that values have. Raises SchemaError for a union of several."""
+        """Return the one type of the values that are not null. Raises SchemaError for a union of several."""
         if self.kind != "union":
             return self
         others = [branch for branch in self.branches if branch.kind != "null"]
@@ -120,16 +124,18 @@ class AvroType:
 
 
 def parse_schema(text: str, where: str, known: Mapping[str, str] | None = None) -> AvroType:
-    """`known`: the texts of schemas that it refers to, in the order in which they may refer to each other.
+    """Parse a schema. `known`: texts of the schemas that it refers to, each after those that it refers to itself.
 
-    Raises SchemaError for what is no schema, or none that can be read in rows.
+    Raises SchemaError for invalid schemas, and for those that cannot be read as rows.
     """
     reading = _Reading(where)
     for name, other in (known or {}).items():
         reading.type(_decoded(other, f"{where}: schema {name!r}, to which it refers"), "", where, 0)
     found = reading.type(_decoded(text, where), "", where, 0)
     if found.kind != "record":
-        raise SchemaError(f"{where}: the schema is of {found.kind}; rows are of a record, whose fields are the columns")
+        raise SchemaError(
+            f"{where}: the schema is of type {found.kind}; rows need a record, whose fields become the columns"
+        )
     if not found.fields:
         raise SchemaError(f"{where}: the record {found.name} has no fields")
     return found
@@ -141,14 +147,14 @@ def _decoded(text: str, where: str) -> Any:
     except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
         if text and text in _PRIMITIVES:
             return text
-        raise SchemaError(f"{where}: the text is no Avro schema: {error}") from error
+        raise SchemaError(f"{where}: the text is not an Avro schema: {error}") from error
 
 
 class _Reading:
     def __init__(self, where: str) -> None:
         self._where = where
         self._named: dict[str, AvroType | None] = {}
-        """None: its definition is being read, so who refers to it is part of it."""
+        """The named types; None while the definition is being parsed, so that a reference to it is a recursion."""
 
     def type(self, given: Any, namespace: str, path: str, depth: int) -> AvroType:
         found = self._type(given, namespace, path, depth)
@@ -169,7 +175,7 @@ class _Reading:
                 raise SchemaError(f"{path}: a union has at least one branch, and none that is a union itself")
             return AvroType("union", branches=branches)
         if not isinstance(given, dict):
-            raise SchemaError(f"{path}: {given!r:.100} is no Avro type")
+            raise SchemaError(f"{path}: {given!r:.100} is not an Avro type")
         kind = given.get("type")
         if isinstance(kind, (dict, list)):
             return self.type(kind, namespace, path, depth + 1)
@@ -183,7 +189,7 @@ class _Reading:
         if kind == "map":
             return AvroType("map", items=self.type(given.get("values"), namespace, f"{path}{{}}", depth + 1))
         if not isinstance(kind, str):
-            raise SchemaError(f"{path}: {kind!r:.100} is no Avro type")
+            raise SchemaError(f"{path}: {kind!r:.100} is not an Avro type")
         return _with_logical(self._by_name(kind, namespace, path), given)
 
     def _by_name(self, name: str, namespace: str, path: str) -> AvroType:
@@ -192,10 +198,10 @@ class _Reading:
         full = name if "." in name or not namespace else f"{namespace}.{name}"
         full = full if full in self._named else name
         if full not in self._named:
-            raise SchemaError(f"{path}: there is no Avro type {name!r:.100}")
+            raise SchemaError(f"{path}: unknown Avro type {name!r:.100}")
         found = self._named[full]
         if found is None:
-            raise SchemaError(f"{path}: the type {full} is part of itself; a column has no form for that")
+            raise SchemaError(f"{path}: the type {full} contains itself; a column has no form for that")
         return found
 
     def _defined(self, given: dict[str, Any], kind: str, namespace: str, path: str, depth: int) -> AvroType:
@@ -214,7 +220,7 @@ class _Reading:
             default = given.get("default")
             found = AvroType("enum", name=full, symbols=tuple(symbols), default_symbol=default)
             if default is not None and default not in symbols:
-                raise SchemaError(f"{path}: the default {default!r:.100} of the enum {full} is none of its symbols")
+                raise SchemaError(f"{path}: the default {default!r:.100} of the enum {full} is not one of its symbols")
         else:
             size = given.get("size")
             if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _FIXED_BYTES_MAX:
@@ -243,7 +249,7 @@ class _Reading:
 
 
 def _with_logical(found: AvroType, given: dict[str, Any]) -> AvroType:
-    """A logical type that is not right is left out, as Avro wants it."""
+    """Add the logical type, unless it is invalid, which Avro requires to be ignored."""
     logical = given.get("logicalType")
     if not isinstance(logical, str) or found.kind not in _LOGICAL_OF.get(logical, ()):
         return found
@@ -258,7 +264,7 @@ def _with_logical(found: AvroType, given: dict[str, Any]) -> AvroType:
 
 
 def arrow_type(kind: AvroType, where: str) -> pa.DataType:
-    """Raises SchemaError for a type that no column has."""
+    """Return the Arrow type. Raises SchemaError for a type that a column cannot have."""
     kind = kind.without_null(where)
     if kind.logical == "decimal":
         if kind.precision > 38:
@@ -266,7 +272,9 @@ def arrow_type(kind: AvroType, where: str) -> pa.DataType:
         return pa.decimal128(kind.precision, kind.scale)
     match kind.kind:
         case "null":
-            raise SchemaError(f"{where} is always null; a column has a type: leave it out of the reader's schema")
+            raise SchemaError(
+                f"{where} is always null, which is not a column type; leave it out of the reader's schema"
+            )
         case "array":
             return pa.large_list(arrow_type(kind.of(), f"{where}[]"))
         case "map":

@@ -1,7 +1,7 @@
-"""Records that do not parse: found among good ones, and told of.
+"""Records that do not parse: separated from good ones, and reported.
 
-A batch is parsed in one piece. Only one with a bad record in it is cut in pieces, and of these those that have one are
-halved, and halved again, until what is bad stands alone; so good records beside it are not lost, and reading stays columnar.
+A batch is parsed in one piece. Only a batch with a bad record is cut in pieces; those that contain one are bisected
+until each bad record stands alone. So the good records around it are not lost, and reading stays columnar.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ BadRecordsMax: TypeAlias = tuple[int, int]
 T = TypeVar("T")
 _ERROR_CHARS_MAX: Final = 1_000
 _PIECE: Final = 256
-"""Records of the first pieces: the good ones of a large batch are parsed twice then, not once for each halving."""
+"""The size of the first pieces, in records: good ones of a large batch are parsed twice, not once for each bisection."""
 _FEW: Final = 4
-"""So many are looked at one by one."""
+"""This many records or fewer are parsed one by one."""
 
 
 class BadRecord(msgspec.Struct, frozen=True):
-    """`at`: where it is among the records that were read with it, counted from 0. See BAD_RECORDS_SCHEMA."""
+    """A record that does not parse. `at`: its position among the records read with it, from 0. See BAD_RECORDS_SCHEMA."""
 
     at: int
     source: str
@@ -40,28 +40,30 @@ class BadRecord(msgspec.Struct, frozen=True):
 
 
 def check_on_bad_record(on_bad_record: object, most: object, who: str) -> None:
-    """Raises ConfigError for values of `on_bad_record` and `bad_records_max` that make no sense."""
+    """Raise ConfigError for invalid values of `on_bad_record` and `bad_records_max`."""
     if on_bad_record not in ("fail", "drop"):
         raise ConfigError(
-            f"{who}: on_bad_record {on_bad_record!r} is not one of fail, drop; with 'drop' side_output(BAD_RECORDS) has them"
+            f"{who}: on_bad_record {on_bad_record!r} is not one of fail, drop; with 'drop' they go to "
+            "side_output(BAD_RECORDS)"
         )
     if most is None:
         return
     is_pair = isinstance(most, (tuple, list)) and len(most) == 2 and all(map(is_whole, most))
     if not is_pair or not 0 <= most[0] < most[1]:  # type: ignore[index]
         raise ConfigError(
-            f"{who}: bad_records_max={most!r} is not two numbers, how many bad records of how many, such as (100, 10_000)"
+            f"{who}: bad_records_max={most!r} is not a pair of numbers (bad records, records), such as (100, 10_000)"
         )
     if on_bad_record == "fail":
         raise ConfigError(
-            f"{who}: bad_records_max= is for on_bad_record='drop'; with 'fail' the first one ends the job"
+            f"{who}: bad_records_max= requires on_bad_record='drop'; with 'fail' the first bad record fails the job"
         )
 
 
 def parsed_apart(parse: Callable[[int, int], T], first: int, last: int, error: str) -> Iterator[T | tuple[int, str]]:
-    """The records `first` up to `last`, of which `parse` has said that they do not parse together, and why.
+    """Parse the records `first` up to `last`, which `parse` has refused as a whole, giving the reason.
 
-    Gives, in order, what `parse` makes of those that do, and the number of each that does not, with the reason.
+    Yields, in order, what `parse` returns for those that do parse, and the number of each one that does not, with the
+    reason.
     """
     if last - first == 1:
         yield first, error
@@ -79,7 +81,10 @@ def parsed_apart(parse: Callable[[int, int], T], first: int, last: int, error: s
 
 
 def reported(bad: Sequence[BadRecord], base: int = 0) -> BadRecords | None:
-    """What a reader says of them; `base`: which of the records counted is the first of the batch. None: there are none."""
+    """Return what a reader reports about bad records, or None if there are none.
+
+    `base`: the number, among the records counted, of the first one in the batch.
+    """
     if not bad:
         return None
     columns: list[list[Any]] = [
@@ -97,6 +102,6 @@ def reported(bad: Sequence[BadRecord], base: int = 0) -> BadRecords | None:
 
 
 def _shortened(error: str) -> str:
-    """As text that Arrow takes: a parser may quote a part of the record."""
+    """Return the text in a form that Arrow accepts, shortened: a parser may quote part of the record."""
     text = error.encode(errors="replace").decode()
     return text if len(text) <= _ERROR_CHARS_MAX else f"{text[:_ERROR_CHARS_MAX]} …"

@@ -1,4 +1,4 @@
-"""Results in the driver's memory, exactly once."""
+"""Results collected in the driver's memory, exactly once."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ from midstream.core.values import to_python
 from midstream.operators.sink import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext
 
 BYTES_MAX: Final = 64 * 2**20
-"""Rows of one subtask between two checkpoints; they travel in control messages and checkpoint metadata."""
+"""The limit on the rows of one subtask between two checkpoints; they travel in control messages and metadata."""
 
 _committed: set[str] = set()
-"""What any sink of this process has committed. A job that goes on from another's checkpoint commits
-that one's last rows once more; where its results were in this very process, they have been seen."""
+"""The rows that sinks of this process have committed.
+
+A job that resumes from another's checkpoint commits that one's last rows again; if its results were in this process,
+they have been seen already.
+"""
 _committing = threading.Lock()
 
 
@@ -35,9 +38,9 @@ class CollectedRows(msgspec.Struct, frozen=True, array_like=True):
 class CollectSink(Sink):
     """Keeps the rows of completed checkpoints on the driver, for notebooks, tests and small results.
 
-    `rows()`, `table()` and `frame()` may be called from any thread, while the job runs and after
-    it. They show the last job that this sink was used in. A job restored in a new process begins
-    with the rows of the checkpoint it goes on from: nobody knows whether those were seen.
+    `rows()`, `table()` and `frame()` may be called from any thread, while the job runs and after it. They show the last
+    job in which this sink was used. A job restored in a new process begins with the rows of the checkpoint from which
+    it resumes, since it is unknown whether those were seen.
     """
 
     def __init__(self) -> None:
@@ -49,9 +52,10 @@ class CollectSink(Sink):
         return {"_job_id": None, "_schema": None, "_batches": []}
 
     def rows(self) -> list[dict[str, Any]]:
-        """Raises ConfigError before the first job that uses this sink has started; so do the others.
+        """The rows committed so far, as dicts.
 
-        Raises SchemaError for a value that Python's own types cannot hold; `table()` and `frame()` have it.
+        Raises ConfigError, as the other methods do, before the first job with this sink has started. Raises SchemaError
+        for a value that Python's own types cannot hold; use `table()` or `frame()` for those.
         """
         table = self.table()
         names = table.column_names
@@ -74,12 +78,14 @@ class CollectSink(Sink):
         self._schema = schema
 
     def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
-        """Raises StorageError for what another kind of sink has prepared."""
+        """Raise StorageError for what another kind of sink has prepared."""
         try:
             for committable in committables:
                 msgspec.msgpack.decode(committable, type=CollectedRows)
         except msgspec.DecodeError as error:
-            raise StorageError(f"CollectSink: what the checkpoint has to commit was not collected: {error}") from error
+            raise StorageError(
+                f"CollectSink: what the checkpoint has to commit was not prepared by a CollectSink: {error}"
+            ) from error
 
     def writer(self, context: WriterContext) -> SinkWriter:
         return _CollectWriter(context)
@@ -90,7 +96,7 @@ class CollectSink(Sink):
         return _CollectCommitter(self._batches)
 
     def newest_committed(self, output: Output) -> int:
-        """None: it shows the rows of one start, and begins anew with the next."""
+        """Return 0: the sink shows the rows of one start, and is empty again at the next."""
         return 0
 
 
@@ -103,14 +109,14 @@ def _in_python(name: str, column: pa.ChunkedArray[Any]) -> list[Any]:
                 to_python(column.slice(number, 1))
             except (ValueError, OverflowError) as misfit:
                 raise SchemaError(
-                    f"CollectSink: row {number}: column {name!r} is {column.type}, and its value {_text(column, number)} is "
-                    f"none that Python can hold: {misfit}; take table() or frame()"
+                    f"CollectSink: row {number}: column {name!r} is {column.type}, and Python cannot hold its value "
+                    f"{_text(column, number)}: {misfit}; use table() or frame()"
                 ) from misfit
         raise InvariantError(f"CollectSink: column {name!r} is {column.type}: {error}") from error
 
 
 def _text(column: pa.ChunkedArray[Any], number: int) -> str:
-    """A value that has no Python form, as Arrow writes it."""
+    """Format a value that has no Python form, as Arrow writes it."""
     try:
         text = str(column.slice(number, 1).cast(pa.string())[0].as_py())
     except pa.ArrowException:  # a list, a struct, a map
@@ -130,8 +136,8 @@ class _CollectWriter(SinkWriter):
         self._bytes += batch_bytes(batch)
         if self._bytes > BYTES_MAX:
             raise JobError(
-                f"operator {self._context.name!r}: {self._bytes} bytes of rows since the last checkpoint, more than the "
-                f"{BYTES_MAX} that a CollectSink takes; write them with a FileSink, or checkpoint more often"
+                f"operator {self._context.name!r}: {self._bytes} bytes of rows since the last checkpoint, more than "
+                f"the {BYTES_MAX} that a CollectSink accepts; write them with a FileSink, or checkpoint more often"
             )
 
     def prepare(self, checkpoint_id: int) -> Callable[[], Sequence[bytes]] | None:

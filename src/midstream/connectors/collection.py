@@ -1,4 +1,4 @@
-"""Rows that the program already holds, as a bounded source."""
+"""A bounded source of rows that the program already holds."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from midstream.operators.source import (
 
 
 class CollectionSource(Source):
-    """The rows of an Arrow table, which travels with the job: for small inputs and tests.
+    """The rows of an Arrow table, which travels with the job; for small inputs and tests.
 
-    `splits`: contiguous parts, by default as many as the parallelism (1 keeps all rows in order).
+    `splits`: the number of contiguous parts, by default the parallelism (1 keeps all rows in order).
     """
 
     blocking = False
@@ -66,12 +66,12 @@ def from_rows(
     splits: int | None = None,
     rows_per_s: float | None = None,
 ) -> CollectionSource:
-    """A source of a list of dicts. `schema`: by default inferred from all rows.
+    """Return a source of a list of dicts. `schema`: by default inferred from all rows.
 
-    Raises SchemaError when there is no row to infer from, or when a value does not fit its column.
+    Raises SchemaError if there is no row to infer from, or if a value does not fit its column.
     """
     if type(rows).__module__.partition(".")[0] == "pandas":
-        raise SchemaError(f"from_collection: a pandas {type(rows).__name__}; give pl.from_pandas(…) of it")
+        raise SchemaError(f"from_collection: got a pandas {type(rows).__name__}; convert it with pl.from_pandas(…)")
     listed = list(rows)
     for position, row in enumerate(listed):
         if not isinstance(row, Mapping):
@@ -106,7 +106,7 @@ def _column(name: str, values: list[Any], kind: pa.DataType | None) -> pa.Array[
 def from_arrow(
     data: pa.Table | pa.RecordBatch, *, splits: int | None = None, rows_per_s: float | None = None
 ) -> CollectionSource:
-    """A source of an Arrow table or record batch."""
+    """Return a source of an Arrow table or record batch."""
     if not isinstance(data, (pa.Table, pa.RecordBatch)):
         raise SchemaError(f"from_arrow: {type(data).__name__} is neither an Arrow table nor a record batch")
     table = pa.Table.from_batches([data]) if isinstance(data, pa.RecordBatch) else data
@@ -114,7 +114,7 @@ def from_arrow(
 
 
 def from_polars(frame: pl.DataFrame, *, splits: int | None = None, rows_per_s: float | None = None) -> CollectionSource:
-    """A source of a polars frame."""
+    """Return a source of a polars frame."""
     if not isinstance(frame, pl.DataFrame):
         raise SchemaError(f"from_polars: {type(frame).__name__} is not a polars DataFrame; collect() a lazy one first")
     return CollectionSource(to_arrow(frame), splits=splits, rows_per_s=rows_per_s)

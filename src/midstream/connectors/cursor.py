@@ -1,4 +1,4 @@
-"""A split reader over any iterator of batches: slices to size, and counts rows as the offset."""
+"""A split reader over any iterator of batches, which slices them to size and uses the number of rows as the offset."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from midstream.operators.source import SplitReader
 
 
 class BatchCursor(SplitReader):
-    """Reads `batches`, leaving out the first `skip_rows`; `offset_rows` is the offset after those.
+    """Reads `batches` except for the first `skip_rows`; `offset_rows` is the offset after those.
 
-    `where` names the split in errors. Raises StorageError when fewer rows than `skip_rows` come: the
-    split is not what it was when its offset was taken.
+    `where` names the split in errors. Raises StorageError if there are fewer rows than `skip_rows`: the split has
+    changed since its offset was recorded.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class BatchCursor(SplitReader):
         return batch, self._offset_rows
 
     def _next(self) -> pa.RecordBatch | None:
-        """The next batch with rows in it beyond those to skip."""
+        """Return the next batch that has rows beyond those to skip."""
         for batch in self._batches:
             if batch.num_rows <= self._skip_rows:
                 self._skip_rows -= batch.num_rows
@@ -55,8 +55,8 @@ class BatchCursor(SplitReader):
             return batch
         if self._skip_rows:
             raise StorageError(
-                f"{self._where}: ends {self._skip_rows} rows before row {self._offset_rows}, from where it is to be "
-                "read on; it is no longer what was read before"
+                f"{self._where}: ends {self._skip_rows} rows before row {self._offset_rows}, where reading is to "
+                "resume; it has changed since it was read"
             )
         return None
 

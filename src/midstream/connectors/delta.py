@@ -1,18 +1,18 @@
-"""Rows into a Delta table, exactly once: files written by the subtasks, added to its log by the committer.
+"""Rows into a Delta table, exactly once: subtasks write files, and the committer adds them to the table's log.
 
-    table/part-<attempt>-<subtask>-<n>-<token>.parquet   there, but nobody reads it until the log says so
-    table/_delta_log/00000000000000000007.json           adds the files of a checkpoint, and says whose it was
+    table/part-<attempt>-<subtask>-<n>-<token>.parquet    invisible to readers until the log names it
+    table/_delta_log/00000000000000000007.json            adds the files of a checkpoint, and names their job
 
-Each commit is one transaction of the table, with an application id for the job and sink and the
-checkpoint's id as its version. The log keeps the newest version of each application, and lets no
-two writers agree on one transaction: whoever comes second finds that there is nothing to do.
+Each commit is one transaction of the table, with an application id for the job and sink and the checkpoint's id as its
+version. The log keeps the newest version of each application, and lets no two writers agree on one transaction: the
+second one finds that there is nothing left to do.
 
-A committable says to which table its file belongs, and is committed there even if the sink writes to
-another one by now. As it comes from a checkpoint it is not believed: it can name nothing but files
-that such a sink has called so, below their table.
+A committable names the table to which its file belongs, and is committed there even if the sink writes to another one
+by now. It comes from a checkpoint, so it is not trusted: it can only name files below their table that have the form of
+such a sink's names.
 
-A job that goes on from another's checkpoint writes `_SUPERSEDED` plus that checkpoint as the other's
-version: after that the other can commit no more, although it may not know yet that it is over.
+A job that resumes from another's checkpoint writes `_SUPERSEDED` plus that checkpoint as the other's version:
+afterwards the other job can commit nothing more, even if it has not yet learned that it is over.
 """
 
 from __future__ import annotations
@@ -72,11 +72,11 @@ if TYPE_CHECKING:
 _NAME: Final = re.compile(r"part-\d+-\d+-\d+-[0-9a-f]{16}\.parquet")
 _SUPERSEDED: Final = 2**62
 _TRIES_MAX: Final = 5
-"""Other writers' transactions may come in between; those that only add files do not count."""
+"""The number of attempts when other writers' transactions intervene; those that only add files do not count."""
 _HELD_BYTES: Final = 64 * 2**20
-"""Rows of one subtask in memory, of all partitions."""
+"""The memory for rows of one subtask, over all partitions."""
 _OPEN_MAX: Final = 32
-"""Files of one subtask that stay open when memory is short, one a partition."""
+"""The number of files of one subtask, one per partition, that stay open when memory is short."""
 
 
 class WrittenFile(msgspec.Struct, frozen=True, array_like=True):
@@ -90,21 +90,21 @@ class WrittenFile(msgspec.Struct, frozen=True, array_like=True):
     partition: dict[str, str | None]
     statistics: str
     place: str = ""
-    """See `place_of`. Older versions did not say: the sink's own."""
+    """See `place_of`. Older versions did not record it: then it is the sink's own."""
 
 
 class DeltaSink(Sink):
-    """Every row once in a Delta table.
+    """Writes every row once into a Delta table.
 
-    `table`: a local path, or a URL that pyarrow and deltalake know (s3://…); with `filesystem`, that is
-    what files are written with. `storage_options`: what deltalake needs to write the log there; they
-    go to nobody but deltalake, on the driver. A table that is not there is made, partitioned by
-    `partition_by`; one that is there has its own partition columns. A fresh job needs a table without
-    rows, unless `append`. `roll_size`: a file is ended when it has about this size, and with every checkpoint.
+    `table`: a local path, or a URL that pyarrow and deltalake know (s3://…); with `filesystem`, that is what files are
+    written with. `storage_options`: what deltalake needs to write the log there; only deltalake, on the driver,
+    receives them. A missing table is created, partitioned by `partition_by`; an existing one keeps its partition
+    columns. A fresh job needs a table without rows, unless `append`. `roll_size`: a file is closed when it reaches
+    about this size, and with every checkpoint.
 
-    Rows appear, in one version of the table, when the checkpoint that covers them completes. Files of
-    attempts that were killed are in no version; VACUUM deletes them, as those of any other writer.
-    Delta does not know empty text as a partition value: it becomes NULL there.
+    Rows appear, in one version of the table, when the checkpoint that covers them completes. Files of killed attempts
+    are in no version; VACUUM deletes them, like those of any other writer. Delta has no empty string as a partition
+    value: it becomes NULL.
     """
 
     def __init__(
@@ -119,27 +119,27 @@ class DeltaSink(Sink):
     ) -> None:
         require("deltalake", "delta", "DeltaSink")
         if isinstance(partition_by, str):
-            raise ConfigError(f"DeltaSink: partition_by={partition_by!r} is text; give a list: [{partition_by!r}]")
+            raise ConfigError(f"DeltaSink: partition_by={partition_by!r} is a string; give a list: [{partition_by!r}]")
         self.roll_bytes = size_bytes(roll_size, "roll_size")
         if self.roll_bytes < 1:
-            raise ConfigError("roll_size: 0 bytes is not a size to write files of; give for example '128 MiB'")
+            raise ConfigError("roll_size: 0 bytes is not a valid file size; give for example '128 MiB'")
         self.filesystem, self.directory = resolve(table, filesystem, "DeltaSink")
         self._uri = self.directory if is_local(self.filesystem) else str(table)
         self._storage_options = dict(storage_options) if storage_options else None
         self.partition_by = tuple(partition_by)
         self.append = append
         self._schema: pa.Schema | None = None
-        """The stream's columns in the table's types. Known once validated."""
+        """The stream's columns in the table's types. Set by `validate`."""
         self._where = f"DeltaSink on {self.directory}"
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_storage_options": None}
 
     def validate(self, schema: pa.Schema, restoring: bool) -> None:
-        """Makes the table if there is none.
+        """Check the stream against the table, which is created if it does not exist.
 
-        Raises SchemaError for columns that do not fit, ConfigError for a table that is not free or
-        uses what this sink does not know, StorageError when it cannot be read or made.
+        Raises SchemaError for columns that do not fit, ConfigError for a table that is in use or needs unsupported
+        features, StorageError if it cannot be read or created.
         """
         from deltalake import DeltaTable
         from deltalake.exceptions import DeltaError
@@ -170,12 +170,12 @@ class DeltaSink(Sink):
         self.partition_by = partition_by
         if not (restoring or self.append) and table.file_uris():
             raise ConfigError(
-                f"{self._where}: the table is not empty; name another one, go on from a checkpoint, or add to what is "
-                "there with append=True"
+                f"{self._where}: the table is not empty; name another one, resume from a checkpoint, or add to the "
+                "table with append=True"
             )
 
     def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
-        """Raises StorageError when files of these are gone before they were committed, ConfigError when they are elsewhere."""
+        """Raise StorageError if files of these were deleted before their commit, ConfigError if they are elsewhere."""
         _DeltaCommitter(self, "").check(checkpoint_id, committables)
 
     def writer(self, context: WriterContext) -> SinkWriter:
@@ -208,18 +208,18 @@ class DeltaSink(Sink):
         return max(newest, default=0)
 
     def check_take_back(self, output: Output, after: int) -> None:
-        """Raises ConfigError when rows are in another table, others have written to this one, or its log is too short."""
+        """Raise ConfigError if rows are in another table, others have written to this one, or its log is too short."""
         for checkpoint_id, committable in output.held:
             for _, _, place in _grouped([committable]):
                 if self.at(place) is not self:
                     raise ConfigError(
-                        f"{self._where}: rows of checkpoint {checkpoint_id} were written to {place}, and the sink writes to "
-                        f"{self.place} now"
+                        f"{self._where}: rows of checkpoint {checkpoint_id} were written to {place}, and the sink now "
+                        f"writes to {self.place}"
                     )
         self._version_before(self._opened_to_read(), output, after)
 
     def take_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:
-        """In one transaction: the table as it was, and the mark that these jobs commit nothing more."""
+        """Restore the table to its earlier state and mark these jobs as unable to commit more, in one transaction."""
         from deltalake import CommitProperties, Transaction
         from deltalake.exceptions import DeltaError
 
@@ -249,12 +249,12 @@ class DeltaSink(Sink):
             raise StorageError(f"{self._where}: cannot be read: {error}") from error
 
     def _marks(self, table: DeltaTable, output: Output) -> dict[str, int]:
-        """By application, of those of `output` that have committed something, what it has committed last."""
+        """Return the last commit of each application of `output` that has committed something."""
         found = {app: table.transaction_version(app) for app in _applications(output)}
         return {app: mark for app, mark in found.items() if mark is not None}
 
     def _version_before(self, table: DeltaTable, output: Output, after: int) -> int:
-        """The newest version of the table in which there is nothing newer than `after`. Raises ConfigError, see `check_take_back`."""
+        """Return the newest version with nothing newer than `after`. Raises ConfigError, see `check_take_back`."""
         applications = set(_applications(output))
         before, newest = table.version(), table.version()
         others: list[tuple[int, str]] = []
@@ -265,7 +265,8 @@ class DeltaSink(Sink):
                     actions = [msgspec.json.decode(line) for line in stream.read().splitlines() if line.strip()]
             except FileNotFoundError:
                 raise ConfigError(
-                    f"{self._where}: the table's log no longer goes back to checkpoint {after}: version {version} is gone from it"
+                    f"{self._where}: the table's log no longer goes back to checkpoint {after}: version {version} is "
+                    "no longer in it"
                 ) from None
             except (OSError, msgspec.MsgspecError) as error:
                 raise StorageError(f"{path}: cannot be read: {error}") from error
@@ -283,8 +284,8 @@ class DeltaSink(Sink):
         for version, operation in others:
             if version > before:
                 raise ConfigError(
-                    f"{self._where}: others have written to the table since: version {version} is {operation}; only what lies on "
-                    "top can be taken back"
+                    f"{self._where}: other writers have changed the table since: version {version} is {operation}; "
+                    "only the newest versions can be taken back"
                 )
         return before
 
@@ -300,7 +301,8 @@ class DeltaSink(Sink):
         return place_of(self.filesystem, self.directory)
 
     def at(self, place: str) -> DeltaSink:
-        """This sink as it was when it wrote there; itself, where there is no table any more: all of it may have been moved.
+        """Return this sink as it was when it wrote to `place`; the sink itself if there is no table any more, as it may
+        have moved.
 
         Raises ConfigError for a place that cannot be reached from here.
         """
@@ -311,8 +313,9 @@ class DeltaSink(Sink):
         directory = directory_of(place, self.filesystem, self._where)
         if directory is None or not self._uri.endswith(self.directory):
             raise ConfigError(
-                f"{self._where}: rows of the checkpoint were to be committed to {place}, which cannot be reached from here; go "
-                "on with the sink as it was, and stop with a savepoint, which leaves nothing to commit, before you change it"
+                f"{self._where}: rows of the checkpoint were to be committed to {place}, which cannot be reached from "
+                "here; resume with the sink as it was, and before you change it, stop with a savepoint, which leaves "
+                "nothing to commit"
             )
         found = copy(self)
         found.directory = directory
@@ -321,12 +324,14 @@ class DeltaSink(Sink):
         return found if DeltaTable.is_deltatable(found._uri, self._storage_options) else self
 
     def _check_free(self) -> None:
-        """Readers of the directory as plain Parquet would see what is there and what comes, readers of Delta only that."""
+        """Check that the directory is empty: as plain Parquet, old and new files would be read together; as Delta, only
+        new ones.
+        """
         names = names_in(self.filesystem, self.directory)
         if names:
             raise ConfigError(
-                f"{self._where}: is no Delta table and not empty (it has {names[0]}); name another directory, or make a "
-                "Delta table of it first (deltalake.convert_to_deltalake)"
+                f"{self._where}: is not empty (it has {names[0]}) and is not a Delta table; name another directory, "
+                "or convert it to a Delta table first (deltalake.convert_to_deltalake)"
             )
 
 
@@ -376,12 +381,12 @@ class _FilesPart(Part):
             value = values[self._sink.partition_by.index(name)]
             row = self._rows + pc.index(batch.column(name), pa.scalar(value, batch.schema.field(name).type)).as_py()
             raise SchemaError(
-                f"{self._where}: row {row} since the last checkpoint: partition column {name!r} has {shown(value)}, which "
-                f"makes the name of a folder of more than {FOLDER_BYTES_MAX} bytes; partition by something shorter"
+                f"{self._where}: row {row} since the last checkpoint: partition column {name!r} has {shown(value)}, "
+                f"which would need a folder name of more than {FOLDER_BYTES_MAX} bytes; partition by something shorter"
             )
 
     def _parts(self, batch: pa.RecordBatch) -> list[tuple[tuple[object, ...], pa.RecordBatch]]:
-        """Rows by the values of the partition columns, without these."""
+        """Group rows by the values of the partition columns, and drop these columns."""
         names = list(self._sink.partition_by)
         if not names:
             return [((), batch)]
@@ -433,7 +438,7 @@ class _DeltaCommitter(Committer):
         self._job_id = job_id
         self._table: DeltaTable | None = None
         self._elsewhere: dict[str, _DeltaCommitter] = {}
-        """By place: for what the sink wrote to other tables, before it wrote to this one."""
+        """Committers by place, for what the sink wrote to other tables before this one."""
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         for (job_id, uid, place), files in _grouped(committables).items():
@@ -480,7 +485,9 @@ class _DeltaCommitter(Committer):
                 if checkpoint_id <= newest and (is_superseded or not superseding):
                     return
                 if is_superseded and not superseding:
-                    raise ConfigError(f"{where}: another job has gone on from checkpoint {newest} of this one since")
+                    raise ConfigError(
+                        f"{where}: another job has resumed from checkpoint {newest} of this one in the meantime"
+                    )
                 version = max(newest, checkpoint_id) + (_SUPERSEDED if superseding else 0)
                 partition_by = table.metadata().partition_columns
                 if any(tuple(file.partition) != tuple(partition_by) for file in files):
@@ -502,12 +509,12 @@ class _DeltaCommitter(Committer):
                 return
             except CommitFailedError as error:
                 if tries == _TRIES_MAX:
-                    raise StorageError(f"{where}: others keep coming first: {error}") from error
+                    raise StorageError(f"{where}: other writers keep committing first: {error}") from error
             except (DeltaError, OSError) as error:
                 raise StorageError(f"{where}: {error}") from error
 
     def _schemas(self, files: Sequence[WrittenFile], superseding: bool) -> list[pa.Schema]:
-        """What the table's schema was when these files were written: by this job, or by the one before."""
+        """Return the table's schema when these files were written, by this job or by the one before."""
         sink = self._sink
         if not superseding:
             assert sink._schema is not None, "commits on the driver, where it has been validated"
@@ -529,7 +536,7 @@ class _DeltaCommitter(Committer):
         for file, info in zip(files, infos, strict=True):
             if info.type != pyarrow.fs.FileType.File:
                 raise StorageError(
-                    f"{where}: {info.path} with {file.rows} rows is gone; nothing but a job may delete it before it is "
+                    f"{where}: {info.path} with {file.rows} rows is missing; only a job may delete it before it is "
                     "committed: restore the file, or start from another checkpoint"
                 )
             written_ms = (info.mtime_ns or 0) // 1_000_000
@@ -538,7 +545,7 @@ class _DeltaCommitter(Committer):
 
 
 def _make_log_durable(sink: DeltaSink, table: DeltaTable) -> None:
-    """deltalake leaves it to the system when a local log reaches the disk."""
+    """Sync a local log to disk, which deltalake leaves to the operating system."""
     before = table.version()
     table.update_incremental()
     for version in range(before + 1, table.version() + 1):
@@ -548,32 +555,32 @@ def _make_log_durable(sink: DeltaSink, table: DeltaTable) -> None:
 
 
 def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, str], list[WrittenFile]]:
-    """By job, uid and place. Raises StorageError for what no Delta sink has written."""
+    """Group committables by job, uid and place. Raises StorageError for what no Delta sink has written."""
     groups: defaultdict[tuple[str, str, str], list[WrittenFile]] = defaultdict(list)
     for committable in committables:
         try:
             file = msgspec.msgpack.decode(committable, type=WrittenFile)
         except msgspec.DecodeError as error:
             raise StorageError(
-                f"DeltaSink: what the checkpoint has to commit is not of a Delta sink: {error}"
+                f"DeltaSink: what the checkpoint has to commit was not prepared by a Delta sink: {error}"
             ) from error
         if not _NAME.fullmatch(file.name.removeprefix(partition_folder(file.partition))):
             raise StorageError(
-                f"DeltaSink: no Delta sink writes a file {file.name!r}; the checkpoint cannot be believed"
+                f"DeltaSink: no Delta sink writes a file {file.name!r}; the checkpoint is corrupt or forged"
             )
         groups[file.job_id, file.uid, file.place].append(file)
     return groups
 
 
 def _committed(table: DeltaTable, application: str) -> tuple[int, bool]:
-    """The newest checkpoint of it that the table has, -1 if none; whether another job has gone on from there."""
+    """Return the application's newest checkpoint in the table, or -1, and whether another job has resumed from it."""
     found = table.transaction_version(application)
     newest = -1 if found is None else found
     return (newest - _SUPERSEDED, True) if newest >= _SUPERSEDED else (newest, False)
 
 
 def _folders_above(name: str) -> Iterator[str]:
-    """Of `a/b/c.parquet`: `a`, and the table's own, ""; `OpenFile` has seen to `a/b`."""
+    """Yield the folders above a file: for `a/b/c.parquet`, `a` and the table's own, ""; `OpenFile` syncs `a/b`."""
     pieces = name.split("/")[:-1]
     return ("/".join(pieces[:n]) for n in range(len(pieces)))
 
@@ -583,8 +590,8 @@ def _nullable(schema: pa.Schema) -> pa.Schema:
 
 
 def _checked(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """`batch`. Raises SchemaError when a column that must have values lacks one."""
+    """Return `batch`. Raises SchemaError if a column that must have values has a null."""
     for field, column in zip(schema, batch.columns, strict=True):
         if not field.nullable and first_null(column) is not None:
-            raise SchemaError(f"{where}: column {field.name!r} must have a value, and a row has none")
+            raise SchemaError(f"{where}: column {field.name!r} must have a value, but it is null in a row")
     return batch

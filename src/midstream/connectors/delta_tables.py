@@ -1,4 +1,4 @@
-"""Delta tables: which Arrow types they hold, whether a stream fits one, and what its log says of a file."""
+"""Delta tables: which Arrow types they hold, whether a stream fits one, and what the log records about a file."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _HARMLESS: Final = frozenset(
     ("appendOnly", "invariants", "timestampNtz", "deletionVectors", "v2Checkpoint", "vacuumProtocolCheck")
     + ("changeDataFeed", "checkConstraints", "generatedColumns", "columnMapping", "identityColumns", "domainMetadata")
 )
-"""Table features that ask nothing of whoever appends files, unless `_in_use` finds them in use."""
+"""Table features that require nothing of a writer that appends files, unless `_in_use` finds them in use."""
 _NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
 _STATS_TEXT_MAX: Final = 32
 FOLDER_BYTES_MAX: Final = 255
-"""Of a name in a path, nearly everywhere."""
+"""The limit on the length of a name in a path on nearly all filesystems."""
 _SIGNED: Final[dict[pa.DataType, pa.DataType]] = {
     pa.uint8(): pa.int16(),
     pa.uint16(): pa.int32(),
@@ -37,7 +37,7 @@ _PARTITIONING: Final = "text, integers, booleans and dates"
 
 
 def delta_type(kind: pa.DataType) -> pa.DataType | None:
-    """The Arrow type, canonical, in which Delta keeps `kind`; None if it has none."""
+    """Return the canonical Arrow type in which Delta stores `kind`; None if it cannot."""
     types = pa.types
     if kind in _SIGNED:
         return _SIGNED[kind]
@@ -68,7 +68,7 @@ def delta_type(kind: pa.DataType) -> pa.DataType | None:
 
 
 def delta_schema(schema: pa.Schema, where: str) -> pa.Schema:
-    """In which a table for this stream is made. Raises SchemaError naming the first column that it cannot hold."""
+    """Return the schema of a table for this stream. Raises SchemaError naming the first column that Delta cannot hold."""
     fields = []
     for field in schema:
         kind = delta_type(field.type)
@@ -81,19 +81,19 @@ def delta_schema(schema: pa.Schema, where: str) -> pa.Schema:
 
 
 def schema_of(table: DeltaTable) -> pa.Schema:
-    """In canonical types; NOT NULL columns are not nullable."""
+    """Return the table's schema in canonical types; NOT NULL columns are not nullable."""
     found = pa.schema(table.schema().to_arrow())  # type: ignore[arg-type]  # its stub knows no other library's schema
     return pa.schema([pa.field(field.name, canonical_type(field.type), field.nullable) for field in found])
 
 
 def parquet_schema(filesystem: pyarrow.fs.FileSystem, path: str) -> pa.Schema:
-    """Of a file, in canonical types. Whether a column may be null was checked when it was written."""
+    """Return the schema of a file in canonical types. Nulls were checked when it was written."""
     found = pyarrow.parquet.read_schema(path, filesystem=filesystem)
     return pa.schema([pa.field(field.name, canonical_type(field.type), nullable=False) for field in found])
 
 
 def fitted(stream: pa.Schema, table: pa.Schema, where: str) -> pa.Schema:
-    """The stream's columns in the table's types. Raises SchemaError for the first that does not fit."""
+    """Return the stream's columns in the table's types. Raises SchemaError for the first that does not fit."""
     wanted = delta_schema(stream, where)
     fields = []
     for field in wanted:
@@ -112,20 +112,22 @@ def fitted(stream: pa.Schema, table: pa.Schema, where: str) -> pa.Schema:
         fields.append(there)
     for there in table:
         if not there.nullable and there.name not in stream.names:
-            raise SchemaError(f"{where}: column {there.name!r} of the table must have a value, and the stream has none")
+            raise SchemaError(
+                f"{where}: column {there.name!r} of the table must have a value, but the stream does not have the column"
+            )
     return pa.schema(fields)
 
 
 def check_unchanged(files: pa.Schema, table: pa.Schema, where: str) -> None:
-    """Raises SchemaError when `table` has changed since, and could not be read with files of the schema `files` in it."""
+    """Raise SchemaError if `table` has changed and could no longer be read with files of the schema `files` in it."""
     for field in files:
         index = table.get_field_index(field.name)
         now = table.field(index) if index >= 0 else None
         if now is None or now.type != field.type or (field.nullable and not now.nullable):
-            kind = "no column any more" if now is None else f"{now.type}{'' if now.nullable else ' NOT NULL'} there now"
+            kind = "no longer exists" if now is None else f"is now {now.type}{'' if now.nullable else ' NOT NULL'}"
             raise SchemaError(
-                f"{where}: column {field.name!r} was {field.type} in the table when files for it were written, and is {kind}; "
-                "change it back until they are committed"
+                f"{where}: column {field.name!r} was {field.type} in the table when files for it were written, and "
+                f"{kind}; change it back until they are committed"
             )
     for there in table:
         if not there.nullable and there.name not in files.names:
@@ -135,14 +137,14 @@ def check_unchanged(files: pa.Schema, table: pa.Schema, where: str) -> None:
 
 
 def _fits(kind: pa.DataType, there: pa.DataType) -> bool:
-    """Whether values of `kind` are cast to `there`; integers that are too large for it fail when they come."""
+    """Whether values of `kind` can be cast to `there`; integers that are too large fail when they arrive."""
     if pa.types.is_integer(kind) and pa.types.is_integer(there):
         return True
     return bool(kind == there or (pa.types.is_floating(kind) and there == pa.float64()))
 
 
 def check_partitioning(columns: Sequence[str], schema: pa.Schema, where: str) -> None:
-    """Raises ConfigError or SchemaError when rows cannot be told apart by these columns."""
+    """Raise ConfigError or SchemaError if rows cannot be partitioned by these columns."""
     for name in columns:
         if name not in schema.names:
             raise SchemaError(
@@ -155,18 +157,18 @@ def check_partitioning(columns: Sequence[str], schema: pa.Schema, where: str) ->
             or pa.types.is_boolean(kind)
             or pa.types.is_date(kind)
         ):
-            raise SchemaError(f"{where}: partition column {name!r} is {kind}; these can be: {_PARTITIONING}")
+            raise SchemaError(f"{where}: partition column {name!r} is {kind}; supported types are {_PARTITIONING}")
     if columns and len(columns) == len(schema):
-        raise ConfigError(f"{where}: all columns are partition columns; leave one to be written")
+        raise ConfigError(f"{where}: all columns are partition columns; at least one must be written")
 
 
 def check_features(table: DeltaTable, where: str) -> None:
-    """Raises ConfigError for a table that asks more of its writers than to add files."""
+    """Raise ConfigError for a table that requires more of its writers than adding files."""
     used = _in_use(table) | (set(table.protocol().writer_features or ()) - _HARMLESS)
     if used:
         raise ConfigError(
-            f"{where}: the table uses {', '.join(sorted(used))}, which this sink does not know how to keep; "
-            "write to a table without it"
+            f"{where}: the table uses {', '.join(sorted(used))}, which this sink does not support; write to a table "
+            "without it"
         )
 
 
@@ -186,20 +188,20 @@ def _in_use(table: DeltaTable) -> set[str]:
 
 
 def partition_text(value: object) -> str | None:
-    """A partition value as the log writes it."""
+    """Format a partition value as the log does."""
     if isinstance(value, bool):
         return "true" if value else "false"
     return None if value is None or value == "" else str(value)
 
 
 def first_too_long(partition: Mapping[str, str | None]) -> str | None:
-    """The column whose value makes a folder's name that file systems refuse, if there is one."""
+    """Return the column whose value makes a folder name too long for file systems, if there is one."""
     folders = zip(partition, partition_folder(partition).split("/"), strict=False)
     return next((name for name, folder in folders if len(folder) > FOLDER_BYTES_MAX), None)
 
 
 def partition_folder(partition: Mapping[str, str | None]) -> str:
-    """Where files of this partition lie, with a slash behind it. Some readers take the values from here."""
+    """Return the folder of files of this partition, with a trailing slash. Some readers take the values from it."""
     pieces = [
         f"{quote(name, safe='')}={_NULL_FOLDER if value is None else quote(value, safe='')}/"
         for name, value in partition.items()
@@ -208,7 +210,7 @@ def partition_folder(partition: Mapping[str, str | None]) -> str:
 
 
 def statistics(filesystem: pyarrow.fs.FileSystem, path: str) -> str:
-    """JSON for the log: rows, nulls, and where Parquet knows them least and greatest values, for readers that skip files."""
+    """Return JSON for the log: rows, nulls and, where Parquet has them, least and greatest values, for data skipping."""
     metadata = pyarrow.parquet.read_metadata(path, filesystem=filesystem)
     least: dict[str, Any] = {}
     most: dict[str, Any] = {}
@@ -237,7 +239,10 @@ def statistics(filesystem: pyarrow.fs.FileSystem, path: str) -> str:
 
 
 def _comparable(value: object) -> bool:
-    """Not floats: Parquet leaves out NaN, which readers hold for the greatest. Not long text: the log would grow."""
+    """Whether the value can be a bound.
+
+    Floats cannot: Parquet ignores NaN, which readers consider the greatest. Nor can long strings: the log would grow.
+    """
     if isinstance(value, str):
         return len(value) <= _STATS_TEXT_MAX
     return isinstance(value, (int, date)) and not isinstance(value, bool)

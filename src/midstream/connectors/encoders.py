@@ -21,7 +21,7 @@ class Encoder(Protocol):
     def write(self, batch: pa.RecordBatch) -> None: ...
 
     def close(self) -> None:
-        """Write what belongs at the end; the stream stays open."""
+        """Write the end of the file; the stream stays open."""
         ...
 
 
@@ -53,8 +53,8 @@ class _JsonLinesEncoder:
                 if not pc.all(pc.is_finite(floats), min_count=0).as_py():
                     odd = floats.filter(pc.invert(pc.is_finite(floats)))[0].as_py()
                     raise JobError(
-                        f"column {name!r} has the value {odd}, which JSON has no form for; write Parquet, or make such "
-                        "values null or text first"
+                        f"column {name!r} has the value {odd}, for which JSON has no form; write Parquet, or turn "
+                        "such values into null or strings first"
                     )
         text = io.BytesIO()
         to_polars(batch).write_ndjson(text)
@@ -64,7 +64,7 @@ class _JsonLinesEncoder:
 
 
 def _has_floats(kind: pa.DataType) -> bool:
-    """In it somewhere."""
+    """Whether the type is a float or contains one."""
     return bool(pa.types.is_floating(kind)) or any(_has_floats(kind.field(i).type) for i in range(kind.num_fields))
 
 
@@ -79,7 +79,7 @@ def _floats_in(column: pa.Array[Any]) -> Iterator[pa.Array[Any]]:
 
 
 def check_encodable(schema: pa.Schema, format: OutputFormat, where: str) -> None:
-    """Raises SchemaError naming the first column that the format has no form for."""
+    """Raise SchemaError naming the first column that has no form in the format."""
     if len(schema) == 0:
         raise SchemaError(f"{where}: the stream has no columns to write")
     if format == "jsonl":
@@ -89,8 +89,8 @@ def check_encodable(schema: pa.Schema, format: OutputFormat, where: str) -> None
             culprit = _without_json_form(field.type)
             if culprit is not None:
                 raise SchemaError(
-                    f"{where}: column {field.name!r} is {field.type}, and JSON has no form for {culprit}; "
-                    "write Parquet, or make it text first"
+                    f"{where}: column {field.name!r} is {field.type}, and JSON has no form for {culprit}; write "
+                    "Parquet, or convert it to a string first"
                 )
             continue
         try:

@@ -1,4 +1,4 @@
-"""Packages that only some jobs need, imported where they are used."""
+"""Packages that only some jobs need, which are imported where they are used."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from midstream.core.errors import ConfigError
 
 
 def require(module: str, extra: str, who: str) -> None:
-    """Raises ConfigError, with the command that installs it, where `module` of that extra is not installed."""
+    """Raise ConfigError, with the command that installs it, if `module` of that extra is not installed."""
     try:
         import_module(module)
     except ImportError as error:

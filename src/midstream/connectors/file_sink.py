@@ -1,16 +1,16 @@
-"""Files as an exactly-once sink: written beside the directory, moved into it when the checkpoint completes.
+"""Files as an exactly-once sink: written next to the directory, and moved into it when the checkpoint completes.
 
     out/part-000007-0001-0000-<token>.parquet           committed: whole, final, never touched again
     .out.midstream/<uid>/<job>/<attempt>-<subtask>-<n>  pending
     .out.midstream/<uid>/<job>/committed                the newest checkpoint that is committed
 
-Pending files are not below the directory, as not every reader leaves out hidden names. A move is a
-rename where there is one; on object stores it is a server-side copy, then a delete, and as every
-file has a name of its own, doing it again after a crash in between writes the same bytes once more.
+Pending files are not below the directory, since not every reader ignores hidden names. A move is a rename where there
+is one; on object stores it is a server-side copy, then a delete. Every file has a unique name, so repeating the move
+after a crash in between writes the same bytes again.
 
-A committable says in which directory its file belongs, and is committed there even if the sink writes
-to another one by now. As it comes from a checkpoint it is not believed: it can name nothing but what
-a sink has called so.
+A committable names the directory to which its file belongs, and is committed there even if the sink writes to another
+one by now. It comes from a checkpoint, so it is not trusted: it can only name files that have the form of a sink's
+names.
 """
 
 from __future__ import annotations
@@ -63,18 +63,18 @@ class PendingFile(msgspec.Struct, frozen=True, array_like=True):
     size: int
     rows: int
     place: str = ""
-    """See `place_of`. Older versions did not say: the sink's own."""
+    """See `place_of`. Older versions did not record it: then it is the sink's own."""
 
 
 class FileSink(Sink):
-    """Every row once, in Parquet or JSON lines files below `directory`.
+    """Writes every row once, in Parquet or JSON lines files below `directory`.
 
-    `directory`: a local path or a URL that pyarrow knows; with `filesystem`, a path inside it. A
-    fresh job needs it to be empty or absent, unless `append`. Files become visible, whole, when the
-    checkpoint that covers their rows completes: `part-<checkpoint>-<subtask>-<n>-<token>.<format>`.
-    `roll_size`: a file is ended when it has grown to about this size, and with every checkpoint.
+    `directory`: a local path or a URL that pyarrow knows; with `filesystem`, a path inside it. A fresh job needs it to
+    be empty or absent, unless `append`. Files become visible, whole, when the checkpoint that covers their rows
+    completes: `part-<checkpoint>-<subtask>-<n>-<token>.<format>`. `roll_size`: a file is closed when it reaches about
+    this size, and with every checkpoint.
 
-    JSON lines: times are written as text, decimals too, NaN and infinity as null.
+    In JSON lines, times and decimals are written as strings, NaN and infinity as null.
     """
 
     def __init__(
@@ -90,23 +90,25 @@ class FileSink(Sink):
             raise ConfigError(f"FileSink: format {format!r} is not one of parquet, jsonl")
         self.roll_bytes = size_bytes(roll_size, "roll_size")
         if self.roll_bytes < 1:
-            raise ConfigError("roll_size: 0 bytes is not a size to write files of; give for example '128 MiB'")
+            raise ConfigError("roll_size: 0 bytes is not a valid file size; give for example '128 MiB'")
         self.filesystem, self.directory = resolve(directory, filesystem, "FileSink")
         parent, _, name = self.directory.rpartition("/")
         if not name or not (parent or self.directory.startswith("/")):
             raise ConfigError(
-                f"FileSink: {self.directory} is a root; name a directory in it, where files can be put beside"
+                f"FileSink: {self.directory} is a root; name a directory in it, so that pending files can lie next to "
+                "that"
             )
         if is_local(self.filesystem) and os.path.ismount(self.directory):
             raise ConfigError(
-                f"FileSink: {self.directory} is a mount point, into which files beside it cannot be moved; name a directory in it"
+                f"FileSink: {self.directory} is a mount point, and files next to it cannot be moved into it; name a "
+                "directory in it"
             )
         self.hidden = _hidden(self.directory)
         self.format = format
         self.append = append
 
     def validate(self, schema: pa.Schema, restoring: bool) -> None:
-        """Raises SchemaError for columns that the format cannot hold, ConfigError for a directory that is not free."""
+        """Raise SchemaError for columns that the format cannot hold, ConfigError for a directory that is in use."""
         check_encodable(schema, self.format, "FileSink")
         found = file_info(self.filesystem, self.directory).type
         if found == pyarrow.fs.FileType.File:
@@ -116,15 +118,15 @@ class FileSink(Sink):
                 names = names_in(self.filesystem, self.directory)
             if names:
                 raise ConfigError(
-                    f"FileSink: {self.directory} is not empty (it has {names[0]}); give another directory, go on from a "
-                    "checkpoint, or add to what is there with append=True"
+                    f"FileSink: {self.directory} is not empty (it has {names[0]}); give another directory, resume "
+                    "from a checkpoint, or add to the directory with append=True"
                 )
         self._make_places()
 
     def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
-        """Raises StorageError when files of these are neither pending nor committed, ConfigError when they are elsewhere."""
+        """Raise StorageError if files of these are neither pending nor committed, ConfigError if they are elsewhere."""
         committer = _FileCommitter(self, "")
-        with explained(f"FileSink on {self.directory}: cannot look for what checkpoint {checkpoint_id} has to commit"):
+        with explained(f"FileSink on {self.directory}: cannot check what checkpoint {checkpoint_id} has to commit"):
             for committable in committables:
                 committer.find(_decoded(committable), checkpoint_id)
 
@@ -141,7 +143,7 @@ class FileSink(Sink):
         return _FileCommitter(self, context.job_id)
 
     def _make_places(self) -> None:
-        """Both directories, and see that files can be moved from one to the other, by moving one that is not seen."""
+        """Create both directories, and check that files can be moved from one to the other by moving a hidden one."""
         probe = f".probe-{secrets.token_hex(8)}"
         try:
             for directory in (self.directory, self.hidden):
@@ -164,12 +166,12 @@ class FileSink(Sink):
             ) from error
 
     def newest_committed(self, output: Output) -> int:
-        """Raises StorageError when the directory cannot be read."""
+        """Return the newest committed checkpoint. Raises StorageError if the directory cannot be read."""
         with explained(f"cannot look into {self.directory}"):
             return max([self._files_of(output).newest(), *self._committed_of(output.held)])
 
     def check_take_back(self, output: Output, after: int) -> None:
-        """Raises ConfigError when newer files are elsewhere, or somebody has taken them away: who has read them?"""
+        """Raise ConfigError if newer files are elsewhere, or have been removed by others, who may have read them."""
         own = _Place(self.filesystem, self.directory)
         with explained(f"cannot look into {self.directory}"):
             for checkpoint_id, committable in output.held:
@@ -177,8 +179,8 @@ class FileSink(Sink):
                 is_own = file.place in ("", place_of(self.filesystem, self.directory))
                 if not (is_own or own.is_file(own.final(file)) or own.is_file(own.pending(file))):
                     raise ConfigError(
-                        f"the {file.rows} rows in {file.name}, of checkpoint {checkpoint_id}, were written to {file.place}, and "
-                        f"the sink writes to {place_of(self.filesystem, self.directory)} now"
+                        f"the {file.rows} rows in {file.name}, of checkpoint {checkpoint_id}, were written to "
+                        f"{file.place}, and the sink now writes to {place_of(self.filesystem, self.directory)}"
                     )
             self._files_of(output).check(after)
 
@@ -188,7 +190,7 @@ class FileSink(Sink):
             self._files_of(output).take_back(after, {file.pending for file in files})
 
     def _committed_of(self, held: Sequence[tuple[int, bytes]]) -> Iterator[int]:
-        """The checkpoints of these committables that are no longer pending, wherever the sink wrote then."""
+        """Yield the checkpoints of these committables that are no longer pending, wherever the sink wrote then."""
         committer = _FileCommitter(self, "")
         for checkpoint_id, committable in held:
             file = _decoded(committable)
@@ -232,10 +234,10 @@ class _FilesPart(Part):
 
 @dataclass(frozen=True, slots=True)
 class _Place:
-    """A sink's directory, and the hidden one beside it."""
+    """A sink's directory, and the hidden one next to it."""
 
     filesystem: pyarrow.fs.FileSystem = field(compare=False)
-    """The sink's: what is in another one cannot be looked at."""
+    """The sink's filesystem; a place in another one is out of reach."""
     directory: str
 
     @property
@@ -252,7 +254,7 @@ class _Place:
         return bool(self.filesystem.get_file_info(path).type == pyarrow.fs.FileType.File)
 
     def committed(self, folder: str) -> int:
-        """The newest checkpoint of that job of which everything was committed; -1 if there is none."""
+        """Return the newest checkpoint of that job of which everything was committed; -1 if there is none."""
         path = below(self.filesystem, self.hidden, f"{folder}/{JOURNAL}")
         if not self.is_file(path):
             return -1
@@ -270,7 +272,7 @@ class _Place:
         self.filesystem.move(f"{path}.new", path)
 
     def delete_pending(self, folder: str, before_attempt: int | None) -> None:
-        """Files of attempts before that one; None: of all."""
+        """Delete pending files of attempts before `before_attempt`; None: of all attempts."""
         above = f"{self.hidden}/{folder}"
         for name in names_in(self.filesystem, above):
             found = _PENDING.fullmatch(name)
@@ -285,7 +287,7 @@ class _FileCommitter(Committer):
         self._job_id = job_id
         self._swept: tuple[str, int] | None = None
         self._left: set[tuple[_Place, str]] = set()
-        """Folders of jobs that this one goes on from, in places where the sink was then."""
+        """Folders of jobs from which this one resumed, in the places where the sink wrote then."""
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         files = [_decoded(committable) for committable in committables]
@@ -314,10 +316,10 @@ class _FileCommitter(Committer):
                     delete_if_there(place.filesystem, place.pending(file))
 
     def find(self, file: PendingFile, checkpoint_id: int) -> tuple[_Place, bool]:
-        """Where the file is or was committed, and whether it is still to be moved.
+        """Return where the file is or was committed, and whether it still has to be moved.
 
-        That is where it was written, or where all of that has been moved to. Raises StorageError when it
-        is nowhere; ConfigError when it was written where this sink cannot look.
+        That is where it was written, or the place to which all of that was moved. Raises StorageError if it is nowhere;
+        ConfigError if it was written where this sink cannot look.
         """
         places = self.places(file)
         for place in places:
@@ -327,30 +329,31 @@ class _FileCommitter(Committer):
                 return place, False
         for place in places:
             if place.committed(_folder_of(file)) >= checkpoint_id:
-                return place, False  # it was committed, and somebody has taken it away since, as one may
+                return place, False  # it was committed, and its reader has removed it since, which is allowed
         if len(places) == 1 and file.place and file.place != place_of(self._own.filesystem, self._own.directory):
             raise ConfigError(
-                f"{file.rows} rows were to be committed with checkpoint {checkpoint_id} to {file.place}, and the sink writes to "
-                f"{place_of(self._own.filesystem, self._own.directory)} now, from where it cannot be seen whether they were; "
-                "go on with the sink as it was, and stop with a savepoint, which leaves nothing to commit, before you change it"
+                f"{file.rows} rows were to be committed with checkpoint {checkpoint_id} to {file.place}, and the "
+                f"sink now writes to {place_of(self._own.filesystem, self._own.directory)}, from where it cannot "
+                "determine whether they were; resume with the sink as it was, and before you change it, stop with a "
+                "savepoint, which "
+                "leaves nothing to commit"
             )
         raise StorageError(
             f"{places[0].pending(file)}: the {file.rows} rows in it were to be committed with checkpoint {checkpoint_id}, and "
-            f"it is gone; nothing but a job may delete from {places[0].hidden}: restore the file, or start from another "
-            "checkpoint"
+            f"it is missing; only a job may delete from {places[0].hidden}: restore the file, or start from another checkpoint"
         )
 
     def places(self, file: PendingFile) -> list[_Place]:
-        """Where it may be."""
+        """Return the places where the file may be."""
         if file.place in ("", place_of(self._own.filesystem, self._own.directory)):
             return [self._own]
         directory = directory_of(file.place, self._own.filesystem, "FileSink")
         return [self._own] if directory is None else [_Place(self._own.filesystem, directory), self._own]
 
     def _sweep(self, files: Sequence[PendingFile]) -> None:
-        """Delete the pending files of ended attempts, once something of a new one is committed.
+        """Delete the pending files of ended attempts, once something of a newer attempt is committed.
 
-        By then the checkpoint that it was restored from is committed, so nobody waits for them.
+        By then the checkpoint from which that was restored is committed, so nothing needs these files.
         """
         own = [file for file in files if file.job_id == self._job_id]
         if not own:
@@ -371,15 +374,17 @@ class _FileCommitter(Committer):
 
 
 def _decoded(committable: bytes) -> PendingFile:
-    """Raises StorageError for what no file sink has written."""
+    """Decode a committable. Raises StorageError for what no file sink has written."""
     try:
         file = msgspec.msgpack.decode(committable, type=PendingFile)
     except msgspec.DecodeError as error:
-        raise StorageError(f"FileSink: what the checkpoint has to commit is not of a file sink: {error}") from error
+        raise StorageError(
+            f"FileSink: what the checkpoint has to commit was not prepared by a file sink: {error}"
+        ) from error
     found = _PENDING_PATH.fullmatch(file.pending)
     if found is None or found.groups() != (file.job_id, str(file.attempt)) or not _NAME.fullmatch(file.name):
         raise StorageError(
-            f"FileSink: no file sink moves {file.pending!r} to {file.name!r}; the checkpoint cannot be believed"
+            f"FileSink: no file sink moves {file.pending!r} to {file.name!r}; the checkpoint is corrupt or forged"
         )
     return file
 
@@ -390,7 +395,7 @@ def _hidden(directory: str) -> str:
 
 
 def _folder(uid: str) -> str:
-    """A name for `uid` that every filesystem takes."""
+    """Return a name for `uid` that every filesystem accepts."""
     return re.sub(r"[^A-Za-z0-9_-]", "_", uid)[:64] + "-" + xxhash.xxh3_64_hexdigest(uid.encode())[:8]
 
 

@@ -2,12 +2,11 @@
 
 | | a split is | offset |
 |---|---|---|
-| Parquet | a run of row groups; the whole file if it is small, so that nobody opens it to find its splits | rows from its start; row groups before it are not read |
+| Parquet | a run of row groups; the whole file if it is small, so that finding its splits does not open it | rows from its start; row groups before it are not read |
 | CSV, JSON lines | lines that begin in a range of bytes; the whole file if it is compressed | see `text` |
 
-A split names its file's size and modification time: a file that has changed since is refused, as
-its rows are no longer those that the offset counts. Both are looked at when a split is opened and
-before the last of its rows are given.
+A split records its file's size and modification time: a file that has changed since is refused, since the offset counts
+other rows. Both are checked when a split is opened and before the last of its rows are emitted.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ from midstream.operators.source import (
 __all__ = ["CsvOptions", "FileSource", "Format"]
 
 _SPLIT_BYTES_MIN = 4 * 2**20
-"""Smaller row groups, and all of a smaller file, are read together."""
+"""Row groups smaller than this are read together, and so is all of a smaller file."""
 _TEXT_SPLIT_BYTES = 16 * 2**20
 _FOOTERS_AT_ONCE = 16
-"""Of large Parquet files: reading one is waiting for a network."""
+"""The number of large Parquet files whose footers are read at once; reading one mostly waits for a network."""
 
 
 class FileSplit(msgspec.Struct, frozen=True, array_like=True):
@@ -61,27 +60,28 @@ class FileSplit(msgspec.Struct, frozen=True, array_like=True):
     modified_ns: int
     first: int = 0
     last: int = -1
-    """Row groups, or bytes at which lines begin: `first` up to, not including, `last` (-1: the end)."""
+    """The end of the row groups, or of the bytes at which lines begin: `first` up to, not including, `last` (-1: the
+    end).
+    """
 
 
 class FileSource(Source):
     """Reads files of one format: a path, a glob, a directory (recursively), or a list of these.
 
-    `path`: local paths or URLs that pyarrow knows (file, s3, gs, hdfs …); with `filesystem`, paths
-    inside it. `format`: by default from the suffix (.parquet, .csv, .jsonl; the latter two also with
-    .gz, .bz2, .zst or .zip). `schema`: the columns to read and their types; one that a file or a line
-    lacks is null there, unless its field is `nullable=False`. By default they are those of the first
-    file, and all files must have the same. `watch`: never end; look every `interval` for new files and
-    read them in order of modification time, each once it has not changed for 2 s; less often where a
-    look, of 100,000s of files, would take more than a tenth of that. Below a directory,
-    names that begin with `.` or `_` or end in .tmp or .part are not seen: write a file under such a
-    name, then rename it. A file must not change any more; one that does is an error.
-    `on_bad_record`, of CSV and JSON lines: "fail", or "drop" to leave out lines that cannot be read;
-    `side_output(BAD_RECORDS)` of the stream has them then. `bad_records_max`: with "drop", (bad, lines): more of so
-    many that a subtask reads fail the job.
+    `path`: local paths or URLs that pyarrow knows (file, s3, gs, hdfs …); with `filesystem`, paths inside it. `format`:
+    by default from the suffix (.parquet, .csv, .jsonl; the latter two also with .gz, .bz2, .zst or .zip). `schema`: the
+    columns to read and their types; one that a file or a line lacks is null there, unless its field is
+    `nullable=False`. By default they are those of the first file, and all files must have the same ones. `watch`: never
+    end; list the directory every `interval` and read new files in order of modification time, each once it has not
+    changed for 2 s. The interval grows if a listing, of 100,000s of files, would take more than a tenth of it. Below a
+    directory, names that begin with `.` or `_` or end in .tmp or .part are ignored: write a file under such a name,
+    then rename it. Afterwards a file must not change; one that does is an error. `on_bad_record`, for CSV and JSON
+    lines: "fail", or "drop" to drop lines that cannot be read, which then go to the stream's
+    `side_output(BAD_RECORDS)`. `bad_records_max`: with "drop", (bad, lines): the job fails if more lines than that are
+    bad, of so many that a subtask reads.
 
-    Raises ConfigError (nothing there, format unknown), StorageError (unreadable, half-written) or
-    SchemaError (the files disagree); here for the first file, else when a file is found or read.
+    Raises ConfigError (no file, unknown format), StorageError (unreadable or incomplete file) or SchemaError (files
+    disagree): for the first file at once, for others when they are found or read.
     """
 
     def __init__(
@@ -108,7 +108,9 @@ class FileSource(Source):
             raise ConfigError("FileSource: an empty list of paths")
         resolved = [resolve(each, filesystem, "FileSource") for each in given]
         if any(not found.equals(resolved[0][0]) for found, _ in resolved):
-            raise ConfigError("FileSource: paths on different filesystems; make one source of each and union them")
+            raise ConfigError(
+                "FileSource: the paths are on different filesystems; make one source for each and union() them"
+            )
         self.bounded = not watch
         self._interval_s = self.discovery_interval_s = interval_s(interval, "interval")
         self.rows_per_s = rows_per_s
@@ -127,7 +129,8 @@ class FileSource(Source):
         self._wanted = Wanted(self.schema, declared, required)
         if self._format == "parquet" and self.drops_bad_records:
             raise ConfigError(
-                "FileSource: on_bad_record='drop' is for CSV and JSON lines; a damaged Parquet file has no records to tell apart"
+                "FileSource: on_bad_record='drop' is for CSV and JSON lines; a damaged Parquet file cannot be read "
+                "record by record"
             )
         if self._format != "parquet":
             check_types(self.schema, self._format, self._csv)
@@ -148,23 +151,25 @@ class FileSource(Source):
         known = decoded_position(position, "FileSource")
         if self._watch is None:
             self._watch = Watch(appears_whole(self._filesystem))
-        # an empty file is one that somebody has just begun to write
+        # an empty file is one whose writer has just begun
         listing = Listing.of([info for info in self._find() if info.size])
         new, after = self._watch.look(listing, known, now_ns=time.time_ns(), now_s=time.monotonic())
         splits = tuple(self._splits(new, known.files))
-        # beside the driver's loop, and at most a tenth of the time
+        # in parallel to the driver's loop, and at most a tenth of the time
         self.discovery_interval_s = max(self._interval_s, 9 * (time.thread_time() - began_s))
         return Discovery(splits, after.encoded(), exhausted=False)
 
     def _find(self) -> list[Any]:
-        """The files that there are, in the order in which they were asked for; each once."""
+        """Return the files that exist, in the order in which they were requested; each once."""
         found: dict[str, Any] = {}
         for path in self._paths:
             infos = find_files(self._filesystem, path)
             if not infos and self.bounded:
                 raise ConfigError(f"FileSource: {_nothing(self._filesystem, path)}")
             if not infos and file_info(self._filesystem, glob_base(path)).type == pyarrow.fs.FileType.NotFound:
-                raise ConfigError(f"FileSource: there is no directory {glob_base(path)} to watch; create it first")
+                raise ConfigError(
+                    f"FileSource: the directory {glob_base(path)} to watch does not exist; create it first"
+                )
             found.update((info.path, info) for info in infos)
         return list(found.values())
 
@@ -174,11 +179,13 @@ class FileSource(Source):
             found = format_of(info.path)
             if found is None:
                 raise ConfigError(
-                    f"FileSource: the name of {info.path} does not tell its format; give format=, or a glob that leaves it out"
+                    f"FileSource: the name of {info.path} does not show its format; give format=, or a glob that "
+                    "excludes the file"
                 )
             if first is not None and found != first:
                 raise ConfigError(
-                    f"FileSource: {info.path} is {found}, files before it are {first}; read one format with a glob such as *.{first}"
+                    f"FileSource: {info.path} is {found}, but files before it are {first}; read one format with a "
+                    f"glob such as *.{first}"
                 )
             first = found
         if first is None:
@@ -197,9 +204,9 @@ class FileSource(Source):
             return open_parquet(self._filesystem, first.path, stack).schema_arrow
 
     def _check_some_have(self, files: list[Any]) -> None:
-        """Raises for a declared column that neither the first nor the last file has: its name is misspelt.
+        """Raise SchemaError for a declared column that neither the first nor the last file has: its name is misspelt.
 
-        Any of the lines of a JSON file may have it, so there is no telling.
+        JSON files are not checked, since any line may have the column.
         """
         some = [info for info in files if info.size]
         if not some or self._format == "jsonl" or (self._format == "csv" and not self._csv.header):
@@ -209,12 +216,13 @@ class FileSource(Source):
             for info in {id(info): info for info in (some[0], some[-1])}.values():
                 names += self._names_in(info)
         except (StorageError, SchemaError):
-            return  # its reader says so
+            return  # its reader reports it
         for name in self.schema.names:
             if name not in names:
                 raise SchemaError(
-                    f"FileSource: declared column {name!r} is neither in {some[0].path} nor in {some[-1].path}, the first "
-                    f"and the last file; they have {', '.join(dict.fromkeys(names))}. Leave it out of schema= until files have it"
+                    f"FileSource: declared column {name!r} is neither in {some[0].path} nor in {some[-1].path}, the "
+                    f"first and the last file, which have {', '.join(dict.fromkeys(names))}. Leave it out of schema= "
+                    "until files have it"
                 )
 
     def _names_in(self, info: Any) -> list[str]:
@@ -281,36 +289,36 @@ class FileSource(Source):
         rows = f"{part.path}, {rows_text(done + first, done + last)} from"
         if start or not part.first:
             headed = not start and self._format == "csv" and self._csv.header
-            return f"{rows} byte {start} on, counted from 0{' behind the header' if headed else ''}"
+            return f"{rows} byte {start} on, counted from 0{' after the header' if headed else ''}"
         return f"{rows} the first line that begins at byte {part.first} or later, counted from 0"
 
 
 def row_group_place(part: FileSplit, offset_rows: int, first: int, last: int) -> str:
-    """See `Source.place`; of a split of a Parquet file."""
+    """See `Source.place`; for a split of a Parquet file."""
     since = f" from row group {part.first} on" if part.first else ""
     return f"{part.path}, {rows_text(offset_rows + first, offset_rows + last)}{since}, counted from 0"
 
 
 def check_unchanged(filesystem: pyarrow.fs.FileSystem, part: FileSplit, offset: int = 0) -> None:
-    """Raises StorageError when the file of a split, read up to `offset`, is no longer what it was."""
+    """Raise StorageError if the file of a split, read up to `offset`, has changed."""
     info = file_info(filesystem, part.path)
     if info.type != pyarrow.fs.FileType.File:
         raise StorageError(
-            f"{part.path}: the file is gone since it was found; reading was to go on at offset {offset} of this part, "
-            f"and what else is left is {_left(filesystem, part.path)}. A source's files must stay until they are read: "
-            "put it back, or start without it and with --fresh"
+            f"{part.path}: the file has disappeared since it was found; reading was to resume at offset {offset} of "
+            f"this part (remaining: {_left(filesystem, part.path)}). A source's files must stay until they are read: restore "
+            "it, or start without it and with --fresh"
         )
     if (info.size, _modified_ns(info)) != (part.size, part.modified_ns):
         raise StorageError(
             f"{part.path}: has changed since it was found ({part.size} bytes then, {info.size} now); write files under a "
-            "name that begins with '.' or ends in .tmp, and rename them when they are whole"
+            "name that begins with '.' or ends in .tmp, and rename them when they are complete"
         )
 
 
 def open_row_groups(
     filesystem: pyarrow.fs.FileSystem, part: FileSplit, wanted: Wanted, offset_rows: int
 ) -> SplitReader:
-    """A reader of a split of a Parquet file."""
+    """Open a reader of a split of a Parquet file."""
     check = partial(check_unchanged, filesystem, part, offset_rows)
     last = part.last if part.last >= 0 else None
     with ExitStack() as stack:
@@ -322,7 +330,7 @@ def open_row_groups(
 
 
 def row_group_runs(groups: list[tuple[int, int]]) -> Iterator[range]:
-    """Consecutive row groups of at least `_SPLIT_BYTES_MIN` together; those without rows go with the others."""
+    """Yield runs of consecutive row groups with at least `_SPLIT_BYTES_MIN` together; empty ones are added to others."""
     start = size = rows = 0
     for index, (group_rows, group_bytes) in enumerate(groups):
         rows += group_rows
@@ -344,12 +352,14 @@ def _nothing(filesystem: pyarrow.fs.FileSystem, path: str) -> str:
     if glob_base(path) != path:
         return f"no file matches {path}"
     if file_info(filesystem, path).type == pyarrow.fs.FileType.Directory:
-        return f"there is no file to read in {path} (names that begin with '.' or '_' or end in .tmp or .part are left out)"
+        return (
+            f"there is no file to read in {path} (names that begin with '.' or '_' or end in .tmp or .part are ignored)"
+        )
     return f"there is no file {path}"
 
 
 def _left(filesystem: pyarrow.fs.FileSystem, path: str) -> str:
-    """What there is beside a file that is gone, for its message."""
+    """Describe what exists next to a missing file, for its message."""
     directory = path.rpartition("/")[0]
     selector = pyarrow.fs.FileSelector(directory, allow_not_found=True)
     names = sorted(info.base_name for info in filesystem.get_file_info(selector))

@@ -1,4 +1,4 @@
-"""Where files are: paths and URLs to pyarrow filesystems, listings, globs, durable writes."""
+"""Paths and URLs as pyarrow filesystems, listings, globs, durable writes."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ _OBJECT_STORES = ("s3", "gcs", "abfs")
 def resolve(
     path: str | os.PathLike[str], filesystem: pyarrow.fs.FileSystem | None, where: str
 ) -> tuple[pyarrow.fs.FileSystem, str]:
-    """The filesystem of `path`, and the path inside it; local paths become absolute, as slots run elsewhere.
+    """Return the filesystem of `path`, and the path in it; local paths become absolute, since slots run elsewhere.
 
-    Raises ConfigError for a URL that pyarrow has no filesystem for.
+    Raises ConfigError for a URL for which pyarrow has no filesystem.
     """
     text = os.fspath(path)
     if not isinstance(text, str) or not text.strip():
@@ -50,28 +50,28 @@ def is_local(filesystem: pyarrow.fs.FileSystem) -> bool:
 
 
 def appears_whole(filesystem: pyarrow.fs.FileSystem) -> bool:
-    """Whether a file is there only once all of it is."""
+    """Whether a file becomes visible only when it is complete."""
     return filesystem.type_name in _OBJECT_STORES
 
 
 def is_ignored(relative: str) -> bool:
-    """Whether a reader of the directory must not see this file: hidden, or still being written."""
+    """Whether readers of the directory must ignore this file: it is hidden, or still being written."""
     return _IGNORED.search(relative) is not None
 
 
 def file_info(filesystem: pyarrow.fs.FileSystem, path: str) -> Any:
-    """pyarrow's FileInfo. Raises StorageError when the filesystem does not answer."""
+    """Return pyarrow's FileInfo. Raises StorageError if the filesystem does not answer."""
     try:
         return filesystem.get_file_info(path)
     except OSError as error:
-        raise StorageError(f"{path}: cannot be looked at: {error}") from error
+        raise StorageError(f"{path}: its status cannot be read: {error}") from error
 
 
 def find_files(filesystem: pyarrow.fs.FileSystem, path: str) -> list[Any]:
-    """FileInfos of the file, of what is below the directory, or of what the glob matches; sorted by path.
+    """Return FileInfos of the file, of what is below the directory, or of what matches the glob; sorted by path.
 
-    What `is_ignored` says below a directory or glob is left out. [] when there is nothing.
-    Raises StorageError when a directory cannot be listed.
+    Below a directory or glob, files that `is_ignored` excludes are left out. [] if there are none. Raises StorageError
+    if a directory cannot be listed.
     """
     info = file_info(filesystem, path)
     if info.type == pyarrow.fs.FileType.File:
@@ -104,7 +104,7 @@ def _below(filesystem: pyarrow.fs.FileSystem, directory: str) -> Iterator[Any]:
 
 
 def glob_base(path: str) -> str:
-    """The directory above the first segment with a wildcard; `path` itself when it has none."""
+    """Return the directory above the first segment with a wildcard; `path` itself if it has none."""
     head, wild, _ = re.split(r"([*?\[])", path, maxsplit=1) if re.search(r"[*?\[]", path) else (path, "", "")
     if not wild:
         return path
@@ -112,7 +112,7 @@ def glob_base(path: str) -> str:
 
 
 def _glob_regex(pattern: str) -> re.Pattern[str]:
-    """`**` crosses directories, `*` and `?` do not."""
+    """Compile a glob: `**` crosses directories, `*` and `?` do not."""
     pieces = []
     for piece in re.split(r"(\*\*/|\*\*|\*|\?|\[[^\]]+\])", pattern):
         if piece == "**/":
@@ -130,11 +130,11 @@ def _glob_regex(pattern: str) -> re.Pattern[str]:
     try:
         return re.compile("".join(pieces))
     except re.error as error:
-        raise ConfigError(f"{pattern}: not a pattern of file names: {error}") from error
+        raise ConfigError(f"{pattern}: not a valid file name pattern: {error}") from error
 
 
 def make_durable(filesystem: pyarrow.fs.FileSystem, path: str) -> None:
-    """After this a local file or directory survives a power cut; object stores are durable by themselves."""
+    """Make a local file or directory survive a power failure; object stores are durable anyway."""
     if not is_local(filesystem):
         return
     handle = os.open(path, os.O_RDONLY)
@@ -145,7 +145,7 @@ def make_durable(filesystem: pyarrow.fs.FileSystem, path: str) -> None:
 
 
 def make_directory(filesystem: pyarrow.fs.FileSystem, path: str) -> None:
-    """Object stores have no directories: there a name with slashes is enough."""
+    """Create a directory, except in object stores, which need only a name with slashes."""
     if filesystem.type_name not in _OBJECT_STORES:
         filesystem.create_dir(path, recursive=True)
 
@@ -157,20 +157,23 @@ def delete_if_there(filesystem: pyarrow.fs.FileSystem, path: str) -> None:
 
 
 def names_in(filesystem: pyarrow.fs.FileSystem, directory: str) -> list[str]:
-    """Names of what lies right in `directory`, sorted; [] if there is no such directory."""
+    """Return the names right in `directory`, sorted; [] if there is no such directory."""
     selector = pyarrow.fs.FileSelector(directory, allow_not_found=True)
     return sorted(str(info.base_name) for info in filesystem.get_file_info(selector))
 
 
 def place_of(filesystem: pyarrow.fs.FileSystem, directory: str) -> str:
-    """What a committable says of where it belongs: the kind of filesystem, and the directory in it; no URL, which may hold a password."""
+    """Return the place of a directory, as committables record it: the kind of filesystem and the path.
+
+    It is not a URL, which may contain a password.
+    """
     return f"{filesystem.type_name}:{directory}"
 
 
 def directory_of(place: str, filesystem: pyarrow.fs.FileSystem, where: str) -> str | None:
-    """The directory of a `place_of`; None when it is in a filesystem of another kind.
+    """Return the directory of a `place_of`; None if it is in a filesystem of another kind.
 
-    Raises StorageError for what `place_of` has not made: places come from checkpoints.
+    Raises StorageError for a place not made by `place_of`, since places come from checkpoints.
     """
     kind, _, directory = place.partition(":")
     if kind != filesystem.type_name:
@@ -178,13 +181,15 @@ def directory_of(place: str, filesystem: pyarrow.fs.FileSystem, where: str) -> s
     root = "/" if directory.startswith("/") else ""
     if (is_local(filesystem) and not root) or not _is_plain(directory.removeprefix(root)):
         raise StorageError(
-            f"{where}: {directory!r} is not the plain path of a directory; the checkpoint cannot be believed"
+            f"{where}: {directory!r} is not the plain path of a directory; the checkpoint is corrupt or forged"
         )
     return directory
 
 
 def below(filesystem: pyarrow.fs.FileSystem, root: str, relative: str) -> str:
-    """The path of `relative` in `root`. Raises StorageError when it leads out of there, also through a symbolic link."""
+    """Return the path of `relative` in `root`. Raises StorageError if it leads out of that, also through a symbolic
+    link.
+    """
     if not _is_plain(relative):
         raise StorageError(f"{relative!r} is not a plain path in {root}; a checkpoint may only name files of its sink")
     path = f"{root}/{relative}"
@@ -196,5 +201,5 @@ def below(filesystem: pyarrow.fs.FileSystem, root: str, relative: str) -> str:
 
 
 def _is_plain(path: str) -> bool:
-    """Whether each piece of it is a name."""
+    """Whether each segment of the path is a name."""
     return "\0" not in path and "\\" not in path and {"", ".", ".."}.isdisjoint(path.split("/"))

@@ -1,4 +1,4 @@
-"""The file formats: which there are, what is wrong with a file, and which columns it must have."""
+"""The file formats, their errors, and the columns that a file must have."""
 
 from __future__ import annotations
 
@@ -36,15 +36,15 @@ _OF_VALUES = (
     "JSON parsing of",
     "Failed to parse string",
 )
-"""What pyarrow says when a file is well formed and its values are not of the declared types."""
+"""Fragments of pyarrow's messages for a well-formed file whose values do not have the declared types."""
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The columns that a source reads: `declared` by its user, or else those of the first file, and then all of all files.
+    """The columns that a source reads: those `declared` by the user, or else all columns of the first file.
 
-    A declared column that a file or a line has not is null there, except for those that are `required`,
-    which have a value in every row.
+    A declared column that a file or line lacks is null there, except for `required` ones, which have a value in every
+    row.
     """
 
     schema: pa.Schema
@@ -53,7 +53,7 @@ class Wanted:
 
 
 def format_of(path: str) -> Format | None:
-    """By the suffix, behind which there may be one of a compression; None when it says nothing."""
+    """Return the format of a file's suffix, ignoring one of a compression; None if there is no known one."""
     lower = path.lower()
     for suffix in _COMPRESSION:
         lower = lower.removesuffix(suffix)
@@ -65,21 +65,21 @@ def compression_of(path: str) -> str | None:
 
 
 def what_is_wrong(where: str, format: Format, text: str) -> SchemaError | StorageError:
-    """`text`, of pyarrow, is about the values of a file (SchemaError) or about its bytes."""
+    """Classify an error of pyarrow by its text: SchemaError for the values of a file, StorageError for its bytes."""
     if any(sign in text for sign in _OF_VALUES):
-        return SchemaError(f"{where}: {text}; declare other types for its columns in schema=, or mend the file")
-    return StorageError(f"{where}: cannot be read as {format}; half-written, damaged, or of another format: {text}")
+        return SchemaError(f"{where}: {text}; declare other types for its columns in schema=, or repair the file")
+    return StorageError(f"{where}: cannot be read as {format}; it is incomplete, damaged, or of another format: {text}")
 
 
 @contextmanager
 def explained(path: str, format: Format) -> Iterator[None]:
-    """What goes wrong with the bytes of a file becomes a StorageError, with its values a SchemaError."""
+    """Convert errors: those in the bytes of a file to StorageError, those in its values to SchemaError."""
     try:
         yield
     except FileNotFoundError as error:
-        raise StorageError(f"{path}: the file is gone") from error
+        raise StorageError(f"{path}: the file does not exist any more") from error
     except PermissionError as error:
-        raise StorageError(f"{path}: may not be read: permission denied") from error
+        raise StorageError(f"{path}: cannot be read: permission denied") from error
     except UNREADABLE as error:
         raise what_is_wrong(path, format, str(error)) from error
 
@@ -93,14 +93,15 @@ def check_columns(schema: pa.Schema, where: str) -> None:
 
 
 def check_names(found: list[str], wanted: Wanted, path: str) -> None:
-    """Raises SchemaError for a column that a file lacks and must have, or has and must not have."""
+    """Raise SchemaError for a column that a file must have but lacks, or must not have."""
     names = wanted.schema.names
     for name in names:
         if name not in found and (not wanted.declared or name in wanted.required):
             raise SchemaError(f"{path}: column {name!r} is missing; it has {', '.join(found) or 'no columns'}")
     if not any(name in found for name in names):
         raise SchemaError(
-            f"{path}: none of the declared columns ({', '.join(names)}) is in it; it has {', '.join(found) or 'no columns'}"
+            f"{path}: it has none of the declared columns ({', '.join(names)}); it has "
+            f"{', '.join(found) or 'no columns'}"
         )
     extra = [name for name in found if wanted.schema.get_field_index(name) < 0]
     if extra and not wanted.declared:

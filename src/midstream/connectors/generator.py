@@ -1,4 +1,4 @@
-"""Rows made from their index: the deterministic source of benchmarks, examples and tests."""
+"""Rows computed from their index: the deterministic source of benchmarks, examples and tests."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ Generate: TypeAlias = Callable[[npt.NDArray[np.int64]], Rows]
 
 _ENDLESS_SPLITS = 16
 _ENDLESS_ROWS_MAX = 8192
-"""Endless splits are read in turns: small steps keep their indices close together."""
+"""The rows per turn of an endless split; splits are read in turns, and small steps keep their indices close together."""
 
 
 class IndexRange(msgspec.Struct, frozen=True):
-    """The indices start, start + step … below `stop` (None: for ever). A split's offset counts those done."""
+    """The indices start, start + step … below `stop` (None: no limit). A split's offset counts the indices done."""
 
     start: int
     stop: int | None
@@ -34,7 +34,7 @@ class IndexRange(msgspec.Struct, frozen=True):
 
 
 def index_splits(count: int | None, splits: int) -> tuple[Split, ...]:
-    """`count` indices as contiguous ranges of almost equal length; endless ones as interleaved streams."""
+    """Return `count` indices as contiguous ranges of almost equal length, or endless ones as interleaved streams."""
     if count is None:
         ranges = [IndexRange(k, None, splits) for k in range(splits)]
     else:
@@ -44,7 +44,7 @@ def index_splits(count: int | None, splits: int) -> tuple[Split, ...]:
 
 
 def readers_of(count: int | None, splits: int | None, parallelism: int) -> int:
-    """How many subtasks have something to read of what `index_splits` makes of `splits` (None: one per subtask)."""
+    """Return how many subtasks have something to read of `index_splits` with `splits` (None: one per subtask)."""
     most = parallelism if splits is None else min(parallelism, splits)
     return most if count is None else max(1, min(most, count))
 
@@ -55,15 +55,15 @@ def check_splits(splits: int | None, where: str) -> None:
 
 
 class GeneratorSource(Source):
-    """`fn(indices)` gives one row per index: a record batch, a polars frame, or a dict of columns.
+    """Rows from a function: `fn(indices)` returns one row per index, as a record batch, a polars frame, or a dict of
+    columns.
 
-    `count`: rows in all, cut into `splits` contiguous ranges, by default one per subtask. None: endless,
-    dealt out as `splits` (by default 16) interleaved streams: stream k has the indices k, k + splits,
-    k + 2 * splits …; they are never fewer or more, however the job is rescaled. `schema`: by default what
-    `fn` gives for the indices 0 to 3. `rows_per_s`: rows per second over all subtasks. `fn` must give
-    the same row for the same index, always.
+    `count`: rows in all, cut into `splits` contiguous ranges, by default one per subtask. None: endless, as `splits`
+    (by default 16) interleaved streams: stream k has the indices k, k + splits, k + 2 * splits …; their number stays
+    the same when the job is rescaled. `schema`: by default that of `fn` for the indices 0 to 3. `rows_per_s`: rows per
+    second over all subtasks. `fn` must always return the same row for the same index.
 
-    Raises JobError when `fn` fails or gives something else than rows, SchemaError when its columns change.
+    Raises JobError if `fn` fails or returns anything but rows, SchemaError if its columns change.
     """
 
     blocking = False
@@ -137,7 +137,7 @@ class _GeneratorReader(SplitReader):
 
 
 def call_generator(fn: Generate, indices: npt.NDArray[np.int64]) -> pa.RecordBatch:
-    """What `fn` gives for `indices`, as one batch with a row for each."""
+    """Return what `fn` returns for `indices`, as one batch with a row for each."""
     where = f"GeneratorSource: the function, called with an array of the indices {indices[0]} to {indices[-1]},"
     try:
         rows = fn(indices)
@@ -149,20 +149,23 @@ def call_generator(fn: Generate, indices: npt.NDArray[np.int64]) -> pa.RecordBat
             batch = _from_columns(rows)
         else:
             raise JobError(
-                f"{where} gave {type(rows).__name__}; it must give a record batch, a polars frame or a dict of columns"
+                f"{where} returned {type(rows).__name__}; it must return a record batch, a polars frame or a dict of "
+                "columns"
             )
     except (JobError, SchemaError):
         raise
     except Exception as error:
         raise JobError(f"{where} failed: {type(error).__name__}: {error}") from error
     if batch.num_rows != len(indices):
-        raise JobError(f"{where} gave {batch.num_rows} rows; it must give one for each of the {len(indices)} indices")
+        raise JobError(
+            f"{where} returned {batch.num_rows} rows; it must return one for each of the {len(indices)} indices"
+        )
     return batch
 
 
 def _from_columns(columns: Mapping[str, Any]) -> pa.RecordBatch:
     if not columns:
-        raise SchemaError("GeneratorSource: the function gave no columns")
+        raise SchemaError("GeneratorSource: the function returned no columns")
     arrays = [
         # A function may fill the same numpy array again for the next batch.
         column.combine_chunks()

@@ -1,13 +1,12 @@
 """Kafka topics as a source: each partition is a split, whose offset is that of the next record.
 
-A split is read by a consumer of its own, which is assigned its partition: there is no consumer group whose
-rebalances could move partitions or offsets behind the job's back. Offsets are in the job's checkpoints; they
-are committed to a group, for those who watch its lag, only where the user names one, and are not read from there
-but for a start that asks for it.
+A split is read by a consumer of its own, which is assigned its partition: there is no consumer group whose rebalances
+could move partitions or offsets unnoticed. Offsets are in the job's checkpoints; they are committed to a group, for
+monitoring its lag, only if the user names one, and are read from there only for a start that asks for it.
 
-Offsets have gaps where transactions were aborted, topics are compacted, and where transactions end; so
-nothing is counted by them. The end of a partition that is read up to an offset is told by the broker's word that
-it has no more, since the last offsets before it may be without a record.
+Offsets have gaps where transactions were aborted or ended, and where topics are compacted; so nothing is counted by
+them. The end of a partition that is read up to an offset is known when the broker reports that it has no more, since
+the last offsets before it may have no record.
 """
 
 from __future__ import annotations
@@ -46,7 +45,7 @@ OnGap: TypeAlias = Literal["fail", "skip"]
 _OURS: Final = {
     "enable.auto.commit": "offsets are in the job's checkpoints, and are committed to the group of 'group.id' after them",
     "enable.auto.offset.store": "offsets are in the job's checkpoints",
-    "auto.offset.reset": "say start= and on_gap=",
+    "auto.offset.reset": "use start= and on_gap=",
     "enable.partition.eof": "the source needs it",
     "isolation.level": "only committed records are read",
     "group.instance.id": "partitions are assigned by the job, not by a group",
@@ -55,7 +54,7 @@ _OURS: Final = {
     "error_cb": "the source needs it",
 }
 _NO_GROUP: Final = "midstream"
-"""librdkafka wants a name; without commits and joins the broker has no such group."""
+"""librdkafka requires a group name; without commits and joins the broker has no such group."""
 _PREFETCH: Final = {
     "queued.max.messages.kbytes": 16_384,
     "fetch.wait.max.ms": 100,
@@ -63,32 +62,32 @@ _PREFETCH: Final = {
     "topic.metadata.refresh.interval.ms": 30_000,  # by default 5 min, in which a deleted topic may only look silent
     "fetch.queue.backoff.ms": 10,  # by default a second, after each time that the queue was full
 }
-"""Per partition, unless the user says otherwise."""
+"""Prefetch limits per partition, unless the user sets others."""
 _RECORDS_MAX: Final = 50_000
-"""In one batch: each is a Python object for a moment."""
+"""The largest number of records in one batch; each is a Python object for a moment."""
 _SIDE_BY_SIDE: Final = 100_000
-"""Partitions never end, so a subtask reads all that it is given, and has a request open for the next one."""
+"""Partitions never end, so a subtask reads all of its partitions at once, and keeps a request open for each."""
 _ASK_S: Final = 5.0
-"""So often the broker of a partition that has fallen silent is asked whether it is back."""
+"""The interval at which the broker of a silent partition is asked whether it is back."""
 _ASKED_S: Final = 0.5
-"""So long one of the threads that read waits for the answer."""
+"""The time for which a reading thread waits for that answer."""
 _log = logging.getLogger(__name__)
 
 
 class _Partition(msgspec.Struct, frozen=True, array_like=True):
-    """The payload of a split. A split at offset 0 has not begun: then it begins at `start`."""
+    """The payload of a split. A split at offset 0 has not begun; it begins at `start`."""
 
     topic: str
     partition: int
     start: int
     stop: int | None = None
-    """Records from here on are not read; None: without end."""
+    """Records from this offset on are not read; None: without end."""
     from_earliest: bool = False
-    """It begins wherever the broker's records do when it is opened; `start` is where that was."""
+    """The split begins where the broker's records begin when it is opened; `start` is where that was."""
 
 
 class _Found(msgspec.Struct, frozen=True, array_like=True):
-    """The position: of each topic, the partitions that are splits already. `begun`: the first look has been taken."""
+    """The position: the partitions of each topic that are splits already. `begun`: the first discovery has been done."""
 
     begun: bool = False
     topics: dict[str, Topic] = {}
@@ -97,25 +96,26 @@ class _Found(msgspec.Struct, frozen=True, array_like=True):
 class KafkaSource(Source):
     """Reads topics of a Kafka cluster (2.5 or later), from `start` to `stop` or for ever.
 
-    `servers`: one or more `host:port`. `topics`: a name, a list of names, or a compiled pattern that whole
-    names match; new topics of it, and new partitions of any, are found every `interval`, and read from their
-    beginning. `format`: "json" (objects, as `schema` says, by the rules of JSON lines), "csv" (a line without a header,
-    `schema` has its columns in order, `csv` how it is written), "avro" (each value with the id of its schema in
-    `registry`, read by the rules of Avro with `schema`, the text of a schema, by default the newest of the subject
-    `<topic>-value`), "protobuf" (the message class `message`, whose fields are the columns; with a `registry` each value
-    begins with the id of its schema), "bytes" or "text" (one column `value`). A record without a value is a row of nulls. `metadata`: what else of a record to have as columns:
-    topic, partition, offset, timestamp, key, headers; a dict gives them other names.
-    `start`: "earliest", "latest", "group" (what the group of `group.id` has committed, else the earliest), a
-    datetime (the first record that is not older), or of one topic an offset for each partition. `stop`:
-    "latest" (what is there and committed when the job starts) or a datetime (up to the first record that is not
-    older); None: never.
-    `on_gap`: what becomes of offsets that the broker does not have any more: "fail", or "skip" to go on behind them.
-    `on_bad_record`: "fail", or "drop" to leave out what is not of the format; `side_output(BAD_RECORDS)` of the stream
-    has it then. `bad_records_max`: with "drop", (bad, records): more of so many that a subtask reads fail the job.
-    `options`: librdkafka's, for example security; `env:NAME` and `file:/path` stand for what is there where the
-    job connects. With `group.id` offsets are committed after each checkpoint, for tools that show lag.
+    `servers`: one or more `host:port`. `topics`: a name, a list of names, or a compiled pattern that must match the
+    whole name; new matching topics, and new partitions of all topics, are discovered every `interval`, and read from
+    their beginning. `format`: "json" (objects, as `schema` says, by the rules of JSON lines), "csv" (a line without a
+    header; `schema` has its columns in order, `csv` its options), "avro" (each value with the id of its schema in
+    `registry`, read by the rules of Avro with `schema`, the text of a schema, by default the newest version of the
+    subject `<topic>-value`), "protobuf" (the message class `message`, whose fields are the columns; with a `registry`
+    each value begins with the id of its schema), "bytes" or "text" (one column `value`). A record without a value is a
+    row of nulls. `metadata`: further parts of a record to add as columns: topic, partition, offset, timestamp, key,
+    headers; a dict renames them. `start`: "earliest", "latest", "group" (the committed offsets of the group `group.id`,
+    else the earliest), a datetime (the first record that is not older), or, for a single topic, an offset for each
+    partition. `stop`: "latest" (what exists and is committed when the job starts) or a datetime (up to the first record
+    that is not older); None: never. `on_gap`: what to do about offsets that the broker no longer has: "fail", or "skip"
+    to continue after them. `on_bad_record`: "fail", or "drop" to drop records that do not have the format, which then
+    go to the stream's `side_output(BAD_RECORDS)`. `bad_records_max`: with "drop", (bad, records): the job fails if more
+    records than that are bad, of so many that a subtask reads. `options`: librdkafka's options, such as security;
+    values `env:NAME` and `file:/path` are replaced by the variable or file where the job connects. With `group.id`,
+    offsets are committed after each checkpoint, for tools that show lag.
 
-    Raises ConfigError or SchemaError for arguments here; for the cluster, when the job starts.
+    Raises ConfigError or SchemaError for invalid arguments at once, and for problems with the cluster when the job
+    starts.
     """
 
     def __init__(
@@ -170,7 +170,7 @@ class KafkaSource(Source):
         check_rate(rows_per_s, self._where)
         self.rows_per_s = rows_per_s
         self._first: tuple[dict[str, Topic], list[_Partition]] | None = None
-        """What the first look has found."""
+        """The result of the first discovery."""
         self._its_cluster: Cluster | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -184,13 +184,17 @@ class KafkaSource(Source):
     # ---- on the driver ----
 
     def prepare(self, uid: str, checkpoint_dir: str | None, restoring: bool) -> None:
-        """Raises StorageError when no broker answers, ConfigError for a topic that is not there or may not be read."""
+        """Check brokers and topics. Raises StorageError if no broker answers, ConfigError for a topic that is missing
+        or may not be read.
+        """
         with made(self._where):
             self._new_consumer(Silence(self._where, self._connection.servers)).close()
         self._parser.check()
         found = self._cluster.topics(self._topics)
         if not found and self.bounded:
-            raise ConfigError(f"{self._where}: no topic matches; a job with stop= reads what is there when it starts")
+            raise ConfigError(
+                f"{self._where}: no topic matches; a job with stop= reads the topics that exist when it starts"
+            )
         if isinstance(self._start, Mapping) and not restoring:
             ((name, topic),) = found.items()
             if set(self._start) != set(range(topic.partitions)):
@@ -209,7 +213,7 @@ class KafkaSource(Source):
                 topics, found = self._first = self._first or self._first_found()
         except StorageError as error:
             # Readers wait for brokers that are gone, and so does this.
-            _log.warning("%s: cannot look for partitions now, and will try again: %s", self._where, error)
+            _log.warning("%s: cannot look for partitions at present, and will try again: %s", self._where, error)
             return Discovery((), msgspec.msgpack.encode(known), exhausted=False)
         splits = tuple(
             Split(f"{part.topic}:{part.partition}", msgspec.msgpack.encode(part))
@@ -253,22 +257,22 @@ class KafkaSource(Source):
         return topics, parts
 
     def _newly_found(self, known: Mapping[str, Topic]) -> tuple[dict[str, Topic], list[_Partition]]:
-        """What came into being while the job ran is read from its beginning."""
+        """Return new topics and partitions, which are read from their beginning."""
         topics = self._cluster.topics(self._topics)
         for name in known:
-            # Readers may only hear nothing any more. A name that is listed was looked for, and would have raised.
+            # To readers it may only look silent. A listed name was looked up, which would have raised.
             if isinstance(self._topics, re.Pattern) and self._topics.fullmatch(name) and name not in topics:
                 raise ConfigError(
-                    f"{self._where}: topic {name!r} is gone since the job began to read it; have it back, or start without "
-                    "it and with --fresh"
+                    f"{self._where}: topic {name!r} has disappeared since the job began to read it; restore it, or "
+                    "start without it and with --fresh"
                 )
         found = []
         for name, topic in topics.items():
             before = known.get(name, Topic(topic.id, 0))
             if before.id != topic.id:
                 raise ConfigError(
-                    f"{self._where}: topic {name!r} was deleted and made anew since the job began to read it; what it has now "
-                    "is not what was read before, so there is no going on: start with --fresh"
+                    f"{self._where}: topic {name!r} was deleted and recreated since the job began to read it; it no "
+                    "longer has the records that were read before, so the job cannot resume: start with --fresh"
                 )
             found += [_Partition(name, new, 0, None, True) for new in range(before.partitions, topic.partitions)]
         return topics, found
@@ -322,11 +326,11 @@ class _PartitionReader(SplitReader):
         self._where = _where(part)
         self._next = offset or part.start
         self._notes: list[tuple[KafkaError, Message]] = []
-        """What came beside the records of the last look, and behind them."""
+        """Errors and events that came with the records of the last poll, or after them."""
         self._bad: list[BadRecord] = []
-        """Of the last look."""
+        """The bad records of the last poll."""
         self._kept: tuple[list[Message], int] | None = None
-        """Messages whose schema could not be asked for, and the offset that they begin at."""
+        """Messages whose schema could not be looked up yet, and the offset at which they begin."""
         self._silence = Silence(self._where, source._connection.servers, what_for=f"of topic {part.topic!r}")
         self._registry_wait = Wait()
         self._ask_again_s = 0.0
@@ -338,7 +342,10 @@ class _PartitionReader(SplitReader):
             stack.pop_all()
 
     def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
-        """Never waits: what has come is taken. Raises SchemaError (bad records), ConfigError (a gap), StorageError."""
+        """Take the records that have arrived, without waiting.
+
+        Raises SchemaError (bad records), ConfigError (a gap) and StorageError.
+        """
         if self._kept is not None:
             return self._parsed(*self._kept)
         notes, self._notes = self._notes, []
@@ -362,19 +369,19 @@ class _PartitionReader(SplitReader):
         return self._parsed(good, before)
 
     def _parsed(self, messages: list[Message], before: int) -> tuple[pa.RecordBatch, int]:
-        """The rows of messages that begin at offset `before`; none while the schema registry is waited for."""
+        """Return the rows of messages that begin at offset `before`; none while the schema registry does not answer."""
         try:
             rows, self._bad = self._source._parser.rows(messages, self._where)
         except RegistrySilent as error:
             if self._kept is None:
-                _log.warning("%s: waiting with offset %d and what is behind it: %s", self._where, before, error)
+                _log.warning("%s: waiting at offset %d: %s", self._where, before, error)
             self._registry_wait.begin(f"the schema registry of topic {self._part.topic!r}")
             self._kept, self._bad = (messages, before), []
             return self._source._parser.no_rows, before
         if self._kept is not None:
             self._kept = None
             self._registry_wait.end()
-            _log.warning("%s: the schema registry answers again; going on", self._where)
+            _log.warning("%s: the schema registry answers again; continuing", self._where)
         return rows, self._next
 
     def bad_records(self) -> BadRecords | None:
@@ -386,7 +393,9 @@ class _PartitionReader(SplitReader):
         self._consumer.close()
 
     def _is_answered(self) -> bool:
-        """Asked now and then: a broker that is gone is not always reported, and one that is back may have no records."""
+        """Whether the broker answers, asked from time to time: its loss is not always reported, and after its return
+        there may be no records.
+        """
         from confluent_kafka import KafkaException, TopicPartition
 
         now_s = time.monotonic()
@@ -407,7 +416,7 @@ class _PartitionReader(SplitReader):
             self._consumer.assign([TopicPartition(self._part.topic, self._part.partition, at)])
 
     def _take_note(self, error: KafkaError, message: Message) -> None:
-        """What a broker says beside records: the end for now, a gap, or that it will not."""
+        """Process a report of the broker other than records: the end for now, a gap, or a refusal."""
         from confluent_kafka import KafkaError as Codes
 
         match error.code():
@@ -418,7 +427,7 @@ class _PartitionReader(SplitReader):
             case Codes.UNKNOWN_TOPIC_OR_PART | Codes._UNKNOWN_TOPIC | Codes._UNKNOWN_PARTITION:
                 raise self._gone()
             case Codes.TOPIC_AUTHORIZATION_FAILED:
-                raise ConfigError(f"{self._where}: may not be read: {error.str()}")
+                raise ConfigError(f"{self._where}: cannot be read: {error.str()}")
             case Codes.GROUP_AUTHORIZATION_FAILED:
                 pass  # the client looks for the group's coordinator, of which nothing is wanted
             case _ if error.retriable() or error.code() in (
@@ -428,13 +437,13 @@ class _PartitionReader(SplitReader):
             ):
                 self._silence.heard(error)
             case _:
-                raise StorageError(f"{self._where}: reading behind offset {self._next} failed: {error.str()}")
+                raise StorageError(f"{self._where}: reading after offset {self._next} failed: {error.str()}")
 
     def _meet_gap(self) -> None:
         from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
         at = TopicPartition(self._part.topic, self._part.partition)
-        with explained(f"{self._where}: which offsets there are is not to be had"):
+        with explained(f"{self._where}: cannot determine which offsets exist"):
             try:
                 there = self._consumer.get_watermark_offsets(at, timeout=ANSWER_S)
             except KafkaException as error:
@@ -442,30 +451,34 @@ class _PartitionReader(SplitReader):
                     raise self._gone() from error
                 raise
         if there is None:
-            raise StorageError(f"{self._where}: no word from a broker of which offsets there are")
+            raise StorageError(f"{self._where}: no broker has reported which offsets exist")
         low, high = there
         has = f"the broker has {low} to {high - 1}" if high > low else f"the broker has none before {high}"
         if self._next > high:
             raise ConfigError(
-                f"{self._where}: reading was to go on at offset {self._next}, and {has}; the topic was made anew, or brokers "
-                "have lost records. What it has now is not what was read before: start with --fresh"
+                f"{self._where}: reading was to resume at offset {self._next}, and {has}; the topic was recreated, or "
+                "brokers have lost records. It no longer has the records that were read before: start with --fresh"
             )
         if self._next >= low:
             self._assign(self._next)  # it was there again, or always
             return
         if self._source._on_gap == "fail":
             raise ConfigError(
-                f"{self._where}: reading was to go on at offset {self._next}, and {has}: {low - self._next} offsets were "
-                "deleted before they were read, as the topic's retention says or by somebody. on_gap='skip' goes on without them"
+                f"{self._where}: reading was to resume at offset {self._next}, and {has}: {low - self._next} offsets "
+                "were "
+                "deleted before they were read, by the topic's retention or by hand. on_gap='skip' continues without "
+                "them"
             )
-        _log.warning("%s: offsets %d to %d are gone; going on without them (on_gap)", self._where, self._next, low - 1)
+        _log.warning(
+            "%s: offsets %d to %d no longer exist; continuing without them (on_gap)", self._where, self._next, low - 1
+        )
         self._next = low
         self._assign(low)
 
     def _gone(self) -> ConfigError:
         return ConfigError(
-            f"{self._where}: is gone since the job began to read it, at offset {self._next}; have the topic back, or "
-            "start without it and with --fresh"
+            f"{self._where}: has disappeared since the job began to read it, at offset {self._next}; restore the "
+            "topic, or start without it and with --fresh"
         )
 
     @staticmethod
@@ -486,7 +499,7 @@ def _checked_topics(topics: Topics) -> Names:
     if not names or not all(isinstance(name, str) and name for name in names):
         raise ConfigError(f"KafkaSource: topics={topics!r} is neither a name, nor a list of them, nor re.compile(…)")
     if len(set(names)) < len(names):
-        raise ConfigError(f"KafkaSource: topics={topics!r} names one twice")
+        raise ConfigError(f"KafkaSource: topics={topics!r} names a topic twice")
     return names
 
 
@@ -497,7 +510,9 @@ def _topics_text(topics: Names) -> str:
 def _checked_start(start: Start, topics: Names, group: object, where: str) -> Start:
     if isinstance(start, Mapping):
         if isinstance(topics, re.Pattern) or len(topics) != 1:
-            raise ConfigError(f"{where}: start= with offsets is for one topic; read each by a source of its own")
+            raise ConfigError(
+                f"{where}: start= with offsets is for a single topic; use a separate source for each topic"
+            )
         if not start or not all(is_whole(key) and is_whole(value) for key, value in start.items()):
             raise ConfigError(f"{where}: start={start!r} is not a dict of partitions to offsets")
         return dict(start)

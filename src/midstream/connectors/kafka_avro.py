@@ -1,4 +1,4 @@
-"""Kafka's values in Avro, each with the id that its schema has in a registry."""
+"""Kafka values in Avro, each with the id that its schema has in a registry."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ from midstream.core.errors import ConfigError
 
 
 class AvroValues:
-    """What reads a topic's values: `schema` has the columns of the reader's schema.
+    """Reads a topic's values; `schema` has the columns of the reader's schema.
 
-    Raises ConfigError, SchemaError, or StorageError when the newest schema is to be had and the registry is silent.
+    Raises ConfigError, SchemaError, or StorageError if the newest schema is needed and the registry does not answer.
     """
 
     def __init__(
@@ -40,7 +40,8 @@ class AvroValues:
         if text is None:
             if subject is None:
                 raise ConfigError(
-                    f"{who}: format='avro' of several topics needs schema=, the text of the schema to read them with"
+                    f"{who}: format='avro' of several topics needs schema=, the text of the schema with which to read "
+                    "them"
                 )
             try:
                 text, known = self._registry.latest(subject)
@@ -52,14 +53,16 @@ class AvroValues:
         self._reader = parse_schema(text, where, known)
         self.schema = pa.schema(list(arrow_fields(self._reader, self._reader.name)))
         self._decoders = BySchema(self._new_decoder)
-        """By id of the writer's schema."""
+        """Decoders by the id of the writer's schema."""
 
     def check(self) -> None:
-        """Whether the registry answers, and lets the user in."""
+        """Check that the registry answers and accepts the user."""
         self._registry.check()
 
     def parse(self, values: Sequence[bytes]) -> pa.RecordBatch:
-        """A row for each. Raises ArrowInvalid for bad ones, RegistrySilent for those of a schema that is not known yet."""
+        """Parse one row per value. Raises ArrowInvalid for bad values, RegistrySilent for those whose schema is not
+        known yet.
+        """
         by_id: dict[int, list[int]] = {}
         for at, value in enumerate(values):
             try:
@@ -85,7 +88,7 @@ class AvroValues:
 
 
 class AvroWriting:
-    """What writes a topic's values: made and registered on the driver, used in the slots, which need no registry."""
+    """Writes a topic's values: created and registered on the driver, used in the slots, which need no registry."""
 
     def __init__(self, registry: Mapping[str, OptionValue] | None, topic: str, who: str) -> None:
         if registry is None:
@@ -97,13 +100,13 @@ class AvroWriting:
 
     @property
     def fields(self) -> None:
-        """A record has whatever columns there are."""
+        """None: a record may have any columns."""
 
     def bound(self, values: pa.Schema) -> _BoundAvro:
         return _BoundAvro(self, AvroEncoder(values, self._topic, self._who))
 
     def register(self, encoder: AvroEncoder) -> None:
-        """Raises ConfigError when the registry refuses it, as one that does not go with the versions before it."""
+        """Register the schema. Raises ConfigError if the registry refuses it as incompatible with earlier versions."""
         text = msgspec.json.encode(encoder.avro_schema).decode()
         with registering(f"{self._topic}-value", self._who) as subject:
             self._id = self._registry.register(subject, text)

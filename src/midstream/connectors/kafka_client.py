@@ -1,7 +1,7 @@
-"""How sources and sinks reach a Kafka cluster: the user's options, their secrets, and what goes wrong on the way.
+"""The connection to a Kafka cluster: the user's options, their secrets, and the errors of the client.
 
-Options are librdkafka's. A value `env:NAME` or `file:/path` stands for what is in that variable or file of
-the process that connects: it is read there, when it connects, and is nowhere else. No message shows a value.
+Options are librdkafka's. A value `env:NAME` or `file:/path` stands for the content of that variable or file in the
+process that connects: it is read when it connects, and stored nowhere else. No message shows a value.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 OptionValue: TypeAlias = str | int | float | bool | Callable[..., Any]
 ANSWER_S: Final = 15.0
-"""So long a broker may take for an answer."""
+"""The time that a broker may take for an answer."""
 _SILENCE_S: Final = 5.0
-"""Brokers that have been gone for so long are worth a word."""
+"""Silence of this length is reported."""
 _AGAIN_S: Final = 60.0
-"""The client repeats every few seconds that they are gone; what comes so long after is about another time."""
+"""The client reports silent brokers every few seconds; a report after a longer pause is a new silence."""
 _GETTING_IN: Final = (
     "sasl.",
     "security.",
@@ -48,15 +48,15 @@ _OURS: Final = {
 }
 _log = logging.getLogger(__name__)
 _client_log = logging.getLogger(f"{__name__}.librdkafka")
-"""What the clients themselves log, but for each connection that fails: `Silence` hears of those, and says less.
+"""The log of the clients themselves, except each failed connection: `Silence` receives those, and reports less.
 
-Nor each time that brokers want to be asked again for a transactional id: what does not come right is raised.
+It also omits each request to try again for a transactional id: a failure that persists is raised.
 """
 _client_log.addFilter(lambda record: not record.getMessage().startswith(("FAIL ", "ERROR ", "GETPID ")))
 
 
 class Connection:
-    """Where a cluster is, and how to get in. Pickles; shows nobody what the options are."""
+    """The address of a cluster, and the credentials. Pickles; its repr does not show the options."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class Connection:
         ours: Mapping[str, str],
         who: str,
     ) -> None:
-        """`ours`: options that the user may not set, each with what to do instead."""
+        """`ours`: options that the user must not set, each with what to do instead."""
         require("confluent_kafka", "kafka", who)
         listed = [servers] if isinstance(servers, str) else list(servers)
         if not listed or not all(isinstance(each, str) and each.strip() for each in listed):
@@ -78,13 +78,13 @@ class Connection:
         for name, value in self._options.items():
             reason = {**_OURS, **ours}.get(name)
             if reason is not None:
-                raise ConfigError(f"{who}: option {name!r} is not for the user to set: {reason}")
+                raise ConfigError(f"{who}: option {name!r} cannot be set: {reason}")
             if name in _CALLBACKS and callable(value):
                 continue
             if name.endswith("_cb") or name == "logger" or not isinstance(value, (str, int, float)):
                 raise ConfigError(
-                    f"{who}: option {name!r} is a {type(value).__name__}; options are text, numbers and booleans, "
-                    f"and of functions {', '.join(_CALLBACKS)}"
+                    f"{who}: option {name!r} is a {type(value).__name__}; options are strings, numbers and booleans; "
+                    f"the only functions allowed are {', '.join(_CALLBACKS)}"
                 )
 
     def __repr__(self) -> str:
@@ -96,16 +96,18 @@ class Connection:
     __hash__ = None  # type: ignore[assignment]
 
     def option(self, name: str) -> OptionValue | None:
-        """As the user gave it."""
+        """Return an option as the user gave it."""
         return self._options.get(name)
 
     def config(self, ours: Mapping[str, Any]) -> dict[str, Any]:
-        """For a client in this process; `ours` go before the user's. Raises ConfigError for a secret that is not there."""
+        """Return the options of a client in this process; `ours` override the user's. Raises ConfigError for a missing
+        secret.
+        """
         found = {name: self._resolved(name, value) for name, value in self._options.items()}
         return {**self._defaults, **found, **ours}
 
     def admin_config(self, ours: Mapping[str, Any]) -> dict[str, Any]:
-        """Of the user's options those about getting in: others are for readers or for writers."""
+        """Return the user's options for connecting; others are for readers or for writers."""
         kept = {name: value for name, value in self._options.items() if name.startswith(_GETTING_IN)}
         resolved = {name: self._resolved(name, value) for name, value in kept.items()}
         return {**self._defaults, **resolved, **ours}
@@ -119,7 +121,7 @@ class Connection:
 
 
 def looked_up(what: str, value: OptionValue, who: str) -> OptionValue:
-    """What a value `env:NAME` or `file:/path` stands for in this process; any other is itself. Raises ConfigError."""
+    """Resolve a value `env:NAME` or `file:/path` in this process; any other is returned. Raises ConfigError."""
     if not isinstance(value, str):
         return value
     kind, colon, rest = value.partition(":")
@@ -128,7 +130,7 @@ def looked_up(what: str, value: OptionValue, who: str) -> OptionValue:
     if kind == "env":
         if rest not in os.environ:
             raise ConfigError(
-                f"{who}: {what} is to come from the environment variable {rest!r}, which is not set in "
+                f"{who}: {what} refers to the environment variable {rest!r}, which is not set in "
                 f"the process {os.getpid()} that connects; set it on the driver and wherever slots run"
             )
         return os.environ[rest]
@@ -136,21 +138,21 @@ def looked_up(what: str, value: OptionValue, who: str) -> OptionValue:
         return Path(rest).read_text(encoding="utf-8").rstrip("\r\n")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(
-            f"{who}: {what} is to come from the file {rest!r}, which cannot be read where the job "
+            f"{who}: {what} refers to the file {rest!r}, which cannot be read where the job "
             f"connects ({type(error).__name__}); put it on the driver's machine and wherever slots run"
         ) from None
 
 
 class Silence:
-    """Hears of brokers that are gone (`error_cb`), and says so in the log, once per silence.
+    """Receives errors of silent brokers (`error_cb`), and logs one message per silence.
 
-    librdkafka calls it from inside of calls of ours, so there is one thread.
+    librdkafka calls it from inside calls made here, so there is only one thread.
     """
 
     def __init__(
         self, where: str, servers: str, now_s: Callable[[], float] = time.monotonic, *, what_for: str = ""
     ) -> None:
-        """`what_for`: behind "waiting for brokers …" in the job's status; empty: it is not said there."""
+        """`what_for` follows "waiting for brokers …" in the job's status; if empty, the status does not show it."""
         self._what = f"brokers {servers} {what_for}" if what_for else ""
         self._wait = Wait(now_s)
         self._where = where
@@ -159,16 +161,19 @@ class Silence:
         self._since_s: float | None = None
         self._heard_s = 0.0
         self.is_doubted = False
-        """A connection has failed since a broker was heard last. That all of them are down is said only where librdkafka
-        finds all connections down in the same instant, so who waits asks, and an answer that does not come tells."""
+        """A connection has failed since a broker last answered.
+
+        librdkafka reports that all brokers are down only if it finds all connections down at the same instant, so the
+        one who waits asks, and concludes from a missing answer.
+        """
         self._unanswered_s: float | None = None
         self._is_said = False
         self.why = ""
-        """What was said last of a broker that does not answer."""
+        """The last report about a broker that does not answer."""
         self._refused = ""
 
     def heard(self, error: KafkaError) -> None:
-        """The callback."""
+        """Process an error; the callback of librdkafka."""
         from confluent_kafka import KafkaError as Codes
 
         now_s = self._now_s()
@@ -189,12 +194,12 @@ class Silence:
             self._wait.begin(self._what)
 
     def close(self) -> None:
-        """Nobody waits any more; the client may be heard once more while it closes."""
+        """End the wait; the client may still report errors while it closes."""
         self._what = ""
         self._wait.end()
 
     def looked(self, heard_from_broker: bool) -> None:
-        """After each look for news. Raises StorageError when the cluster refuses the user."""
+        """Note whether a poll brought anything. Raises StorageError if the cluster refuses the user."""
         if self._refused:
             raise StorageError(f"{self._where}: {self._servers} refuses the user: {self._refused}")
         if not self.is_doubted:
@@ -207,7 +212,7 @@ class Silence:
         gone_s = 0.0 if self._since_s is None else now_s - self._since_s
         if heard_from_broker:
             if self._is_said:
-                _log.warning("%s: %s answers again after %.0f s; going on", self._where, self._servers, gone_s)
+                _log.warning("%s: %s answers again after %.0f s; continuing", self._where, self._servers, gone_s)
             self._since_s, self._is_said = None, False
             self.is_doubted, self._unanswered_s = False, None
             self._wait.end()
@@ -220,7 +225,7 @@ class Silence:
 
 @contextmanager
 def explained(where: str) -> Iterator[None]:
-    """What Kafka's client raises becomes an error of ours: ConfigError for what no second try mends."""
+    """Convert exceptions of Kafka's client: ConfigError for what a retry cannot fix, else StorageError."""
     from confluent_kafka import KafkaError, KafkaException
 
     gone = (KafkaError._UNKNOWN_TOPIC, KafkaError.UNKNOWN_TOPIC_OR_PART)
@@ -233,7 +238,7 @@ def explained(where: str) -> Iterator[None]:
 
 
 def is_for_the_user(error: KafkaError) -> bool:
-    """Whether trying again is of no use. A topic that is unknown may be so for a moment, while brokers start."""
+    """Whether a retry is useless. An unknown topic may only be unknown for a moment, while brokers start."""
     from confluent_kafka import KafkaError as Codes
 
     return error.code() in (
@@ -251,7 +256,7 @@ def is_for_the_user(error: KafkaError) -> bool:
 
 
 def _hint(error: KafkaError) -> str:
-    """What to do about it, where its own words do not say."""
+    """Return what to do about an error whose own text does not say it."""
     from confluent_kafka import KafkaError as Codes
 
     match error.code():
@@ -271,7 +276,7 @@ def _hint(error: KafkaError) -> str:
 
 @contextmanager
 def made(where: str) -> Iterator[None]:
-    """Around making a client: an option that is not librdkafka's, or has a value that it does not take."""
+    """Convert errors from creating a client: an unknown option of librdkafka, or an invalid value."""
     from confluent_kafka import KafkaException
 
     try:
@@ -285,13 +290,13 @@ def made(where: str) -> Iterator[None]:
 
 
 def topic_error(error: KafkaError, topic: str, where: str) -> ConfigError | StorageError:
-    """What a cluster's answer about one topic means."""
+    """Return the error that a cluster's answer about one topic means."""
     from confluent_kafka import KafkaError as Codes
 
     if error.code() in (Codes.UNKNOWN_TOPIC_OR_PART, Codes._UNKNOWN_TOPIC):
         return ConfigError(f"{where}: there is no topic {topic!r}; create it first, or correct its name")
     if error.code() == Codes.TOPIC_AUTHORIZATION_FAILED:
-        return ConfigError(f"{where}: topic {topic!r} is not allowed: {error.str()}")
+        return ConfigError(f"{where}: topic {topic!r} is not permitted: {error.str()}")
     if error.code() == Codes.TOPIC_EXCEPTION:
-        return ConfigError(f"{where}: {topic!r} is no name of a topic: {error.str()}")
+        return ConfigError(f"{where}: {topic!r} is not a valid topic name: {error.str()}")
     return StorageError(f"{where}: no answer about topic {topic!r}: {error.str()}")

@@ -1,6 +1,6 @@
-"""What the driver asks a Kafka cluster: which topics there are, where their records begin and end, what a group has committed.
+"""Queries to a Kafka cluster from the driver: topics, the first and last offsets, the committed offsets of a group.
 
-Nothing here reads or writes records, and nothing makes a topic.
+Nothing here reads or writes records, and nothing creates a topic.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ Place: TypeAlias = tuple[str, int]
 """A topic and the number of one of its partitions."""
 EARLIEST: Final = -2
 LATEST: Final = -1
-"""In place of a time."""
+"""EARLIEST and LATEST are used instead of a time: the first offset, and the one after the last record."""
 
 
 class Topic(msgspec.Struct, frozen=True, array_like=True):
     id: str
-    """Another one when a topic is deleted and made anew."""
+    """The topic's id, which changes when a topic is deleted and recreated."""
     partitions: int
 
 
 class Cluster:
-    """On the driver. Blocking; one call at a time. Raises ConfigError, and StorageError when nobody answers."""
+    """Queries on the driver. Blocking; one call at a time. Raises ConfigError, and StorageError if no broker answers."""
 
     def __init__(self, connection: Connection, where: str) -> None:
         self._connection = connection
@@ -48,7 +48,7 @@ class Cluster:
             self._groups.popitem()[1].close()
 
     def topics(self, names: Names) -> dict[str, Topic]:
-        """By name. Those of a pattern leave out Kafka's own; a name that is no topic raises."""
+        """Return topics by name. A pattern leaves out Kafka's internal topics; a name that is not a topic raises."""
         from confluent_kafka import KafkaException, TopicCollection
 
         if isinstance(names, re.Pattern):
@@ -72,7 +72,7 @@ class Cluster:
         return found
 
     def check_writable(self, topic: str) -> None:
-        """Raises ConfigError when it is not there, or the user may not write to it."""
+        """Raise ConfigError if the topic does not exist, or the user may not write to it."""
         from confluent_kafka import KafkaException, TopicCollection
         from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]  # its package exports nothing explicitly
 
@@ -89,11 +89,11 @@ class Cluster:
         allowed = self._answer(ask)
         if allowed is not None and AclOperation.WRITE not in allowed:
             raise ConfigError(
-                f"{self._where}: topic {topic!r} is not allowed: the user has no right to write (Write) to it"
+                f"{self._where}: topic {topic!r} is not permitted: the user has no right to write (Write) to it"
             )
 
     def record_bytes_max(self, topic: str) -> int | None:
-        """What the topic takes; None if the user may not know (DescribeConfigs)."""
+        """Return the topic's limit on records; None if the user may not read it (DescribeConfigs)."""
         from confluent_kafka import KafkaError, KafkaException
         from confluent_kafka.admin import ConfigResource  # type: ignore[attr-defined]  # its package exports nothing explicitly
 
@@ -112,9 +112,10 @@ class Cluster:
         return found
 
     def offsets(self, places: list[Place], when_ms: int) -> dict[Place, int]:
-        """Of committed records: the first (EARLIEST), behind the last (LATEST), or the first not before this time.
+        """Return offsets of committed records: the first (EARLIEST), the one after the last (LATEST), or the first not
+        before a time.
 
-        A time later than all records is behind the last.
+        For a time later than all records, that is the offset after the last one.
         """
         from confluent_kafka import IsolationLevel, TopicPartition
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # its package exports nothing explicitly
@@ -141,7 +142,7 @@ class Cluster:
         return {**found, **self.offsets(later, LATEST)} if later else found
 
     def committed(self, group: str, places: list[Place]) -> dict[Place, int]:
-        """Only those that there are."""
+        """Return the offsets that the group has committed."""
         from confluent_kafka import TopicPartition
 
         asked = [TopicPartition(*place) for place in places]
@@ -176,7 +177,7 @@ class Cluster:
         return self._admin
 
     def _member(self, group: str) -> Consumer:
-        """In name: without a subscription it joins nothing."""
+        """Return a consumer that has the group's name only: without a subscription it joins nothing."""
         from confluent_kafka import Consumer
 
         if group not in self._groups:
@@ -194,4 +195,4 @@ class Cluster:
                 self._admin.poll(0)  # the callback hears why
             self._silence.looked(False)
             why = f" ({self._silence.why})" if self._silence.why else ""
-            raise StorageError(f"{error}; no answer of {self._connection.servers}{why}") from error
+            raise StorageError(f"{error}; no answer from {self._connection.servers}{why}") from error

@@ -1,4 +1,6 @@
-"""Staged rows into their topic, a transaction per subtask and checkpoint: carries out what `LaneCommit` decides."""
+"""Commits staged rows to their topic, one transaction per subtask and checkpoint; carries out what `LaneCommit`
+decides.
+"""
 
 from __future__ import annotations
 
@@ -31,33 +33,35 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message, Producer
 
 PATIENCE_S: Final = 120.0
-"""So long one call tries to commit while brokers fail it. The coordinator calls again; the rows wait."""
+"""The time for which one call retries while brokers fail it. The coordinator calls again; the rows wait."""
 _PAUSE_MIN_S: Final = 0.1
 _PAUSE_MAX_S: Final = 5.0
 _STEP_S: Final = 0.2
-"""Between two looks whether the attempt has ended, while brokers are waited for."""
+"""The interval at which a wait for brokers checks whether the attempt has ended."""
 _TIMEOUT_MIN_MS: Final = 60_000
 _TIMEOUT_MAX_MS: Final = 900_000
-"""`transaction.max.timeout.ms` of brokers, unless somebody has changed it."""
+"""The default of the brokers' `transaction.max.timeout.ms`."""
 _ROWS_PER_S_MIN: Final = 5_000
-"""A transaction may take so long that this rate is enough."""
+"""A transaction may take as long as this rate requires."""
 TIMEOUT: Final = "transaction.timeout.ms"
 NO_OFFSET: Final = "docs/kafka.md, 'a marker that is gone'"
 
 
 def marker_place(topic: str) -> Place:
-    """Where the marker is, among the offsets of its group: partition 0 is in every topic."""
+    """Return where the marker is, among the offsets of its group: partition 0 exists in every topic."""
     return topic, 0
 
 
 class StagedRowsError(StorageError):
-    """What was staged cannot be read: it is gone or damaged, or another process has committed it in the meantime."""
+    """Staged rows cannot be read: the files are missing or damaged, or another process has committed them in the
+    meantime.
+    """
 
 
 class TransactionalProducer:
-    """A producer of one transactional id, from its birth to the first failure. Every call may raise KafkaException.
+    """A producer of one transactional id, used until its first failure. Every call may raise KafkaException.
 
-    Blocks in short steps; raises StorageError once `stopped` is set. `options`: what the sink has for its producers.
+    Blocks in short steps; raises StorageError once `stopped` is set. `options`: the sink's options for its producers.
     `what_for`: see `Silence`.
     """
 
@@ -82,7 +86,7 @@ class TransactionalProducer:
         self._refused: KafkaError | None = None
         self._is_cut = False
         self._is_stuck = False
-        """In a call that has not come back: its thread lets go of the producer when it does."""
+        """A call has not returned; its thread closes the producer when it does."""
         ours = {
             "transactional.id": transactional_id,
             TIMEOUT: timeout_ms,
@@ -95,7 +99,7 @@ class TransactionalProducer:
         self._group: Any = None
 
     def fence(self) -> None:
-        """Whatever transaction of the id is open is over when this returns, and only this producer can begin one."""
+        """End any open transaction of the id; afterwards only this producer can begin one."""
         self._called(self._producer.init_transactions)
 
     def marker(self, topic: str) -> int | None:
@@ -120,20 +124,21 @@ class TransactionalProducer:
                 batches = read_staged(storage, file)
             except StorageError as error:
                 raise StagedRowsError(
-                    f"{self._where}: its {staged.rows} rows are not in topic {staged.topic!r} yet, and where they were staged "
-                    f"they cannot be read: {error}. Only a commit deletes such files. If the checkpoint was copied from another "
-                    "directory before all was committed, go on in that one, and stop the job with a savepoint to move it"
+                    f"{self._where}: its {staged.rows} rows are not in topic {staged.topic!r} yet, and their staged "
+                    f"files cannot be read: {error}. Only a commit deletes such files. If the checkpoint was copied "
+                    "from another directory before everything was committed, resume in that directory, and stop the "
+                    "job with a savepoint to move it"
                 ) from error
             for batch in batches:
                 rows += batch.num_rows
                 self._send(staged.topic, batch)
         if rows != staged.rows:
-            raise StorageError(f"{self._where}: the staged files have {rows} rows in place of {staged.rows}")
+            raise StorageError(f"{self._where}: the staged files have {rows} rows instead of {staged.rows}")
         while len(self._producer):
             self._wait(partial(self._producer.flush, _STEP_S))
         self._check()
-        if self._is_cut:  # it can go on, but calls that come next may hang
-            raise KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN, "brokers went away in the midst of it"))
+        if self._is_cut:  # it could continue, but the next calls may hang
+            raise KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN, "brokers went away in the middle of it"))
 
     def mark(self, topic: str, checkpoint_id: int) -> None:
         from confluent_kafka import TopicPartition
@@ -152,14 +157,16 @@ class TransactionalProducer:
         self._called(self._producer.abort_transaction)
 
     def close(self) -> None:
-        """Without waiting. What is open is aborted by the next producer of the id, or by the brokers in time."""
+        """Close without waiting. An open transaction is aborted by the next producer of the id, or by the brokers in
+        time.
+        """
         self._silence.close()
         if not self._is_stuck:
             self._producer.purge()
             self._producer.flush(0)
 
     def _member(self) -> Consumer:
-        """Of the marker's group, in name: it joins nothing."""
+        """Return a consumer of the marker's group, by name only: it joins nothing."""
         from confluent_kafka import Consumer
 
         ours = {"group.id": self._id, "enable.auto.commit": False, "error_cb": self._silence.heard}
@@ -186,12 +193,12 @@ class TransactionalProducer:
     def _wait(self, step: Callable[[], object]) -> None:
         before = len(self._producer)
         step()
-        self._check()  # records that were given up leave the queue as those do that were sent
+        self._check()  # abandoned records leave the queue as sent ones do
         self._silence.looked(len(self._producer) < before)
         self._check_stopped()
 
     def _called(self, call: Callable[..., object], *args: Any) -> None:
-        """On a thread of its own: librdkafka's calls may hang when brokers went away in the midst of a transaction."""
+        """Call on a separate thread: librdkafka's calls may hang if brokers go away in the middle of a transaction."""
         from confluent_kafka import KafkaError, KafkaException
 
         deadline_s = time.monotonic() + ANSWER_S
@@ -222,7 +229,9 @@ class TransactionalProducer:
         self._silence.heard(error)
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
-        """Of records that were not; called from within `poll`, `flush` and the calls that end a transaction."""
+        """Note a record that was not delivered; called from within `poll`, `flush` and the calls that end a
+        transaction.
+        """
         if error is not None and self._refused is None:
             self._refused = error
 
@@ -234,11 +243,11 @@ class TransactionalProducer:
 
     def _check_stopped(self) -> None:
         if self._stopped.is_set():
-            raise StorageError(f"{self._where}: the attempt ended before it was done")
+            raise StorageError(f"{self._where}: the attempt ended before the commit was done")
 
 
 class _Answer:
-    """Of a call on another thread."""
+    """The result of a call on another thread."""
 
     def __init__(self) -> None:
         self.is_there = threading.Event()
@@ -253,7 +262,9 @@ class _Answer:
 
 
 class KafkaCommitter(Committer):
-    """`options`: what the sink has for its producers; those of `connection` go before them."""
+    """Commits with transactional producers. `options`: the sink's for its producers; those of `connection` override
+    them.
+    """
 
     def __init__(
         self, connection: Connection, options: Mapping[str, Any], context: CommitterContext, where: str
@@ -270,7 +281,7 @@ class KafkaCommitter(Committer):
     @property
     def _storage(self) -> Storage:
         if self._context.storage is None:
-            raise InvariantError(f"{self._where}: there is something to commit, and no checkpoint storage")
+            raise InvariantError(f"{self._where}: there are rows to commit, but no checkpoint storage")
         return self._context.storage
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
@@ -283,7 +294,7 @@ class KafkaCommitter(Committer):
             if staged.checkpoint != checkpoint_id:
                 raise StorageError(
                     f"{self._where}: rows staged for checkpoint {staged.checkpoint} are to be committed as checkpoint "
-                    f"{checkpoint_id}; the checkpoint cannot be believed"
+                    f"{checkpoint_id}; the checkpoint is corrupt or forged"
                 )
             self._commit(staged)
             if staged.job != self._context.job_id:
@@ -325,7 +336,9 @@ class _Lane:
         self._began_s = 0.0
 
     def run(self) -> bool:
-        """Whether it was committed by a transaction of this call. Raises ConfigError for what only the user can mend."""
+        """Commit, and return whether a transaction of this call did it. Raises ConfigError for what only the user can
+        fix.
+        """
         with Wait() as wait:
             return self._run(wait)
 
@@ -357,7 +370,7 @@ class _Lane:
                 commit.failed()  # the marker says whether another process has committed it
             except BaseException:
                 if commit.step is not Step.LOOK:
-                    self._committer._forget(self._id)  # whatever it has open is aborted behind the next fence
+                    self._committer._forget(self._id)  # its open transaction is aborted after the next fence
                 raise
         if commit.step is Step.LOST:
             self._committer._forget(self._id)
@@ -420,7 +433,7 @@ class _Lane:
         took_ms = (time.monotonic() - self._began_s) * 1000
         slow = ""
         if self._began_s and took_ms > self._producer.timeout_ms:
-            slow = f"; sending {self._staged.rows} rows may take longer than {TIMEOUT}={self._producer.timeout_ms}: raise that"
+            slow = f"; sending {self._staged.rows} rows may take longer than {TIMEOUT}={self._producer.timeout_ms}: raise it"
         return StorageError(
             f"{self._where}: {error.args[0].str()}{slow}. Its {self._staged.rows} rows wait in the checkpoint, and are "
             "committed when the brokers answer"
@@ -430,7 +443,8 @@ class _Lane:
         staged = self._staged
         return StorageError(
             f"{self._where}: the brokers have forgotten up to which checkpoint its rows are in topic {staged.topic!r} (group "
-            f"{self._id!r} has no offset of partition 0), so it cannot be told whether the {staged.rows} rows of checkpoint "
+            f"{self._id!r} has no offset of partition 0), so it cannot be determined whether the {staged.rows} rows "
+            "of checkpoint "
             f"{staged.checkpoint} are. Has the job been down for longer than the brokers' offsets.retention.minutes, was the "
             "topic made anew, or does the sink write to another cluster now? The rows are kept. Look whether the topic has "
             f"them, then commit offset {staged.checkpoint} for that group if it has, or {staged.after} if it has not "
@@ -439,20 +453,20 @@ class _Lane:
 
 
 def transaction_timeout_ms(connection: Connection, rows: int) -> int:
-    """What the user says; otherwise short, as an abandoned transaction holds readers up, but enough for these rows."""
+    """Return the user's timeout, or a short one that suffices for these rows: an abandoned transaction blocks readers."""
     said = connection.option(TIMEOUT)
     if said is not None:
         try:
             return int(said)  # type: ignore[arg-type]
         except (TypeError, ValueError):
             raise ConfigError(
-                f"KafkaSink: option {TIMEOUT!r} is {said!r}, which is no number of milliseconds"
+                f"KafkaSink: option {TIMEOUT!r} is {said!r}, which is not a number of milliseconds"
             ) from None
     return min(_TIMEOUT_MAX_MS, max(_TIMEOUT_MIN_MS, rows * 1000 // _ROWS_PER_S_MIN))
 
 
 def committed_offset(consumer: Any, place: Place, timeout_s: float) -> int | None:
-    """None if the group has none there."""
+    """Return the group's committed offset; None if it has none there."""
     from confluent_kafka import KafkaException, TopicPartition
 
     (found,) = consumer.committed([TopicPartition(*place)], timeout=timeout_s)
@@ -464,7 +478,7 @@ def committed_offset(consumer: Any, place: Place, timeout_s: float) -> int | Non
 def check_transactions(
     connection: Connection, options: Mapping[str, Any], topic: str, check_id: str, where: str
 ) -> None:
-    """Try all that a commit needs but to write rows, and leave nothing behind. Raises ConfigError or StorageError."""
+    """Try everything a commit needs except writing rows, and leave nothing behind. Raises ConfigError or StorageError."""
     producer = TransactionalProducer(
         connection, options, check_id, transaction_timeout_ms(connection, 0), threading.Event(), where
     )

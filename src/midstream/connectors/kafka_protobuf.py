@@ -1,7 +1,7 @@
-"""Kafka's values in Protobuf: the message alone, or behind the id of its schema in a registry and its place there.
+"""Kafka values in Protobuf: the message alone, or after the id of its schema in a registry and its place in that.
 
-With a registry, the message type that a value was written with is known, and compared with the reader's: a topic may have
-messages of several types, and Protobuf reads the bytes of one as another without a word.
+With a registry, the message type of a value is known, and compared with the reader's: a topic may have messages of
+several types, and Protobuf silently reads the bytes of one as another.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from midstream.core.errors import SchemaError
 
 _GOOGLE = "google/protobuf/"
 _INDEX_MAX = 100
-"""So deep a message type may be nested in others, and so many there may be in one."""
+"""The limit on the nesting of message types, and on their number in one."""
 
 
 class ProtobufValues:
-    """What reads a topic's values: `schema` has the columns of the message. Raises ConfigError or SchemaError."""
+    """Reads a topic's values; `schema` has the columns of the message. Raises ConfigError or SchemaError."""
 
     def __init__(self, registry: Mapping[str, OptionValue] | None, message: object, who: str) -> None:
         self._type = MessageType(message, who)
@@ -43,12 +43,14 @@ class ProtobufValues:
         return {**self.__dict__, "_decoder": None}
 
     def check(self) -> None:
-        """Whether the registry answers, and lets the user in."""
+        """Check that the registry answers and accepts the user."""
         if self._registry is not None:
             self._registry.check()
 
     def parse(self, values: Sequence[bytes]) -> pa.RecordBatch:
-        """A row for each. Raises ArrowInvalid for bad ones, RegistrySilent for those of a schema that is not known yet."""
+        """Parse one row per value. Raises ArrowInvalid for bad values, RegistrySilent for those whose schema is not
+        known yet.
+        """
         if self._registry is not None:
             values = [self._message_of(value) for value in values]
         if self._decoder is None:
@@ -72,7 +74,7 @@ class ProtobufValues:
 
 
 class _Writer:
-    """The messages of one schema of the registry, compared with the reader's."""
+    """The messages of one schema of the registry, compared with the reader's message."""
 
     def __init__(self, data: bytes, imported: Mapping[str, bytes], reader: MessageType) -> None:
         from google.protobuf.descriptor_pb2 import FileDescriptorProto
@@ -94,7 +96,7 @@ class _Writer:
         self._verdicts: dict[tuple[int, ...], str] = {}
 
     def why_not(self, index: tuple[int, ...]) -> str:
-        """Why the message at this place is not read; empty if it is."""
+        """Return why the message at this place cannot be read; empty if it can."""
         if index not in self._verdicts:
             self._verdicts[index] = self._look(index)
         return self._verdicts[index]
@@ -109,9 +111,9 @@ class _Writer:
 
 
 def _of_google(name: str) -> dict[str, bytes]:
-    """Files that belong to Protobuf itself, which registries do not keep."""
+    """Return files that belong to Protobuf itself, which registries do not store."""
     if not name.startswith(_GOOGLE):
-        raise SchemaError(f"it imports {name!r:.200}, which the schema registry does not give with it")
+        raise SchemaError(f"it imports {name!r:.200}, which the schema registry does not return with it")
     try:
         module = import_module(name.removesuffix(".proto").replace("/", ".") + "_pb2")
     except ImportError as error:
@@ -120,7 +122,7 @@ def _of_google(name: str) -> dict[str, bytes]:
 
 
 def message_index(value: bytes) -> tuple[tuple[int, ...], int]:
-    """Which message of the schema a value is, and where its bytes begin. Raises ValueError for what is no such value."""
+    """Return which message of the schema a value is, and where its bytes begin. Raises ValueError for invalid values."""
     count, at = _number(value, HEADER_BYTES)
     found = []
     for _ in range(count):
@@ -141,7 +143,7 @@ def _number(value: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             break
         if shift > 14:
-            raise ValueError("the place of its message in the schema is no number")
+            raise ValueError("the place of its message in the schema is not a number")
     number = (found >> 1) ^ -(found & 1)
     if not 0 <= number <= _INDEX_MAX:
         raise ValueError(f"the place of its message in the schema has the number {number}")
@@ -149,7 +151,7 @@ def _number(value: bytes, at: int) -> tuple[int, int]:
 
 
 def index_bytes(index: Sequence[int]) -> bytes:
-    """What `message_index` reads."""
+    """Encode an index as `message_index` reads it."""
     if tuple(index) == (0,):
         return b"\x00"
     out = bytearray()
@@ -163,7 +165,7 @@ def index_bytes(index: Sequence[int]) -> bytes:
 
 
 class ProtobufWriting:
-    """What writes a topic's values: with a registry they are registered on the driver, and slots need none."""
+    """Writes a topic's values: with a registry they are registered on the driver, and slots need no registry."""
 
     def __init__(self, registry: Mapping[str, OptionValue] | None, message: object, topic: str, who: str) -> None:
         self._type = MessageType(message, who)
@@ -180,7 +182,7 @@ class ProtobufWriting:
         return _BoundProtobuf(self, ProtobufEncoder(values, self._type, self._who))
 
     def register(self) -> None:
-        """Raises ConfigError when the registry refuses it, as one that does not go with the versions before it."""
+        """Register the schema. Raises ConfigError if the registry refuses it as incompatible with earlier versions."""
         if self._registry is None:
             return
         *others, own = (file for file in self._type.files if not file[0].startswith(_GOOGLE))

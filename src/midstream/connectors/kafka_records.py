@@ -1,9 +1,9 @@
-"""Kafka's records as rows: values parsed a batch at a time, and columns that say where each row came from.
+"""Kafka records as rows: values parsed a batch at a time, and columns that say where each row came from.
 
-JSON follows the rules of the JSON-lines reader, as it is that reader: each value becomes one line of a text.
-For that to be one row each, a value must be one object. It is, if it begins and ends with a brace, if it has no
-line end in it (outside of text, where a line end would not be JSON, one is replaced), and if there are as many rows
-as values: an object that went on in the next value would have a brace behind a line end where JSON has none.
+JSON is parsed by the JSON-lines reader and follows its rules: each value becomes one line of a text. For each line to
+be one row, a value must be one object. It is one if it begins and ends with a brace, if it has no line end (outside of
+strings, where a line end would not be JSON, one is replaced), and if there are as many rows as values: an object that
+continued in the next value would have a brace after a line end, where JSON has none.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ _SPACE: Final = b" \t\r\n"
 
 
 class RecordParser:
-    """`schema` is what comes out: the columns of the values, then those of `metadata` (what: name of the column)."""
+    """Parses records. `schema` is that of the result: the columns of the values, then those of `metadata` (item: column
+    name).
+    """
 
     def __init__(
         self,
@@ -61,11 +63,11 @@ class RecordParser:
         subject: str | None = None,
         message: object = None,
     ) -> None:
-        """`subject`: of the registry, whose newest schema is the reader's where `schema` is not given, for Avro."""
+        """`subject`: the registry's subject whose newest schema is the reader's, for Avro without `schema`."""
         if format not in FORMATS:
             raise ConfigError(f"{who}: format {format!r} is not one of {', '.join(FORMATS)}")
         if isinstance(metadata, str):
-            raise ConfigError(f"{who}: metadata={metadata!r} is text; give a list: metadata=[{metadata!r}]")
+            raise ConfigError(f"{who}: metadata={metadata!r} is a string; give a list: metadata=[{metadata!r}]")
         self.metadata = dict(metadata) if isinstance(metadata, Mapping) else {what: what for what in metadata}
         for what in self.metadata:
             if what not in METADATA:
@@ -73,16 +75,16 @@ class RecordParser:
         self._format = format
         self._drops = drops_bad_records
         if csv is not None and format != "csv":
-            raise ConfigError(f"{who}: csv= is for format='csv'")
+            raise ConfigError(f"{who}: csv= requires format='csv'")
         _check_described(format, registry, message, who)
         self._csv = csv or CsvOptions()
         self._described: AvroValues | ProtobufValues | None = None
-        """What values of formats that have schemas of their own are read with."""
+        """The reader of values, for formats that have schemas of their own."""
         if format == "avro":
             if isinstance(schema, pa.Schema):
                 raise ConfigError(
-                    f"{who}: schema= of format='avro' is the text of an Avro schema (JSON), the one to read with; without it "
-                    "the newest of the registry is taken"
+                    f"{who}: schema= of format='avro' is the text of the Avro schema (JSON) to read with; without it "
+                    "the newest in the registry is used"
                 )
             from midstream.connectors.kafka_avro import AvroValues
 
@@ -91,14 +93,14 @@ class RecordParser:
         elif format == "protobuf":
             if schema is not None:
                 raise ConfigError(
-                    f"{who}: schema= is not for format='protobuf', whose columns are the fields of message="
+                    f"{who}: schema= does not apply to format='protobuf', whose columns are the fields of message="
                 )
             from midstream.connectors.kafka_protobuf import ProtobufValues
 
             self._described = ProtobufValues(registry, message, who)
             self._wanted = Wanted(self._described.schema, declared=True)
         elif isinstance(schema, str):
-            raise ConfigError(f"{who}: schema= as text is for format='avro'; give columns and their types")
+            raise ConfigError(f"{who}: schema= as a string is only for format='avro'; give columns and their types")
         else:
             self._wanted = _wanted(format, schema, self._csv, who)
         self._parse: Callable[[bytes], pa.Table] | None = None
@@ -114,12 +116,14 @@ class RecordParser:
         return _no_rows(self.schema)
 
     def check(self) -> None:
-        """On the driver, before the job starts: what values are read with must be there."""
+        """Check, on the driver before the job starts, that what is needed to read values exists."""
         if self._described is not None:
             self._described.check()
 
     def rows(self, messages: Sequence[Message], where: str) -> tuple[pa.RecordBatch, list[BadRecord]]:
-        """A row per message, but for bad ones, which are dropped or raise SchemaError, naming the first of them."""
+        """Return one row per message, except for bad ones, which are dropped or raise SchemaError naming the first of
+        them.
+        """
         if not messages:
             return self.no_rows, []
         values: list[bytes | None] = [message.value() for message in messages]
@@ -149,8 +153,8 @@ class RecordParser:
         text = f"the record's value is not {self._format} of the declared columns: {text}"
         if not self._drops:
             raise SchemaError(
-                f"{where}, offset {message.offset()}: {text}; declare other types in schema=, or have "
-                "on_bad_record='drop' leave such records out, into side_output(BAD_RECORDS)"
+                f"{where}, offset {message.offset()}: {text}; declare other types in schema=, or set "
+                "on_bad_record='drop', which drops such records to side_output(BAD_RECORDS)"
             )
         topic, offset = message.topic(), message.offset()
         assert topic is not None and offset is not None, "a record that was read has a place"
@@ -186,7 +190,7 @@ class RecordParser:
         return conform(single_batch(table), self._wanted.schema, where)
 
     def _of_values(self, values: list[bytes | None], where: str) -> pa.RecordBatch:
-        """In formats that have no form for a record without a value: it is a row of nulls."""
+        """Parse values of formats that cannot represent a record without a value: it becomes a row of nulls."""
         there = [value for value in values if value is not None]
         if len(there) < len(values) and self._wanted.required:
             raise pa.ArrowInvalid(f"column {self._wanted.required[0]!r} {MISSES_VALUE}")
@@ -202,7 +206,7 @@ class RecordParser:
         return found.take(pa.array(np.cumsum(is_there) - 1, pa.int64(), mask=~is_there))
 
     def _csv_rows(self, values: list[bytes]) -> pa.Table:
-        """Each value is one line. A line end can be in a quoted value of it, which it must then be parsed alone to show."""
+        """Parse each value as one line. A value with a line end in quotes must be parsed alone."""
         if self._parse is None:
             self._parse = csv_parser(self._csv, self._wanted, self._wanted.schema.names)
         text = b"\n".join(values)
@@ -215,30 +219,35 @@ class RecordParser:
 
 
 class BoundValues(Protocol):
-    """What writes the values of rows with given columns."""
+    """Writes the values of rows with given columns."""
 
     def register(self) -> None:
-        """On the driver, before there are rows: in a registry, if there is one. Raises ConfigError or StorageError."""
+        """Register the schema in a registry, if there is one, on the driver before there are rows.
+
+        Raises ConfigError or StorageError.
+        """
 
     def values(self, batch: pa.RecordBatch) -> list[bytes | None]:
-        """Of each row. Raises SchemaError for a value that has no form there."""
+        """Return the value of each row. Raises SchemaError for a value without a form in the format."""
 
 
 class Described(Protocol):
-    """What writes values of a format that has schemas of its own. Made and registered on the driver, used in the slots."""
+    """Writes values of a format with schemas of its own. Created and registered on the driver, used in the slots."""
 
     @property
     def fields(self) -> Collection[str] | None:
-        """The only columns that there may be; None where any may be."""
+        """The only columns that there may be; None if any may be."""
 
     def bound(self, values: pa.Schema) -> BoundValues:
-        """For rows with these columns. Raises SchemaError for columns that have no form there."""
+        """Return the writer for rows with these columns. Raises SchemaError for columns without a form in the format."""
 
 
 def check_written_format(
     format: KafkaFormat, registry: Mapping[str, OptionValue] | None, message: object, topic: str, who: str
 ) -> Described | None:
-    """Raises ConfigError for one that is not written."""
+    """Return what describes the values of a format with schemas. Raises ConfigError for a format that cannot be
+    written.
+    """
     if format not in WRITTEN_FORMATS:
         raise ConfigError(f"{who}: format {format!r} is not one of {', '.join(WRITTEN_FORMATS)}")
     _check_described(format, registry, message, who)
@@ -255,9 +264,9 @@ def check_written_format(
 
 def _check_described(format: KafkaFormat, registry: object, message: object, who: str) -> None:
     if registry is not None and format not in ("avro", "protobuf"):
-        raise ConfigError(f"{who}: registry= is for format='avro' and format='protobuf'")
+        raise ConfigError(f"{who}: registry= requires format='avro' or format='protobuf'")
     if message is not None and format != "protobuf":
-        raise ConfigError(f"{who}: message= is for format='protobuf'")
+        raise ConfigError(f"{who}: message= requires format='protobuf'")
     if message is None and format == "protobuf":
         raise ConfigError(
             f"{who}: format='protobuf' needs message=, a message class that protoc has generated, such as orders_pb2.Order"
@@ -268,7 +277,7 @@ def _wanted(format: KafkaFormat, schema: pa.Schema | None, csv: CsvOptions, who:
     if format not in ("json", "csv"):
         if schema is not None:
             raise ConfigError(
-                f"{who}: schema= is for json, csv and avro; {format} gives one column {VALUE!r}, and metadata= more of them"
+                f"{who}: schema= requires json, csv or avro; {format} has one column {VALUE!r}, and those of metadata="
             )
         kind = pa.large_binary() if format == "bytes" else pa.large_string()
         return Wanted(pa.schema([(VALUE, kind)]), declared=True)
@@ -281,7 +290,9 @@ def _wanted(format: KafkaFormat, schema: pa.Schema | None, csv: CsvOptions, who:
 
 
 def _as_lines(values: list[bytes | None]) -> bytes:
-    """Each value as one line; a record without a value has none of the columns. Raises ArrowInvalid for what is no object."""
+    """Put each value on one line; a record without a value has no columns. Raises ArrowInvalid for what is not an
+    object.
+    """
     lines = [b"{}" if value is None else value for value in values]
     array = pa.array(lines, pa.large_binary())
     if not pc.all(pc.and_(pc.starts_with(array, "{"), pc.ends_with(array, "}"))).as_py():
@@ -295,7 +306,7 @@ def _as_lines(values: list[bytes | None]) -> bytes:
 
 
 def _one_line(line: bytes) -> bytes:
-    """In JSON a line end is only between values, where a blank is the same."""
+    """Replace the line ends of a JSON value by blanks: they can only be between values, where a blank means the same."""
     if b"\n" not in line and b"\r" not in line:
         return line
     try:

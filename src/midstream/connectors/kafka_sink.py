@@ -2,10 +2,10 @@
 
 Exactly once: each subtask stages its rows in the checkpoint storage (`kafka_staged_writer`), and when the checkpoint is
 complete they go into the topic in one short transaction (`kafka_committer`). No transaction is open across a
-checkpoint, so none can time out while the job is down, and a row is in the topic only if its checkpoint is complete.
+checkpoint, so none can time out while the job is down, and a row is visible only if its checkpoint is complete.
 
 At least once: one producer per subtask; librdkafka batches, retries and keeps the order of what it sends (idempotence).
-A checkpoint waits until the brokers have acknowledged all rows before its barrier. After a failure the rows behind the
+A checkpoint waits until the brokers have acknowledged all rows before its barrier. After a failure the rows after the
 last checkpoint are sent again.
 """
 
@@ -57,30 +57,32 @@ _DEFAULTS: Final = {
     "linger.ms": 20,
 }
 _STEP_S: Final = 0.2
-"""Between two looks whether the attempt has ended, while brokers are waited for."""
+"""The interval at which a wait for brokers checks whether the attempt has ended."""
 _NO_PARTITION: Final = -1
 _RECORD_BYTES_MAX: Final = 1_000_000
-"""librdkafka's `message.max.bytes`."""
+"""The default of librdkafka's `message.max.bytes`."""
 _OVERHEAD_BYTES: Final = 512
-"""More than what a record, or a batch of one record, has beside key, value and headers."""
+"""More than the size of a record, or of a batch of one record, besides key, value and headers."""
 
 
 class KafkaSink(Sink):
-    """Every row once in a topic of a Kafka cluster (2.5 or later), in order per partition and subtask.
+    """Writes every row once to a topic of a Kafka cluster (2.5 or later), in order per partition and subtask.
 
-    `guarantee`: "exactly_once": rows appear when the checkpoint that covers them completes, to readers with
-    `isolation.level=read_committed` each once whatever fails; needs a checkpoint directory. "at_least_once": rows appear
-    at once, and after a failure those since the last checkpoint again.
-    `format`: "json" (an object per row), "avro" (a record of the columns, whose schema is registered in `registry` as
-    the subject `<topic>-value`), "protobuf" (the message class `message`, whose fields have the columns' names; registered
-    in the same way where there is a `registry`), "bytes" or "text" (the one column that is left beside the others named here; null is a
-    record without a value). `key`: a text or binary column; it stays in a JSON object or an Avro record
-    if it is text, and in a message that has a field of its name.
-    `headers`: a column of lists of structs of `name` and `value`, as KafkaSource has it. `partition`: a column of int32
-    or int64; null, and without it: by the key as Kafka's clients do. Columns of headers and partition are not in the value.
-    `options`: librdkafka's; `env:NAME` and `file:/path` stand for what is there where the job connects.
+    `guarantee`: "exactly_once": rows appear when the checkpoint that covers them completes, and readers with
+    `isolation.level=read_committed` see each once, whatever fails; needs a checkpoint directory. "at_least_once": rows
+    appear at once, and after a failure those since the last checkpoint appear again. `format`: "json" (an object per
+    row), "avro" (a record of the columns, whose schema is registered in `registry` as the subject `<topic>-value`),
+    "protobuf" (the message class `message`, whose fields have the columns' names; registered in the same way where
+    there is a `registry`), "bytes" or "text" (the one column that is left beside the others named here; null is a
+    record without a value). `key`: a string or binary column; it stays in a JSON object or an Avro record if it is a
+    string, and in a message that has a field of its name. `headers`: a column of lists of structs of `name` and
+    `value`, as KafkaSource has it. `partition`: a column of int32 or int64; without one, or where it is null, the key
+    determines the partition, as in Kafka's clients. Columns of headers and partition are not in the value. `options`:
+    librdkafka's options; values `env:NAME` and `file:/path` are replaced by the variable or file where the job
+    connects.
 
-    Brokers that are gone are waited for. Exactly once, rows wait in the checkpoint meanwhile, for as long as need be.
+    The sink waits for brokers that do not answer. With "exactly_once", rows wait in the checkpoint for as long as
+    necessary.
     """
 
     commits_on_slots: ClassVar[bool] = True
@@ -116,7 +118,7 @@ class KafkaSink(Sink):
         self._partition = partition
         self._connection = Connection(servers, options, _OURS, self._where)
         if not self._is_exactly_once and self._connection.option(TIMEOUT) is not None:
-            raise ConfigError(f"{self._where}: option {TIMEOUT!r} is for guarantee='exactly_once'")
+            raise ConfigError(f"{self._where}: option {TIMEOUT!r} requires guarantee='exactly_once'")
 
     @property
     def is_transactional(self) -> bool:
@@ -127,9 +129,10 @@ class KafkaSink(Sink):
         return self._is_exactly_once
 
     def validate(self, schema: pa.Schema, restoring: bool) -> None:
-        """Raises SchemaError for columns that have no form there, ConfigError for what is missing in the cluster.
+        """Check columns and cluster; with "exactly_once", try a transaction and undo it.
 
-        StorageError when it does not answer. Exactly once, a transaction is tried, and taken back.
+        Raises SchemaError for columns without a form in the format, ConfigError for what is missing in the cluster,
+        StorageError if it does not answer.
         """
         Encoding(
             self._format, schema, self._key, self._headers, self._partition, self._where, self._described
@@ -146,7 +149,7 @@ class KafkaSink(Sink):
             cluster.close()
 
     def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
-        """Raises StorageError for what no such sink has staged."""
+        """Raise StorageError for what no such sink has staged."""
         for committable in committables:
             decode(committable)
 
@@ -157,7 +160,8 @@ class KafkaSink(Sink):
         where = f"operator {context.name!r}: {self._where}"
         if context.storage is None:
             raise ConfigError(
-                f"{where}: for each row once it needs checkpoints, and the job has none; give Environment(checkpoint_dir=…), or "
+                f"{where}: guarantee='exactly_once' needs checkpoints, and the job has none; give "
+                "Environment(checkpoint_dir=…), or "
                 "write with guarantee='at_least_once'"
             )
         encoding = Encoding(
@@ -167,7 +171,9 @@ class KafkaSink(Sink):
         return StagedWriter(context, context.storage, self._connection, self.topic, encoding, record_bytes_max, where)
 
     def committer(self, context: CommitterContext) -> Committer | None:
-        """Also at least once: the checkpoint that the job goes on from may have been made exactly once."""
+        """Return a committer, also with "at_least_once": the checkpoint to resume from may be from an exactly-once
+        sink.
+        """
         require("confluent_kafka", "kafka", f"operator {context.name!r}")
         return KafkaCommitter(self._connection, _DEFAULTS, context, f"operator {context.name!r}: {self._where}")
 
@@ -175,7 +181,7 @@ class KafkaSink(Sink):
         return decode(committable).subtask
 
     def check_take_back(self, output: Output, after: int) -> None:
-        raise ConfigError(f"{self._where}: a topic keeps what was written to it")
+        raise ConfigError(f"{self._where}: rows cannot be removed from a topic")
 
     # ---- for this module
 
@@ -185,14 +191,17 @@ class KafkaSink(Sink):
         try:
             return _RECORD_BYTES_MAX if said is None else int(said)  # type: ignore[arg-type]
         except (TypeError, ValueError):
-            raise ConfigError(f"{self._where}: option 'message.max.bytes' is {said!r}, which is no number") from None
+            raise ConfigError(f"{self._where}: option 'message.max.bytes' is {said!r}, which is not a number") from None
 
     def _check_record_bytes(self, cluster: Cluster) -> None:
-        """What the topic refuses must be refused before its checkpoint completes, and there only our limit is known."""
+        """Check that the topic accepts what the sink accepts: a refusal after the checkpoint is complete would come too
+        late.
+        """
         limit = cluster.record_bytes_max(self.topic)
         if limit is not None and limit < self._record_bytes_max + _OVERHEAD_BYTES:
             raise ConfigError(
-                f"{self._where}: the topic takes records of up to {limit} bytes (max.message.bytes), and the sink would send up "
+                f"{self._where}: the topic accepts records of up to {limit} bytes (max.message.bytes), and the sink "
+                "would send up "
                 f"to {self._record_bytes_max}; raise the topic's limit to {self._record_bytes_max + _OVERHEAD_BYTES}, or give "
                 f"options={{'message.max.bytes': {max(limit - _OVERHEAD_BYTES, 1000)}}}"
             )
@@ -211,7 +220,7 @@ class KafkaSink(Sink):
 
 
 class _KafkaWriter(QueuedWriter):
-    """One queue of rows for all checkpoints, so that they are sent in their order."""
+    """Sends rows through one queue for all checkpoints, which keeps their order."""
 
     def __init__(self, sink: KafkaSink, context: WriterContext) -> None:
         self._records = _Records(sink, context)
@@ -229,7 +238,7 @@ class _Records(Part):
     def __init__(self, sink: KafkaSink, context: WriterContext) -> None:
         super().__init__()
         self.stopped = threading.Event()
-        """The attempt has ended: nobody waits for brokers any more."""
+        """Set when the attempt has ended, which stops waits for brokers."""
         self._sink = sink
         self._where = f"operator {context.name!r}: {sink._where}"
         self._encoding = Encoding(
@@ -248,7 +257,7 @@ class _Records(Part):
         return ()
 
     def forget(self) -> None:
-        """What is not delivered will not be: the next attempt sends it again."""
+        """Drop what is not delivered: the next attempt sends it again."""
         self._silence.close()
         with self._turn:
             producer, self._producer = self._producer, None
@@ -289,7 +298,7 @@ class _Records(Part):
             raise StorageError(f"{self._where}: the attempt ended before all rows were delivered")
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
-        """Of records that were not; called from within `poll` and `flush`."""
+        """Note a record that was not delivered; called from within `poll` and `flush`."""
         if error is not None and self._lost is None:
             self._lost = error
 
@@ -301,13 +310,13 @@ class _Records(Part):
                 raise KafkaException(self._lost)
 
     def _finish(self, checkpoint_id: int) -> Sequence[bytes]:
-        raise InvariantError("what is sent is never finished")
+        raise InvariantError("the part of a direct writer is never finished")
 
     def _discard(self) -> None: ...
 
 
 class Encoding:
-    """Rows as records. Raises SchemaError for columns that do not fit."""
+    """Converts rows to records. Raises SchemaError for columns that do not fit."""
 
     def __init__(
         self,
@@ -328,13 +337,14 @@ class Encoding:
         self._partition = partition
         if key is not None and not _is_text_or_binary(schema.field(key).type):
             raise SchemaError(
-                f"{where}: key column {key!r} is {schema.field(key).type}; a key is text or binary: cast it, for example with "
+                f"{where}: key column {key!r} is {schema.field(key).type}; a key must be a string or binary: cast it, "
+                "for example with "
                 f"with_columns(pl.col({key!r}).cast(pl.String))"
             )
         if headers is not None and not _is_headers(schema.field(headers).type):
             raise SchemaError(
-                f"{where}: headers column {headers!r} is {schema.field(headers).type}; headers are a list of structs of "
-                "'name' (text) and 'value' (text or binary)"
+                f"{where}: headers column {headers!r} is {schema.field(headers).type}; headers are a list of structs "
+                "of 'name' (string) and 'value' (string or binary)"
             )
         if partition is not None and schema.field(partition).type not in (pa.int32(), pa.int64()):
             raise SchemaError(
@@ -353,7 +363,7 @@ class Encoding:
             return
         if len(left) != 1:
             raise SchemaError(
-                f"{where}: format {format!r} writes one column, and beside key, headers and partition there are "
+                f"{where}: format {format!r} writes one column, but besides key, headers and partition there are "
                 f"{', '.join(left) or 'none'}; select one, or write json"
             )
         kind = values.field(0).type
@@ -361,18 +371,18 @@ class Encoding:
             raise SchemaError(f"{where}: column {left[0]!r} is {kind}, which is not {format}; cast it first")
 
     def _stays(self, key: str, kind: pa.DataType, described: Described | None) -> bool:
-        """Whether the key is in the value too."""
+        """Whether the key is also part of the value."""
         if described is not None and described.fields is not None:
             return key in described.fields
         return self._format in ("json", "avro") and pa.types.is_large_string(kind)
 
     def register(self) -> None:
-        """On the driver: the schema of values of Avro or Protobuf gets its id. Raises ConfigError or StorageError."""
+        """Register the schema of Avro or Protobuf values, on the driver. Raises ConfigError or StorageError."""
         if self._described is not None:
             self._described.register()
 
     def records(self, batch: pa.RecordBatch) -> Iterable[tuple[bytes | None, bytes | None, int, list[Any] | None]]:
-        """Value, key, partition (-1: by the key) and headers of each row."""
+        """Return value, key, partition (-1: by the key) and headers of each row."""
         rows = batch.num_rows
         return zip(
             self._values(batch),
@@ -383,7 +393,7 @@ class Encoding:
         )
 
     def staged(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        """The same as columns, `value` and those of `key`, `partition` and `headers` that there are."""
+        """Return the records as columns: `value`, and `key`, `partition` and `headers` where they exist."""
         columns: dict[str, pa.Array[Any]] = {"value": pa.array(self._values(batch), pa.large_binary())}
         if self._key is not None:
             columns["key"] = batch.column(self._key).cast(pa.large_binary())
@@ -438,8 +448,8 @@ def _bytes(column: pa.Array[Any]) -> list[bytes | None]:
 
 
 def _nobody(error: KafkaError | None, message: Message) -> None:
-    """Of a producer that sends nothing."""
+    """The delivery callback of a producer that sends nothing."""
 
 
 def _ignore(outcome: Done[None] | Failed) -> None:
-    """An attempt that has ended has nobody to tell."""
+    """Ignore the outcome: no one is left to learn it after the attempt."""

@@ -1,4 +1,4 @@
-"""Rows of a subtask into files in the checkpoint storage, as records that are ready to be sent."""
+"""Writes the rows of a subtask to files in the checkpoint storage, as records that are ready to be sent."""
 
 from __future__ import annotations
 
@@ -32,22 +32,22 @@ from midstream.core.seams import Storage
 from midstream.operators.sink import WriterContext
 
 FILE_BYTES: Final = 32 * 2**20
-"""Records in memory before they go to a file; a checkpoint may need several."""
+"""The size of records in memory at which they are written to a file; a checkpoint may need several."""
 PATIENCE_S: Final = 120.0
-"""So long a subtask waits for brokers before it stages its first rows; then the job restarts."""
+"""The time for which a subtask waits for brokers before it stages its first rows; then the job restarts."""
 REFRESHED_S: Final = 3600.0
-"""A subtask that has had no rows for so long commits an empty transaction: or the brokers would forget its marker."""
+"""A subtask without rows for this long commits an empty transaction, so that the brokers do not forget its marker."""
 _PAUSE_S: Final = 1.0
 
 
 class Staging(Protocol):
-    """`connectors.kafka_sink.Encoding`."""
+    """The conversion of rows to records; see `connectors.kafka_sink.Encoding`."""
 
     def staged(self, batch: pa.RecordBatch) -> pa.RecordBatch: ...
 
 
 class StagedWriter(QueuedWriter):
-    """A part for each checkpoint, each with files of its own."""
+    """A writer with a separate part, in separate files, for each checkpoint."""
 
     def __init__(
         self,
@@ -84,7 +84,9 @@ class StagedWriter(QueuedWriter):
 
 
 class _Lane:
-    """What the parts of one subtask share: its marker, and how many partitions the topic has. For the I/O pool."""
+    """The data that the parts of one subtask share: its marker, and the topic's number of partitions. Used on the I/O
+    pool only.
+    """
 
     def __init__(self, context: WriterContext, connection: Connection, topic: str, where: str) -> None:
         self.topic = topic
@@ -97,10 +99,10 @@ class _Lane:
         self._partitions = 0
 
     def open(self) -> None:
-        """See that there is a marker, before there is anything of which it could say whether it is committed.
+        """Make sure that there is a marker, before there is anything whose commit it could record.
 
-        All that older attempts have staged for this lane is committed, or never will be: so if there is no marker,
-        one that says that nothing is committed is right for all that comes.
+        Everything that older attempts have staged for this lane is committed, or never will be: if there is no marker,
+        one that records no commit is correct for all that follows.
         """
         with self._turn:
             if not self._is_open:
@@ -114,14 +116,14 @@ class _Lane:
                 self._is_open = True
 
     def partitions(self, more_than: int) -> int:
-        """How many the topic has; asked again unless there are known to be `more_than`."""
+        """Return the topic's number of partitions; it is requested again unless more than `more_than` are known."""
         with self._turn:
             if self._partitions <= more_than:
                 self._partitions = self._asked(lambda cluster: cluster.topics((self.topic,))[self.topic].partitions)
             return self._partitions
 
     def _asked(self, ask: Callable[[Cluster], int | None]) -> int:
-        """Brokers that are gone are waited for."""
+        """Query the cluster, waiting for brokers that do not answer."""
         with Wait() as wait:
             return self._answered(ask, wait)
 
@@ -144,7 +146,7 @@ class _Lane:
 
 
 class StagedPart(Part):
-    """What one subtask stages for one checkpoint."""
+    """The rows that one subtask stages for one checkpoint."""
 
     def __init__(
         self,
@@ -158,7 +160,7 @@ class StagedPart(Part):
     ) -> None:
         super().__init__()
         self.after = 0
-        """Set before `finish`: the checkpoint for which the subtask staged something before."""
+        """The previous checkpoint for which the subtask staged something; set before `finish`."""
         self._context = context
         self._storage = storage
         self._lane = lane
@@ -217,7 +219,7 @@ class StagedPart(Part):
         self._waiting, self._waiting_bytes = [], 0
 
     def _check(self, records: pa.RecordBatch) -> None:
-        """Refuse now what the brokers would refuse once the checkpoint is complete, each time anew."""
+        """Refuse records now that the brokers would refuse after the checkpoint is complete, again with each attempt."""
         sizes = byte_lengths(records.column("value")).fill_null(0)
         if "key" in records.schema.names:
             sizes = pc.add(sizes, byte_lengths(records.column("key")).fill_null(0))
@@ -226,8 +228,8 @@ class StagedPart(Part):
         largest = pc.max(sizes).as_py() or 0
         if largest > self._record_bytes_max:
             raise SchemaError(
-                f"{self._where}: a row is a record of {largest} bytes, and message.max.bytes leaves {self._record_bytes_max} for "
-                "one; raise that (options=), and with it the topic's max.message.bytes"
+                f"{self._where}: a row is a record of {largest} bytes, but message.max.bytes leaves "
+                f"{self._record_bytes_max} for one; raise it (options=), and the topic's max.message.bytes with it"
             )
         if "partition" in records.schema.names:
             numbers: dict[str, Any] = pc.min_max(records.column("partition")).as_py()  # type: ignore[assignment]  # its stub has a list of them
@@ -241,7 +243,7 @@ class StagedPart(Part):
 
 
 def _header_bytes(headers: pa.Array[Any]) -> pa.Array[Any]:
-    """Of each row: names, values, and how long they are."""
+    """Return the size of each row's headers: names, values, and their lengths."""
     sizes = [
         sum(len(each["name"].encode()) + len(each["value"] or b"") + 10 for each in row or ())
         for row in headers.to_pylist()

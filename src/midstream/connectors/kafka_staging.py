@@ -1,9 +1,9 @@
-"""Rows for a topic that wait in the checkpoint storage until their checkpoint is complete.
+"""Rows for a topic, staged in the checkpoint storage until their checkpoint is complete.
 
     sinks/<sink>/<job>-<attempt>-<subtask>-<n>-<m>.arrow    records, ready to be sent, of subtask's part n
     sinks/<sink>/<job>-<subtask>.committed                  the newest checkpoint of this lane that is in the topic
 
-What attempts that were killed leave behind is deleted with the first commit of a newer attempt, see `Leftovers`.
+Files of killed attempts are deleted with the first commit of a newer attempt; see `Leftovers`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class StagedRecords(msgspec.Struct, frozen=True):
     version: int
     checkpoint: int
     after: int
-    """The checkpoint before it for which this attempt of the subtask staged something; 0 if none."""
+    """The previous checkpoint for which this attempt of the subtask staged something; 0 if none."""
     job: str
     uid: str
     attempt: int
@@ -51,7 +51,7 @@ class StagedRecords(msgspec.Struct, frozen=True):
 
     @property
     def transactional_id(self) -> str:
-        """Also the group of the marker."""
+        """The lane's transactional id, which is also the group of its marker."""
         return transactional_id(self.job, self.uid, self.subtask)
 
 
@@ -64,26 +64,31 @@ def encode(staged: StagedRecords) -> bytes:
 
 
 def decode(committable: bytes) -> StagedRecords:
-    """Raises StorageError for what no exactly-once sink of Kafka has staged: it comes from a checkpoint."""
+    """Decode a committable. Raises StorageError for what no exactly-once Kafka sink has staged, as it comes from a
+    checkpoint.
+    """
     try:
         staged = msgspec.json.decode(committable, type=StagedRecords)
     except msgspec.DecodeError as error:
-        raise StorageError(f"KafkaSink: what the checkpoint has to commit is not of a Kafka sink: {error}") from error
+        raise StorageError(
+            f"KafkaSink: what the checkpoint has to commit was not prepared by a Kafka sink: {error}"
+        ) from error
     if staged.version != VERSION:
         raise StorageError(
-            f"KafkaSink: rows were staged in form {staged.version}, and this version of midstream reads {VERSION}; commit "
+            f"KafkaSink: rows were staged in format {staged.version}, but this version of midstream reads {VERSION}; "
+            "commit "
             "them with the version that wrote them: start the job with it, and stop it with a savepoint"
         )
     if not (0 <= staged.after < staged.checkpoint and staged.subtask >= 0 and staged.rows >= 0 and staged.topic):
         raise StorageError(
-            "KafkaSink: the checkpoint has rows to commit with impossible numbers; it cannot be believed"
+            "KafkaSink: the checkpoint has rows to commit with impossible numbers; it is corrupt or forged"
         )
     for file in staged.files:
         folder, _, name = file.path.rpartition("/")
         match = _NAME.fullmatch(name)
         if folder != _folder(staged.uid) or match is None or match[1] != staged.job or file.bytes < 0:
             raise StorageError(
-                f"KafkaSink: no Kafka sink stages rows in {file.path!r}; the checkpoint cannot be believed"
+                f"KafkaSink: no Kafka sink stages rows in {file.path!r}; the checkpoint is corrupt or forged"
             )
     return staged
 
@@ -96,7 +101,7 @@ def staged_path(job_id: str, uid: str, attempt: int, subtask: int, part: int, nu
 
 
 def write_staged(storage: Storage, path: str, batches: Sequence[pa.RecordBatch]) -> StagedFile:
-    """Durable when it returns."""
+    """Write records to a file, which is durable when this returns."""
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, batches[0].schema, options=_COMPRESSED) as writer:
         for batch in batches:
@@ -107,11 +112,11 @@ def write_staged(storage: Storage, path: str, batches: Sequence[pa.RecordBatch])
 
 
 def read_staged(storage: Storage, file: StagedFile) -> list[pa.RecordBatch]:
-    """Raises StorageError when the file is gone, or is not what was written."""
+    """Read staged records. Raises StorageError if the file is missing, or is not what was written."""
     data = storage.read(file.path)
     if len(data) != file.bytes or xxhash.xxh3_64_hexdigest(data) != file.checksum:
         raise StorageError(
-            f"{file.path} has {len(data)} bytes, and not the {file.bytes} that were written: it is damaged"
+            f"{file.path} has {len(data)} bytes instead of the {file.bytes} that were written: it is damaged"
         )
     with pa.ipc.open_stream(data) as reader:
         return list(reader)
@@ -127,13 +132,13 @@ def delete_staged(storage: Storage, staged: Iterable[StagedRecords]) -> None:
 
 
 def noted(storage: Storage, staged: StagedRecords) -> int | None:
-    """The newest checkpoint of its lane that is noted as committed."""
+    """Return the newest checkpoint of the lane that is recorded as committed."""
     path = _note_path(staged)
     if not storage.exists(path):
         return None
     data = storage.read(path)
     if not data.isdigit():
-        raise StorageError(f"{path} is damaged: it has {data[:40]!r} in place of a checkpoint's number")
+        raise StorageError(f"{path} is damaged: it has {data[:40]!r} instead of a checkpoint's number")
     return int(data)
 
 
@@ -150,11 +155,11 @@ def _note_path(staged: StagedRecords) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Leftovers:
-    """What older attempts and jobs than that of `staged` have left, as it was when this was made.
+    """Files left by attempts and jobs older than that of `staged`, as they were when this object was created.
 
-    Nothing is deployed before all is committed that the restored checkpoint holds: once the brokers have taken
-    something of a newer attempt, nothing of an older one is of any use. Look first, then commit, then delete: a job
-    that was superseded meanwhile cannot commit, so it deletes nothing of its successor.
+    Tasks are deployed only after everything in the restored checkpoint is committed: once the brokers have accepted
+    something of a newer attempt, nothing of an older one is needed. Look first, then commit, then delete: a job that
+    was superseded in the meantime cannot commit, so it deletes nothing of its successor.
     """
 
     folder: str
@@ -193,7 +198,7 @@ def _token(uid: str) -> str:
 
 
 def records_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """Value, key, partition and headers of each row; None for what there is not."""
+    """Yield value, key, partition and headers of each row; None where there is none."""
     columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
     nothing = [None] * batch.num_rows
     return zip(*(columns.get(name, nothing) for name in ("value", "key", "partition", "headers")), strict=True)

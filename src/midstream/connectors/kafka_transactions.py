@@ -1,9 +1,9 @@
-"""What is to be done to commit a checkpoint's rows to Kafka once, whatever fails meanwhile. Decides; touches nothing.
+"""Decides how a checkpoint's rows are committed to Kafka exactly once, whatever fails in between; performs no I/O.
 
 The rows of one subtask (a *lane*, with a transactional id of its own) and one checkpoint go into one transaction,
-together with a *marker*: an offset, equal to the checkpoint's id, that is committed for a group of the lane's own.
-So the marker says which checkpoint of the lane is in the topic, and it cannot be wrong: rows and marker become
-visible together, or neither does.
+together with a *marker*: an offset, equal to the checkpoint's id, that is committed for a group of the lane's own. So
+the marker says which checkpoint of the lane is in the topic, and it cannot be wrong: rows and marker become visible
+together, or neither does.
 
     LOOK      a note of ours in the checkpoint storage, which says of older commits that they are done
     FENCE     a new producer takes the transactional id: what another one has left open is aborted, and no older
@@ -37,9 +37,9 @@ class Step(Enum):
     CLEAN = auto()
     DONE = auto()
     LOST = auto()
-    """There is no marker: whether the rows are in the topic cannot be told."""
+    """There is no marker, so it cannot be determined whether the rows are in the topic."""
     TOO_EARLY = auto()
-    """What the lane has staged for an earlier checkpoint has not been committed."""
+    """Rows that the lane has staged for an earlier checkpoint have not been committed."""
 
 
 _AT_THE_BROKERS: Final = (Step.FENCE, Step.READ, Step.BEGIN, Step.PRODUCE, Step.MARK, Step.COMMIT)
@@ -55,17 +55,17 @@ _NEXT: Final = {
 
 
 class LaneState:
-    """What is remembered of a lane from one commit to the next, while its producer is kept."""
+    """The data about a lane that is kept from one commit to the next, together with its producer."""
 
     def __init__(self) -> None:
         self.marker: int | None = None
-        """What it says as long as no other producer takes the transactional id; None: read it behind a new fence."""
+        """The marker's value while no other producer takes the transactional id; None: read it after a new fence."""
 
 
 class LaneCommit:
     """The commit of `checkpoint_id`. `after`: the checkpoint for which the lane staged rows before, 0 if none.
 
-    Do what `step` says, then call `succeeded`, with what was found by LOOK and READ, or `failed`.
+    Do what `step` asks for, then call `succeeded`, with the result of LOOK and READ, or `failed`.
     """
 
     def __init__(self, lane: LaneState, checkpoint_id: int, after: int) -> None:
@@ -75,7 +75,7 @@ class LaneCommit:
         self.checkpoint_id = checkpoint_id
         self.after = after
         self.was_ours = False
-        """It was committed by a transaction of this commit, and not before it."""
+        """Whether a transaction of this commit committed the rows, rather than an earlier one."""
         self.step = Step.LOOK
         if lane.marker is not None:
             self._decide(lane.marker)
@@ -85,7 +85,7 @@ class LaneCommit:
         return self.step in _ENDS
 
     def succeeded(self, found: int | None = None) -> None:
-        """`found`: by LOOK and READ a checkpoint's id; None if there is no note, or no marker."""
+        """Record the success of the step. `found`: the checkpoint id from LOOK or READ; None without a note or marker."""
         match self.step:
             case Step.LOOK:
                 self.step = Step.CLEAN if found is not None and found >= self.checkpoint_id else Step.FENCE
@@ -99,10 +99,12 @@ class LaneCommit:
             case step if step in _NEXT:
                 self.step = _NEXT[step]
             case step:
-                raise InvariantError(f"nothing is to be done at {step}")
+                raise InvariantError(f"there is nothing to do at {step}")
 
     def failed(self) -> None:
-        """At the brokers, whatever it was. Failures elsewhere are not told: the whole commit is called again."""
+        """Record a failure at the brokers, of any kind. Failures elsewhere are not recorded: the whole commit is called
+        again.
+        """
         if self.step not in _AT_THE_BROKERS:
             raise InvariantError(f"{self.step} asks nothing of the brokers")
         self.lane.marker = None

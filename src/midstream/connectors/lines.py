@@ -1,16 +1,16 @@
-"""Where the lines of a text begin: blocks of whole lines, cut out of a stream.
+"""Finds where the lines of a text begin, and cuts a stream into blocks of whole lines.
 
-A line ends with LF, CR LF or CR. In CSV, those within a quoted value end nothing. Quotes are taken
-as pyarrow's parser takes them: one begins a value only where a field begins, so that an inch mark
-in a plain value is an inch mark, and within a quoted value two of them stand for one.
+A line ends with LF, CR LF or CR. In CSV, line ends within a quoted value do not count. Quotes follow the rules of
+pyarrow's parser: a quote begins a value only where a field begins, so that an inch mark in a plain value is an inch
+mark, and within a quoted value two quotes stand for one.
 
-To follow all quotes costs a third of what parsing costs. So a block ends where the quotes near its end
-say that a line does, and whoever parses it sees whether it does: then a line of his own, put behind
-it, is one. If it is not, the block is cut again by all of its quotes.
+Following all quotes costs a third of the time of parsing. So a block ends where the quotes near its end suggest that a
+line ends, and the parser checks this by appending a line of its own, which must be parsed as one. If it is not, the
+block is cut again with all of its quotes.
 
-A part of a file begins at a line behind a given byte, as the quotes just before that byte tell. The
-reader of the part before ends there by the same judgement, and parses what is before it: all parts
-are cut rightly, or one of them raises.
+A part of a file begins at the first line after a given byte, as judged by the quotes just before that byte. The reader
+of the preceding part ends there by the same judgement, and parses what comes before: either all parts are cut
+correctly, or one of the readers raises.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from midstream.core.errors import ConfigError, StorageError
 BLOCK_BYTES: Final = 4 * 2**20
 LINE_BYTES_MAX: Final = 64 * 2**20
 JUDGED_BYTES: Final = 64 * 2**10
-"""So much before a part is looked at to judge whether it begins in a quoted value."""
+"""The number of bytes before a part that are examined to judge whether the part begins in a quoted value."""
 _LINE_END: Final = re.compile(rb"\r\n|\n|\r")
 _NONE: Final = np.empty(0, np.int64)
 
 
 @dataclass(frozen=True)
 class Quotes:
-    """Both are one byte."""
+    """Finds quoted values. The delimiter and the quote are one byte each."""
 
     quote: bytes
     delimiter: bytes
 
     def edges(self, data: bytes, inside: bool = False) -> npt.NDArray[np.int64]:
-        """Positions of the quotes at which a quoted value begins or ends, in turns.
+        """Return the positions of the quotes at which quoted values begin and end, alternately.
 
-        `inside`: `data` begins in a quoted value; else it begins with a field.
+        `inside`: `data` begins in a quoted value; otherwise it begins with a field.
         """
         if self.quote not in data:
             return _NONE
@@ -52,15 +52,18 @@ class Quotes:
         return found if fits else self._one_by_one(data, inside)
 
     def rather_inside(self, window: bytes) -> bool:
-        """Whether `window`, which begins anywhere, rather begins in a quoted value: only that explains its quotes."""
+        """Whether `window`, which begins anywhere, probably begins in a quoted value: only that would explain its
+        quotes.
+        """
         if self.quote not in window:
             return False
         return not self._look(window, False, strictly=True)[1] and self._look(window, True, strictly=True)[1]
 
     def _look(self, data: bytes, inside: bool, *, strictly: bool = False) -> tuple[npt.NDArray[np.int64], bool]:
-        """All quotes, and whether they are edges, each second one a beginning: it stands where a field begins.
+        """Return all quotes, and whether they are valid edges: every second one begins a value, where a field begins.
 
-        Two for one in a quoted value are an end and a beginning. `strictly`: the ends stand where a field ends.
+        A doubled quote in a quoted value counts as an end and a beginning. `strictly`: the ends must be where a field
+        ends.
         """
         array = np.frombuffer(data, np.uint8)
         found = np.flatnonzero(array == self.quote[0])
@@ -108,7 +111,9 @@ def edges_of(quotes: Quotes | None, data: bytes, inside: bool = False) -> npt.ND
 
 
 def next_line(data: bytes, at: int, edges: npt.NDArray[np.int64], begins_inside: bool = False) -> int:
-    """The first byte from `at` (at least 1) on at which a line begins, perhaps that behind the last; 0 if there is none."""
+    """Return the first byte at or after `at` (at least 1) where a line begins, possibly after the last line; 0 if there
+    is none.
+    """
     at -= 1
     while (end := _LINE_END.search(data, at)) is not None:
         before = int(np.searchsorted(edges, end.start()))
@@ -121,7 +126,7 @@ def next_line(data: bytes, at: int, edges: npt.NDArray[np.int64], begins_inside:
 
 
 def last_line(data: bytes, edges: npt.NDArray[np.int64], begins_inside: bool = False) -> int:
-    """Behind the last line end, which more data would not change; 0 if there is none."""
+    """Return the place after the last line end that more data would not change; 0 if there is none."""
     stop = len(data)
     while True:
         end = data.rfind(b"\n", 0, stop) + 1
@@ -138,7 +143,7 @@ def last_line(data: bytes, edges: npt.NDArray[np.int64], begins_inside: bool = F
 
 
 def line_begins(data: bytes, edges: npt.NDArray[np.int64]) -> list[int]:
-    """Where each line of `data` begins, and where the last one ends."""
+    """Return where each line of `data` begins, and where the last one ends."""
     ends = np.array([found.end() for found in _LINE_END.finditer(data)], np.int64)
     ends = ends[np.searchsorted(edges, ends - 1) % 2 == 0]
     begins = [0, *ends.tolist()]
@@ -146,11 +151,11 @@ def line_begins(data: bytes, edges: npt.NDArray[np.int64]) -> list[int]:
 
 
 class Lines:
-    """Cuts the part of a text from the first line at byte `first` or later up to that at `last` or later into blocks.
+    """Cuts a part of a text into blocks: from the first line at or after byte `first` to the first at or after `last`.
 
-    `begin`: where the first line of the file begins, behind a header; `position`: where a block begins,
-    when reading goes on there; `stack`: what is to be closed in the end.
-    Raises StorageError for a line that is too long or never ends, ConfigError for a part that was cut wrongly.
+    `begin`: where the first line of the file begins, after a header; `position`: where a block begins at which reading
+    resumes; `stack`: closes what was opened. Raises StorageError for a line that is too long or never ends, ConfigError
+    for a part that was cut incorrectly.
     """
 
     def __init__(
@@ -165,15 +170,15 @@ class Lines:
         last: int | None,
     ) -> None:
         self.position = max(position, begin)
-        """Where the next block begins."""
+        """The position where the next block begins."""
         self.is_done = False
-        """There is no more."""
+        """There are no more blocks."""
         self._file = file
         self._quotes = quotes
         self._begin = begin
         self._last = last
         self._read = b""
-        """Read, from `position` on."""
+        """The bytes read from `position` on."""
         is_cut = position == 0 and first > begin
         start = self._judged_from(first) if is_cut else self.position
         self._stream = file.open(stack, start)
@@ -182,7 +187,7 @@ class Lines:
             self._read = self._read[self.position - start :]
 
     def next_block(self) -> bytes | None:
-        """A block that ends with a line, unless `recut` says otherwise."""
+        """Return a block that ends with a line, unless `recut` follows."""
         if self.is_done:
             return None
         if self._last is not None and self.position >= self._last:
@@ -203,7 +208,7 @@ class Lines:
         return self._taken(end) or None
 
     def recut(self, block: bytes) -> bytes:
-        """In place of `block`, the last one, which does not end with a line."""
+        """Replace `block`, the last one, which does not end with a line."""
         self.position -= len(block)
         if self.is_done and self._last is not None:
             raise self._cut_wrongly()
@@ -219,7 +224,9 @@ class Lines:
         return block
 
     def _probable_end(self) -> int:
-        """Of a block in what is read, by the last of it; 0 if there is no line end in that."""
+        """Return the probable end of a block in the bytes read, judged by the last of them; 0 if there is no line end
+        in those.
+        """
         if self._quotes is None:
             return last_line(self._read, _NONE)
         tail = self._read[-JUDGED_BYTES:]
@@ -239,8 +246,8 @@ class Lines:
                 if len(edges) % 2:
                     line = self._file.line_at(self.position + int(edges[-1]))
                     raise StorageError(
-                        f"{self._file.path}, line {line}: a quoted value begins and never ends; half-written, or a quote "
-                        "too much"
+                        f"{self._file.path}, line {line}: a quoted value begins and never ends; the file is "
+                        "incomplete, or has a quote too many"
                     )
                 self.is_done = True
                 return len(self._read)
@@ -254,7 +261,7 @@ class Lines:
     # ---- parts ----
 
     def _judged_from(self, cut: int) -> int:
-        """Where one begins to read who looks for the first line at `cut` or later."""
+        """Return where to begin reading in order to find the first line at or after `cut`."""
         return max(self._begin, cut - 1 - (JUDGED_BYTES if self._quotes is not None else 0))
 
     def _end_of_part(self, last: int) -> int:
@@ -262,9 +269,10 @@ class Lines:
         return self._find(last, self.position) - self.position
 
     def _find(self, cut: int, read_from: int) -> int:
-        """Where the first line at `cut` or later begins; else the end of the file. What is read begins at `read_from`.
+        """Return where the first line at or after `cut` begins, else the end of the file. The bytes read begin at
+        `read_from`.
 
-        The reader of the part that ends there and that of the next one find the same, as they look at the same bytes.
+        The readers of the parts before and after find the same line, since they examine the same bytes.
         """
         if cut <= self._begin:
             return self._begin
@@ -291,7 +299,7 @@ class Lines:
     def _cut_wrongly(self) -> ConfigError:
         return ConfigError(
             f"{self._file.path}: cannot be read in parts: whether a quoted value with line ends lies across byte "
-            f"{self._last} is not to be seen from the quotes around it; read the file anew with "
+            f"{self._last} cannot be determined from the quotes around it; read the file again with "
             "csv=CsvOptions(newlines_in_values=True), which reads each file in one piece"
         )
 
@@ -299,12 +307,12 @@ class Lines:
 
     def _too_long(self, at: int) -> StorageError:
         return StorageError(
-            f"{self._file.path}, line {self._file.line_at(at)}: has more than {LINE_BYTES_MAX} bytes; is this a file of "
-            f"lines{', or has it a quote too much' if self._quotes is not None else ''}?"
+            f"{self._file.path}, line {self._file.line_at(at)}: has more than {LINE_BYTES_MAX} bytes; check that this "
+            f"is a file of lines{', and whether it has a quote too many' if self._quotes is not None else ''}"
         )
 
     def _fill(self, wanted: int) -> bool:
-        """Whether the stream ended before so many bytes."""
+        """Read until `wanted` bytes are available; return whether the stream ended before."""
         while len(self._read) < wanted:
             more = self._stream.read(wanted - len(self._read))
             if not more:

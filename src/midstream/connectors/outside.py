@@ -1,7 +1,7 @@
-"""What the sources and sinks of this process wait for outside of the job, such as brokers that do not answer.
+"""Waits of this process's sources and sinks for the outside world, such as brokers that do not answer.
 
-A heartbeat of the slot takes it along, and the job's status shows it. It is known per process and not handed through tasks,
-since what waits may be any thread of the I/O pool, or a commit that belongs to no task.
+Heartbeats of the slot report them, and the job's status shows them. They are recorded per process rather than passed
+through tasks, since a wait may be in any thread of the I/O pool, or in a commit that belongs to no task.
 """
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ from collections.abc import Callable
 
 _numbers = itertools.count()
 _begun: dict[int, tuple[str, float]] = {}
-"""By wait: what is waited for, and since when. Each access is one operation, so that threads need no lock."""
+"""What each wait is for, and its beginning. Each access is a single operation, so threads need no lock."""
 
 
 class Wait:
     """One wait, which may begin and end any number of times.
 
-    Used with `with`, it ends with the block. It ends at the latest with this object, which an exception may keep for long:
-    its traceback holds the frames that it went through, and with them their variables.
+    Used with `with`, it ends with the block. At the latest it ends when this object is deleted, which an exception may
+    delay for long: its traceback holds the frames that it passed through, and their variables.
     """
 
     def __init__(self, now_s: Callable[[], float] = time.monotonic) -> None:
@@ -33,7 +33,7 @@ class Wait:
         self.end()
 
     def begin(self, what: str) -> None:
-        """`what`: as behind "waiting for". A wait that has begun goes on."""
+        """Begin waiting. `what` completes "waiting for …". If the wait has begun, it continues."""
         if self._number not in _begun:
             _begun[self._number] = what, self._now_s()
 
@@ -45,7 +45,7 @@ class Wait:
 
 
 def waits(now_s: float) -> list[tuple[str, int]]:
-    """What is waited for and for how many milliseconds, the longest first; several waits for the same are one."""
+    """Return what is waited for and for how many milliseconds, longest first; several waits for the same thing are one."""
     since: dict[str, float] = {}
     for what, since_s in list(_begun.values()):
         since[what] = min(since_s, since.get(what, since_s))

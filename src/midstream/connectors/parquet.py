@@ -21,7 +21,7 @@ _BATCH_ROWS = 131_072
 
 
 def parquet_row_groups(filesystem: pyarrow.fs.FileSystem, path: str, wanted: Wanted) -> list[tuple[int, int]]:
-    """Rows and bytes of each row group, after checking the file's columns against those `wanted`."""
+    """Return rows and bytes of each row group, after checking the file's columns against `wanted`."""
     with explained(path, "parquet"), ExitStack() as stack:
         file = open_parquet(filesystem, path, stack)
         check_parquet_schema(file.schema_arrow, wanted, path)
@@ -30,7 +30,7 @@ def parquet_row_groups(filesystem: pyarrow.fs.FileSystem, path: str, wanted: Wan
 
 
 def check_parquet_schema(found: pa.Schema, wanted: Wanted, path: str) -> None:
-    """Raises SchemaError naming file and column when a column is missing, unexpected, or of another kind."""
+    """Raise SchemaError naming file and column if a column is missing, unexpected, or of another kind."""
     check_columns(found, path)
     check_names(found.names, wanted, path)
     for field in wanted.schema:
@@ -64,10 +64,11 @@ def read_parquet(
     check: Callable[[], None],
     stack: ExitStack,
 ) -> tuple[Iterator[pa.RecordBatch], int]:
-    """Batches of the row groups `first` up to, not including, `last` (None: all), and how many of their first rows are still to be left out.
+    """Return batches of the row groups from `first` up to `last` (exclusive; None: all), and how many rows are still to
+    be skipped.
 
-    Row groups that lie wholly within `skip_rows` are not read. `check` raises when the file is no longer
-    what it was; it is called before the last batch is given.
+    Row groups that lie wholly within `skip_rows` are not read. `check` raises if the file has changed; it is called
+    before the last batch is yielded.
     """
     with explained(path, "parquet"):
         file = open_parquet(filesystem, path, stack)
@@ -113,7 +114,7 @@ def _parquet_batches(
 
 
 def _filled(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """With nulls in the columns that the file has not."""
+    """Add the columns that the file lacks, filled with nulls."""
     for field in schema:
         if batch.schema.get_field_index(field.name) < 0:
             batch = batch.append_column(field, pa.nulls(batch.num_rows, field.type))

@@ -3,20 +3,19 @@
     midstream_<sink>_<attempt>_<subtask>_<n>   what one subtask wrote between two checkpoints
     midstream_commits                          per job and sink: the newest checkpoint and attempt committed
 
-A subtask creates its staging table and copies into it in one transaction, which ends when the
-checkpoint is prepared: what dies before leaves nothing. The committer moves the rows and drops the
-table in one transaction, so that there is nothing to move a second time. Types and constraints of
-single rows are those of the target, so that what does not fit fails before the checkpoint completes;
-what the server would round, cut or pad without a word is refused before it is sent.
+A subtask creates its staging table and copies into it in one transaction, which ends when the checkpoint is prepared: a
+crash before that leaves nothing. The committer moves the rows and drops the table in one transaction, so nothing can be
+moved a second time. Types and constraints of single rows are those of the target, so that a row that does not fit fails
+before the checkpoint completes; values that the server would silently round, truncate or pad are refused before they
+are sent.
 
-A committable says to which table its rows belong, and is committed there even if the sink writes to
-another one of the database by now. As it comes from a checkpoint it is not believed: it can name no
-tables to move rows from, or to drop, but those that such a sink has made.
+A committable names the table to which its rows belong, and is committed there even if the sink writes to another table
+of the database by now. It comes from a checkpoint, so it is not trusted: it can only name tables to move from, or to
+drop, that such a sink has made.
 
-`midstream_commits` tells a table that was moved from one that was lost, and fences: who stages or
-commits locks the row of its job, and finds there whether a newer attempt, or another job that went
-on from this one's checkpoint, has committed. What older ones have left behind is dropped in the first
-commit of what a newer one has staged itself.
+`midstream_commits` distinguishes a table that was moved from one that was lost. It also fences: staging and committing
+lock the row of their job, which shows whether a newer attempt, or another job that resumed from this one's checkpoint,
+has committed. Tables of older attempts are dropped in the first commit of rows that a newer one has staged itself.
 """
 
 from __future__ import annotations
@@ -66,14 +65,14 @@ _PATIENCE: Final = {
     "keepalives_count": 3,
     "tcp_user_timeout": 60_000,
 }
-"""Unless `dsn` says otherwise: how long a server that has gone without a word is waited for."""
+"""How long to wait for a server that has gone silent, unless `dsn` sets it."""
 _PATIENCE_S: Final = 10.0
-"""So long a running job tries to connect before it fails: starting again would cost it more, and not find the server sooner."""
+"""How long a running job tries to connect before it fails; a restart would cost more and not find the server sooner."""
 _PAUSE_MIN_S: Final = 0.05
 _PAUSE_MAX_S: Final = 1.0
-"""Between two tries."""
+"""The longest pause between two tries."""
 _SUPERSEDED: Final = 2**31 - 1
-"""As the attempt of a job: another one has gone on from its checkpoint, and it may do nothing more."""
+"""The attempt of a job from whose checkpoint another job has resumed; it may do nothing more."""
 
 _CONNECTIONS: Final = """
     SELECT n, what FROM (
@@ -86,11 +85,14 @@ _CONNECTIONS: Final = """
             - coalesce(current_setting('reserved_connections', true)::int, 0), 'max_connections less those reserved', false
     ) AS limits (n, what, is_waived)
     WHERE n >= 0 AND NOT is_waived"""
-"""How many connections this user may have, and what says so. A superuser has more than the last says, and should not be needed."""
+"""A query: how many connections this user may have, and which setting limits them.
+
+A superuser has more than the setting allows, and should not be needed.
+"""
 
 
 class _Place(msgspec.Struct, frozen=True, array_like=True):
-    """Where rows are staged, and where they go; names as they are."""
+    """The staging table of rows, and their target table; plain names, not quoted for SQL."""
 
     staging: str
     schema: str
@@ -101,7 +103,7 @@ class _Place(msgspec.Struct, frozen=True, array_like=True):
         return identifier(self.staging, name)
 
     def sink_of(self, uid: str) -> str:
-        """In `midstream_commits`: a sink with another table has committed nothing there."""
+        """The sink's name in `midstream_commits`: a sink with another table has committed nothing under this one."""
         return f"{uid} > {self.schema}.{self.table}"
 
 
@@ -114,27 +116,25 @@ class StagedRows(msgspec.Struct, frozen=True, array_like=True):
     table: str
     rows: int
     place: _Place | None = None
-    """Older versions did not say: the sink's own."""
+    """The place of the rows. Older versions did not record it: then it is the sink's own."""
 
 
 class PostgresSink(Sink):
-    """Every row once in a table of a PostgreSQL database (12 or later).
+    """Writes every row once to a table of a PostgreSQL database (12 or later).
 
-    `dsn`: what libpq takes, `"host=db dbname=shop user=etl"` or `"postgresql://etl@db/shop"`. Give the
-    password as PGPASSWORD, in a password file (~/.pgpass) or a service file, on the driver and
-    wherever slots run; one in `dsn` goes to the slots with the job, and is written and shown nowhere.
-    `table`, `schema`: names as they are, not SQL; without `schema` the server's search_path decides.
-    A table that is not there is created. Columns of the stream go to columns of the same name.
-    `key`: a row replaces the one with the same values in these columns (ON CONFLICT … DO UPDATE),
-    for which the table needs a primary key or unique constraint; of several such rows the last one
-    stays, provided that one subtask has them all: `key_by` the same columns before.
-    `append`: add to a table that has rows; otherwise a fresh job needs an empty one (or a `key`).
-    `staging_schema`: where rows wait for their checkpoint, if not beside the table; the user of
-    `dsn` needs the right to create tables there.
+    `dsn`: a connection string of libpq, `"host=db dbname=shop user=etl"` or `"postgresql://etl@db/shop"`. Give the
+    password as PGPASSWORD, in a password file (~/.pgpass) or a service file, on the driver and wherever slots run; one
+    in `dsn` is sent to the slots with the job, and is neither stored nor shown. `table`, `schema`: names as they are,
+    not SQL; without `schema` the server's search_path decides. A missing table is created. Columns of the stream go to
+    columns of the same name. `key`: a row replaces the one with the same values in these columns (ON CONFLICT … DO
+    UPDATE), for which the table needs a primary key or unique constraint; of several such rows the last one remains,
+    provided that one subtask has them all: call `key_by` with the same columns first. `append`: add to a table that has
+    rows; otherwise a fresh job needs an empty one (or a `key`). `staging_schema`: where rows wait for their checkpoint,
+    if not beside the table; the user of `dsn` needs the right to create tables there.
 
-    Rows appear when the checkpoint that covers them completes. Each subtask has one connection and
-    one open transaction from its first row to the checkpoint, and for a moment a second one, when the
-    next rows come while it is prepared; each commit has one connection.
+    Rows appear when the checkpoint that covers them completes. Each subtask has one connection and one open transaction
+    from its first row to the checkpoint, and for a moment a second one, when the next rows come while it is prepared;
+    each commit has one connection.
     """
 
     def __init__(
@@ -149,14 +149,14 @@ class PostgresSink(Sink):
     ) -> None:
         require("psycopg", "postgres", "PostgresSink")
         if isinstance(key, str):
-            raise ConfigError(f"PostgresSink: key={key!r} is text; give a list of columns: key=[{key!r}]")
+            raise ConfigError(f"PostgresSink: key={key!r} is a string; give a list of columns: key=[{key!r}]")
         for what, name in (("table", table), ("schema", schema), ("staging_schema", staging_schema)):
             if name is not None and not (isinstance(name, str) and name and "\0" not in name):
                 raise ConfigError(f"PostgresSink: {what}={name!r} is not a name")
             if name is not None and len(name.encode()) > NAME_BYTES_MAX:
                 raise ConfigError(
-                    f"PostgresSink: {what}={name!r} has {len(name.encode())} bytes, and names in PostgreSQL have at most "
-                    f"{NAME_BYTES_MAX}; give a shorter one"
+                    f"PostgresSink: {what}={name!r} has {len(name.encode())} bytes, but names in PostgreSQL have at "
+                    f"most {NAME_BYTES_MAX}; give a shorter one"
                 )
         self._dsn = _checked_dsn(dsn)
         self.table = table
@@ -167,10 +167,11 @@ class PostgresSink(Sink):
         self._where = f"PostgresSink on {schema}.{table}" if schema else f"PostgresSink on {table}"
 
     def validate(self, schema: pa.Schema, restoring: bool) -> None:
-        """Makes the table if there is none; moves no row, but has the server check that it would.
+        """Check the stream against the table, which is created if it does not exist, and have the server check the
+        move.
 
-        Raises SchemaError for columns that do not fit, ConfigError for missing rights and for a table
-        with rows in it, StorageError when the server cannot be reached.
+        Raises SchemaError for columns that do not fit, ConfigError for missing rights and for a table that has rows,
+        StorageError if the server cannot be reached.
         """
         check_names(schema.names, self._where)
         self._check_columns(schema)
@@ -194,7 +195,7 @@ class PostgresSink(Sink):
                 _last(connection, place, "", "", alone=True)
 
     def check_parallelism(self, subtasks: int, beside: Sequence[tuple[Sink, int]] = ()) -> None:
-        """Raises ConfigError when the server lets this user have fewer connections than the job may need at once."""
+        """Raise ConfigError if the server allows this user fewer connections than the job may need at once."""
         sharing = [n for sink, n in beside if isinstance(sink, PostgresSink) and sink._dsn == self._dsn]
         needed = 2 * (subtasks + sum(sharing)) + 1
         others = f" and {sum(sharing)} of other sinks" if sharing else ""
@@ -203,13 +204,13 @@ class PostgresSink(Sink):
         for limit, what in limits:
             if limit < needed:
                 raise ConfigError(
-                    f"{self._where}: {subtasks} subtasks{others} need up to {needed} connections, two each and one to commit, "
-                    f"and {what} leaves {limit}; raise that, or write with fewer subtasks: "
+                    f"{self._where}: {subtasks} subtasks{others} need up to {needed} connections, two each and one to "
+                    f"commit, but {what} allows {limit}; raise it, or write with fewer subtasks: "
                     f"parallelism({max((limit - 1) // 2 // (len(sharing) + 1), 1)})"
                 )
 
     def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
-        """Raises StorageError when rows of these are neither staged nor committed in the database that `dsn` names."""
+        """Raise StorageError if rows of these are neither staged nor committed in the database that `dsn` names."""
         where = f"{self._where}: cannot commit checkpoint {checkpoint_id}"
         groups = _grouped(committables)
         with self._connected(where) as connection:
@@ -248,20 +249,22 @@ class PostgresSink(Sink):
 
     def check_take_back(self, output: Output, after: int) -> None:
         raise ConfigError(
-            f"{self._where}: rows in a table do not say with which commit they came, and those that were replaced are gone; "
-            "midstream_commits says when each checkpoint was committed, if you want to bring a backup of the table back"
+            f"{self._where}: rows in a table do not show which commit wrote them, and replaced rows are lost; "
+            "midstream_commits shows when each checkpoint was committed, if you want to restore a backup of the table"
         )
 
     # ---- for this module
 
     @contextmanager
     def _connected(self, where: str, patience_s: float = 0.0) -> Iterator[Connection[Any]]:
-        """A transaction on a connection of its own: committed at the end, rolled back by an error."""
+        """Open a transaction on a separate connection: committed at the end, rolled back after an error."""
         with explained(where), self._connect(where, patience_s) as connection:
             yield connection
 
     def _connect(self, where: str, patience_s: float) -> Connection[Any]:
-        """Blocks. `patience_s`: for so long it is tried again, as all connections may be in use, or a server restarts."""
+        """Connect. Blocks, retrying for `patience_s`, since all connections may be in use, or the server may be
+        restarting.
+        """
         deadline_s, pause_s = time.monotonic() + patience_s, _PAUSE_MIN_S
         while True:
             try:
@@ -288,8 +291,8 @@ class PostgresSink(Sink):
             )
         except psycopg.Error as error:
             raise StorageError(
-                f"{where}: cannot connect: {' '.join(str(error).split())}. Is the server there, and are host, port, "
-                "database and user right? A password comes from PGPASSWORD, a password file or a service file"
+                f"{where}: cannot connect: {' '.join(str(error).split())}. Is the server running, and are host, port, "
+                "database and user correct? A password comes from PGPASSWORD, a password file or a service file"
             ) from error
         connection.isolation_level = (
             psycopg.IsolationLevel.READ_COMMITTED
@@ -306,14 +309,16 @@ class PostgresSink(Sink):
     def _find(self, connection: Connection[Any]) -> Table:
         table = find_table(connection, self.schema, self.table)
         if table is None:
-            raise ConfigError(f"{self._where}: the table is gone")
+            raise ConfigError(f"{self._where}: the table does not exist any more")
         return table
 
     def _place(self, table: Table) -> _Place:
         return _Place(self.staging_schema or table.schema, table.schema, table.name, self.key)
 
     def _at(self, connection: Connection[Any], noted: _Place | None) -> tuple[_Place, Table]:
-        """Where rows are staged, and the table that they go to: if it is gone, perhaps renamed, the sink's."""
+        """Return where rows are staged, and the table to which they go; the sink's own if that is missing, perhaps
+        renamed.
+        """
         table = find_table(connection, noted.schema, noted.table) if noted is not None else None
         own = self._find(connection) if table is None else table
         return noted or self._place(own), own
@@ -334,8 +339,8 @@ class PostgresSink(Sink):
 
         if connection.execute(SQL("SELECT 1 FROM {} LIMIT 1").format(table.sql())).fetchone():
             raise ConfigError(
-                f"{self._where}: {table} is not empty; go on from a checkpoint, name another table, "
-                "add to what is there with append=True, or replace rows by a key"
+                f"{self._where}: {table} is not empty; resume from a checkpoint, name another table, add to it with "
+                "append=True, or replace rows by a key"
             )
 
     def _make_commits(self, connection: Connection[Any], table: Table) -> None:
@@ -401,7 +406,9 @@ class _StagedPart(Part):
         with explained(self._where):
             self._copying.close()
             if self._cursor.rowcount != self._rows:
-                raise InvariantError(f"{self._where}: sent {self._rows} rows, the server has {self._cursor.rowcount}")
+                raise InvariantError(
+                    f"{self._where}: sent {self._rows} rows, but the server has {self._cursor.rowcount}"
+                )
             # A newer attempt's commit drops what older ones have staged: after it nothing of theirs may come.
             committed, _ = _last(connection, self._place, context.job_id, context.uid, alone=False)
             if committed > context.attempt:
@@ -412,7 +419,7 @@ class _StagedPart(Part):
         return [msgspec.msgpack.encode(staged)]
 
     def _discard(self) -> None:
-        """The server rolls back what a connection leaves unfinished."""
+        """Close the connection; the server rolls back what it leaves unfinished."""
         if self._connection is not None:
             self._connection.close()
             with suppress(Exception):  # the copy only notices that its connection is closed
@@ -424,7 +431,7 @@ class _PostgresCommitter(Committer):
         self._sink = sink
         self._job_id = job_id
         self._predecessors: set[tuple[str, str, _Place]] = set()
-        """Jobs, with the uid of this sink there and its place, whose last checkpoints this one has committed."""
+        """Jobs, each with the uid and place of this sink in it, whose last checkpoints this one has committed."""
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         where = f"{self._sink._where}: cannot commit checkpoint {checkpoint_id}"
@@ -459,7 +466,7 @@ class _PostgresCommitter(Committer):
 
         attempt, newest = _last(connection, place, job_id, uid, alone=True)
         if attempt == _SUPERSEDED and job_id == self._job_id and newest < checkpoint_id:
-            raise ConfigError(f"{where}: another job has gone on from checkpoint {newest} of this one since")
+            raise ConfigError(f"{where}: another job has resumed from checkpoint {newest} of this one in the meantime")
         for part in staged:
             found = find_table(connection, place.staging, part.table)
             if found is not None:
@@ -489,8 +496,8 @@ class _PostgresCommitter(Committer):
 def _sweep(connection: Connection[Any], place: _Place, job_id: str, uid: str, newer: int) -> None:
     """Drop what attempts before `newer` have staged.
 
-    Nothing is deployed before all that the restored checkpoint holds is committed: once something
-    of the new attempt, or of this job, is prepared, nobody waits for what was before.
+    Tasks are deployed only after everything in the restored checkpoint is committed: once something of the new attempt,
+    or of this job, is prepared, nothing needs the earlier tables.
     """
     prefix = _token(job_id, uid) + "_"
     tables = connection.execute(
@@ -510,9 +517,9 @@ def _drop(connection: Connection[Any], place: _Place, name: str) -> None:
 
 
 def _last(connection: Connection[Any], place: _Place, job_id: str, uid: str, *, alone: bool) -> tuple[int, int]:
-    """Attempt and checkpoint that this sink of that job has committed last.
+    """Return the attempt and checkpoint that this sink of that job has committed last.
 
-    They stay so until our transaction ends. `alone`: and until then nobody else learns them.
+    They stay the same until this transaction ends. `alone`: until then no other transaction can read them either.
     """
     from psycopg.sql import SQL, Literal
 
@@ -524,7 +531,7 @@ def _last(connection: Connection[Any], place: _Place, job_id: str, uid: str, *, 
 def _committed(
     connection: Connection[Any], place: _Place, job_id: str, uid: str, lock: LiteralString = ""
 ) -> tuple[int, int]:
-    """As `_last`, without a promise; -1 for a checkpoint if there was none."""
+    """Like `_last`, but without that guarantee; return the checkpoint, or -1 if there was none."""
     from psycopg.sql import SQL, Literal
 
     select = SQL("SELECT attempt, checkpoint FROM {} WHERE job = {} AND sink = {} {}")
@@ -536,25 +543,25 @@ def _committed(
 
 def _gone(place: _Place, part: StagedRows, where: str) -> StorageError:
     return StorageError(
-        f"{where}: {place.staging}.{part.table} with {part.rows} rows is gone; nothing but a job may drop such tables. Was the "
-        "sink's database changed? Then go on with the sink as it was, and stop with a savepoint, which leaves nothing to "
-        "commit, before you change it"
+        f"{where}: {place.staging}.{part.table} with {part.rows} rows is missing; only a job may drop such tables. If "
+        "the sink's database was changed, resume with the sink as it was, and before you change it, stop with a "
+        "savepoint, which leaves nothing to commit"
     )
 
 
 def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, _Place | None], list[StagedRows]]:
-    """By job, uid and place. Raises StorageError for what no PostgreSQL sink has staged."""
+    """Group committables by job, uid and place. Raises StorageError for what no PostgreSQL sink has staged."""
     groups: defaultdict[tuple[str, str, _Place | None], list[StagedRows]] = defaultdict(list)
     for committable in committables:
         try:
             staged = msgspec.msgpack.decode(committable, type=StagedRows)
         except msgspec.DecodeError as error:
             raise StorageError(
-                f"PostgresSink: what the checkpoint has to commit is not of a PostgreSQL sink: {error}"
+                f"PostgresSink: what the checkpoint has to commit was not prepared by a PostgreSQL sink: {error}"
             ) from error
         if not re.fullmatch(f"{_token(staged.job_id, staged.uid)}_{staged.attempt}_[0-9]+_[0-9]+", staged.table):
             raise StorageError(
-                f"PostgresSink: no PostgreSQL sink stages rows in {staged.table!r}; the checkpoint cannot be believed"
+                f"PostgresSink: no PostgreSQL sink stages rows in {staged.table!r}; the checkpoint is corrupt or forged"
             )
         groups[staged.job_id, staged.uid, staged.place].append(staged)
     return groups
@@ -565,7 +572,7 @@ def _token(job_id: str, uid: str) -> str:
 
 
 def _checked_dsn(dsn: str) -> str:
-    """What cannot be read is not shown: there may be a password in it."""
+    """Check the connection string. One that cannot be parsed is not shown, since it may contain a password."""
     from psycopg import Error
     from psycopg.conninfo import conninfo_to_dict
 
@@ -578,6 +585,6 @@ def _checked_dsn(dsn: str) -> str:
     if not readable:
         raise ConfigError(
             "PostgresSink: dsn= is not a connection string; write for example 'host=db dbname=shop user=etl' "
-            "or 'postgresql://etl@db/shop' (with what is special in a URL percent-encoded)"
+            "or 'postgresql://etl@db/shop' (with special characters in a URL percent-encoded)"
         )
     return dsn

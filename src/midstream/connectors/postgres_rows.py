@@ -1,7 +1,7 @@
 """Rows as the text that COPY reads.
 
-The text is CSV, made by Arrow a column at a time. Text is quoted, always, and NULL is not, so that
-the two are told apart. The server reads it into the types of the table, and refuses what does not fit.
+The text is CSV, made by Arrow a column at a time. Strings are always quoted and NULL is not, which distinguishes them.
+The server reads the text into the types of the table, and refuses what does not fit.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ _CSV = pyarrow.csv.WriteOptions(include_header=False, quoting_style="needed")
 
 
 def encode(batch: pa.RecordBatch, targets: Sequence[Column], before: int, where: str) -> bytes:
-    """The rows as CSV without a header, for the columns `targets`.
+    """Encode the rows as CSV without a header, for the columns `targets`.
 
-    Raises SchemaError where a value has no form in PostgreSQL, or would be another one in its column;
-    `before` is how many rows of this part came before.
+    Raises SchemaError if a value has no form in PostgreSQL, or would be changed by its column; `before` is the number
+    of earlier rows of this part.
     """
     columns = []
     for name, column, target in zip(batch.schema.names, batch.columns, targets, strict=True):
@@ -35,8 +35,8 @@ def encode(batch: pa.RecordBatch, targets: Sequence[Column], before: int, where:
         if misfit is not None:
             row, value, why = misfit
             raise SchemaError(
-                f"{where}: row {before + row} since the last checkpoint: column {name!r} is {target.type} in the table, and "
-                f"would not keep {shown(value)} as it is: {why}"
+                f"{where}: row {before + row} since the last checkpoint: column {name!r} is {target.type} in the "
+                f"table, which would change {shown(value)}: {why}"
             )
         try:
             columns.append(_plain(column, target.kept.base))
@@ -52,7 +52,7 @@ def encode(batch: pa.RecordBatch, targets: Sequence[Column], before: int, where:
 
 
 def _plain(column: pa.Array[Any], base: str) -> pa.Array[Any]:
-    """The column in a type whose CSV is what a column of type `base` reads."""
+    """Convert the column to a type whose CSV form a column of type `base` reads."""
     kind = column.type
     if pa.types.is_large_binary(kind) or pa.types.is_binary(kind) or pa.types.is_fixed_size_binary(kind):
         series = _series(column.cast(pa.large_binary()))
@@ -77,7 +77,7 @@ def _plain(column: pa.Array[Any], base: str) -> pa.Array[Any]:
 
 
 def _array_literals(column: pa.Array[Any]) -> pa.Array[Any]:
-    """`{1,NULL,2}`; text in quotes, with what is special to arrays escaped."""
+    """Format array literals, such as `{1,NULL,2}`; strings in quotes, with the special characters of arrays escaped."""
     element = pl.element().cast(pl.String)
     if is_text(column.type.value_type):
         for special in ("\\", '"'):

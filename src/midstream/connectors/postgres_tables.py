@@ -1,4 +1,4 @@
-"""The table that rows go to, as the server describes it: found, made, checked; and the SQL around it."""
+"""The target table as the server describes it: found, created, checked; and the SQL around it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import LiteralString  # in typing from Python 3.11 on
 
 ROW_NUMBER: Final = "midstream_row"
-"""In staged rows that are to be upserted: their order, so that the last one of a key wins."""
+"""The column for the order of staged rows that are to be upserted, so that the last one of a key wins."""
 
 NAME_BYTES_MAX: Final = 63
 _SYSTEM_COLUMNS: Final = ("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid")
@@ -65,13 +65,13 @@ _UNIQUE_KEYS: LiteralString = """
 class Column:
     name: str
     type: str
-    """As SQL writes it."""
+    """The type, as SQL writes it."""
     collation: str
-    """What SQL writes behind the type, where it is not the type's own."""
+    """What SQL writes after the type for a collation other than the type's own."""
     is_required: bool
     has_default: bool
     is_computed: bool
-    """Only the server may give it values."""
+    """Only the server may set its values."""
     kept: Kept
 
 
@@ -82,7 +82,7 @@ class Table:
     name: str
     columns: tuple[Column, ...]
     checks: tuple[tuple[str, frozenset[str]], ...]
-    """CHECK constraints: their text, the columns they are about."""
+    """CHECK constraints: the text of each, and the columns that it refers to."""
 
     def __str__(self) -> str:
         return f"table {self.schema}.{self.name}"
@@ -91,7 +91,9 @@ class Table:
         return identifier(self.schema, self.name)
 
     def matched(self, schema: pa.Schema, where: str) -> tuple[Column, ...]:
-        """The columns that the stream's go to, in its order. Raises SchemaError for the first that does not fit."""
+        """Return the columns that correspond to the stream's, in its order. Raises SchemaError for the first that does
+        not fit.
+        """
         columns = {column.name: column for column in self.columns}
         for field in schema:
             column = columns.get(field.name)
@@ -112,13 +114,15 @@ class Table:
         for column in self.columns:
             if column.is_required and not column.has_default and column.name not in schema.names:
                 raise SchemaError(
-                    f"{where}: column {column.name!r} of {self} must have a value (NOT NULL), and the stream has no such "
-                    f"column; it has {', '.join(schema.names)}"
+                    f"{where}: column {column.name!r} of {self} must have a value (NOT NULL), but the stream has no "
+                    f"such column; it has {', '.join(schema.names)}"
                 )
         return tuple(columns[name] for name in schema.names)
 
     def staging_sql(self, staged: Composable, columns: Sequence[Column], key: Sequence[str]) -> Composed:
-        """A table for rows on their way, of the same types and constraints: what does not fit fails before it is prepared."""
+        """Return SQL for a staging table with the same types and constraints, so that misfits fail before they are
+        prepared.
+        """
         from psycopg.sql import SQL, Identifier
 
         parts: list[Composable] = [
@@ -136,7 +140,7 @@ class Table:
         return SQL("CREATE TABLE {} ({})").format(staged, SQL(", ").join(parts))
 
     def move_sql(self, staged: Composable, columns: Sequence[str], key: Sequence[str]) -> Composed:
-        """Insert the staged rows; with `key`, the last of each key in place of what has that key."""
+        """Return SQL that inserts the staged rows; with `key`, the last row of each key replaces what has that key."""
         from psycopg.sql import SQL, Identifier
 
         names = SQL(", ").join(map(Identifier, columns))
@@ -157,7 +161,7 @@ NUMBERING: Final = Column(ROW_NUMBER, "bigint", "", True, False, False, Kept("in
 
 
 def check_names(names: Sequence[str], where: str) -> None:
-    """Raises SchemaError for a name that no column can have; the server would cut it, or take it for another."""
+    """Raise SchemaError for a name that no column can have; the server would truncate it, or mistake it for another."""
     for name in names:
         wrong = None
         if not name:
@@ -165,7 +169,7 @@ def check_names(names: Sequence[str], where: str) -> None:
         elif "\0" in name:
             wrong = "a name has no NUL"
         elif len(name.encode()) > NAME_BYTES_MAX:
-            wrong = f"it has {len(name.encode())} bytes, and names in PostgreSQL have at most {NAME_BYTES_MAX}"
+            wrong = f"it has {len(name.encode())} bytes, but names in PostgreSQL have at most {NAME_BYTES_MAX}"
         elif name in _SYSTEM_COLUMNS:
             wrong = "PostgreSQL has a system column of that name in every table"
         if wrong is not None:
@@ -173,7 +177,7 @@ def check_names(names: Sequence[str], where: str) -> None:
 
 
 def check_unchanged(connection: Connection[Any], table: Table, staged: Table, names: Sequence[str], where: str) -> None:
-    """Raises SchemaError when columns of `table` were altered since `staged` was made, and would not keep what is in it."""
+    """Raise SchemaError if columns of `table` were altered since `staged` was made, and would change its values."""
     from psycopg.sql import SQL, Identifier
 
     now = {column.name: column for column in table.columns}
@@ -195,8 +199,8 @@ def check_unchanged(connection: Connection[Any], table: Table, staged: Table, na
         )
         if not is_kin or changed:
             raise SchemaError(
-                f"{where}: column {column.name!r} of {table} was {column.type} when rows were staged, and is {target.type} "
-                "now, which would not keep them as they are; change it back until they are committed"
+                f"{where}: column {column.name!r} of {table} was {column.type} when rows were staged, and is now "
+                f"{target.type}, which would change them; change it back until they are committed"
             )
 
 
@@ -207,12 +211,12 @@ def identifier(*names: str) -> Composable:
 
 
 def _verbatim(text: str) -> LiteralString:
-    """SQL that the server itself has written (a type, a constraint), or that this room has."""
+    """Mark SQL text as safe that comes from the server (a type, a constraint) or from this package."""
     return text
 
 
 def find_table(connection: Connection[Any], schema: str | None, name: str) -> Table | None:
-    """None if there is none of that name. Raises ConfigError for what is no table."""
+    """Return the table; None if there is none of that name. Raises ConfigError for what is not a table."""
     names = (schema, name) if schema else (name,)
     found = connection.execute(_FIND, [identifier(*names).as_string(connection)]).fetchone()
     if found is None:
@@ -234,7 +238,7 @@ def _column_of(
 def create_table(
     connection: Connection[Any], schema: str | None, name: str, rows: pa.Schema, key: Sequence[str], where: str
 ) -> None:
-    """A table for these rows, with `key` as its primary key."""
+    """Create a table for these rows, with `key` as its primary key."""
     from psycopg.sql import SQL, Identifier
 
     parts: list[Composable] = []
@@ -242,7 +246,7 @@ def create_table(
         made = created_type(field.type)
         if made is None:
             raise SchemaError(
-                f"{where}: column {field.name!r} is {field.type}, for which PostgreSQL has no type here; cast it "
+                f"{where}: column {field.name!r} is {field.type}, for which this sink has no PostgreSQL type; cast it "
                 "(a struct to JSON text: pl.col(…).struct.json_encode()), or leave it out"
             )
         parts.append(SQL("{} {}").format(Identifier(field.name), SQL(_verbatim(made))))
@@ -253,19 +257,19 @@ def create_table(
 
 
 def check_key(connection: Connection[Any], table: Table, key: Sequence[str], where: str) -> None:
-    """Raises SchemaError unless these columns, and no others, are unique together in the table."""
+    """Raise SchemaError unless exactly these columns are unique together in the table."""
     found = [frozenset(columns) for (columns,) in connection.execute(_UNIQUE_KEYS, [table.oid])]
     if frozenset(key) not in found:
         listed = ", ".join(f'"{name}"' for name in key)
         raise SchemaError(
-            f"{where}: rows are to replace those with the same ({', '.join(key)}), and {table} has no primary key or unique "
-            f'constraint of just these; add one: ALTER TABLE "{table.schema}"."{table.name}" ADD UNIQUE ({listed})'
+            f"{where}: rows are to replace those with the same ({', '.join(key)}), but {table} has no primary key or unique "
+            f'constraint on exactly these columns; add one: ALTER TABLE "{table.schema}"."{table.name}" ADD UNIQUE ({listed})'
         )
 
 
 @contextmanager
 def explained(what: str) -> Iterator[None]:
-    """Errors of the server in our words, and of the kind that says whether trying again can help."""
+    """Convert the server's errors, by kind: those for which a retry can help, and those for which it cannot."""
     import psycopg
 
     try:

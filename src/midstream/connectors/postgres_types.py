@@ -1,8 +1,8 @@
-"""Arrow types and PostgreSQL types: what becomes what, and what a column of a table keeps as it is.
+"""Arrow types and PostgreSQL types: the type to create for each, and the values that a column stores unchanged.
 
-The server rounds digits away, cuts blanks and pads text without a word. So a column takes the Arrow
-types whose values it keeps; where that depends on the value, each one is checked before it is sent.
-What the server refuses by itself (numbers out of range, text that is too long, no UUID) is left to it.
+The server silently rounds digits, truncates blanks and pads strings. So a column accepts the Arrow types whose values
+it stores unchanged; where that depends on the value, each one is checked before it is sent. What the server refuses by
+itself (numbers out of range, strings that are too long, invalid UUIDs) is left to it.
 """
 
 from __future__ import annotations
@@ -21,37 +21,37 @@ _INTEGERS: Final = ("int2", "int4", "int8", "numeric")
 _TEXTS: Final = ("text", "varchar", "bpchar", "json", "jsonb", "uuid", "inet", "cidr", "citext")
 _ELEMENTS: Final = ("bool", "int2", "int4", "int8", "numeric", "float4", "float8", "text", "varchar")
 _SECONDS: Final = ("time", "timestamp", "timestamptz", "interval")
-"""Types whose modifier says how many digits of a second they keep."""
+"""Types whose modifier limits the digits of a second."""
 _SECOND_FIELD: Final = 1 << 12
-"""In the modifier of an interval whose fields go down to seconds; all others lose time."""
+"""The bit in an interval's modifier for fields down to seconds; intervals without it lose time."""
 _ANY_FIELDS: Final = 0x7FFF
 _FIRST_YEAR, _LAST_YEAR = 1, 9999
-"""Outside of these a date has another text here and there, and no client reads it back."""
+"""Outside of these years, the text form of a date varies, and no client reads it back."""
 
 Predicate = Callable[[pa.DataType], bool]
 
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """What a column holds, seen through domains and arrays."""
+    """The type of what a column holds, seen through domains and arrays."""
 
     base: str
-    """pg_type.typname, for arrays that of the elements."""
+    """The pg_type.typname; for arrays, that of the elements."""
     modifier: int
-    """As in pg_attribute.atttypmod; -1 is none."""
+    """The modifier, as in pg_attribute.atttypmod; -1 is none."""
     dimensions: int = 0
     is_enum: bool = False
 
     @property
     def scale(self) -> int | None:
-        """Of a numeric that says its own: eleven bits with a sign."""
+        """The scale of a numeric that declares one: eleven bits with a sign."""
         if self.base != "numeric" or self.modifier < 4:
             return None
         return ((self.modifier - 4 & 2047) ^ 1024) - 1024
 
     @property
     def length(self) -> int | None:
-        """Of varchar(n) and char(n), in characters."""
+        """The length of varchar(n) and char(n), in characters."""
         return self.modifier - 4 if self.base in ("varchar", "bpchar") and self.modifier >= 4 else None
 
     @property
@@ -62,14 +62,14 @@ class Kept:
 
     @property
     def keeps_seconds(self) -> bool:
-        """False of `interval day` and others that keep some fields only."""
+        """Whether seconds are stored; False for `interval day` and others that store only some fields."""
         fields = self.modifier >> 16 & _ANY_FIELDS
         return self.base != "interval" or self.modifier < 0 or fields == _ANY_FIELDS or bool(fields & _SECOND_FIELD)
 
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """Arrow types for which `of` is true become `made` in a table of ours, and are read by columns of types `taken`."""
+    """Arrow types for which `of` is true: created as `made`, and accepted by columns of types `taken`."""
 
     of: Predicate
     made: str
@@ -105,7 +105,7 @@ def _form_of(kind: pa.DataType) -> _Form | None:
 
 
 def created_type(kind: pa.DataType) -> str | None:
-    """The type, in SQL, of a column made for `kind`; None if there is none."""
+    """Return the SQL type of a column to create for `kind`; None if there is none."""
     if is_list_of_any_length(kind):
         form = _form_of(kind.value_type)
         return f"{form.made}[]" if form is not None and form.taken[0] in _ELEMENTS else None
@@ -116,7 +116,7 @@ def created_type(kind: pa.DataType) -> str | None:
 
 
 def why_not(kind: pa.DataType, kept: Kept) -> str | None:
-    """Why a column cannot take the values of `kind` as they are, and what to do; None if it can."""
+    """Return why a column would change values of `kind`, and what to do; None if it would not."""
     if pa.types.is_null(kind):
         return None
     if not _is_read(kind, kept):
@@ -125,9 +125,9 @@ def why_not(kind: pa.DataType, kept: Kept) -> str | None:
     element = kind.value_type if is_list_of_any_length(kind) else kind
     scale = kept.scale
     if scale is not None and (element.scale if pa.types.is_decimal(element) else 0) > scale:
-        return "the table's would round digits away; cast the stream's column, or widen the table's"
+        return "the table's column would round digits; cast the stream's column, or widen the table's"
     if not kept.keeps_seconds:
-        return "the table's would cut what is smaller than its fields; make it interval"
+        return "the table's column would drop what is smaller than its fields; make it interval"
     return None
 
 
@@ -143,7 +143,7 @@ def _is_read(kind: pa.DataType, kept: Kept) -> bool:
 
 
 def first_misfit(column: pa.Array[Any], kept: Kept) -> tuple[int, object, str] | None:
-    """The first row with a value that the server would change, the value, and why."""
+    """Return the first row with a value that the server would change, the value, and why; None if there is none."""
     if is_list_array(column):
         found = _first_misfit(column.flatten(), kept)
         if found is None:
@@ -163,10 +163,10 @@ def _first_misfit(column: pa.Array[Any], kept: Kept) -> tuple[int, object, str] 
 
 
 def _checks(column: pa.Array[Any], kept: Kept) -> Iterable[tuple[pa.Array[Any], str]]:
-    """For each check: which rows fail it (null counts as no), and why."""
+    """Yield, for each check, which rows fail it (null counts as no), and why."""
     kind = column.type
     if is_text(kind):
-        yield pc.match_substring(column, "\0"), "text in PostgreSQL has no NUL; take it out with replace_all()"
+        yield pc.match_substring(column, "\0"), "strings in PostgreSQL cannot contain NUL; remove it with replace_all()"
         if kept.length is not None:
             length = text_lengths(column)
             if kept.base == "bpchar":
@@ -206,7 +206,7 @@ def _microseconds(column: pa.Array[Any]) -> pa.Array[Any]:
 
 
 class _Repeated(Exception):
-    """A key comes twice."""
+    """A key occurs twice."""
 
 
 def _repeats_a_key(text: str) -> bool:

@@ -1,4 +1,4 @@
-"""Rows on standard output, for looking at a stream. At least once."""
+"""Rows on standard output, for looking at a stream; at least once."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from midstream.operators.sink import Sink, SinkWriter, WriterContext
 
 
 class PrintSink(Sink):
-    """Prints rows as they come, at least once: after a failure some are printed again.
+    """Prints rows as they arrive, at least once: after a failure some are printed again.
 
-    `prefix`: put before every line. `limit`: rows that each subtask prints per attempt (None: all).
-    Raises ConfigError for a limit that is no count.
+    `prefix`: put before every line. `limit`: the number of rows that each subtask prints per attempt (None: all).
+    Raises ConfigError for an invalid limit.
     """
 
     def __init__(self, prefix: str = "", limit: int | None = None) -> None:
@@ -33,7 +33,7 @@ class PrintSink(Sink):
 
 
 class _Lines(Part):
-    """The one part of a writer: printing has no checkpoints."""
+    """The one part of a writer: printing does not depend on checkpoints."""
 
     def __init__(self, prefix: str, limit: int | None) -> None:
         super().__init__()

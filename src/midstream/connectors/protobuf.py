@@ -1,7 +1,7 @@
-"""Protobuf values as columns, and columns as Protobuf values.
+"""Conversion between Protobuf values and columns.
 
-A field without presence is never null: what is not there is its default, as Protobuf defines it. A field with presence is
-null when it is not set, unless it declares a default. A list or map cannot be null in Protobuf, nor can what is in it.
+A field without presence is never null: if it is missing it has its default, as Protobuf defines. A field with presence
+is null when it is not set, unless it declares a default. A list or map cannot be null in Protobuf, nor can its items.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ if TYPE_CHECKING:
     from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 Values: TypeAlias = "Callable[[list[Any]], pa.Array[Any]]"
-"""A column of the values of a field, each None or as the message gives it. Raises ArrowException or ValueError."""
+"""Builds a column from the values of a field, each None or as in the message. Raises ArrowException or ValueError."""
 Fill: TypeAlias = "Callable[[pa.Array[Any]], list[Any]]"
-"""What a message's constructor takes for each value of a column; None where the field is not set."""
+"""Returns what a message's constructor takes for each value of a column; None where the field is not set."""
 _PER_S: Final = {"s": 1, "ms": 1_000, "us": 1_000_000, "ns": 1_000_000_000}
 _NS: Final = 1_000_000_000
 _LEAST_NS: Final = -(2**63)
 _INSTANTS_S: Final = (-62_135_596_800, 253_402_300_799)
-"""Seconds since 1970 of the years 1 to 9999."""
+"""The seconds since 1970 of the years 1 to 9999."""
 _DURATIONS_S: Final = (-315_576_000_000, 315_576_000_000)
 
 
@@ -53,7 +53,7 @@ class ProtobufDecoder:
         self._columns = [_column(field, f"{kind.descriptor.name}.{field.name}") for field in kind.descriptor.fields]
 
     def decode(self, values: Iterable[bytes]) -> pa.RecordBatch:
-        """A row for each value. Raises ArrowInvalid for one that is no such message."""
+        """Decode one row per value. Raises ArrowInvalid for one that is not such a message."""
         from google.protobuf.message import DecodeError
 
         parse, messages = self._kind.message.FromString, []
@@ -62,18 +62,18 @@ class ProtobufDecoder:
                 message = parse(value)
                 if not message.IsInitialized():
                     missing = ", ".join(message.FindInitializationErrors())  # type: ignore[attr-defined]  # its stub lacks it
-                    raise pa.ArrowInvalid(f"required fields are not there: {missing}")
+                    raise pa.ArrowInvalid(f"required fields are missing: {missing}")
                 messages.append(message)
             columns = [column(messages) for column in self._columns]
         except DecodeError as error:
-            raise pa.ArrowInvalid(f"the bytes are no {self._kind.name}: {error}") from error
+            raise pa.ArrowInvalid(f"the bytes are not a {self._kind.name}: {error}") from error
         except (ValueError, OverflowError) as error:
-            raise pa.ArrowInvalid(f"the bytes are no {self._kind.name} that a row can hold: {error}") from error
+            raise pa.ArrowInvalid(f"the bytes are a {self._kind.name} that a row cannot hold: {error}") from error
         return pa.RecordBatch.from_arrays(columns, schema=self._kind.schema)
 
 
 def _column(field: FieldDescriptor, where: str) -> Values:
-    """Of a field of messages, which may be None."""
+    """Return how to build a column from a field of messages, which may be None."""
     name = field.name
     pair_type = map_entry(field)
     if pair_type is not None:
@@ -119,7 +119,7 @@ def _lists(lists: Sequence[Sequence[Any]], items: pa.Array[Any], kind: pa.DataTy
 
 
 def _values(field: FieldDescriptor, where: str) -> Values:
-    """Of single values, those within lists and maps too."""
+    """Return how to build a column of single values, including those within lists and maps."""
     message = field.message_type
     enum = field.enum_type
     if enum is not None:
@@ -153,7 +153,7 @@ def _values(field: FieldDescriptor, where: str) -> Values:
 
 
 def arrow_type_of_item(field: FieldDescriptor, where: str) -> pa.DataType:
-    """Of one value of a field, also where the field is a list of them."""
+    """Return the Arrow type of one value of a field, also if the field is a list of them."""
     kind = arrow_type(field, where)
     if is_repeated(field):
         assert is_list_of_any_length(kind)
@@ -183,7 +183,9 @@ def _times(is_instant: bool, kind: pa.DataType, where: str) -> Values:
 
 
 class ProtobufEncoder:
-    """Rows of `columns` as messages, whose other fields are not set. Raises SchemaError for columns that do not fit."""
+    """Encodes rows of `columns` as messages, whose other fields are not set. Raises SchemaError for columns that do not
+    fit.
+    """
 
     def __init__(self, columns: pa.Schema, kind: MessageType, where: str) -> None:
         self.kind = kind
@@ -191,7 +193,7 @@ class ProtobufEncoder:
         self._filled = _Filled(kind.descriptor, columns, f"{where}: column ")
 
     def encode(self, batch: pa.RecordBatch, before: bytes) -> list[bytes]:
-        """A value for each row, which begins with `before`. Raises SchemaError for a value that the message cannot hold."""
+        """Encode one value per row, after `before`. Raises SchemaError for a value that the message cannot hold."""
         new = self.kind.message
         try:
             rows = self._filled.rows([batch.column(name) for name in self._filled.names])
@@ -202,15 +204,15 @@ class ProtobufEncoder:
             try:
                 encoded.append(before + new(**row).SerializeToString(deterministic=True))
             except (ValueError, TypeError) as error:
-                raise SchemaError(f"{self._where}: {row!r:.300} is no {self.kind.name}: {error}") from error
+                raise SchemaError(f"{self._where}: {row!r:.300} is not a valid {self.kind.name}: {error}") from error
         return encoded
 
 
 class _Filled:
-    """A message, filled from columns with the names of its fields."""
+    """A message that is filled from columns with the names of its fields."""
 
     def __init__(self, message: Descriptor, columns: Iterable[pa.Field[Any]], where: str) -> None:
-        """`where`: of the columns, before the name of one. Raises SchemaError for columns that do not fit."""
+        """`where` precedes the name of a column in messages. Raises SchemaError for columns that do not fit."""
         self._where = where
         self._fills: dict[str, Fill] = {}
         for column in columns:
@@ -237,7 +239,7 @@ class _Filled:
         return list(self._fills)
 
     def rows(self, columns: Iterable[pa.Array[Any]]) -> list[dict[str, Any]]:
-        """What the message's constructor takes for each row; `columns` are those of `names`."""
+        """Return what the message's constructor takes for each row; `columns` are those of `names`."""
         filled = [fill(column) for fill, column in zip(self._fills.values(), columns, strict=True)]
         rows = [
             {name: value for name, value in zip(self._fills, row, strict=True) if value is not None}
@@ -248,7 +250,8 @@ class _Filled:
                 there = [name for name in names if name in row]
                 if len(there) > 1:
                     raise SchemaError(
-                        f"{self._where}{there[0]!r} and {there[1]!r} both have a value in a row, and oneof {oneof!r} holds one"
+                        f"{self._where}{there[0]!r} and {there[1]!r} both have a value in a row, but oneof {oneof!r} "
+                        "holds only one"
                     )
         return rows
 
@@ -270,9 +273,7 @@ def _fill(field: FieldDescriptor, kind: pa.DataType, where: str) -> Fill:
 
     def always(column: pa.Array[Any]) -> list[Any]:
         if column.null_count:
-            raise SchemaError(
-                f"{where} is null in a row, and the field {field.full_name} {why}, or replace null before"
-            )
+            raise SchemaError(f"{where} is null in a row, and the field {field.full_name} {why}, or replace null first")
         return fill(column)
 
     return always
@@ -302,7 +303,7 @@ def _fill_map(field: FieldDescriptor, entry: Descriptor, kind: pa.DataType, wher
         assert is_struct_array(entries), entries.type
         keys, values = (entries.field(at) for at in (0, 1))
         if keys.null_count or values.null_count:
-            raise SchemaError(f"{where} has a null in a map, which Protobuf has no form for")
+            raise SchemaError(f"{where} has a null in a map, for which Protobuf has no form")
         pairs = _grouped(lengths, list(zip(fills[0](keys), fills[1](values), strict=True)))
         found = [dict(each) for each in pairs]
         if any(len(one) < len(each) for one, each in zip(found, pairs, strict=True)):
@@ -315,7 +316,7 @@ def _fill_map(field: FieldDescriptor, entry: Descriptor, kind: pa.DataType, wher
 def _pieces(column: pa.Array[Any], where: str) -> list[int]:
     if column.null_count:
         raise SchemaError(
-            f"{where} is null in a row, and Protobuf cannot tell a list that is null from one that is empty; replace null before"
+            f"{where} is null in a row, and Protobuf cannot tell a null list from an empty one; replace null first"
         )
     assert is_list_array(column), column.type
     lengths: list[int] = to_list(list_lengths(column))
@@ -326,7 +327,7 @@ def _without_nulls(column: pa.Array[Any], where: str) -> pa.Array[Any]:
     assert is_list_array(column), column.type
     items = column.flatten()
     if items.null_count:
-        raise SchemaError(f"{where} has a null in a list, which Protobuf has no form for; leave it out before")
+        raise SchemaError(f"{where} has a null in a list, for which Protobuf has no form; remove it first")
     return items
 
 
@@ -405,7 +406,9 @@ def _fill_scalar(field: FieldDescriptor, kind: pa.DataType, where: str) -> Fill:
 
 
 def _fill_time(per_s: int, limits_s: tuple[int, int], where: str) -> Fill:
-    """Seconds and nanoseconds; of an instant the nanoseconds are never negative, of a duration they have its sign."""
+    """Return how to fill seconds and nanoseconds: those of an instant are never negative, those of a duration have its
+    sign.
+    """
     in_ns, (least_s, most_s) = _NS // per_s, limits_s
 
     def times(column: pa.Array[Any]) -> list[Any]:

@@ -1,8 +1,8 @@
-"""Protobuf's message types: what travels of them, what they are in Arrow, and which of a writer's can be read as a reader's.
+"""Protobuf message types: what is shipped, what they are in Arrow, and which of a writer's can be read as a reader's.
 
-A message class of generated code is a name for a file of descriptors. These files are what a job carries along, so slots
-need neither the module nor the compiler. Protobuf's own parser never complains of a field that has another type than it
-knows, it calls the field unknown, or cuts a number to its size: `mismatch` finds such fields before a value is read.
+A message class of generated code refers to a file of descriptors. These files travel with a job, so slots need neither
+the module nor the compiler. Protobuf's own parser never reports a field whose type differs from the expected one; it
+treats the field as unknown, or truncates a number: `mismatch` finds such fields before a value is read.
 """
 
 from __future__ import annotations
@@ -60,14 +60,16 @@ _READ_AS: Final = {
     _SINT32: {_SINT64},
     _STRING: {_BYTES},
 }
-"""The types that a writer's field of a type can be read as beside its own, with the same value for every one of its values."""
+"""For each type of a writer's field, the other types that read all of its values unchanged."""
 
 
 class MessageType:
-    """A message type by its name and the descriptors that it needs. Pickles; two are equal if these are."""
+    """A message type, by its name and the descriptors that it needs. Pickles; two are equal if these are."""
 
     def __init__(self, message: object, who: str) -> None:
-        """`message`: a class of generated code. Raises ConfigError for anything else, SchemaError for one that is no row."""
+        """`message`: a class of generated code. Raises ConfigError for anything else, SchemaError for one that is not a
+        row.
+        """
         require("google.protobuf", EXTRA, who)
         from google.protobuf.descriptor import Descriptor
 
@@ -98,7 +100,7 @@ class MessageType:
 
     @cached_property
     def descriptor(self) -> Descriptor:
-        """In a pool of its own: the program's own modules may have a file of the same name that says something else."""
+        """The descriptor in a pool of its own: the program's own modules may have another file of the same name."""
         found: Descriptor = pool_of(dict(self.files)).FindMessageTypeByName(self.name)
         return found
 
@@ -111,7 +113,7 @@ class MessageType:
 
 
 def files_of(file: FileDescriptor) -> Iterator[tuple[str, bytes]]:
-    """Names and descriptors of a file and of all that it imports; what is imported comes first."""
+    """Yield names and descriptors of a file and all its imports; imported files come first."""
     seen: set[str] = set()
 
     def walk(each: FileDescriptor) -> Iterator[tuple[str, bytes]]:
@@ -125,7 +127,7 @@ def files_of(file: FileDescriptor) -> Iterator[tuple[str, bytes]]:
 
 
 def pool_of(files: dict[str, bytes]) -> Any:
-    """A descriptor pool with these files, which come behind what they import. Raises SchemaError for what is none."""
+    """Return a descriptor pool with these files, each after what it imports. Raises SchemaError for invalid ones."""
     from google.protobuf.descriptor_pool import DescriptorPool
 
     pool = DescriptorPool()
@@ -138,7 +140,9 @@ def pool_of(files: dict[str, bytes]) -> Any:
 
 
 def message_at(file: FileDescriptor, index: tuple[int, ...]) -> Descriptor | None:
-    """The message type that an index stands for: the number in its file, then the number in that message, and so on."""
+    """Return the message type that an index denotes: the number in its file, then the number in that message, and so
+    on.
+    """
     found: Descriptor | None = None
     for number in index:
         inner = list(file.message_types_by_name.values()) if found is None else list(found.nested_types)
@@ -160,7 +164,7 @@ def is_repeated(field: FieldDescriptor) -> bool:
 
 
 def map_entry(field: FieldDescriptor) -> Descriptor | None:
-    """The type of the entries of a map, with the fields `key` and `value`; None for a field that is no map."""
+    """Return the type of a map's entries, with the fields `key` and `value`; None for a field that is not a map."""
     kind = field.message_type
     return kind if kind is not None and field.is_repeated and kind.GetOptions().map_entry else None
 
@@ -170,7 +174,7 @@ def is_wrapper(message: Descriptor) -> bool:
 
 
 def arrow_fields(message: Descriptor, where: str, depth: int = 0) -> Iterator[pa.Field[Any]]:
-    """Raises SchemaError for a field that no column can hold."""
+    """Yield the Arrow fields of a message. Raises SchemaError for one that no column can hold."""
     for field in message.fields:
         yield pa.field(field.name, arrow_type(field, f"{where}.{field.name}", depth + 1))
 
@@ -178,7 +182,8 @@ def arrow_fields(message: Descriptor, where: str, depth: int = 0) -> Iterator[pa
 def arrow_type(field: FieldDescriptor, where: str, depth: int = 1) -> pa.DataType:
     if depth > _DEPTH_MAX:
         raise SchemaError(
-            f"{where}: the message is part of itself, or nested more than {_DEPTH_MAX} deep; a column has no form for that. "
+            f"{where}: the message contains itself, or is nested more than {_DEPTH_MAX} deep; a column has no form "
+            "for that. "
             "Read format='bytes', and parse them in map_batches()"
         )
     entry = map_entry(field)
@@ -210,7 +215,7 @@ def _arrow_value(field: FieldDescriptor, where: str, depth: int) -> pa.DataType:
 
 
 def mismatch(writer: Descriptor, reader: Descriptor) -> str:
-    """Why values of the writer's message cannot be read as the reader's without changing them; empty if they can."""
+    """Return why values of the writer's message would change when read as the reader's; empty if they would not."""
     return _mismatch(writer, reader, reader.name, set())
 
 
@@ -240,7 +245,9 @@ def _mismatch(writer: Descriptor, reader: Descriptor, where: str, seen: set[tupl
 
 
 def _enum_mismatch(writer: EnumDescriptor, reader: EnumDescriptor) -> str:
-    """Numbers that the reader does not have are refused value by value, but for those of closed enums, which a parser hides."""
+    """Compare enums. Numbers unknown to the reader are refused value by value, except in closed enums, whose parser
+    hides them.
+    """
     for number in writer.values_by_number:
         written = [value.name for value in writer.values if value.number == number]
         known = [value.name for value in reader.values if value.number == number]

@@ -1,4 +1,4 @@
-"""A writer whose work is done on the I/O pool: rows queue up, one job at a time takes them."""
+"""A writer that works on the I/O pool: rows are queued, and one job at a time drains the queue."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from midstream.core.seams import Done, Failed
 from midstream.operators.sink import SinkWriter, WriterContext
 
 QUEUED_BYTES_MAX: Final = 32 * 2**20
-"""So much waits to be written before the task has to."""
+"""The bytes that may be queued before the task has to wait."""
 
 
 class Part(ABC):
-    """What one subtask writes between two checkpoints.
+    """The output of one subtask between two checkpoints.
 
-    `add` comes from the loop; `drain`, `finish` and `discard` from the I/O pool, perhaps from two of
-    its threads at once. A lock makes them take turns: whoever has it writes all that is queued, so
-    none of them ever waits for work that has not begun.
+    `add` is called from the loop; `drain`, `finish` and `discard` from the I/O pool, possibly from two of its threads
+    at once. A lock makes them take turns: its holder writes all that is queued, so none of them ever waits for work
+    that has not begun.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Part(ABC):
         self.added_bytes = 0
         self.taken_bytes = 0
         self.draining = False
-        """A `drain` is under way. The loop's own."""
+        """A `drain` is running. Used by the loop only."""
 
     def add(self, batch: pa.RecordBatch) -> None:
         self.added_bytes += batch_bytes(batch)
@@ -50,10 +50,10 @@ class Part(ABC):
             self._take_all()
 
     def finish(self, checkpoint_id: int) -> Sequence[bytes]:
-        """All of it durable; the committables."""
+        """Make everything durable, and return the committables."""
         with self._turn:
             self._take_all()
-            if self._closed:  # the attempt has ended: nobody will ask for it
+            if self._closed:  # the attempt has ended: nothing will request it
                 return ()
             self._closed = True
             try:
@@ -63,7 +63,7 @@ class Part(ABC):
                 raise
 
     def discard(self) -> None:
-        """Leave nothing behind, unless it is finished."""
+        """Leave nothing behind, unless the part is finished."""
         with self._turn:
             self._queue.clear()
             if not self._closed:
@@ -92,11 +92,11 @@ class Part(ABC):
 
     @abstractmethod
     def _discard(self) -> None:
-        """Undo. Must not raise for what is half done."""
+        """Undo what was written. Must not raise if that is incomplete."""
 
 
 class QueuedWriter(SinkWriter):
-    """Feeds one Part after the other, a new one for each checkpoint in which there are rows."""
+    """Feeds one Part after the other, a new one for each checkpoint that has rows."""
 
     def __init__(self, context: WriterContext, new_part: Callable[[], Part]) -> None:
         self._context = context
@@ -153,4 +153,6 @@ class QueuedWriter(SinkWriter):
 
 
 def _ignore(outcome: Done[None] | Failed) -> None:
-    """What an ended attempt cannot delete is an orphan; the committer of the next one deletes it."""
+    """Ignore the outcome: a file that an ended attempt cannot delete is an orphan, which the next attempt's committer
+    deletes.
+    """

@@ -1,4 +1,4 @@
-"""Files that grow with the rows: what a sink writes until a file is large enough, then the next one."""
+"""Files that a sink fills with rows, one after the other, each until it is large enough."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from midstream.core.errors import StorageError
 
 HELD_BYTES: Final = 16 * 2**20
 HELD_ROWS: Final = 131_072
-"""So much becomes a row group of its own."""
+"""The number of rows that become a row group of their own."""
 
 
 class OpenFile:
-    """`name` is relative to `directory`."""
+    """A file that is being written; `name` is relative to `directory`."""
 
     def __init__(
         self, filesystem: pyarrow.fs.FileSystem, directory: str, name: str, format: OutputFormat, schema: pa.Schema
@@ -47,7 +47,9 @@ class OpenFile:
         make_durable(self._filesystem, self._path.rpartition("/")[0])
 
     def discard(self) -> None:
-        """What cannot be deleted now is an orphan, which the sink has another way to get rid of."""
+        """Close and delete the file. If it cannot be deleted now it is an orphan, which the sink removes in another
+        way.
+        """
         with suppress(OSError, pa.ArrowException):
             if not self._stream.closed:
                 self._encoder.close()
@@ -57,7 +59,7 @@ class OpenFile:
 
 
 class RollingFiles:
-    """One file after the other, each until it has about `roll_bytes`."""
+    """Writes one file after the other, each up to about `roll_bytes`."""
 
     def __init__(self, next_file: Callable[[], OpenFile], roll_bytes: int) -> None:
         self._next_file = next_file
@@ -86,7 +88,7 @@ class RollingFiles:
             self._end_file()
 
     def end(self) -> list[OpenFile]:
-        """All that was written, durable."""
+        """Make everything durable, and return the files."""
         self.flush()
         self._end_file()
         return self._finished

@@ -1,7 +1,7 @@
-"""A Confluent schema registry: which schema an id stands for, and the id of a schema.
+"""A Confluent schema registry: looks up schemas by id, and ids of schemas.
 
-What it does not know is told apart from that it does not answer: the first is about the record or the program, the
-second is waited for like brokers are.
+An unknown schema is distinguished from a registry that does not answer: the first concerns the record or the program;
+the second is waited for, as for brokers.
 """
 
 from __future__ import annotations
@@ -29,23 +29,23 @@ T = TypeVar("T")
 AVRO_EXTRA: Final = "kafka-avro"
 PROTOBUF: Final = "PROTOBUF"
 HEADER_BYTES: Final = 5
-"""A value begins with a byte 0 and the id of its schema, in four bytes."""
+"""The bytes before a value: a byte 0 and the id of its schema, in four bytes."""
 _ANSWER_S: Final = 10
 _AGAIN_S: Final = 1.0
-"""A registry that did not answer is not asked again sooner."""
+"""The pause before a registry that did not answer is asked again."""
 _REFERENCES_MAX: Final = 100
 _NO_ID: Final = 2**31 - 1
-"""What no schema has as its id."""
+"""An id that no schema has."""
 _UNKNOWN_S: Final = 30.0
-"""For so long an id that the registry did not know is not asked for again."""
+"""The time for which an id that the registry did not know is not requested again."""
 
 
 class RegistrySilent(StorageError):
-    """The registry does not answer, or not as one: it may do so later."""
+    """The registry does not answer, or not like a registry; it may do so later."""
 
 
 class UnknownSchema(Exception):
-    """The registry does not have it."""
+    """The registry does not have the schema."""
 
 
 class Registry:
@@ -72,22 +72,24 @@ class Registry:
         return "Registry(…)"
 
     def check(self) -> None:
-        """Raises RegistrySilent, or ConfigError when it refuses the user."""
+        """Raise RegistrySilent if the registry does not answer, or ConfigError if it refuses the user."""
         try:
             self.schema(_NO_ID)
         except UnknownSchema:
             return
 
     def schema(self, schema_id: int) -> tuple[str, dict[str, str]]:
-        """The text of an Avro schema, and those that it refers to, by name. Raises UnknownSchema or RegistrySilent."""
+        """Return the text of an Avro schema, and of those that it refers to, by name. Raises UnknownSchema or
+        RegistrySilent.
+        """
         return self._ask(lambda client: _avro(client, client.get_schema(schema_id)))
 
     def latest(self, subject: str) -> tuple[str, dict[str, str]]:
-        """Of the newest version of a subject."""
+        """Return the newest version of a subject, in the form of `schema`."""
         return self._ask(lambda client: _avro(client, client.get_latest_version(subject).schema))
 
     def descriptors(self, schema_id: int) -> tuple[bytes, dict[str, bytes]]:
-        """The file descriptor of a Protobuf schema, and those that it refers to, by name, imported ones first."""
+        """Return the file descriptor of a Protobuf schema, and those that it refers to, by name, imported ones first."""
 
         def ask(client: SchemaRegistryClient) -> tuple[bytes, dict[str, bytes]]:
             schema = client.get_schema(schema_id, fmt=_SERIALIZED)
@@ -98,7 +100,7 @@ class Registry:
         return self._ask(ask)
 
     def register(self, subject: str, text: str) -> int:
-        """The id of an Avro schema, which becomes the newest version of the subject unless it is one already."""
+        """Register an Avro schema as the newest version of the subject, unless it is one already, and return its id."""
         from confluent_kafka.schema_registry import Schema
 
         return self._ask(lambda client: int(client.register_schema(subject, Schema(text, "AVRO"))))
@@ -106,7 +108,10 @@ class Registry:
     def register_descriptors(
         self, subject: str, file: bytes, imported: Mapping[str, tuple[bytes, Sequence[str]]]
     ) -> int:
-        """Of a Protobuf schema. `imported`: by name what it imports, and what that imports; each is a subject of its name."""
+        """Register a Protobuf schema, and return its id.
+
+        `imported`: the files that it imports, by name, and what those import; each becomes a subject with its name.
+        """
         from confluent_kafka.schema_registry import Schema, SchemaReference
 
         def ask(client: SchemaRegistryClient) -> int:
@@ -157,7 +162,7 @@ class Registry:
             what = "refuses the user" if status in (401, 403) else "refuses the request"
             raise ConfigError(f"{self._who}: the schema registry {what}: {error.error_message} ({status})") from error
         except OAuthTokenError as error:
-            raise self._silent(f"cannot be asked without a token: {error}") from error
+            raise self._silent(f"cannot be queried without a token: {error}") from error
         except Exception as error:
             # what is not JSON, or JSON of something else, is no answer of a registry
             if not isinstance(error, (*_transport_errors(self._client), ValueError, KeyError, TypeError)):
@@ -172,31 +177,33 @@ class Registry:
 
 @contextmanager
 def registering(subject: str, who: str) -> Iterator[str]:
-    """Around registering a schema on the driver: a registry that is silent or refuses becomes StorageError or ConfigError."""
+    """Convert errors while a schema is registered on the driver: a silent registry to StorageError, a refusal to
+    ConfigError.
+    """
     try:
         yield subject
     except RegistrySilent as error:
         raise StorageError(str(error)) from error
     except UnknownSchema as error:
-        raise ConfigError(f"{who}: the schema registry does not take subject {subject!r}: {error}") from error
+        raise ConfigError(f"{who}: the schema registry does not accept subject {subject!r}: {error}") from error
 
 
 class BySchema(Generic[T]):
-    """What `make` makes of schemas, once for each id. It raises SchemaError for one that cannot be used, which is kept."""
+    """Results of `make` for schemas, once per id. `make` raises SchemaError for unusable schemas, which is remembered."""
 
     def __init__(self, make: Callable[[int], T]) -> None:
         self._make = make
         self._made: dict[int, T | str] = {}
-        """A text says why there is nothing."""
+        """The results; a string says why there is none."""
         self._unknown: dict[int, tuple[float, str]] = {}
-        """Ids that the registry did not know: until when that stands, and what it said."""
+        """Ids that the registry did not know: how long that is remembered, and its answer."""
         self._turn = threading.Lock()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return BySchema, (self._make,)
 
     def get(self, schema_id: int) -> T:
-        """Raises ArrowInvalid when there is nothing of that id, RegistrySilent while it is not known whether there is."""
+        """Return the result. Raises ArrowInvalid if the id has none, RegistrySilent while that is unknown."""
         found = self._made.get(schema_id)
         if found is None:
             with self._turn:
@@ -223,7 +230,7 @@ class BySchema(Generic[T]):
 
 
 _SERIALIZED: Final = "serialized"
-"""The form of a Protobuf schema in which it is a file descriptor: no compiler is needed to read it."""
+"""The form of a Protobuf schema as a file descriptor, which can be read without a compiler."""
 
 
 def _avro(client: SchemaRegistryClient, schema: Schema) -> tuple[str, dict[str, str]]:
@@ -242,11 +249,11 @@ def _descriptor(schema: Schema) -> bytes:
     try:
         return base64.b64decode(str(schema.schema_str), validate=True)
     except binascii.Error:
-        raise UnknownSchema("it does not give Protobuf schemas as descriptors (format=serialized)") from None
+        raise UnknownSchema("it does not return Protobuf schemas as descriptors (format=serialized)") from None
 
 
 def _references(client: SchemaRegistryClient, schema: Schema, form: str | None) -> dict[str, Schema]:
-    """What a schema refers to, by name; those that others refer to first."""
+    """Return what a schema refers to, by name, each after what it refers to itself."""
     found: dict[str, Schema] = {}
 
     def follow(each: Schema) -> None:
@@ -266,7 +273,7 @@ def _references(client: SchemaRegistryClient, schema: Schema, form: str | None) 
 
 
 def _transport_errors(client: SchemaRegistryClient | None) -> tuple[type[Exception], ...]:
-    """Of the HTTP library that the client uses, whichever of two that is."""
+    """Return the exceptions of the HTTP library that the client uses, whichever of two it is."""
     if client is None:
         return ()
     session = client._rest_client.session
@@ -275,12 +282,12 @@ def _transport_errors(client: SchemaRegistryClient | None) -> tuple[type[Excepti
 
 
 def header(schema_id: int) -> bytes:
-    """What a value begins with."""
+    """Return the bytes before a value with this schema."""
     return struct.pack(">bI", 0, schema_id)
 
 
 def header_id(value: bytes) -> int:
-    """The id of the schema that a value was written with. Raises ValueError for a value that does not begin so."""
+    """Return the id of a value's schema. Raises ValueError for a value that does not begin with one."""
     if len(value) < HEADER_BYTES:
         raise ValueError(f"it has {len(value)} bytes, fewer than the {HEADER_BYTES} before a value with a schema's id")
     magic, schema_id = struct.unpack_from(">bI", value)

@@ -1,9 +1,9 @@
 """What a file sink has committed, by checkpoint, and how it is taken back.
 
-Two things say it: the journal of each job, written when all files of a checkpoint are there, and the
-names of the files, which are there as soon as they are moved. Whoever takes back does away first with
-pending files, so that a driver that wakes up has nothing to move; lowers the journals next, so that
-it cannot believe that it has moved them; and deletes files last. Killed in between, it finds the rest.
+Two things record it: the journal of each job, written when all files of a checkpoint are in place, and the names of the
+files, which exist as soon as they are moved. Taking back first deletes pending files, so that a driver that resumes has
+nothing to move; then lowers the journals, so that such a driver cannot conclude that it has moved them; and deletes
+files last. If it is killed in between, the next call finds the rest.
 """
 
 from __future__ import annotations
@@ -21,21 +21,26 @@ from midstream.operators.sink import Output
 
 JOURNAL: Final = "committed"
 _LOWERED: Final = "lowered"
-"""Beside a journal that was lowered: it no longer says that there were files of just that checkpoint."""
+"""The suffix of a note next to a lowered journal: it no longer implies that files of exactly that checkpoint exist."""
 ATTEMPTS_MAX: Final = 10_000
-"""Where others write too, files are known by a hash of job and attempt: so many attempts of a job are tried."""
+"""The number of attempts of a job that are tried: where others write too, files are recognised by a hash of job and
+attempt.
+"""
 _FILE = re.compile(r"part-(\d+)-\d+-\d+-([0-9a-f]{16})\.(?:parquet|jsonl)")
 _PENDING = re.compile(r"\d+-\d+-\d+")
 _JOB = re.compile(r"[A-Za-z0-9_-]+")
 
 
 def file_token(job_id: str, uid: str, attempt: int) -> str:
-    """The part of a file's name that says who has written it."""
+    """Return the part of a file's name that identifies its writer."""
     return xxhash.xxh3_64_hexdigest(f"{job_id}/{uid}/{attempt}".encode())
 
 
 class CommittedFiles:
-    """Those of one sink. `is_shared`: other jobs write to the directory as well; else all in it is of `output`."""
+    """The files that one sink has committed.
+
+    `is_shared`: other jobs write to the directory as well; otherwise everything in it belongs to `output`.
+    """
 
     def __init__(
         self,
@@ -55,7 +60,7 @@ class CommittedFiles:
         strange = [job for job in output.jobs if not _JOB.fullmatch(job)]
         if strange:
             raise StorageError(
-                f"{strange[0]!r} is not the id of a job; who has written it into the checkpoint directory?"
+                f"{strange[0]!r} is not the id of a job; the checkpoint directory has been tampered with"
             )
 
     def newest(self) -> int:
@@ -63,17 +68,17 @@ class CommittedFiles:
         return max((checkpoint_id for checkpoint_id, _ in self._files(journals)), default=journals)
 
     def check(self, after: int) -> None:
-        """Raises ConfigError when not all that is newer than `after` can be there."""
+        """Raise ConfigError if some of what is newer than `after` is missing."""
         there = {checkpoint_id for checkpoint_id, _ in self._files(after)}
         for job in sorted(self._output.jobs):
             journal = self._journal(job)
             if journal > after and journal not in there and not self._is_file(f"{self._above}/{job}/{_LOWERED}"):
                 raise ConfigError(
-                    f"the files of checkpoint {journal} are no longer in {self._directory}: somebody has taken them away"
+                    f"the files of checkpoint {journal} are no longer in {self._directory}: they have been removed"
                 )
 
     def take_back(self, after: int, kept: Collection[str]) -> None:
-        """`kept`: paths of pending files that are still to be committed."""
+        """Remove what is newer than `after`. `kept`: paths of pending files that are still to be committed."""
         jobs = self._output.jobs if self._is_shared else {*self._output.jobs, *names_in(self._filesystem, self._above)}
         for job in sorted(jobs):
             for name in names_in(self._filesystem, f"{self._above}/{job}"):
@@ -89,7 +94,7 @@ class CommittedFiles:
             make_durable(self._filesystem, self._directory)
 
     def _files(self, after: int) -> list[tuple[int, str]]:
-        """Committed files of checkpoints newer than `after`."""
+        """Return committed files of checkpoints newer than `after`."""
         found = [match for name in names_in(self._filesystem, self._directory) if (match := _FILE.fullmatch(name))]
         newer = [match for match in found if int(match[1]) > after]
         if self._is_shared:

@@ -1,8 +1,7 @@
-"""CSV and JSON lines: blocks of whole lines, each parsed by pyarrow on its own.
+"""CSV and JSON lines: blocks of whole lines, each parsed by pyarrow separately.
 
-An offset is where a block of lines begins and how many of its rows are done, so that reading goes
-on there without parsing what came before. Everything here blocks, and runs on an I/O pool (or on
-the driver, to infer a schema).
+An offset is the position of a block of lines and the number of its rows that are done, so reading resumes there without
+parsing what comes before. Everything here blocks, and runs on an I/O pool (or on the driver, to infer a schema).
 """
 
 from __future__ import annotations
@@ -42,10 +41,10 @@ TextFormat: TypeAlias = Literal["csv", "jsonl"]
 
 _HEADER_BYTES_MAX: Final = 2**20
 _SAMPLE_BYTES: Final = 32 * 2**20
-"""Types are inferred from so much of the first file."""
+"""The part of the first file from which types are inferred."""
 _ROW_BITS: Final = 24
 _ROW_MASK: Final = (1 << _ROW_BITS) - 1
-"""Of an offset: rows within a block, which has fewer bytes than these bits can count."""
+"""The bits of an offset that count rows within a block; a block has fewer bytes than they can count."""
 ROW_NUMBER = re.compile(r"Row #\d+: | in row \d+")
 _CSV_COLUMN = re.compile(r"In CSV column #(\d+): ")
 _BOM: Final = b"\xef\xbb\xbf"
@@ -56,13 +55,12 @@ _NULL_LINE = re.compile(rb"null[ \t]*(?:[\r\n]|\Z)")
 
 
 class CsvOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a CSV file is written.
+    """The options of a CSV file.
 
-    `null_values`: texts that stand for null, in every column, unless quoted. `header`: the first line
-    names the columns; without one, the schema must be declared and names them in order.
-    `newlines_in_values`: read each file in one piece. Quoted values with line ends are read in any case,
-    but where a large file is read in parts, it may be refused because of them.
-    `timestamp_formats`: strptime formats, tried after ISO 8601.
+    `null_values`: strings that stand for null, in every column, unless quoted. `header`: the first line names the
+    columns; without one, the schema must be declared and names them in order. `newlines_in_values`: read each file in
+    one piece. Quoted values with line ends are read in any case, but a large file that is read in parts may be refused
+    because of them. `timestamp_formats`: strptime formats, tried after ISO 8601.
     """
 
     delimiter: str = ","
@@ -74,16 +72,16 @@ class CsvOptions(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def block_and_rows(offset: int) -> tuple[int, int]:
-    """At which byte the block of an offset begins, and how many of its rows are done."""
+    """Return the byte at which the block of an offset begins, and how many of its rows are done."""
     return offset >> _ROW_BITS, offset & _ROW_MASK
 
 
 class TextReader(SplitReader):
-    """The rows of the lines of `path` that begin at bytes `first` up to, not including, `last` (None: the end).
+    """Reads rows from the lines of `path` that begin at bytes from `first` up to `last` (exclusive; None: the end).
 
-    `offset`: see above; 0 is the beginning. `check` raises when the file is no longer what it was; it is
-    called before the last of the rows are given. `drops_bad_lines`: a line is a record then; one that cannot be
-    read is told of by `bad_records`, and else raises StorageError or SchemaError naming the line.
+    `offset`: see above; 0 is the beginning. `check` raises if the file has changed; it is called before the last rows
+    are returned. `drops_bad_lines`: a line that cannot be read is reported by `bad_records`; otherwise it raises
+    StorageError or SchemaError naming the line.
     """
 
     def __init__(
@@ -110,14 +108,14 @@ class TextReader(SplitReader):
         self._is_checked = False
         self._drops_bad_lines = drops_bad_lines
         self._block: _Block | None = None
-        """The block at `_block_start`, some of which is to be read."""
+        """The block at `_block_start`, if it has rows left."""
         self._bad: list[BadRecord] = []
-        """Of what was read last."""
+        """The bad lines of the last read."""
         self._base = 0
-        """The first row of that, in its block."""
+        """The number of the first row of the last read in its block."""
         self._block_start, self._skip_rows = block_and_rows(offset)
         self._done_rows = 0
-        """Rows of the block at `_block_start` that are emitted; lines that are bad count as rows."""
+        """Rows of the block at `_block_start` that have been emitted; bad lines count as rows."""
         begin = 0
         with explained(path, format), ExitStack() as stack:
             if format == "csv":
@@ -143,8 +141,8 @@ class TextReader(SplitReader):
                 self._open_block(data)
             elif self._skip_rows:
                 raise StorageError(
-                    f"{self._path}: ends {self._skip_rows} rows before the one from which it is to be read on; "
-                    "it is no longer what was read before"
+                    f"{self._path}: ends {self._skip_rows} rows before the one where reading is to resume; it has "
+                    "changed since it was read"
                 )
             else:
                 return None
@@ -170,7 +168,9 @@ class TextReader(SplitReader):
             self._block = block
 
     def _has_no_rows(self, space: bytes) -> bool:
-        """In CSV a space or a tab may be a value, and of a single column an empty line is one."""
+        """Whether a line of white space has no row: in CSV it may be a value, and in a single column an empty line is
+        one.
+        """
         return self._format == "jsonl" or (len(self._names) > 1 and not space.strip(b"\r\n"))
 
     def _parsed(self, data: bytes) -> _Block:
@@ -190,7 +190,7 @@ class TextReader(SplitReader):
         return _Block(conform(single_batch(table), self._schema, self._path))
 
     def _good_and_bad(self, data: bytes, error: str) -> _Block:
-        """The lines of `data`, some of which cannot be read."""
+        """Separate the good lines of `data` from those that cannot be read."""
         begins = line_begins(data, edges_of(self._quotes, data))
         lines = [
             (begin, end)
@@ -222,7 +222,7 @@ class TextReader(SplitReader):
         return _Block(batch, bad)
 
     def _culprit(self, data: bytes, text: str) -> tuple[int, str]:
-        """Where the line of `data` begins that does not parse, and why; the first where that cannot be told."""
+        """Return where the line begins that does not parse, and why; the first line if that cannot be determined."""
         begins = line_begins(data, edges_of(self._quotes, data))
         good, bad = 0, len(begins) - 1  # the first `good` lines parse, the first `bad` do not
         while bad - good > 1:
@@ -235,14 +235,14 @@ class TextReader(SplitReader):
         return begins[bad - 1], self._reworded(data[begins[bad - 1] : begins[bad]], text)
 
     def _reworded(self, line: bytes, text: str) -> str:
-        """What pyarrow says of one line, with names in place of numbers."""
+        """Reword a message of pyarrow about one line, with names instead of numbers."""
         column = _CSV_COLUMN.search(text)
         if column is not None and int(column[1]) < len(self._names):
             text = text.replace(column[0], f"column {self._names[int(column[1])]!r}: ")
         if self._format == "jsonl" and "unexpected field" in text:
             try:
                 found = msgspec.json.decode(line, type=dict[str, Any])
-            except (msgspec.DecodeError, RecursionError):  # more is wrong with it behind that field
+            except (msgspec.DecodeError, RecursionError):  # there are more errors after that field
                 found = {}
             extra = ", ".join(repr(name) for name in found if name not in self._names)
             text = f"unexpected field {extra or 'in a nested value'}; the columns are {', '.join(self._names)}"
@@ -254,7 +254,7 @@ class TextReader(SplitReader):
 
 
 class _Block:
-    """Rows of good lines, and the bad lines among them, each `at` its number among both."""
+    """Rows of good lines, and the bad lines among them, each with its number `at` among both."""
 
     def __init__(self, good: pa.RecordBatch, bad: Sequence[BadRecord] = ()) -> None:
         self.rows = good.num_rows + len(bad)
@@ -271,9 +271,9 @@ class _Block:
 
 
 def csv_parser(csv: CsvOptions, wanted: Wanted, names: list[str]) -> Callable[[bytes], pa.Table]:
-    """Raises ArrowException too when the lines end within a quoted value, for which pyarrow has no word.
+    """Return a parser, which also raises ArrowException if the data end within a quoted value, which pyarrow ignores.
 
-    Behind them comes a line that is skipped, as it has a column too many; unless it is part of a value.
+    To find out, it appends a line that is skipped, having a column too many, unless it becomes part of a value.
     """
     end = _END_TEXT + csv.delimiter * len(names)
     ends: list[str] = []
@@ -305,7 +305,7 @@ def csv_parser(csv: CsvOptions, wanted: Wanted, names: list[str]) -> Callable[[b
 
 
 def jsonl_parser(wanted: Wanted) -> Callable[[bytes], pa.Table]:
-    """Parses lines of JSON. Raises ArrowException."""
+    """Return a parser of JSON lines, which raises ArrowException."""
     as_read = pa.schema([pa.field(field.name, _json_type(field.type)) for field in wanted.schema])
     parse = pyarrow.json.ParseOptions(
         explicit_schema=as_read, unexpected_field_behavior="ignore" if wanted.declared else "error"
@@ -318,12 +318,14 @@ def jsonl_parser(wanted: Wanted) -> Callable[[bytes], pa.Table]:
 
 
 def _read_json(data: bytes, parse: pyarrow.json.ParseOptions | None) -> pa.Table:
-    """pyarrow's reader takes the line `null` for a row of nulls, crashes if it is the first, and lets any bytes be names and text."""
+    """Parse JSON lines, working around pyarrow, which reads the line `null` as a row of nulls, crashes if it is the
+    first, and accepts any bytes as names and strings.
+    """
     if _NULL_FIRST.match(data):
         raise pa.ArrowInvalid("JSON parse error: null is not an object")
     if not data.isascii():
         try:
-            data.decode()  # names too: one that is no text would be one of another field, which is left out
+            data.decode()  # names too: an invalid one would be taken for that of another field, which is ignored
         except UnicodeDecodeError as error:
             raise pa.ArrowInvalid(f"JSON parse error: Invalid UTF8: {error.reason}") from error
     read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
@@ -334,10 +336,10 @@ def _read_json(data: bytes, parse: pyarrow.json.ParseOptions | None) -> pa.Table
 
 
 def _is_an_object_a_line(data: bytes, rows: int) -> bool:
-    """Whether that is how the rows are written; pyarrow also takes several objects in one line, and one in several.
+    """Whether each line holds one object; pyarrow also accepts several objects in one line, and one in several lines.
 
-    If each line begins and ends with a brace, no object goes on in the next line: JSON has no brace behind a brace
-    without a comma in between.
+    If each line begins and ends with a brace, no object continues in the next line: in JSON, a brace never follows a
+    brace without a comma in between.
     """
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
     if data.startswith(b"{") and data.endswith((b"}\n", b"}")) and data.count(b"}\n{") == lines - 1:
@@ -347,7 +349,7 @@ def _is_an_object_a_line(data: bytes, rows: int) -> bool:
 
 
 def _has_empty_row(table: pa.Table) -> bool:
-    """Whether a row is null in all columns."""
+    """Whether some row is null in all columns."""
     if any(column.null_count == 0 for column in table.columns):
         return False
     empty: pa.Array[Any] | pa.ChunkedArray[Any] = pa.chunked_array([[True] * table.num_rows], pa.bool_())
@@ -366,7 +368,7 @@ def _checked(table: pa.Table, wanted: Wanted) -> pa.Table:
 def check_types(
     schema: pa.Schema, format: TextFormat, csv: CsvOptions | None = None, *, who: str = "FileSource"
 ) -> None:
-    """Raises SchemaError naming the first column whose type cannot be read from text."""
+    """Raise SchemaError naming the first column whose type cannot be read from text."""
     csv = csv or CsvOptions()
     for field in schema:
         only = Wanted(pa.schema([field]), declared=True)
@@ -384,7 +386,9 @@ def check_types(
 
 
 def read_header(file: TextFile, csv: CsvOptions, schema: pa.Schema) -> tuple[list[str], int]:
-    """The names of a CSV file's columns, and where its first row begins; without a header, the names of `schema`."""
+    """Return the names of a CSV file's columns, and where its first row begins; without a header, the names of
+    `schema`.
+    """
     head = file.read(0, _HEADER_BYTES_MAX if csv.header else len(_BOM))
     start = len(_BOM) if head.startswith(_BOM) else 0
     if not csv.header:
@@ -395,7 +399,9 @@ def read_header(file: TextFile, csv: CsvOptions, schema: pa.Schema) -> tuple[lis
     edges = edges_of(_quotes(csv), text)
     end = next_line(text, 1, edges) or len(text)
     if end == len(text) and len(head) == _HEADER_BYTES_MAX:
-        raise SchemaError(f"{file.path}: its header has more than {_HEADER_BYTES_MAX} bytes; is this a file of lines?")
+        raise SchemaError(
+            f"{file.path}: its header has more than {_HEADER_BYTES_MAX} bytes; check that this is a file of lines"
+        )
     if end == len(text) and len(edges) % 2:
         raise SchemaError(f"{file.path}: a quoted value of its header never ends")
     header = text[:end] if text[:end].endswith((b"\r", b"\n")) else text[:end] + b"\n"
@@ -405,7 +411,7 @@ def read_header(file: TextFile, csv: CsvOptions, schema: pa.Schema) -> tuple[lis
 
 
 def infer_schema(filesystem: pyarrow.fs.FileSystem, path: str, format: TextFormat, csv: CsvOptions) -> pa.Schema:
-    """The columns of a file as its first part shows them. Raises SchemaError when it shows none."""
+    """Infer the columns of a file from its first part. Raises SchemaError if it shows none."""
     file = TextFile(filesystem, path)
     with explained(path, format):
         head = file.read(0, _SAMPLE_BYTES)
@@ -445,7 +451,9 @@ def _csv_parse(
     columns: int,
     on_bad_line: Callable[[pyarrow.csv.InvalidRow], Literal["skip", "error"]] | None = None,
 ) -> pyarrow.csv.ParseOptions:
-    """Of a single column an empty line is a row, as it is written for null; else it is nothing."""
+    """Return parse options. In a single column an empty line is a row, since null is written so; otherwise it is
+    ignored.
+    """
     return pyarrow.csv.ParseOptions(
         delimiter=csv.delimiter,
         quote_char=csv.quote or False,
@@ -469,7 +477,7 @@ def _csv_convert(
 
 
 def _json_type(kind: pa.DataType) -> pa.DataType:
-    """The type to read in place of one that pyarrow's JSON reader does not know; a cast does the rest."""
+    """Return the type to read instead of one that pyarrow's JSON reader does not support; a cast does the rest."""
     if pa.types.is_large_list(kind):
         return pa.list_(_json_type(kind.value_type))
     if pa.types.is_struct(kind):

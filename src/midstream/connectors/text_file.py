@@ -1,4 +1,4 @@
-"""The bytes of a text file, decompressed: from the beginning, from a byte on, and on which line a byte is."""
+"""The decompressed bytes of a text file, from any position, and the line number of a position."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class TextFile:
     path: str
 
     def open(self, stack: ExitStack, at: int = 0) -> Any:
-        """A stream of the bytes from `at` on, decompressed as the suffix says."""
+        """Open a stream of the bytes from `at` on, decompressed according to the suffix."""
         stream = self._open(stack)
         _skip(stream, at)
         return stream
@@ -33,7 +33,7 @@ class TextFile:
             return bytes(self.open(stack, at).read(count))
 
     def line_at(self, at: int) -> int:
-        """The number, from 1, of the line that begins at this byte. Reads all that is before it."""
+        """Return the number, from 1, of the line that begins at this byte. Reads everything before it."""
         lines, ends_with_cr = 1, False
         with ExitStack() as stack:
             stream = self._open(stack)

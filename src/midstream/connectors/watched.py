@@ -1,10 +1,10 @@
-"""Which files of a watched directory are new: pure; listings and clocks come from outside.
+"""Decides which files of a watched directory are new; listings and clocks come from outside.
 
-The position, in every checkpoint, has a 64-bit hash of the path of each file that was taken and is
-still there, about 6 bytes each. A file that is gone is remembered for `GONE_S` more, as it may only
-be missing from a listing; and for as long as nothing that is known is listed, as then the whole
-directory is missing. It also has the newest modification time of what was listed: what is known and
-newer than that was written while no job was looking. Sizes and times are only in the driver's memory.
+The position, in every checkpoint, has a 64-bit hash of the path of each file that was taken and still exists, about 6
+bytes each. A file that has disappeared is remembered for `GONE_S` more, since it may only be missing from a listing;
+and for as long as no known file is listed, since then the whole directory is missing. The position also has the newest
+modification time listed: a known file that is newer was written while no job was running. Sizes and times are only in
+the driver's memory.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from midstream.operators.source import decoded
 
 GONE_S: Final = 3600
 REST_S: Final = 2.0
-"""A file that was modified since is perhaps still being written."""
+"""A file modified less than this long ago may still be being written."""
 _WIDTH: Final = 8
 
 Hashes = npt.NDArray[np.uint64]
@@ -37,15 +37,17 @@ def _no_hashes() -> Hashes:
 class _Stored(msgspec.Struct, frozen=True, array_like=True):
     files: int
     newest_ns: int
-    """Here an older version had bytes: it refuses this form, and this one that."""
+    """The newest modification time. Older versions had bytes in this place: they refuse this form, and this version
+    theirs.
+    """
     seen: bytes
     gone: bytes = b""
     since_s: tuple[int, ...] = ()
-    """Per file that is gone: when it was first missed."""
+    """For each missing file, when it was first missing."""
 
 
 class _StoredBefore(msgspec.Struct, frozen=True, array_like=True):
-    """The form up to 0.1: `seen` is 16 bytes per file, of which the first 8 are its hash here."""
+    """The form up to 0.1: `seen` is 16 bytes per file, of which the first 8 are its hash in this version."""
 
     files: int
     seen: bytes
@@ -54,11 +56,11 @@ class _StoredBefore(msgspec.Struct, frozen=True, array_like=True):
 @dataclass(frozen=True)
 class Position:
     files: int = 0
-    """How many have been taken."""
+    """The number of files taken so far."""
     newest_ns: int | None = 0
-    """Modification time; None: not known."""
+    """The newest modification time; None: unknown."""
     seen: Hashes = field(default_factory=_no_hashes)
-    """Sorted; those of files that are gone too."""
+    """Sorted hashes of files taken, including those that have disappeared."""
     gone: Hashes = field(default_factory=_no_hashes)
     since_s: tuple[int, ...] = ()
 
@@ -69,7 +71,7 @@ class Position:
 
 
 def decoded_position(data: bytes | None, where: str) -> Position:
-    """Raises ConfigError when it is none of this source's."""
+    """Decode a position. Raises ConfigError if another kind of source wrote it."""
     if data is None:
         return Position()
     try:
@@ -87,10 +89,10 @@ def hash_of(path: str) -> int:
 
 @dataclass(frozen=True)
 class Listing:
-    """What there is now: files that have a size."""
+    """The files that exist now and have a size."""
 
     infos: Sequence[Any]
-    """pyarrow's."""
+    """The FileInfos of pyarrow."""
     hashes: Hashes
     sizes: npt.NDArray[np.int64]
     modified_ns: npt.NDArray[np.int64]
@@ -105,29 +107,29 @@ class Listing:
         )
 
     def sorted(self) -> Listing:
-        """By hash."""
+        """Return the listing sorted by hash."""
         order = np.argsort(self.hashes)
         infos = [self.infos[at] for at in order.tolist()]
         return Listing(infos, self.hashes[order], self.sizes[order], self.modified_ns[order])
 
 
 class Watch:
-    """The driver's memory of a directory: how its files were when it looked last.
+    """The driver's memory of a directory: how its files were at the last listing.
 
-    `appear_whole`: a file has all its bytes from the first moment on, as in an object store.
+    `appear_whole`: a file is complete from the first moment, as in an object store.
     """
 
     def __init__(self, appear_whole: bool) -> None:
         self._appear_whole = appear_whole
         self._last = Listing((), _no_hashes(), np.empty(0, np.int64), np.empty(0, np.int64))
-        """Sorted; with those that are gone and remembered; without infos."""
+        """The last listing, sorted, including remembered files that have disappeared; without FileInfos."""
         self._same_since_s: npt.NDArray[np.float64] = np.empty(0)
-        """Of those: when each was first seen as it is, by the monotonic clock."""
+        """When each of these was first seen in its current state, by the monotonic clock."""
 
     def look(self, now: Listing, known: Position, *, now_ns: int, now_s: float) -> tuple[list[Any], Position]:
-        """Files to be read now, in order of modification time, and the position after them.
+        """Return the files to read now, in order of modification time, and the position after them.
 
-        Raises StorageError when a file that was taken has changed since.
+        Raises StorageError if a file that was taken has changed since.
         """
         now = now.sorted()
         since_s = self._compare(now, now_s)
@@ -146,7 +148,7 @@ class Watch:
         return taken, Position(known.files + len(taken), newest_ns, seen, gone, gone_since_s)
 
     def _compare(self, now: Listing, now_s: float) -> npt.NDArray[np.float64]:
-        """Since when each file is as it is."""
+        """Return since when each file has been in its current state."""
         since_s = np.full(len(now.hashes), now_s)
         if not len(self._last.hashes):
             return since_s
@@ -172,7 +174,7 @@ class Watch:
         self._same_since_s = np.concatenate([since_s, self._same_since_s[gone]])[order]
 
     def _check(self, now: Listing, is_known: npt.NDArray[np.bool_], known: Position) -> None:
-        """Raises for a file that was taken and is not what it was then."""
+        """Raise StorageError for a file that has changed since it was taken."""
         changed = np.zeros(len(is_known), bool)
         if known.newest_ns is not None:
             changed = is_known & (now.modified_ns > known.newest_ns)
@@ -183,21 +185,21 @@ class Watch:
         if changed.any():
             path = now.infos[int(np.flatnonzero(changed)[0])].path
             raise StorageError(
-                f"{path}: was taken to be read, and has been written again since; a file must not change any more. Move "
-                "it away, and put what is new in it there under another name"
+                f"{path}: was changed after it was taken; files must not change. Move it away, and add its new rows "
+                "as a file with another name"
             )
 
     def _rests(
         self, now: Listing, since_s: npt.NDArray[np.float64], now_ns: int, now_s: float
     ) -> npt.NDArray[np.bool_]:
-        """Whether nobody seems to write to it any more. Two clocks: that of the files' system may be wrong."""
+        """Whether each file seems complete. Two clocks are used, since that of the file system may be wrong."""
         if self._appear_whole:
             return np.ones(len(now.hashes), bool)
         return (now_ns - now.modified_ns >= REST_S * 1e9) | (now_s - since_s >= REST_S)
 
 
 def _forget(known: Position, listed: Hashes, now_s: int) -> tuple[Hashes, Hashes, tuple[int, ...]]:
-    """What is remembered, what of it is gone, and since when. `listed`: what is known and there."""
+    """Return what is remembered, what of it is missing, and since when. `listed`: known files that exist."""
     missing = np.setdiff1d(known.seen, listed)
     before = dict(zip(known.gone.tolist(), known.since_s, strict=True))
     since = {each: before.get(each, now_s) for each in missing.tolist()}
@@ -216,7 +218,7 @@ def _contains(within: Hashes, values: Hashes) -> npt.NDArray[np.bool_]:
 
 
 def _packed(hashes: Hashes) -> bytes:
-    """Sorted hashes as their differences, byte by byte of all of them: the high ones are zeros."""
+    """Encode sorted hashes as their differences, grouped by byte: the high bytes are mostly zeros."""
     steps = np.diff(hashes, prepend=np.uint64(0)).astype("<u8")
     return zlib.compress(steps.view(np.uint8).reshape(-1, _WIDTH).T.tobytes(), 1)
 

@@ -1,7 +1,7 @@
-"""The families of Arrow types, as predicates that the type checker follows, and what pyarrow's stubs do not know.
+"""The families of Arrow types, as predicates that the type checker follows, and fixes for gaps in pyarrow's stubs.
 
-A function takes `pa.DataType` where every type will do, and one of the families named here where it reads what
-only that family has: `unit`, `tz`, `value_type`, `scale`. A predicate leads from the one to the other.
+A function takes `pa.DataType` where any type will do, and one of the families named here where it reads what only that
+family has: `unit`, `tz`, `value_type`, `scale`. A predicate narrows the one to the other.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def is_text(kind: pa.DataType) -> TypeIs[TextType]:
 
 
 def is_bytes(kind: pa.DataType) -> TypeIs[BytesType]:
-    """Whether values of this type are `bytes`, of any length or of one."""
+    """Whether values of this type are `bytes`, of fixed or variable length."""
     types = pa.types
     return (
         types.is_binary(kind)
@@ -45,17 +45,17 @@ def is_bytes(kind: pa.DataType) -> TypeIs[BytesType]:
 
 
 def is_list_of_any_length(kind: pa.DataType) -> TypeIs[pa.ListType[Any] | pa.LargeListType[Any]]:
-    """Whether values of this type are `list`, and the type leaves their length open."""
+    """Whether values of this type are `list` and may have any length."""
     return pa.types.is_list(kind) or pa.types.is_large_list(kind)
 
 
 def is_list(kind: pa.DataType) -> TypeIs[ListType]:
-    """Whether values of this type are `list`; views of lists are not counted, which pyarrow can hardly compute with."""
+    """Whether values of this type are `list`. List views do not count: pyarrow can hardly compute with them."""
     return is_list_of_any_length(kind) or pa.types.is_fixed_size_list(kind)
 
 
 def is_list_array(column: pa.Array[Any]) -> TypeIs[ListArray]:
-    """Whether the column holds lists. To pyarrow's classes a map is a list too; here it is not."""
+    """Whether the column holds lists. pyarrow's classes treat a map as a list; this predicate does not."""
     return is_list(column.type)
 
 
@@ -70,37 +70,39 @@ def is_struct_array(column: pa.Array[Any]) -> TypeIs[pa.StructArray]:
 
 
 schema_of = cast("Callable[[Sequence[tuple[str, pa.DataType]]], pa.Schema]", pa.schema)
-"""`pa.schema` of names and types. Its stub takes them too, but the checker finds no common type of the pairs."""
+"""`pa.schema` of pairs of name and type. The stub allows it, but mypy infers no common type for the pairs."""
 
 nulls = cast("Callable[[int, pa.DataType], pa.Array[Any]]", pa.nulls)
-"""`pa.nulls` for a type that is only known when the program runs; its stub lists types one by one."""
+"""`pa.nulls` for a type known only at run time; its stub lists the types one by one."""
 
 repeat = cast("Callable[[pa.Scalar[Any], int], pa.Array[Any]]", pa.repeat)
-"""`pa.repeat` of a scalar whose type is only known when the program runs."""
+"""`pa.repeat` of a scalar whose type is known only at run time."""
 
 join_texts = cast("Callable[..., pa.Array[Any]]", pc.binary_join_element_wise)
-"""`pc.binary_join_element_wise` of columns and single texts, the last between the others; its stub takes only columns or only texts."""
+"""`pc.binary_join_element_wise` of columns and single strings, the last one being the separator; its stub takes only
+columns or only strings.
+"""
 
 map_of = cast("Callable[[pa.Field[Any], pa.Field[Any]], pa.DataType]", pa.map_)
-"""`pa.map_` of two fields; its stub knows types alone."""
+"""`pa.map_` of two fields; its stub accepts only types."""
 
 text_lengths = cast("Callable[[pa.Array[Any]], pa.Array[Any]]", pc.utf8_length)
-"""`pc.utf8_length` of any texts, in characters; its stub wants to know which."""
+"""`pc.utf8_length` of any string column, in characters; its stub asks for one string type."""
 
 byte_lengths = cast("Callable[[pa.Array[Any]], pa.Array[Any]]", pc.binary_length)
-"""`pc.binary_length` of any texts or bytes; its stub wants to know which."""
+"""`pc.binary_length` of any string or binary column; its stub asks for one type."""
 
 years = cast("Callable[[pa.Array[Any]], pa.Array[Any]]", pc.year)
-"""`pc.year`, whose stub knows no dates and no times with a zone."""
+"""`pc.year`, whose stub accepts neither dates nor timestamps with a zone."""
 
 list_lengths = cast("Callable[[pa.Array[Any]], pa.Array[Any]]", pc.list_value_length)
-"""`pc.list_value_length`, whose stub knows no `ListArray`; null where the list is null."""
+"""`pc.list_value_length`, null where the list is null; its stub does not accept `ListArray`."""
 
 
 def fixed_size_lists(
     values: pa.Array[Any], kind: pa.FixedSizeListType[Any, Any], mask: pa.BooleanArray | None
 ) -> pa.Array[Any]:
-    """A column of `kind`, made of the items of its lists one after another. `mask` says which lists are null."""
+    """Build a column of `kind` from the concatenated items of its lists. `mask` marks the lists that are null."""
     made: pa.Array[Any] = pa.FixedSizeListArray.from_arrays(values, type=kind, mask=mask)  # type: ignore[call-overload]  # its stub has no `type`
     return made
 
@@ -108,17 +110,19 @@ def fixed_size_lists(
 def maps(
     offsets: pa.Array[Any], keys: pa.Array[Any], items: pa.Array[Any], kind: MapType, mask: pa.BooleanArray | None
 ) -> pa.Array[Any]:
-    """A column of `kind`. Map `i` has the keys and items from `offsets[i]` on; `mask` says which maps are null."""
+    """Build a column of `kind`. Map `i` has the keys and items from `offsets[i]` on; `mask` marks the maps that are
+    null.
+    """
     made: pa.Array[Any] = pa.MapArray.from_arrays(offsets, keys, items, type=kind, mask=mask)  # type: ignore[call-overload]  # its stub has no `type` there
     return made
 
 
 buffer_reader = cast("Callable[[bytes | memoryview | pa.Buffer], IO[bytes]]", pa.BufferReader)
-"""`pa.BufferReader` as the file that pyarrow's readers of CSV and JSON take; their stubs know only Python's."""
+"""`pa.BufferReader`, typed as the file that pyarrow's CSV and JSON readers take; their stubs accept only Python files."""
 
 
 def to_list(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> list[Any]:
-    """The values of a column that holds no null; for the checker, any value of `to_pylist()` may be None."""
+    """Return the values of a column without nulls. To the type checker, any value of `to_pylist()` may be None."""
     assert not column.null_count, f"{column.null_count} nulls in a column that has none"
     values: list[Any] = column.to_pylist()
     return values

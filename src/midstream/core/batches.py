@@ -1,8 +1,8 @@
-"""Record batches: canonical types, conversions to and from polars, concatenation, size.
+"""Record batches: canonical types, conversion to and from polars, concatenation, size.
 
-The canonical form of a schema is the one polars gives back without copying: large strings,
-large binaries, large lists, no unit of seconds. Sources convert once; everything behind them may
-rely on it. Times of day alone stay as they are, since polars has them in nanoseconds only.
+The canonical form of a schema is the one that polars returns without copying: large strings, large binaries, large
+lists, no unit of seconds. Sources convert once; everything downstream may rely on it. Times of day keep their unit,
+since polars has them in nanoseconds only.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from midstream.core.casts import CastRefused, cast_exactly
 from midstream.core.errors import SchemaError
 
 SMALL_BYTES: Final = 4096
-"""The smallest buffer there may be: what is accounted in buffers need not be counted more finely."""
+"""The smallest buffer size allowed; memory need not be counted more finely than this."""
 
 
 def canonical_type(kind: pa.DataType) -> pa.DataType:
@@ -48,12 +48,12 @@ def canonical_type(kind: pa.DataType) -> pa.DataType:
 
 
 def canonical_schema(schema: pa.Schema) -> pa.Schema:
-    """The same columns in canonical types, all nullable, without metadata."""
+    """Return the same columns in canonical types, all nullable, without metadata."""
     return pa.schema([pa.field(f.name, canonical_type(f.type)) for f in schema])
 
 
 def conform(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """`batch` with exactly the columns and types of `schema`, cast where each value stays what it is.
+    """Return `batch` with exactly the columns and types of `schema`; a cast must keep every value.
 
     Raises SchemaError naming `where` and the first column that does not fit.
     """
@@ -89,7 +89,7 @@ _PLAIN: Final = frozenset(
         *(pa.timestamp("us"), pa.duration("us"), pa.date32()),
     )
 )
-"""Types that polars reads the same either way."""
+"""Types that polars reads identically with either conversion."""
 
 
 def to_polars(rows: pa.RecordBatch | pa.Table) -> pl.DataFrame:
@@ -107,20 +107,20 @@ def is_held_by_polars(kind: pa.DataType) -> bool:
 
 
 def check_held_by_polars(schema: pa.Schema, where: str) -> None:
-    """Raises SchemaError naming `where` and the first column of a type that polars has not."""
+    """Raise SchemaError naming `where` and the first column whose type polars does not support."""
     for field in schema:
         why = _why_not_held(field.type)
         if why is not None:
             raise SchemaError(
                 f"{where}: column {field.name!r} is {field.type}, which polars cannot hold ({why}); leave it out with "
-                "select() in front, or have the source give it as another type"
+                "select() first, or have the source return it as another type"
             )
 
 
 @lru_cache(maxsize=1024)
 def _why_not_held(kind: pa.DataType) -> str | None:
     if _has_decimal256(kind):  # polars does not refuse it, but panics
-        return "it has decimals of 38 digits at most: decimal128"
+        return "its decimals have at most 38 digits: use decimal128"
     try:
         to_polars(empty_batch(pa.schema([("column", kind)])))
     except pl.exceptions.PolarsError as error:
@@ -129,14 +129,17 @@ def _why_not_held(kind: pa.DataType) -> str | None:
 
 
 def _has_decimal256(kind: pa.DataType) -> bool:
-    """In it somewhere."""
+    """Whether `kind` is a 256-bit decimal or contains one."""
     if pa.types.is_decimal256(kind):
         return True
     return any(_has_decimal256(kind.field(index).type) for index in range(kind.num_fields))
 
 
 def to_arrow(frame: pl.DataFrame) -> pa.Table:
-    """Without a copy, in the types that `canonical_type` names. Raises SchemaError for a column that Arrow does not have."""
+    """Convert a frame without copying, to the types that `canonical_type` names.
+
+    Raises SchemaError for a column whose type Arrow does not have.
+    """
     _check_dtypes(tuple(zip(frame.columns, frame.dtypes, strict=True)))  # a schema takes four times as long to make
     return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
 
@@ -149,7 +152,7 @@ def _check_dtypes(columns: tuple[tuple[str, pl.DataType], ...]) -> None:
 
 
 def _is_foreign(dtype: Any) -> bool:
-    """In it somewhere. Objects would become their addresses."""
+    """Whether Arrow lacks this type or one nested in it. Objects would otherwise be stored as their addresses."""
     inner = [dtype.inner] if hasattr(dtype, "inner") else [field.dtype for field in getattr(dtype, "fields", ())]
     return dtype.base_type() in (pl.Object, pl.Int128, pl.UInt128) or any(map(_is_foreign, inner))
 
@@ -160,24 +163,24 @@ def frame_schema(frame: pl.DataFrame) -> pa.Schema:
 
 
 def from_polars(frame: pl.DataFrame, schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """One batch of `schema`. The frame's columns may be in any order."""
+    """Convert a frame to one batch of `schema`. Its columns may be in any order."""
     return conform(single_batch(to_arrow(frame.rechunk())), schema, where)
 
 
 def single_batch(table: pa.Table) -> pa.RecordBatch:
-    """All rows of `table` as one batch (no copy when it has one chunk)."""
+    """Return all rows of `table` as one batch (no copy when it has one chunk)."""
     batches = table.to_batches()
     if len(batches) > 1:
         batches = table.combine_chunks().to_batches()
     if not batches:
         return empty_batch(table.schema)
     if len(batches) > 1:  # an offset overflow in a 32-bit string column; canonical types have none
-        raise SchemaError("a batch of more than 2 GiB of text in one column; use smaller batches")
+        raise SchemaError("a batch has more than 2 GiB of text in one column; use smaller batches")
     return batches[0]
 
 
 def first_null(column: pa.Array[Any]) -> int | None:
-    """The first row without a value; None where all have one."""
+    """Return the first row whose value is null, or None if there is none."""
     return int(pc.index(pc.is_null(column), pa.scalar(True)).as_py()) if column.null_count else None
 
 
@@ -186,13 +189,13 @@ def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
 
 
 def concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
-    """One batch of all rows, in order. All must have the same schema."""
+    """Concatenate batches of the same schema, in order."""
     if len(batches) == 1:
         return batches[0]
     return concat_batches(batches)
 
 
 def batch_bytes(batch: pa.RecordBatch) -> int:
-    """Bytes that the rows of `batch` take. A slice counts its own rows only, unless the whole is small."""
+    """Return the bytes that the rows of `batch` take. A slice counts only its own rows, unless the whole is small."""
     total: int = batch.get_total_buffer_size()  # 80 times as fast as nbytes, which looks at every offset
     return total if total <= SMALL_BYTES else int(batch.nbytes)

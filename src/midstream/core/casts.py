@@ -1,9 +1,9 @@
-"""Arrow columns in other Arrow types: only where each value stays what it is.
+"""Casts between Arrow types that succeed only if every value stays the same.
 
-A cast is between types of one kind: integers, floats (integers fit into floats that hold them exactly),
-decimals, strings, bytes, dates, times of day, durations, timestamps that both have a zone or both have
-none, and lists, structs and maps of those. Within a kind it is checked value by value. Nothing is parsed,
-rounded, cut, or taken for another kind; the fields of a struct must be the same, in any order.
+A cast is between types of one kind: integers, floats (integers fit into floats that hold them exactly), decimals,
+strings, bytes, dates, times of day, durations, timestamps that both have a zone or both have none, and lists, structs
+and maps of those. Within a kind it is checked value by value. Nothing is parsed, rounded, cut, or taken for another
+kind; the fields of a struct must be the same, in any order.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from midstream.core.values import ValueMisfit, to_array
 
 
 class CastRefused(Exception):
-    """Says which part of the column does not fit, and why."""
+    """A cast would change a value. The message says which part of the column does not fit, and why."""
 
 
 def cast_exactly(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
-    """`column` as `kind`, with equal values. Raises CastRefused."""
+    """Cast `column` to `kind` if all values stay equal. Raises CastRefused otherwise."""
     return _cast(column, kind, "")
 
 
@@ -64,7 +64,7 @@ def _cast(column: pa.Array[Any], kind: pa.DataType, path: str) -> pa.Array[Any]:
     if pa.types.is_timestamp(kind) and (given.tz is None) != (kind.tz is None):
         has, lacks = (given, kind) if given.tz else (kind, given)
         raise CastRefused(
-            _refusal(given, kind, path) + f": {has} has a time zone and {lacks} has none; say which zone is meant"
+            _refusal(given, kind, path) + f": {has} has a time zone and {lacks} has none; state which zone is meant"
         )
     try:
         if pa.types.is_integer(given) and pa.types.is_decimal(kind):
@@ -118,7 +118,7 @@ def _cast_list(column: ListArray, kind: ListType, path: str) -> pa.Array[Any]:
 
 
 def _without_garbage(lists: pa.FixedSizeListArray[Any, Any]) -> pa.Array[Any]:
-    """The same with nulls below its nulls, where pyarrow's cast leaves whatever was in memory."""
+    """Return the same lists with null items below null lists; pyarrow's cast leaves uninitialised memory there."""
     is_there = np.repeat(lists.is_valid().to_numpy(zero_copy_only=False), lists.type.list_size)
     places = pa.array(np.cumsum(is_there) - 1, mask=~is_there)
     return fixed_size_lists(lists.flatten().take(places), lists.type, lists.is_null())
@@ -141,9 +141,9 @@ def _cast_map(column: MapArray, kind: MapType, path: str) -> pa.Array[Any]:
 
 
 def _must_be_one_by_one(given: DecimalType, kind: DecimalType) -> bool:
-    """Whether pyarrow cannot compare these decimals (a negative scale), or makes other values of them.
+    """Whether pyarrow cannot compare these decimals (a negative scale) or would convert them to other values.
 
-    It does where the point moves further than the largest power of ten that it knows.
+    It converts wrongly when the point moves further than its largest power of ten.
     """
     powers = {32: 9, 64: 18, 128: 38, 256: 76}
     return bool(given.scale < 0 or abs(given.scale - kind.scale) > powers[min(given.bit_width, kind.bit_width)])
@@ -161,7 +161,7 @@ def _mask(column: pa.Array[Any]) -> pa.BooleanArray | None:
 
 
 def _changed(column: pa.Array[Any], made: pa.Array[Any]) -> object | None:
-    """The first value that is another one in `made`, which holds floats or decimals: pyarrow rounds and cuts."""
+    """Return the first value that differs in `made`, which holds floats or decimals: pyarrow rounds and truncates."""
     back = made.cast(column.type, safe=False)
     is_same = pc.equal(back, column)
     if pa.types.is_floating(column.type):

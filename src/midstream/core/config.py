@@ -1,4 +1,4 @@
-"""Settings of a job: one typed struct, parsed from what people write ("64 MiB", "10 s")."""
+"""The settings of a job: one typed struct, parsed from strings such as "64 MiB" and "10 s"."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Duration: TypeAlias = str | float | int | timedelta
 Size: TypeAlias = str | int
 
 MAX_PARALLELISM_MAX: Final = 32768
-"""Of key groups, and so of subtasks of an operator."""
+"""The largest number of key groups, and so of subtasks of an operator."""
 
 BUFFER_BYTES_MIN: Final = 4096
 
@@ -24,7 +24,10 @@ _NUMBER_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
 
 def duration_s(value: Duration, name: str) -> float:
-    """Seconds from a timedelta, a number of seconds, or text such as "250 ms", "10 s", "5 min"."""
+    """Return seconds from a timedelta, a number of seconds, or a string such as "250 ms", "10 s", "5 min".
+
+    Raises ConfigError naming `name` for anything else, and for a negative or infinite duration.
+    """
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
     elif isinstance(value, bool):
@@ -38,7 +41,7 @@ def duration_s(value: Duration, name: str) -> float:
             raise ConfigError(f"{name}: {value!r} is not a duration; write for example '10 s' or '250 ms'")
         seconds = float(match.group(1)) * _DURATION_S[unit or "s"]
     if not 0 <= seconds < 1e10:
-        raise ConfigError(f"{name}: {value!r} must not be negative or endless")
+        raise ConfigError(f"{name}: {value!r} must be neither negative nor infinite")
     return seconds
 
 
@@ -47,14 +50,14 @@ def duration_us(value: Duration, name: str) -> int:
 
 
 def duration_text(duration_us: int) -> str:
-    """As people write it, in the largest unit of which it is a whole number."""
+    """Format a duration in the largest unit of which it is a whole number, such as "5 min"."""
     units = {"d": 86_400_000_000, "h": 3_600_000_000, "min": 60_000_000, "s": 1_000_000, "ms": 1_000, "us": 1}
     unit = next(unit for unit, length_us in units.items() if duration_us % length_us == 0)
     return f"{duration_us // units[unit]} {unit}"
 
 
 def interval_s(value: Duration, name: str) -> float:
-    """Seconds, more than 0."""
+    """Like `duration_s`, but 0 is refused as well."""
     seconds = duration_s(value, name)
     if not seconds:
         raise ConfigError(f"{name}: 0 is not an interval; give a time such as '1 s'")
@@ -62,7 +65,7 @@ def interval_s(value: Duration, name: str) -> float:
 
 
 def size_bytes(value: Size, name: str) -> int:
-    """Bytes from an integer or text such as "32 KiB" or "64 MiB"."""
+    """Return bytes from an integer or a string such as "32 KiB" or "64 MiB". Raises ConfigError for anything else."""
     if is_whole(value):
         return value
     match = _NUMBER_UNIT.fullmatch(value) if isinstance(value, str) else None
@@ -73,13 +76,12 @@ def size_bytes(value: Size, name: str) -> int:
 
 
 class RestartStrategy(msgspec.Struct, frozen=True, kw_only=True):
-    """What happens after a failure.
+    """What the job does after a failure.
 
-    `fixed`: at most `attempts` restarts, `delay_s` apart. `exponential`: the delay doubles from
-    `delay_s` up to `max_delay_s`, and starts over once the job has run `reset_after_s` without
-    failing; `attempts` counts restarts since then (0: no limit). `none`: the job fails.
-    `same_failures`: so often the same code may fail the same way, in a row and without a completed
-    checkpoint in between, until the job fails (0: no limit).
+    `fixed`: at most `attempts` restarts, `delay_s` apart. `exponential`: the delay doubles from `delay_s` up to
+    `max_delay_s`, and is reset once the job has run for `reset_after_s` without failing; `attempts` counts the restarts
+    since then (0: no limit). `none`: the job fails. `same_failures`: the job fails once the same code has failed in the
+    same way this many times in a row, without a completed checkpoint in between (0: no limit).
     """
 
     kind: Literal["fixed", "exponential", "none"] = "exponential"
@@ -91,11 +93,11 @@ class RestartStrategy(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DEFAULT_RESTART: Final = RestartStrategy(same_failures=10)
-"""Of a job that does not say what is to happen."""
+"""The restart strategy of a job that does not set one."""
 
 
 class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that can be set about a job; sizes in bytes, times in seconds."""
+    """All settings of a job; sizes are in bytes, times in seconds."""
 
     name: str = "job"
     parallelism: int = 1
@@ -104,14 +106,14 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_interval_s: float | None = 10.0
     checkpoint_timeout_s: float = 600.0
     aligned_timeout_s: float | None = 1.0
-    """How long a checkpoint's barriers wait behind rows in flight before they overtake; None: for ever."""
+    """How long a checkpoint's barriers wait behind rows in flight before they overtake them; None: they never overtake."""
     queue_time_s: float | None = 0.01
-    """How long rows should wait in a queue at most, if that is short of one batch; None: until the queues are full."""
+    """How long rows should wait in a queue at most, if that is less than one batch; None: until the queues are full."""
     min_pause_s: float = 0.0
     tolerable_failures: int = 3
     retained_checkpoints: int = 2
     inline_bytes: int = 64 * 2**10
-    """What a task stores for a checkpoint, if it is no more than this, is in the checkpoint's metadata and not in a file."""
+    """The largest size of a task's part of a checkpoint that is stored in the metadata instead of a file."""
     restart: RestartStrategy = DEFAULT_RESTART
     buffer_bytes: int = 32 * 2**10
     pool_bytes: int = 128 * 2**20
@@ -119,20 +121,21 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     slot_timeout_s: float = 60.0
     heartbeat_timeout_s: float = 30.0
     tls: str = "auto"
-    """Whether connections between the job's processes are encrypted: auto (unless all are on one machine), on, off, or a
-    directory with a certificate of the user's."""
+    """Whether connections between the job's processes are encrypted: auto (unless all are on one machine), on, off, or
+    a directory with the user's own certificate.
+    """
     trusted_packages: tuple[str, ...] = ()
-    """Packages besides the job's own of which pickles in a checkpoint may call anything."""
+    """Packages, besides the job's own, of which pickles in a checkpoint may call anything."""
 
     def check(self) -> JobConfig:
-        """Raises ConfigError naming the first setting that cannot be."""
+        """Return the config itself. Raises ConfigError naming the first setting that is invalid."""
         if not self.name.strip():
             raise ConfigError("name: a job needs a name that is not empty")
         if not 1 <= self.max_parallelism <= MAX_PARALLELISM_MAX:
             raise ConfigError(f"max_parallelism: {self.max_parallelism} is not between 1 and {MAX_PARALLELISM_MAX}")
         check_parallelism(self.parallelism, self.max_parallelism, "the job")
         if not self.tls.strip():
-            raise ConfigError("tls: an empty text; give 'auto', 'on', 'off', or a directory with a certificate")
+            raise ConfigError("tls: the value is empty; give 'auto', 'on', 'off', or a directory with a certificate")
         if self.buffer_bytes < BUFFER_BYTES_MIN:
             raise ConfigError(f"buffer_size: {self.buffer_bytes} bytes is below the smallest size, 4 KiB")
         if self.checkpoint_interval_s is not None and self.checkpoint_interval_s <= 0:
@@ -152,7 +155,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def is_whole(value: object, least: int = 0) -> TypeGuard[int]:
-    """Whether `value` is a whole number of at least `least`; Python would take True for one."""
+    """Whether `value` is an integer of at least `least`. To Python, True would be one as well."""
     return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
 

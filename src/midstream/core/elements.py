@@ -31,12 +31,12 @@ class WatermarkStatus(msgspec.Struct, frozen=True, tag="status"):
 
 
 class CheckpointBarrier(msgspec.Struct, frozen=True, tag="barrier"):
-    """Separates the rows of checkpoint `checkpoint_id` from those after it.
+    """The boundary between the rows of checkpoint `checkpoint_id` and those after it.
 
-    `created_ms` is the wall clock of the coordinator when it triggered. `timeout_ms` later, at once
-    if that is 0, never if it is None, the barrier may overtake the rows before it. `completed_id` is
-    the newest checkpoint that had completed then, 0 if none had: `CheckpointCompleted` may come later
-    than the barrier, and what older checkpoints hold may be deleted as soon as a newer one has completed.
+    `created_ms` is the coordinator's wall clock at the trigger. After `timeout_ms` (0: at once; None: never) the
+    barrier may overtake the rows before it. `completed_id` is the newest checkpoint that had completed then, 0 if none
+    had: `CheckpointCompleted` may come later than the barrier, and what older checkpoints hold may be deleted as soon
+    as a newer one has completed.
     """
 
     checkpoint_id: int
@@ -46,19 +46,19 @@ class CheckpointBarrier(msgspec.Struct, frozen=True, tag="barrier"):
 
 
 class CancelCheckpointMarker(msgspec.Struct, frozen=True, tag="cancel"):
-    """Checkpoint `checkpoint_id` will not happen upstream: stop aligning for it."""
+    """Checkpoint `checkpoint_id` was cancelled upstream: stop aligning for it."""
 
     checkpoint_id: int
 
 
 class EndOfData(msgspec.Struct, frozen=True, tag="end_of_data"):
-    """No element follows. `drain` is false when a savepoint stops the job without draining."""
+    """The last row has been sent. `drain` is false when a savepoint stops the job without draining."""
 
     drain: bool = True
 
 
 class EndOfPartition(msgspec.Struct, frozen=True, tag="end_of_partition"):
-    """Nothing follows at all; the channel is released."""
+    """The last element of a channel, which is released after it."""
 
 
 Event: TypeAlias = Watermark | WatermarkStatus | CheckpointBarrier | CancelCheckpointMarker | EndOfData | EndOfPartition
@@ -73,6 +73,6 @@ def encode_event(event: Event) -> bytes:
 
 
 def decode_event(data: bytes | memoryview) -> Event:
-    """Raises `msgspec.ValidationError` when the bytes are no event of ours."""
+    """Decode an event. Raises `msgspec.ValidationError` for bytes that are not an event."""
     event: Event = _decoder.decode(data)
     return event

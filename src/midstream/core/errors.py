@@ -1,4 +1,4 @@
-"""One small tree of errors. A message says what is wrong, where, and what to do."""
+"""The tree of errors. A message says what is wrong, where, and what to do."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from typing import NoReturn
 
 
 class MidstreamError(Exception):
-    """Base of everything midstream raises on purpose."""
+    """Base of all errors that midstream raises on purpose."""
 
 
 class JobError(MidstreamError):
-    """The job as the user wrote it cannot be run, or its own function failed.
+    """The job cannot run as it was written, or one of its own functions failed.
 
-    `row`: of an error that is about one row, its position in the batch that the operator was given.
+    `row`: for an error about one row, its position in the batch that the operator was given.
     """
 
     row: int | None = None
@@ -23,28 +23,30 @@ class ConfigError(MidstreamError):
 
 
 class SchemaError(MidstreamError):
-    """A column is missing or has another type than was declared."""
+    """A column is missing, or its type differs from the declared one."""
 
 
 class StorageError(MidstreamError):
-    """A file or directory cannot be read, written, or believed."""
+    """A file or directory cannot be read, cannot be written, or is corrupt."""
 
 
 class ClusterError(MidstreamError):
-    """Spark, a slot, or the network did not give what the job needs."""
+    """Spark, a slot, or the network failed to provide what the job needs."""
 
 
 class UnavailableError(ClusterError):
-    """What the job runs on has ended, or is not there now: the same program, started again later, may run."""
+    """The environment in which the job runs has ended or is not available; the same program may run when it is started
+    again later.
+    """
 
 
 class InvariantError(MidstreamError):
-    """midstream broke one of its own rules. Always a bug in midstream: please report it."""
+    """midstream violated one of its own invariants. This is always a bug in midstream: please report it."""
 
 
 def assert_never(value: NoReturn) -> NoReturn:
-    """Stands where no value can arrive: mypy refuses the call while a case is left over. `typing` has one from 3.11 on.
+    """Mark a place that no value can reach: mypy refuses the call while a case is missing.
 
-    Raises InvariantError, in a running program, for the value that arrived nevertheless.
+    `typing.assert_never` exists from Python 3.11 on. Raises InvariantError if a value arrives in a running program.
     """
     raise InvariantError(f"no case handles {value!r}, a {type(value).__name__}")

@@ -1,4 +1,4 @@
-"""The Python forms of Arrow types without parts; core/values.py says what they are for."""
+"""The Python forms of Arrow types that have no inner types; core/values.py explains forms."""
 
 from __future__ import annotations
 
@@ -18,27 +18,30 @@ from midstream.core.errors import SchemaError
 
 _FIRST_S: Final = -62_135_596_800
 _END_S: Final = 253_402_300_800
-"""The years 1 to 9999, which is what a datetime can hold, in seconds since 1970."""
+"""The end of the year 9999, the last that a datetime can hold, in seconds since 1970."""
 _STEP_US: Final = {"s": 1_000_000, "ms": 1_000, "us": 1, "ns": 1}
 _SHOWN_MAX: Final = 80
 
 LEAST_DIGIT: Final = -(2**30) + 1
 ONE_DIGIT: Final = 2**30 - 1
-"""Python compares integers between these several times as fast."""
+"""Python compares integers up to this size several times as fast as larger ones."""
 _EXACT: Final = Context(prec=100, traps=[Inexact, InvalidOperation])
-"""More digits than any decimal has; to round is an error."""
+"""A context with more digits than any decimal has, in which rounding is an error."""
 _NO_NUMBERS: Final = (bool, np.bool_, np.timedelta64)
-"""What passes for an integer of Python's or numpy's without being meant as a number."""
+"""Classes that pass for integers in Python or numpy but are not meant as numbers."""
 
 ARROW_ERRORS: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
-"""What pyarrow raises for a value that it cannot convert."""
+"""The exceptions that pyarrow raises for a value that it cannot convert."""
 
 
 _EPOCH_UTC: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class ValueMisfit(ValueError):
-    """`value` cannot be kept as `kind`. `index`: which of the values given it is, or is in; `path`: where in there."""
+    """`value` cannot be stored as `kind`.
+
+    `index`: the position, among the values given, of the one that is or contains it; `path`: the place in that one.
+    """
 
     def __init__(self, value: object, kind: pa.DataType, reason: str, index: int = 0, path: str = "") -> None:
         at = f"at {path.lstrip('.')}: " if path else ""
@@ -46,12 +49,12 @@ class ValueMisfit(ValueError):
         self.value, self.kind, self.reason, self.index, self.path = value, kind, reason, index, path
 
     def at(self, index: int, path: str) -> ValueMisfit:
-        """The same one, seen from the value around it."""
+        """Return the same misfit, located in the enclosing value."""
         return ValueMisfit(self.value, self.kind, self.reason, index, path + self.path)
 
 
 def shown(value: object) -> str:
-    """A value as messages show it: its repr, shortened."""
+    """Format a value for a message: its repr, shortened."""
     try:
         text = repr(value)
     except Exception as error:  # noqa: BLE001 - any __repr__ may raise anything
@@ -60,7 +63,7 @@ def shown(value: object) -> str:
 
 
 def kind_of(value: object) -> str:
-    """ "an int", "a Decimal", "None"."""
+    """Return the value's class with its article, such as "an int" or "a Decimal", or "None"."""
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
@@ -69,20 +72,20 @@ class Form:
     """The Python form of one Arrow type."""
 
     plain: type | None = None
-    """Each value of exactly this class fits, so that nothing needs to be called for it."""
+    """Each value of exactly this class fits, so no call is needed for it."""
 
     def __init__(self, kind: pa.DataType) -> None:
         self.kind = kind
 
     def keep(self, value: Any) -> Any:
-        """`value` in the form of this type; None stays None. Raises ValueMisfit.
+        """Return `value` in the form of this type; None stays None. Raises ValueMisfit.
 
-        A list or dict is the same object afterwards, so that changing it later still changes what is kept.
+        A list or dict remains the same object, so a later change of it still changes what is stored.
         """
         return value if value is None or type(value) is self.plain else self._kept(value)
 
     def array(self, values: Sequence[Any]) -> pa.Array[Any]:
-        """A column of `values`. Raises ValueMisfit for the first one that does not fit."""
+        """Convert `values` to a column. Raises ValueMisfit for the first one that does not fit."""
         try:
             column = self._at_once(values)
             if column is not None:
@@ -101,7 +104,9 @@ class Form:
             raise ValueMisfit(values, self.kind, str(error)) from error
 
     def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
-        """The column, where pyarrow can be trusted with all of these; None or an error of pyarrow's where not."""
+        """Convert all values in one call, where pyarrow can be trusted with them; otherwise None or an error of
+        pyarrow's.
+        """
         return None
 
     def _kept(self, value: Any) -> Any:
@@ -184,7 +189,7 @@ class FloatForm(Form):
 
 
 class NarrowFloatForm(Form):
-    """float32 and float16: only what they hold exactly."""
+    """The form of float32 and float16, which accept only what they hold exactly."""
 
     def __init__(self, kind: pa.DataType) -> None:
         super().__init__(kind)
@@ -213,7 +218,10 @@ class NarrowFloatForm(Form):
 
 
 class DecimalForm(Form):
-    """pyarrow is given only what has no digits behind those of the type: of others it makes 0 when they are far behind."""
+    """The form of decimals.
+
+    pyarrow is never given a value with more decimal places than the type has: it would turn some of them into 0.
+    """
 
     kind: DecimalType
 
@@ -239,7 +247,7 @@ class DecimalForm(Form):
         except (*ARROW_ERRORS, Inexact, InvalidOperation):
             raise self.misfit(
                 value,
-                f"it has more than {self.kind.precision} digits, or more than {self.kind.scale} behind the point"
+                f"it has more than {self.kind.precision} digits, or more than {self.kind.scale} decimal places"
                 if exact.is_finite()
                 else "an Arrow decimal is a finite number",
             ) from None
@@ -352,7 +360,7 @@ class DurationForm(Form):
 
 
 class TimestampForm(Form):
-    """Without a zone: naive datetimes. With one: aware ones, which are converted to it."""
+    """The form of timestamps: naive datetimes without a zone, aware ones, converted to the zone, with one."""
 
     kind: TimestampType
 
@@ -363,7 +371,7 @@ class TimestampForm(Form):
         try:
             self._zone = None if kind.tz is None else zone_of(kind)
         except ARROW_ERRORS as error:
-            raise SchemaError(f"{kind}: the time zone is not known: {error}") from error
+            raise SchemaError(f"{kind}: unknown time zone: {error}") from error
         self._is_fixed = self._zone is None or is_fixed(self._zone)
         self._has_plain = self._is_fixed and kind.unit == "us"
 
@@ -392,11 +400,11 @@ class TimestampForm(Form):
             if kept.tzinfo is not None:
                 raise self.misfit(
                     value,
-                    f"it has the zone {kept.tzinfo}, the type has none; write x.replace(tzinfo=None), or declare one",
+                    f"it has the zone {kept.tzinfo}, and the type has none; write x.replace(tzinfo=None), or declare one",
                 )
         else:
             if kept.tzinfo is None:
-                raise self.misfit(value, f"it has no zone, the type has {self.kind.tz}; write x.replace(tzinfo=…)")
+                raise self.misfit(value, f"it has no zone, and the type has {self.kind.tz}; write x.replace(tzinfo=…)")
             kept = self._in_zone(kept)
         if self.kind.unit == "ns":
             since = kept.replace(tzinfo=timezone.utc) if kept.tzinfo is None else kept
@@ -417,13 +425,13 @@ class TimestampForm(Form):
 
 
 def zone_of(kind: TimestampType) -> Any:
-    """The tzinfo that the values of a timestamp with a zone have."""
+    """Return the tzinfo of the values of a timestamp type with a zone."""
     in_us: pa.DataType = kind if kind.unit != "ns" else pa.timestamp("us", kind.tz)
     return pa.scalar(0, in_us).as_py().tzinfo
 
 
 def is_fixed(zone: Any) -> bool:
-    """Whether the clocks of a zone are never changed: each of its times is there once."""
+    """Whether the clock of a zone is never changed, so that each local time exists exactly once."""
     return isinstance(zone, timezone) or getattr(zone, "key", None) == "UTC"
 
 
@@ -432,7 +440,9 @@ def _classes(values: Iterable[Any]) -> set[type]:
 
 
 def _are_all(values: Sequence[Any], kind: type) -> bool:
-    """Whether all are of exactly this class, or None. For each column of each batch of rows that functions make."""
+    """Whether all values are of exactly this class, or None. Called for each column of each batch that functions
+    return.
+    """
     classes = list(map(type, values))
     return classes.count(kind) == len(values) or set(classes) <= {kind, type(None)}
 
@@ -448,7 +458,7 @@ def _plain_datetime(value: datetime) -> datetime:
 
 
 def _no_nanoseconds(form: Form, value: Any, name: str) -> None:
-    """Of pandas' times, which have some."""
+    """Refuse a pandas time that has nanoseconds."""
     if getattr(value, name, 0):
         raise form.misfit(value, "it has nanoseconds, which Python's times do not have; round it to microseconds")
 
@@ -458,7 +468,7 @@ def _too_fine(form: TimeForm | DurationForm | TimestampForm, value: object) -> V
 
 
 def is_nan(value: object) -> bool:
-    """Whether it is a number that is not equal to itself, and so is never found as a key."""
+    """Whether the value is a number that does not equal itself, and so is never found as a key."""
     if isinstance(value, Decimal):
         return value.is_nan()
     return isinstance(value, (float, np.floating)) and math.isnan(value)

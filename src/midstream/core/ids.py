@@ -1,4 +1,4 @@
-"""Names of things. Small frozen values that print well and sort."""
+"""Identifiers: small frozen values that print well and can be sorted."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 
 class TaskId(NamedTuple):
-    """Subtask `subtask` of job vertex `vertex`."""
+    """The task that runs subtask `subtask` of job vertex `vertex`."""
 
     vertex: int
     subtask: int

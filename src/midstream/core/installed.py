@@ -1,4 +1,4 @@
-"""Which files an installer has put where they are, so that they are no code of the user's own."""
+"""Tells installed files from the user's own code."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ def _standard() -> tuple[str, ...]:
 
 
 def is_installed(path: str) -> bool:
-    """Whether a module's file, or its directory, lies where an installer has put it."""
+    """Whether a module's file, or its directory, was put there by an installer."""
     return _is_file_of_installers(path if os.path.isabs(path) else os.path.abspath(path))
 
 
 @lru_cache(16384)
 def _is_file_of_installers(path: str) -> bool:
-    """Each Environment asks for every module of the process."""
+    """Whether a file was put there by an installer; cached, since each Environment asks for every module of the
+    process.
+    """
     return _is_of_installers(os.path.dirname(os.path.abspath(path)))
 
 

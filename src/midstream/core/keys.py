@@ -1,11 +1,11 @@
 """Key groups: which subtask owns a key. Vectorised, and the same on every platform and version.
 
-`key_group = stable_hash(key) % max_parallelism`; a subtask owns a contiguous range of key
-groups. Python's `hash` is salted per process and must never be used for this.
+`key_group = stable_hash(key) % max_parallelism`; a subtask owns a contiguous range of key groups. Python's `hash` is
+salted per process and must never be used for this.
 
-The hash is of a value's canonical form, which no conversion on its way changes: an integer as 64
-bits, a time of day in nanoseconds, text as its bytes, so that a row keeps its key group in
-polars' types too, in whatever width it comes, and times of day in whatever unit (docs/decisions/022).
+The hash is that of a value's canonical form: an integer as 64 bits, a time of day in nanoseconds, a string as its
+bytes. So a row keeps its key group in polars' types, in any width of integer, and in any unit of times of day
+(docs/decisions/022).
 """
 
 from __future__ import annotations
@@ -31,7 +31,10 @@ _27, _30, _31 = np.uint64(27), np.uint64(30), np.uint64(31)
 
 
 def key_type_supported(kind: pa.DataType) -> bool:
-    """Integers, booleans, dates, times, strings and binary can be keys; see `key_cast` for what cannot."""
+    """Whether a column of this type can be a key: integers, booleans, dates, times, strings and binary can.
+
+    `key_cast` says what to do about the others.
+    """
     return bool(
         pa.types.is_integer(kind)
         or pa.types.is_boolean(kind)
@@ -47,7 +50,7 @@ def key_type_supported(kind: pa.DataType) -> bool:
 
 
 def key_cast(kind: pa.DataType) -> str:
-    """What a column of a type that cannot be a key has to become, and why."""
+    """Say what to cast a column to whose type cannot be a key, and why."""
     if pa.types.is_floating(kind):
         why = (
             "a float that is almost equal would be another key, and NaN equals nothing: round and cast it to an integer"
@@ -57,19 +60,21 @@ def key_cast(kind: pa.DataType) -> str:
     elif pa.types.is_fixed_size_binary(kind):
         why = "cast it to binary"
     elif pa.types.is_struct(kind):
-        return "before key_by(), use with_columns() to make its fields columns of their own"
+        return "before key_by(), use with_columns() to make its fields separate columns"
     elif pa.types.is_nested(kind):
-        why = "make a string of it"
+        why = "convert it to a string"
     else:
         why = "cast it to an integer or a string"
-    return f"{why}, with with_columns() in front of key_by()"
+    return f"{why}, with with_columns() before key_by()"
 
 
 _PER_SECOND: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
 
 def _factor(kind: pa.DataType) -> int:
-    """How many of its canonical unit is one of a temporal type: the unit in which polars holds such values."""
+    """Return how many of the canonical unit make one of a temporal type; the canonical unit is the one that polars
+    uses.
+    """
     if pa.types.is_time(kind):
         return _PER_SECOND["ns"] // _PER_SECOND[kind.unit]
     return _PER_SECOND["ms"] if getattr(kind, "unit", "") == "s" else 1
@@ -86,7 +91,10 @@ def _mix(x: UInt64s) -> UInt64s:
 
 
 def hash_column(column: pa.Array[Any]) -> UInt64s:
-    """A stable 64-bit hash per row. Raises JobError on a null key, SchemaError on a type that cannot be one."""
+    """Return a stable 64-bit hash per row.
+
+    Raises JobError on a null key, SchemaError on a type that cannot be a key.
+    """
     kind = column.type
     is_integer = pa.types.is_integer(kind)
     if not is_integer and not key_type_supported(kind):
@@ -118,7 +126,7 @@ def hash_column(column: pa.Array[Any]) -> UInt64s:
 
 
 def hash_keys(batch: pa.RecordBatch, keys: tuple[str, ...]) -> UInt64s:
-    """Stable hash per row over one or more key columns. Raises JobError with the row that has none."""
+    """Return a stable hash per row over one or more key columns. Raises JobError naming the row whose key is null."""
     for name in keys:
         row = first_null(batch.column(name))
         if row is not None:
@@ -135,7 +143,7 @@ def hash_keys(batch: pa.RecordBatch, keys: tuple[str, ...]) -> UInt64s:
 
 
 def key_groups(batch: pa.RecordBatch, keys: tuple[str, ...], max_parallelism: int) -> npt.NDArray[np.int32]:
-    """The key group of each row: int32 in [0, max_parallelism)."""
+    """Return the key group of each row: int32 in [0, max_parallelism)."""
     remainders, divisor = hash_keys(batch, keys), np.uint64(max_parallelism)
     multiples = remainders // divisor  # numpy divides by multiplying, but not for `%`
     multiples *= divisor
@@ -144,13 +152,13 @@ def key_groups(batch: pa.RecordBatch, keys: tuple[str, ...], max_parallelism: in
 
 
 def subtask_of(groups: npt.NDArray[np.int32], parallelism: int, max_parallelism: int) -> npt.NDArray[np.int32]:
-    """The subtask that owns each key group."""
+    """Return the subtask that owns each key group."""
     owners: npt.NDArray[np.int32] = groups * np.int32(parallelism) // np.int32(max_parallelism)
     return owners
 
 
 def key_group_range(subtask: int, parallelism: int, max_parallelism: int) -> range:
-    """The key groups that `subtask` owns: exactly those for which `subtask_of` answers it."""
+    """Return the key groups that `subtask` owns: exactly those that `subtask_of` assigns to it."""
     start = -(-subtask * max_parallelism // parallelism)
     end = -(-(subtask + 1) * max_parallelism // parallelism)
     return range(start, end)

@@ -1,4 +1,4 @@
-"""Local paths as the job's processes share them: absolute, and where they stay."""
+"""Local paths in a form that all processes of the job can use: absolute, and not deleted with a container."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ YARN_CONTAINER: Final = "CONTAINER_ID"
 
 
 def absolute_path(path: str) -> str:
-    """The same file for every process of this machine, whatever its working directory.
+    """Return a path that means the same file to every process of this machine, in any working directory.
 
-    Raises ConfigError for one below the working directory of a YARN container, which YARN deletes with the container.
+    Raises ConfigError for a path below the working directory of a YARN container, which YARN deletes with the
+    container.
     """
     found = os.path.abspath(os.path.expanduser(path))
     container = os.environ.get(YARN_CONTAINER)

@@ -1,7 +1,7 @@
-"""How a job is pickled, and unpickled in the process that has pickled it.
+"""Pickling of a job, and unpickling in the process that pickled it.
 
 Functions and classes of the job's own file travel by value, with the variables that they use. What is unpickled in the
-process of the program must be apart from the program: `ApartUnpickler`.
+program's own process must be separate from the program: see `ApartUnpickler`.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from cloudpickle.cloudpickle import _DYNAMIC_CLASS_TRACKER_BY_ID
 
 T = TypeVar("T")
 _TRACKED: Final = frozenset(("_make_skeleton_class", "_make_skeleton_enum", "_make_typevar"))
-"""What cloudpickle makes classes with."""
+"""The functions with which cloudpickle makes classes."""
 _Cached: Final = type(functools.lru_cache(lambda: None))
 
 
 class JobPickler(cloudpickle.CloudPickler):
-    """cloudpickle, and what it has no form of: `functools.lru_cache` and `cached_property` in code that travels by value.
+    """cloudpickle, extended to `functools.lru_cache` and `cached_property` in code that travels by value.
 
-    The copy of a function with a cache has an empty one of its own.
+    The copy of a function with a cache has an empty cache of its own.
     """
 
     def __init__(self, buffer: io.BytesIO) -> None:
@@ -54,7 +54,10 @@ def _cached_property(function: Callable[[Any], Any], name: str | None) -> functo
 
 
 def _travels_by_value(item: Any) -> bool:
-    """As cloudpickle decides of functions: unless the item is what its name means in a module that slots import."""
+    """Whether the item is pickled by value, by cloudpickle's rule for functions.
+
+    It is, unless its name means the same item in a module that slots import.
+    """
     name = getattr(item, "__module__", None)
     module = sys.modules.get(name) if isinstance(name, str) else None
     if module is None or name == "__main__":
@@ -70,24 +73,24 @@ def _travels_by_value(item: Any) -> bool:
 
 
 def pickled(thing: object) -> bytes:
-    """For a slot, or another process. Raises whatever pickling `thing` raises."""
+    """Pickle an object for a slot or another process. Raises whatever pickling `thing` raises."""
     buffer = io.BytesIO()
     JobPickler(buffer).dump(thing)  # type: ignore[no-untyped-call]  # cloudpickle has no annotations
     return buffer.getvalue()
 
 
 class ApartUnpickler(pickle.Unpickler):
-    """Makes classes that travel by value anew, as another process would.
+    """Creates new copies of classes that travel by value, as another process would.
 
-    cloudpickle makes such a class once in a process and gives it to all that unpickle it, also to the program that has
-    pickled it. There it would set the attributes of the program's own class to copies: `UNKNOWN = object()` would be
-    another object from then on, and methods would use copies of their module's variables.
+    cloudpickle creates such a class once per process and gives it to all that unpickle it, including the program that
+    pickled it. There it would set the attributes of the program's own class to copies: `UNKNOWN = object()` would
+    become another object, and methods would use copies of their module's variables.
     """
 
     def __init__(self, data: bytes) -> None:
         super().__init__(io.BytesIO(data))
         self.originals: dict[type, type] = {}
-        """By class that was made anew: the one of this process that was pickled."""
+        """The program's class that was pickled, by the class that was created from it."""
 
     def find_class(self, module: str, name: str) -> Any:
         found = super().find_class(module, name)
@@ -103,12 +106,12 @@ class ApartUnpickler(pickle.Unpickler):
 
 
 def unpickled_apart(data: bytes) -> Any:
-    """What `pickled` was given, with nothing in common with the program's own functions and classes."""
+    """Unpickle the result of `pickled`, sharing nothing with the program's own functions and classes."""
     return ApartUnpickler(data).load()
 
 
 def in_the_programs_classes(value: T, originals: dict[type, type]) -> T:
-    """A copy of a plain value or an object of the user's, with the program's classes in place of those made anew."""
+    """Copy a plain value or a user's object, replacing copies of classes by the program's own classes."""
     if not originals:
         return value
     buffer = io.BytesIO()

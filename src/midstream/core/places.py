@@ -1,20 +1,23 @@
-"""Paths and storage URLs as text: what follows the question mark of a URL goes with it, and stays at its end."""
+"""Paths and storage URLs as strings. The parameters of a URL, after its question mark, stay at its end."""
 
 from __future__ import annotations
 
 
 def below(place: str, path: str) -> str:
-    """`path`, which is relative, in the directory `place`."""
+    """Return `path`, which is relative, in the directory `place`."""
     directory, parameters = parted(place)
     return f"{directory.rstrip('/')}/{path}{parameters}"
 
 
 def is_below(place: str, above: str) -> bool:
-    """Whether it is that directory or in it, as far as can be told by the names."""
+    """Whether `place` is the directory `above` or inside it, judged by the names alone."""
     return f"{parted(place)[0].rstrip('/')}/".startswith(f"{parted(above)[0].rstrip('/')}/")
 
 
 def parted(place: str) -> tuple[str, str]:
-    """A URL without its parameters, and these with their question mark. In a path that is no URL it is a name's."""
+    """Split a URL into the part before its parameters, and the parameters with their question mark.
+
+    In a path that is not a URL, a question mark is part of a name.
+    """
     directory, mark, parameters = place.partition("?") if "://" in place else (place, "", "")
     return directory, mark + parameters

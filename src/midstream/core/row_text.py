@@ -1,5 +1,6 @@
-"""A row as an error shows it: its values, so that whoever reads the message can find it in the input. And what of a job's
-text can be printed."""
+"""Rows in the text of errors, with the values by which they can be found in the input; and safe printing of a job's
+text.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +15,7 @@ ROW_CHARS_MAX: Final = 600
 
 
 def row_text(batch: pa.RecordBatch, row: int) -> str:
-    """`{'n': 4, 's': 'abc'}`; long values and long rows are shortened."""
+    """Format a row, such as `{'n': 4, 's': 'abc'}`; long values and long rows are shortened."""
     shown: list[str] = []
     left = ROW_CHARS_MAX
     for field, column in zip(batch.schema, batch.columns, strict=True):
@@ -28,7 +29,7 @@ def row_text(batch: pa.RecordBatch, row: int) -> str:
 
 
 def value_text(column: pa.Array[Any]) -> str:
-    """The first value, as people write it: text as it is, others as Python shows them."""
+    """Format the first value: strings as they are, others as Python shows them."""
     try:
         value = to_python(column)[0]
         return value if isinstance(value, str) else repr(value) if isinstance(value, bytes) else str(value)
@@ -37,7 +38,7 @@ def value_text(column: pa.Array[Any]) -> str:
 
 
 def _as_arrow_shows(column: pa.Array[Any]) -> str:
-    """Not by way of a scalar: those that Python cannot represent have no text either."""
+    """Format the first value by Arrow, and not from a scalar: values that Python cannot represent have no other text."""
     shown = column.slice(0, 1).to_string(indent=0, window=1, skip_new_lines=True)
     return " ".join(shown.removeprefix("[").removesuffix("]").split())
 
@@ -51,15 +52,15 @@ def _value(column: pa.Array[Any]) -> str:
 
 
 def sendable(text: str) -> str:
-    """`text` as UTF-8 can hold it: half a surrogate pair, as in the name of a file that is no UTF-8, is written out."""
+    """Return `text` as UTF-8 can hold it: an unpaired surrogate, as in a file name that is not UTF-8, is escaped."""
     return text.encode(errors="backslashreplace").decode()
 
 
 def printable(text: str) -> str:
-    """`text` without control characters: a name or a value in a job must not steer the terminal."""
+    """Replace the control characters in `text`: a name or value in a job must not control the terminal."""
     return "".join(c if c.isprintable() or c == "\n" else "�" for c in text)
 
 
 def counted(number: int, one: str) -> str:
-    """Such as "1 row" and "2,000 rows", of a word that takes an s."""
+    """Format a count, such as "1 row" and "2,000 rows", for a noun whose plural ends in s."""
     return f"{number:,} {one}{'' if number == 1 else 's'}"

@@ -1,4 +1,4 @@
-"""Schemas as users write them, in canonical Arrow types."""
+"""Schemas as users declare them, converted to canonical Arrow types."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from midstream.core.batches import canonical_schema, canonical_type, frame_schem
 from midstream.core.errors import SchemaError
 
 SchemaLike: TypeAlias = "pa.Schema | pl.Schema | Mapping[str, Any]"
-"""An Arrow or polars schema, or column names with Arrow types, polars types, or Python types (int, str, datetime …)."""
+"""An Arrow or polars schema, or column names with Arrow types, polars types or Python types (int, str, datetime …)."""
 
 _PYTHON_TYPES: dict[type, pa.DataType] = {
     bool: pa.bool_(),
@@ -29,7 +29,10 @@ _PYTHON_TYPES: dict[type, pa.DataType] = {
 
 
 def as_schema(spec: SchemaLike, where: str) -> pa.Schema:
-    """The canonical Arrow schema of what the user wrote. Raises SchemaError naming the column that has no type."""
+    """Return the canonical Arrow schema of what the user declared.
+
+    Raises SchemaError naming `where` and the column without a usable type.
+    """
     if isinstance(spec, pa.Schema):
         schema = spec
     elif isinstance(spec, Mapping) and spec:
@@ -41,7 +44,7 @@ def as_schema(spec: SchemaLike, where: str) -> pa.Schema:
             f"{where}: {spec!r} is not a schema; write for example schema={{'word': str, 'n': int}}, or give a pyarrow.Schema"
         )
     if not schema.names:
-        raise SchemaError(f"{where}: a schema without columns; rows have at least one")
+        raise SchemaError(f"{where}: the schema has no columns; rows have at least one")
     twice = first_repeated(schema.names)
     if twice is not None:
         raise SchemaError(f"{where}: column {twice!r} is declared twice")
@@ -49,7 +52,7 @@ def as_schema(spec: SchemaLike, where: str) -> pa.Schema:
 
 
 def first_repeated(names: Sequence[str]) -> str | None:
-    """The first name that has been there before; there may be thousands."""
+    """Return the first name that occurs a second time, in linear time: there may be thousands."""
     seen: set[str] = set()
     for name in names:
         if name in seen:

@@ -1,4 +1,4 @@
-"""Which frames of a traceback are of the user's own code: those are what people look for."""
+"""Finds the frames of a traceback that are the user's own code, which are the ones to show."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ _LIBRARIES: Final = re.compile(
 
 
 def users_part(details: str) -> str:
-    """Of a traceback's text, as a slot sends it: the frames of the user's code, in each exception that has some.
+    """Reduce a traceback's text, as a slot sends it, to the frames of the user's code in each exception.
 
-    Frames of libraries are left out where there are others. An exception that never was in the user's code is
-    shown whole when it is unexpected, and not at all when its message, which is in the failure's summary, says
-    everything.
+    Frames of libraries are left out where there are others. An exception that never passed through the user's code is
+    shown whole if it is unexpected, and not at all if its message, which is in the failure's summary, is sufficient.
     """
     blocks = _CHAINED.split(details.rstrip())
     shown = [filtered for block in blocks if (filtered := _users_frames(block))]
@@ -43,7 +42,7 @@ def _users_frames(block: str) -> str:
 
 
 def _with_frames(block: str, wanted: Callable[[str], bool]) -> str:
-    """Nothing when no frame is left."""
+    """Keep the frames that are `wanted`, with their exception; empty if no frame is left."""
     kept: list[str] = []
     frames = 0
     keeping = True
@@ -68,14 +67,15 @@ def is_users(file: str) -> bool:
 
 
 def raised_by_users_code(error: BaseException) -> bool:
-    """Whether the exception came through a line of the user's code."""
+    """Whether the exception passed through a line of the user's code."""
     return any(is_users(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__))
 
 
 def kind_and_line(error: BaseException) -> str:
-    """What was raised, and the innermost line of the user's code: the same whenever the same code fails the same way.
+    """Return what was raised and the innermost line of the user's code: equal whenever the same code fails the same
+    way.
 
-    Empty of what the world outside has done (files, networks, Spark): that may be otherwise the next time.
+    Empty for failures of the outside world (files, networks, Spark), which may differ the next time.
     """
     while isinstance(error, MidstreamError) and error.__cause__ is not None:
         error = error.__cause__

@@ -1,11 +1,11 @@
 """Python values in Arrow types: each is kept as it is, or refused.
 
-Every Arrow type has one Python form, the values that `to_python` gives: `int` for integers, `float`
-for floats, `datetime` without a zone for a timestamp without one, `dict` for structs and maps, and so
-on (docs/api.md has the table). What is given in that form and fits is kept. A value that equals one
-of that form is converted to it at once: an `int` for a float that holds it exactly, a number of
-numpy's, an aware `datetime` of another zone. Everything else raises ValueMisfit: nothing is rounded,
-cut, parsed, or filled in, so what is read back does not depend on whether a restore came between.
+Every Arrow type has one Python form, the values that `to_python` gives: `int` for integers, `float` for floats,
+`datetime` without a zone for a timestamp without one, `dict` for structs and maps, and so on (docs/api.md has the
+table). A value that is given in that form, and fits, is kept. A value that equals one of that form is converted to it
+at once: an `int` for a float that holds it exactly, a numpy number, an aware `datetime` in another zone. Everything
+else raises ValueMisfit: nothing is rounded, truncated, parsed, or filled in, so what is read back does not depend on
+whether the job was restored in between.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ __all__ = [
 
 
 class _List(Form):
-    """Lists only: a tuple or an array would come back as a list."""
+    """The form of lists. It accepts only lists: a tuple or an array would be read back as a list."""
 
     kind: ListType
 
@@ -123,7 +123,7 @@ class _List(Form):
 
 
 class _Struct(Form):
-    """A dict with just the fields."""
+    """The form of structs: a dict with exactly the type's fields."""
 
     kind: pa.StructType
 
@@ -173,7 +173,7 @@ class _Struct(Form):
 
 
 class _Map(Form):
-    """A dict; in the order of its keys."""
+    """The form of maps: a dict, in the order of its keys."""
 
     kind: MapType
 
@@ -233,7 +233,7 @@ class _Map(Form):
 
 @lru_cache(maxsize=1024)
 def form_of(kind: pa.DataType) -> Form:
-    """The Python form of `kind`. Raises SchemaError for an Arrow type without one."""
+    """Return the Python form of `kind`. Raises SchemaError for an Arrow type without one."""
     types = pa.types
     found = next((form for is_kind, form in _FORMS if is_kind(kind)), None)
     if types.is_floating(kind):
@@ -264,14 +264,17 @@ _FORMS: Final[tuple[tuple[Callable[[pa.DataType], bool], type[Form]], ...]] = (
 
 
 def to_array(values: Sequence[Any], kind: pa.DataType) -> pa.Array[Any]:
-    """`values` as a column of `kind`: `to_python` gives what equals them. Raises ValueMisfit, SchemaError."""
+    """Convert `values` to a column of `kind`; `to_python` returns values equal to them. Raises ValueMisfit,
+    SchemaError.
+    """
     return form_of(kind).array(values)
 
 
 def to_python(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> list[Any]:
-    """The column as Python values, in the form of its type.
+    """Convert a column to Python values, in the form of its type.
 
-    Raises ValueError for what no Python value can hold: nanoseconds, years outside 1 to 9999, and a map with a key twice.
+    Raises ValueError for values that Python cannot hold: nanoseconds, years outside 1 to 9999, and a map with a
+    duplicate key.
     """
     kind = column.type
     in_us = _in_microseconds(kind)
@@ -297,7 +300,7 @@ def to_python(column: pa.Array[Any] | pa.ChunkedArray[Any]) -> list[Any]:
 
 @lru_cache(maxsize=1024)
 def _in_microseconds(kind: pa.DataType) -> pa.DataType:
-    """The same type with microseconds instead of nanoseconds, which no datetime has."""
+    """Return the same type with microseconds in place of nanoseconds, which datetime does not have."""
     if getattr(kind, "unit", None) == "ns":
         if pa.types.is_timestamp(kind):
             return pa.timestamp("us", kind.tz)
@@ -319,7 +322,7 @@ def _in_microseconds(kind: pa.DataType) -> pa.DataType:
 
 
 def is_fixed_zone(kind: TimestampType) -> bool:
-    """Whether each time of the clock is there once in the zone of a timestamp type, or it has none."""
+    """Whether each local time exists exactly once in the zone of a timestamp type; also true without a zone."""
     return kind.tz is None or is_fixed(zone_of(kind))
 
 
@@ -334,7 +337,7 @@ def _not_a_dict(value: object) -> str:
 
 
 def _inner(form: Form, items: list[Any], offsets: np.ndarray[Any, Any], path: Callable[[int], str]) -> pa.Array[Any]:
-    """The column of what lies inside of lists or maps; a misfit is named by the one it lies in, and by its `path`."""
+    """Convert the items inside lists or maps to a column; a misfit is located by its outer value and its `path`."""
     try:
         return form.array(items)
     except ValueMisfit as misfit:

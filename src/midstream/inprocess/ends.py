@@ -1,4 +1,4 @@
-"""The ends of a job that lie in memory: rows and event time that are handed to it, and a sink that keeps what it gets."""
+"""In-memory ends of a job: sources and event time that are fed from outside, and a sink that keeps its rows."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from midstream.operators.source import Discovery, DiscoveryContext, Source, Spli
 
 
 class Fed(msgspec.Struct, frozen=True, array_like=True):
-    """A split: one batch, by its number, and which row of the source its first one is."""
+    """A split: one batch, by its number, and the position of its first row in the source."""
 
     number: int
     first_row: int
 
 
 class FedSource(Source):
-    """Each batch that it is fed is a split of its own, and the task emits it as it is: cut here and nowhere else."""
+    """A source in which each batch fed is a split of its own, and is emitted as it is, without being cut."""
 
     blocking = False
 
@@ -31,7 +31,7 @@ class FedSource(Source):
         self.schema = schema
         self._name = name
         self.fed: dict[int, pa.RecordBatch] = {}
-        """Batches that have not been read, by number. Set by the engine, where the source is opened."""
+        """The batches that have not been read, by number. Set by the engine when the source is opened."""
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
         raise InvariantError(f"the source {self._name!r} is fed, and was asked for its splits")
@@ -54,7 +54,7 @@ class _FedReader(SplitReader):
 
 
 class MarksOperator(Operator):
-    """Event time that only a test moves."""
+    """Event time that only the engine advances."""
 
     makes_watermarks = True
     keeps_splits = True
@@ -78,12 +78,12 @@ class MarksOperator(Operator):
 
 
 class TakingSink(Sink):
-    """Keeps the rows of one output, in the order in which they come."""
+    """Keeps the rows of one output, in order of arrival."""
 
     def __init__(self, output: str) -> None:
         self.output = output
         self.taken: list[pa.RecordBatch] = []
-        """Set by the engine, where the sink is opened: one list for all subtasks."""
+        """One list for all subtasks. Set by the engine when the sink is opened."""
 
     def __getstate__(self) -> dict[str, Any]:
         return {"output": self.output, "taken": []}
@@ -101,7 +101,7 @@ class _TakingWriter(SinkWriter):
 
 
 def table_rows(table: pa.Table) -> list[dict[str, Any]]:
-    """As dicts. Raises SchemaError for a value that Python has no form of, such as a time after the year 9999."""
+    """Return rows as dicts. Raises SchemaError for a value without a Python form, such as a time after the year 9999."""
     names = table.column_names
     columns = []
     for field, column in zip(table.schema, table.columns, strict=True):

@@ -1,4 +1,4 @@
-"""One job in one slot, driven step by step: rows in, event time, processing time, snapshots, the end.
+"""One job in one slot, driven step by step: rows, event time, processing time, snapshots, the end.
 
 Each call returns when there is nothing left to do, so that everything that follows from it has happened.
 """
@@ -44,13 +44,16 @@ from midstream.worker.task import Task
 STORAGE: Final = "memory"
 POOL_BYTES: Final = 64 * 2**20
 CALL_S_MAX: Final = 60.0
-"""Of processor time, so that a breakpoint in a debugger does not count."""
+"""The limit on a call's processor time; a breakpoint in a debugger does not count."""
 _OF_EVENT_TIME: Final = (TimestampsOperator, MarksOperator)
 _encode: Final = msgspec.msgpack.Encoder().encode
 
 
 class InProcessFailure(Exception):
-    """A task has failed. `error`: what was raised in it, in the program's classes; `summary`: where, and in which row."""
+    """A task has failed.
+
+    `error`: what was raised in it, in the program's classes; `summary`: where, and in which row.
+    """
 
     def __init__(self, summary: str, error: BaseException, originals: Mapping[type, type]) -> None:
         super().__init__(summary)
@@ -65,7 +68,7 @@ class InProcessFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state and event time of a job between two rows. Go on from it as often as you like."""
+    """The state and event time of a job between two rows. Any number of runs can be started from it."""
 
     metadata: CheckpointMetadata = field(repr=False)
     storage: MemoryStorage = field(repr=False)
@@ -73,9 +76,10 @@ class Snapshot:
 
 
 class Engine:
-    """`logical` has sources that are fed (`FedSource`) or the job's own, and sinks that keep what they get.
+    """Runs a job. `logical` has sources that are fed (`FedSource`) or the job's own, and sinks that keep their rows.
 
-    `asked` is called when a subtask of a source of the job's own asks for a split, `copied` with what each subtask has. `passed_s`: see `Loop`.
+    `asked` is called when a subtask of one of the job's own sources requests a split, `copied` with each subtask's copy
+    of the graph. `passed_s`: see `Loop`.
     """
 
     def __init__(
@@ -100,18 +104,18 @@ class Engine:
         self._declined = ""
         self._closed = False
         self._broken = ""
-        """What a task has failed with: from then on every call is refused."""
+        """The failure of a task, after which every call is refused."""
         self._fed: dict[int, pa.RecordBatch] = {}
         self._batches = 0
         self._rows: dict[str, int] = {}
-        """By uid of a source: how many rows it was fed."""
+        """The number of rows fed to each source, by uid."""
         self._turn: dict[str, int] = {}
-        """By uid of a source: which subtask the next batch goes to."""
+        """The subtask that gets a source's next batch, by uid."""
         self._ended: set[str] = set()
         self.taken: dict[str, list[pa.RecordBatch]] = {}
-        """By the id of an output: its rows so far."""
+        """The rows of each output so far, by its id."""
         self.originals: dict[type, type] = {}
-        """By class that a subtask has of its own: the program's."""
+        """Maps a subtask's own copy of a class to the program's class."""
         self._own_modules = own_modules(logical)
         self._config = config
         self._copies: list[JobGraph] = []
@@ -174,7 +178,7 @@ class Engine:
         self._settle()
 
     def _copied(self, tasks: Sequence[TaskId]) -> list[JobGraph]:
-        """What each task unpickles. Those of one subtask may share a graph: each has another vertex of it."""
+        """Unpickle the graph for each task. Tasks of one subtask may share a copy, since each uses another vertex."""
         copies: dict[int, JobGraph] = {}
         for ref in tasks:
             if ref.subtask not in copies:
@@ -191,7 +195,7 @@ class Engine:
         return [copies[ref.subtask] for ref in tasks]
 
     def close(self) -> None:
-        """Close every operator. What a function's `close` raises does not count, as in a real job."""
+        """Close every operator. Exceptions of a function's `close` are ignored, as in a real job."""
         self._slot.close()
         self._closed = True
 
@@ -211,21 +215,23 @@ class Engine:
                 pass
 
     def _settle(self, enough: Callable[[], bool] = lambda: False) -> None:
-        """Let everything that is to be done now be done. Raises InProcessFailure when a task has failed."""
+        """Run everything that is due now. Raises InProcessFailure if a task has failed."""
         self._check_not_broken()
         self.loop.run(self._until(enough))
         self._raise_failure()
 
     def _until(self, enough: Callable[[], bool]) -> Callable[[], bool]:
-        """Whether to stop here. Raises JobError when one call has no end, as with a timer that sets itself again and again."""
+        """Return when to stop. Raises JobError if a call does not end, as with a timer that sets itself again and
+        again.
+        """
         began_s = time.process_time()
 
         def is_over() -> bool:
             if time.process_time() - began_s > CALL_S_MAX:
                 self._broken = f"one call took more than {CALL_S_MAX:g} s of processor time"
                 raise JobError(
-                    f"{self._broken}, and its end is not in sight: does a timer set itself anew for a time that has come? "
-                    "At the end of the input, where the watermark is datetime.max, every time has"
+                    f"{self._broken}, and seems endless: a timer may set itself again for a time that has passed. At "
+                    "the end of the input the watermark is datetime.max, so every time has passed"
                 )
             return self._failed is not None or enough()
 
@@ -244,17 +250,17 @@ class Engine:
         if self._closed:
             raise JobError("the job is closed: its block has ended")
         if self._broken:
-            raise JobError(f"the job has failed: {self._broken}; begin another one, from a snapshot if there is one")
+            raise JobError(f"the job has failed: {self._broken}; start another one, from a snapshot if there is one")
 
     # ---- sources ----
 
     @property
     def sources(self) -> dict[str, pa.Schema]:
-        """By uid."""
+        """The schemas of the sources, by uid."""
         return {v.source.uid: v.source.source.schema for v in self.graph.vertices if v.source is not None}
 
     def feed(self, uid: str, batch: pa.RecordBatch) -> None:
-        """Rows of one source, as one batch: to its subtasks in turn."""
+        """Feed rows to one source as one batch, to its subtasks in turn."""
         self._check_not_broken()
         vertex = self._vertex(uid)
         subtask = self._turn.get(uid, 0) % self.graph.vertices[vertex].parallelism
@@ -271,7 +277,7 @@ class Engine:
         return uid in self._ended
 
     def end(self, uid: str) -> None:
-        """No more rows of that source. Once all have ended, all timers and windows fire."""
+        """End a source. Once all have ended, all timers and windows fire."""
         self._check_not_broken()
         self._ended.add(uid)
         for ref in self._subtasks(self._vertex(uid)):
@@ -279,21 +285,21 @@ class Engine:
         self._settle()
 
     def stop_sources(self, enough: Callable[[], bool]) -> None:
-        """Sources of the job's own end where they are, as if there were no more."""
+        """End the job's own sources where they are, as if there were no more."""
         self._slot.handle(m.StopSources(self.attempt))
         self._settle(enough)
 
     def tell(self, message: m.ToSlot) -> None:
-        """What sources of the job's own answer."""
+        """Pass an answer to the job's own sources."""
         self._slot.handle(message)
 
     @property
     def has_finished(self) -> bool:
-        """All tasks have processed all their rows."""
+        """Whether all tasks have processed all their rows."""
         return all(task.is_finishing for task in self._slot.tasks.values())
 
     def rows_read(self) -> dict[str, int]:
-        """By uid of a source, of those that have not ended or have had rows."""
+        """The rows read by each source that has not ended or has had rows, by uid."""
         heads = {vertex.source.uid for vertex in self.graph.vertices if vertex.source is not None}
         found: dict[str, int] = {}
         for task in self._slot.tasks.values():
@@ -316,9 +322,9 @@ class Engine:
         self._raise_failure()
 
     def advance_to(self, watermark_us: int, uids: Sequence[str] | None = None) -> None:
-        """Event time comes to `watermark_us` at every with_watermarks(), or at these.
+        """Advance event time to `watermark_us` at every with_watermarks(), or only at `uids`.
 
-        Raises JobError when the job has none.
+        Raises JobError if the job has none.
         """
         self._check_not_broken()
         found = False
@@ -332,7 +338,7 @@ class Engine:
         self._settle()
 
     def event_times(self) -> dict[str, list[str]]:
-        """By uid of a source: uids of the with_watermarks() through which its rows come first."""
+        """For each source, by uid, the uids of the with_watermarks() that its rows pass first."""
         found: dict[str, list[str]] = {}
         for node in self._logical.nodes:
             if node.source is not None:
@@ -352,12 +358,12 @@ class Engine:
     # ---- state ----
 
     def operators(self, uid: str) -> list[Operator]:
-        """As they run, one per subtask."""
+        """Return the running operators with this uid, one per subtask."""
         return [spec.operator for _, spec in self._operators() if spec.uid == uid]
 
     @property
     def operator_names(self) -> dict[str, str]:
-        """By uid, of the operators of the program."""
+        """The names of the program's operators, by uid."""
         specs = (spec for vertex in self.graph.vertices for spec in vertex.operators)
         return {spec.uid: spec.name for spec in specs if not isinstance(spec.sink, TakingSink)}
 
@@ -378,7 +384,7 @@ class Engine:
         self._slot.handle(m.TriggerCheckpoint(self.attempt, checkpoint_id, now_ms, tuple(sources)))
         self._settle()
         if self._declined or set(self._acks) != set(tasks_of(self.graph)):
-            raise InvariantError(f"the snapshot did not come about: {self._declined or 'not all tasks have answered'}")
+            raise InvariantError(f"the snapshot was not completed: {self._declined or 'not all tasks have answered'}")
         self._slot.handle(m.CheckpointCompleted(self.attempt, checkpoint_id))
         self._settle()
         vertices, edges = layout_of(self.graph)
@@ -402,7 +408,7 @@ class Engine:
         return Snapshot(metadata, self.storage, self.loop.now_us)
 
     def restore(self, snapshot: Snapshot, parallelism: int) -> None:
-        """Begin a new attempt with the state of `snapshot`; what was taken so far stays."""
+        """Begin a new attempt with the state of `snapshot`; rows taken so far remain."""
         self._slot.handle(m.Cancel(self.attempt))
         self._settle()
         self._fed.clear()
@@ -415,14 +421,16 @@ def _advance(operator: TimestampsOperator | MarksOperator, watermark_us: int) ->
 
 
 class _NoPeers:
-    """core.seams.Transport: there is one slot."""
+    """A core.seams.Transport without peers, as there is only one slot."""
 
     def open(self, slot: int, host: str, port: int, attempt: int, end: LinkEnd) -> DataLink:
         raise InvariantError(f"a connection to slot {slot}, of which there is none")
 
 
 def surfaced(failure: InProcessFailure) -> BaseException:
-    """What a test should see: the exception of the user's own function if there is one, with a note of where it was."""
+    """Return what a test should see: the exception of the user's own function, if there is one, with a note on its
+    place.
+    """
     error = failure.error
     cause = error.__cause__
     if isinstance(error, MidstreamError) and cause is not None and raised_by_users_code(cause):
@@ -436,7 +444,7 @@ def surfaced(failure: InProcessFailure) -> BaseException:
 
 
 def noted(error: BaseException, note: str) -> None:
-    """Have tracebacks show `note` with the exception."""
+    """Make tracebacks show `note` with the exception."""
     if sys.version_info >= (3, 11):
         error.add_note(note)
     elif error.__cause__ is None:

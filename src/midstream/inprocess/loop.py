@@ -1,7 +1,7 @@
 """Virtual time, the queue of mails, and storage: the seams of `core.seams` for one thread.
 
-Mails run in the order in which they were posted, I/O at once when it is its turn, and time stands until
-it is moved: the same calls give the same run.
+Mails run in the order in which they were posted, I/O runs at once when its turn comes, and time stands still until it
+is advanced: the same calls give the same run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Loop:
     """core.seams.Clock, Executor and Ids."""
 
     def __init__(self, now_us: int, passed_s: Callable[[], float] = lambda: 0.0) -> None:
-        """`passed_s`: real time, which the monotonic clock shows beside the virtual one; by it work is cut into slices."""
+        """`passed_s`: real time, which the monotonic clock adds to virtual time; work is cut into slices by it."""
         self.now_us = now_us
         """The wall clock, in microseconds since the epoch."""
         self._passed_s = passed_s
@@ -76,19 +76,19 @@ class Loop:
         self._mails.append(run)
 
     def run(self, enough: Callable[[], bool] = lambda: False) -> None:
-        """Run mails, those that they post too, until none is left or there is `enough`. Time stands."""
+        """Run mails, including those that they post, until none is left or `enough` is true. Time stands still."""
         while self._mails and not enough():
             self._mails.popleft()()
 
     @property
     def next_timer_us(self) -> int | None:
-        """When the next timer is due."""
+        """The time of the next timer; None if there is none."""
         while self._timers and self._timers[0][2].mail is None:
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None
 
     def advance(self, until_us: int, enough: Callable[[], bool] = lambda: False) -> None:
-        """Let time pass, timer by timer, each followed by all the mails that come of it."""
+        """Let time pass, timer by timer, running all mails that follow from each."""
         self.run(enough)
         while (due_us := self.next_timer_us) is not None and due_us <= until_us and not enough():
             _, _, timer = heapq.heappop(self._timers)
@@ -132,7 +132,7 @@ class MemoryStorage:
         return sorted({file[len(below) :].split("/", 1)[0] for file in self._files if file.startswith(below)})
 
     def sweep(self, path: str, unwanted: Callable[[str], bool]) -> None:
-        """Nothing here is ever left unfinished."""
+        """Nothing is ever left unfinished in memory."""
 
     def exists(self, path: str) -> bool:
         return path in self._files or any(file.startswith(f"{path}/") for file in self._files)

@@ -1,7 +1,7 @@
-"""The user's functions and classes in a job, and their modules, pickled by value for as long as that is wanted.
+"""The user's functions and classes in a job; their modules can be pickled by value for a while.
 
-On slots each process imports the user's modules anew, so their variables are its own. Where several subtasks, or several
-runs, share a process, modules that are pickled by value have the same effect.
+In slots, each process imports the user's modules anew, so their variables are its own. If several subtasks, or several
+runs, share a process, pickling the modules by value has the same effect.
 """
 
 from __future__ import annotations
@@ -22,9 +22,10 @@ from midstream.state.pickles import OwnCode
 
 
 def own_modules(logical: LogicalGraph) -> list[ModuleType]:
-    """The user's modules that functions in the graph come from: each slot imports them anew, so their variables are its own.
+    """Return the user's modules from which functions in the graph come: slots import them anew, with variables of their
+    own.
 
-    Not those that hold what cannot be pickled, such as a lock: of these there is one for all tasks. Nor the job's file,
+    Modules that hold what cannot be pickled, such as a lock, are left out: all tasks share one. So is the job's file,
     which always travels by value.
     """
     found: dict[str, ModuleType] = {"__main__": sys.modules["__main__"]}
@@ -53,9 +54,10 @@ def _is_separable(logical: LogicalGraph, modules: list[ModuleType]) -> bool:
 
 
 def user_code(item: object, *, brought_along: bool = True) -> list[FunctionType | type]:
-    """The user's functions and classes that `item` refers to, each once.
+    """Return the user's functions and classes to which `item` refers, each once.
 
-    `brought_along`: with those that an operator only has because its state may hold objects of them: all of the job's.
+    `brought_along`: include all of the job's classes that an operator only has because its state may hold instances of
+    them.
     """
     recorder = _Recorder(io.BytesIO(), brought_along)
     recorder.dump(item)  # type: ignore[no-untyped-call]  # cloudpickle has no annotations
@@ -77,7 +79,7 @@ class _Recorder(JobPickler):
 
 
 def is_users(item: FunctionType | type) -> bool:
-    """Whether the user has written it: it is neither midstream's nor installed nor of the standard library."""
+    """Whether the user has written it: it is not part of midstream, an installed package or the standard library."""
     module = sys.modules.get(item.__module__ or "")
     file = getattr(module, "__file__", None) if module is not None else file_of(item)
     return (
@@ -88,14 +90,14 @@ def is_users(item: FunctionType | type) -> bool:
 
 
 def file_of(item: FunctionType | type) -> str | None:
-    """Where it was written, if any code of it says so."""
+    """Return the file in which it was written, if its code tells."""
     if isinstance(item, FunctionType):
         return item.__code__.co_filename
     return next((m.__code__.co_filename for m in methods_of(item)), None)
 
 
 def methods_of(item: type) -> Iterator[FunctionType]:
-    """Functions written in the class itself, also those behind property, staticmethod and classmethod."""
+    """Yield functions written in the class itself, including those in property, staticmethod and classmethod."""
     for value in vars(item).values():
         inner = value.fget if isinstance(value, property) else getattr(value, "__func__", value)
         if isinstance(inner, FunctionType):
@@ -104,7 +106,7 @@ def methods_of(item: type) -> Iterator[FunctionType]:
 
 @contextmanager
 def by_value(modules: Iterable[ModuleType]) -> Iterator[None]:
-    """Meanwhile functions of `modules` are pickled with the variables that they use."""
+    """Pickle functions of `modules` with the variables that they use, within the block."""
     already = cloudpickle.list_registry_pickle_by_value()
     with ExitStack() as undo:
         for module in modules:

@@ -1,7 +1,7 @@
 """The first rows of a job's streams, from its own sources, in process and within about a second.
 
-Splits are found and handed out as in a job (`coordinator.placement.sources`). Time does not pass by itself: what waits for the
-wall clock, as a source with a rate does, waits for no more than TIME_S of it, which pass at once.
+Splits are found and assigned as in a job (`coordinator.placement.sources`). Virtual time only passes when nothing else is to be
+done: what waits for the wall clock, such as a source with a rate, gets at most TIME_S of it, all at once.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ from midstream.operators.source import Source, Split, SplitReader
 from midstream.protocol import messages as m
 
 TIME_S: Final = 10.0
-"""How much of the wall clock passes at most, at once, where nothing else is to be done."""
+"""The virtual time that passes at most, at once, when nothing else is to be done."""
 FIRST_ROW_S: Final = 9.0
-"""So much longer than asked for is waited for the first row of each source: until a storage has answered there is none."""
+"""The additional time allowed for the first row of each source, which a storage may need to answer."""
 END_S: Final = 1.0
-"""At least so long windows and timers may take to show what they have of an input that ends; `FIRST_ROW_S` longer for any row."""
+"""The minimum time for windows and timers to fire after the input's end; `FIRST_ROW_S` more if there is no row yet."""
 BATCH_ROWS: Final = 1024
-"""Small ones, so that no more is read than is needed."""
+"""Small batches, so that no more is read than is needed."""
 BATCH_S: Final = 0.05
-"""How long the job should have to work on what is read at once: in between is looked whether the time is over."""
+"""The desired working time per read; between reads the time limit is checked."""
 
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The first rows of one stream. `note`: what is special about them; "" when they are just the first ones."""
+    """The first rows of one stream. `note`: what is special about them; "" if nothing is."""
 
     name: str
     table: pa.Table
@@ -65,7 +65,7 @@ class Preview:
         return to_polars(self.table)
 
     def __repr__(self) -> str:
-        """As a table, for a notebook or a terminal."""
+        """Format as a table, for a notebook or a terminal."""
         if all(is_held_by_polars(field.type) for field in self.table.schema):
             with pl.Config(tbl_rows=max(10, self.table.num_rows), tbl_hide_dataframe_shape=True):
                 text = str(self.frame)
@@ -78,11 +78,12 @@ class Preview:
 def preview(
     program: LogicalGraph, config: JobConfig, ends: Sequence[End] | None, rows: int, seconds: float, now_us: int
 ) -> list[Preview]:
-    """Of each of these streams, or of all that the program writes somewhere. Sinks are not written to.
+    """Return the first rows of each of these streams, or of all that the program writes to a sink. Sinks are not
+    written to.
 
-    Stops once each has so many `rows`, or after so many `seconds`. Then, and where an unbounded source has no
-    more rows for now, the input ends where it is, so that windows show what they have. Raises JobError naming a
-    source that is read with Spark, and what a function of the job raises.
+    Stops once each has `rows` rows, or after `seconds`. Then, and if an unbounded source has no more rows at present,
+    the input ends where it is, so that windows emit what they have. Raises JobError naming a source that is read with
+    Spark, and whatever a function of the job raises.
     """
     if not is_whole(rows, 1):
         raise ConfigError(f"preview: {rows!r} is not a number of rows")
@@ -146,7 +147,7 @@ def _previews(
             engine.stop_sources(has_ended)
             note = (
                 f"the input ends here after {read:,} row{'s' * (read != 1)}, {_why(is_over, seconds)}: "
-                "windows and timers show what they have of these"
+                "windows and timers emit what they have of these"
             )
         tables = [pa.Table.from_batches(engine.taken[end.id], schema=end.schema) for end in ends]
         return [
@@ -159,7 +160,7 @@ def _previews(
 
 
 def _why(is_over: bool, seconds: float) -> str:
-    return f"as {seconds:g} s were over" if is_over else "as there are no more for now"
+    return f"since {seconds:g} s have passed" if is_over else "since there are no more at present"
 
 
 def _count(engine: Engine, output: Output) -> int:
@@ -167,12 +168,12 @@ def _count(engine: Engine, output: Output) -> int:
 
 
 class _Pace:
-    """How many rows are read at once, for all sources: one at first, then as many as take the job `BATCH_S`."""
+    """Sets how many rows are read at once, over all sources: one at first, then as many as take the job `BATCH_S`."""
 
     def __init__(self) -> None:
         self._rows = 1
         self._read: tuple[int, float] | None = None
-        """How many rows were read last, and when they were there."""
+        """How many rows were read last, and when they arrived."""
 
     def keep(self, graph: JobGraph) -> None:
         for vertex in graph.vertices:
@@ -212,7 +213,7 @@ class _PacedReader(SplitReader):
 
 
 class _OwnSources:
-    """`coordinator.placement.sources` with the loop of the engine."""
+    """Runs `coordinator.placement.sources` with the loop of the engine."""
 
     def __init__(self, engine: Engine) -> None:
         self.failure: Failure | None = None
@@ -237,7 +238,7 @@ class _OwnSources:
         self._carry_out()
 
     def close(self) -> None:
-        """Let the sources go."""
+        """Close the sources."""
         self._sources.stop()
         self._carry_out()
         self._engine.loop.run()  # what `discover` has under way comes back first
@@ -246,7 +247,7 @@ class _OwnSources:
         self._engine.loop.run()
 
     def check(self) -> None:
-        """Raises what `discover` of a source has raised."""
+        """Raise what `discover` of a source has raised."""
         if self._error is not None:
             if self.failure is not None:
                 noted(self._error, self.failure.summary)

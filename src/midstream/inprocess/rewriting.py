@@ -1,6 +1,6 @@
-"""From a program to one whose outputs are kept in memory: sinks replaced, loose ends and side outputs taken too.
+"""Rewrites a program to keep its outputs in memory: sinks are replaced, loose ends and side outputs are kept too.
 
-What runs in between is the program's own: the same operators with the same uids, in the same order.
+Everything in between is the program's own: the same operators with the same uids, in the same order.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from midstream.operators.source import Source
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What is taken at one place of the program."""
+    """An output of the program that is kept."""
 
     id: str
     node: int
-    """In the program as it was written."""
+    """The node in the program as it was written."""
     tag: str | None
     uid: str
     name: str
     schema: pa.Schema
     sink: Sink | None
-    """That of the program, in whose place the rows are kept."""
+    """The program's sink that is replaced."""
     is_end: bool
-    """A sink or the end of a stream; else a side output that may be read by other operators as well."""
+    """Whether it is a sink or the end of a stream, rather than a side output that other operators may read as well."""
 
     @property
     def label(self) -> str:
@@ -50,7 +50,7 @@ class Rewritten:
 
 @dataclass(frozen=True, slots=True)
 class End:
-    """A stream whose rows are wanted: the outputs that it is made of; a union has several."""
+    """A stream whose rows are wanted, with the outputs that make it up; a union has several."""
 
     origins: tuple[tuple[int, str | None], ...]
     schema: pa.Schema
@@ -61,10 +61,10 @@ def rewritten(
     ends: Sequence[End] | None,
     source_of: Callable[[str, Node], Source],
 ) -> Rewritten:
-    """The program with its outputs kept. `ends`: only these streams and what they need; None: all of it.
+    """Return the program with its outputs kept. `ends`: only these streams and what they need; None: all of it.
 
-    `source_of(uid, node)`: what is read in place of a source. All operators but those that have one subtask have as many
-    as the job is run with, whatever they say. Raises JobError when there is nothing to run.
+    `source_of(uid, node)`: the source to read instead. All operators except those with one subtask have the parallelism
+    with which the job is run, whatever they set. Raises JobError if there is nothing to run.
     """
     if not program.nodes:
         raise JobError("the job has no streams: begin with a source, such as env.from_collection([…])")
@@ -101,7 +101,7 @@ def rewritten(
 
 
 def side_outputs(operator: Operator | None) -> Mapping[str, pa.Schema]:
-    """Of windows (late rows) and of functions that declare some: by tag, the columns."""
+    """Return the side outputs of windows (late rows) and of functions that declare some: columns by tag."""
     return getattr(operator, "side_outputs", {})
 
 
@@ -119,7 +119,7 @@ def _needed(program: LogicalGraph, ends: Sequence[End] | None) -> list[Node]:
 
 
 def _loose_ends(program: LogicalGraph, kept: Sequence[Node]) -> list[End]:
-    """Streams that end without a sink: a test may look at them all the same."""
+    """Return the streams that end without a sink, which a test may examine all the same."""
     consumers = program.consumers()
     return [
         End(((node.id, None),), node.schema)

@@ -1,4 +1,4 @@
-"""Accumulators as aggregates: their parts are pickles, made and merged by Python functions."""
+"""Accumulators as aggregates: their parts are pickled, and Python functions make and merge them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,9 @@ class AccumulatorAggregate(Aggregate):
         self._what = f"{where}: an accumulator of {type(accumulator).__name__}"
         self.pickles = Pickles(OwnCode())
         self.failure: MidstreamError | None = None
-        """What it ended with, mostly in a function of the user's: on its way through polars an exception loses its traceback."""
+        """The exception that ended the run, usually from a user's function: an exception that passes through polars
+        loses its traceback.
+        """
         self._kind = canonical_type(accumulator.type)
         try:
             form_of(self._kind)

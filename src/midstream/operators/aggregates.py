@@ -1,9 +1,8 @@
 """Decomposable aggregates: what windows compute.
 
-An aggregate is three steps, so that rows can be reduced batch by batch and the parts put together
-later: `partial` reduces rows to a few columns, `merge` reduces such parts to one, `finish` makes
-the value of them. All three are polars expressions. What Python code alone can say is an
-`Accumulator`.
+An aggregate is three steps, so that rows can be reduced batch by batch and the parts put together later: `partial`
+reduces rows to a few columns, `merge` reduces such parts to one, `finish` computes the value from it. All three are
+polars expressions. An aggregate that only Python code can express is an `Accumulator`.
 
     window.aggregate(n=Count(), total=Sum("value"), longest=Max("delay"))
 """
@@ -20,44 +19,46 @@ import pyarrow as pa
 from midstream.core.errors import SchemaError
 
 Columns: TypeAlias = Callable[[str], pl.Expr]
-"""Gives the expression of a partial column by the name that `partial` gave it."""
+"""Returns the expression of a partial column, given its name in `partial`."""
 
 A = TypeVar("A")
 
 
 class Aggregate(ABC):
-    """Subclass this for an aggregate of your own; it must pickle.
+    """Subclass this for an aggregate of your own; instances must pickle.
 
-    Order: within `partial`, rows come as they arrived; within `merge`, parts in the order they
-    were made. `event_time` is the expression of the stream's event-time column.
+    Within `partial`, rows are in order of arrival; within `merge`, parts are in the order in which they were made.
+    `event_time` is the expression of the stream's event-time column.
     """
 
     columns: tuple[str, ...] = ()
-    """Input columns that it reads; a missing one is reported before anything runs."""
+    """The input columns that the aggregate reads; a missing one is reported before the job runs."""
 
     def bind(self, schema: pa.Schema) -> Aggregate:
-        """The aggregate for rows of `schema`, which has all of `columns`. Raises SchemaError for types it cannot do."""
+        """Return the aggregate for rows of `schema`, which has all of `columns`. Raises SchemaError for unsupported
+        types.
+        """
         return self
 
     @abstractmethod
     def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
-        """Named columns, each an expression that reduces a group of input rows to one value."""
+        """Return named columns, each an expression that reduces a group of input rows to one value."""
 
     @abstractmethod
     def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
-        """For each name of `partial`, an expression that reduces a group of parts to one, of the same type."""
+        """Return, for each name in `partial`, an expression that reduces a group of parts to one of the same type."""
 
     @abstractmethod
     def finish(self, part: Columns) -> pl.Expr:
-        """The result, row by row, from a merged part."""
+        """Return the expression of the result, computed row by row from a merged part."""
 
     def overflow(self, part: Columns) -> pl.Expr | None:
-        """Boolean, row by row: whether the result of that merged part does not fit its type, which fails the job."""
+        """Return a boolean expression: whether the result of a merged part does not fit its type, which fails the job."""
         return None
 
 
 class Count(Aggregate):
-    """How many rows, or, with a column, in how many of them it is not null. int64."""
+    """The number of rows or, with a column, of rows in which it is not null. int64."""
 
     def __init__(self, column: str | None = None) -> None:
         self.columns = () if column is None else (column,)
@@ -74,10 +75,10 @@ class Count(Aggregate):
 
 
 class Sum(Aggregate):
-    """The sum of a numeric, boolean, decimal or duration column; nulls count as nothing, and nothing adds up to 0.
+    """The sum of a numeric, boolean, decimal or duration column. Nulls are ignored; the sum of no values is 0.
 
-    Integers and booleans give int64 (uint64 for unsigned ones), floats float64, decimals decimals of
-    38 digits. A sum that does not fit fails the job instead of wrapping around.
+    Integers and booleans give int64 (uint64 for unsigned ones), floats float64, decimals decimals of 38 digits. A sum
+    that does not fit fails the job instead of wrapping around.
     """
 
     def __init__(self, column: str) -> None:
@@ -108,7 +109,7 @@ class Sum(Aggregate):
         if self._wraps_at is None:
             return {"sum": wide.sum()}
         # Integer sums wrap around, and back if later rows bring them down again. The sum in floats
-        # beside them is off by rounding only, so it tells in the end whether they wrapped.
+        # next to them is off by rounding only, so it shows in the end whether they wrapped.
         return {"sum": wide.sum(), "rough": _float(wide).sum()}
 
     def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
@@ -125,10 +126,10 @@ class Sum(Aggregate):
 
 
 class _DecimalSum(Aggregate):
-    """Of a column with `scale` digits behind the point, exact, whatever lies between the first value and the sum.
+    """The exact sum of a column with `scale` decimal places, however large the intermediate sums are.
 
-    A decimal is an integer of 38 digits, and polars fails in several ways where a sum on the way has more. So an upper
-    half of digits and a lower one are added up apart, which have room for 10^19 rows each.
+    A decimal is an integer of 38 digits, and polars fails in several ways when an intermediate sum has more. So the
+    upper and the lower half of the digits are summed separately; each has room for 10^19 rows.
     """
 
     def __init__(self, column: str, scale: int) -> None:
@@ -149,7 +150,7 @@ class _DecimalSum(Aggregate):
         return (high * _HALF + low).cast(_HALVES).map_batches(self._with_point, return_dtype=kind)
 
     def _with_point(self, sums: pl.Series) -> pl.Series:
-        """The same digits, with the point where it belongs."""
+        """Return the same digits as decimals of the right scale."""
         digits = sums.to_arrow(compat_level=pl.CompatLevel.oldest())
         return pl.Series(sums.name, digits.view(pa.decimal128(_DIGITS, self._scale)))
 
@@ -159,19 +160,21 @@ class _DecimalSum(Aggregate):
 
 
 _DIGITS: Final = 38
-"""Of a decimal."""
+"""The digits of a decimal."""
 _HALVES: Final = pl.Decimal(_DIGITS, 0)
 _HALF: Final = pl.lit(10 ** (_DIGITS // 2), pl.Int128)
 
 
 def _carried(part: Columns) -> tuple[pl.Expr, pl.Expr]:
-    """Both halves as integers, the lower one not negative and of 19 digits."""
+    """Return both halves as integers; the lower one is not negative and has at most 19 digits."""
     high, low = part("high").to_physical(), part("low").to_physical()
     return high + low // _HALF, low % _HALF
 
 
 class Min(Aggregate):
-    """The smallest value of a column; null when there is none. Nulls do not count, NaN only when there is nothing else."""
+    """The smallest value of a column; null if there is none. Nulls are ignored, and NaN counts only if there is nothing
+    else.
+    """
 
     def __init__(self, column: str) -> None:
         self.columns = (column,)
@@ -191,7 +194,9 @@ class Min(Aggregate):
 
 
 class Max(Aggregate):
-    """The largest value of a column; null when there is none. Nulls do not count, NaN only when there is nothing else."""
+    """The largest value of a column; null if there is none. Nulls are ignored, and NaN counts only if there is nothing
+    else.
+    """
 
     def __init__(self, column: str) -> None:
         self.columns = (column,)
@@ -211,7 +216,7 @@ class Max(Aggregate):
 
 
 class Mean(Aggregate):
-    """The mean of a numeric, boolean or decimal column, nulls aside, as float64; null when there is none."""
+    """The mean of a numeric, boolean or decimal column as float64, ignoring nulls; null if there is no value."""
 
     def __init__(self, column: str) -> None:
         self.columns = (column,)
@@ -232,7 +237,7 @@ class Mean(Aggregate):
 
 
 class First(Aggregate):
-    """The value, possibly null, of the row with the smallest event time; of several, the one that arrived first."""
+    """The value, possibly null, of the row with the smallest event time; among equals, of the one that arrived first."""
 
     def __init__(self, column: str) -> None:
         self.columns = (column,)
@@ -248,7 +253,7 @@ class First(Aggregate):
 
 
 class Last(Aggregate):
-    """The value, possibly null, of the row with the largest event time; of several, the one that arrived last."""
+    """The value, possibly null, of the row with the largest event time; among equals, of the one that arrived last."""
 
     def __init__(self, column: str) -> None:
         self.columns = (column,)
@@ -264,10 +269,11 @@ class Last(Aggregate):
 
 
 class Accumulator(ABC, Generic[A]):
-    """An aggregate in plain Python, for what expressions cannot say; one to two hundred times slower.
+    """An aggregate in plain Python, for what expressions cannot compute; it is 100 to 200 times slower.
 
-    The accumulator is a plain value or an object of a class of your own, as untyped state holds them. `add` and `merge` may change and return their first
-    argument. `columns`: the input columns it reads; `type`: the Arrow type of its result.
+    The accumulator is a plain value or an object of a class of your own, as in untyped state. `add` and `merge` may
+    change and return their first argument. `columns`: the input columns that are read; `type`: the Arrow type of the
+    result.
     """
 
     columns: tuple[str, ...] = ()
@@ -275,15 +281,15 @@ class Accumulator(ABC, Generic[A]):
 
     @abstractmethod
     def init(self) -> A:
-        """A new, empty accumulator."""
+        """Return a new, empty accumulator."""
 
     @abstractmethod
     def add(self, accumulator: A, row: dict[str, object]) -> A:
-        """`row` holds just `columns`."""
+        """Add a row, which has exactly `columns`, and return the accumulator."""
 
     @abstractmethod
     def merge(self, first: A, second: A) -> A:
-        """Both together; `first` is the one made earlier."""
+        """Combine two accumulators; `first` is the one made earlier."""
 
     @abstractmethod
     def result(self, accumulator: A) -> object: ...
@@ -297,13 +303,15 @@ def _of_first(value: pl.Expr, at: pl.Expr) -> Mapping[str, pl.Expr]:
 
 
 def _of_last(value: pl.Expr, at: pl.Expr) -> Mapping[str, pl.Expr]:
-    # arg_max gives the first of equals, so look from behind
+    # arg_max returns the first of equals, so search from the end
     return {"value": value.get(at.len() - 1 - _unmarked(at).reverse().arg_max()), "at": at.max()}
 
 
 def _unmarked(at: pl.Expr) -> pl.Expr:
-    """A column that polars does not hold for sorted. Of one that it does (frames of one row, put together, are held
-    for descending) arg_min gives the last of equals, and reverse() within groups turns the order but not the mark.
+    """A column that polars does not consider sorted.
+
+    If it does (it considers concatenated frames of one row to be sorted in descending order), arg_min returns the last
+    of equals, and reverse() within groups changes the order but not the mark.
     """
     return at.to_physical().xor(0)
 

@@ -1,4 +1,4 @@
-"""Records that a source cannot read: what is known of each, and how many of them a subtask puts up with."""
+"""Records that a source cannot read: what is reported about each, and how many of them a subtask tolerates."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from midstream.core.errors import SchemaError
 from midstream.state.parts import Chunk, Redistribute, StatePart
 
 BAD_RECORDS: Final = "bad records"
-"""Tag of the side output of records that a source could not read and was told to leave out."""
+"""The tag of the side output of records that a source could not read and was told to drop."""
 BAD_RECORDS_SCHEMA: Final = schema_of(
     [
         ("source", pa.large_string()),  # the topic, or the file
@@ -27,17 +27,17 @@ BAD_RECORDS_SCHEMA: Final = schema_of(
     ]
 )
 TALLY: Final = "tally"
-"""The part of a source's state that says how far a subtask is in its window of `bad_records_max`."""
+"""The part of a source's state that holds the subtask's position in its window of `bad_records_max`."""
 _TALLY_SCHEMA: Final = pa.schema([("records", pa.int64()), ("bad", pa.int64())])
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
 class BadRecords:
-    """What a reader has left out of one batch.
+    """The records that a reader has dropped from one batch.
 
-    `rows`: one of BAD_RECORDS_SCHEMA for each. `at`: where each was among all the records of that batch, good
-    and bad, counted from 0; ascending.
+    `rows`: one row of BAD_RECORDS_SCHEMA for each. `at`: the position of each among all records of the batch, good and
+    bad, counted from 0; ascending.
     """
 
     rows: pa.RecordBatch
@@ -45,23 +45,24 @@ class BadRecords:
 
 
 class Tally:
-    """Counts the bad records of one subtask, and refuses one too many.
+    """Counts the bad records of one subtask, and fails when there are too many.
 
-    `most`: (bad, records): of each so many records that the subtask reads, so many may be bad. How far the subtask
-    is in its window is in the checkpoint with its splits, so records that are read again are not counted twice.
+    `most`: (bad, records): the number of bad records allowed in each window of so many records that the subtask reads.
+    The position in the window is in the checkpoint with the splits, so records that are read again are not counted
+    twice.
     """
 
     def __init__(self, most: tuple[int, int] | None) -> None:
         self._most = most
         self._records = 0
-        """In the window so far."""
+        """Records in the current window."""
         self._bad = 0
-        """Of these."""
+        """Bad records in the current window."""
         self.total = 0
-        """Bad ones since the task was deployed."""
+        """Bad records since the task was deployed."""
 
     def count(self, good: int, bad: BadRecords | None) -> None:
-        """One batch more. Raises SchemaError for the record that is one too many."""
+        """Count one more batch. Raises SchemaError for the record that exceeds the limit."""
         if bad is None:
             self._go_on(good)
             return
@@ -76,11 +77,13 @@ class Tally:
             self._go_on(1)
             if self.total & (self.total - 1) == 0:  # the 1st, 2nd, 4th, 8th …
                 row = bad.rows.slice(number, 1).to_pylist()[0]
-                _log.warning("%s: left out: %s (bad record %d of this subtask)", _place(row), row["error"], self.total)
+                _log.warning("%s: dropped: %s (bad record %d of this subtask)", _place(row), row["error"], self.total)
         self._go_on(good + len(bad.at) - before)
 
     def restore(self, part: StatePart) -> None:
-        """After a rescale a subtask may get those of several, and goes on with the one that has most bad records."""
+        """Restore the tally. After a rescale a subtask may get several; it continues with the one with most bad
+        records.
+        """
         if self._most is not None:
             found = part.table().to_pylist()
             worst = max(found, key=lambda row: row["bad"])
@@ -102,7 +105,8 @@ class Tally:
         assert self._most is not None
         return (
             f"{_place(row)}: {row['error']}; it is the {self._bad}. bad record of the last {self._records + 1} that this "
-            f"subtask has read, and bad_records_max allows {self._most[0]} of {self._most[1]}. Mend the input or schema=, "
+            f"subtask has read, and bad_records_max allows {self._most[0]} of {self._most[1]}. Repair the input or "
+            "schema=, "
             "or allow more of them"
         )
 

@@ -1,9 +1,8 @@
 """The contract between a task and the operators of its chain.
 
-Life of an operator: `open`, then `restore` if there is state for it, then any order of
-`process`, `advance_watermark`, `snapshot`, `checkpoint_completed` / `checkpoint_aborted`;
-`end_input` once per port when that input ends, `finish` once all have, and `close` always.
-All calls come from the loop thread, one at a time.
+The life cycle of an operator: `open`, then `restore` if there is state for it, then any order of `process`,
+`advance_watermark`, `snapshot`, `checkpoint_completed` / `checkpoint_aborted`; `end_input` once per port when that
+input ends, `finish` once all have, and `close` always. All calls come from the loop thread, one at a time.
 """
 
 from __future__ import annotations
@@ -22,45 +21,45 @@ from midstream.state.pickles import OwnCode
 
 
 class Output(Protocol):
-    """Where an operator puts what it makes: the next operator of the chain, or the task's edges."""
+    """Receives what an operator emits: the next operator of the chain, or the task's edges."""
 
     def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
-        """Hand on rows; `tag` names a side output."""
+        """Emit rows; `tag` names a side output."""
         ...
 
     def watermark(self, watermark_us: int) -> None:
-        """Only for operators with `makes_watermarks`."""
+        """Emit a watermark. Only for operators with `makes_watermarks`."""
         ...
 
     def idle(self, idle: bool) -> None:
-        """Only for operators with `makes_watermarks`."""
+        """Emit idleness or its end. Only for operators with `makes_watermarks`."""
         ...
 
 
 class Splits(Protocol):
-    """The splits that the source of this task reads, each by a number that means nothing outside of the task."""
+    """The splits that the source of this task reads, each with a number that is only meaningful within the task."""
 
     @property
     def current(self) -> int:
-        """The split that the rows in hand are of: each batch is of one."""
+        """The split of the current rows: each batch comes from one split."""
         ...
 
     @property
     def open(self) -> Iterable[int]:
-        """Those that the task has, begun or not, and has not read to the end."""
+        """The splits that the task has and has not read to the end, begun or not."""
         ...
 
     @property
     def all_assigned(self) -> bool:
-        """Whether some task has each split that was found (and that does not follow all the others)."""
+        """Whether each split that was found has been assigned to a task (those that follow all others do not count)."""
         ...
 
     def is_starved(self, split: int, since_s: float) -> bool:
-        """Whether the split has not had its turn since then (monotonic), though there may be rows of it."""
+        """Whether the split has not had its turn since `since_s` (monotonic), though it may have rows."""
         ...
 
     def on_change(self, changed: Callable[[], None]) -> None:
-        """Have `changed` called in a step of the task when `open` or `all_assigned` has changed."""
+        """Call `changed` in a step of the task when `open` or `all_assigned` has changed."""
         ...
 
 
@@ -76,52 +75,54 @@ class OperatorContext:
     parallelism: int
     max_parallelism: int
     key_groups: range
-    """The key groups this subtask owns."""
+    """The key groups that this subtask owns."""
     slice_s: float
-    """How long one call may keep the loop, in seconds; longer work is to be done in slices."""
+    """How long one call may occupy the loop, in seconds; longer work must be sliced."""
     clock: Clock
     executor: Executor
     ids: Ids
     storage: Storage | None
-    """The job's checkpoint storage; None when the job has none."""
+    """The job's checkpoint storage; None if the job has none."""
     call_at: Callable[[int, Callable[[], None]], Timer]
-    """`call_at(time_ms, mail)`: run `mail` between two steps of this task once the wall clock reaches it.
+    """`call_at(time_ms, mail)`: run `mail` between two steps of this task once the wall clock reaches `time_ms`.
 
-    Not behind the end of the task's data, when nothing may be emitted any more: what is not due by then is dropped.
+    Mails that are not due by the end of the task's data, when nothing may be emitted any more, are dropped.
     """
     fail: Callable[[BaseException], None]
-    """Fail the task from a mail that has no caller to raise to."""
+    """Fail the task from a mail, which has no caller to raise to."""
     job_id: str = ""
     attempt: int = 0
-    """Grows with every restart of the job (for sinks: see WriterContext)."""
+    """The number of the attempt, which grows with every restart of the job (for sinks: see WriterContext)."""
     stored_bytes: Callable[[str], int | None] = never_stored
-    """How long the chunk with this id is in a file of a completed checkpoint: a snapshot need only refer to it. None: in none."""
+    """Returns the size of the chunk with this id in a file of a completed checkpoint, to which a snapshot then only
+    refers; None if it is in none.
+    """
     splits: Splits | None = None
-    """Of the source in this task, if every operator in between keeps their rows apart."""
+    """The splits of the source in this task, if every operator in between keeps their rows apart."""
     metrics: UserMetrics = field(default_factory=UserMetrics)
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotResult:
-    """What one operator gives to a checkpoint."""
+    """One operator's part of a checkpoint."""
 
     parts: Mapping[str, StatePart] = field(default_factory=dict)
     committables: tuple[bytes, ...] = ()
-    """What the sink's committer must commit once the checkpoint is complete."""
+    """Committables, which the sink's committer must commit once the checkpoint is complete."""
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """`now` is taken on the loop; `later`, if any, runs on the I/O pool and gives the rest.
+    """A snapshot in two phases: `now` is taken on the loop; `later`, if set, runs on the I/O pool and returns the rest.
 
-    `later` may touch only what it captured, all of it immutable.
+    `later` may only touch what it captured, all of which is immutable.
     """
 
     now: SnapshotResult = SnapshotResult()
     later: Callable[[], SnapshotResult] | None = None
 
     def complete(self) -> SnapshotResult:
-        """All of it. On the I/O pool; raises whatever `later` raises."""
+        """Return the whole result. Runs on the I/O pool; raises whatever `later` raises."""
         if self.later is None:
             return self.now
         rest = self.later()
@@ -131,29 +132,30 @@ class Snapshot:
 NOTHING = Snapshot()
 
 KEY: Final = "the key"
-"""Settings of state (`Operator.state_settings`) that say by which columns a stream is keyed begin with this."""
+"""The prefix of settings of state (`Operator.state_settings`) that name the key columns of a stream."""
 
 
 class Operator(ABC):
-    """Base of all operators. An instance is configuration until `open`, and must pickle until then."""
+    """Base of all operators. Until `open`, an instance is only configuration, and must pickle."""
 
     makes_watermarks: bool = False
-    """True: watermarks from upstream stop here (but the one at the end of the stream does not)."""
+    """True: watermarks from upstream stop at this operator, except the one at the end of the stream."""
     keeps_splits: bool = False
-    """True: what it emits for a batch, it emits while it processes that batch."""
+    """True: everything emitted for a batch is emitted while that batch is processed."""
     own: OwnCode = OwnCode()
-    """The code that the job ships; set before it does. Untyped values can be of its classes."""
+    """The code that the job ships; set before the job is shipped. Untyped values can be instances of its classes."""
     keeps_rows: bool = False
-    """True: what it emits for a batch is one batch of a row for each of its rows, in order, or for fewer of them."""
+    """True: for each batch, the operator emits one batch with a row for each input row, or for some of them, in order."""
     timers_dropped: int = 0
-    """Timers of users that were set when the last ones had their turn, and never fire."""
+    """Users' timers that were still set after the last timers fired, and so never fire."""
     user_metrics: UserMetrics | None = None
-    """Those of the user's function, once it is open."""
+    """The metrics of the user's function, once it is open."""
 
     def state_settings(self) -> Mapping[str, Mapping[str, str]]:
-        """What the operator's state depends on, before `open`: by part ("" for all of it), what it is and its value.
+        """What the operator's state depends on, before `open`: for each part ("" for all of it), settings and their
+        values.
 
-        State that was made with another value is not restored; both values are shown to people.
+        State that was made with another value is not restored; the error shows both values.
         """
         return {}
 
@@ -161,37 +163,39 @@ class Operator(ABC):
         """Prepare to work. Must leave no trace outside the process."""
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
-        """Take back state; the task has already kept only the rows that belong to this subtask."""
+        """Restore state, which the task has already reduced to the rows that belong to this subtask."""
 
     @abstractmethod
     def process(self, batch: pa.RecordBatch, port: int) -> None:
-        """Handle one batch of input `port` (0, or 1 for the second input of connect())."""
+        """Process one batch of input `port` (0, or 1 for the second input of connect())."""
 
     def advance_watermark(self, watermark_us: int) -> bool:
-        """Event time has reached `watermark_us` on all ports; fire what is due.
+        """React to event time having reached `watermark_us` on all ports: fire what is due.
 
-        Returns False when the slice is used up and more is due: the task calls again with the
-        same watermark, and forwards it only after True. What has not fired must still be in state.
+        Returns False when the slice is used up and more is due: the task calls again with the same watermark, and
+        forwards it only after True. What has not fired must still be in state.
         """
         return True
 
     def ready(self, wake: Callable[[], None]) -> bool:
-        """Whether another batch can be taken. If not, `wake` is called on the loop once it may be."""
+        """Whether the operator can take another batch. If not, `wake` is called on the loop once it may."""
         return True
 
     def end_input(self, port: int) -> None:
-        """No more rows will come on `port`."""
+        """React to the end of input `port`: no more rows follow on it."""
 
     def finish(self) -> None:
-        """All inputs have ended; emit what is left."""
+        """Emit what is left after all inputs have ended."""
 
     def snapshot(self, checkpoint_id: int) -> Snapshot:
         return NOTHING
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """Every checkpoint up to this one is settled."""
+        """React to the settlement of every checkpoint up to this one."""
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None: ...
 
     def close(self) -> None:
-        """Let go of everything. Comes exactly once, also after a failure; must not raise for what is half open."""
+        """Release all resources. Called exactly once, also after a failure; must not raise if the operator is half
+        open.
+        """

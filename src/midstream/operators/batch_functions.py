@@ -41,20 +41,20 @@ Result: TypeAlias = "pl.DataFrame | pa.RecordBatch | pa.Table | None"
 
 
 class BatchContext(Protocol):
-    """What a function on batches may know beside its tables. Valid during the call only."""
+    """The context of a function on batches. It is valid only during the call."""
 
     @property
     def watermark(self) -> datetime:
-        """How far event time has come; `datetime.min` until the first watermark since a start, `datetime.max` at the end.
+        """The current event time: `datetime.min` until the first watermark since a start, `datetime.max` at the end.
 
-        Aware, and UTC, where the event time has a zone; polars compares it with a column in another zone
-        only as `pl.col("at").dt.convert_time_zone("UTC")`.
+        It is aware, in UTC, if the event time has a zone; polars compares it with a column in another zone only as
+        `pl.col("at").dt.convert_time_zone("UTC")`.
         """
         ...
 
     @property
     def now(self) -> datetime:
-        """The wall clock, UTC, in milliseconds."""
+        """The wall clock in UTC, to the millisecond."""
         ...
 
     @property
@@ -67,24 +67,25 @@ class BatchFunction(Function):
     """Base of functions on batches."""
 
     def on_watermark(self, ctx: BatchContext) -> Result:
-        """Event time has come to `ctx.watermark`: no more rows up to then will come, but late ones.
+        """React to a new watermark: no more rows up to `ctx.watermark` follow, except late ones.
 
-        Called for each watermark, before it goes on. After a restore it may be one of before.
+        Called for each watermark, before it is forwarded. After a restore it may be lower than before.
         """
         return None
 
 
 class KeyedBatchFunction(BatchFunction):
-    """For a keyed stream: see the top of this file."""
+    """A function on batches of a keyed stream; the module shows an example."""
 
     def process(self, rows: pl.DataFrame, ctx: BatchContext) -> Result:
         raise NotImplementedError
 
 
 class CoBatchFunction(BatchFunction):
-    """For two connected keyed streams, which share the tables: a key's rows of both come to the same subtask.
+    """A function on batches of two connected keyed streams, which share the tables.
 
-    No order holds between the two. Tables have the key columns of the first stream.
+    A key's rows of both streams go to the same subtask, in no particular order between the two. Tables have the key
+    columns of the first stream.
     """
 
     def process1(self, rows: pl.DataFrame, ctx: BatchContext) -> Result:
@@ -95,15 +96,15 @@ class CoBatchFunction(BatchFunction):
 
 
 class BatchFunctionOperator(FunctionOperator):
-    """Raises, at once, for keys and states that do not go together."""
+    """Runs a function on batches. Raises at once for keys and states that do not fit together."""
 
     def __init__(self, name: str, function: BatchFunction, ports: Sequence[Port], schema: pa.Schema) -> None:
         super().__init__(name, function, ports, schema)
         for state_name, state in self._declared().items():
             if not isinstance(state, TableState):
                 raise JobError(
-                    f"{self._where}: {type(state).__name__} {state_name!r} is of one key at a time, this function gets "
-                    "batches of rows of many keys; declare a TableState"
+                    f"{self._where}: {type(state).__name__} {state_name!r} holds the state of one key at a time, but "
+                    "this function gets batches of rows of many keys; declare a TableState"
                 )
             state.check_keys(state_name, self._key_fields, self._where)
             check_held_by_polars(state.schema, f"{self._where}: TableState {state_name!r}")
@@ -155,7 +156,7 @@ class BatchFunctionOperator(FunctionOperator):
             self._out.emit(batch)
 
     def snapshot(self, checkpoint_id: int) -> Snapshot:
-        """References now; key groups and tables later."""
+        """Take references now; key groups and tables are computed later."""
         ids, where = self._runtime.ids, self._where
         frozen = {name: chunks for name, state in self._states.items() if (chunks := state.freeze(ids, where))}
         if not frozen:
@@ -167,5 +168,5 @@ class BatchFunctionOperator(FunctionOperator):
         )
 
     def contents(self) -> dict[str, pl.DataFrame]:
-        """By name of a table, its rows now."""
+        """The current rows of each table, by its name."""
         return {state.name: state.frame for state in self._states.values()}

@@ -1,10 +1,10 @@
-"""The event-time column of a stream: read without copying, in the unit it comes in.
+"""The event-time column of a stream, read without copying, in its own unit.
 
-Inside the engine times are int64 microseconds. A column of milliseconds or nanoseconds is not
-converted row by row; only its extremes and its window bounds are.
+Inside the engine times are int64 microseconds. A column of milliseconds or nanoseconds is not converted row by row;
+only its extremes and its window bounds are.
 
-Times are in the years 1 to 9999, which is what watermarks and timers can say of them; what is far outside
-stands for something else, such as a missing value, and int64 would wrap around as soon as a window is added.
+Times must be in the years 1 to 9999, the range of watermarks and timers. A time far outside stands for something else,
+such as a missing value, and int64 would wrap around as soon as a window is added.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _NAMES: Final = {"ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"
 
 
 class EventTime:
-    """Column `column` of `schema`; `kind` is its timestamp type, with unit and time zone."""
+    """The event-time column `column` of `schema`; `kind` is its timestamp type, with unit and time zone."""
 
     def __init__(self, column: str, schema: pa.Schema, where: str) -> None:
         require_columns(schema, [column], where, "event-time column")
@@ -46,8 +46,10 @@ class EventTime:
         self._where = where
 
     def native(self, batch: pa.RecordBatch, room: int = 0) -> Int64s:
-        """The times of the rows as int64 in the column's own unit, to which `room` can be added, and of which it can be
-        subtracted. Raises JobError naming a row that has no time, or none of the years 1 to 9999.
+        """Return the times of the rows as int64 in the column's own unit; adding or subtracting `room` does not
+        overflow.
+
+        Raises JobError naming a row without a time, or with one outside the years 1 to 9999.
         """
         column = batch.column(self.column)
         row = first_null(column)
@@ -73,20 +75,20 @@ class EventTime:
         )
 
     def us(self, batch: pa.RecordBatch) -> Int64s:
-        """The times of the rows in microseconds."""
+        """Return the times of the rows in microseconds."""
         times = self.native(batch)
         if self.kind.unit == "us":
             return times
         return times * 1000 if self.kind.unit == "ms" else times // 1000
 
     def to_us(self, native: int) -> int:
-        """Microseconds at or below that time."""
+        """Convert a time to microseconds, rounded down."""
         if self.kind.unit == "us":
             return native
         return native * 1000 if self.kind.unit == "ms" else native // 1000
 
     def from_us(self, time_us: int) -> int:
-        """In the column's unit, at or below that time; the ends of time stay the ends of time."""
+        """Convert a time to the column's unit, rounded down; the ends of time stay the ends of time."""
         if time_us in (MIN_WATERMARK_US, MAX_WATERMARK_US):
             return time_us
         if self.kind.unit == "us":

@@ -1,4 +1,4 @@
-"""Polars expressions as parts of a job: checked on the driver against the schema they will meet."""
+"""Polars expressions as parts of a job, checked on the driver against the schema of their input."""
 
 from __future__ import annotations
 
@@ -20,21 +20,23 @@ from midstream.core.batches import (
 from midstream.core.errors import JobError, SchemaError
 
 EXPRESSION_ERRORS: Final = (Exception, pl.exceptions.PanicException)
-"""What evaluating an expression can raise: a panic of polars is no Exception, and would pass for a shutdown."""
+"""The exceptions that evaluating an expression can raise; a polars panic is not an Exception, and would be mistaken for
+a shutdown.
+"""
 
 
 def empty_frame(schema: pa.Schema, where: str) -> pl.DataFrame:
-    """Without rows. Raises SchemaError naming the column that polars cannot hold."""
+    """Return a frame without rows. Raises SchemaError naming a column that polars cannot hold."""
     schema = canonical_schema(schema)
     check_held_by_polars(schema, where)
     return to_polars(empty_batch(schema))
 
 
 def infer_schema(schema: pa.Schema, exprs: Sequence[pl.Expr], where: str, *, keep: bool) -> pa.Schema:
-    """The schema of `exprs` over rows of `schema`, after all its own columns if `keep`.
+    """Return the schema of `exprs` over rows of `schema`; with `keep`, after all columns of that.
 
-    A column that is not made by an expression has its own type: it does not go through polars.
-    Raises SchemaError naming `where` for a column that does not exist or types that do not go together.
+    A column that no expression computes keeps its type: it does not pass through polars. Raises SchemaError naming
+    `where` for a column that does not exist or types that do not match.
     """
     schema = canonical_schema(schema)
     frame = _read_by(exprs, schema, where)
@@ -61,12 +63,12 @@ def infer_schema(schema: pa.Schema, exprs: Sequence[pl.Expr], where: str, *, kee
 
 
 def is_plain_column(expr: pl.Expr) -> bool:
-    """Whether it gives one column of the stream as it is."""
+    """Whether the expression is one column of the stream, unchanged."""
     return bool(expr.meta.is_column() and not expr.meta.has_multiple_outputs())
 
 
 def _read_by(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) -> pl.DataFrame:
-    """Without rows: the columns of `schema` that `exprs` compute with, and nulls for those that they only hand on."""
+    """Return a frame without rows: the columns that `exprs` compute with, and nulls for those that they only pass on."""
     handed_on = {expr.meta.output_name() for expr in exprs if is_plain_column(expr)}
     computing = [expr for expr in exprs if not is_plain_column(expr)]
     read = columns_read(computing, schema) if computing else []
@@ -79,12 +81,12 @@ def _read_by(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) -> pl.Data
 def infer_type(schema: pa.Schema, expr: pl.Expr, where: str) -> pa.DataType:
     made = infer_schema(schema, [expr], where, keep=False)
     if len(made) != 1:
-        raise SchemaError(f"{where}: the expression gives {len(made)} columns, one is needed: {expr}")
+        raise SchemaError(f"{where}: the expression gives {len(made)} columns; it must give one: {expr}")
     return made.types[0]
 
 
 def columns_read(exprs: Sequence[pl.Expr], schema: pa.Schema) -> list[str]:
-    """The columns that a frame needs for `exprs`: one at least, for else it would not know how many rows it has."""
+    """Return the columns that a frame needs for `exprs`: at least one, since a frame without columns has no row count."""
     if any(expr.meta.has_multiple_outputs() for expr in exprs):  # a selector, whose meaning depends on what there is
         return list(schema.names)
     names = {name for expr in exprs for name in expr.meta.root_names()}
@@ -92,16 +94,16 @@ def columns_read(exprs: Sequence[pl.Expr], schema: pa.Schema) -> list[str]:
 
 
 def _any_held(schema: pa.Schema) -> str:
-    """A column that polars can hold, if there is one."""
+    """Return a column that polars can hold, if there is one."""
     held = [field.name for field in schema if is_held_by_polars(field.type)]
     names: list[str] = held or schema.names
     return names[0]
 
 
 def check_row_by_row(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) -> None:
-    """Raises JobError for an expression whose result for a row of `schema` depends on other rows of the batch.
+    """Raise JobError for an expression whose result for a row of `schema` depends on other rows of the batch.
 
-    Where batches are cut is the engine's business, so such a result would be arbitrary.
+    The engine decides where batches are cut, so such a result would be arbitrary.
     """
     for expr in exprs:
         if not isinstance(expr, pl.Expr):
@@ -114,7 +116,9 @@ def check_row_by_row(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) ->
 
 
 def _is_row_by_row(expr: pl.Expr, schema: pa.Schema, where: str) -> bool:
-    """What polars says itself, where it can, and what comes out for a few rows, together and one by one."""
+    """Whether polars says so or, where it cannot tell, whether a few rows give the same results together and one by
+    one.
+    """
     if expr.meta.is_literal() or is_plain_column(expr):
         return True
     try:
@@ -132,7 +136,7 @@ def _is_row_by_row(expr: pl.Expr, schema: pa.Schema, where: str) -> bool:
 
 
 def _probe(name: str, kind: pl.DataType) -> pl.Series:
-    """Values of which each differs from its neighbours, the smallest, the sum and so on."""
+    """Return values each of which differs from its neighbours, the smallest one, the sum, and so on."""
     try:
         probe: pl.Series = pl.Series(name, [2, None, 0, 2]).cast(kind, strict=False)
         return probe

@@ -1,4 +1,4 @@
-"""What the operators of users' functions have in common: inputs and their keys, declared states, `open` and `close`."""
+"""The base of operators that run users' functions: inputs and their keys, declared states, `open` and `close`."""
 
 from __future__ import annotations
 
@@ -18,18 +18,25 @@ from midstream.state.declared import DeclaredState, declared_states
 
 
 class Function:
-    """Base of all functions with state; pickles until it is opened."""
+    """Base of all functions with state. A function must pickle until it is opened."""
 
     def open(self, context: Any) -> None:
-        """Once per subtask before any row. `context` has uid, name, subtask, parallelism, metrics."""
+        """Prepare the function; called once per subtask before any row.
+
+        `context` has `uid`, `name`, `subtask`, `parallelism` and `metrics`.
+        """
 
     def close(self) -> None:
-        """Once at the end, also after a failure."""
+        """Release what the function holds; called once at the end, also after a failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One input. `method`: the function's method for its rows. Broadcast: its rows have no key, and may write broadcast state."""
+    """One input.
+
+    `method`: the method of the function for its rows. Rows of a broadcast input have no key, and may write broadcast
+    state.
+    """
 
     method: str
     keys: tuple[str, ...]
@@ -43,12 +50,17 @@ def two_ports(
     event_times: tuple[str | None, str | None],
     input_schemas: tuple[pa.Schema, pa.Schema],
 ) -> list[Port]:
-    """Of connected streams, for `process1` and `process2`. `keys` are of equal types; ((), ()) when not keyed."""
+    """Return the ports of connected streams, for `process1` and `process2`.
+
+    `keys` are of equal types; ((), ()) if the streams are not keyed.
+    """
     return [Port(f"process{i + 1}", tuple(keys[i]), event_times[i], input_schemas[i]) for i in (0, 1)]
 
 
 class FunctionOperator(Operator):
-    """Raises SchemaError, at once, for keys that do not go together and event times that are none."""
+    """Runs a user's function. Raises SchemaError at once for keys that do not match and event times that are not
+    timestamps.
+    """
 
     def __init__(self, name: str, function: Any, ports: Sequence[Port], schema: pa.Schema) -> None:
         self.schema = canonical_schema(schema)
@@ -66,7 +78,7 @@ class FunctionOperator(Operator):
         self._out: Output
 
     def _declared(self) -> dict[str, DeclaredState]:
-        """The states of the function's class, by name."""
+        """Return the states of the function's class, by name."""
         return declared_states(type(self._function))
 
     def state_settings(self) -> Mapping[str, Mapping[str, str]]:
@@ -79,7 +91,7 @@ class FunctionOperator(Operator):
         return settings
 
     def _key_settings(self) -> dict[str, str]:
-        """Of which columns the keys are that the state belongs to, on both streams."""
+        """Return the key columns to which the state belongs, of both streams."""
         found = {KEY: fields_text(self._key_fields)}
         for port in self._ports[1:]:
             if port.keys:
@@ -92,7 +104,7 @@ class FunctionOperator(Operator):
         self._out = out
 
     def _open_function(self) -> None:
-        """Once its states are bound."""
+        """Open the function, once its states are bound."""
         self._opened = True
         try:
             self._function.open(self._runtime)
@@ -123,7 +135,7 @@ class FunctionOperator(Operator):
 
 
 def _key_fields(ports: Sequence[Port], where: str) -> tuple[pa.Field[Any], ...]:
-    """The key columns, which have the same types on every port that has some; named as on the first."""
+    """Return the key columns, named as on the first port; they must have the same types on every port that has some."""
     keyed = [port for port in ports if port.keys]
     for port in keyed:
         require_keys(port.schema, port.keys, where)
@@ -132,7 +144,7 @@ def _key_fields(ports: Sequence[Port], where: str) -> tuple[pa.Field[Any], ...]:
     types = [[port.schema.field(name).type for name in port.keys] for port in keyed]
     if any(other != types[0] for other in types) or len(keyed) != len([p for p in ports if not p.broadcast]):
         raise SchemaError(
-            f"{where}: both inputs must be keyed by columns of the same types, these are "
+            f"{where}: both inputs must be keyed by columns of the same types; these are "
             + " and ".join(", ".join(str(kind) for kind in kinds) or "not keyed" for kinds in types)
         )
     return tuple(keyed[0].schema.field(name) for name in keyed[0].keys)

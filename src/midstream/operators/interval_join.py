@@ -1,4 +1,4 @@
-"""The inner join by time of two keyed streams, as a function on batches."""
+"""The inner join of two keyed streams by time, as a function on batches."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from midstream.state.timeline import Timeline
 
 PROGRESS: Final = "progress"
 _FURTHEST_US: Final = 2**62
-"""No two event times are so far apart, and int64 can hold it."""
+"""A limit within int64: no two event times are further apart."""
 
 
 def interval_join_operator(name: str, ports: Sequence[Port], lower_us: int, upper_us: int) -> BatchFunctionOperator:
-    """Pairs of rows with equal keys of which the second's event time is `lower_us` to `upper_us` after the first's.
+    """Return the operator that pairs rows of equal keys if the second is `lower_us` to `upper_us` after the first.
 
-    A pair has the columns of the first, then those of the second but its keys. It is emitted when the later of its
-    rows comes; a row is kept until event time says that none will come that it goes with, but late ones. Times are
-    compared in whole microseconds.
+    A pair has the columns of the first row, then those of the second except its keys. It is emitted when the later of
+    its rows arrives; a row is kept until, by event time, only late rows can match it. Times are compared in whole
+    microseconds.
     """
     first, second = ports
     lower_us, upper_us = max(lower_us, -_FURTHEST_US), min(upper_us, _FURTHEST_US)
@@ -35,7 +35,7 @@ def interval_join_operator(name: str, ports: Sequence[Port], lower_us: int, uppe
     twice = [field.name for field in second.schema if field.name not in names and field.name in first.schema.names]
     if twice:
         raise JobError(
-            f"operator {name!r}: both streams have a column {twice[0]!r}; give it another name in one of them, with select() "
+            f"operator {name!r}: both streams have a column {twice[0]!r}; rename it in one of them, with select() "
             "(an event-time column before with_watermarks())"
         )
     added = [field for field in renamed if field.name not in keys]
@@ -63,7 +63,7 @@ def interval_join_operator(name: str, ports: Sequence[Port], lower_us: int, uppe
 
 
 class IntervalJoinOperator(BatchFunctionOperator):
-    """What it stores of rows that are dead already, it stores with how far event time had come."""
+    """The operator of an interval join. It stores expired rows together with the progress of event time."""
 
     def open(self, context: OperatorContext, out: Output) -> None:
         super().open(context, out)

@@ -1,4 +1,4 @@
-"""What a process function sees while it runs: key, times, timers, side outputs."""
+"""The context of a process function: key, times, timers, side outputs."""
 
 from __future__ import annotations
 
@@ -20,28 +20,29 @@ _MICROSECOND = timedelta(microseconds=1)
 
 
 def instant_us(at: Any) -> int:
-    """Microseconds since the epoch from a datetime (UTC if it has no zone) or an int. Raises JobError for others."""
+    """Convert a datetime (UTC if it has no zone) or an int to microseconds since the epoch. Raises JobError for others."""
     if type(at) is datetime or (
         isinstance(at, datetime) and not getattr(at, "nanosecond", 0)
     ):  # pandas' have some, NaT too
         return (at - (_EPOCH if at.tzinfo is None else _EPOCH_UTC)) // _MICROSECOND
     if isinstance(at, int) and not isinstance(at, bool) and MIN_WATERMARK_US <= at <= MAX_WATERMARK_US:
         return at
-    raise JobError(f"{at!r} is not a time; give a datetime, or whole microseconds since 1970")
+    raise JobError(f"{at!r} is not a time; give a datetime, or an integer of microseconds since 1970")
 
 
 class Calendar:
-    """Datetimes that compare with those in the stream's rows: naive, or aware when its event time has a zone; always UTC.
+    """Converts times to datetimes that can be compared with those in the rows: naive, or aware if the event time has a
+    zone.
 
-    Not in the stream's zone: Python adds to such a datetime by the wall clock, and a timer "in an
-    hour" would be off by one when summer time begins or ends.
+    Aware ones are in UTC and not in the stream's zone: Python adds to such a datetime by wall clock, and a timer "in an
+    hour" would be off by one when daylight saving time begins or ends.
     """
 
     def __init__(self, aware: bool) -> None:
         self._epoch = _EPOCH_UTC if aware else _EPOCH
 
     def datetime(self, time_us: int) -> datetime:
-        """Times beyond the years 1 to 9999 become the first or last instant that a datetime can hold."""
+        """Convert a time. Those beyond the years 1 to 9999 become the first or last instant that a datetime can hold."""
         try:
             return self._epoch + _MICROSECOND * time_us  # half as long as timedelta(microseconds=time_us)
         except OverflowError:
@@ -49,9 +50,9 @@ class Calendar:
 
 
 class Timers:
-    """See process.Timers. `changed` is called when a processing-time timer is set.
+    """See `process.Timers`. `changed` is called when a processing-time timer is set.
 
-    Once processing time `has_ended` none is set any more: what would be is counted in `dropped`.
+    After the end of processing time (`has_ended`) no timer is set; attempts are counted in `dropped`.
     """
 
     def __init__(self, scope: KeyScope, changed: Callable[[], None]) -> None:
@@ -81,12 +82,12 @@ class Timers:
 
     def _key(self) -> Any:
         if not self._scope.is_set:
-            raise JobError("timers belong to a key, and there is none here; key the stream with key_by() first")
+            raise JobError("timers belong to a key, and this stream is not keyed; key the stream with key_by() first")
         return self._scope.key
 
 
 class TimeContext:
-    """How far event time has come, the wall clock, and metrics; the operator sets `watermark_us`."""
+    """The event time, the wall clock, and metrics; the operator sets `watermark_us`."""
 
     def __init__(self, calendar: Calendar, clock: Clock, metrics: UserMetrics) -> None:
         self.watermark_us = MIN_WATERMARK_US
@@ -104,7 +105,7 @@ class TimeContext:
 
 
 class Context(TimeContext):
-    """See process.ProcessContext. One per operator; the operator sets `time_us` before each call."""
+    """See `process.ProcessContext`. One per operator; the operator sets `time_us` before each call."""
 
     def __init__(
         self,

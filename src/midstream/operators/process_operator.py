@@ -1,4 +1,4 @@
-"""The operator behind all process functions: one row, one timer at a time, with the key set around it."""
+"""The operator that runs all process functions: it processes one row or timer at a time, with its key set."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from midstream.state.parts import Chunk, Redistribute, StatePart
 from midstream.state.timers import TimerQueue
 
 TIMERS_PER_SLICE = 16_384
-"""Timers that fire in one slice at most, however fast."""
+"""The largest number of timers that fire in one slice, however fast they are."""
 
 Handler = Callable[[Row, Context], Any]
 
 
 class ProcessOperator(FunctionOperator):
-    """Raises, at once, for keys, columns and states that do not go together."""
+    """Runs a process function. Raises at once for keys, columns and states that do not fit together."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class ProcessOperator(FunctionOperator):
         for field in self._key_fields:
             if getattr(field.type, "unit", None) == "ns":
                 raise SchemaError(
-                    f"{self._where}: key column {field.name!r} is {field.type}; Python has no nanoseconds: cast it to "
+                    f"{self._where}: key column {field.name!r} is {field.type}; Python datetimes have no nanoseconds: cast it to "
                     "microseconds or int64"
                 )
 
@@ -83,12 +83,12 @@ class ProcessOperator(FunctionOperator):
             if not isinstance(state, State):
                 raise JobError(
                     f"{self._where}: {type(state).__name__} {name!r} is for functions on batches "
-                    "(process_batches()); one that sees a row at a time has ValueState, ListState, MapState"
+                    "(process_batches()); a function on single rows has ValueState, ListState and MapState"
                 )
             if state.is_keyed and not self._key_fields:
                 raise JobError(
-                    f"{self._where}: {type(state).__name__} {name!r} needs a key, but the stream has none; "
-                    "put key_by() in front"
+                    f"{self._where}: {type(state).__name__} {name!r} needs a key, but the stream has none; call "
+                    "key_by() first"
                 )
             if not state.is_keyed and not any(port.broadcast for port in self._ports):
                 raise JobError(
@@ -193,7 +193,7 @@ class ProcessOperator(FunctionOperator):
         self._context.time_us = None
 
     def _take(self, result: Any, index: Origin, method: str) -> None:
-        """Rows that the function returned; a generator runs here, while the key is still set."""
+        """Take the rows that the function returned; a generator runs here, while the key is still set."""
         if type(result) is GeneratorType:  # nearly always, and the other questions take as long as a row
             self._rows.extend(map(self._as_it_is_now, result))
         elif isinstance(result, dict):
@@ -234,10 +234,10 @@ class ProcessOperator(FunctionOperator):
         return all_fired
 
     def _fire_last(self) -> bool:
-        """The input has ended, and with it processing time: what is set fires now. False: there is more to fire.
+        """Fire the timers that are set when the input, and with it processing time, ends. False: more are left to fire.
 
-        What these timers set for event time fires too, for that is at its end. What they set for processing
-        time is dropped: one that sets itself anew each time would go on for ever.
+        Event-time timers that these set fire too, since event time is at its end. Processing-time timers are dropped:
+        one that sets itself again each time would never end.
         """
         self._disarm()
         self._timers.has_ended = True
@@ -246,7 +246,7 @@ class ProcessOperator(FunctionOperator):
         return fired
 
     def _fire(self, until_us: int, *, event_time: bool) -> bool:
-        """Fire what is due. False when the slice was used up first."""
+        """Fire the timers that are due. False if the slice was used up first."""
         queue = self._timers.event if event_time else self._timers.processing
         clock = self._runtime.clock
         end_s = clock.monotonic_s() + self._runtime.slice_s
@@ -273,7 +273,7 @@ class ProcessOperator(FunctionOperator):
             raise self._user_error(f"on_timer of {at}", error) from error
 
     def _arm(self) -> None:
-        """Have the earliest processing-time timer wake us."""
+        """Set the wake-up for the earliest processing-time timer."""
         next_us = self._timers.processing.next_us()
         if next_us is None:
             return
@@ -299,7 +299,7 @@ class ProcessOperator(FunctionOperator):
     # ---- snapshot ----
 
     def snapshot(self, checkpoint_id: int) -> Snapshot:
-        """References now, tables later: see state.keyed for why that is safe."""
+        """Take references now and make tables later; state.keyed explains why that is safe."""
         new_id, stored_bytes, form = self._runtime.ids.new_id, self._runtime.stored_bytes, self._form
         of_states = [(state, state.freeze(new_id, stored_bytes)) for state in self._states.values()]
         of_timers = [(name, queue.log.freeze(new_id, stored_bytes)) for name, queue in self._queues().items()]
@@ -322,11 +322,13 @@ class ProcessOperator(FunctionOperator):
         return Snapshot(later=later)
 
     def _queues(self) -> dict[str, TimerQueue]:
-        """By name of the part in which its timers are."""
+        """The timer queues, by the name of their state part."""
         return {"timers:event": self._timers.event, "timers:processing": self._timers.processing}
 
     def contents(self) -> dict[str, dict[Any, Any]]:
-        """By name of a state, a copy of what it holds now: by key as the function sees it; of broadcast state, all of it."""
+        """Return a copy of what each state holds, by its name: by key, as the function sees it, or all of a broadcast
+        state.
+        """
         found = {}
         for state in self._states.values():
             entries = copy.deepcopy(state.entries())
@@ -337,7 +339,7 @@ class ProcessOperator(FunctionOperator):
         return found
 
     def timers_set(self) -> tuple[list[tuple[datetime, Any]], list[tuple[datetime, Any]]]:
-        """Those of event time and those of processing time that are set now: when, and of which key."""
+        """Return the event-time and the processing-time timers that are set: the time and the key of each."""
         event, processing = (
             [(self._calendar.datetime(time_us), self._form.shown(key)) for time_us, key in queue.timers()]
             for queue in (self._timers.event, self._timers.processing)

@@ -1,8 +1,8 @@
-"""How far event time has come, per key group.
+"""Tracks how far event time has come, per key group.
 
-Within one run all key groups are at the same watermark, except while one window's firing is
-interrupted half-way. After a rescale a subtask owns key groups of several old ones that stopped at
-different watermarks; what had fired must not fire again, and what was late stays late.
+Within one run all key groups have the same watermark, except while the firing of one window is interrupted. After a
+rescale a subtask owns key groups of several old subtasks, which stopped at different watermarks; what had fired must
+not fire again, and what was late stays late.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _AT_REST: Final = pa.schema([(KEY_GROUP, pa.int32()), ("watermark", pa.int64())]
 
 
 class Progress:
-    """Watermarks of the key groups `owned`, in the unit of the event-time column."""
+    """The watermarks of the key groups `owned`, in the unit of the event-time column."""
 
     def __init__(self, owned: range) -> None:
         self._owned = owned
@@ -32,7 +32,7 @@ class Progress:
         self.is_even = True
 
     def reach(self, watermark: int) -> None:
-        """All key groups have come at least this far."""
+        """Raise the watermarks of all key groups to at least this one."""
         if not self.is_even:
             self._set(np.maximum(self._marks, watermark))
         elif watermark > self.lowest:
@@ -40,7 +40,7 @@ class Progress:
             self.lowest = watermark
 
     def reach_up_to(self, key_group: int, watermark: int) -> None:
-        """Only the key groups up to and including that one have."""
+        """Raise the watermarks of the key groups up to and including `key_group`."""
         marks = self._marks.copy()
         count = key_group + 1 - self._owned.start
         marks[:count] = np.maximum(marks[:count], watermark)
@@ -52,18 +52,18 @@ class Progress:
         self.is_even = bool((marks == self.lowest).all())
 
     def of(self, key_groups: Int32s) -> npt.NDArray[np.int64]:
-        """The watermark of each of these key groups."""
+        """Return the watermark of each of these key groups."""
         marks: npt.NDArray[np.int64] = self._marks[key_groups - self._owned.start]
         return marks
 
     def levels(self, key_groups: Int32s) -> Iterator[tuple[int, npt.NDArray[np.bool_]]]:
-        """Each different watermark among the rows with these key groups, and which rows have it."""
+        """Yield each distinct watermark of rows with these key groups, and which rows have it."""
         marks = self.of(key_groups)
         for mark in np.unique(marks):
             yield int(mark), marks == mark
 
     def table(self) -> pa.Table | None:
-        """At rest; None as long as there was no watermark."""
+        """Return the watermarks as a table; None if there has been no watermark yet."""
         if self.is_even and self.lowest == MIN_WATERMARK_US:
             return None
         return pa.Table.from_arrays([self._key_groups, pa.array(self._marks)], schema=_AT_REST)

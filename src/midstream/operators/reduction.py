@@ -1,4 +1,4 @@
-"""Aggregates bound to a stream: rows to parts, parts to fewer parts, parts to results; all columnar."""
+"""Aggregates bound to a stream: rows to parts, parts to fewer parts, parts to results, all of them columnar."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ _NOT_SORTED: Final = "__not_sorted"
 
 
 class Reduction:
-    """`keys` and `aggregates` over rows of `schema`; pickles. Raises SchemaError or ConfigError for what does not fit.
+    """Computes `aggregates` by `keys` over rows of `schema`. Instances pickle.
 
-    A part is a frame with the columns `by`, then those of all aggregates' parts, named
-    `output:part`. `schema` is that of the results, with window columns.
+    A part is a frame with the columns `by`, then the parts of all aggregates, named `output:part`. `schema` is that of
+    the results, with window columns. Raises SchemaError or ConfigError for arguments that do not fit together.
     """
 
     def __init__(
@@ -50,16 +50,16 @@ class Reduction:
             self._compile(output, aggregate)
         needed = {root for expr in self._partial for root in expr.meta.root_names()} | {*self.keys, event_time}
         self.columns = [name for name in self.input_schema.names if name in needed]
-        """Input columns that are needed at all."""
+        """The input columns that are needed at all."""
         self._check_inputs()
         self.part_schema, self.schema = self._schemas()
 
     def __reduce__(self) -> tuple[type[Reduction], tuple[object, ...]]:
-        """Pickled as what it was made of: polars would give each expression a copy of its Python functions."""
+        """Pickle the arguments: polars would give each expression its own copy of its Python functions."""
         return Reduction, self._arguments
 
     def pickles_of(self, own: OwnCode) -> None:
-        """Accumulators can be of classes in `own`. Before any row."""
+        """Let accumulators be instances of classes in `own`. Called before any row."""
         for aggregate in self._aggregates.values():
             if isinstance(aggregate, AccumulatorAggregate):
                 aggregate.pickles = Pickles(own)
@@ -81,7 +81,7 @@ class Reduction:
 
     def _check_outputs(self) -> None:
         if not self._aggregates:
-            raise ConfigError(f"{self.where}: a window without aggregates; give at least one, such as n=Count()")
+            raise ConfigError(f"{self.where}: the window has no aggregates; give at least one, such as n=Count()")
         for output in self._aggregates:
             if output in self.keys or output in (WINDOW_START, WINDOW_END):
                 raise ConfigError(f"{self.where}: two output columns are called {output!r}; rename the aggregate")
@@ -108,8 +108,8 @@ class Reduction:
         merge = dict(aggregate.merge(part))
         if partial.keys() != merge.keys():
             raise JobError(
-                f"{self.where}: aggregate {output!r}: partial gives {sorted(partial)}, merge gives {sorted(merge)}; "
-                "both must give the same columns"
+                f"{self.where}: aggregate {output!r}: partial returns {sorted(partial)}, merge returns "
+                f"{sorted(merge)}; both must return the same columns"
             )
         taken = {existing.meta.output_name() for existing in self._partial}
         for key in partial:
@@ -146,11 +146,11 @@ class Reduction:
     # ---- work ----
 
     def prepare(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Rows with a column for every name in `by`."""
+        """Return rows with a column for every name in `by`."""
         return frame if self.keys else frame.with_columns(pl.lit(0, pl.Int8).alias(ALL))
 
     def reduce(self, frame: pl.DataFrame, also_by: Sequence[str] = (), also: Sequence[pl.Expr] = ()) -> pl.DataFrame:
-        """Prepared rows to parts, one per key and value of `also_by`; `also` are further reductions."""
+        """Reduce prepared rows to parts, one per key and value of `also_by`; `also` are further reductions."""
         return self._guard(lambda: self._reduce(frame, also_by, also))
 
     def _reduce(self, frame: pl.DataFrame, also_by: Sequence[str] = (), also: Sequence[pl.Expr] = ()) -> pl.DataFrame:
@@ -159,7 +159,9 @@ class Reduction:
     def merge(
         self, parts: Sequence[pl.DataFrame], also_by: Sequence[str] = (), also: Sequence[pl.Expr] = ()
     ) -> pl.DataFrame:
-        """Parts, in the order they were made, to one per key and `also_by`; `also` are further reductions."""
+        """Merge parts, in the order in which they were made, to one per key and `also_by`; `also` are further
+        reductions.
+        """
         frame = parts[0] if len(parts) == 1 else pl.concat(parts, rechunk=True)
         by = (*also_by, *self.by)
         if len(by) == 1 and any(frame.get_column(by[0]).flags.values()):
@@ -171,7 +173,8 @@ class Reduction:
         return merged.drop(_NOT_SORTED) if _NOT_SORTED in by else merged
 
     def finish(self, merged: pl.DataFrame) -> pl.DataFrame:
-        """Results with the columns `by`, all others of `merged` that are no parts, then one per aggregate.
+        """Return results with the columns `by`, then all other columns of `merged` that are not parts, then one per
+        aggregate.
 
         Raises JobError for a result that does not fit its type.
         """

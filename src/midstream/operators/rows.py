@@ -1,7 +1,6 @@
-"""Between batches and rows of Python values, and errors that name the operator and the row.
+"""Conversion between batches and rows of Python values, with errors that name the operator and the row.
 
-A row is a dict with every column of its schema, its values in their Python form (core/values.py);
-nulls are None.
+A row is a dict with every column of its schema, its values in their Python form (core/values.py); nulls are None.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from midstream.core.values import ValueMisfit, kind_of, to_array, to_python
 
 Row: TypeAlias = dict[str, Any]
 Origin: TypeAlias = "int | datetime | None"
-"""Where a row of a function's comes from: the position of a row in its batch, or the time of a timer."""
+"""The origin of a function's row: the position of a row in its batch, or the time of a timer."""
 
 
 def to_rows(batch: pa.RecordBatch, where: str) -> Iterator[Row]:
-    """One by one: thousands of dicts at a time would keep the garbage collector busy.
+    """Yield rows one by one: thousands of dicts at a time would keep the garbage collector busy.
 
-    Raises JobError, at once, naming `where` and the column with a value that Python does not have.
+    Raises JobError, at once, naming `where` and the column with a value that Python cannot represent.
     """
     return _row_maker(tuple(batch.schema.names))(_columns(batch, where))
 
@@ -46,7 +45,9 @@ def _columns(batch: pa.RecordBatch, where: str) -> list[list[Any]]:
 
 
 def _display(names: Sequence[str]) -> tuple[str, str]:
-    """Source text: what to unpack the values of a row to, and a dict of them, which costs less than `dict(zip(…))`."""
+    """Return source code: the target that unpacks the values of a row, and a dict of them that is faster than
+    `dict(zip(…))`.
+    """
     values = "".join(f"v{index}, " for index in range(len(names)))
     entries = ", ".join(f"{name!r}: v{index}" for index, name in enumerate(names))
     return values or "_, ", f"{{{entries}}}"
@@ -62,9 +63,9 @@ def _row_maker(names: tuple[str, ...]) -> Callable[[Sequence[Sequence[Any]]], It
 
 
 def map_rows(function: Callable[[Row], Row], batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """A batch of `schema` of what `function` returns for each row.
+    """Return a batch of `schema` with what `function` returns for each row.
 
-    Raises JobError naming `where`, and the row for which it raised or returned what does not fit.
+    Raises JobError naming `where`, and the row for which the function raised or returned what does not fit.
     """
     made: list[list[Any]] = [[] for _ in schema]
     given = _columns(batch, where)
@@ -94,9 +95,10 @@ _Mapper: TypeAlias = Callable[[Callable[[Row], Row], Sequence[Sequence[Any]], Se
 
 @lru_cache(maxsize=256)
 def _mapper(names: tuple[str, ...], made_names: tuple[str, ...], nested: tuple[str, ...]) -> _Mapper:
-    """From columns to the columns of what a function makes of their rows, appended to `made`, copies of those `nested`.
+    """Generate a function from input columns to output columns, which appends to `made` and copies those in `nested`.
 
-    Returns the first row that has not just `made_names`, or _FITS. The last of `made` is appended to last.
+    It returns the first row whose columns are not exactly `made_names`, or _FITS. It appends to the last of `made`
+    last.
     """
     values, row = _display(names)
     lists = "".join(f"a{index}, " for index in range(len(made_names)))
@@ -130,16 +132,19 @@ def mapper(function, columns, made):
 
 
 def _passed_on(values: Sequence[Any], given: Sequence[Any], kind: pa.DataType, given_kind: pa.DataType) -> bool:
-    """Whether these are the very values of the column that came in: looking costs half of converting them.
+    """Whether these are the same objects as in the input column: comparing takes half as long as converting.
 
-    Not for lists and dicts, which a function may have changed in place.
+    False for lists and dicts, which a function may have changed in place.
     """
     return kind == given_kind and not pa.types.is_nested(kind) and all(map(is_, values, given))
 
 
 def as_it_is_now(schema: pa.Schema) -> Callable[[Any], Any]:
-    """What copies a row of `schema` for keeping: a function may go on with the same dict, or with a list in it (its
-    state's, for example). What is no row stays as it is, and is refused later."""
+    """Return a function that copies a row of `schema` for keeping.
+
+    A user's function may continue to use the same dict, or a list in it (of its state, for example). What is not a row
+    is returned as it is, and refused later.
+    """
     nested = nested_columns(schema)
     return partial(_copied_row, nested) if nested else _copied_flat_row
 
@@ -159,7 +164,9 @@ def _copied_row(nested: Sequence[str], row: Any) -> Any:
 
 
 def nested_columns(schema: pa.Schema) -> tuple[str, ...]:
-    """Those whose values can change in place: lists and dicts, and bytes, for which a bytearray may be given."""
+    """Return the columns whose values can change in place: lists and dicts, and bytes, for which a bytearray may be
+    given.
+    """
     return tuple(
         field.name
         for field in schema
@@ -170,7 +177,7 @@ def nested_columns(schema: pa.Schema) -> tuple[str, ...]:
 
 
 def copied(value: Any) -> Any:
-    """Lists, dicts and buffers, and those in them, as they are now."""
+    """Copy lists, dicts and buffers, including nested ones."""
     if isinstance(value, list):
         return [copied(item) for item in value]
     if isinstance(value, (bytearray, memoryview)):
@@ -185,11 +192,11 @@ def to_batch(
     origin: Sequence[Origin] | None = None,
     given: pa.RecordBatch | None = None,
 ) -> pa.RecordBatch:
-    """A batch of `schema` from rows that a user's function returned.
+    """Return a batch of `schema` from rows that a user's function returned.
 
-    `origin[i]` is the position of the input row that gave `rows[i]`, or the time of the timer that did. None: the same
-    position; empty: it is not known. `given`: the batch of the input rows.
-    Raises JobError naming `where`, the input row or that time, and what does not fit.
+    `origin[i]` is the position of the input row, or the time of the timer, for which `rows[i]` was returned. None: the
+    same position; empty: unknown. `given`: the batch of the input rows. Raises JobError naming `where`, the input row
+    or that time, and what does not fit.
     """
     names = schema.names
     try:
@@ -226,7 +233,7 @@ def _column(
 def _result_of(
     where: str, index: int, origin: Sequence[Origin] | None, given: pa.RecordBatch | None
 ) -> tuple[str, int | None]:
-    """What to call row `index` of the results, and the position of the input row that it is for."""
+    """Return what to call row `index` of the results, and the position of the input row for which it was returned."""
     if origin is not None and not origin:
         return f"{where}: row {index} of those emitted for this batch", None
     of = index if origin is None else origin[index]
@@ -236,14 +243,14 @@ def _result_of(
 
 
 def _check_row(row: Any, schema: pa.Schema, at: str, index: int | None) -> None:
-    """Raises JobError beginning with `at`, about the input row `index`, for a row that does not fit."""
+    """Raise JobError beginning with `at`, about the input row `index`, for a row that does not fit."""
     misfit = _misfit(row, schema)
     if misfit:
         raise at_row(JobError(f"{at} {misfit}"), index)
 
 
 def _misfit(row: Any, schema: pa.Schema) -> str:
-    """What is wrong with the columns of a row; nothing when they are those of `schema`."""
+    """Describe what is wrong with the columns of a row; empty if they are those of `schema`."""
     names = schema.names
     if not isinstance(row, dict):
         return f"is {kind_of(row)}; return a dict with the columns {', '.join(names)}"
@@ -257,18 +264,18 @@ def _misfit(row: Any, schema: pa.Schema) -> str:
 
 
 def at_row(error: JobError, row: int | None) -> JobError:
-    """`error`, which is about that row of the batch."""
+    """Mark `error` as being about that row of the batch."""
     error.row = row
     return error
 
 
 def fields_text(fields: Iterable[pa.Field[Any]]) -> str:
-    """Names and types."""
+    """List the names and types of fields."""
     return ", ".join(f"{field.name} {field.type}" for field in fields)
 
 
 def user_error(where: str, what: str, error: BaseException, at: tuple[pa.RecordBatch, int] | None = None) -> JobError:
-    """The JobError for a user's function that raised; `raise user_error(…) from error` keeps the traceback.
+    """Return the JobError for an exception of a user's function; `raise user_error(…) from error` keeps the traceback.
 
     `at`: the batch that the operator was given, and the position of the row in it.
     """
@@ -279,7 +286,7 @@ def user_error(where: str, what: str, error: BaseException, at: tuple[pa.RecordB
 
 
 def require_columns(schema: pa.Schema, names: Iterable[str], where: str, what: str) -> None:
-    """Raises SchemaError naming the first of `names` that is not in `schema`."""
+    """Raise SchemaError naming the first of `names` that is not in `schema`."""
     for name in names:
         if schema.get_field_index(name) < 0:
             raise SchemaError(
@@ -288,7 +295,7 @@ def require_columns(schema: pa.Schema, names: Iterable[str], where: str, what: s
 
 
 def require_keys(schema: pa.Schema, keys: Iterable[str], where: str) -> None:
-    """Raises SchemaError naming the first of `keys` that is no column, or of a type that cannot be a key."""
+    """Raise SchemaError naming the first of `keys` that is missing, or whose type cannot be a key."""
     for key in keys:
         require_columns(schema, [key], where, "key column")
         kind = schema.field(key).type
@@ -297,7 +304,7 @@ def require_keys(schema: pa.Schema, keys: Iterable[str], where: str) -> None:
 
 
 def check_keys(batch: pa.RecordBatch, keys: Iterable[str], where: str) -> None:
-    """Raises JobError naming the first row in which a key is null."""
+    """Raise JobError naming the first row in which a key is null."""
     for key in keys:
         row = first_null(batch.column(key))
         if row is not None:

@@ -1,8 +1,8 @@
-"""Session windows: the rows of a key, as long as no two neighbours are more than a gap apart.
+"""Session windows: consecutive rows of a key, no two neighbours more than a gap apart.
 
-Each batch is reduced to small sessions, which are merged with those in state when a watermark
-makes them due, or when a late row needs to know. As in Flink, sessions that touch are one, and a
-late row is dropped only if the session it would belong to is late as a whole.
+Each batch is reduced to small sessions, which are merged with those in state when a watermark makes them due, or when a
+late row depends on them. As in Flink, sessions that touch are one, and a late row is dropped only if the session it
+would belong to is late as a whole.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class SessionWindowOperator(WindowOperator):
             self._emit_updated(parts.filter(pl.col(END) - 1 <= watermark), watermark)
 
     def _reduce(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Rows to small sessions, with bounds."""
+        """Reduce rows to small sessions, with bounds."""
         by = self._reduction.by
         starts = frame.get_column(START)
         if int(starts.max()) - int(starts.min()) > self._gap:  # type: ignore[arg-type]
@@ -73,7 +73,7 @@ class SessionWindowOperator(WindowOperator):
         return self._reduction.merge([frame], (_SESSION,), bounds).drop(_SESSION)
 
     def _emit_updated(self, parts: pl.DataFrame, watermark: int) -> None:
-        """Sessions that end by the watermark and have just got rows: fire them at once."""
+        """Fire sessions that end by the watermark and have just received rows."""
         by = self._reduction.by
         merged = self._merge_keys(parts.select(by).unique(maintain_order=True))
         ended = merged.filter(pl.col(END) - 1 <= watermark).with_row_index(_ROW)
@@ -82,7 +82,7 @@ class SessionWindowOperator(WindowOperator):
         self._emit(ended.join(touched.select(_ROW).unique(), on=_ROW, how="semi").drop(_ROW))
 
     def _merge_keys(self, keys: pl.DataFrame) -> pl.DataFrame:
-        """Merge all parts of these keys, in state too; the merged ones."""
+        """Merge all parts of these keys, in state too, and return the merged parts."""
         parts = self._parts.take(keys)
         if parts is None:
             return to_polars(self._state_schema().empty_table())
@@ -93,7 +93,9 @@ class SessionWindowOperator(WindowOperator):
     # ---- late rows ----
 
     def _not_late(self, frame: pl.DataFrame, watermark: int) -> npt.NDArray[np.bool_]:
-        """Which rows to keep: those that are not late, and late ones whose session is not, row by row in order."""
+        """Return which rows to keep: those in time, and late ones whose session is in time, decided row by row in
+        order.
+        """
         expired = watermark - self._lateness + 1
         keep: npt.NDArray[np.bool_] = (
             frame.select((pl.col(END) > expired).alias("keep")).get_column("keep").to_numpy().copy()
@@ -119,7 +121,7 @@ class SessionWindowOperator(WindowOperator):
         return keep
 
     def _expired(self, watermark: int) -> int:
-        """Sessions that end by then take no rows any more."""
+        """Sessions that end by this time take no more rows."""
         return clamp(watermark - self._lateness + 1)
 
     # ---- firing ----
@@ -128,7 +130,7 @@ class SessionWindowOperator(WindowOperator):
         fired = self._progress.lowest
         if fired >= watermark:
             return None
-        # With those that are about to be forgotten: what has come since may go on with their session.
+        # Includes those that are about to be forgotten: newer rows may continue their session.
         keys = self._parts.keys_of_ended(fired + 1, clamp(watermark + 1), self._expired(watermark))
         if keys is None:
             return None
@@ -136,7 +138,7 @@ class SessionWindowOperator(WindowOperator):
         return Firing(self._cut(due), watermark) if due.height else None
 
     def _forget(self) -> None:
-        """All keys with parts that have expired are merged by now: those parts are whole sessions."""
+        """Drop expired parts; all keys that have some are merged by now, so these parts are whole sessions."""
         self._parts.remove_ended(self._expired(self._progress.lowest))
         self._parts.compact()
 
@@ -157,7 +159,7 @@ class SessionWindowOperator(WindowOperator):
 
 
 def session_numbers(frame: pl.DataFrame, by: Sequence[str]) -> Int64s:
-    """For each row of a frame with START and END the number of its session: rows of a key whose spans touch."""
+    """Number the sessions in a frame with START and END, which are rows of a key whose spans touch; one number per row."""
     if not frame.height:
         return np.empty(0, np.int64)
     starts, ends = frame.get_column(START).to_numpy(), frame.get_column(END).to_numpy()
@@ -176,7 +178,7 @@ def session_numbers(frame: pl.DataFrame, by: Sequence[str]) -> Int64s:
 
 
 def _key_codes(frame: pl.DataFrame, by: Sequence[str]) -> Int64s:
-    """A small number per row, the same for the same key."""
+    """Return a small number per row, which is the same for equal keys."""
     codes = np.zeros(frame.height, np.int64)
     for name in by:
         column = frame.get_column(name).rechunk().to_arrow(compat_level=pl.CompatLevel.oldest()).dictionary_encode()
@@ -188,7 +190,7 @@ def _key_codes(frame: pl.DataFrame, by: Sequence[str]) -> Int64s:
 
 
 def _by_key_and_time(codes: Int64s, starts: Int64s) -> tuple[Int64s, Int64s]:
-    """The order of rows by key, then time, then arrival; and the sorted codes."""
+    """Return the order of rows by key, then time, then arrival; and the sorted codes."""
     rows = len(codes)
     low = int(starts.min())
     row_bits = rows.bit_length()

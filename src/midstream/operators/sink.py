@@ -1,8 +1,7 @@
-"""What a sink is: writers on the subtasks, committers on the driver or on slots; two-phase commit.
+"""The contract of sinks: writers on the subtasks, committers on the driver or on slots; two-phase commit.
 
-Committables travel with the checkpoint acknowledgement, never as records, and are kept in the
-checkpoint's metadata until they are committed. After a restore they are committed again, so
-`commit` must be idempotent.
+Committables travel with the checkpoint acknowledgement, never as records, and are kept in the checkpoint's metadata
+until they are committed. After a restore they are committed again, so `commit` must be idempotent.
 """
 
 from __future__ import annotations
@@ -26,162 +25,168 @@ class WriterContext:
     name: str
     subtask: int
     attempt: int
-    """Grows with every restart of the job: two attempts must never write the same file."""
+    """The number of the attempt, which grows with every restart: two attempts must never write the same file."""
     job_id: str
     schema: pa.Schema
     executor: Executor
     fail: Callable[[BaseException], None]
     storage: Storage | None = None
-    """The job's checkpoint storage, for the I/O pool only; None when the job has none."""
+    """The job's checkpoint storage, for the I/O pool only; None if the job has none."""
     metrics: UserMetrics = field(default_factory=UserMetrics)
     """Counters and gauges, for the loop thread only."""
 
 
 @dataclass(frozen=True, slots=True)
 class CommitterContext:
-    """For whom, and with what, a committer works."""
+    """What a committer is given: the job and sink, the storage, and a signal to stop."""
 
     uid: str
     name: str
     job_id: str
     storage: Storage | None
-    """The job's checkpoint storage; None when the job has none."""
+    """The job's checkpoint storage; None if the job has none."""
     stopped: Signal
-    """Set when nothing waits for the commit any more: its attempt is over, or its process ends.
+    """Set when the commit is no longer needed: its attempt is over, or its process ends.
 
-    A commit that waits for a server waits for this too, with `stopped.wait(seconds)`, and raises once it is set.
+    A commit that waits for a server waits for this as well, with `stopped.wait(seconds)`, and raises once it is set.
     """
 
 
 class SinkWriter(ABC):
-    """Takes rows on the loop thread; never blocks there."""
+    """Takes rows on the loop thread, where it never blocks."""
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None: ...
 
     def ready(self) -> bool:
-        """False while the writer cannot take more without unbounded memory; the task then waits for `on_ready`."""
+        """Whether the writer can take more rows within bounded memory; if not, the task waits for `on_ready`."""
         return True
 
     def on_ready(self, wake: Callable[[], None]) -> None:
-        """`wake` is to be called, on the loop thread, whenever `ready` may have become true."""
+        """Register `wake`, which must be called on the loop thread whenever `ready` may have become true."""
 
     def prepare(self, checkpoint_id: int) -> Callable[[], Sequence[bytes]] | None:
-        """Close what was written since the last call; the answer runs on the I/O pool, makes it durable and returns the committables.
+        """Close what was written since the last call. The returned function runs on the I/O pool, makes it durable, and
+        returns the committables.
 
-        None when there is nothing to commit.
+        None if there is nothing to commit.
         """
         return None
 
     def close(self) -> None:
-        """Stop; what was not prepared may be deleted."""
+        """Stop. What was not prepared may be deleted."""
 
 
 class Committer(ABC):
-    """Runs on the I/O pool of the driver or, with `Sink.commits_on_slots`, of a slot; one call of an object at a time."""
+    """Commits on the I/O pool of the driver or, with `Sink.commits_on_slots`, of a slot; one call at a time per object."""
 
     @abstractmethod
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
-        """Make visible what was prepared, all of it once however often this is called for it.
+        """Make all that was prepared visible, exactly once even if this is called again for it.
 
         Called only when there is something to commit.
         """
 
     def abort(self, committables: Sequence[bytes]) -> None:
-        """These belong to a checkpoint that never completed: clean them up."""
+        """Clean up committables of a checkpoint that never completed."""
 
     def close(self) -> None:
-        """No call comes after this one: let go of connections and threads.
+        """Release connections and threads; no call follows.
 
-        Called when the attempt is over (on slots) or the job is (on the driver). A process that is killed does
-        not come to it, nor for certain one that ends: what must not be left behind is not to be left to it.
+        Called when the attempt is over (on slots) or the job is (on the driver). It is not called in a process that is
+        killed, and not reliably in one that ends: do not leave anything to it that must not remain.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """What several starts of one job have put out through one sink."""
+    """What several starts of one job have written through one sink."""
 
     uid: str
     jobs: frozenset[str]
-    """Their ids: all that may have gone on from one another's checkpoints."""
+    """The ids of all starts that may have resumed from one another's checkpoints."""
     held: tuple[tuple[int, bytes], ...] = ()
     """Committables of newer checkpoints that are complete, each with the id it was prepared for.
 
-    What is no longer pending was committed: perhaps to where the sink wrote then, and not to where it does now.
+    Ones that are no longer pending were committed, perhaps to where the sink wrote then rather than where it writes
+    now.
     """
 
 
 class Sink(ABC):
-    """Configuration that pickles."""
+    """The configuration of a sink; it must pickle."""
 
     own: OwnCode = OwnCode()
-    """The code that the job ships; set before it does. Untyped values can be of its classes."""
+    """The code that the job ships; set before the job is shipped. Untyped values can be instances of its classes."""
     commits_on_slots: ClassVar[bool] = False
     """Whether commits and aborts run on the slots of the job, in parallel by `lane`, instead of on the driver."""
 
     @property
     def is_transactional(self) -> bool:
-        """Whether rows appear when a checkpoint completes; otherwise as they come, and after failures again."""
+        """Whether rows appear when a checkpoint completes; otherwise they appear at once, and again after failures."""
         return type(self).committer is not Sink.committer
 
     @property
     def needs_checkpoints(self) -> bool:
-        """Whether it can do nothing in a job that has no checkpoint directory."""
+        """Whether the sink cannot work in a job that has no checkpoint directory."""
         return False
 
     def validate(self, schema: pa.Schema, restoring: bool) -> None:
-        """On the driver, before anything runs: raise if this stream cannot be written there.
+        """Raise if this stream cannot be written to the target. Runs on the driver, before the job starts.
 
-        Unless `restoring`, also raise if the target is not free (a directory with files in it).
+        Unless `restoring`, also raise if the target is in use (for example, a directory with files in it).
         """
 
     def check_parallelism(self, subtasks: int, beside: Sequence[tuple[Sink, int]] = ()) -> None:
-        """On the driver, once validated: raise if the target cannot serve so many writers at once.
+        """Raise if the target cannot serve so many writers at once. Runs on the driver, after `validate`.
 
         `beside`: the other sinks of the job, and their subtasks.
         """
 
     def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
-        """On the driver, before a job goes on from a checkpoint that holds these: raise if they cannot be committed.
+        """Raise if these committables cannot be committed. Runs on the driver, before a job resumes from their
+        checkpoint.
 
         They may have been committed already, and the sink may be another one by now. Changes nothing.
         """
 
     def newest_committed(self, output: Output) -> int | None:
-        """On the driver: the newest checkpoint of which any of these jobs has committed something here; 0 if none has.
+        """Return the newest checkpoint of which any of these jobs has committed something here; 0 if none has. On the
+        driver.
 
-        None, by default: the sink cannot say. A job then takes it that all completed checkpoints are committed.
+        None, the default, means that the sink cannot tell; the job then assumes that all completed checkpoints are
+        committed.
         """
         return None
 
     def check_take_back(self, output: Output, after: int) -> None:
-        """On the driver: raise ConfigError, saying why, unless `take_back` can do what it is to do. Changes nothing."""
-        raise ConfigError("it has no way to take back what it has committed")
+        """Raise ConfigError with the reason if `take_back` cannot do its work. Runs on the driver; changes nothing."""
+        raise ConfigError("it cannot take back what it has committed")
 
     def take_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:
-        """On the driver: remove what these jobs have committed of checkpoints newer than `after`, and nothing else.
+        """Remove what these jobs have committed of checkpoints newer than `after`, and nothing else. Runs on the
+        driver.
 
-        From then on none of them can commit anything newer either. `kept`: committables that are still to
-        be committed. Whoever is killed meanwhile calls again, so half of it may have been done.
+        Afterwards none of them can commit anything newer either. `kept`: committables that are still to be committed.
+        The call is repeated after a crash, so half of the work may have been done.
         """
-        raise InvariantError(f"{type(self).__name__} says that it can take back, and has no take_back()")
+        raise InvariantError(f"{type(self).__name__} reports that it can take back, but has no take_back()")
 
     @abstractmethod
     def writer(self, context: WriterContext) -> SinkWriter: ...
 
     def committer(self, context: CommitterContext) -> Committer | None:
-        """None for sinks that have nothing to commit (print).
+        """Return a committer; None for sinks that have nothing to commit (print).
 
-        With `commits_on_slots` there is one for each lane, and calls for different lanes may come at the same time.
+        With `commits_on_slots` there is one for each lane, and calls for different lanes may run at the same time.
         """
         return None
 
     def lane(self, committable: bytes) -> int:
-        """With `commits_on_slots`: which of the sink's lanes this committable goes. All go lane 0 by default.
+        """Return the lane of this committable, with `commits_on_slots`; by default all are in lane 0.
 
-        What goes one lane is committed in the order in which it was prepared, all of a checkpoint in one call, by
-        one slot as long as an attempt lasts; different lanes are committed at the same time. Called on the
-        driver's loop thread: look into `committable`, and nowhere else.
+        Committables of one lane are committed in the order in which they were prepared, all of a checkpoint in one
+        call, by one slot for the whole attempt; different lanes are committed concurrently. Called on the driver's loop
+        thread: read only `committable`.
         """
         return 0

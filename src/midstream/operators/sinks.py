@@ -11,10 +11,10 @@ from midstream.operators.sink import Sink, SinkWriter, WriterContext
 
 
 class SinkOperator(Operator):
-    """Hands rows to the writer of `sink`, and what it prepared to the checkpoint.
+    """Passes rows to the writer of `sink`, and what it has prepared to the checkpoint.
 
-    `schema` is that of the rows coming in. It emits nothing. What becomes of an aborted checkpoint's
-    committables is the coordinator's business: they are reported again with the next one.
+    `schema` is that of the incoming rows. It emits nothing. The coordinator decides what becomes of an aborted
+    checkpoint's committables: they are reported again with the next one.
     """
 
     def __init__(self, name: str, sink: Sink, schema: pa.Schema) -> None:

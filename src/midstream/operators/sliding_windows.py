@@ -28,7 +28,7 @@ from midstream.state.parts import Chunk
 
 PANE: Final = "__pane"
 FEW_PANES = 4
-"""Up to so many panes in a batch are picked one by one, which is faster than grouping by pane and key."""
+"""Up to this many panes in a batch are selected one by one, which is faster than grouping by pane and key."""
 
 
 class SlidingWindowOperator(WindowOperator):
@@ -41,13 +41,13 @@ class SlidingWindowOperator(WindowOperator):
         self._room = room_for(self._size + self._slide, window, reduction)
         self._pane = gcd(self._size, self._slide)
         self._logs: dict[int, PartLog] = {}
-        """Start of a pane: its parts."""
+        """The parts of each pane, by its start."""
         self._starts: list[int] = []
         """The keys of `_logs`, sorted."""
 
     @property
     def is_tumbling(self) -> bool:
-        """Whether each row is in one window."""
+        """Whether each row is in exactly one window."""
         return self._size == self._slide
 
     def _state_schema(self) -> pa.Schema:
@@ -59,22 +59,22 @@ class SlidingWindowOperator(WindowOperator):
     # ---- where windows lie; `//` rounds down, also before 1970 ----
 
     def _last_start(self, time: int) -> int:
-        """The latest start of a window at or before `time`."""
+        """Return the latest start of a window at or before `time`."""
         return (time - self._offset) // self._slide * self._slide + self._offset
 
     def _last_end(self, time: int) -> int:
-        """The latest end of a window at or before `time`."""
+        """Return the latest end of a window at or before `time`."""
         return self._last_start(time - self._size) + self._size
 
     def _late_before(self, watermark: int) -> int:
-        """Rows before this time are in no window that still takes rows."""
+        """Return the time before which rows are in no window that still takes rows."""
         if watermark == MIN_WATERMARK_US:
             return MIN_WATERMARK_US
         # the last window of a row starts at s; it takes rows until s + size - 1 + lateness <= watermark
         return clamp(self._last_start(watermark + 1 - self._lateness - self._size) + self._slide)
 
     def _fired_before(self, watermark: int) -> int:
-        """Rows before this time are in a window that has fired."""
+        """Return the time before which rows are in a window that has fired."""
         return MIN_WATERMARK_US if watermark == MIN_WATERMARK_US else clamp(self._last_end(watermark + 1))
 
     # ---- rows ----
@@ -99,7 +99,7 @@ class SlidingWindowOperator(WindowOperator):
             self._emit(self._window(end, keys))
 
     def _parts(self, frame: pl.DataFrame, times: Int64s) -> Iterator[tuple[int, pl.DataFrame]]:
-        """The batch reduced per pane."""
+        """Reduce the batch per pane."""
         pane, offset = self._pane, self._offset
         first = (int(times.min()) - offset) // pane
         last = (int(times.max()) - offset) // pane
@@ -130,7 +130,7 @@ class SlidingWindowOperator(WindowOperator):
         return log
 
     def _fired_ends(self, pane: int, watermark: int) -> range:
-        """Ends of the windows of `pane` that have fired, but still take rows."""
+        """Return the ends of the windows of `pane` that have fired but still take rows."""
         first = self._last_end(pane + self._pane - 1) + self._slide
         last = min(self._last_start(pane) + self._size, self._last_end(watermark + 1))
         first = max(first, self._last_end(watermark + 1 - self._lateness) + self._slide)
@@ -157,7 +157,9 @@ class SlidingWindowOperator(WindowOperator):
         return Firing(self._due(end), end - 1)
 
     def _due(self, end: int) -> Iterator[Piece]:
-        """The window that ends at `end`, where it has not fired. Large ones are merged key groups by key groups."""
+        """Yield the window that ends at `end`, where it has not fired. A large one is merged a range of key groups at a
+        time.
+        """
         logs = self._logs_of(end)
         if sum(log.merged().height for log in logs) <= window_base.PIECE_ROWS:
             yield Piece(self._unfired(self._window(end), end), self._last_group)
@@ -169,7 +171,7 @@ class SlidingWindowOperator(WindowOperator):
             yield Piece(self._merged(parts, end), last_group)
 
     def _window(self, end: int, keys: pl.DataFrame | None = None) -> pl.DataFrame:
-        """The window that ends at `end`, merged, with its bounds; only for `keys` if given."""
+        """Merge the window that ends at `end`, with its bounds; only for `keys` if given."""
         frames = []
         for log in self._logs_of(end):
             if keys is None:
@@ -179,13 +181,13 @@ class SlidingWindowOperator(WindowOperator):
         return self._merged(frames, end)
 
     def _logs_of(self, end: int) -> list[PartLog]:
-        """Those of the panes of the window that ends at `end`."""
+        """Return the logs of the panes of the window that ends at `end`."""
         low = bisect_left(self._starts, end - self._size)
         high = bisect_left(self._starts, end)
         return [self._logs[pane] for pane in self._starts[low:high]]
 
     def _merged(self, frames: Sequence[pl.DataFrame], end: int) -> pl.DataFrame:
-        """One frame of these parts of the window that ends at `end`, with its bounds."""
+        """Merge these parts of the window that ends at `end` into one frame, with its bounds."""
         merged = frames[0] if len(frames) == 1 else self._reduction.merge(frames)
         bounds = [pl.lit(end - self._size, pl.Int64).alias(START), pl.lit(end, pl.Int64).alias(END)]
         return merged.with_columns(bounds)

@@ -1,8 +1,8 @@
-"""What a source is: splits found on the driver, read on the subtasks.
+"""The contract of sources: splits are found on the driver and read on the subtasks.
 
-The coordinator runs `discover` and hands splits to subtasks that ask for one; both its position
-and the splits not yet handed out are part of every checkpoint, and so is each reader's progress.
-A source keeps no other state, which is what makes it exactly-once by construction.
+The coordinator runs `discover` and assigns splits to subtasks that ask for one; its position, the splits that are not
+yet assigned, and each reader's progress are part of every checkpoint. A source keeps no other state, which is what
+makes it exactly-once by construction.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ T = TypeVar("T")
 class Split(msgspec.Struct, frozen=True):
     """A part of the input that one reader reads from front to back.
 
-    `payload` says what it is, in the source's own encoding (no pickles). `offset` is where to go
-    on: 0 for a new split, else whatever the reader returned with the last batch it emitted.
-    `follows`: it goes on where the split found before it ends (parts of one file), so its rows are in
-    order with those too. Event time does not wait until it is handed out if all that were found with it
-    before are of that same line; the coordinator keeps the mark only then.
+    `payload` describes it in the source's own encoding (no pickles). `offset` is where to resume: 0 for a new split,
+    else whatever the reader returned with the last batch it emitted. `follows`: it continues where the split found
+    before it ends (parts of one file), so its rows are in order with those too. Event time does not wait until it is
+    assigned if all splits that were found with it and before it are of that same line; the coordinator keeps the mark
+    only then.
     """
 
     id: str
@@ -41,7 +41,7 @@ class Split(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """The answer of `discover`: new splits, the position after them, and whether there can be more."""
+    """The result of `discover`: new splits, the position after them, and whether there can be more."""
 
     splits: tuple[Split, ...]
     position: bytes
@@ -61,15 +61,17 @@ class DiscoveryContext:
 class SplitReader(ABC):
     @abstractmethod
     def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
-        """The next batch (at most `rows_max` rows, canonical types) and the offset to go on from after it; None at the end of the split.
+        """Return the next batch (at most `rows_max` rows, canonical types) and the offset after it; None at the end of
+        the split.
 
-        Of a `blocking` source a batch without rows says that there are none for now: it is asked again soon.
+        A batch without rows from a `blocking` source means that there are none at present: it is asked again soon.
         """
 
     def bad_records(self) -> BadRecords | None:
-        """What the last `read` has left out, for a source that `drops_bad_records`; called once after each `read`.
+        """Return what the last `read` has dropped, for a source that `drops_bad_records`; called once after each
+        `read`.
 
-        A batch may have bad records and no rows; the offset that came with it is behind both.
+        A batch may have bad records and no rows; the offset returned with it is past both.
         """
         return None
 
@@ -77,13 +79,12 @@ class SplitReader(ABC):
 
 
 class Source(ABC):
-    """Configuration that pickles. `schema` is canonical (see core.batches).
+    """The configuration of a source; it must pickle. `schema` is canonical (see core.batches).
 
-    `blocking`: reads wait for files or networks, so they run on the I/O pool, ahead of need;
-    otherwise they only compute, and run on the loop.
-    `discovery_interval_s`: how often `discover` is asked again until it says exhausted.
-    `rows_per_s`: emit at most so many rows per second over all subtasks (None: no limit), but that up to a
-    second in which a subtask could not emit is made up for.
+    `blocking`: reads wait for files or networks, so they run on the I/O pool, ahead of need; otherwise they only
+    compute, and run on the loop. `discovery_interval_s`: how often `discover` is asked again until it says exhausted.
+    `rows_per_s`: emit at most so many rows per second over all subtasks (None: no limit); up to a second in which a
+    subtask could not emit is made up for.
     """
 
     schema: pa.Schema
@@ -92,78 +93,84 @@ class Source(ABC):
     discovery_interval_s: float = 1.0
     rows_per_s: float | None = None
     equal_shares: bool = False
-    """Splits are dealt out in equal shares, for readers that read all of theirs side by side; else whoever asks gets the next."""
+    """Assign splits in equal shares, for readers that read all of theirs side by side; else on request."""
     drops_bad_records: bool = False
-    """Records that cannot be read are left out, counted, and in the side output BAD_RECORDS; else they fail the job."""
+    """Records that cannot be read are dropped, counted, and in the side output BAD_RECORDS; otherwise they fail the
+    job.
+    """
     bad_records_max: tuple[int, int] | None = None
-    """(bad, records): the job fails when more of so many records that a subtask reads are bad. None: no limit."""
+    """(bad, records): the job fails when more records than that are bad, of so many that a subtask reads. None: no
+    limit.
+    """
     own: OwnCode = OwnCode()
-    """The code that the job ships; set before it does. Untyped values can be of its classes."""
+    """The code that the job ships; set before the job is shipped. Untyped values can be instances of its classes."""
 
     def prepare(self, uid: str, checkpoint_dir: str | None, restoring: bool) -> None:
-        """On the driver, once, before any slot is asked for: for work that needs Spark's cores for itself.
+        """Do work that needs Spark's cores for itself. Runs on the driver, once, before any slot is requested.
 
-        Blocking. `checkpoint_dir` is the job's checkpoint directory as the user gave it; `restoring`
-        says that the job goes on from a checkpoint, whose splits may be of an earlier preparation.
+        Blocking. `checkpoint_dir` is the job's checkpoint directory as the user gave it; `restoring` means that the job
+        resumes from a checkpoint, whose splits may be of an earlier preparation.
         """
 
     @abstractmethod
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
-        """Find splits beyond `position` (None at first). Blocking; runs on the driver's I/O pool, never twice at once.
+        """Find splits beyond `position` (None at first). Blocking; runs on the driver's I/O pool, one call at a time.
 
-        Asked again from the same position it must find the same splits, or splits that stand for
-        the same rows: whatever was handed out after the last checkpoint is handed out again. Splits that
-        are found together may be of any event times; those found later are taken to be later. Not asked
-        again before all that was found is handed out.
+        Called again with the same position it must find the same splits, or splits with the same rows: splits assigned
+        after the last checkpoint are assigned again. Splits that are found together may have any event times; those
+        found later are assumed to be later. Not called again before all splits found are assigned.
         """
 
     @abstractmethod
     def open_split(self, split: Split) -> SplitReader:
-        """Open a split at `split.offset`. Raises StorageError when it is not there (any more)."""
+        """Open a split at `split.offset`. Raises StorageError if it does not exist (any more)."""
 
     def place(self, split: Split, first: int, last: int) -> str:
-        """Where the rows `first` to `last` behind the offset of `split` are, for people who look for them. May not block."""
-        return f"split {split.id}, {rows_text(first, last)} behind offset {split.offset}"
+        """Describe, for people who look for them, where rows `first` to `last` after the offset of `split` are. Must
+        not block.
+        """
+        return f"split {split.id}, {rows_text(first, last)} after offset {split.offset}"
 
     def splits_per_reader(self, parallelism: int) -> int:
-        """How many splits a subtask reads side by side, in turns; more than 1 for splits that never end.
+        """Return how many splits a subtask reads side by side, in turns; more than 1 for splits that never end.
 
-        All of these together must hold them all: splits that wait for one that never ends are never
-        read, and event time waits with them.
+        All subtasks together must hold all of these: a split that waits for one that never ends is never read, and
+        event time waits for it.
         """
         return 1
 
     def readers_max(self, parallelism: int) -> int:
-        """How many of the subtasks have something to read at most; they share `rows_per_s` in equal parts."""
+        """Return how many subtasks have something to read at most; they share `rows_per_s` equally."""
         return parallelism
 
     def checkpoint_completed(self, position: bytes | None, unfinished: Sequence[Split] | None = None) -> None:
-        """All rows before `position` are in a completed checkpoint, but for those of the `unfinished` splits that it holds.
+        """React to a completed checkpoint that holds all rows before `position`, except rows of the `unfinished`
+        splits.
 
-        `unfinished`: every split in the checkpoint that has rows left, handed out or not, each at
-        its offset there; None when that is not known. A source may let its system forget only what
-        lies before `position` and in no unfinished split. Runs on the driver's I/O pool.
+        `unfinished`: every split in the checkpoint that has rows left, assigned or not, each at its offset there; None
+        if that is unknown. A source may let its system delete only what lies before `position` and in no unfinished
+        split. Runs on the driver's I/O pool.
         """
 
     def close(self) -> None:
-        """On the driver, when the job has ended, however it ended: stop what `discover` has started."""
+        """Stop what `discover` has started. Called on the driver when the job has ended, however it ended."""
 
 
 def rows_text(first: int, last: int) -> str:
-    """Which rows, counted from 0: one is named, of several it is one."""
+    """Format which rows are meant, counted from 0: the row itself, or that it is one of several."""
     return f"row {first}" if first == last else f"one of the rows {first} to {last}"
 
 
 def decoded(data: bytes, kind: type[T], where: str) -> T:
-    """A split's payload, or a position. Raises ConfigError when it is none of this source's.
+    """Decode a split's payload, or a position. Raises ConfigError if another kind of source wrote it.
 
-    That happens when a job goes on from a checkpoint in which the uid was that of another source.
+    That happens when a job resumes from a checkpoint in which another source had the uid.
     """
     try:
         return msgspec.msgpack.decode(data, type=kind)
     except msgspec.DecodeError as error:
         raise ConfigError(
-            f"{where}: where the source is to go on from was written by another kind of source ({error}); use the source "
+            f"{where}: the position to resume from was written by another kind of source ({error}); use the source "
             "that the checkpoint was made with, or give this one a new uid to read it from the beginning"
         ) from error
 

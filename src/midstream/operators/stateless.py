@@ -1,7 +1,7 @@
 """Operators without state: filter, projections, and functions per row or per batch.
 
-All are built on the driver, where their schemas and expressions are checked: a column that does
-not exist is found before anything runs. `schema` is always the schema of what an operator emits.
+All are built on the driver, where their schemas and expressions are checked: a missing column is reported before the
+job runs. `schema` is always the schema of what an operator emits.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ RowsFunction: TypeAlias = Callable[[Row], "Iterable[Row] | None"]
 
 
 class Stateless(Operator):
-    """`name` is the operator's display name: it is what errors say."""
+    """Base of the stateless operators. `name` is the operator's display name, which errors show."""
 
     keeps_splits = True
 
@@ -63,7 +63,7 @@ class FilterOperator(Stateless):
             self._reads = columns_read([predicate], self.schema)
             kind = infer_type(self.schema, predicate, self._where)
             if kind != pa.bool_():
-                raise SchemaError(f"{self._where}: a filter must be boolean, this one is {kind}: {predicate}")
+                raise SchemaError(f"{self._where}: a filter must be boolean; this one is {kind}: {predicate}")
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         if isinstance(self._predicate, pl.Expr):
@@ -96,9 +96,9 @@ class FilterOperator(Stateless):
 
 
 class ProjectOperator(Stateless):
-    """The columns that `exprs` give, behind (or, of the same name, instead of) all that come in if `keep`.
+    """Computes the columns `exprs`; with `keep`, after all input columns, or in place of one with the same name.
 
-    Each expression works row by row. `input_schema` is that of the rows that come in; `schema` follows.
+    Each expression works row by row. `input_schema` is that of the input rows; `schema` follows from it.
     """
 
     keeps_rows = True
@@ -130,7 +130,7 @@ class ProjectOperator(Stateless):
 
 
 class MapOperator(Stateless):
-    """`function(row) -> row` for each row; `schema` is that of the rows returned."""
+    """Calls `function(row) -> row` for each row; `schema` is that of the returned rows."""
 
     keeps_rows = True
 
@@ -143,7 +143,9 @@ class MapOperator(Stateless):
 
 
 class FlatMapOperator(Stateless):
-    """`function(row) -> rows` for each row: any iterable of dicts (a generator is fine), or None for no row."""
+    """Calls `function(row) -> rows` for each row, which returns an iterable of dicts (or is a generator), or None for
+    no row.
+    """
 
     def __init__(self, name: str, function: RowsFunction, schema: pa.Schema) -> None:
         super().__init__(name, schema)
@@ -165,7 +167,7 @@ class FlatMapOperator(Stateless):
                     raise at_row(
                         JobError(
                             f"{self._where}: the function returned {kind_of(result)} for the row "
-                            f"{row_text(batch, index)}; return an iterable of dicts, or None (map() is for one row each)"
+                            f"{row_text(batch, index)}; return an iterable of dicts, or None (map() returns one row for each)"
                         ),
                         index,
                     )
@@ -180,11 +182,11 @@ class FlatMapOperator(Stateless):
 
 
 class MapBatchesOperator(Stateless):
-    """`function` on whole batches; it may return any number of rows, in the columns of `schema`.
+    """Calls `function` on whole batches; it may return any number of rows, with the columns of `schema`.
 
-    `form` says what the function takes: "polars" (a DataFrame) or "arrow" (a RecordBatch). It may
-    return a polars DataFrame, an Arrow RecordBatch or an Arrow Table. Batches are cut where the
-    engine likes: a result must not depend on which rows happen to share one.
+    `form` says what the function takes: "polars" (a DataFrame) or "arrow" (a RecordBatch). It may return a polars
+    DataFrame, an Arrow RecordBatch or an Arrow Table. The engine decides where batches are cut: a result must not
+    depend on which rows share a batch.
     """
 
     def __init__(
@@ -207,7 +209,7 @@ class MapBatchesOperator(Stateless):
 def expression_error(
     where: str, what: str, error: BaseException, batch: pa.RecordBatch, reads: Sequence[str], exprs: Sequence[pl.Expr]
 ) -> JobError:
-    """The JobError for expressions that raised: the row is looked for, by halves, as they work row by row."""
+    """Return the JobError for expressions that raised; they work row by row, so the row is found by bisection."""
     frame = to_polars(batch.select(reads))
     first, rows = 0, batch.num_rows
     while rows > 1:
@@ -229,9 +231,9 @@ def _raises(frame: pl.DataFrame, exprs: Sequence[pl.Expr]) -> bool:
 
 
 def made_batch(made: Any, schema: pa.Schema, where: str, what: str) -> pa.RecordBatch:
-    """What the user's function `what` returned, as a batch of `schema`.
+    """Convert what the user's function `what` returned to a batch of `schema`.
 
-    Raises JobError for what is neither a frame nor a batch, SchemaError naming the column that does not fit.
+    Raises JobError for anything but a frame or batch, SchemaError naming the column that does not fit.
     """
     if isinstance(made, pl.DataFrame):
         return from_polars(made, schema, f"{where}: the result of {what}")

@@ -1,7 +1,7 @@
 """Counters and gauges of a user's function: `ctx.metrics.counter("calls").inc()`.
 
-One `UserMetrics` per operator of a subtask. Heartbeats take what it holds to the driver; it is not part of the state,
-and begins anew with each attempt.
+One `UserMetrics` per operator of a subtask. Heartbeats carry the values to the driver; they are not part of the state,
+and start again with each attempt.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from midstream.core.errors import JobError
 from midstream.core.values import kind_of
 
 NAMES_MAX: Final = 100
-"""So many metrics a function can have."""
+"""The largest number of metrics of a function."""
 NAME_CHARS_MAX: Final = 100
 _NAME: Final = re.compile(rf"[A-Za-z][A-Za-z0-9_.]{{0,{NAME_CHARS_MAX - 1}}}", re.ASCII)
 _MOST: Final = sys.float_info.max
-"""What is larger cannot be sent, nor what is infinite."""
+"""Larger values cannot be sent, and neither can infinite ones."""
 
 
 class Counter:
-    """Only grows."""
+    """A counter, which only grows."""
 
     __slots__ = ("_name", "value")
 
@@ -36,7 +36,9 @@ class Counter:
         if type(n) is not int and type(n) is not float:
             n = _number(n, f"counter {self._name!r}")
         if not n >= 0:
-            raise JobError(f"counter {self._name!r}: inc({n!r}): a counter only grows; use a gauge for what can fall")
+            raise JobError(
+                f"counter {self._name!r}: inc({n!r}): a counter only grows; use a gauge for values that can fall"
+            )
         value = self.value + n
         if not value <= _MOST:
             raise JobError(f"counter {self._name!r}: inc({n!r}): the sum would be beyond the largest float")
@@ -53,7 +55,7 @@ class Gauge:
         self.value: float | None = None
 
     def set(self, value: float) -> None:
-        """From now on it is `value`, which is finite."""
+        """Set the gauge to `value`, which must be finite."""
         if type(value) is not int and type(value) is not float:
             value = _number(value, f"gauge {self._name!r}")
         if not -_MOST <= value <= _MOST:
@@ -62,7 +64,7 @@ class Gauge:
 
 
 class UserMetrics:
-    """Those of one operator in one subtask, by name. Asked again for a name, it answers the same object."""
+    """The metrics of one operator in one subtask, by name. The same name always returns the same object."""
 
     __slots__ = ("_found",)
 
@@ -70,7 +72,7 @@ class UserMetrics:
         self._found: dict[str, Counter | Gauge] = {}
 
     def counter(self, name: str) -> Counter:
-        """The counter of that name, made when it is first asked for."""
+        """Return the counter of that name, which is created on first use."""
         found = self._found.get(name) if type(name) is str else None
         if type(found) is Counter:
             return found
@@ -79,7 +81,7 @@ class UserMetrics:
         return made
 
     def gauge(self, name: str) -> Gauge:
-        """The gauge of that name, made when it is first asked for."""
+        """Return the gauge of that name, which is created on first use."""
         found = self._found.get(name) if type(name) is str else None
         if type(found) is Gauge:
             return found
@@ -90,7 +92,7 @@ class UserMetrics:
     def _add(self, name: Any, kind: str, made: Counter | Gauge) -> None:
         if type(name) is not str or not _NAME.fullmatch(name):
             raise JobError(
-                f"metrics.{kind}({name!r}): a name has letters, digits, _ and . only, begins with a letter, and has at "
+                f"metrics.{kind}({name!r}): a name consists of letters, digits, _ and ., begins with a letter, and has at "
                 f"most {NAME_CHARS_MAX} characters"
             )
         if name in self._found:
@@ -99,8 +101,9 @@ class UserMetrics:
         if len(self._found) >= NAMES_MAX:
             some = ", ".join(map(repr, list(self._found)[-3:]))
             raise JobError(
-                f"metrics.{kind}({name!r}): the function has {NAMES_MAX} metrics already, lately {some}; a name must not "
-                "depend on the data. Count few kinds of things here, and send what there is per key to a sink"
+                f"metrics.{kind}({name!r}): the function has {NAMES_MAX} metrics already, most recently {some}; a "
+                "name must not depend on the data. Use metrics for a few kinds of things, and send values per key to "
+                "a sink"
             )
         self._found[name] = made
 
@@ -110,14 +113,14 @@ class UserMetrics:
 
     @property
     def gauges(self) -> dict[str, float]:
-        """Those that have been set."""
+        """Return the gauges that have been set."""
         return {
             name: found.value for name, found in self._found.items() if type(found) is Gauge and found.value is not None
         }
 
 
 def _number(value: Any, where: str) -> float:
-    """A number of numpy and the like as Python's own."""
+    """Convert a number, such as one of numpy's, to a Python number."""
     if isinstance(value, Real) and not isinstance(value, bool):
         return int(value) if isinstance(value, Integral) else float(value)
     raise JobError(f"{where}: {value!r} is {kind_of(value)}, not a number; give an int or a float")

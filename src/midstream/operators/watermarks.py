@@ -1,19 +1,19 @@
-"""Event time: which column it is, and how far it has come.
+"""Event time: which column holds it, and how far it has come.
 
-A watermark says that no row at or below it will follow. How far a split has come is the largest
-event time seen of it, less the strategy's delay, less one microsecond (a row with that same time
-may still come). Where the source is in the same task (see `Splits`), this holds:
+A watermark states that no row at or below it follows. The progress of a split is the largest event time seen in it,
+less the strategy's delay, less one microsecond (a row with that same time may still arrive). If the source is in the
+same task (see `Splits`), this holds:
 
-    The watermark never passes how far any open split has come that is not idle; a split without a
-    row has not come anywhere. It stands while a split that was found along with those that are being
-    read, and does not follow all of them, waits to be handed out.
+    The watermark never passes the progress of an open split that is not idle; a split without a row has no
+    progress yet. It stands still while a split waits to be assigned that was found along with those that are
+    being read, and does not follow all of them.
 
-So a row is late only if it is more than the delay behind a row of its own split, or of a split that
-was found after event time had passed it, or was idle. Splits that were read to the end hold nothing
-back. Elsewhere there are no splits to tell apart, and the stream counts as one.
+So a row is late only if it is more than the delay behind a row of its own split, or of a split that was found after
+event time had passed it, or was idle. Splits that have been read to the end hold nothing back. Elsewhere splits cannot
+be told apart, and the stream counts as one.
 
-Nothing of this is in a checkpoint: after a restore a split has not come anywhere until its first
-row, which can only make a watermark late; what was said before is in the chain's snapshot.
+None of this is in a checkpoint: after a restore a split has no progress until its first row, which can only delay a
+watermark; the watermarks emitted before are in the chain's snapshot.
 """
 
 from __future__ import annotations
@@ -32,31 +32,33 @@ from midstream.operators.base import Operator, OperatorContext, Output, Splits
 from midstream.operators.event_time import EventTime
 
 LATE_LOOK_S = 0.1
-"""A timer that is later than this has waited for the task's output, not for its turn."""
+"""A timer that fires later than this was delayed by backpressure, not by waiting for its turn."""
 NO_SPLIT: Final = -1
-"""Stands for all rows where splits cannot be told apart, and for those read to the end while none is open."""
+"""Stands for all rows where splits cannot be told apart, and for splits read to the end while none is open."""
 
 
 @dataclass(frozen=True, slots=True)
 class WatermarkStrategy:
-    """How far out of order rows may be, and when a silent input stops holding the others back.
+    """How far out of order rows may be, and when a silent input stops holding back the others.
 
     Make one with `monotonous()` or `bounded()`.
     """
 
     delay_us: int
-    """Rows may come this much later than the latest one seen."""
+    """Rows may be this much older than the newest one seen."""
     idle_after_us: int | None = None
-    """Without rows for so long (wall clock) a split counts as idle, and a subtask all of whose splits do; None: never."""
+    """A split without rows for this long (wall clock) is idle, and so is a subtask whose splits all are; None: never."""
 
     @staticmethod
     def monotonous(idle_after: Duration | None = None) -> WatermarkStrategy:
-        """Event times never go back, within one split of the source."""
+        """A strategy for event times that never go back within one split of the source."""
         return WatermarkStrategy.bounded(0, idle_after)
 
     @staticmethod
     def bounded(max_delay: Duration, idle_after: Duration | None = None) -> WatermarkStrategy:
-        """A row is at most `max_delay` older than the newest row before it in its split; what is older is late."""
+        """A strategy for rows at most `max_delay` older than the newest row before them in their split; older rows are
+        late.
+        """
         strategy = WatermarkStrategy(
             delay_us=duration_us(max_delay, "max_delay"),
             idle_after_us=None if idle_after is None else duration_us(idle_after, "idle_after"),
@@ -70,14 +72,14 @@ class SlowestSplit(NamedTuple):
     split: int
     come_us: int
     furthest_us: int
-    """How far the split has come that has come furthest."""
+    """The progress of the split that is furthest ahead."""
 
 
 class TimestampsOperator(Operator):
-    """Makes `column` the event time of the stream and emits watermarks; the rows pass unchanged.
+    """Makes `column` the event time of the stream and emits watermarks; rows pass unchanged.
 
-    Raises SchemaError at once when `schema` has no such column or it is not a timestamp, and
-    JobError when a row has no event time.
+    Raises SchemaError at once if `schema` has no such column or it is not a timestamp, and JobError for a row without
+    an event time.
     """
 
     makes_watermarks = True
@@ -90,19 +92,19 @@ class TimestampsOperator(Operator):
         self._strategy = strategy
         self._watermark_us = MIN_WATERMARK_US
         self._come_us: dict[int, int] = {NO_SPLIT: MIN_WATERMARK_US}
-        """How far each open split has come."""
+        """The progress of each open split."""
         self._ended_us = MIN_WATERMARK_US
-        """How far the furthest of those has come that were read to the end."""
+        """The progress of the furthest split that was read to the end."""
         self._lowest_us = MIN_WATERMARK_US
-        """At or above this is every split that is not idle."""
+        """Every split that is not idle is at or above this time."""
         self._idle_splits: set[int] = set()
         self._is_idle = False
         self._ended = False
         self._timer: Timer | None = None
         self._last_row_s: dict[int, float] = {}
-        """By split; from when it was there if it has had none. Monotonic: the wall clock may be set."""
+        """The time of each split's last row, or of its assignment. Monotonic, since the wall clock may be set."""
         self._look_s = 0.0
-        """When the timer is to ring."""
+        """When the timer is due."""
         self._splits: Splits | None = None
         self._context: OperatorContext
         self._out: Output
@@ -133,7 +135,7 @@ class TimestampsOperator(Operator):
                 self._advance()
 
     def advance_to(self, watermark_us: int) -> None:
-        """Event time is at least there, whatever the rows have said; between two steps of the task."""
+        """Raise event time to at least this watermark, whatever the rows say; called between two steps of the task."""
         if watermark_us > self._watermark_us:
             self._watermark_us = watermark_us
             self._out.watermark(watermark_us)
@@ -147,8 +149,10 @@ class TimestampsOperator(Operator):
         self._unwatch()
 
     def slowest_split(self) -> SlowestSplit | None:
-        """The open split that holds event time back, of those that are not idle. None where splits are not told apart,
-        and while a split that waits to be handed out does."""
+        """Return the open split that holds back event time, among those that are not idle.
+
+        None if splits are not told apart, and while a split that waits to be assigned holds it back.
+        """
         active = [
             (come_us, split) for split, come_us in self._come_us.items() if split not in self._idle_splits | {NO_SPLIT}
         ]
@@ -230,7 +234,7 @@ class TimestampsOperator(Operator):
             self._timer = None
 
     def _check_idle(self) -> None:
-        """One timer runs at a time; it looks at every split, and sleeps until the next of them may be idle."""
+        """Look at every split; the one timer then sleeps until the next of them may become idle."""
         assert self._strategy.idle_after_us is not None
         self._timer = None
         if self._ended:

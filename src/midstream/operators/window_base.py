@@ -1,4 +1,4 @@
-"""What all window operators share: late rows, firing in slices, snapshots."""
+"""The base of all window operators: late rows, firing in slices, snapshots."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from midstream.state.parts import Chunk, Redistribute, StatePart
 
 START: Final = "__start"
 END: Final = "__end"
-"""Columns of a merged frame: the bounds of each row's window, int64 in the event time's unit."""
+"""The columns with the bounds of each row's window in a merged frame, int64 in the event time's unit."""
 
 PIECE_ROWS = 65_536
-"""Windows are emitted in batches of about this size; a larger one is cut between key groups."""
+"""The approximate size of batches in which windows are emitted; a larger one is cut between key groups."""
 SLICE_ROWS = 4 * PIECE_ROWS
-"""So many rows fire in one slice at most, however fast."""
+"""The largest number of rows that fire in one slice, however fast."""
 
 PARTS: Final = "parts"
 PROGRESS: Final = "progress"
@@ -39,7 +39,7 @@ PROGRESS: Final = "progress"
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Parts to finish and emit; then key groups up to `last_group` have fired."""
+    """Parts to finish and emit; afterwards the key groups up to `last_group` have fired."""
 
     frame: pl.DataFrame
     last_group: int
@@ -47,9 +47,9 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Firing:
-    """Windows that are due, with the columns START and END; once all are emitted, event time is at `reached`.
+    """Windows that are due, with the columns START and END; after all are emitted, event time is at `reached`.
 
-    The pieces are made one by one: what is in state must not change before the last of them.
+    The pieces are made one by one: the state must not change before the last of them.
     """
 
     pieces: Iterator[Piece]
@@ -57,7 +57,7 @@ class Firing:
 
 
 class WindowOperator(Operator):
-    """`lateness_us`: how long after its end a window still takes rows."""
+    """Base of the window operators. `lateness_us`: how long after its end a window still takes rows."""
 
     def __init__(self, reduction: Reduction, window: Window, lateness_us: int) -> None:
         self.schema = reduction.schema
@@ -66,7 +66,7 @@ class WindowOperator(Operator):
         self._spec = window
         self._lateness = native_units(lateness_us, reduction.time, f"{reduction.where}: allowed_lateness")
         self._room: int
-        """What is added to event times, or subtracted, in their unit."""
+        """The duration that is added to or subtracted from event times, in their unit."""
         self._firing: Firing | None = None
         self._context: OperatorContext
         self._out: Output
@@ -75,22 +75,22 @@ class WindowOperator(Operator):
 
     @property
     def fires_again(self) -> bool:
-        """For rows that come after its end, within the allowed lateness."""
+        """Whether a window fires again for rows within the allowed lateness."""
         return self._lateness > 0
 
     # ---- what kinds of windows differ in ----
 
     @abstractmethod
     def _absorb(self, batch: pa.RecordBatch, times: Int64s, watermark: int) -> None:
-        """Take rows in, whose keys have all come to `watermark`; emit late ones, and windows that had fired."""
+        """Add rows, whose keys are all at `watermark`; emit late rows, and windows that had fired already."""
 
     @abstractmethod
     def _next_firing(self, watermark: int) -> Firing | None:
-        """The next windows that are due and have not fired."""
+        """Return the next windows that are due and have not fired."""
 
     @abstractmethod
     def _forget(self) -> None:
-        """Drop the windows that nothing can change any more."""
+        """Drop the windows that can no longer change."""
 
     @abstractmethod
     def _freeze(self) -> Callable[[], tuple[Chunk, ...]]: ...
@@ -102,7 +102,7 @@ class WindowOperator(Operator):
     def _state_schema(self) -> pa.Schema: ...
 
     def _state_log(self) -> pa.Field[Any] | None:
-        """The column of state that says to which of its logs a row belongs, where there are several."""
+        """Return the column of state that tells its logs apart; None if there is only one."""
         return None
 
     # ---- life ----
@@ -121,7 +121,7 @@ class WindowOperator(Operator):
 
     def open(self, context: OperatorContext, out: Output) -> None:
         if not self._reduction.keys and context.parallelism != 1:
-            raise ConfigError(f"{self._reduction.where}: a window without keys needs parallelism 1")
+            raise ConfigError(f"{self._reduction.where}: a window without keys requires parallelism 1")
         self._context = context
         self._out = out
         reduction = self._reduction
@@ -172,7 +172,7 @@ class WindowOperator(Operator):
         return True
 
     def _cut(self, frame: pl.DataFrame) -> Iterator[Piece]:
-        """Pieces of about PIECE_ROWS."""
+        """Cut a frame into pieces of about PIECE_ROWS."""
         if frame.height <= PIECE_ROWS:
             yield Piece(frame, self._last_group)
             return
@@ -180,17 +180,17 @@ class WindowOperator(Operator):
             yield Piece(part, last_group)
 
     def _cut_by_group(self, frames: Sequence[Ordered]) -> Iterator[tuple[list[pl.DataFrame], int]]:
-        """The same key groups of all frames, PIECE_ROWS together or more, and the last of these groups.
+        """Yield ranges of key groups, of all frames, with PIECE_ROWS rows or more together; and the last group of each.
 
-        Of whole key groups, so that the progress per key group can say how far firing has come.
+        A range consists of whole key groups, so that the progress per key group can record how far firing has come.
         """
         owned = self._context.key_groups
         for frame, groups in frames:
             if len(groups) and not owned.start <= groups[0] <= groups[-1] < owned.stop:
                 raise InvariantError(
                     f"{self._reduction.where}: state of subtask {self._context.subtask}, which owns the key groups "
-                    f"{owned.start} to {owned.stop - 1}, has rows of key groups {groups[0]} to {groups[-1]}: those of "
-                    f"others would never fire (the first row: {frame.row(0)})"
+                    f"{owned.start} to {owned.stop - 1}, has rows of key groups {groups[0]} to {groups[-1]}: rows of "
+                    f"other subtasks would never fire (the first row: {frame.row(0)})"
                 )
         ends = [np.searchsorted(groups, np.arange(owned.start + 1, owned.stop + 1)) for _, groups in frames]
         total_ends: list[int] = np.sum(ends, axis=0).tolist()
@@ -207,7 +207,7 @@ class WindowOperator(Operator):
         return self._context.key_groups.stop - 1
 
     def _unfired(self, frame: pl.DataFrame, ends: pl.Expr | int) -> pl.DataFrame:
-        """Without the windows that had fired before a restore already (`ends`: their ends, or the end of all)."""
+        """Drop the windows that had already fired before a restore (`ends`: the end of each, or of all)."""
         if self._progress.is_even:
             if isinstance(ends, int):
                 return frame if ends - 1 > self._progress.lowest else frame.clear()
@@ -258,8 +258,9 @@ class WindowOperator(Operator):
                     if index < 0 or chunk.table.schema.field(index).type != field.type:
                         found = "missing" if index < 0 else str(chunk.table.schema.field(index).type)
                         raise JobError(
-                            f"{self._reduction.where}: column {field.name!r} of the state in the checkpoint is {found}, "
-                            f"the job needs {field.type}; keys and aggregates must be those of then, or the operator "
+                            f"{self._reduction.where}: column {field.name!r} of the state in the checkpoint is "
+                            f"{found}, but the job needs {field.type}; use the same keys and aggregates as then, or "
+                            "the operator "
                             "needs a new uid to start without state"
                         )
                 self._thaw(chunk.table)
@@ -269,7 +270,9 @@ class WindowOperator(Operator):
 
 
 def native_units(time_us: int, time: EventTime, what: str) -> int:
-    """A duration in the unit of the event-time column. Raises ConfigError when it is finer than that."""
+    """Convert a duration to the unit of the event-time column. Raises ConfigError if the duration is finer than the
+    unit.
+    """
     if time.kind.unit == "us" or time_us == 0:
         return time_us
     if time.kind.unit == "ns":
@@ -282,7 +285,9 @@ def native_units(time_us: int, time: EventTime, what: str) -> int:
 
 
 def room_for(span: int, window: Window, reduction: Reduction) -> int:
-    """`span` in the unit of the event-time column. Raises ConfigError when no time could be processed with it."""
+    """Convert `span` to the unit of the event-time column. Raises ConfigError if no event time could be processed with
+    it.
+    """
     if span > MAX_WATERMARK_US // 2:
         raise ConfigError(
             f"{reduction.where}: {window} are longer than event times of {reduction.time.kind} can be apart"

@@ -1,4 +1,4 @@
-"""Windows in event time, and the functions with which users define them."""
+"""Event-time windows, and the functions that define them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from midstream.core.errors import ConfigError
 WINDOW_START: Final = "window_start"
 WINDOW_END: Final = "window_end"
 LATE: Final = "late"
-"""Tag of the side output of rows that came too late for all their windows, unchanged."""
+"""The tag of the side output of rows that were too late for all of their windows; the rows are unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class Sliding:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Rows of a key that are at most `gap_us` apart; the window ends `gap_us` after the last of them."""
+    """Windows of a key's rows that are at most `gap_us` apart; a window ends `gap_us` after its last row."""
 
     gap_us: int
 

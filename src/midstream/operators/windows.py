@@ -1,4 +1,4 @@
-"""Windows in event time: everything to declare one, and the operator that aggregates rows in it."""
+"""Event-time windows: what declares one, and the operator that aggregates rows in it."""
 
 from __future__ import annotations
 
@@ -48,21 +48,20 @@ def window_operator(
     schema: pa.Schema,
     allowed_lateness: Duration = 0,
 ) -> WindowOperator:
-    """The operator for `window`; it has an attribute `schema`, that of what it emits.
+    """Return the operator for `window`; its attribute `schema` is the schema of what it emits.
 
-    Emitted columns: `keys`, `window_start`, `window_end` (timestamps of the type of the event-time
-    column), then one per aggregate, in the order given. `keys` may be empty: one window for all
-    rows, and then the operator must run with parallelism 1. `schema` is that of the rows coming in.
+    Emitted columns: `keys`, `window_start`, `window_end` (timestamps of the type of the event-time column), then one
+    per aggregate, in the order given. `keys` may be empty: one window for all rows, and the operator must then run with
+    parallelism 1. `schema` is that of the input rows.
 
-    A window is emitted when the watermark reaches its end. A row that comes later, but within
-    `allowed_lateness`, makes its windows be emitted again, updated, once per batch that changed them.
-    A row later still goes to the side output LATE unchanged; a late row of a session only if the
-    session that it would join is late as a whole. After a restore the watermark counts from where
-    it was, so what was late stays late, and nothing fires twice.
+    A window is emitted when the watermark reaches its end. A row that arrives later, but within `allowed_lateness`,
+    causes its windows to be emitted again, updated, once per batch that changed them. A row that is later still goes to
+    the side output LATE, unchanged; a late row of a session only if the session that it would join is late as a whole.
+    After a restore the watermark continues from where it was, so late rows stay late, and nothing fires twice.
 
-    Raises, at once: SchemaError for missing columns, keys of a type that cannot be one, an
-    event-time column that is no timestamp, aggregates that do not fit their column; ConfigError
-    for two output columns of one name, no aggregates, or a window finer than the event time's unit.
+    Raises, at once: SchemaError for missing columns, keys of unsupported types, an event-time column that is not a
+    timestamp, aggregates that do not fit their column; ConfigError for two output columns of one name, no aggregates,
+    or a window finer than the event time's unit.
     """
     reduction = Reduction(name, keys, event_time, aggregates, schema)
     lateness_us = duration_us(allowed_lateness, "allowed_lateness")

@@ -1,4 +1,4 @@
-"""Where a page is served, as `--page` and MIDSTREAM_PAGE say it."""
+"""The address at which a page is served, from `--page` and MIDSTREAM_PAGE."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _TOKEN: Final = re.compile(r"[A-Za-z0-9._~-]{16,256}")
 
 @dataclass(frozen=True, slots=True)
 class PageAddress:
-    """`port` 0 is any free one. Outside loopback everything but the page's own files needs the token."""
+    """An address; `port` 0 is any free one. Outside loopback, everything except the page's own files needs the token."""
 
     host: str = LOOPBACK
     port: int = 0
@@ -32,9 +32,9 @@ class PageAddress:
 
     @staticmethod
     def of(text: str | None, environ: Mapping[str, str] = os.environ) -> PageAddress | None:
-        """`PORT`, `HOST:PORT` or `off` (None); without a text what MIDSTREAM_PAGE says, else any free port on loopback.
+        """Parse `PORT`, `HOST:PORT` or `off` (None); without a text, MIDSTREAM_PAGE, or else any free port on loopback.
 
-        Raises ConfigError for everything else.
+        Raises ConfigError for anything else.
         """
         name = "--page"
         if text is None:
@@ -51,7 +51,9 @@ class PageAddress:
 
 
 def token_of(environ: Mapping[str, str] = os.environ) -> str:
-    """A new token, or that of MIDSTREAM_PAGE_TOKEN. Raises ConfigError for one that is too short or has other characters."""
+    """Return a new token, or that of MIDSTREAM_PAGE_TOKEN. Raises ConfigError for one that is too short or has other
+    characters.
+    """
     given = environ.get(TOKEN_VARIABLE)
     if given is None:
         return secrets.token_urlsafe(TOKEN_BYTES)
@@ -61,7 +63,7 @@ def token_of(environ: Mapping[str, str] = os.environ) -> str:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine reaches that address: by its number, or by the name that browsers never look up."""
+    """Whether the host is only reachable from this machine: by its number, or by the name that browsers never look up."""
     if host == "localhost" or host.endswith(".localhost"):
         return True
     try:

@@ -1,4 +1,4 @@
-"""What programs send to a page and get from it, as types: requests are checked against them, and `openapi` describes them."""
+"""The types of requests to a page and of its answers: requests are checked against them, and `openapi` describes them."""
 
 from __future__ import annotations
 
@@ -13,22 +13,24 @@ from midstream.protocol.live_rows import RowCount, Uid
 from midstream.protocol.messages import LOG_NAME_CHARS_MAX, LogEntry
 
 FORMAT_VERSION: Final = 1
-"""Of the JSON that pages and `--json` give. One more when a field is removed or means something else; new fields leave it."""
+"""The version of the JSON that pages and `--json` produce. It grows when a field is removed or changes its meaning; new
+fields do not change it.
+"""
 
 _Place: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=4096, pattern=r"^[^\u0000]*$")]
 """A path or a storage URL; no file system has names with a NUL."""
 
 
 def document(data: object) -> bytes:
-    """`data`, a Struct or a dict, as one JSON object whose first field is `format_version`."""
+    """Encode `data`, a Struct or a dict, as one JSON object whose first field is `format_version`."""
     encoded = msgspec.json.encode(data)
     if encoded[:1] != b"{":
-        raise TypeError(f"a document is a JSON object, and {type(data).__name__} becomes none")
+        raise TypeError(f"a document must be a JSON object, which {type(data).__name__} is not")
     return b'{"format_version":%d%s%s' % (FORMAT_VERSION, b"" if encoded == b"{}" else b",", encoded[1:])
 
 
 class FormatVersion(msgspec.Struct, frozen=True):
-    """What every document begins with."""
+    """The first field of every document."""
 
     format_version: Literal[1]
 
@@ -44,49 +46,56 @@ class _Action(msgspec.Struct, frozen=True, tag_field="action", forbid_unknown_fi
 
 
 class Checkpoint(_Action, frozen=True, tag="checkpoint"):
-    """Make one now."""
+    """Take a checkpoint now."""
 
 
 class Savepoint(_Action, frozen=True, tag="savepoint"):
-    """`directory`: a path or a storage URL, empty or not there yet; by default one below the checkpoint directory."""
+    """Make a savepoint. `directory`: a path or a storage URL, empty or new; by default one below the checkpoint
+    directory.
+    """
 
     directory: _Place | None = None
 
 
 class Rescale(_Action, frozen=True, tag="rescale"):
-    """Go on at another parallelism, of the operators whose parallelism the job does not set."""
+    """Change the parallelism of the operators whose parallelism the job does not set."""
 
     parallelism: Annotated[int, msgspec.Meta(ge=1, le=MAX_PARALLELISM_MAX)]
 
 
 class Stop(_Action, frozen=True, tag="stop"):
-    """At a checkpoint, to go on from it. `savepoint`: with a savepoint there, without which the job does not stop."""
+    """Stop at a checkpoint, from which the job can resume.
+
+    `savepoint`: the place of a savepoint with which to stop; if it cannot be made, the job does not stop.
+    """
 
     savepoint: _Place | None = None
 
 
 class Drain(_Action, frozen=True, tag="drain"):
-    """End the sources and let everything flow out."""
+    """End the sources and process everything in flight."""
 
 
 Action: TypeAlias = Checkpoint | Savepoint | Rescale | Stop | Drain
 
 
 class Look(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """For up to `rows` of the next rows that the operator of that uid or name gives out."""
+    """A request for up to `rows` of the next rows that an operator, given by uid or name, emits."""
 
     operator: Uid
     rows: RowCount = 20
 
 
 class MetricsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """`subtasks`: those of each subtask too."""
+    """The query of metrics. `subtasks`: include those of each subtask."""
 
     subtasks: bool = False
 
 
 class LogsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Lines behind number `after`, of that slot and of that operator (name or uid) only, if they are given."""
+    """The query of logs: lines after number `after`, only of that slot and of that operator (name or uid) if they are
+    given.
+    """
 
     after: Annotated[int, msgspec.Meta(ge=-1, le=2**53)] = -1
     slot: Annotated[int, msgspec.Meta(ge=0, le=MAX_PARALLELISM_MAX)] | UnsetType = UNSET
@@ -97,21 +106,21 @@ class LogsQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ActionState(msgspec.Struct, frozen=True):
-    """What has become of an action."""
+    """The state of an action."""
 
     id: int
     action: str
     state: Literal["waiting", "done", "failed"]
     began_ms: int
     answer: str = ""
-    """Why it failed, or the path of what was made."""
+    """Why the action failed, or the path of what it created."""
 
 
 class LogRecord(msgspec.Struct, frozen=True):
-    """A line that a function has printed or logged, see LogLine."""
+    """A line that a function has printed or logged; see LogLine."""
 
     number: int
-    """From 0, of all slots together."""
+    """The number of the line, from 0, over all slots."""
     slot: int
     at_ms: int
     text: str
@@ -129,13 +138,13 @@ class LogRecord(msgspec.Struct, frozen=True):
 class Logs(msgspec.Struct, frozen=True):
     lines: tuple[LogRecord, ...]
     after: int
-    """To be given as `after` for the lines that follow; the same again when there are none yet."""
+    """The value of `after` for the next request; unchanged if there are no newer lines yet."""
     dropped: int
-    """Lines behind the `after` of the request that were no longer kept; they are not in `lines`."""
+    """The number of lines after the request's `after` that were no longer kept; they are not in `lines`."""
 
 
 def logs_of(entries: Sequence[LogEntry], query: LogsQuery) -> Logs:
-    """The answer to a request for logs, from `entries` behind `query.after`."""
+    """Return the answer to a request for logs, from `entries` after `query.after`."""
     lines = tuple(
         LogRecord.of(entry)
         for entry in entries
@@ -147,6 +156,6 @@ def logs_of(entries: Sequence[LogEntry], query: LogsQuery) -> Logs:
 
 
 def components(types: Sequence[Any], ref_template: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """JSON Schemas of `types`, and of what they refer to by `ref_template`."""
+    """Return JSON Schemas of `types`, and of what they refer to by `ref_template`."""
     schemas, defined = msgspec.json.schema_components(types, ref_template=ref_template)
     return list(schemas), defined

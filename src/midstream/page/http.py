@@ -1,7 +1,7 @@
-"""As much of HTTP/1.1 as a page needs: one request on a connection, checked strictly, and one response.
+"""The part of HTTP/1.1 that a page needs: one request per connection, checked strictly, and one response.
 
-Pure: bytes in, a `Request` or a `Refusal` out. What is not plainly right is refused: no transfer codings, no
-repeated lengths or hosts, no folded lines.
+Pure: bytes in, a `Request` or a `Refusal` out. Anything ambiguous is refused: no transfer codings, no repeated lengths
+or hosts, no folded lines.
 """
 
 from __future__ import annotations
@@ -54,12 +54,12 @@ SAFETY: Final = (
     ("Cache-Control", "no-store"),
     ("Connection", "close"),
 )
-"""Sent with every response."""
+"""The headers sent with every response for safety."""
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """`path` is decoded and without the query; the names of `headers` are in lower case."""
+    """A request. `path` is decoded and has no query; the names of `headers` are in lower case."""
 
     method: str
     path: str
@@ -76,7 +76,7 @@ class Response:
     headers: tuple[tuple[str, str], ...] = ()
 
     def encoded(self, with_body: bool = True) -> bytes:
-        """As it goes over the connection; `with_body` is false in answer to HEAD."""
+        """Encode the response; `with_body` is false in answer to HEAD."""
         lines = [
             f"HTTP/1.1 {self.status} {REASONS[self.status]}",
             f"Content-Type: {self.content_type}",
@@ -87,7 +87,7 @@ class Response:
 
 
 class Refusal(Exception):
-    """The request is not served: `status`, and a sentence that says why."""
+    """A request that is not served: `status`, and a sentence with the reason."""
 
     def __init__(self, status: int, why: str) -> None:
         super().__init__(why)
@@ -99,7 +99,7 @@ class Refusal(Exception):
 
 
 class RequestReader:
-    """`feed` what arrives; it gives the request once that is whole. Raises Refusal, after which it is of no use."""
+    """Assembles a request from the bytes given to `feed`. Raises Refusal, after which the reader must not be used."""
 
     def __init__(self) -> None:
         self._data = bytearray()
@@ -120,7 +120,7 @@ class RequestReader:
         if len(self._data) < self._body_bytes:
             return None
         if len(self._data) > self._body_bytes:
-            raise Refusal(400, "more bytes came than the one request that a connection is for")
+            raise Refusal(400, "more bytes than one request arrived on the connection")
         head = self._head
         return Request(head.method, head.path, head.query, head.headers, bytes(self._data))
 
@@ -136,19 +136,19 @@ def _parsed_head(head: bytes) -> Request:
     for line in lines:
         header = _HEADER.fullmatch(line)
         if header is None:
-            raise Refusal(400, "a header line is not one")
+            raise Refusal(400, "a header line is malformed")
         name, value = header[1].decode("ascii").lower(), header[2].decode("latin-1")
         if name in headers and name in _ONCE:
-            raise Refusal(400, f"the header {name} is there twice")
+            raise Refusal(400, f"the header {name} occurs twice")
         headers[name] = value
     if "transfer-encoding" in headers:
-        raise Refusal(501, "transfer codings are not taken")
+        raise Refusal(501, "transfer codings are not supported")
     path, _, query = found[2].decode("ascii").partition("?")
     try:
         fields = parse_qsl(query, keep_blank_values=True, max_num_fields=QUERY_FIELDS_MAX, errors="strict")
         return Request(found[1].decode("ascii"), unquote(path, errors="strict"), dict(fields), headers)
     except ValueError as error:
-        raise Refusal(400, "the address is not one that this page has") from error
+        raise Refusal(400, "the address is not valid on this page") from error
 
 
 def _body_bytes(head: Request) -> int:

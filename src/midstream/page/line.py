@@ -1,7 +1,8 @@
-"""A blocking line to a running job on another machine, for the command line: what `runtime.client` asks, over a page.
+"""A blocking connection to a running job on another machine, for the command line: like `runtime.client`, but through a
+page.
 
-The link to a page stands for its job. The token comes from the link, or from MIDSTREAM_PAGE_TOKEN: what stands in a
-command line can be read by other users of the machine.
+The link to a job's page identifies the job. The token comes from the link, or from MIDSTREAM_PAGE_TOKEN, since other users of
+the machine can read command lines.
 """
 
 from __future__ import annotations
@@ -40,12 +41,14 @@ from midstream.protocol.messages import (
 
 ANSWER_BYTES_MAX: Final = 64 * 2**20
 TIMEOUT_S: Final = 10.0
-"""For one answer of the page; rows and actions take longer in several of them."""
+"""The timeout of one answer of the page; rows and actions take several answers."""
 ROWS_TIMEOUT_S: Final = 20.0
 LOOK_S: Final = 0.5
-"""How often an action is asked after. A page that is asked so often waits at the end of its job for the last question."""
+"""The interval at which the state of an action is requested. A page in use waits at the end of its job for the last
+request.
+"""
 SILENCE_S: Final = 30.0
-"""So long a page may be unreachable in the midst of an action before the action is given up."""
+"""How long a page may be unreachable during an action before the action fails."""
 
 _Document = TypeVar("_Document")
 
@@ -56,7 +59,7 @@ def is_link(job: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class PageJob:
-    """A job behind a page. Shows nobody the token."""
+    """A job that is reached through its page; its repr does not show the token."""
 
     job_id: str
     name: str
@@ -69,17 +72,19 @@ class PageJob:
 
 
 def job_at(link: str, environ: Mapping[str, str] = os.environ) -> PageJob:
-    """The job whose page has that link. Raises ConfigError for what is no link, else as `PageLine.ask` does."""
+    """Return the job whose page has that link. Raises ConfigError for an invalid link, and otherwise like
+    `PageLine.ask`.
+    """
     try:
         parts = urlsplit(link)
         is_link_to_a_page = bool(parts.hostname) and parts.port != 0 and parts.username is None
     except ValueError:
         is_link_to_a_page = False
     if not is_link_to_a_page:
-        raise ConfigError("that is not the link to a job's page, which is http://HOST:PORT/#token=…")
+        raise ConfigError("this is not the link to a job's page, which has the form http://HOST:PORT/#token=…")
     token = next(iter(parse_qs(parts.fragment).get("token", ())), None) or environ.get(TOKEN_VARIABLE)
     if token is not None and not (token.isascii() and token.isprintable()):
-        raise ConfigError("the token in the link has characters that no token has; copy the whole link")
+        raise ConfigError("the token in the link has characters that are not allowed in tokens; copy the whole link")
     path = parts.path if parts.path.endswith("/") else f"{parts.path}/"
     job = PageJob("", parts.netloc, f"{parts.scheme}://{parts.netloc}{path}", token)
     with PageLine(job) as line:
@@ -89,9 +94,9 @@ def job_at(link: str, environ: Mapping[str, str] = os.environ) -> PageJob:
 
 
 class PageLine:
-    """Not thread-safe. Asks a page what `runtime.client.Client` asks a driver, with the same answers.
+    """Sends requests to a page as `runtime.client.Client` does to a driver, with the same answers. Not thread-safe.
 
-    Raises JobError when the page refuses, ClusterError when it does not answer.
+    Raises JobError if the page refuses, ClusterError if it does not answer.
     """
 
     def __init__(self, job: PageJob) -> None:
@@ -107,10 +112,12 @@ class PageLine:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        """Each question has a connection of its own."""
+        """Do nothing: each request has a connection of its own."""
 
     def ask(self, request: ClientRequest | GetLogs | GetRows, timeout_s: float | None = None) -> Reply:
-        """Wait for the answer; a checkpoint answers when it is complete, a stop when the job has ended."""
+        """Send a request and wait for the answer; a checkpoint is answered when it is complete, a stop when the job has
+        ended.
+        """
         match request:
             case GetStatus():
                 return Reply(status=self._get(STATUS.path, JobStatus))
@@ -156,7 +163,7 @@ class PageLine:
         while state.state == "waiting":
             if deadline_s is not None and time.monotonic() > deadline_s:
                 raise ClusterError(f"job {self._job.name} ({self._job.job_id}) did not answer in time")
-            time.sleep(LOOK_S)  # how often it is asked
+            time.sleep(LOOK_S)  # the interval of requests
             try:
                 self._get(STATUS.path, JobStatus)  # a page that is looked at tells its last before it goes
                 state = self._get(f"{ACTIONS.path}/{state.id}", ActionState)
@@ -164,7 +171,7 @@ class PageLine:
             except (ClusterError, JobError) as error:  # another driver may have taken its place, which knows of nothing
                 if isinstance(error, JobError) or time.monotonic() - heard_s > SILENCE_S:
                     raise ClusterError(
-                        f"{error}; whether the job has done what it was asked ({state.action}) is not known"
+                        f"{error}; whether the job has carried out the request ({state.action}) is unknown"
                     ) from error
         if state.state == "failed":
             return Reply(error=state.answer or f"{state.action} failed")
@@ -176,7 +183,7 @@ class PageLine:
         return self._document(*self._send("GET", path), kind)
 
     def _send(self, method: str, path: str, body: object = None, timeout_s: float = TIMEOUT_S) -> tuple[int, bytes]:
-        """The status and the body of the answer. Raises ClusterError when there is none."""
+        """Return the status and the body of the answer. Raises ClusterError if there is none."""
         connection: http.client.HTTPConnection
         if self._is_tls:
             connection = http.client.HTTPSConnection(self._host, self._port, timeout=timeout_s)
@@ -194,10 +201,10 @@ class PageLine:
             received = response.read(ANSWER_BYTES_MAX + 1)
         except ssl.SSLError as error:
             raise ClusterError(
-                f"{self._job.page}: no TLS connection: {error}; is it https that is served there?"
+                f"{self._job.page}: no TLS connection: {error}; check whether https is served there"
             ) from error
         except (OSError, http.client.HTTPException) as error:
-            hint = "; is it https that is served there?" if self._is_tls and isinstance(error, TimeoutError) else ""
+            hint = "; check whether https is served there" if self._is_tls and isinstance(error, TimeoutError) else ""
             raise ClusterError(
                 f"{self._job.page} does not answer: {_why(error)}; the job may have ended{hint}"
             ) from error
@@ -205,7 +212,7 @@ class PageLine:
             connection.close()
         if len(received) > ANSWER_BYTES_MAX:
             raise ClusterError(
-                f"{self._job.page}: an answer of more than {ANSWER_BYTES_MAX >> 20} MiB is none of a page"
+                f"{self._job.page}: an answer of more than {ANSWER_BYTES_MAX >> 20} MiB cannot come from a page"
             )
         return response.status, received
 
@@ -219,7 +226,7 @@ class PageLine:
             raise ClusterError(f"{page}: {_text(body)}")
         if status not in (200, 202):
             raise JobError(
-                f"{page} answers with status {status}: {_text(body) or 'nothing'}; is that the page of a job?"
+                f"{page} answers with status {status}: {_text(body) or 'nothing'}; check that this is the page of a job"
             )
         try:
             return msgspec.json.decode(body, type=kind)

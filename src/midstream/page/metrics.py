@@ -1,8 +1,9 @@
 """A JobStatus in the text format of Prometheus, version 0.0.4.
 
-Names and labels follow its conventions: base units, `_total` for what only grows, one name for one meaning. By operator
-(`operator` is its uid, which stays the same over restarts of the program) and by task (a chain of operators, `task` is
-what the page calls it); by subtask only on request, as there may be thousands. docs/monitoring.md explains each.
+Names and labels follow its conventions: base units, `_total` for what only grows, one name for one meaning. Metrics are
+per operator (`operator` is its uid, which stays the same over restarts of the program) and per task (a chain of
+operators; `task` is its name on the page); per subtask only on request, as there may be thousands. docs/monitoring.md
+explains each.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ Sample = tuple[Labels, float]
 
 
 class Family(NamedTuple):
-    """`kind`: counter or gauge."""
+    """A metric with its samples. `kind`: counter or gauge."""
 
     name: str
     kind: str
@@ -43,7 +44,7 @@ class Family(NamedTuple):
 
 
 def metrics_text(status: JobStatus, per_subtask: bool = False) -> str:
-    """All of it; families without a sample are left out."""
+    """Return all metrics as text; families without a sample are left out."""
     job: Labels = (("job_name", status.name), ("job_id", status.job_id))
     lines: list[str] = []
     for name, kind, text, samples in families(status, per_subtask):
@@ -55,7 +56,7 @@ def metrics_text(status: JobStatus, per_subtask: bool = False) -> str:
 
 
 def families(status: JobStatus, per_subtask: bool) -> Iterator[Family]:
-    """What there is to tell, in a fixed order."""
+    """Yield all families, in a fixed order."""
     yield from _of_job(status)
     yield from _of_checkpoints(status)
     yield from _of_operators(status)
@@ -72,7 +73,7 @@ def _of_job(status: JobStatus) -> Iterator[Family]:
     yield _counter("job_restarts_total", "Restarts after failures.", _single(status.restarts))
     yield _gauge("job_slots", "Slots that are connected.", _single(status.slots))
     yield _gauge("job_slots_needed", "Slots that the job needs to run.", _single(status.slots_needed))
-    yield _gauge("job_waiting_seconds", "How long the longest of its waits has lasted; 0 for none.", _single(waits_s))
+    yield _gauge("job_waiting_seconds", "How long its longest wait has lasted; 0 for none.", _single(waits_s))
     yield _gauge("job_warnings", "Warnings in the job's status.", _single(len(status.warnings)))
     memory: list[Sample] = [
         ((("slot", str(i)),), float(used)) for i, used in enumerate(status.slot_memory_bytes) if used
@@ -81,9 +82,7 @@ def _of_job(status: JobStatus) -> Iterator[Family]:
     limits: list[Sample] = [
         ((("slot", str(i)),), float(limit)) for i, limit in enumerate(status.slot_memory_limit_bytes) if limit
     ]
-    yield _gauge(
-        "slot_memory_limit_bytes", "What that process can have at most; a container's limit is shared.", limits
-    )
+    yield _gauge("slot_memory_limit_bytes", "Memory limit of that process; a container's limit is shared.", limits)
 
 
 def _of_checkpoints(status: JobStatus) -> Iterator[Family]:
@@ -91,25 +90,25 @@ def _of_checkpoints(status: JobStatus) -> Iterator[Family]:
     yield _counter("checkpoints_failed_total", "Checkpoints failed.", _single(status.checkpoints_failed))
     last = [] if status.last_checkpoint is None else [status.last_checkpoint]
     running = next((one.duration_ms for one in status.checkpoints if one.state == "in_progress"), 0)
-    yield _gauge("checkpoint_in_progress_seconds", "Age of the one in progress; 0 for none.", _single(running / 1e3))
+    yield _gauge(
+        "checkpoint_in_progress_seconds", "Age of the checkpoint in progress; 0 for none.", _single(running / 1e3)
+    )
 
     def of_last(name: str, text: str, value: Iterable[float]) -> Family:
         return _gauge(f"last_checkpoint_{name}", text, [((), each) for each in value])
 
-    yield of_last(
-        "timestamp_seconds", "When the last completed checkpoint was complete.", (_ended_ms(one) / 1e3 for one in last)
-    )
+    yield of_last("timestamp_seconds", "When the last checkpoint completed.", (_ended_ms(one) / 1e3 for one in last))
     yield of_last("duration_seconds", "How long it took.", (one.duration_ms / 1e3 for one in last))
-    yield of_last("state_bytes", "What it has written.", (one.state_bytes for one in last))
-    yield of_last("in_flight_bytes", "Rows in flight that it holds.", (one.in_flight_bytes for one in last))
-    yield _gauge("last_checkpoint_phase_seconds", "Where its time went.", _phases(last))
+    yield of_last("state_bytes", "Bytes that it has written.", (one.state_bytes for one in last))
+    yield of_last("in_flight_bytes", "Bytes of rows in flight that it holds.", (one.in_flight_bytes for one in last))
+    yield _gauge("last_checkpoint_phase_seconds", "How its time was spent.", _phases(last))
     yield of_last(
         "alignment_seconds", "The longest wait of a task for its barriers.", (one.alignment_ms / 1e3 for one in last)
     )
 
 
 def _phases(last: Sequence[CheckpointStatus]) -> list[tuple[tuple[tuple[str, str], ...], float]]:
-    """Of the subtask that acknowledged it last, then of the driver."""
+    """Return the phases of the subtask that acknowledged last, then those of the driver."""
     return [
         ((("phase", phase.removesuffix("_ms")),), took_ms / 1e3)
         for one in last
@@ -132,10 +131,10 @@ def _of_operators(status: JobStatus) -> Iterator[Family]:
         )
 
     again = "Rows read again after a failure count again."
-    yield of_each("rows_in_total", f"Rows taken in. {again}", (op.rows_in for op in operators))
-    yield of_each("rows_out_total", f"Rows given out. {again}", (op.rows_out for op in operators))
+    yield of_each("rows_in_total", f"Rows received. {again}", (op.rows_in for op in operators))
+    yield of_each("rows_out_total", f"Rows emitted. {again}", (op.rows_out for op in operators))
     yield of_each("late_rows_total", "Rows dropped as late.", (op.late_rows for op in operators))
-    yield of_each("bad_records_total", "Records left out by a source.", (op.bad_records for op in operators))
+    yield of_each("bad_records_total", "Bad records dropped by a source.", (op.bad_records for op in operators))
     of_checkpoint = "of its state in the newest completed checkpoint."
     for name, what, values in (
         ("state_rows", "Rows", [op.state_rows for op in operators]),
@@ -144,14 +143,15 @@ def _of_operators(status: JobStatus) -> Iterator[Family]:
         sizes: list[Sample] = [(labels[op.uid], value) for op, value in zip(operators, values, strict=True)]
         yield _gauge(f"operator_{name}", f"{what} {of_checkpoint}", sizes)
     work: list[Sample] = [(labels[op.uid], op.work) for op in operators if op.work is not None]
-    yield _gauge("operator_work_ratio", "Its part of what the operators of its task work.", work)
+    yield _gauge("operator_work_ratio", "Its share of the work of its task's operators.", work)
     yield from _of_functions(operators, labels)
 
 
 def _of_functions(operators: Sequence[OperatorStatus], labels: Mapping[str, Labels]) -> Iterator[Family]:
-    """One family whatever users call theirs, by the label `name`: so no two names clash, and each keeps its kind.
+    """Yield one family for all metrics of users' functions, named by the label `name`: names cannot clash, and each
+    keeps its kind.
 
-    promtool refuses names of families with the words counter and gauge.
+    promtool refuses family names with the words counter and gauge.
     """
 
     def named(operator: OperatorStatus, name: str) -> Labels:
@@ -163,8 +163,8 @@ def _of_functions(operators: Sequence[OperatorStatus], labels: Mapping[str, Labe
     yield _gauge(
         "user_value", "A gauge of a function, the sum over subtasks.", [(at, gauge.sum) for at, gauge in gauges]
     )
-    yield _gauge("user_value_min", "The least over subtasks.", [(at, gauge.min) for at, gauge in gauges])
-    yield _gauge("user_value_max", "The most over subtasks.", [(at, gauge.max) for at, gauge in gauges])
+    yield _gauge("user_value_min", "The minimum over subtasks.", [(at, gauge.min) for at, gauge in gauges])
+    yield _gauge("user_value_max", "The maximum over subtasks.", [(at, gauge.max) for at, gauge in gauges])
 
 
 def _of_tasks(status: JobStatus) -> Iterator[Family]:
@@ -182,7 +182,7 @@ def _of_tasks(status: JobStatus) -> Iterator[Family]:
     )
     yield of_each(
         "backpressured_ratio",
-        "Share of time spent waiting for room at what follows, mean over subtasks.",
+        "Share of time spent waiting for room downstream, mean over subtasks.",
         (v.backpressured for v in vertices),
     )
     yield of_each(
@@ -192,18 +192,18 @@ def _of_tasks(status: JobStatus) -> Iterator[Family]:
     )
     yield of_each(
         "watermark_timestamp_seconds",
-        "Event time up to which all rows are expected to have come, the least of all subtasks.",
+        "Event time up to which all rows are expected to have arrived, minimum over subtasks.",
         (_watermark_s(v.watermark_us) for v in vertices),
     )
     yield of_each(
         "to_recover_bytes",
-        "Rows in flight that the task began with and has not taken up yet.",
+        "Bytes of rows in flight with which the task began and which it has not read yet.",
         (sum(r.to_recover_bytes - r.recovered_bytes for r in v.recovering) for v in vertices),
     )
     held = [vertex.held_back for vertex in vertices]
     yield of_each(
         "watermark_held_back_seconds",
-        "How much further the furthest of its inputs or splits has come than the one that event time waits for.",
+        "How far the input or split that event time waits for is behind the most advanced one.",
         (None if each is None or each.behind_us is None else each.behind_us / 1e6 for each in held),
     )
     found = status.bottleneck
@@ -219,13 +219,13 @@ def _of_edges(status: JobStatus) -> Iterator[Family]:
     ]
     # records of older versions have no flows
     found = list(zip(labels, status.flows, strict=True)) if status.flows else []
-    again = "What was emitted again after a failure counts again."
+    again = "Rows emitted again after a failure count again."
     yield _counter("edge_rows_total", f"Rows that passed the edge. {again}", [(at, one.rows) for at, one in found])
     yield _counter("edge_bytes_total", f"Their bytes in memory. {again}", [(at, one.bytes) for at, one in found])
     marks = [(at, _watermark_s(one.watermark_us)) for at, one in found]
     yield _gauge(
         "edge_watermark_timestamp_seconds",
-        "Event time of what passes the edge, the least of the subtasks that are waited for.",
+        "Event time of rows on the edge, minimum over the subtasks that are waited for.",
         [(at, mark) for at, mark in marks if mark is not None],
     )
     yield _counter("edge_batches_total", f"Their batches. {again}", [(at, one.batches) for at, one in found])
@@ -238,18 +238,18 @@ def _of_subtasks(status: JobStatus) -> Iterator[Family]:
         for subtask in vertex.subtasks
     ]
     since = "since the subtask was deployed."
-    yield _counter("subtask_rows_in_total", f"Rows taken in {since}", [(at, one.rows_in) for at, one in found])
-    yield _counter("subtask_rows_out_total", f"Rows given out {since}", [(at, one.rows_out) for at, one in found])
+    yield _counter("subtask_rows_in_total", f"Rows received {since}", [(at, one.rows_in) for at, one in found])
+    yield _counter("subtask_rows_out_total", f"Rows emitted {since}", [(at, one.rows_out) for at, one in found])
     yield _gauge("subtask_busy_ratio", "Share of time spent working.", [(at, one.busy) for at, one in found])
     yield _gauge(
         "subtask_backpressured_ratio",
-        "Share of time spent waiting for room at what follows.",
+        "Share of time spent waiting for room downstream.",
         [(at, one.backpressured) for at, one in found],
     )
     marks = [(at, _watermark_s(one.watermark_us)) for at, one in found]
     yield _gauge(
         "subtask_watermark_timestamp_seconds",
-        "Event time up to which all rows are expected to have come.",
+        "Event time up to which all rows are expected to have arrived.",
         [(at, mark) for at, mark in marks if mark is not None],
     )
 
@@ -271,7 +271,7 @@ def _one_of(names: Iterable[str], name: str) -> list[Sample]:
 
 
 def _task(vertex: VertexStatus) -> Labels:
-    """By the uid of its first operator; a vertex's number may be another one after a change of the program."""
+    """Return the labels of a task, by the uid of its first operator: a vertex's number may change with the program."""
     uid = vertex.operators[0].uid if vertex.operators else str(vertex.id)
     return ("task", uid), ("task_name", vertex.name)
 
@@ -281,7 +281,7 @@ def _most(vertex: VertexStatus, shares: list[float]) -> float | None:
 
 
 def _watermark_s(watermark_us: int | None) -> float | None:
-    """None where there is none: none has come, or the data has ended."""
+    """Return the watermark in seconds; None before the first one and after the end of the data."""
     return None if watermark_us in (None, MAX_WATERMARK_US) else watermark_us / 1e6
 
 

@@ -1,4 +1,4 @@
-"""The addresses for programs: one table, from which requests are dispatched and `openapi.json` is made."""
+"""The addresses for programs: one table, which dispatches requests and from which `openapi.json` is generated."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ TEXT: Final = "text/plain; charset=utf-8"
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """`path` may end in `/{id}`, which stands for digits. Refusals are sentences in plain text."""
+    """An address. `path` may end in `/{id}`, which stands for digits. Refusals are sentences in plain text."""
 
     path: str
     method: Literal["GET", "POST"]
     who: Literal["everybody", "readers", "actors"]
-    """Readers need the token beyond loopback, actors always."""
+    """Who may use a route: readers need the token beyond loopback, actors always."""
     summary: str
     kind: str = JSON
-    """Content type of the answer."""
+    """The content type of the answer."""
     answer: object = None
-    """Its type, if it is a document."""
+    """The type of the answer, if it is a document."""
     query: type[msgspec.Struct] | None = None
-    """Without one, what stands behind `?` is not looked at."""
+    """The type of the query; without one, a query is ignored."""
     body: object = None
     status: int = 200
     refusals: tuple[int, ...] = ()
 
     @property
     def methods(self) -> tuple[str, ...]:
-        """HEAD is GET without the body; not of what needs the token in any case."""
+        """The methods; HEAD is GET without the body, except where the token is always needed."""
         return (self.method, "HEAD") if self.method == "GET" and self.who != "actors" else (self.method,)
 
     def match(self, path: str) -> str | None:
-        """The `{id}` in `path` (empty if this route has none), or None if it is another route's."""
+        """Return the `{id}` in `path` (empty if this route has none), or None if it belongs to another route."""
         base, _, parameter = self.path.partition("{")
         if not parameter:
             return "" if path == self.path else None
@@ -63,7 +63,7 @@ STATUS: Final = Route(
     "/status.json",
     "GET",
     "readers",
-    "Everything that can be seen of the job, as midstream status --json prints it",
+    "The complete status of the job, as midstream status --json prints it",
     answer=JobStatus,
     refusals=(401, 403, 503),
 )
@@ -89,7 +89,7 @@ ROWS: Final = Route(
     "/rows",
     "POST",
     "actors",
-    "The next rows that an operator gives out; of a sink, that it takes in. Answered when they come, or after 5 s",
+    "The next rows that an operator emits or, for a sink, receives. Answered when they arrive, or after 5 s",
     answer=LiveRows,
     body=Look,
     refusals=(400, 401, 403, 409, 413, 415, 429, 503),
@@ -98,7 +98,7 @@ ACTIONS: Final = Route(
     "/actions",
     "POST",
     "actors",
-    "Ask something of the job: it is answered at actions/{id}, which takes a while",
+    "Request an action; its outcome appears at actions/{id} after a while",
     answer=ActionState,
     body=Action,
     status=202,
@@ -108,7 +108,7 @@ ACTION: Final = Route(
     "/actions/{id}",
     "GET",
     "actors",
-    "What has become of an action; the newest are kept",
+    "The state of an action; the newest ones are kept",
     answer=ActionState,
     refusals=(401, 403, 404),
 )
@@ -116,11 +116,11 @@ DESCRIPTION: Final = Route("/openapi.json", "GET", "everybody", "This descriptio
 ROUTES: Final = (STATUS, METRICS, LOGS, ROWS, ACTIONS, ACTION, DESCRIPTION)
 
 _REFUSALS: Final = {
-    400: "the request is malformed, or a value in it cannot be",
+    400: "the request is malformed, or a value in it is invalid",
     401: "the token is needed",
-    403: "the token is another one, or the request comes from where it may not",
-    404: "there is nothing there, or not any more",
-    409: "there is no such operator, or the job does not run; the text says which operators there are",
+    403: "the token is wrong, or the request comes from a forbidden origin",
+    404: "nothing exists there, or no longer",
+    409: "there is no such operator, or the job does not run; the text lists the operators",
     410: "the job has ended",
     413: "the body is too large",
     415: "the body is not sent as application/json",
@@ -128,16 +128,18 @@ _REFUSALS: Final = {
     503: "the job's driver is busy: ask again",
 }
 _DESCRIPTION: Final = (
-    "Of one job, served by its driver. The token is in the link that midstream run prints, or set by "
-    "MIDSTREAM_PAGE_TOKEN. Documents begin with format_version; it grows when a field is removed or means something "
-    "else, and not with new fields."
+    "The interface of one job, served by its driver. The token is in the link that midstream run prints, or set by "
+    "MIDSTREAM_PAGE_TOKEN. Documents begin with format_version; it grows when a field is removed or changes its "
+    "meaning, not when fields are added."
 )
 _REF: Final = "#/components/schemas/{name}"
 
 
 @cache
 def openapi() -> bytes:
-    """The OpenAPI 3.1 description of ROUTES; its schemas are those of the types that check requests and write answers."""
+    """Return the OpenAPI 3.1 description of ROUTES; its schemas are those of the types that check requests and write
+    answers.
+    """
     types = [each for route in ROUTES for each in (route.answer, route.body, route.query) if each is not None]
     schemas, defined = components([*types, FormatVersion], _REF)
     schema_of = dict(zip(map(id, types), schemas, strict=False))

@@ -1,4 +1,4 @@
-"""The sockets of a page, on one thread: a bounded number of connections, each for one request and for a bounded time."""
+"""The sockets of a page, on one thread: a bounded number of connections, each for one request and a bounded time."""
 
 from __future__ import annotations
 
@@ -20,23 +20,24 @@ from midstream.runtime.loop import READ, WRITE, EventLoop
 from midstream.runtime.ports import Ports, listen
 
 CONNECTIONS_MAX: Final = 64
-"""One more takes the place of the oldest."""
+"""The limit on connections; a further one replaces the oldest."""
 CONNECTION_S_MAX: Final = 15.0
 RECEIVE_BYTES: Final = 16 * 2**10
 ACCEPTS_PER_TURN_MAX: Final = 16
 WATCHED_S: Final = 3.0
-"""A page in a browser asks every second: one that has not for so long is closed or in the background."""
+"""A page in a browser sends a request every second: one that has not for this long is closed or in the background."""
 LAST_LOOK_S: Final = 2.5
-"""How long an open page may take to fetch how the job has ended."""
+"""How long an open page may take to fetch the final status."""
 THREAD_END_S: Final = 5.0
 
 _log = logging.getLogger(__name__)
 
 
 def open_page(address: PageAddress | None, name: str) -> PageServer | None:
-    """Begin to listen. None without an address, or where that is impossible: a warning says so, and the job runs all the same.
+    """Begin to listen. None without an address, or if listening fails: a warning is logged, and the job runs all the
+    same.
 
-    Raises ConfigError for a token in the environment that is none.
+    Raises ConfigError for an invalid token in the environment.
     """
     if address is None:
         return None
@@ -49,10 +50,10 @@ def open_page(address: PageAddress | None, name: str) -> PageServer | None:
 
 
 class PageServer:
-    """Listens from the beginning; answers from `begin`, which says for which job, until some time after `end`."""
+    """Listens from the beginning; answers from `begin`, which sets the job, until some time after `end`."""
 
     def __init__(self, address: PageAddress, token: str) -> None:
-        """Raises ClusterError when it cannot listen there."""
+        """Raises ClusterError if it cannot listen there."""
         self._sock = listen(address.host, Ports(address.port, address.port, "--page with another port, or without one"))
         host, port = self._sock.getsockname()[:2]
         self.address = PageAddress(address.host, port)
@@ -61,24 +62,24 @@ class PageServer:
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{port}/"
         self.link = f"{self.url}#token={token}"
-        """With the token, in the part that browsers send to no server."""
+        """The link with the token, in the part that browsers send to no server."""
         self._token = token
         self._loop = EventLoop("page", fatal=self._fatal)
         self._connections: dict[_Connection, None] = {}
-        """Oldest first."""
+        """The connections, oldest first."""
         self._job: Served | None = None
         self._site: Site | None = None
         self.job_has_ended = False
         self._thread = threading.Thread(target=self._run, name="midstream-page", daemon=True)
 
     def begin(self, job: Served) -> None:
-        """Serve the page of that job, on a thread of its own."""
+        """Serve the page of this job, on a thread of its own."""
         self._job = job
         _open.add(self)
         self._thread.start()
 
     def end(self) -> None:
-        """The job has ended, or has never begun: returns at once, from any thread."""
+        """Note that the job has ended, or never began; returns at once, from any thread."""
         self.job_has_ended = True
         if self._thread.ident is None:
             self._sock.close()
@@ -87,7 +88,7 @@ class PageServer:
             self._loop.post(self._end)
 
     def ended(self, timeout_s: float) -> bool:
-        """Whether that is so within `timeout_s` seconds."""
+        """Wait up to `timeout_s` seconds for the thread's end, and return whether it has ended."""
         self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
@@ -100,7 +101,7 @@ class PageServer:
             self._loop.watch(self._sock, READ, self._ready)
             self._loop.run()
         except Exception:  # noqa: BLE001 - logged; the page is no reason to end a job
-            _log.exception("the page of the job has failed; the job runs on without it")
+            _log.exception("the page of the job has failed; the job continues without it")
         finally:
             for connection in list(self._connections):
                 connection.close()
@@ -115,7 +116,9 @@ class PageServer:
         self._loop.call_later(LAST_LOOK_S if watched else 0.0, self._loop.stop)
 
     def _fatal(self, error: BaseException) -> None:
-        """Of one request: it gets no answer, its connection is closed when its time is over, and all others go on."""
+        """Handle the failure of one request: it gets no answer, its connection is closed when its time is over, and all
+        others continue.
+        """
         _log.error("the page of the job: a request failed", exc_info=error)
 
     def _ready(self, _mask: int) -> None:
@@ -154,7 +157,7 @@ class _Connection:
         self._timer = loop.call_later(CONNECTION_S_MAX, self.close)
 
     def close(self) -> None:
-        """May be called again."""
+        """Close the connection. May be called again."""
         if self._sock.fileno() < 0:
             return
         self._timer.cancel()
@@ -228,12 +231,12 @@ class _Connection:
 
 
 _open: set[PageServer] = set()
-"""Pages whose threads live."""
+"""Pages whose threads are alive."""
 
 
 @atexit.register
 def show_last() -> None:
-    """At the end of the program: whoever looks at a page sees how the job has ended."""
+    """Wait, at the end of the program, until open pages have fetched the final status."""
     until_s = time.monotonic() + THREAD_END_S
     for page in list(_open):
         if page.job_has_ended:

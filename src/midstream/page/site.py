@@ -1,17 +1,17 @@
-"""What the page answers to which request: its own files, the job's status and metrics, and actions.
+"""How the page answers each request: its own files, the job's status and metrics, and actions.
 
 | address | what it is | token |
 |---|---|---|
-| `/` and what lies beside it: scripts, `page.css`, `status.schema.json` | the page itself, the same for every job | never |
+| `/` and the other files of the page: scripts, `page.css`, `status.schema.json` | the page itself, the same for every job | never |
 | `GET status.json`, `metrics[?subtasks=1]` | read only | outside loopback |
 | `POST rows` | the next rows that an operator gives out | always |
 | `openapi.json` | what programs can ask here, the same for every job | never |
 | `GET logs` | read only, and may hold what functions print of the rows | always |
 | `POST actions`, `GET actions/ID` | a request to the job, and what has become of it | always |
 
-Without a token a request counts as one from this machine only if it names this machine (`Host`): else a website could
-have its own name point at loopback and read along. Actions also have to come from the page itself, as far as
-browsers say where a request comes from; the token is in no cookie, so no browser sends it by itself.
+Without a token a request counts as one from this machine only if it names this machine (`Host`): otherwise a website
+could point its own name at loopback and read the data. Actions must also come from the page itself, as far as browsers
+report the origin; the token is not in a cookie, so no browser sends it by itself.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ from midstream.protocol.messages import (
 from midstream.runtime.storage import absolute
 
 STATUS_AGE_S_MAX: Final = 0.25
-"""So long one status serves everybody who asks: many viewers cost the driver no more than one."""
+"""How long one status serves all requests: many viewers cost the driver no more than one."""
 ANSWER_S_MAX: Final = 5.0
-"""After so long without an answer of the driver a reader is told that it is busy."""
+"""The time without an answer of the driver after which readers are told that it is busy."""
 WAITING_MAX: Final = 64
 ACTIONS_OPEN_MAX: Final = 8
 LOOKS_OPEN_MAX: Final = 8
@@ -103,18 +103,18 @@ _Query = TypeVar("_Query", bound=msgspec.Struct)
 
 
 class Served(Protocol):
-    """As much of a Driver as a page needs. Callable from any thread."""
+    """The part of a Driver that a page needs. Callable from any thread."""
 
     @property
     def last(self) -> JobStatus | None:
-        """How the job ended; None while it runs."""
+        """The final status; None while the job runs."""
         ...
 
     def ask(self, request: ClientRequest | GetLogs | GetRows) -> Future[Reply]: ...
 
 
 class EndedJob:
-    """A job of which there is only its record."""
+    """A job that has ended and is known only by its record."""
 
     def __init__(self, last: JobStatus) -> None:
         self._last = last
@@ -124,14 +124,14 @@ class EndedJob:
         return self._last
 
     def ask(self, request: ClientRequest | GetLogs | GetRows) -> Future[Reply]:
-        """Refused: there is no driver any more."""
+        """Refuse every request: there is no driver any more."""
         refused: Future[Reply] = Future()
         refused.set_result(Reply(error="the job has ended", status=self._last))
         return refused
 
 
 class Loop(Protocol):
-    """The page's own."""
+    """The page's own loop."""
 
     def now_ms(self) -> int: ...
 
@@ -143,7 +143,9 @@ class Loop(Protocol):
 
 
 class Site:
-    """On the page's thread. `handle` answers each request once, sooner or later; a refusal is an answer too."""
+    """Answers requests, on the page's thread. `handle` answers each request once, sooner or later; a refusal is an
+    answer too.
+    """
 
     def __init__(self, loop: Loop, job: Served, address: PageAddress, token: str) -> None:
         self._loop = loop
@@ -155,13 +157,13 @@ class Site:
         self._status_s = 0.0
         self._is_asking = False
         self._waiting: OrderedDict[int, tuple[Callable[[JobStatus], Response], Respond]] = OrderedDict()
-        """Who waits for the status that has been asked for."""
+        """Requests that wait for the status that was requested from the driver."""
         self._count = 0
         self._actions: OrderedDict[int, ActionState] = OrderedDict()
         self._looking: dict[int, Respond] = {}
-        """Who waits for rows."""
+        """Requests that wait for rows."""
         self._logs: dict[int, Respond] = {}
-        """Who waits for logs."""
+        """Requests that wait for logs."""
         self._answers: dict[Route, Callable[[Request, str, Respond], None]] = {
             STATUS: self._show_status,
             METRICS: self._show_metrics,
@@ -172,10 +174,10 @@ class Site:
             DESCRIPTION: _describe,
         }
         self.watched_s: float | None = None
-        """When the status was last asked for."""
+        """When the status was last requested."""
 
     def handle(self, request: Request, respond: Respond) -> None:
-        """Answer `request`, by `respond`, now or later. Raises Refusal instead of answering."""
+        """Answer `request`, with `respond`, now or later. Raises Refusal instead of answering."""
         path = request.path
         if path in self._files:
             _only(request, "GET", "HEAD")
@@ -192,7 +194,7 @@ class Site:
                     self._check_actor(request)
                 self._answers[route](request, found, respond)
                 return
-        raise Refusal(404, "the page has no such address")
+        raise Refusal(404, "this page has no such address")
 
     # ---- who may
 
@@ -200,7 +202,7 @@ class Site:
         if "authorization" in request.headers:
             self._check_token(request)
         elif not self._address.is_loopback:
-            raise Refusal(401, "this page is served beyond its machine: its data is shown with the token only")
+            raise Refusal(401, "this page is served beyond its machine: its data is only shown with the token")
         elif not is_loopback(_host_of(request.headers.get("host", ""))):
             raise Refusal(
                 403,
@@ -253,7 +255,7 @@ class Site:
             self._job.ask(GetStatus()).add_done_callback(self._answered)
 
     def _known(self) -> JobStatus | None:
-        """What the job has ended with, or what is fresh enough."""
+        """Return the final status, or one that is recent enough."""
         if self._job.last is not None:
             return self._job.last
         if self._status is not None and self._loop.monotonic_s() - self._status_s < STATUS_AGE_S_MAX:
@@ -261,13 +263,13 @@ class Site:
         return None
 
     def _answered(self, future: Future[Reply]) -> None:
-        """On the driver's thread, or whichever answers."""
+        """Take the answer to the page's thread, from the driver's or any other."""
         self._loop.post(partial(self._take, future.result()))
 
     def _take(self, reply: Reply) -> None:
         self._is_asking = False
         if reply.status is None:
-            return  # each who waits is told when its time is over
+            return  # each request is answered when its time is over
         self._status, self._status_s = reply.status, self._loop.monotonic_s()
         waiting, self._waiting = self._waiting, OrderedDict()
         for view, respond in waiting.values():
@@ -312,14 +314,14 @@ class Site:
     # ---- rows
 
     def _look_at_rows(self, request: Request, _: str, respond: Respond) -> None:
-        """The answer comes with the next batch, or when none has come in time."""
-        _check_json(request, "a question for rows")
+        """Answer with the next batch, or when none has come in time."""
+        _check_json(request, "a request for rows")
         try:
             look = _looks.decode(request.body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-            raise Refusal(400, f"that asks for no rows: {error}") from error
+            raise Refusal(400, f"the request for rows is invalid: {error}") from error
         if len(self._looking) >= LOOKS_OPEN_MAX:
-            raise Refusal(429, f"{LOOKS_OPEN_MAX} questions for rows are not answered yet")
+            raise Refusal(429, f"{LOOKS_OPEN_MAX} requests for rows are not answered yet")
         self._count += 1
         number = self._count
         self._looking[number] = respond
@@ -346,7 +348,7 @@ class Site:
             action = _actions.decode(request.body)
             asked = _request_of(action)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, ConfigError) as error:
-            raise Refusal(400, f"that is no action: {error}") from error
+            raise Refusal(400, f"the action is invalid: {error}") from error
         if sum(known.state == "waiting" for known in self._actions.values()) >= ACTIONS_OPEN_MAX:
             raise Refusal(429, f"{ACTIONS_OPEN_MAX} actions are not answered yet")
         self._count += 1
@@ -371,7 +373,7 @@ class Site:
     def _tell(self, request: Request, number: str, respond: Respond) -> None:
         state = self._actions.get(int(number)) if number.isdecimal() and len(number) < 10 else None
         if state is None:
-            raise Refusal(404, "there is no such action, or too many have come since")
+            raise Refusal(404, "there is no such action, or too many have followed it")
         respond(Response(200, document(state), JSON))
 
 
@@ -385,12 +387,12 @@ def _check_json(request: Request, what: str) -> None:
 
 
 def status_json(status: JobStatus) -> bytes:
-    """As `midstream status --json` prints it; of a long traceback its end."""
+    """Return the status as `midstream status --json` prints it; of a long traceback, the end."""
     return document(status.shortened())
 
 
 def status_schema() -> bytes:
-    """The JSON Schema of what `status_json` gives; `static/status.schema.json` holds it."""
+    """Return the JSON Schema of what `status_json` returns; `static/status.schema.json` holds it."""
     return msgspec.json.format(msgspec.json.encode(msgspec.json.schema(JobStatus), order="deterministic")) + b"\n"
 
 
@@ -418,7 +420,7 @@ def _query(request: Request, kind: type[_Query]) -> _Query:
     try:
         return msgspec.convert(request.query, kind, strict=False)
     except msgspec.ValidationError as error:
-        raise Refusal(400, f"behind the ? of the address: {error}") from error
+        raise Refusal(400, f"invalid query in the address: {error}") from error
 
 
 def _busy() -> Response:
@@ -427,11 +429,11 @@ def _busy() -> Response:
 
 def _only(request: Request, *methods: str) -> None:
     if request.method not in methods:
-        raise Refusal(405, f"this address takes {' and '.join(methods)}")
+        raise Refusal(405, f"this address accepts {' and '.join(methods)}")
 
 
 def _host_of(header: str) -> str:
-    """Of `Host: name:port`; an address of IPv6 without its brackets."""
+    """Return the host of `Host: name:port`; an IPv6 address without its brackets."""
     if header.startswith("["):
         inside, closed, _ = header[1:].partition("]")
         return inside if closed else ""

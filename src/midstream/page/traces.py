@@ -1,8 +1,8 @@
-"""Checkpoints and restarts of a job as spans of OpenTelemetry; the extra `midstream[otel]`.
+"""Checkpoints and restarts of a job as OpenTelemetry spans; the extra `midstream[otel]`.
 
-`OTEL_TRACES_EXPORTER` asks for them, as it does of every program with OpenTelemetry. A thread of its own asks for the
-job's status once a second and makes spans of what it has not seen before: it shares nothing with the job. `Watch` is
-pure; nothing of OpenTelemetry is imported where it is not asked for.
+The variable `OTEL_TRACES_EXPORTER` enables them, as for every program with OpenTelemetry. A separate thread requests
+the job's status once a second and makes spans of what is new: it shares nothing with the job. `Watch` is pure; nothing
+of OpenTelemetry is imported unless it is enabled.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """`began_ms` and `ended_ms` since 1970. `error`: why what it stands for has failed."""
+    """A span. `began_ms` and `ended_ms` are since 1970. `error`: why what it stands for failed."""
 
     name: str
     began_ms: int
@@ -42,21 +42,21 @@ class Span:
     attributes: dict[str, str | int | float | bool]
     error: str = ""
     exception: FailureStatus | None = None
-    """At its beginning."""
+    """The failure with which the span begins."""
     children: tuple[Span, ...] = ()
 
 
 @dataclass(slots=True)
 class Watch:
-    """Gives each checkpoint that has completed or failed, and each restart that is over, once."""
+    """Yields each checkpoint that has completed or failed, and each finished restart, once."""
 
     _told: set[tuple[int, int]] = field(default_factory=set)
-    """Checkpoints by id and beginning, as far as the status still has them."""
+    """Reported checkpoints by id and beginning, as far as the status still has them."""
     _failures: tuple[FailureStatus, ...] = ()
     _restarting: list[FailureStatus] = field(default_factory=list)
 
     def take(self, status: JobStatus) -> list[Span]:
-        """The spans that `status` has and no earlier one had, oldest first."""
+        """Return the spans that `status` has and no earlier one had, oldest first."""
         over = [each for each in reversed(status.checkpoints) if each.state in ("completed", "failed")]
         spans = [_of_checkpoint(status, each) for each in over if (each.id, each.created_ms) not in self._told]
         self._told = {(each.id, each.created_ms) for each in over}
@@ -100,7 +100,7 @@ def _of_checkpoint(status: JobStatus, checkpoint: CheckpointStatus) -> Span:
 
 
 def _phases(checkpoint: CheckpointStatus) -> tuple[Span, ...]:
-    """One after the other, of the subtask that acknowledged it last."""
+    """Return the consecutive phases of the subtask that acknowledged last."""
     if checkpoint.phases is None:
         return ()
     spans: list[Span] = []
@@ -112,7 +112,7 @@ def _phases(checkpoint: CheckpointStatus) -> tuple[Span, ...]:
 
 
 def _of_restart(status: JobStatus, failure: FailureStatus) -> Span:
-    """From the failure until the job was seen to run again, or had ended."""
+    """Return the span from the failure until the job was seen to run again, or had ended."""
     return Span(
         "restart",
         failure.at_ms,
@@ -128,7 +128,7 @@ def _job(status: JobStatus) -> dict[str, str | int | float | bool]:
 
 
 class Watched(Protocol):
-    """As much of a Job as traces need. Callable from any thread."""
+    """The part of a Job that traces need. Callable from any thread."""
 
     @property
     def name(self) -> str: ...
@@ -140,10 +140,10 @@ class Watched(Protocol):
 
 
 def open_traces(environ: Mapping[str, str] = os.environ) -> Traces | None:
-    """None where OTEL_TRACES_EXPORTER does not ask for traces.
+    """Return the traces, or None unless OTEL_TRACES_EXPORTER enables them.
 
-    Spans go to the tracer provider that the program has set; if it has set none, to that of OTEL_EXPORTER_OTLP_ENDPOINT.
-    Raises ConfigError without the extra, and for an exporter or a protocol that there is not.
+    Spans go to the tracer provider that the program has set; if it has set none, to the endpoint
+    OTEL_EXPORTER_OTLP_ENDPOINT. Raises ConfigError without the extra, and for an unknown exporter or protocol.
     """
     asked = environ.get(VARIABLE, "").strip()
     if asked in ("", "none"):
@@ -155,7 +155,7 @@ def open_traces(environ: Mapping[str, str] = os.environ) -> Traces | None:
         otlp = import_module("opentelemetry.exporter.otlp.proto.http.trace_exporter")
     except ImportError as error:
         raise ConfigError(
-            f"{VARIABLE}={asked} asks for traces, and a package that they need is missing ({error}): "
+            f"{VARIABLE}={asked} enables traces, but a package that they need is missing ({error}): "
             f"pip install 'midstream[otel]', or set {VARIABLE}=none"
         ) from error
     provider = trace.get_tracer_provider()
@@ -177,9 +177,9 @@ def open_traces(environ: Mapping[str, str] = os.environ) -> Traces | None:
 
 
 class Traces:
-    """Gives the spans of one job to a tracer provider, from `begin` to the job's end.
+    """Sends the spans of one job to a tracer provider, from `begin` to the job's end.
 
-    `close`: called then, of a provider that is for this job alone; it sends what is left.
+    `close` is called at the end, for a provider that is for this job alone; it sends what is left.
     """
 
     def __init__(self, provider: TracerProvider, close: Callable[[], None] = lambda: None) -> None:
@@ -198,7 +198,7 @@ class Traces:
         try:
             self._watch(job)
         except Exception:  # noqa: BLE001 - logged; traces are no reason to end a job
-            _log.exception("the traces of job %s have failed; the job runs on without them", job.name)
+            _log.exception("the traces of job %s have failed; the job continues without them", job.name)
         finally:
             self._close()
 
@@ -212,7 +212,7 @@ class Traces:
                 self.export(span)
 
     def export(self, span: Span, parent: object = None) -> None:
-        """Give one span and its children to the provider."""
+        """Pass one span and its children to the provider."""
         from opentelemetry import context as otel_context
         from opentelemetry import trace
 
@@ -238,7 +238,7 @@ _threads: dict[threading.Thread, Watched] = {}
 
 @atexit.register
 def send_last() -> None:
-    """At the end of the program: the last spans of jobs that have ended are sent, if that takes no longer than THREAD_END_S."""
+    """Send the last spans of ended jobs at the end of the program, within THREAD_END_S."""
     until_s = time.monotonic() + THREAD_END_S
     for thread, job in list(_threads.items()):
         if job.ended:

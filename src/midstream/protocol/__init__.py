@@ -1,5 +1,5 @@
-"""What driver and slots say to each other: typed control messages, framing, and the handshake.
+"""What driver and slots send each other: typed control messages, framing, and the handshake.
 
-May import `core`. Sans-I/O: bytes in, messages out. No pickles but the job graph inside `Deploy`,
-which a slot reads only from the coordinator it has authenticated.
+May import `core`. Sans-I/O: bytes in, messages out. The only pickle is the job graph inside `Deploy` and `CommitSinks`,
+which a slot reads only from the coordinator that it has authenticated.
 """

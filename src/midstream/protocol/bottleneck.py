@@ -1,4 +1,4 @@
-"""Which task the others wait for, and what makes it so: from the shares of time that a status has. Pure."""
+"""Finds the task that the others wait for, and the cause, from the shares of time in a status. Pure."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from midstream.protocol.job_status import BottleneckStatus, SubtaskStatus, Verte
 BUSY: Final = 0.5
 VERY_BUSY: Final = 0.8
 BACKPRESSURED: Final = 0.3
-"""From which shares of time on a task is said to be so."""
+"""The share of time from which a task counts as backpressured."""
 UNEVEN: Final = 0.25
-"""By how much the busiest subtask is busier than the mean, at least, where the work is spread unevenly."""
+"""How much busier than the mean the busiest subtask must be for the work to count as unevenly spread."""
 MEASURABLE: Final = 0.01
-"""Below this share, busy time is too little in a heartbeat's second to be divided by."""
+"""Below this share, the busy time of one heartbeat interval is too small to be a divisor."""
 MOST: Final = 0.5
-"""An operator is named if it takes more than this part of its task's time."""
+"""An operator is named if it takes more than this share of its task's time."""
 MULTIPLIES: Final = 3.0
 MULTIPLIED_ROWS_MIN: Final = 1000
-"""An operator is said to multiply rows if it gives out so many times what it takes in, and has taken in so many."""
+"""The ratio of output to input rows from which an operator counts as multiplying rows, and the input rows that it needs
+first.
+"""
 
 Edges = Sequence[tuple[int, int, str]]
 
 
 def bottleneck_status(vertices: Sequence[VertexStatus], edges: Edges) -> BottleneckStatus | None:
-    """The bottleneck with what is known of it. None if nothing is waited for."""
+    """Return the bottleneck with what is known about it. None if nothing waits."""
     slow = bottleneck(vertices, edges)
     if slow is None:
         return None
@@ -50,11 +52,12 @@ def bottleneck_status(vertices: Sequence[VertexStatus], edges: Edges) -> Bottlen
 
 
 def bottleneck(vertices: Sequence[VertexStatus], edges: Edges) -> VertexStatus | None:
-    """The task that the others wait for, if there is one: busy, while what feeds it is backpressured or it is the source.
+    """Return the task that the others wait for, if there is one: it is busy, and its input is backpressured or it is
+    the source.
 
-    One busy subtask is enough: where rows are spread unevenly over keys, the others have little to do. Subtask i of
-    every task runs on one thread, that of slot i: where that has no time left, the task that takes most of it is the
-    bottleneck, even if that is less than half.
+    One busy subtask is enough: where rows are unevenly spread over keys, the others have little to do. Subtask i of
+    every task runs on one thread, that of slot i: if that thread has no time left, the task that takes most of it is
+    the bottleneck, even if that is less than half.
     """
     waiting = {v.id for v in vertices if _most(v, "backpressured") >= BACKPRESSURED}
     held_up = {target for source, target, _ in edges if source in waiting}
@@ -71,7 +74,7 @@ def bottleneck(vertices: Sequence[VertexStatus], edges: Edges) -> VertexStatus |
 
 
 def _slots_busy(vertices: Sequence[VertexStatus]) -> dict[int, float]:
-    """For how much of its time each slot's thread works, by the subtasks that it runs."""
+    """Return the share of time for which each slot's thread works, computed from its subtasks."""
     busy: dict[int, float] = defaultdict(float)
     for vertex in vertices:
         for subtask in vertex.subtasks:
@@ -80,7 +83,7 @@ def _slots_busy(vertices: Sequence[VertexStatus]) -> dict[int, float]:
 
 
 def uneven(vertex: VertexStatus) -> SubtaskStatus | None:
-    """The subtask that does most of the vertex's work while others have time left, if there is one."""
+    """Return the subtask that does most of the vertex's work while others have time left, if there is one."""
     busiest = vertex.busiest
     if busiest is None or vertex.parallelism == 1 or busiest.busy - vertex.busy < UNEVEN:
         return None
@@ -88,11 +91,11 @@ def uneven(vertex: VertexStatus) -> SubtaskStatus | None:
 
 
 def _factor(slow: VertexStatus, slot_busy: float, vertices: Sequence[VertexStatus], edges: Edges) -> float | None:
-    """How many times as fast the task would have to be for what feeds it never to wait, as far as that can be told.
+    """Return how many times as fast the task must be for its input never to wait, as far as that can be determined.
 
-    A feeder that works for a share b of its time and is held up for a share p had rows to give all that time, so
-    it could give (b + p) / b times as many; a task whose slot is busy for a share s of its time could take 1 / s
-    times as many as it does. None without a feeder that waits, or if that one's work is too little to be measured.
+    A feeding task that works for a share b of its time and is held up for a share p had rows to emit all that time, so
+    it could emit (b + p) / b times as many; a task whose slot is busy for a share s of its time could take 1 / s times
+    as many. None without a feeding task that waits, or if its work is too small to be measured.
     """
     feeders = {source for source, target, _ in edges if target == slow.id}
     could = [
@@ -105,7 +108,7 @@ def _factor(slow: VertexStatus, slot_busy: float, vertices: Sequence[VertexStatu
 
 
 def _multiplier(slow: VertexStatus, vertices: Sequence[VertexStatus], edges: Edges) -> tuple[str, float]:
-    """The operator in the task or before it that multiplies rows the most: its name, and by how much. "" for none."""
+    """Return the operator in or before the task that multiplies rows the most: its name and the factor. "" for none."""
     before = {slow.id}
     while more := {source for source, target, _ in edges if target in before} - before:
         before |= more
@@ -121,7 +124,7 @@ def _multiplier(slow: VertexStatus, vertices: Sequence[VertexStatus], edges: Edg
 
 
 def _most_of_the_work(slow: VertexStatus) -> tuple[str, float]:
-    """The operator of a chain that takes more than half of its time: its name and its part. "" for none."""
+    """Return the operator that takes more than half of its chain's time: its name and its share. "" for none."""
     if len(slow.operators) == 1:
         return "", 0.0
     work, name = max((operator.work or 0.0, operator.name) for operator in slow.operators)
@@ -134,6 +137,6 @@ def _is_busy(vertex: VertexStatus, at_least: float) -> bool:
 
 
 def _most(vertex: VertexStatus, what: Literal["busy", "backpressured"]) -> float:
-    """The largest share among the subtasks; that of the vertex, as long as none of them has reported."""
+    """Return the largest share among the subtasks; that of the vertex while none of them has reported."""
     measured: Sequence[VertexStatus | SubtaskStatus] = vertex.subtasks or (vertex,)
     return max(each.busy if what == "busy" else each.backpressured for each in measured)

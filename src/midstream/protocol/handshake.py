@@ -1,4 +1,4 @@
-"""Who is there: mutual challenge and response over the job's secret, before anything else is read.
+"""Mutual authentication: challenge and response over the job's secret, before anything else is read.
 
     dialer                                  acceptor
     HELLO      magic, version, nonce_d  →
@@ -9,15 +9,14 @@
     mac_d = HMAC-SHA256(secret, "midstream dialer"   | channel | HELLO | CHALLENGE | identity)
     mac_a = HMAC-SHA256(secret, "midstream acceptor" | channel | HELLO | CHALLENGE | identity | refusal)
 
-On an encrypted connection both MACs begin with `channel`, the hash of the certificate that the acceptor has shown.
-Each frame of the transcript goes in with its length, so no two transcripts read the same. Both
-nonces are fresh, so nothing recorded proves anything again; the two labels differ, so nothing
-reflected does. The dialer proves itself first: who does not know the secret learns nothing from
-the acceptor but random bytes. `identity` (role, job, attempt, both slots) stays opaque until its
-MAC has been checked.
+On an encrypted connection both MACs begin with `channel`, the hash of the certificate that the acceptor has shown. Each
+frame of the transcript is included with its length, so no two transcripts read the same. Both nonces are fresh, which
+rules out replay; the two labels differ, which rules out reflection. The dialer proves itself first: a dialer without
+the secret learns nothing from the acceptor but random bytes. `identity` (role, job, attempt, both slots) stays opaque
+until its MAC has been checked.
 
-Sans-I/O: nonces come from outside, frames go in (from the type byte on), bytes to send come out.
-What does not fit raises ProtocolViolation, and the connection is closed without an answer.
+Sans-I/O: nonces come from outside, frames go in (from the type byte on), bytes to send come out. Anything else raises
+ProtocolViolation, and the connection is closed without an answer.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ _ACCEPTOR: Final = b"midstream acceptor"
 
 
 class Role(IntEnum):
-    """What a connection is for."""
+    """The purpose of a connection."""
 
     SLOT_CONTROL = 1
     SLOT_DATA = 2
@@ -58,7 +57,7 @@ class Role(IntEnum):
 
 
 class Identity(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fields=True):
-    """What the dialer says it is and whom it wants. Slots are -1 where there is none (yet)."""
+    """The identity that the dialer claims, and the one that it wants to reach. Slots are -1 where there is none (yet)."""
 
     role: Role
     job_id: str
@@ -68,7 +67,7 @@ class Identity(msgspec.Struct, frozen=True, array_like=True, forbid_unknown_fiel
 
 
 class Refused(ClusterError):
-    """The acceptor knows the secret and said why it does not want this connection."""
+    """The acceptor knows the secret and refused this connection, giving a reason."""
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -85,14 +84,16 @@ class Dialer:
         self._hello = _OPENING + nonce
         self._challenge: bytes | None = None
         self.channel = b""
-        """What the connection is known by to both sides, if it is encrypted."""
+        """The identity of an encrypted connection, known to both sides; empty without encryption."""
         self.done = False
 
     def start(self) -> bytes:
         return _bytes_of(HELLO, self._hello)
 
     def receive(self, received: memoryview) -> bytes:
-        """Raises ProtocolViolation, or Refused with the acceptor's reason."""
+        """Process a frame and return the bytes to send. Raises ProtocolViolation, or Refused with the acceptor's
+        reason.
+        """
         assert not self.done
         kind, body = received[0], bytes(received[1:])
         if self._challenge is None:
@@ -114,7 +115,10 @@ class Dialer:
 
 
 class Acceptor:
-    """The side that was called. `judge` sees an identity only once it is proved; "" welcomes it, else it says why not."""
+    """The side that was called.
+
+    `judge` receives an identity only once it is proved, and returns "" to accept it, or the reason why not.
+    """
 
     def __init__(self, secret: bytes, nonce: bytes, judge: Callable[[Identity], str]) -> None:
         _check_sizes(secret, nonce)
@@ -122,19 +126,22 @@ class Acceptor:
         self._challenge = _OPENING + nonce
         self._hello: bytes | None = None
         self.channel = b""
-        """As for the Dialer."""
+        """See `Dialer.channel`."""
         self._judge = judge
         self.identity: Identity | None = None
-        """Of the peer, as soon as it is proved."""
+        """The identity of the peer, once it is proved."""
         self.refusal = ""
-        """Why the peer was turned away; set together with `done`."""
+        """Why the peer was refused; set together with `done`."""
         self.done = False
 
     def start(self) -> bytes:
         return b""
 
     def receive(self, received: memoryview) -> bytes:
-        """Raises ProtocolViolation. When `done` comes with a `refusal`, send the answer and close."""
+        """Process a frame and return the bytes to send. Raises ProtocolViolation.
+
+        If `done` is set with a `refusal`, send the answer and close.
+        """
         assert not self.done
         kind, body = received[0], bytes(received[1:])
         if self._hello is None:
@@ -151,7 +158,7 @@ class Acceptor:
         try:
             self.identity = _identity_decoder.decode(claimed)
         except msgspec.MsgspecError as error:
-            raise ProtocolViolation(f"handshake: the identity is not one: {error}") from error
+            raise ProtocolViolation(f"handshake: the identity is invalid: {error}") from error
         self.refusal = self._judge(self.identity)
         refusal = self.refusal.encode()[:REFUSAL_BYTES_MAX]
         self.done = True
@@ -170,13 +177,13 @@ def _check_sizes(secret: bytes, nonce: bytes) -> None:
 
 
 def _opening(kind: int, body: bytes, expected: int) -> bytes:
-    """The body of the peer's first frame, once it is seen to be one of this protocol and version."""
+    """Return the body of the peer's first frame, once its protocol and version have been checked."""
     if kind != expected or not body.startswith(MAGIC):
         raise ProtocolViolation("the peer does not speak midstream's protocol")
     if not body.startswith(_OPENING):
         raise ProtocolViolation(
-            f"the peer speaks version {body[len(MAGIC)] if len(body) > len(MAGIC) else 0} of the protocol, "
-            f"this is version {VERSION}; install the same midstream everywhere"
+            f"the peer speaks version {body[len(MAGIC)] if len(body) > len(MAGIC) else 0} of the protocol, and this "
+            f"is version {VERSION}; install the same midstream everywhere"
         )
     if len(body) != len(_OPENING) + NONCE_BYTES:
         raise ProtocolViolation(f"handshake: an opening of {len(body)} bytes")

@@ -1,4 +1,4 @@
-"""What can be seen of a job from outside, as the driver says it."""
+"""The status of a job, as the driver reports it."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from typing import Final
 import msgspec
 
 DETAILS_CHARS_MAX: Final = 20_000
-"""Of a failure's traceback, where it is kept or shown in bulk: the last characters of a longer one."""
+"""The limit on a failure's traceback in stored records and lists; of a longer one, the last characters are kept."""
 
 
 class GaugeStatus(msgspec.Struct, frozen=True):
-    """What a gauge of a user's function was last set to, over the subtasks that have set it."""
+    """The last values of a gauge of a user's function, over the subtasks that have set it."""
 
     min: float
     max: float
@@ -24,23 +24,27 @@ class OperatorStatus(msgspec.Struct, frozen=True):
     parallelism: int
     rows_in: int
     rows_out: int
-    """Both since the job began; what was read again after a failure counts again."""
+    """Rows in and out since the job began; rows that were read again after a failure count again."""
     late_rows: int = 0
-    """Dropped as late since the job began; what was read again after a failure counts again."""
+    """Rows dropped as late since the job began; rows that were read again after a failure count again."""
     bad_records: int = 0
-    """Of a source: left out since the job began, taken aside or not; what was read again after a failure counts again."""
+    """Bad records that a source has dropped since the job began, whether the side output is used or not; ones read
+    again after a failure count again.
+    """
     state_rows: int = 0
     state_bytes: int = 0
-    """Both as of the newest completed checkpoint; bytes as they are stored."""
+    """Rows and bytes of state in the newest completed checkpoint; bytes as they are stored."""
     work: float | None = None
-    """Its part of what all operators of its task worked between the last heartbeats, 0 to 1; None where that is hardly anything."""
+    """Its share of the work of all operators of its task between the last heartbeats, 0 to 1; None if that is
+    negligible.
+    """
     counters: dict[str, float] = {}
-    """Of the user's function, by name: the sum over subtasks since the attempt began."""
+    """Counters of the user's function, by name: the sum over subtasks since the attempt began."""
     gauges: dict[str, GaugeStatus] = {}
 
 
 class RecoveryStatus(msgspec.Struct, frozen=True):
-    """A subtask that still works off what was in flight at the checkpoint."""
+    """A subtask that is still processing rows that were in flight at the checkpoint."""
 
     subtask: int
     to_recover_bytes: int
@@ -51,27 +55,27 @@ class SubtaskStatus(msgspec.Struct, frozen=True):
     subtask: int
     rows_in: int
     rows_out: int
-    """Both since the attempt began."""
+    """Rows in and out since the attempt began."""
     busy: float
-    """Share of time spent working, 0 to 1."""
+    """The share of time spent working, 0 to 1."""
     backpressured: float
     watermark_us: int | None
 
 
 class HeldBackStatus(msgspec.Struct, frozen=True):
-    """The subtask, or split of a source, that event time waits for, see `coordinator.requests.event_time`."""
+    """The subtask, or split of a source, that event time waits for; see `coordinator.requests.event_time`."""
 
     vertex: int
-    """The task in which event time begins that has come the least far."""
+    """The task, of those in which event time begins, whose event time is least advanced."""
     name: str
-    """Of its first operator."""
+    """The name of its first operator."""
     subtask: int
     split: str
-    """Empty where it is not known; of a very long id the end."""
+    """The split; empty if it is not known; of a very long id, the end."""
     watermark_us: int | None
-    """How far it has come; None: nowhere, as no row of it has come."""
+    """Its event time; None if no row of it has arrived."""
     behind_us: int | None
-    """How much further the furthest of those beside it has come; None where `watermark_us` is."""
+    """How far it is behind the most advanced of its peers; None if `watermark_us` is."""
 
 
 class VertexStatus(msgspec.Struct, frozen=True):
@@ -79,18 +83,18 @@ class VertexStatus(msgspec.Struct, frozen=True):
     name: str
     parallelism: int
     states: dict[str, int]
-    """How many subtasks are in which state."""
+    """The number of subtasks in each state."""
     operators: tuple[OperatorStatus, ...]
     watermark_us: int | None
     busy: float
-    """Share of time spent working, 0 to 1, the mean over subtasks."""
+    """The share of time spent working, 0 to 1: the mean over subtasks."""
     backpressured: float
     recovering: tuple[RecoveryStatus, ...] = ()
-    """While any of its subtasks recovers: all that had something to recover."""
+    """While any of its subtasks recovers, all that had something to recover."""
     subtasks: tuple[SubtaskStatus, ...] = ()
-    """Those that have reported since the attempt began."""
+    """The subtasks that have reported since the attempt began."""
     held_back: HeldBackStatus | None = None
-    """What holds its event time back, where something is further."""
+    """What holds back its event time, if something is more advanced."""
 
     @property
     def busiest(self) -> SubtaskStatus | None:
@@ -101,57 +105,61 @@ class FlowStatus(msgspec.Struct, frozen=True):
     """What has passed one edge since the job began; what was emitted again after a failure counts again."""
 
     rows: int
-    """What goes to several subtasks (broadcast) counts for each of them."""
+    """The rows; those sent to several subtasks (broadcast) count for each of them."""
     bytes: int
-    """As they lie in memory, whether or not they have left the process."""
+    """The size in memory, whether or not the batches have left the process."""
     batches: int
     watermark_us: int | None = None
-    """The least of what its consumers have been told, by producers that they wait for: None before the first one, while
-    all are idle, and after the end."""
+    """The lowest watermark that its consumers have received from producers that they wait for; None before the first
+    one, while all are idle, and after the end.
+    """
 
 
 class CheckpointPhases(msgspec.Struct, frozen=True):
-    """Where the time of the subtask went that acknowledged last, in milliseconds; together `duration_ms`."""
+    """How the subtask that acknowledged last spent its time, in milliseconds; the phases add up to `duration_ms`."""
 
     barrier_ms: float
-    """Until the trigger or the first barrier had come to it, and the acknowledgement to the driver."""
+    """The time until the trigger or the first barrier reached it, and that of the acknowledgement to the driver."""
     alignment_ms: float
-    """It waited for the barriers of its other inputs."""
+    """The time for which it waited for the barriers of its other inputs."""
     snapshot_ms: float
-    """It did nothing else."""
+    """The time for which it did nothing but take the snapshot."""
     storing_ms: float
-    """State, and rows in flight, were written, while it went on."""
+    """The time for which state and rows in flight were written while it continued."""
 
 
 class CheckpointStatus(msgspec.Struct, frozen=True):
     id: int
     state: str
-    """in_progress, completed, or failed."""
+    """The state: in_progress, completed, or failed."""
     created_ms: int
     duration_ms: int
     state_bytes: int
     reason: str = ""
     in_flight_bytes: int = 0
-    """What lay in channels; unlike `state_bytes` with what earlier checkpoints have stored and nobody consumed yet."""
+    """The bytes in channels; unlike `state_bytes`, they include what earlier checkpoints have stored and has not been
+    consumed.
+    """
     alignment_ms: float = 0.0
-    """How long the task that waited longest for the barriers of all its inputs has done so."""
+    """The longest time for which a task waited for the barriers of all its inputs."""
     metadata_ms: int = 0
-    """How long it then took until its metadata was durable; `duration_ms` is without it."""
+    """The time that its metadata then took to become durable; not part of `duration_ms`."""
     tasks: int = 0
     tasks_done: int = 0
-    """How many subtasks are to acknowledge it, and have done so."""
+    """How many subtasks have to acknowledge it, and how many have."""
     last: str = ""
-    """Of a completed one: the subtask that acknowledged it last. Of one in progress: the first ones that have not yet."""
+    """The subtask that acknowledged last or, while it is in progress, the first ones that have not yet."""
     is_savepoint: bool = False
     phases: CheckpointPhases | None = None
-    """None as long as no subtask has acknowledged it."""
+    """The phases; None until a subtask has acknowledged it."""
     commit_ms: int | None = None
-    """How long it took, once it had completed, until all output that it and those before it hold was committed. None: it
-    holds none, or that is not done."""
+    """The time from its completion until all output in it and in earlier checkpoints was committed. None: there is
+    none, or it is not committed yet.
+    """
 
 
 class StateSize(msgspec.Struct, frozen=True):
-    """What a completed checkpoint held of the state of all operators."""
+    """The size of all operators' state in a completed checkpoint."""
 
     at_ms: int
     bytes: int
@@ -163,7 +171,7 @@ class FailureStatus(msgspec.Struct, frozen=True):
     summary: str
     details: str
     own_lines: str = ""
-    """Of a traceback in `details` the part with lines of the user's own; empty where the summary says everything."""
+    """The part of a traceback in `details` with lines of the user's own code; empty if the summary says everything."""
 
 
 def _shortened(failure: FailureStatus) -> FailureStatus:
@@ -173,37 +181,37 @@ def _shortened(failure: FailureStatus) -> FailureStatus:
 
 
 class BottleneckStatus(msgspec.Struct, frozen=True):
-    """The task that the others wait for, see `protocol.bottleneck`."""
+    """The task that the others wait for; see `protocol.bottleneck`."""
 
     vertex: int
     name: str
     busy: float
-    """Of its busiest subtask."""
+    """The busy share of its busiest subtask."""
     subtask: int | None = None
-    """The one that does most of the work while others have time left; None where the work is spread evenly."""
+    """The subtask that does most of the work while others have time left; None if the work is evenly spread."""
     factor: float | None = None
-    """How many times as fast it would have to be for what feeds it never to wait; None where that is not known."""
+    """How many times as fast it must be for its input never to wait; None if that is unknown."""
     multiplier: str = ""
-    """An operator in it or before it that gives out many rows for each that it takes in; empty for none."""
+    """An operator in it or before it that emits many rows for each input row; empty for none."""
     multiplied: float = 1.0
-    """How many, on average since the job began."""
+    """The average number of rows that it emits for each input row since the job began."""
     operator: str = ""
     """The operator in it that takes most of that time, if there are several and one takes more than half."""
     work: float = 0.0
-    """Its part of the time."""
+    """That operator's share of the time."""
     slot_busy: float = 0.0
-    """Of the busiest slot that runs it: subtask i of every task runs on the one thread of slot i."""
+    """The busy share of the busiest slot that runs it: subtask i of every task runs on the one thread of slot i."""
 
 
 class WaitStatus(msgspec.Struct, frozen=True):
-    """Something that the job, or whoever asked something of it, has been waiting for."""
+    """Something that the job, or a request to it, has been waiting for."""
 
     what: str
     for_ms: int
     limit_ms: int | None = None
-    """After so long it is given up; None: it is waited for as long as it takes."""
+    """The time after which the wait is given up; None: it has no limit."""
     is_call: bool = False
-    """`what` is an operator, which has not come back from one call."""
+    """Whether `what` is an operator that has not returned from one call."""
 
     @property
     def sentence(self) -> str:
@@ -214,14 +222,14 @@ class WaitStatus(msgspec.Struct, frozen=True):
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """Everything that can be seen of a job from outside."""
+    """The complete status of a job."""
 
     job_id: str
     name: str
     state: str
-    """created, deploying, running, restarting, rescaling, stopping, finished, stopped, or failed.
+    """The state: created, deploying, running, restarting, rescaling, stopping, finished, stopped, or failed.
 
-    In records of jobs also lost: the driver is gone and has not told how the job ended.
+    In records of jobs it may also be lost: the driver has disappeared without reporting how the job ended.
     """
     attempt: int
     started_ms: int
@@ -230,56 +238,57 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     slots_needed: int
     vertices: tuple[VertexStatus, ...]
     edges: tuple[tuple[int, int, str], ...]
-    """source vertex, target vertex, partitioning."""
+    """For each edge, the source vertex, the target vertex and the partitioning."""
     checkpoints_completed: int
     checkpoints_failed: int
     last_checkpoint: CheckpointStatus | None
     checkpoints: tuple[CheckpointStatus, ...]
-    """The most recent ones, newest first."""
+    """The most recent checkpoints, newest first."""
     failures: tuple[FailureStatus, ...]
-    """The most recent ones, newest first."""
+    """The most recent failures, newest first."""
     restarts: int
     restored_from: str | None
     had_finished: bool = False
-    """In what it was started from: nothing is run."""
+    """Whether the job had finished in the checkpoint from which it was started: nothing runs."""
     checkpoint_dir: str | None
     tls: str = "off"
     """Whether the connections between driver, slots and commands are encrypted: off, on (with a certificate of this
-    start of the job), or the directory of the certificate. They are authenticated in any case."""
+    start of the job), or the directory of the certificate. They are authenticated in any case.
+    """
     slot_memory_bytes: tuple[int, ...] = ()
     slot_memory_limit_bytes: tuple[int, ...] = ()
-    """What each slot's process can have at most; processes of one container share its limit. 0 where unknown."""
+    """The memory limit of each slot's process; processes of one container share its limit. 0 if unknown."""
     slot_pids: tuple[int, ...] = ()
     slot_hosts: tuple[str, ...] = ()
     """The address of each slot's machine, as other slots reach it."""
     warnings: tuple[str, ...] = ()
-    """What is not as it should be, but does not keep the job from running; the newest last."""
+    """Problems that do not keep the job from running, newest last."""
     waiting: tuple[WaitStatus, ...] = ()
-    """What has taken a while and is not there yet, the oldest first."""
+    """What has been waited for noticeably long, oldest first."""
     bottleneck: BottleneckStatus | None = None
     state_growth: tuple[StateSize, ...] = ()
     """Up to 65 completed checkpoints from the job's beginning to the newest one, oldest first."""
     flows: tuple[FlowStatus, ...] = ()
-    """Of each of `edges`, in their order; none in records of jobs that older versions ran."""
+    """The flow on each of `edges`, in their order; empty in records of jobs that older versions ran."""
 
     @property
     def has_ended(self) -> bool:
         return self.state in ("finished", "stopped", "failed")
 
     def shortened(self) -> JobStatus:
-        """The same with long tracebacks cut: a record and a page are bounded."""
+        """Return the status with long tracebacks shortened, since records and pages are bounded."""
         return msgspec.structs.replace(self, failures=tuple(map(_shortened, self.failures)))
 
     @property
     def rows_read(self) -> int:
-        """Rows given out by all sources; what was read again after a failure counts again."""
+        """The rows emitted by all sources; rows that were read again after a failure count again."""
         fed = {target for _, target, _ in self.edges}
         return sum(
             vertex.operators[0].rows_out for vertex in self.vertices if vertex.operators and vertex.id not in fed
         )
 
     def __repr__(self) -> str:
-        """What a shell or a notebook shows; each part is an attribute."""
+        """Summarise the status for a shell or notebook; each part is an attribute."""
         failed = f"; last failure: {self.failures[0].summary}" if self.failures else ""
         return (
             f"<JobStatus of {self.name!r} {self.job_id}: {self.state}, rows_read={self.rows_read}, "

@@ -1,9 +1,10 @@
-"""A look at the rows that an operator gives out right now: asked by people, answered by the next batch.
+"""Live rows: a sample of the rows that an operator emits at the moment, requested by users and taken from the next
+batch.
 
     client ─GetRows→ driver ─ShowRows→ every slot ─RowsShown→ driver ─Reply→ client
 
-The coordinator has no part in it. Values travel as text, and everything is bounded, so that a look at a wide table or
-at large values costs a job no more than one at small ones.
+The coordinator is not involved. Values travel as text, and everything is bounded, so that a sample of a wide table or
+of large values costs a job no more than one of small values.
 """
 
 from __future__ import annotations
@@ -17,9 +18,9 @@ COLUMNS_MAX: Final = 50
 VALUE_CHARS_MAX: Final = 200
 NAME_CHARS_MAX: Final = 200
 CHARS_MAX: Final = 256 * 1024
-"""Of all values together."""
+"""The limit on the characters of all values together."""
 WAIT_S: Final = 5.0
-"""So long the next batch is waited for."""
+"""The time for which the next batch is awaited."""
 
 Uid = Annotated[str, msgspec.Meta(min_length=1, max_length=1000)]
 RowCount = Annotated[int, msgspec.Meta(ge=1, le=ROWS_MAX)]
@@ -28,17 +29,17 @@ _Value = Annotated[str, msgspec.Meta(max_length=VALUE_CHARS_MAX)]
 
 
 class GetRows(msgspec.Struct, frozen=True, tag="get_rows"):
-    """Up to `rows` of the next rows that an operator gives out. Of a sink: that it takes in."""
+    """Request up to `rows` of the next rows that an operator emits, or, for a sink, receives."""
 
     operator: Uid
-    """Its uid or name."""
+    """The operator's uid or name."""
     rows: RowCount = 20
 
 
 class ShowRows(msgspec.Struct, frozen=True, tag="show_rows"):
     number: int
     operator: Uid
-    """The uid of the one whose output is shown."""
+    """The uid of the operator whose output is shown."""
     side_output: str | None
     rows: RowCount
 
@@ -46,7 +47,7 @@ class ShowRows(msgspec.Struct, frozen=True, tag="show_rows"):
 class Column(msgspec.Struct, frozen=True):
     name: _Name
     type: _Name
-    """In Arrow's words."""
+    """The Arrow type, as text."""
 
 
 class RowsShown(msgspec.Struct, frozen=True, tag="rows_shown"):
@@ -59,19 +60,19 @@ class RowsShown(msgspec.Struct, frozen=True, tag="rows_shown"):
         tuple[Annotated[tuple[_Value | None, ...], msgspec.Meta(max_length=COLUMNS_MAX)], ...],
         msgspec.Meta(max_length=ROWS_MAX),
     ]
-    """Values as text, shortened where they are long; None for null."""
+    """The values as text, shortened if they are long; None for null."""
     batch_rows: int
-    """How many rows the batch has."""
+    """The number of rows of the batch."""
     columns_left_out: int = 0
 
 
 class LiveRows(msgspec.Struct, frozen=True):
-    """What has been seen; nothing is shown where no row came in time."""
+    """The rows seen; empty if none came in time."""
 
     operator: str
-    """The uid of the one that was asked about."""
+    """The uid of the operator requested."""
     name: str
     given_out_by: str
-    """The name of the one whose output this is: the operator, or the one before a sink."""
+    """The name of the operator whose output this is: the requested one, or the one before a sink."""
     shown: RowsShown | None
     waited_s: float = WAIT_S

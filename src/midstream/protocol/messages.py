@@ -1,7 +1,7 @@
 """Control messages, schema-checked on arrival. One connection per slot, FIFO both ways.
 
-Order matters: whatever the coordinator sends to a slot before `TriggerCheckpoint` (splits, above
-all) is in that checkpoint, and whatever it sends afterwards is not.
+Order matters: what the coordinator sends to a slot before `TriggerCheckpoint` (splits, above all) is in that
+checkpoint, and what it sends afterwards is not.
 """
 
 from __future__ import annotations
@@ -18,19 +18,21 @@ from midstream.protocol.task_metrics import TaskMetrics
 
 
 class ChunkHandle(msgspec.Struct, frozen=True, gc=False):
-    """Where an immutable chunk of state lies: `length` bytes at `offset` of `file` in the checkpoint storage, or here."""
+    """The place of an immutable chunk of state: `length` bytes at `offset` of `file` in the checkpoint storage, or
+    inline.
+    """
 
     id: str
     file: str
     offset: int
     length: int
     checksum: int
-    """xxh3_64 of those bytes."""
+    """The xxh3_64 of those bytes."""
     rows: int
     key_group_min: int = -1
     key_group_max: int = -1
     inline: bytes = b""
-    """The bytes themselves, of a small chunk (see `checkpoint.extents`); then `file` is empty."""
+    """The bytes themselves, for a small chunk (see `checkpoint.extents`); then `file` is empty."""
 
 
 class PartHandle(msgspec.Struct, frozen=True):
@@ -48,39 +50,39 @@ class PartHandle(msgspec.Struct, frozen=True):
 
 
 class EarlierCommittables(msgspec.Struct, frozen=True):
-    """What was prepared for checkpoint `checkpoint_id`, of which the task does not know yet that it completed."""
+    """What was prepared for checkpoint `checkpoint_id`, if the task does not yet know that it completed."""
 
     checkpoint_id: int
     committables: tuple[bytes, ...]
 
 
 class OperatorSnapshot(msgspec.Struct, frozen=True):
-    """What one operator of one subtask put into a checkpoint."""
+    """What one operator of one subtask contributes to a checkpoint."""
 
     uid: str
     parts: tuple[PartHandle, ...] = ()
     committables: tuple[bytes, ...] = ()
     earlier: tuple[EarlierCommittables, ...] = ()
-    """In an acknowledgement: the committables of older checkpoints that were not reported completed.
+    """In an acknowledgement: the committables of older checkpoints that were not reported as completed.
 
-    Rows prepared for a checkpoint that failed are not written again while the job runs on, so the
-    task reports them with each later checkpoint until one that held them completes. The
-    coordinator knows which of those had completed after all, and drops them.
+    Rows prepared for a failed checkpoint are not written again while the job runs on, so the task reports them with
+    each later checkpoint until one that holds them completes. The coordinator knows which of those had completed after
+    all, and drops them.
     """
     watermark_in_us: int = MIN_WATERMARK_US
-    """The last one offered to the operator. It may still be firing for it."""
+    """The last watermark passed to the operator, which may still be firing for it."""
     watermark_out_us: int = MIN_WATERMARK_US
-    """The last one that left it."""
+    """The last watermark that the operator has emitted."""
 
 
 class Segment(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Some whole batches of one channel: `length` bytes at `offset` of `file` in the checkpoint storage, or here."""
+    """Some whole batches of one channel: `length` bytes at `offset` of `file` in the checkpoint storage, or inline."""
 
     file: str
     offset: int
     length: int
     checksum: int
-    """xxh3_64 of those bytes."""
+    """The xxh3_64 of those bytes."""
     batches: int
     rows: int
     inline: bytes = b""
@@ -90,10 +92,10 @@ class Segment(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 class ChannelState(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     """Batches in flight from subtask `producer` to subtask `consumer` over `edge`, oldest first.
 
-    The input part (`is_output` false) lay with the consumer, and comes before what lay with its
-    producers. The first `skip` batches are not part of it any more; nor are rows of other key groups
-    than `key_groups` (first, and one behind the last), if that is given (see `checkpoint.references`).
-    There may be 130,000 of them, so none is larger than it must be or known to the garbage collector.
+    The input part (`is_output` false) was held by the consumer, and precedes what its producers held. The first `skip`
+    batches are no longer part of it, and neither are rows of other key groups than `key_groups` (the first, and one
+    past the last), if that is given (see `checkpoint.references`). There may be 130,000 of these objects, so they are
+    as small as possible and not tracked by the garbage collector.
     """
 
     edge: int
@@ -104,10 +106,15 @@ class ChannelState(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     skip: int = 0
     key_groups: tuple[int, int] | None = None
     ahead: tuple[tuple[int, int, int], ...] = ()
-    """Of these `key_groups` (first, and one behind the last, in order) more batches are gone than `skip`: so many."""
+    """Ranges of `key_groups` (the first, and one past the last, in order) of which more batches than `skip` are gone,
+    and how many.
+    """
     number: int | None = None
-    """Since it was dealt out, which of those on this edge it is: with the same number other consumers have their key
-    groups of the same batches. None if it has just been stored: nobody else has it."""
+    """Identifies, after redistribution, what was dealt out from one state of this edge.
+
+    Other consumers have their key groups of the same batches under the same number. None if it has just been stored,
+    and is not shared.
+    """
 
 
 class Peer(msgspec.Struct, frozen=True):
@@ -122,34 +129,38 @@ class Peer(msgspec.Struct, frozen=True):
 class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
     """Build these tasks (state restored, nothing running yet), then answer `Deployed`.
 
-    `graph` is the pickled JobGraph; empty: the one that the slot was sent last, in a `Deploy` or `CommitSinks`. It may be large,
-    and an attempt begins on the slots of the one before. `slots[i]` is the slot id that runs subtask i of every vertex.
-    `finished`: those of its tasks that had finished in the checkpoint to restore, which run nothing.
+    `graph` is the pickled JobGraph; if empty, it is the last one sent to the slot, in a `Deploy` or `CommitSinks`: it
+    may be large, and attempts reuse slots. `slots[i]` is the slot id that runs subtask i of every vertex. `finished`:
+    those of its tasks that had finished in the checkpoint to restore, which run nothing.
     """
 
     job_id: str
     attempt: int
     config: bytes
-    """JobConfig, msgpack."""
+    """The JobConfig in msgpack."""
     graph: bytes
     slots: tuple[int, ...]
     tasks: tuple[TaskId, ...]
     restore: bytes = b""
-    """`Restored`, msgpack: it may be large, so it is encoded and decoded on I/O threads. Empty: there is nothing."""
+    """A `Restored` in msgpack, which may be large, so it is encoded and decoded on I/O threads. Empty: nothing to
+    restore.
+    """
     finished: tuple[TaskId, ...] = ()
     checkpoint_root: str | None = None
-    """URL of the checkpoint storage; None when the job has none."""
+    """The URL of the checkpoint storage; None if the job has none."""
     epoch: int = 0
-    """Of the coordinator; with `attempt` it is part of the name of every state file (`checkpoint.state_files.state_file`)."""
+    """The epoch of the coordinator; with `attempt` it is part of each state file's name
+    (`checkpoint.state_files.state_file`).
+    """
 
 
 class Restored(msgspec.Struct, frozen=True):
     """What the tasks of one slot take over from a checkpoint."""
 
     tasks: tuple[tuple[TaskId, tuple[OperatorSnapshot, ...]], ...] = ()
-    """The state of each."""
+    """The state of each task."""
     channels: tuple[tuple[TaskId, tuple[ChannelState, ...]], ...] = ()
-    """What was in flight to each, by its edges as they are now, in order."""
+    """What was in flight to each task, by its current edges, in order."""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -167,7 +178,9 @@ class TriggerCheckpoint(msgspec.Struct, frozen=True, tag="trigger"):
     timeout_ms: int | None = None
     """See `core.elements.CheckpointBarrier`."""
     holds: bool = False
-    """Sources emit nothing behind it, unless it is aborted: the job stops with it, or goes on from it elsewhere."""
+    """Sources emit nothing after the barrier, unless the checkpoint is aborted: the job stops with it, or resumes
+    elsewhere.
+    """
     completed_id: int = 0
     """See `core.elements.CheckpointBarrier`."""
 
@@ -183,16 +196,18 @@ class CheckpointAborted(msgspec.Struct, frozen=True, tag="aborted"):
 
 
 class ReadOn(msgspec.Struct, frozen=True, tag="read_on"):
-    """Checkpoint `checkpoint_id`, behind which the sources hold still, has completed, but the tasks run on: the sources read on."""
+    """Checkpoint `checkpoint_id`, after which the sources are paused, has completed, but the tasks continue: resume the
+    sources.
+    """
 
     attempt: int
     checkpoint_id: int
 
 
 class AssignSplit(msgspec.Struct, frozen=True, tag="assign"):
-    """`split` is an encoded operators.source.Split.
+    """Assigns `split`, an encoded operators.source.Split.
 
-    `is_last`: of those that were found with it, only such as follow them all are still to be handed out.
+    `is_last`: of the splits found with it, only ones that follow all others are still unassigned.
     """
 
     attempt: int
@@ -202,7 +217,7 @@ class AssignSplit(msgspec.Struct, frozen=True, tag="assign"):
 
 
 class SplitsAssigned(msgspec.Struct, frozen=True, tag="splits_assigned"):
-    """So it is now, whoever got the last one: event time need not wait for splits that nobody has."""
+    """All splits are assigned, to whichever subtask: event time need not wait for unassigned ones."""
 
     attempt: int
     task: TaskId
@@ -214,7 +229,7 @@ class NoMoreSplits(msgspec.Struct, frozen=True, tag="no_more_splits"):
 
 
 class StopSources(msgspec.Struct, frozen=True, tag="stop_sources"):
-    """End every source as if its input had ended here (stop with drain)."""
+    """End every source as if its input had ended now (stop with drain)."""
 
     attempt: int
 
@@ -230,21 +245,21 @@ class CommitSinks(msgspec.Struct, frozen=True, tag="commit_sinks"):
 
     job_id: str
     graph: bytes
-    """The pickled JobGraph: they are in it. Empty: see `Deploy`."""
+    """The pickled JobGraph, which contains the sinks. Empty: see `Deploy`."""
     checkpoint_root: str | None
-    """URL of the checkpoint storage; None when the job has none."""
+    """The URL of the checkpoint storage; None if the job has none."""
     epoch: int
-    """The coordinator's: once another one has taken over nothing more is committed. 0 without a storage."""
+    """The epoch of the coordinator: once a newer one has taken over, nothing more is committed. 0 without a storage."""
 
 
 class Commit(msgspec.Struct, frozen=True, tag="commit"):
-    """Commit what a sink prepared for a checkpoint and goes one of its lanes, then answer `CommitDone` or `CommitFailed`.
+    """Commit what a sink prepared for a checkpoint on one of its lanes, then answer `CommitDone` or `CommitFailed`.
 
-    The next one of the lane comes after that answer. It may come while no task is deployed.
+    The lane's next commit follows that answer. It may arrive while no task is deployed.
     """
 
     request: int
-    """Named by the answer. No other one of the job has it."""
+    """The number to which the answer refers, unique within the job."""
     uid: str
     lane: int
     checkpoint_id: int
@@ -254,20 +269,20 @@ class Commit(msgspec.Struct, frozen=True, tag="commit"):
 
 
 class Release(msgspec.Struct, frozen=True, tag="release"):
-    """The slot is no longer needed: cancel what runs and end."""
+    """The slot is no longer needed: cancel what runs, and end."""
 
 
 class JobModules(msgspec.Struct, frozen=True):
     """What a slot needs besides its midstream to unpickle the job and to run its functions."""
 
     archive: bytes = b""
-    """A zip whose root belongs on the import path; empty: nothing."""
+    """A zip whose root belongs on the import path; empty: none."""
     packages: tuple[tuple[str, str], ...] = ()
-    """Installed modules that unpickling imports: name, and what the driver has, such as "pillow 11.0"."""
+    """Installed modules that unpickling imports: the name, and the driver's version, such as "pillow 11.0"."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
-    """The answer to `Register`: who you are."""
+    """The answer to `Register`, with the slot's identity."""
 
     slot: int
     heartbeat_interval_s: float
@@ -276,7 +291,7 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 
 class Heartbeat(msgspec.Struct, frozen=True, tag="heartbeat"):
-    """Says that the driver lives."""
+    """Tells the slot that the driver is alive."""
 
 
 ToSlot: TypeAlias = (
@@ -303,13 +318,13 @@ ToSlot: TypeAlias = (
 
 class Register(msgspec.Struct, frozen=True, tag="register"):
     host: str
-    """Where peers reach this slot's data port."""
+    """The address at which peers reach this slot's data port."""
     port: int
     pid: int
     python: str
-    """major.minor of its interpreter: user functions only unpickle on the same one."""
+    """The major.minor version of its interpreter: user functions can only be unpickled on the same one."""
     request: str
-    """Which of the driver's requests for a slot this answers."""
+    """The driver's request for a slot that this answers."""
 
 
 SLOT_WAITS_MAX: Final = 20
@@ -317,37 +332,37 @@ WAIT_CHARS_MAX: Final = 500
 
 
 class SlotWait(msgspec.Struct, frozen=True):
-    """Something outside of the job, such as brokers that do not answer."""
+    """Something outside of the job that the slot waits for, such as brokers that do not answer."""
 
     what: Annotated[str, msgspec.Meta(max_length=WAIT_CHARS_MAX)]
-    """As behind "waiting for"."""
+    """What it is, to complete "waiting for …"."""
     for_ms: int
 
 
 class SlotStatus(msgspec.Struct, frozen=True, tag="slot_status"):
-    """A heartbeat with what there is to show."""
+    """A heartbeat with the slot's current metrics."""
 
     attempt: int
     tasks: tuple[TaskMetrics, ...]
     memory_bytes: int = 0
-    """Resident memory of the slot's process; 0 where unknown."""
+    """The resident memory of the slot's process; 0 if unknown."""
     memory_limit_bytes: int = 0
-    """What the process can have at most, see `runtime.memory`; 0 where unknown."""
+    """The memory limit of the process, see `runtime.memory`; 0 if unknown."""
     waits: Annotated[tuple[SlotWait, ...], msgspec.Meta(max_length=SLOT_WAITS_MAX)] = ()
-    """What the process waits for outside of the job, the longest first."""
+    """What the process waits for outside of the job, longest first."""
 
 
 class InCall(msgspec.Struct, frozen=True, tag="in_call"):
-    """A heartbeat in place of `SlotStatus`: the slot's loop has been inside one call for so long.
+    """A heartbeat in place of `SlotStatus`: the slot's loop has been inside one call for a while.
 
-    Sent by another thread of the slot, so that a function that takes its time costs no slot its life.
+    Sent by another thread of the slot, so that a long call does not make the slot appear dead.
     """
 
     operator: str
-    """Whose call it is, with the subtask, as people know it."""
+    """The operator whose call it is, with the subtask, as displayed."""
     for_ms: int
     where: str
-    """The innermost line of the user's that is being run: file, line, function. Empty if there is none."""
+    """The innermost line of the user's code that is running: file, line, function. Empty if there is none."""
 
 
 class Deployed(msgspec.Struct, frozen=True, tag="deployed"):
@@ -364,14 +379,14 @@ class TaskRunning(msgspec.Struct, frozen=True, tag="running"):
 
 
 class TaskEndOfData(msgspec.Struct, frozen=True, tag="end_of_data_reached"):
-    """All its data is processed; it waits for the checkpoint that makes that final."""
+    """The task has processed all its data, and waits for the checkpoint that makes that final."""
 
     attempt: int
     task: TaskId
 
 
 class TaskFinished(msgspec.Struct, frozen=True, tag="finished"):
-    """`committables` per operator uid: only when the job has no checkpoints to carry them."""
+    """The task has finished. `committables` per operator uid: only if the job has no checkpoints to carry them."""
 
     attempt: int
     task: TaskId
@@ -379,11 +394,12 @@ class TaskFinished(msgspec.Struct, frozen=True, tag="finished"):
 
 
 class TaskFailed(msgspec.Struct, frozen=True, tag="failed"):
-    """`summary` is one line with the operator's name; `details` the traceback, user frames first.
+    """The task has failed. `summary` is one line with the operator's name; `details` is the traceback, user frames
+    first.
 
-    `fatal`: restarting cannot help (a schema or configuration error). `symptom`: the cause is
-    elsewhere, and most likely somebody is about to report it (the connection to a peer is gone). `same`:
-    equal whenever the same code fails the same way; empty when the next time may be otherwise.
+    `fatal`: restarting cannot help (a schema or configuration error). `symptom`: the cause is elsewhere, and another
+    task will probably report it (the connection to a peer is lost). `same`: equal whenever the same code fails in the
+    same way; empty if the next time may differ.
     """
 
     attempt: int
@@ -410,23 +426,23 @@ class CheckpointAck(msgspec.Struct, frozen=True, tag="ack"):
     task: TaskId
     operators: tuple[OperatorSnapshot, ...]
     files: tuple[str, ...]
-    """New files written for this checkpoint by this task, to be deleted if it fails."""
+    """New files written for this checkpoint by this task, to be deleted if the checkpoint fails."""
     state_bytes: int
     alignment_ms: float = 0.0
     finished: bool = False
     """The task had reached the end of its data when it took the snapshot."""
     channels: tuple[ChannelState, ...] = ()
-    """What was in flight to and from the task, and is its own to store."""
+    """What was in flight to and from the task and is its own to store."""
     metrics: TaskMetrics | None = None
-    """As of now. A job that stops with this checkpoint may have no heartbeat after it."""
+    """The current metrics: a job that stops with this checkpoint may send no heartbeat after it."""
     snapshot_ms: float = 0.0
-    """How long the task did nothing else, to take the snapshot."""
+    """The time for which the task did nothing but take the snapshot."""
     storing_ms: float = 0.0
-    """From there until all of it was stored, what was in flight as well."""
+    """The time from then until everything was stored, including what was in flight."""
 
 
 class CheckpointDecline(msgspec.Struct, frozen=True, tag="decline"):
-    """`counts`: whether it counts against tolerable failures."""
+    """The task cannot take part in the checkpoint. `counts`: whether it counts against tolerable failures."""
 
     attempt: int
     checkpoint_id: int
@@ -434,7 +450,7 @@ class CheckpointDecline(msgspec.Struct, frozen=True, tag="decline"):
     reason: str
     counts: bool
     files: tuple[str, ...] = ()
-    """Files that the task had written for it, to be deleted."""
+    """Files that the task had written for the checkpoint, to be deleted."""
 
 
 class CommitDone(msgspec.Struct, frozen=True, tag="commit_done"):
@@ -446,7 +462,7 @@ FAILURE_DETAILS_CHARS_MAX: Final = 200_000
 
 
 class CommitFailed(msgspec.Struct, frozen=True, tag="commit_failed"):
-    """`summary`, `details`, `fatal` and `same`: see `TaskFailed`."""
+    """The commit has failed. `summary`, `details`, `fatal` and `same`: see `TaskFailed`."""
 
     request: int
     summary: Annotated[str, msgspec.Meta(max_length=FAILURE_SUMMARY_CHARS_MAX)]
@@ -454,7 +470,7 @@ class CommitFailed(msgspec.Struct, frozen=True, tag="commit_failed"):
     fatal: bool = False
     same: Annotated[str, msgspec.Meta(max_length=FAILURE_SUMMARY_CHARS_MAX)] = ""
     stopped: bool = False
-    """The attempt was over before the commit was: it was told to stop, and says nothing about the next try."""
+    """The attempt ended before the commit did: it was stopped, which does not mean that the next try will fail."""
 
 
 class RequestSplit(msgspec.Struct, frozen=True, tag="request_split"):
@@ -485,28 +501,28 @@ FromSlot: TypeAlias = (
 LOG_LINE_CHARS_MAX: Final = 4096
 LOG_NAME_CHARS_MAX: Final = 256
 LOG_LINES_MAX: Final = 1024
-"""In one message."""
+"""The limit on the lines of one message."""
 
 _LogName: TypeAlias = Annotated[str, msgspec.Meta(max_length=LOG_NAME_CHARS_MAX)]
 
 
 class LogLine(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """What user code in a slot has printed or logged."""
+    """A line that user code in a slot has printed or logged."""
 
     at_ms: int
     text: Annotated[str, msgspec.Meta(max_length=LOG_LINE_CHARS_MAX)]
     logger: _LogName
-    """Its name; `stdout` or `stderr` of what was printed."""
+    """The name of the logger; `stdout` or `stderr` for printed lines."""
     level: int = 0
-    """As `logging` counts; 0 of what was printed."""
+    """The level as in `logging`; 0 for printed lines."""
     operator: _LogName = ""
-    """Name of the operator that was at work; empty where that is not known, as on threads of user code."""
+    """The operator that was running; empty if unknown, as on threads of user code."""
     uid: _LogName = ""
     subtask: int = -1
 
 
 class Logged(msgspec.Struct, frozen=True, tag="logged"):
-    """`dropped`: lines before these that there were too many of."""
+    """Lines that were printed and logged. `dropped`: the number of earlier lines that exceeded the limit."""
 
     lines: Annotated[tuple[LogLine, ...], msgspec.Meta(max_length=LOG_LINES_MAX)]
     dropped: int = 0
@@ -524,15 +540,17 @@ class DoCheckpoint(msgspec.Struct, frozen=True, tag="do_checkpoint"):
 
 
 class DoSavepoint(msgspec.Struct, frozen=True, tag="do_savepoint"):
-    """`place`: path or URL of the directory to make; None: one below the checkpoint directory."""
+    """Make a savepoint. `place`: the path or URL of a directory to create; None: one below the checkpoint directory."""
 
     place: str | None = None
 
 
 class DoStop(msgspec.Struct, frozen=True, tag="do_stop"):
-    """`drain`: end the sources and let everything flow out; else stop at a checkpoint, to go on from it.
+    """Stop the job.
 
-    `savepoint`: the place of a savepoint of that checkpoint, without which the job does not stop.
+    `drain`: end the sources and process everything that is in flight; otherwise stop at a checkpoint, from which the
+    job can resume. `savepoint`: the place of a savepoint of that checkpoint; if it cannot be made, the job does not
+    stop.
     """
 
     drain: bool = False
@@ -540,7 +558,7 @@ class DoStop(msgspec.Struct, frozen=True, tag="do_stop"):
 
 
 class DoRescale(msgspec.Struct, frozen=True, tag="do_rescale"):
-    """Go on at another parallelism, of the operators that do not say their own, from a checkpoint made for it."""
+    """Change the parallelism of operators that do not set their own, by resuming from a checkpoint made for it."""
 
     parallelism: int
 
@@ -549,30 +567,33 @@ ClientRequest: TypeAlias = GetStatus | DoCheckpoint | DoSavepoint | DoStop | DoR
 
 
 class GetLogs(msgspec.Struct, frozen=True, tag="get_logs"):
-    """What the slots have printed and logged behind entry `after`: as many as fit into an answer. For the driver."""
+    """Return what the slots have printed and logged after entry `after`, as much as fits into an answer. For the
+    driver.
+    """
 
     after: int = -1
 
 
 class LogEntry(msgspec.Struct, frozen=True, gc=False):
     number: int
-    """From 0, of all slots together. Where some are missing, there were too many to keep."""
+    """The number of the entry, from 0, over all slots. Missing numbers are entries that were dropped."""
     slot: int
     line: LogLine
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
-    """`error` is empty when it went well.
+    """The answer to a request. `error` is empty if it succeeded.
 
-    A checkpoint and a savepoint answer when they have completed, a stop when the job has ended, a rescale when
-    it runs again.
+    A checkpoint and a savepoint are answered when they have completed, a stop when the job has ended, a rescale when it
+    runs again.
     """
 
     error: str = ""
     status: JobStatus | None = None
     checkpoint: str | None = None
-    """Path of the checkpoint or savepoint made, for DoCheckpoint, DoSavepoint, DoStop and DoRescale (None when it
-    was at that parallelism)."""
+    """The path of the checkpoint or savepoint made, for DoCheckpoint, DoSavepoint, DoStop and DoRescale (None if the
+    parallelism was the same already).
+    """
     logs: tuple[LogEntry, ...] = ()
     rows: LiveRows | None = None
-    """For GetRows."""
+    """The rows, for GetRows."""

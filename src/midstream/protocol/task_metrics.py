@@ -1,4 +1,4 @@
-"""What one subtask tells of itself in each heartbeat."""
+"""The metrics of one subtask in each heartbeat."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SPLIT_CHARS_MAX: Final = 200
 
 
 class EdgeMetrics(msgspec.Struct, frozen=True, array_like=True):
-    """What one subtask has emitted on one edge since it was deployed, in bytes as they lie in memory."""
+    """What one subtask has emitted on one edge since it was deployed; bytes as in memory."""
 
     edge: int
     rows: int
@@ -21,31 +21,31 @@ class EdgeMetrics(msgspec.Struct, frozen=True, array_like=True):
 
 
 class InputMetrics(msgspec.Struct, frozen=True, array_like=True):
-    """How far event time has come on the channels of one edge into a task, of those that it waits for: not idle, not ended."""
+    """The event time of the channels of one edge into a task, of those it waits for: not idle, not ended."""
 
     edge: int
     watermark_us: int
-    """The least of them. The lowest int64 while there is none, here and below."""
+    """The lowest watermark; here and below, the lowest int64 if there is none."""
     producer: int
-    """The subtask that has come no further than that."""
+    """The subtask whose watermark that is."""
     furthest_us: int
-    """The most of them."""
+    """The highest watermark."""
 
 
 class SplitMetrics(msgspec.Struct, frozen=True, array_like=True):
     split: Annotated[str, msgspec.Meta(max_length=SPLIT_CHARS_MAX)]
-    """Its id; of a longer one the end."""
+    """The id of the split; of a longer one, the end."""
     watermark_us: int
-    """How far it has come, less the strategy's delay. The lowest int64 before its first row."""
+    """Its event time, less the strategy's delay; the lowest int64 before its first row."""
     furthest_us: int
-    """The same of the split of that subtask that has come furthest."""
+    """The event time of the most advanced split of that subtask."""
 
 
 class UserMetric(msgspec.Struct, frozen=True, array_like=True):
     """A counter or gauge of a user's function."""
 
     uid: str
-    """Of the operator."""
+    """The uid of the operator."""
     name: str
     is_counter: bool
     value: float
@@ -60,24 +60,24 @@ class TaskMetrics(msgspec.Struct, frozen=True):
     busy_ms: int
     backpressured_ms: int
     watermark_us: int
-    """The lowest int64 while there is none."""
+    """The watermark; the lowest int64 if there is none."""
     operators: tuple[tuple[str, int, int], ...] = ()
-    """Per operator of the chain, the source included: uid, rows in, rows out."""
+    """For each operator of the chain, the source included: uid, rows in, rows out."""
     worked_us: tuple[int, ...] = ()
-    """Of each of `operators`: how long it was at work."""
+    """The working time of each of `operators`."""
     to_recover_bytes: int = 0
-    """What the checkpoint held in flight for it, as it lies there: rows of other subtasks included."""
+    """The bytes in flight to it in the checkpoint, as stored: rows of other subtasks included."""
     recovered_bytes: int = 0
-    """How much of that it has taken up."""
+    """How much of that it has read."""
     late: tuple[tuple[str, int], ...] = ()
-    """Per operator that has dropped rows as late: uid, rows."""
+    """For each operator that has dropped rows as late: uid, rows."""
     timers_dropped: tuple[tuple[str, int], ...] = ()
-    """Per operator whose last timers have set others: uid, how many."""
+    """For each operator whose last timers have set others: uid, number of those."""
     bad_records: int = 0
-    """How many its source has left out."""
+    """The number of records that its source has dropped."""
     edges: tuple[EdgeMetrics, ...] = ()
     inputs: tuple[InputMetrics, ...] = ()
-    """Of each edge on which it waits for a channel."""
+    """The event time of each edge on which it waits for a channel."""
     slowest_split: SplitMetrics | None = None
-    """Of a source whose event time is known by split: the one that has come the least far, of those waited for."""
+    """The least advanced split that is waited for, of a source whose event time is tracked by split."""
     user: tuple[UserMetric, ...] = ()

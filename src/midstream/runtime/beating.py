@@ -1,9 +1,9 @@
-"""Says that a slot lives while its loop is inside one call of a user's function.
+"""Reports that a slot is alive while its loop is inside one call of a user's function.
 
-A thread looks once per heartbeat how long the loop has been in its present mail. As long as that is
-short the loop beats for itself; when it is not, this thread sends `InCall` on the same authenticated
-connection, between two frames. It shares the fate of the process: one that is stopped or frozen is
-silent, and so is one whose function holds the interpreter's lock for all that time.
+Once per heartbeat a thread checks how long the loop has been in its current mail. While that is short, the loop sends
+heartbeats itself; otherwise this thread sends `InCall` on the same authenticated connection, between two frames. The
+thread shares the fate of the process: a stopped or frozen process is silent, and so is one whose function holds the
+interpreter's lock for the whole time.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _NOT_USERS: Final = (
 
 
 class Beating:
-    """From the constructor, which is called on the loop thread, until `end`."""
+    """The second heartbeat, from the constructor, which is called on the loop thread, until `end`."""
 
     def __init__(self, loop: EventLoop, interval_s: float, beat: Callable[[InCall], None]) -> None:
         self._loop = loop
@@ -57,15 +57,15 @@ class Beating:
 
 
 def _seen(frame: FrameType | None) -> tuple[str, str]:
-    """Whose call and which line. An object that stands for another one may raise when it is looked at: heartbeats go on."""
+    """Return whose call it is, and which line. A proxy object may raise when it is examined: heartbeats continue."""
     try:
         return sendable(operator_in(frame)), sendable(line_in(frame))
-    except Exception:  # noqa: BLE001 - what the user's objects do when somebody looks at them
+    except Exception:  # noqa: BLE001 - the user's objects may raise anything when they are inspected
         return "the slot", ""
 
 
 def operator_in(frame: FrameType | None) -> str:
-    """Whose call the loop is in, as people know it, by the objects whose methods are on its stack."""
+    """Return the operator whose call the loop is in, as displayed, found by the objects whose methods are on the stack."""
     found: Operator | None = None
     for of in _outwards(frame):
         owner = of.f_locals.get("self")
@@ -78,7 +78,7 @@ def operator_in(frame: FrameType | None) -> str:
 
 
 def line_in(frame: FrameType | None) -> str:
-    """The innermost line that is the user's own: file, line, function."""
+    """Return the innermost line of the user's own code: file, line, function."""
     for of in _outwards(frame):
         file = of.f_code.co_filename
         if not file.startswith(_NOT_USERS):

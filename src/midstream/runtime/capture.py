@@ -1,14 +1,14 @@
-"""What user code prints and logs in a slot, on its way to the driver.
+"""Captures what user code prints and logs in a slot, and sends it to the driver.
 
     print, sys.stdout, sys.stderr --> where they went before, and line by line ---+
     logging, from the level that the program has set on the driver ---------------+--> Logged --> driver
 
-A line that the loop thread writes, which is where functions run, is sent before the call returns: what a
-function says last is with the driver even if the process dies of what it does next. Lines of other threads
-wait for the loop. There is a budget, so that a function that prints every row neither fills memory nor
-keeps the network busy: what is above it is dropped, counted, and said.
+A line that the loop thread writes, which is where functions run, is sent before the call returns: a function's last
+output reaches the driver even if the process dies of its next action. Lines of other threads wait for the loop. There
+is a budget, so that a function that prints every row neither fills memory nor occupies the network: excess lines are
+dropped, counted, and reported.
 
-Nothing here is called unless somebody prints or logs.
+Nothing here runs unless something is printed or logged.
 """
 
 from __future__ import annotations
@@ -28,17 +28,18 @@ from midstream.protocol.messages import LOG_LINE_CHARS_MAX, LOG_LINES_MAX, LOG_N
 CHARS_PER_S: Final = 64 * 2**10
 CHARS_BURST: Final = 256 * 2**10
 LINE_CHARS: Final = 50
-"""A line counts as so many characters more, for what else is said of it."""
+"""The characters that are added to each line's length, for its metadata."""
 FORMAT: Final = "%(levelname)s %(name)s: %(message)s"
 
 AtWork = Callable[[], tuple[str, str, int]]
-"""Name, uid and subtask of the operator that runs now."""
+"""Returns the name, the uid and the subtask of the operator that is running."""
 
 
 class Capture:
-    """`levels`: by logger, "" for the root; see `levels_set`. `keeps_records`: write them to stderr, too.
+    """Captures output. `levels`: by logger, "" for the root; see `levels_set`. `keeps_records`: also write records to
+    stderr.
 
-    A context manager: what it changes it puts back, as Spark uses a process again.
+    A context manager, which restores what it changes, since Spark reuses processes.
     """
 
     def __init__(self, levels: Mapping[str, int], keeps_records: bool) -> None:
@@ -88,12 +89,12 @@ class Capture:
     def begin(
         self, send: Callable[[Logged], None], post: Callable[[Callable[[], None]], None], at_work: AtWork
     ) -> None:
-        """From now on lines are sent, by `send`, which may only be called on this thread; `post` runs a call on it."""
+        """Begin sending lines with `send`, which may only be called on this thread; `post` runs a call on it."""
         self._loop_thread = threading.get_ident()
         self._post, self._at_work, self._send = post, at_work, send
 
     def end(self) -> None:
-        """The last lines, while there still is a connection. Those that come later go nowhere but to stderr."""
+        """Send the last lines, while the connection still exists. Later lines only go to stderr."""
         if self._send is not None:
             self._flush_posted()
             self._send = None
@@ -114,7 +115,7 @@ class Capture:
         return self._send is not None and os.getpid() == self._pid
 
     def _add(self, texts: list[str], logger: str, level: int) -> None:
-        """What a forked child of the slot says must not get into its connection."""
+        """Take lines, except those of a forked child, which must not get into the slot's connection."""
         if not self._is_open or getattr(self._busy, "now", False):
             return
         self._busy.now = True  # what sending logs would be sent, and so on
@@ -160,7 +161,9 @@ class Capture:
         self._refilled_s = now_s
 
     def _flush_posted(self) -> None:
-        """Loop thread, as a mail of its own. A signal handler or a `__del__` that prints meanwhile must not wait for itself."""
+        """Flush in a mail of its own. A signal handler or `__del__` that prints meanwhile must not deadlock. Loop
+        thread only.
+        """
         self._busy.now = True
         try:
             self._flush()
@@ -168,7 +171,7 @@ class Capture:
             self._busy.now = False
 
     def _flush(self) -> None:
-        """Loop thread, and busy."""
+        """Send the captured lines. Loop thread only, while busy."""
         with self._lock:
             self._posted = False
             lines, self._lines = self._lines, []
@@ -193,14 +196,14 @@ class _Handler(logging.Handler):
 
 
 class _Stream:
-    """Stands for sys.stdout or sys.stderr: passes everything on, and takes note of whole lines."""
+    """Replaces sys.stdout or sys.stderr: passes everything on, and captures whole lines."""
 
     def __init__(self, real: TextIO, name: str, capture: Capture) -> None:
         self.real = real
         self._name = name
         self._capture = capture
         self._open_line = threading.local()
-        """What each thread has written of a line that has no end yet."""
+        """What each thread has written of a line that is not complete."""
 
     def write(self, text: str) -> int:
         count = self.real.write(text)
@@ -223,7 +226,7 @@ class _Stream:
 
 
 def levels_set() -> dict[str, int]:
-    """The levels that this program has set: what its loggers take here they are to take in the slots."""
+    """Return the levels that this program has set: its loggers get the same levels in the slots."""
     found = {"": logging.getLogger().level}
     for name, logger in list(logging.root.manager.loggerDict.items()):
         if isinstance(logger, logging.Logger) and logger.level != logging.NOTSET:

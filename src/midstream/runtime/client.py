@@ -28,7 +28,7 @@ from midstream.runtime.tls import tls_of
 
 CONNECT_TIMEOUT_S: Final = 10.0
 REDIAL_AFTER_S: Final = (0.05, 0.1, 0.2, 0.4)
-"""A driver whose port is flooded with connections may close one that has not proved itself yet."""
+"""The pauses before dialling again: a driver whose port is flooded may close unauthenticated connections."""
 _RECEIVE_BUFFER_BYTES: Final = 64 * 2**10
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -36,11 +36,14 @@ _decoder = msgspec.msgpack.Decoder(Reply)
 
 
 class _ClosedError(ClusterError):
-    """The driver's side has gone away."""
+    """The driver has closed the connection."""
 
 
 class Client:
-    """Not thread-safe. `ask` as often as you like, then `close`. Raises ClusterError when the job does not answer."""
+    """A connection to a driver. Not thread-safe.
+
+    Call `ask` any number of times, then `close`. Raises ClusterError if the job does not answer.
+    """
 
     def __init__(self, entry: JobEntry, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
         self.entry = entry
@@ -80,10 +83,10 @@ class Client:
         self._decoder.allow(CONTROL_FRAME_BYTES_MAX, _RECEIVE_BUFFER_BYTES)
 
     def ask(self, request: ClientRequest | GetLogs | GetRows, timeout_s: float | None = None) -> Reply:
-        """Wait for the answer; a checkpoint answers when it is complete, a stop when the job has ended.
+        """Send a request and wait for the answer; a checkpoint is answered when it is complete, a stop when the job has
+        ended.
 
-        Raises ClusterError when the driver goes away or `timeout_s` passes; this client is of no
-        use after that.
+        Raises ClusterError if the driver goes away or `timeout_s` passes; afterwards the client must not be used.
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         try:
@@ -96,7 +99,7 @@ class Client:
         try:
             return _decoder.decode(received[1:])
         except msgspec.MsgspecError as error:
-            raise ProtocolViolation(f"a reply that is none: {error}") from error
+            raise ProtocolViolation(f"an invalid reply: {error}") from error
 
     def close(self) -> None:
         self._sock.close()

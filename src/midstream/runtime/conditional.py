@@ -1,12 +1,13 @@
-"""Files that only one of many can create in an object store: a put that the store refuses where there is an object.
+"""Exclusive creation of files in an object store, by a put that the store refuses if the object exists.
 
-pyarrow, which reads and writes everything else, has no such put. obstore has (`If-None-Match: *`, or what Azure and
-Google have for it). It is told what pyarrow has found in the URL and the environment, so both go to the same place
-with the same rights; the first `create` sees to that, and that the store honours the condition, on an object of its own.
+pyarrow, which reads and writes everything else, has no such put, but obstore has (`If-None-Match: *`, or its
+equivalents of Azure and Google). obstore is given what pyarrow has found in the URL and the environment, so both use
+the same place with the same rights; the first `create` checks this with an object of its own, and also that the store
+honours the condition.
 
-An answer may be lost on the way after the store has done what was asked: then the next try finds an object, its own.
-So every call gives its object a name of its own, in the object's metadata, by which it knows it again. That holds
-whatever the content, and however late a put that was given up arrives: the condition holds for it too.
+An answer may be lost after the store has carried out the request: then the next try finds an object, namely its own. So
+every call gives its object a unique name, in the object's metadata, by which it recognises it. That works whatever the
+content, and however late an abandoned put arrives, since the condition applies to it too.
 """
 
 from __future__ import annotations
@@ -30,22 +31,24 @@ if TYPE_CHECKING:
 
 EXTRA: Final = "object-stores"
 STORES: Final = ("s3", "gcs", "abfs")
-"""The kinds of pyarrow's filesystems that are object stores."""
-RIGHTS: Final = "must allow to read, write, list and delete objects there"
+"""The types of pyarrow's filesystems that are object stores."""
+RIGHTS: Final = "must allow reading, writing, listing and deleting objects there"
 TRIES: Final = 5
 FIRST_PAUSE_S: Final = 0.25
-"""Before the second try; twice as long before each that follows."""
+"""The pause before the second try; it doubles before each further one."""
 CONNECT_S: Final = 5
 REQUEST_S: Final = 10
-"""The objects are small: what takes longer is lost."""
+"""The timeout of a request: the objects are small, so a longer one is lost."""
 
 _NAME: Final = "midstreamclaim"
-"""In the object's metadata. Letters only: Azure has no hyphens there, and proxies drop headers with underscores."""
+"""The key of the name in the object's metadata. Letters only: Azure allows no hyphens, and proxies drop headers with
+underscores.
+"""
 _log = logging.getLogger(__name__)
 
 
 def without_secrets(url: str) -> str:
-    """The URL as messages show it: without user and password, and without the values of parameters that may be keys."""
+    """Return the URL as messages show it: without user and password, and without parameter values that may be keys."""
     scheme, mark, rest = url.partition("://")
     user = re.match(r"[^/@:?]*(:(?!\d+/)[^@?]*)?@", rest)  # with a password that has a slash in it, too, but not a port
     if mark and user is not None:
@@ -56,16 +59,16 @@ def without_secrets(url: str) -> str:
 
 
 def check_installed(kind: str, who: str) -> None:
-    """Raises ConfigError, with the command that installs it, where something is missing that `create` needs."""
+    """Raise ConfigError, with the command that installs it, if a package that `create` needs is missing."""
     for module in ("obstore", "botocore") if kind == "s3" else ("obstore",):
-        require(module, EXTRA, f"{who}: that only one driver goes on with a job")
+        require(module, EXTRA, f"{who}: allowing only one driver to resume a job")
 
 
 class ConditionalWrites:
     """Exclusive creation in one bucket. Blocking; from any thread."""
 
     def __init__(self, files: fs.FileSystem, root: str, url: str) -> None:
-        """`root`: bucket and path in `files`, which pyarrow has made of `url`."""
+        """`root`: bucket and path in `files`, which pyarrow has made from `url`."""
         self._files = files
         self._url = url
         self._root = root.strip("/")
@@ -75,7 +78,7 @@ class ConditionalWrites:
         self._store: Any = None
 
     def create(self, full: str, data: bytes) -> bool:
-        """Create the object at `full`, a path below the root; False if there is one. Raises StorageError."""
+        """Create the object at `full`, a path below the root; False if it exists. Raises StorageError."""
         with self._proof:
             if self._store is None:
                 check_installed(self._files.type_name, self._shown)
@@ -93,12 +96,15 @@ class ConditionalWrites:
         return _open_azure(self._bucket, {**options, "account_key": options["account_key"] or password}, client)
 
     def _proven(self, store: Any) -> Any:
-        """`store`, if two puts of one name are one too many for it, and pyarrow sees what the first has made."""
+        """Return `store` if it refuses the second of two puts with one name, and pyarrow sees what the first has
+        written.
+        """
         from pyarrow import fs
 
         if not {"", ".", ".."}.isdisjoint(self._root.split("/")):
             raise ConfigError(
-                f"{self._shown}: a part of its path is empty, or . or .., which obstore does not take; give a directory without such"
+                f"{self._shown}: a part of its path is empty, or . or .., which obstore does not accept; give a "
+                "directory without them"
             )
         probe = f"{self._root}/.tmp-{secrets.token_hex(8)}-probe"
         won = [self._create(store, probe, b"") for _ in range(2)]
@@ -108,12 +114,13 @@ class ConditionalWrites:
         if won != [True, False]:
             raise StorageError(
                 f"{self._shown}: the store ignores the condition of a write that is to create an object (If-None-Match: *), "
-                "so two drivers of one job could both go on. Use a store that has conditional writes, as Amazon S3, "
+                "so two drivers of one job could both continue. Use a store that has conditional writes, as Amazon S3, "
                 "Google Cloud Storage, Azure and current versions of MinIO and Ceph do, or a file system"
             )
         if not is_seen:
             raise StorageError(
-                f"{self._shown}: what obstore writes there pyarrow does not find, so they are not in the same place; compare "
+                f"{self._shown}: pyarrow does not find what obstore writes there, so they do not use the same place; "
+                "compare "
                 "the settings of endpoint and region in the URL with those in the environment (AWS_…, GOOGLE_…, AZURE_…)"
             )
         return store
@@ -124,7 +131,7 @@ class ConditionalWrites:
         reason = ""
         for number in range(TRIES):
             if number:
-                _log.warning("creating %r in %s failed and is tried again: %s", key, self._shown, reason)
+                _log.warning("creating %r in %s failed and is retried: %s", key, self._shown, reason)
                 time.sleep(FIRST_PAUSE_S * 2 ** (number - 1))
             try:
                 found = _put(store, key, data, name)
@@ -135,15 +142,15 @@ class ConditionalWrites:
                 continue
             if found is not None:
                 return found == name
-            reason = "the store says that it is there, and does not find it"
+            reason = "the store reports that it exists, but does not find it"
         raise StorageError(
-            f"cannot create {key!r} in {self._shown}: {TRIES} tries have failed, the last one because {reason}. Whether it is "
-            "there now is not known"
+            f"cannot create {key!r} in {self._shown}: {TRIES} tries failed, the last one because {reason}. It is "
+            "unknown whether it exists now"
         )
 
 
 def _put(store: Any, key: str, data: bytes, name: str) -> str | None:
-    """Put it if there is nothing: the name that what is there then was given; None if nothing is."""
+    """Put the object unless it exists. Returns the name given to the object that exists now; None if there is none."""
     obstore = import_module("obstore")
     try:
         obstore.put(store, key, data, mode="create", attributes={_NAME: name})
@@ -156,7 +163,7 @@ def _put(store: Any, key: str, data: bytes, name: str) -> str | None:
 
 
 def _refusals() -> tuple[type[Exception], ...]:
-    """What no other try would change."""
+    """Return the exceptions that a retry would not change."""
     found = import_module("obstore.exceptions")
     return (
         FileNotFoundError,
@@ -176,14 +183,14 @@ def _refused(error: BaseException) -> str:
 
 
 def explanation(error: BaseException) -> str:
-    """What the store, or the way to it, has said, in one line."""
+    """Return what the store, or the connection to it, has reported, in one line."""
     text, _, inside = str(error).partition("\n\nDebug source")
     said = [match[1] for tag in ("Code", "Message") if (match := re.search(f"<{tag}>([^<]*)</{tag}>", text))]
     status = re.search(r"status code: (\d+)", text)
     if said:
         return f"{'HTTP ' + status[1] + ' ' if status else ''}{': '.join(said)}"
     if "token request" in text:
-        return f"credentials for it cannot be got ({' '.join(text.split())[:300]})"
+        return f"its credentials cannot be obtained ({' '.join(text.split())[:300]})"
     if "error sending request" not in text:
         return " ".join(text.split())[:300]
     request = re.search(r"(?:PUT|HEAD|GET) \S+", text)
@@ -201,7 +208,7 @@ def explanation(error: BaseException) -> str:
 
 
 def _options(files: fs.FileSystem) -> dict[str, Any]:
-    """What pyarrow has made of URL and environment: with this it sends a filesystem to other processes."""
+    """Return pyarrow's settings from URL and environment, with which it sends a filesystem to other processes."""
     reduced: Any = files.__reduce__()
     _, (options,) = reduced
     return dict(options)
@@ -224,14 +231,16 @@ def _open_s3(bucket: str, options: dict[str, Any], client: dict[str, Any], shown
         "conditional_put": "etag",
         "skip_signature": bool(options["anonymous"]),
     }
-    # pyarrow's S3 takes no notice of HTTP_PROXY and the like, and this is the only way to have obstore take none
+    # pyarrow's S3 ignores HTTP_PROXY and the like, and this is the only way to make obstore ignore it
     client["client_options"] |= {"proxy_url": "http://127.0.0.1:9", "proxy_excludes": urlsplit(endpoint).hostname or ""}
     provider = None if options["anonymous"] else _aws_credentials(options, shown)
     return import_module("obstore.store").S3Store(bucket, config=config, credential_provider=provider, **client)
 
 
 def _aws_credentials(options: dict[str, Any], shown: str) -> Callable[[], dict[str, Any]]:
-    """Those of the URL, or those that AWS's own libraries find: environment, profile, role of the machine or pod."""
+    """Return the credentials of the URL, or those that AWS's libraries find: environment, profile, role of the machine
+    or pod.
+    """
     if options["access_key"]:
         found = {"access_key_id": options["access_key"], "secret_access_key": options["secret_key"]}
         return lambda: {**found, "token": options["session_token"] or None, "expires_at": None}
@@ -239,7 +248,7 @@ def _aws_credentials(options: dict[str, Any], shown: str) -> Callable[[], dict[s
     try:
         credentials = import_module("botocore.session").Session().get_credentials()
     except import_module("botocore.exceptions").BotoCoreError as error:
-        raise StorageError(f"{shown}: credentials for it cannot be got: {error}") from error
+        raise StorageError(f"{shown}: its credentials cannot be obtained: {error}") from error
     if credentials is None:
         raise StorageError(
             f"{shown}: no credentials were found for it. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or AWS_PROFILE, where "
@@ -287,7 +296,7 @@ def _open_azure(bucket: str, options: dict[str, Any], client: dict[str, Any]) ->
 
 
 def _client(options: dict[str, Any], url: str) -> dict[str, Any]:
-    """The tries are counted here, not there."""
+    """Return options of the client. Retries are counted in this module, not in obstore."""
     client: dict[str, Any] = {"allow_http": True, "connect_timeout": f"{CONNECT_S}s", "timeout": f"{REQUEST_S}s"}
     authorities = options.get("tls_ca_file_path")
     if authorities:

@@ -1,10 +1,9 @@
 """One nonblocking TCP connection: TLS if the job uses it, the handshake, then frames between a socket and a `LinkEnd`.
 
-Sending is by pull: what waits to be sent stays in the LinkEnd, where a priority frame can still
-overtake it, until the socket takes it. Outside the LinkEnd there are at most `PULL_BYTES_MAX`
-here and about `NOT_SENT_BYTES_MAX` unsent in the kernel. Receiving is into one buffer that all
-connections of the loop use in turn, and a frame is handed on as a view of it: a slot may have a
-thousand peers. Loop thread only.
+Sending is by pull: what waits to be sent stays in the LinkEnd, where a priority frame can still overtake it, until the
+socket accepts it. Outside the LinkEnd there are at most `PULL_BYTES_MAX` here and about `NOT_SENT_BYTES_MAX` unsent in
+the kernel. All connections of the loop receive into one buffer in turn, and a frame is passed on as a view of it: a
+slot may have a thousand peers. Loop thread only.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ _KEEPALIVE: Final = [
     for name, value in (("TCP_KEEPIDLE", 30), ("TCP_KEEPINTVL", 10), ("TCP_KEEPCNT", 3))
     if hasattr(socket, name)
 ]
-"""A host that is gone is noticed within a minute even by a side that has nothing to send; see also `unanswered`."""
+"""Keepalives, by which even an idle side notices within a minute that the host is gone; see also `unanswered`."""
 
 
 class State(Enum):
@@ -58,14 +57,14 @@ class State(Enum):
     OPEN = auto()
     """Authenticated; frames flow once `carry` has been called."""
     FINISHING = auto()
-    """Sends what is left, then waits for the peer to close; what it receives is dropped."""
+    """Sends what is left, then waits for the peer to close; received data are dropped."""
     CLOSED = auto()
 
 
 class Connection:
-    """`opened` is called once when the handshake is through; `failed(reason)` once if it never is.
+    """A connection. `opened` is called once when the handshake is complete; `failed(reason)` once if it never is.
 
-    After `carry(end)` the end is told instead (`LinkEnd.lost`). Nothing is called after `close`.
+    After `carry(end)`, `LinkEnd.lost` is called instead. Nothing is called after `close`.
     """
 
     def __init__(
@@ -84,11 +83,11 @@ class Connection:
     ) -> None:
         self.handshake = handshake
         self.heard_s = loop.monotonic_s()
-        """When the last byte of the peer arrived, on the monotonic clock."""
+        """When the last byte from the peer arrived, on the monotonic clock."""
         self.is_established = not connecting
-        """The peer's machine has taken the connection; the peer may be too busy to say anything on it."""
+        """The peer's machine has accepted the connection; the peer may be too busy to send anything on it."""
         self.is_judged = False
-        """What the peer said in the handshake ended it: it would say so again."""
+        """The peer's answer in the handshake ended the connection: it would be the same again."""
         self._loop = loop
         self._sock = sock
         self._tls = tls
@@ -100,15 +99,17 @@ class Connection:
         self._decoder = FrameDecoder(UNAUTHENTICATED_FRAME_BYTES_MAX, UNAUTHENTICATED_FRAME_BYTES_MAX + LENGTH_BYTES)
         self._end: LinkEnd | None = None
         self._out: list[bytes | memoryview] = []
-        """Pulled and not yet taken by the kernel; the first piece may be the rest of one."""
+        """Pieces pulled and not yet accepted by the kernel; the first may be the rest of one."""
         self._blocked = False
-        """The kernel takes no more; the selector tells when it does."""
+        """The kernel accepts no more; the selector reports when it does."""
         self._flush_posted = False
         self._finished: Callable[[], None] | None = None
         self._guard: threading.RLock | None = None
-        """Held for every use of the socket for sending, once another thread may send as well."""
+        """Held whenever the socket is used for sending, once another thread may send as well."""
         self._sending = False
-        """The loop thread is at it. A signal handler or a `__del__` that prints in the midst of it sends nothing in between."""
+        """The loop thread is sending. A signal handler or a `__del__` that prints in the meantime sends nothing in
+        between.
+        """
         self._state = State.CONNECTING if connecting or tls is not None else State.HANDSHAKE
         self._timer = loop.call_later(handshake_timeout_s, self._handshake_late)
         _prepare(sock)
@@ -123,12 +124,12 @@ class Connection:
 
     @property
     def local_host(self) -> str:
-        """The address of our side."""
+        """The address of the local end."""
         host: str = self._sock.getsockname()[0]
         return host
 
     def check_answers(self, timeout_s: float) -> None:
-        """Give the connection up if the peer's machine has answered nothing that was sent for longer than `timeout_s`."""
+        """Give up the connection if the peer's machine has not answered what was sent for longer than `timeout_s`."""
         if self._state is not State.OPEN:
             return
         overdue_s = self._unanswered.overdue_s(self._loop.monotonic_s())
@@ -139,24 +140,24 @@ class Connection:
         except OSError:  # broken meanwhile, as the loop is about to find
             return
         self._give_up(
-            f"what {self.local_host} sent to {peer} has been without an answer for {overdue_s:.0f} s: "
+            f"what {self.local_host} sent to {peer} has not been answered for {overdue_s:.0f} s: "
             "the network between these two machines drops packets"
         )
 
     def carry(self, end: LinkEnd) -> None:
-        """Let frames flow to and from `end`, but not from inside this call."""
+        """Start passing frames to and from `end`, but not from inside this call."""
         assert self._state is State.OPEN and self._end is None, (self._state, self._end)
         self._end = end
         self._loop.post(self._start_traffic)
 
     def wake(self) -> None:
-        """The end has something to be pulled."""
+        """Note that the end has something to be pulled."""
         if not self._flush_posted and not self._blocked:
             self._flush_posted = True
             self._loop.post_first(self._flush)  # an acknowledgement must not wait for the next step of a slow function
 
     def send_inside(self) -> None:
-        """Send what the kernel takes now, from inside a step of the loop; that it fails is left for the loop to find."""
+        """Send what the kernel accepts now, from inside a step of the loop, which discovers a failure itself."""
         with self._guard or nullcontext():
             if not self._sending:
                 self._sending = True
@@ -193,7 +194,7 @@ class Connection:
         self.wake()
 
     def close(self) -> None:
-        """Close at once; nobody is told. May be called again."""
+        """Close at once, without any call. May be called again."""
         if self._state is State.CLOSED:
             return
         if self._guard is None:
@@ -213,11 +214,11 @@ class Connection:
     # ---- another thread
 
     def share(self) -> None:
-        """From now on one other thread may call `send_aside`. Loop thread only."""
+        """Allow one other thread to call `send_aside`. Loop thread only."""
         self._guard = threading.RLock()
 
     def send_aside(self, frame: list[bytes | memoryview]) -> None:
-        """Send a frame while the loop is busy, or what it had left half sent. Dropped if the kernel takes nothing."""
+        """Send a frame while the loop is busy, or the rest of one. The frame is dropped if the kernel accepts nothing."""
         assert self._guard is not None
         with self._guard:
             if self._state is not State.OPEN:
@@ -256,7 +257,7 @@ class Connection:
         self._secure()
 
     def _secure(self) -> None:
-        """Go on with negotiating TLS."""
+        """Continue to negotiate TLS."""
         assert self._tls is not None and isinstance(self._sock, TlsSocket)
         try:
             self._sock.do_handshake()
@@ -272,7 +273,10 @@ class Connection:
             self._begin_handshake()
 
     def _turn_away(self, reason: str) -> None:
-        """TLS has told the peer why. Closed at once, with what it has sent meanwhile unread, that would not reach it."""
+        """End the connection after TLS has sent the peer the reason.
+
+        If it were closed at once, with unread data, the reason would not reach the peer.
+        """
         if not self.is_judged or not isinstance(self.handshake, Acceptor):
             self._give_up(reason)
             return
@@ -327,7 +331,7 @@ class Connection:
         self._read_on()
 
     def _read_on(self) -> None:
-        """Once more around if TLS holds what has been received, since the selector does not know of that."""
+        """Process data that TLS has already received, of which the selector does not know."""
         if self._open() and isinstance(self._sock, TlsSocket) and self._sock.pending():
             self._loop.post(lambda: self._ready(READ))
 
@@ -392,7 +396,7 @@ class Connection:
         self._read_on()
 
     def _hand_on(self) -> None:
-        """Every whole frame that has arrived, to the handshake or to the end."""
+        """Pass every complete frame to the handshake or to the end."""
         decoder = self._decoder
         while self._state is State.HANDSHAKE:
             frame = decoder.next_frame()
@@ -436,7 +440,7 @@ class Connection:
         self.wake()
 
     def _send(self) -> bool:
-        """Send from `_out`; whether the kernel took all of it."""
+        """Send from `_out`, and return whether the kernel accepted all of it."""
         out = self._out
         try:
             sent = self._sock.sendmsg(out if len(out) <= PIECES_PER_CALL_MAX else out[:PIECES_PER_CALL_MAX])
@@ -448,7 +452,7 @@ class Connection:
         return self._taken(sent)
 
     def _taken(self, sent: int) -> bool:
-        """The kernel has taken so many bytes of `_out`; whether that is all of it."""
+        """Remove the bytes that the kernel has accepted from `_out`, and return whether that is all of it."""
         out = self._out
         whole = 0
         for piece in out:
@@ -483,7 +487,7 @@ class Connection:
             self._give_up("the peer closed the connection")
 
     def _finish_late(self) -> None:
-        self._give_up("the peer did not take what was left to send")
+        self._give_up("the peer did not accept what was left to send")
 
     def _give_up(self, reason: str) -> None:
         state, end, finished = self._state, self._end, self._finished

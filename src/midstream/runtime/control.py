@@ -1,8 +1,7 @@
 """Control connections: typed messages, first in first out, both ways, bounded.
 
-One `MessageChannel` is the LinkEnd of a control connection: it checks what arrives against the
-types that this side expects, and queues what is to be sent. A peer that does not read is given up
-once `QUEUE_BYTES_MAX` wait for it.
+One `MessageChannel` is the LinkEnd of a control connection: it validates what arrives against the types that this side
+expects, and queues what is to be sent. A peer that does not read is given up once `QUEUE_BYTES_MAX` are queued for it.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from midstream.runtime.connection import Connection
 RECEIVE_BUFFER_BYTES: Final = 64 * 2**10
 QUEUE_BYTES_MAX: Final = CONTROL_FRAME_BYTES_MAX
 HEARTBEATS_PER_TIMEOUT: Final = 5
-"""How many heartbeats, at least, are sent in the time after which none means lost."""
+"""The minimum number of heartbeats sent within the timeout after which a peer is lost."""
 HEARTBEAT_INTERVAL_S_MAX: Final = 1.0
-"""They also carry what people look at while the job runs."""
+"""The longest interval between heartbeats, which also carry what users see while the job runs."""
 
 In = TypeVar("In")
 
@@ -31,9 +30,10 @@ _encode: Final[Encode] = msgspec.msgpack.Encoder().encode
 
 
 class SharedEncoding:
-    """Encodes for several channels: the same message for one after the other only once, and they share the bytes.
+    """Encodes for several channels: the same message, sent to one after the other, is encoded once, and they share the
+    bytes.
 
-    What all slots are told can be long: at the start each hears of all others. Messages never change.
+    Messages to all slots can be long: at the start each slot learns of all others. Messages never change.
     """
 
     def __init__(self) -> None:
@@ -46,7 +46,10 @@ class SharedEncoding:
 
 
 class MessageChannel(Generic[In]):
-    """`received` gets each message, `lost` is told once when the peer is gone. Loop thread only."""
+    """Sends and receives messages. `received` gets each message; `lost` is called once when the peer is gone.
+
+    Loop thread only.
+    """
 
     def __init__(
         self,
@@ -67,7 +70,7 @@ class MessageChannel(Generic[In]):
 
     @property
     def heard_s(self) -> float:
-        """When the peer was last heard, on the monotonic clock."""
+        """When the peer was last heard from, on the monotonic clock."""
         return self._connection.heard_s
 
     @property
@@ -75,27 +78,27 @@ class MessageChannel(Generic[In]):
         return self._connection.local_host
 
     def send(self, message: msgspec.Struct) -> None:
-        """Queue a message. Raises ClusterError when it is too large to be sent at all."""
+        """Queue a message. Raises ClusterError if it is too large."""
         body = self._encode(message)
         if len(body) >= CONTROL_FRAME_BYTES_MAX:
             raise ClusterError(
                 f"a {type(message).__name__} message of {len(body)} bytes is above the limit of "
-                f"{CONTROL_FRAME_BYTES_MAX}; do the job's functions carry large objects? Let them load these in open()"
+                f"{CONTROL_FRAME_BYTES_MAX}; if the job's functions contain large objects, load these in open() instead"
             )
         self._queue.append(frame(MESSAGE, body))
         self._queue_bytes += len(body)
         if self._queue_bytes - len(body) > QUEUE_BYTES_MAX:
             self._connection.close()
-            self.lost(f"it does not read what it is sent ({self._queue_bytes} bytes wait)")
+            self.lost(f"it does not read what is sent to it ({self._queue_bytes} bytes wait)")
             return
         self._connection.wake()
 
     def share(self) -> None:
-        """From now on one other thread may call `send_aside`."""
+        """Allow one other thread to call `send_aside`."""
         self._connection.share()
 
     def send_aside(self, message: msgspec.Struct) -> None:
-        """A small message that need not arrive, from that other thread, ahead of what is queued."""
+        """Send a small message that may be lost, from that other thread, ahead of what is queued."""
         self._connection.send_aside(frame(MESSAGE, msgspec.msgpack.encode(message)))
 
     @property
@@ -103,7 +106,7 @@ class MessageChannel(Generic[In]):
         return self._queue_bytes
 
     def send_inside(self, message: msgspec.Struct) -> None:
-        """Like `send`, from inside a step of the loop: it goes at once, if there is room, and nothing is reported lost."""
+        """Send a message from inside a step of the loop: at once if there is room; no loss is reported."""
         body = _encode(message)
         self._queue.append(frame(MESSAGE, body))
         self._queue_bytes += len(body)
@@ -111,7 +114,7 @@ class MessageChannel(Generic[In]):
         self._connection.send_inside()
 
     def finish(self, finished: Callable[[], None] | None = None) -> None:
-        """Send what is queued, then close; `finished` is called at the end of it, good or bad."""
+        """Send what is queued, then close; `finished` is called at the end, whether it succeeded or not."""
         self._connection.finish(finished)
 
     def close(self) -> None:
@@ -135,7 +138,7 @@ class MessageChannel(Generic[In]):
         try:
             message = self._decoder.decode(frame[1:])
         except msgspec.MsgspecError as error:
-            raise ProtocolViolation(f"a control message that is none: {error}") from error
+            raise ProtocolViolation(f"an invalid control message: {error}") from error
         self._received(message)
 
     def lost(self, reason: str) -> None:

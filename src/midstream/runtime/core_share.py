@@ -1,9 +1,9 @@
-"""How much of a core a thread gets of what it wants, and a clock that goes by it.
+"""The share of a core that a thread gets, and a clock that runs at this rate.
 
-How long work takes on a busy machine says little of the work: a thread that waits for a core nine tenths of the time
-takes ten times as long for everything, and so do the peers that it waits for. What is sized by how long it takes
-(batches, slices, queues) is judged by this clock. By any other it would all become smaller the busier the machine is,
-which makes each row dearer, and that makes the machine busier.
+On a busy machine, how long work takes says little about the work: a thread that waits for a core nine tenths of the
+time takes ten times as long for everything, and so do the peers that it waits for. What is sized by how long it takes
+(batches, slices, queues) is measured by this clock. Otherwise all of it would become smaller the busier the machine is,
+which would make each row more expensive, and so the machine busier.
 """
 
 from __future__ import annotations
@@ -13,25 +13,31 @@ from collections.abc import Callable
 from typing import Final
 
 LOOK_S: Final = 0.01
-"""Between two looks at what the thread has got."""
+"""The interval between two measurements."""
 RECENT_S: Final = 0.5
-"""What was longer ago has less and less weight."""
+"""The time over which measurements lose their weight."""
 CALM_S: Final = 0.001
-"""So much work without a wait is added to what was seen lately: one late wake-up of a thread that hardly works says nothing."""
+"""Work without a wait that is added to recent measurements: a single late wake-up of a thread that hardly works proves
+nothing.
+"""
 SHARE_MIN: Final = 0.05
-"""No less than that is believed: the clock is never slower, so that times judged by it have a bound."""
+"""The lower limit of the share: the clock is never slower, so times measured by it are bounded."""
 SCHEDSTAT: Final = "/proc/thread-self/schedstat"
-"""Of Linux: nanoseconds on a core, nanoseconds ready to run without one (those of a CPU quota included), and turns."""
+"""The file of Linux with nanoseconds on a core, nanoseconds ready to run without one (including a CPU quota), and
+turns.
+"""
 
 
 class Schedule:
-    """What the system says of the thread that reads first."""
+    """The system's figures for the thread that reads first."""
 
     def __init__(self) -> None:
         self._file: int | None = None
 
     def read(self) -> tuple[float, float] | None:
-        """Seconds on a core, and seconds that the thread has waited for one; None where the system does not say."""
+        """Return seconds on a core, and seconds that the thread has waited for one; None if the system does not report
+        them.
+        """
         try:
             if self._file is None:
                 self._file = os.open(SCHEDSTAT, os.O_RDONLY | os.O_CLOEXEC)
@@ -47,19 +53,19 @@ class Schedule:
 
 
 class CoreShare:
-    """`schedule` gives seconds on a core and seconds spent waiting for one, of the thread that calls; None: not known.
+    """The core share of the calling thread, from the figures of `schedule` (None: unknown).
 
-    Where it is not known the clock is `now_s`.
+    Where they are unknown the clock is `now_s`.
     """
 
     def __init__(self, now_s: Callable[[], float], schedule: Callable[[], tuple[float, float] | None]) -> None:
         self.share = 1.0
-        """Of the time that the thread wanted a core, how much it had one, lately."""
+        """The recent share of the time that the thread wanted a core for which it had one."""
         self._now_s = now_s
         self._schedule = schedule
         self._seen: tuple[float, float] | None = None
         self._worked_s = self._waited_s = 0.0
-        """Lately; what was longer ago with less weight."""
+        """Recent work and waits; older ones have less weight."""
         self._looked_s = self._own_s = now_s()
 
     def own_core_s(self) -> float:

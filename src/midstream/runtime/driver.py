@@ -1,9 +1,9 @@
 """The driver's side of a job: a coordinator in its shell, on a thread of its own.
 
-What happens between the two is `coordinator.shell`'s. This is what the shell runs on here: an event
-loop, a SlotProvider, our control port, at which slots prove themselves and register, and people.
-Questions come from the `Job` handle (any thread) or over a connection of the command line. When the
-job has ended, for whatever reason, everything that was opened for it is closed before anyone hears of it.
+`coordinator.shell` defines what happens between the two. This module provides what the shell needs: an event loop, a
+SlotProvider, the control port at which slots authenticate and register, and users. Requests come from the `Job` handle
+(any thread) or over a connection of the command line. When the job has ended, for whatever reason, everything that was
+opened for it is closed before the end is reported.
 """
 
 from __future__ import annotations
@@ -46,29 +46,29 @@ from midstream.runtime.storage import FileStorage
 from midstream.runtime.tls import keys_for, tls_shown
 
 END_TIMEOUT_S: Final = 6.0
-"""How long peers may take to hear of the end, before they are cut off."""
+"""How long peers may take to learn of the end before they are cut off."""
 EXIT_WAIT_S: Final = 20.0
 """How long the end of the program waits for its jobs to end."""
 
 _log = logging.getLogger(__name__)
 _told = logging.getLogger("midstream")
-"""What the users of a job are to hear."""
+"""The logger of what users of a job should see."""
 
 
 class DriverPage(Protocol):
-    """Shows the job to people, on a thread of its own, see `midstream.page`."""
+    """Shows the job to users, on a separate thread; see `midstream.page`."""
 
     link: str
 
     def begin(self, job: Driver) -> None: ...
 
     def end(self) -> None:
-        """The job has ended; returns at once."""
+        """Note that the job has ended; returns at once."""
         ...
 
 
 class Driver:
-    """One job from `start` to its end. Everything but `start`, `ask`, `cancel` and `ended` is the loop's."""
+    """Runs one job from `start` to its end. Everything but `start`, `ask`, `cancel` and `ended` belongs to the loop."""
 
     def __init__(
         self,
@@ -77,9 +77,9 @@ class Driver:
         make_coordinator: Callable[[JobPlan, int], CoordinatorMachine] | None = None,
         page: DriverPage | None = None,
     ) -> None:
-        """Raises ClusterError when the cluster cannot have as many slots as the job needs, or no port is free.
+        """Raises ClusterError if the cluster cannot have as many slots as the job needs, or no port is free.
 
-        Raises ConfigError when the certificate that the job is to use cannot be used.
+        Raises ConfigError if the job's certificate cannot be used.
         """
         slots.check(plan.graph.slots)
         if make_coordinator is None:
@@ -89,9 +89,9 @@ class Driver:
         self.plan = plan
         self.page = page
         self.ended = threading.Event()
-        """Set once all is over and closed; `outcome` is there then."""
+        """Set once everything is over and closed; then `outcome` is available."""
         self.awaited = 0
-        """How many wait for the end, and hear of a failure from there."""
+        """The number of callers that wait for the end, and learn of a failure from it."""
         self._slots = slots
         self._loop = EventLoop("driver", fatal=self._fatal)
         coordinator = make_coordinator(plan, self._loop.now_ms())
@@ -110,12 +110,12 @@ class Driver:
         self._logs = JobLogs()
         self._looks = OpenLooks(self._loop, plan.graph, self._lines.send_all, self.answer)
         self._few_descriptors = False
-        """People were told that there may not be enough for all slots."""
+        """Whether the user was warned that there may not be enough descriptors for all slots."""
         self._client_count = 0
         self._clients: dict[int, ClientLine | Future[Reply]] = {}
-        """Who waits for the answer to which question."""
+        """The recipient of each answer, by request."""
         self._questions: dict[int, Future[Reply]] = {}
-        """Questions of other threads that are not answered; their last resort when the loop has ended."""
+        """Unanswered requests of other threads, to be answered when the loop has ended."""
         self._announced: Path | None = None
         self._history: Keeper | None = None
         self._thread = threading.Thread(target=self._run, name=f"midstream-{plan.config.name}", daemon=True)
@@ -126,13 +126,13 @@ class Driver:
 
     @property
     def last(self) -> JobStatus | None:
-        """The status that the job ended with; None while it runs, and while it is wound up."""
+        """The final status; None while the job runs and while it is wound up."""
         return self.outcome.status if self.outcome is not None and self.ended.is_set() else None
 
     # ---- for other threads
 
     def start(self) -> None:
-        """The job runs even if the command line cannot be told of it: a service may have no home to write to."""
+        """Start the job, even if it cannot be announced to the command line: a service may have no writable home."""
         try:
             entry = registry.entry_of_this_process(
                 self.plan.job_id,
@@ -145,7 +145,7 @@ class Driver:
             self._announced = registry.announce(entry)
             self._history = Keeper(entry)
         except StorageError as error:
-            _log.warning("%s; the job runs all the same, but midstream list, status and stop do not find it", error)
+            _log.warning("%s; the job runs nevertheless, but midstream list, status and stop do not find it", error)
         except BaseException:
             self._lines.close()
             self._slots.close()
@@ -160,7 +160,7 @@ class Driver:
             self.page.begin(self)
 
     def ask(self, request: Question) -> Future[Reply]:
-        """The answer, in time; an error reply when the job has ended before it."""
+        """Send a request, and return its future answer, an error if the job has ended before it."""
         future: Future[Reply] = Future()
         self._questions[id(future)] = future
         self._loop.post(partial(self.client_asked, future, request))
@@ -183,7 +183,7 @@ class Driver:
             self._wind_up()
 
     def _wind_up(self) -> None:
-        """Close everything, then say that it is over. Each step whatever became of the one before."""
+        """Close everything, then report the end. Each step runs whatever became of the one before."""
         for step in (
             self._keep_last,  # first: who loses the connection looks there for how it ended
             self._lines.close,
@@ -241,8 +241,9 @@ class Driver:
         if allowed < needed and not self._few_descriptors:
             self._few_descriptors = True
             self.tell(
-                f"{self._shell.slots} slots or more need some {needed} open files and connections in this program, and "
-                f"{allowed} are allowed: slots above that cannot connect. Raise the hard limit (ulimit -Hn), or lower the "
+                f"{self._shell.slots} slots or more need some {needed} open files and connections in this program, "
+                f"but {allowed} are allowed: slots above that cannot connect. Raise the hard limit (ulimit -Hn), or "
+                "lower the "
                 "parallelism"
             )
         launch = SlotLaunch(
@@ -275,7 +276,7 @@ class Driver:
         if identity.job_id != self.plan.job_id:
             return f"this is the driver of job {self.plan.job_id}"
         if identity.role not in (Role.SLOT_CONTROL, Role.CLIENT):
-            return "this is a driver's port; it takes slots and clients"
+            return "this is a driver's port, which accepts slots and clients"
         return ""
 
     def unwanted(self, register: Register) -> str:
@@ -327,7 +328,7 @@ class Driver:
         self._lines.release_all(self._loop.stop)
 
     def _fatal(self, error: BaseException) -> None:
-        """A bug, in midstream or its environment: the job fails with it rather than hang."""
+        """Fail the job because of a bug, in midstream or its environment, rather than let it hang."""
         _log.error("job %s: the driver failed", self.plan.job_id, exc_info=error)
         self._conclude_on(error)
 
@@ -343,7 +344,7 @@ class Driver:
         try:
             status = msgspec.structs.replace(self._shell.coordinator.status(now_ms), state="failed")
         except Exception as second:  # noqa: BLE001 - the coordinator is what broke; the job must end all the same
-            _log.error("job %s: no status to be had: %s", self.plan.job_id, second)
+            _log.error("job %s: no status available: %s", self.plan.job_id, second)
             status = _empty_status(self.plan, now_ms)
         details = "".join(traceback.format_exception(error))
         failure = FailureStatus(
@@ -353,12 +354,12 @@ class Driver:
 
 
 _running: set[Driver] = set()
-"""Drivers whose thread lives. Their jobs end with the program."""
+"""Drivers whose thread is alive. Their jobs end with the program."""
 
 
 @atexit.register
 def end_jobs() -> None:
-    """All of this process, with the program. Daemon threads are still running when this is called."""
+    """End all jobs of this process, with the program. Daemon threads are still running when this is called."""
     drivers = list(_running)
     for driver in drivers:
         driver.cancel("the program that runs the job ends")

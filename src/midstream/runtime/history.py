@@ -1,8 +1,8 @@
-"""What became of the jobs of this user: one private file each, which stays when the job has ended.
+"""The history of this user's jobs: one private file each, which remains when the job has ended.
 
 `$MIDSTREAM_HOME/history/<job id>.json` (default `~/.midstream`), mode 0600 in a directory of mode 0700: the status of
-the job as it was a few seconds ago, or at its end. A thread of its own writes it, so that a slow home directory
-delays no job. A driver that is killed leaves its last one: that is how such a job is told from one that has ended.
+the job as it was a few seconds ago, or at its end. A separate thread writes it, so that a slow home directory delays no
+job. A killed driver leaves its last status, by which such a job is distinguished from one that has ended.
 """
 
 from __future__ import annotations
@@ -24,27 +24,27 @@ from midstream.protocol.job_status import JobStatus
 from midstream.runtime import registry
 
 KEEP_EVERY_S: Final = 10.0
-"""How old the record of a job may be whose driver was killed."""
+"""The greatest age of the record of a job whose driver was killed."""
 LAST_WRITE_S_MAX: Final = 5.0
 """How long the end of a job waits for its last record."""
 RECORDS_MAX: Final = 100
-"""The record that was written longest ago makes room for a new one."""
+"""The number of records kept; the oldest one makes room for a new one."""
 LEFT_OVER_S: Final = 3600.0
-"""A temporary file as old as that is of a writer that was killed."""
+"""The age at which a temporary file is that of a killed writer."""
 LOST: Final = "lost"
-"""The state of a job whose driver's process is gone and has not told how the job ended."""
+"""The state of a job whose driver's process is gone and has not reported how the job ended."""
 
 _log = logging.getLogger(__name__)
 
 
 class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """The last that is known of a job."""
+    """The last known status of a job."""
 
     status: JobStatus
     pid: int
     process_started: str
     machine: str
-    """Which process the driver is or was, see `registry.JobEntry`."""
+    """The machine of the driver's process, see `registry.JobEntry`."""
 
     @property
     def runs(self) -> bool:
@@ -57,14 +57,14 @@ class JobRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def seen(self) -> JobStatus:
-        """The status; one that is neither of the end nor of a job that runs has the state `LOST`."""
+        """The status; if it is neither the final one nor that of a running job, its state is `LOST`."""
         if self.status.has_ended or self.runs:
             return self.status
         return msgspec.structs.replace(self.status, state=LOST, waiting=(), bottleneck=None)
 
 
 class Keeper:
-    """Keeps the record of one job, on a thread of its own, from `start` to `end`."""
+    """Writes the record of one job, on a thread of its own, from `start` to `end`."""
 
     def __init__(self, entry: registry.JobEntry) -> None:
         self._entry = entry
@@ -80,7 +80,7 @@ class Keeper:
         self._statuses.put(status)
 
     def end(self, last: JobStatus) -> None:
-        """Write the last record. A disk that does not answer is not waited for any longer than `LAST_WRITE_S_MAX`."""
+        """Write the last record, waiting at most `LAST_WRITE_S_MAX` for a disk that does not answer."""
         assert last.has_ended
         self._statuses.put(last)
         self._thread.join(LAST_WRITE_S_MAX)
@@ -107,12 +107,12 @@ class Keeper:
             _make_room(directory)
         except (OSError, StorageError) as error:
             if not self._has_warned:
-                _log.warning("no history is kept of job %s now: %s", self._entry.job_id, error)
+                _log.warning("the history of job %s cannot be written at present: %s", self._entry.job_id, error)
             self._has_warned = True
 
 
 def records() -> tuple[list[JobRecord], int]:
-    """The jobs of this user, the newest first, and how many records this version cannot read."""
+    """Return the jobs of this user, newest first, and how many records this version cannot read."""
     found: list[JobRecord] = []
     unreadable = 0
     for path in _directory().glob("*.json"):
@@ -126,9 +126,9 @@ def records() -> tuple[list[JobRecord], int]:
 
 
 def find(job: str) -> JobRecord:
-    """The record of the job with this id or the beginning of its id, or the newest one of this name.
+    """Return the record of the job with this id or the beginning of its id, or the newest one of this name.
 
-    Raises JobError when there is none, or more than one whose id begins like that.
+    Raises JobError if there is none, or if several ids begin like that.
     """
     found, unreadable = records()
     named = [record for record in found if record.status.name == job]
@@ -138,7 +138,7 @@ def find(job: str) -> JobRecord:
     if len(begun) == 1:
         return begun[0]
     if begun:
-        raise JobError(f"{job!r} begins {len(begun)} job ids ({', '.join(each.status.job_id for each in begun)})")
+        raise JobError(f"{job!r} matches {len(begun)} job ids ({', '.join(each.status.job_id for each in begun)})")
     names = ", ".join(dict.fromkeys(record.status.name for record in found)) or "none"
     others = f"; {unreadable} more of another version of midstream" if unreadable else ""
     raise JobError(f"no record of a job {job!r} in {_directory()}; there are: {names}{others}")
@@ -149,7 +149,7 @@ def _directory() -> Path:
 
 
 def _make_room(directory: Path) -> None:
-    """For the newest records; also removes what killed writers have left."""
+    """Make room for the newest records; also remove what killed writers have left."""
     ages: list[tuple[float, Path]] = []
     for path in directory.iterdir():
         with contextlib.suppress(FileNotFoundError):

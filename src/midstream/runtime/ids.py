@@ -1,4 +1,4 @@
-"""The source of names outside the simulator."""
+"""The source of unique names outside the simulator."""
 
 from __future__ import annotations
 

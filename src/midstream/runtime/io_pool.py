@@ -1,8 +1,8 @@
-"""Threads that do blocking I/O, as many as are needed at once up to a limit.
+"""Threads for blocking I/O, as many as are needed at once up to a limit.
 
-Not `concurrent.futures`: its threads are joined without a deadline when the interpreter exits, so
-that one write to a hung network disk would keep the program from ending; and it makes a Future
-with a lock and a condition for every call, where a mail is all we want.
+It does not use `concurrent.futures`, whose threads are joined without a deadline when the interpreter exits, so that
+one write to a hung network disk would keep the program from ending; and which makes a Future with a lock and a
+condition for every call, where a mail suffices.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ THREADS_MAX: Final = 32
 
 
 class IoPool:
-    """`submit` from one thread only. Work must not raise."""
+    """A pool of threads. `submit` may be called from one thread only; work must not raise."""
 
     def __init__(self, name: str, threads_max: int = THREADS_MAX) -> None:
         self._name = name
@@ -25,7 +25,7 @@ class IoPool:
         self._work: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._idle = threading.Semaphore(0)
-        """One permit per thread that waits for work (a permit may lag behind: then a thread too many starts)."""
+        """One permit per thread that waits for work (a permit may lag behind, which starts a thread too many)."""
         self._closed = False
 
     def submit(self, work: Callable[[], None]) -> None:
@@ -37,7 +37,7 @@ class IoPool:
             thread.start()
 
     def close(self, wait_s: float) -> bool:
-        """Drop what has not begun, wait for what has. False if something still hangs after `wait_s` seconds."""
+        """Drop what has not begun, wait for what has. Returns False if something still hangs after `wait_s` seconds."""
         self._closed = True
         while not self._work.empty():
             self._work.get()

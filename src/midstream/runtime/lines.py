@@ -1,8 +1,7 @@
-"""The driver's control port: one line per slot and per client, each proved, typed and bounded.
+"""The driver's control port: one line per slot and per client, each authenticated, typed and bounded.
 
-A slot's line is closed when it says nothing for the heartbeat timeout, when it sends what is no
-message of ours, or when it does not read. Whatever ends a line that was not released, the owner is
-told once. Loop thread only.
+A slot's line is closed if it is silent for the heartbeat timeout, if it sends an invalid message, or if it does not
+read. Whatever ends a line that was not released, its owner is told once. Loop thread only.
 """
 
 from __future__ import annotations
@@ -48,26 +47,26 @@ QUESTIONS_PER_CLIENT_MAX: Final = 64
 _log = logging.getLogger(__name__)
 FromSlotLine: TypeAlias = FromSlot | Logged | RowsShown
 Question: TypeAlias = ClientRequest | GetLogs | GetRows
-"""What clients ask: of the coordinator, or of the driver alone."""
+"""The requests of clients, to the coordinator or to the driver alone."""
 _slot_decoder: msgspec.msgpack.Decoder[FromSlotLine] = msgspec.msgpack.Decoder(FromSlotLine)
 _client_decoder: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
 
 
 class LinesOwner(Protocol):
-    """Who decides: the driver."""
+    """The owner of the lines, which decides about them: the driver."""
 
     def judge(self, identity: Identity) -> str:
-        """Why this peer, which knows the secret, is not wanted; "" when it is."""
+        """Return why this peer, which knows the secret, is refused; "" if it is accepted."""
         ...
 
     def unwanted(self, register: Register) -> str:
-        """Why this slot is not wanted; "" when it is, and then `slot_registered` follows at once."""
+        """Return why this slot is refused; "" if it is accepted, and then `slot_registered` follows at once."""
         ...
 
     def slot_registered(self, slot: int, register: Register) -> None: ...
 
     def slot_said(self, slot: int, message: FromSlot) -> None:
-        """Never a `Register`."""
+        """Process a message of a slot, which is never a `Register`."""
         ...
 
     def slot_logged(self, slot: int, logged: Logged) -> None: ...
@@ -80,7 +79,7 @@ class LinesOwner(Protocol):
 
 
 class Lines:
-    """Listens from the constructor on, lets in from `start` on."""
+    """All lines. Listens from the constructor on, and accepts peers from `start` on."""
 
     def __init__(
         self,
@@ -101,11 +100,11 @@ class Lines:
         self.heartbeat_interval_s = min(HEARTBEAT_INTERVAL_S_MAX, heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT)
         self.register_timeout_s = register_timeout_s
         self.encoding = SharedEncoding()
-        """Of what slots are sent."""
+        """The encoding shared by messages to slots."""
         self._slots: dict[int, SlotLine] = {}
         self._slot_count = 0
         self._open: set[SlotLine | ClientLine] = set()
-        """All that are not closed: slots that have registered or may yet, slots being released, clients."""
+        """All lines that are not closed: slots that have registered or may still do so, slots being released, clients."""
         self._all_released: Callable[[], None] | None = None
         self._listener = Listener(
             loop,
@@ -131,25 +130,25 @@ class Lines:
         self.loop.call_later(self.heartbeat_interval_s, self._beat)
 
     def send(self, slot: int, message: ToSlot) -> None:
-        """To a slot that is gone: dropped."""
+        """Send to a slot; dropped if the slot is gone."""
         line = self._slots.get(slot)
         if line is not None:
             line.channel.send(message)
 
     def send_all(self, message: ShowRows) -> None:
-        """To every slot that is there."""
+        """Send to every slot that is connected."""
         for line in list(self._slots.values()):  # one that does not read is lost meanwhile
             line.channel.send(message)
 
     def release(self, slot: int) -> None:
-        """Send what waits, then have the slot end; it is not reported lost any more."""
+        """Send what is queued, then have the slot end; its loss is no longer reported."""
         line = self._slots.pop(slot, None)
         if line is not None:
             line.channel.send(Release())
             self._finish(line)
 
     def drop(self, slot: int) -> bool:
-        """Cut the slot off. False if it was gone already."""
+        """Cut the slot off. Returns False if it was gone already."""
         line = self._slots.pop(slot, None)
         if line is None:
             return False
@@ -158,7 +157,7 @@ class Lines:
         return True
 
     def release_all(self, done: Callable[[], None]) -> None:
-        """Release every slot, answer every client, let nobody in any more; then `done`, once."""
+        """Release every slot, answer every client, accept no one any more; then call `done`, once."""
         self._listener.close()
         self._all_released = done
         for slot in list(self._slots):
@@ -169,7 +168,7 @@ class Lines:
         self._look_whether_all_are_released()
 
     def close(self) -> None:
-        """Cut off whoever is left; nobody is told."""
+        """Cut off all that are left, without reporting it."""
         self._listener.close()
         for line in self._open:
             line.channel.close()
@@ -185,18 +184,18 @@ class Lines:
         return slot
 
     def turn_away(self, line: SlotLine, reason: str) -> None:
-        """It ends in good order, so that Spark does not run its task yet again."""
+        """End a refused slot in good order, so that Spark does not run its task again."""
         _log.info("%s", reason)
         line.channel.send(Release())
         self._finish(line)
 
     def ended(self, line: SlotLine | ClientLine, reason: str) -> None:
-        """The peer is gone, and nobody had asked for it."""
+        """Process the end of a line that was not requested."""
         self._open.discard(line)
         line.channel.close()
         if isinstance(line, SlotLine):
             if line.slot is None:
-                _log.warning("a slot came and did not register: %s", reason)
+                _log.warning("a slot connected and did not register: %s", reason)
             elif self._slots.pop(line.slot, None) is not None:
                 self.owner.slot_lost(line.slot, reason)
 
@@ -261,7 +260,7 @@ class SlotLine:
         self._timer.cancel()
         reason = lines.owner.unwanted(message)
         if reason:
-            lines.turn_away(self, f"slot of process {message.pid} is not wanted: {reason}")
+            lines.turn_away(self, f"slot of process {message.pid} is refused: {reason}")
             return
         self.slot = lines.add(self)
         # before the owner hears of the slot: whatever it sends comes after the welcome
@@ -274,7 +273,7 @@ class SlotLine:
 
 
 class ClientLine:
-    """A client asks as often as it likes; each question gets one answer, in the order in which they are ready."""
+    """The connection of a client, which may send any number of requests; each gets one answer, as soon as it is ready."""
 
     def __init__(self, lines: Lines, connection: Connection) -> None:
         self._lines = lines
@@ -287,7 +286,7 @@ class ClientLine:
 
     def _received(self, request: Question) -> None:
         if self._open_questions >= QUESTIONS_PER_CLIENT_MAX:
-            raise ProtocolViolation(f"more than {QUESTIONS_PER_CLIENT_MAX} questions at once")
+            raise ProtocolViolation(f"more than {QUESTIONS_PER_CLIENT_MAX} requests at once")
         self._open_questions += 1
         self._lines.owner.client_asked(self, request)
 

@@ -1,9 +1,9 @@
-"""A listening socket that lets nobody in but who proves to know the job's secret.
+"""A listening socket that accepts only peers that prove to know the job's secret.
 
-What an outsider can cost is bounded: so many unauthenticated connections at once, so many seconds
-each, so many bytes each, and one line in the log in all. Once there are that many, a new one takes
-the place of the oldest from the address that has the most of them: idle ones cannot keep an honest
-peer out, and a flood hits only those who come from the same machine. These dial again.
+The cost of an outsider is bounded: so many unauthenticated connections at once, so many seconds each, so many bytes
+each, and one line in the log in total. At the limit, a new one replaces the oldest one from the address that has the
+most: idle connections cannot keep out an honest peer, and a flood affects only peers on the same machine, which dial
+again.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ _log = logging.getLogger(__name__)
 
 
 class Listener:
-    """`judge` says "" to welcome a proved identity, else why not; `opened` gets the welcome ones."""
+    """Accepts connections. `judge` returns "" to accept an authenticated identity, else the reason; `opened` gets the
+    accepted ones.
+    """
 
     def __init__(
         self,
@@ -55,7 +57,7 @@ class Listener:
         self._unauthenticated_max = unauthenticated_max
         self._handshake_timeout_s = handshake_timeout_s
         self._strangers: dict[Connection, str] = {}
-        """Connections that have not proved anything yet, oldest first, with the address they come from."""
+        """Unauthenticated connections, oldest first, with the address from which they come."""
         self._turned_away = 0
         self._sock = listen(host, ports)
         self.host: str = self._sock.getsockname()[0]
@@ -63,15 +65,15 @@ class Listener:
 
     @property
     def unauthenticated(self) -> int:
-        """At most `unauthenticated_max`."""
+        """The number of unauthenticated connections, at most `unauthenticated_max`."""
         return len(self._strangers)
 
     def start(self) -> None:
-        """Loop thread only, like everything but the constructor."""
+        """Begin to accept. Like everything but the constructor, on the loop thread only."""
         self._loop.watch(self._sock, READ, self._ready)
 
     def close(self) -> None:
-        """Stop listening and drop who is still in the handshake; opened connections live on. May be called again."""
+        """Stop listening and drop unfinished handshakes; opened connections live on. May be called again."""
         if self._sock.fileno() < 0:
             return
         self._loop.unwatch(self._sock)
@@ -91,7 +93,7 @@ class Listener:
             except OSError as error:
                 if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     raise
-                _log.warning("cannot take a connection: %s; trying again in %.2f s", error.strerror, ACCEPT_PAUSE_S)
+                _log.warning("cannot accept a connection: %s; trying again in %.2f s", error.strerror, ACCEPT_PAUSE_S)
                 self._loop.unwatch(self._sock)
                 self._loop.call_later(ACCEPT_PAUSE_S, self._resume)
                 return
@@ -106,7 +108,7 @@ class Listener:
             ((crowd, _),) = Counter(self._strangers.values()).most_common(1)
             oldest = next(stranger for stranger, where in self._strangers.items() if where == crowd)
             oldest.close()
-            self._failed(oldest, "too many connections at once that have not said who they are")
+            self._failed(oldest, "too many unauthenticated connections at once")
         connection = Connection(
             self._loop,
             sock,
@@ -130,4 +132,4 @@ class Listener:
         self._strangers.pop(connection, None)
         self._turned_away += 1
         if self._turned_away == 1:
-            _log.warning("turned away a connection to port %d: %s (said once)", self.port, reason)
+            _log.warning("refused a connection to port %d: %s (logged once)", self.port, reason)

@@ -1,4 +1,4 @@
-"""Looks at rows that people have asked for: which operator is meant, who waits, and what is told when none comes."""
+"""Requests for live rows: finds the operator, tracks who waits, and answers if no row comes in time."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from midstream.protocol.messages import Reply
 from midstream.runtime.loop import EventLoop
 
 LOOKS_MAX: Final = 4
-"""So many wait at a time."""
+"""The number of requests that may wait at a time."""
 EVERY_S: Final = 0.2
-"""After a look the next one may begin: however many ask, a job shows no more than five batches in a second."""
+"""The pause after each request: however many there are, a job shows at most five batches per second."""
 SLACK_S: Final = 0.5
-"""The answer of a slot may be under way when its time is over."""
+"""The time that a slot's answer may still be under way after the wait has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Meant:
-    """`shown` is the operator whose output is looked at for `asked`, and which side output of it."""
+    """The operator `shown` whose output is shown for `asked`, and which side output of it."""
 
     uid: str
     name: str
@@ -32,7 +32,7 @@ class _Meant:
 
 
 class OpenLooks:
-    """Loop thread only. `ask` ends in exactly one `answer` for its client, in time."""
+    """The open requests. Loop thread only. Each `ask` leads to exactly one `answer` to its client, in time."""
 
     def __init__(
         self,
@@ -48,7 +48,7 @@ class OpenLooks:
         self._open: dict[int, tuple[int, _Meant]] = {}
         self._count = 0
         self._next_s = float("-inf")
-        """Not before then the next one begins."""
+        """The next request does not begin before this time."""
 
     def ask(self, client: int, request: GetRows) -> None:
         meant = meant_by(self._graph, request.operator)
@@ -56,7 +56,7 @@ class OpenLooks:
             self._answer(client, Reply(error=meant))
             return
         if len(self._open) >= LOOKS_MAX:
-            self._answer(client, Reply(error=f"{LOOKS_MAX} others look at rows already; ask again in a moment"))
+            self._answer(client, Reply(error=f"{LOOKS_MAX} requests for rows are open already; try again in a moment"))
             return
         number = self._count
         self._count += 1
@@ -75,7 +75,7 @@ class OpenLooks:
         self._send_all(look)
 
     def shown(self, shown: RowsShown) -> None:
-        """By the first subtask that had some; those of the others come later, and are dropped."""
+        """Answer with the rows of the first subtask that had some; later ones are dropped."""
         self._end(shown.number, shown)
 
     def _end(self, number: int, shown: RowsShown | None) -> None:
@@ -86,7 +86,9 @@ class OpenLooks:
 
 
 def meant_by(graph: JobGraph, operator: str) -> _Meant | str:
-    """The operator of that uid, or the only one of that name. Else a sentence that names those that there are."""
+    """Return the operator of that uid, or the only one of that name; otherwise a sentence that lists the available
+    ones.
+    """
     places = [(vertex, at) for vertex in graph.vertices for at in range(len(vertex.specs))]
     found = [(v, at) for v, at in places if v.specs[at].uid == operator]
     found = found or [(v, at) for v, at in places if v.specs[at].name == operator]

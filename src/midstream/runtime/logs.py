@@ -1,4 +1,6 @@
-"""What the slots of a job have printed and logged, on the driver: the newest of it, and the program's own logging."""
+"""The newest lines that a job's slots have printed and logged, on the driver, and their way into the program's own
+logging.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,14 @@ CHARS_MAX: Final = 4 * 2**20
 ANSWER_CHARS_MAX: Final = 2**20
 LAST_LINES: Final = 10
 LOGGERS_MAX: Final = 1_000
-"""So many names of loggers are made for lines of slots: a logger is never forgotten."""
+"""The limit on loggers made for lines of slots: a logger is never deleted."""
 OTHERS: Final = "midstream.slots"
 
 _log = logging.getLogger(__name__)
 
 
 class JobLogs:
-    """Loop thread only."""
+    """The lines of a job. Loop thread only."""
 
     def __init__(self) -> None:
         self._entries: deque[LogEntry] = deque()
@@ -39,7 +41,7 @@ class JobLogs:
                 self._log(slot, line)
 
     def since(self, after: int) -> tuple[LogEntry, ...]:
-        """The entries behind number `after`, as many as fit into an answer."""
+        """Return the entries after number `after`, as many as fit into an answer."""
         entries = self._entries
         first = max(0, after + 1 - entries[0].number) if entries else 0
         found: list[LogEntry] = []
@@ -52,7 +54,7 @@ class JobLogs:
         return tuple(found)
 
     def last_of(self, slot: int) -> str:
-        """The last lines of a slot."""
+        """Return the last lines of a slot."""
         lines = [entry.line.text for entry in reversed(self._entries) if entry.slot == slot]
         return "\n".join(reversed(lines[:LAST_LINES]))
 
@@ -64,7 +66,7 @@ class JobLogs:
             self._chars -= len(self._entries.popleft().line.text)
 
     def _log(self, slot: int, line: LogLine) -> None:
-        """As if it had been logged here: where it goes, and from which level on, is the program's choice."""
+        """Log a line as if it came from this program, which decides where it goes and from which level on."""
         name = line.logger
         if name not in self._loggers:
             if len(self._loggers) >= LOGGERS_MAX:

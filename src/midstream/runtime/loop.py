@@ -1,13 +1,12 @@
-"""The one thread on which all protocol code of a process runs: mails, timers, sockets, in turn.
+"""The one thread on which all protocol code of a process runs: mails, timers and sockets, in turn.
 
-A round is: a bounded number of mails (and a bounded time), then the sockets that are ready, then
-the timers that are due. So no source of work starves another, and what has arrived on a socket is
-seen before a timer that judges by it (a peer's heartbeat before its timeout).
+A round is: a bounded number of mails (and a bounded time), then the sockets that are ready, then the timers that are
+due. So no source of work starves another, and what has arrived on a socket is processed before a timer that depends on
+it (a peer's heartbeat before its timeout).
 
-`post` is the hot path: an append to a deque and one look at a flag. The loop announces that it is
-about to sleep *before* it looks for mails a last time, and a poster looks whether the loop sleeps
-*after* it has appended: whichever comes second sees the other, so no wake-up is lost, and one is
-sent only to a loop that really sleeps.
+`post` is the hot path: an append to a deque and one check of a flag. The loop announces that it is about to sleep
+*before* it checks for mails a last time, and a poster checks whether the loop sleeps *after* it has appended: whichever
+comes second sees the other, so no wake-up is lost, and one is sent only to a loop that really sleeps.
 """
 
 from __future__ import annotations
@@ -29,11 +28,13 @@ from midstream.runtime.io_pool import THREADS_MAX, IoPool
 
 T = TypeVar("T")
 Ready = Callable[[int], None]
-"""Called with the selectors event mask."""
+"""Called with the selector's event mask."""
 
 MAILS_PER_ROUND_MAX: Final = 256
 ROUND_S_MAX: Final = 0.001
-"""Until sockets are looked at. A step of a slow function takes longer than this: after each one, then."""
+"""The time after which sockets are checked. A step of a slow function takes longer; then they are checked after each
+step.
+"""
 IO_CLOSE_WAIT_S: Final = 5.0
 TIMERS_SWEEP_MIN: Final = 1024
 
@@ -44,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class LoopTimer:
-    """What `call_later` answers."""
+    """The result of `call_later`."""
 
     __slots__ = ("mail",)
 
@@ -55,17 +56,17 @@ class LoopTimer:
         self.mail = None
 
     def fire(self) -> None:
-        """Between being due and this, an earlier mail may have cancelled it."""
+        """Run the mail unless an earlier mail has cancelled it since it became due."""
         mail, self.mail = self.mail, None
         if mail is not None:
             mail()
 
 
 class EventLoop:
-    """Clock and Executor (see core.seams) of one process.
+    """The Clock and Executor (see core.seams) of one process.
 
-    `fatal` receives what escapes a mail, a timer or a socket callback, on the loop thread; the
-    loop goes on until someone calls `stop`. Without a `fatal`, or if that raises, `run` raises.
+    `fatal` receives, on the loop thread, what escapes a mail, a timer or a socket callback; the loop continues until
+    `stop` is called. Without `fatal`, or if it raises, `run` raises.
     """
 
     def __init__(
@@ -75,15 +76,16 @@ class EventLoop:
         io_threads_max: int = THREADS_MAX,
     ) -> None:
         self.busy_since_s = math.inf
-        """Since when it has been in its present mail or socket callback, on the monotonic clock; infinite while it sleeps.
+        """The start of the current mail or socket callback, on the monotonic clock; infinite while the loop sleeps.
 
-        Other threads may look."""
+        Other threads may read it.
+        """
         self._mails: deque[Mail] = deque()
         self._asleep = False
         self._timers: list[tuple[float, int, LoopTimer]] = []
         self._timer_count = 0
         self._timers_sweep_at = TIMERS_SWEEP_MIN
-        """How many timers there may be before the cancelled ones are swept out."""
+        """The number of timers at which cancelled ones are removed."""
         self._fatal = fatal
         self._pool = IoPool(name, io_threads_max)
         self._schedule = Schedule()
@@ -141,9 +143,9 @@ class EventLoop:
     # ---- sockets (loop thread only)
 
     def watch(self, sock: socket.socket, events: int, ready: Ready) -> None:
-        """Call `ready` whenever `sock` is ready for one of `events`, from now on or instead of before.
+        """Call `ready` whenever `sock` is ready for one of `events`, replacing an earlier registration.
 
-        A call that is already due may still come after `unwatch`, or for the `events` of before.
+        A call that is already due may still follow `unwatch`, or be for the earlier `events`.
         """
         try:
             self._selector.modify(sock, events, ready)
@@ -151,14 +153,16 @@ class EventLoop:
             self._selector.register(sock, events, ready)
 
     def unwatch(self, sock: socket.socket) -> None:
-        """Nothing if it was not watched. To be called before the socket is closed."""
+        """Stop watching; does nothing if the socket was not watched. Must be called before the socket is closed."""
         try:
             self._selector.unregister(sock)
         except KeyError:
             return
 
     def receive_buffer(self, size_bytes: int) -> bytearray:
-        """One for all connections of this loop, of at least that size: they receive one after the other."""
+        """Return the buffer shared by all connections of this loop, of at least that size: they receive one after the
+        other.
+        """
         if len(self._receive_buffer) < size_bytes:
             self._receive_buffer = bytearray(size_bytes)
         return self._receive_buffer
@@ -166,7 +170,7 @@ class EventLoop:
     # ---- life
 
     def run(self) -> None:
-        """Run on the calling thread until `stop`. What was posted before `stop` is still run."""
+        """Run on the calling thread until `stop`. Mails posted before `stop` are still run."""
         assert not self._closed
         mails, selector = self._mails, self._selector
         while True:
@@ -210,13 +214,13 @@ class EventLoop:
         self.post(self._stop)
 
     def close(self, io_wait_s: float = IO_CLOSE_WAIT_S) -> None:
-        """After `run` has ended: end the I/O threads, close what the loop itself has opened. Later posts do nothing."""
+        """End the I/O threads and close what the loop has opened, after `run` has ended. Later posts do nothing."""
         if self._closed:
             return
         self._closed = True
         self._schedule.close()
         if not self._pool.close(io_wait_s):
-            _log.warning("I/O that began before the end still hangs after %.0f s; it is left behind", io_wait_s)
+            _log.warning("I/O that began before the end still hangs after %.0f s; it is abandoned", io_wait_s)
         self._selector.close()
         self._wake_in.close()
         self._wake_out.close()
@@ -236,7 +240,7 @@ class EventLoop:
                 self._mails.append(timer.fire)
 
     def _do(self, work: Callable[[], T], done: Callable[[Done[T] | Failed], None]) -> None:
-        """On an I/O thread. Every end of `work`, good or bad, is a mail."""
+        """Run work on an I/O thread; its outcome, success or failure, is posted as a mail."""
         outcome: Done[T] | Failed
         try:
             outcome = Done(work())

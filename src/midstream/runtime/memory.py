@@ -1,8 +1,8 @@
-"""The memory of a slot process: how much it can have, and what its allocator keeps of what is freed.
+"""The memory of a slot process: its limit, and what its allocator keeps of freed memory.
 
-Batches and the temporaries that numpy makes of them are megabytes, for milliseconds. By default glibc
-gives such memory back to the kernel at once and gets it again page by page, which took about a seventh of
-the processor time of `midstream bench window`.
+Batches and numpy's temporaries are megabytes that live for milliseconds. By default glibc returns such memory to the
+kernel at once and gets it back page by page, which took about a seventh of the processor time of `midstream bench
+window`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Final
 M_TRIM_THRESHOLD: Final = -1
 M_MMAP_THRESHOLD: Final = -3
 KEPT_BYTES: Final = 64 * 2**20
-"""So much may lie free at the end of the heap."""
+"""The memory that may lie free at the end of the heap."""
 IN_HEAP_BYTES_MAX: Final = 32 * 2**20
-"""What is larger is never kept: glibc takes no more for this."""
+"""Larger allocations are never kept; glibc accepts no higher value."""
 
 
 def keep_freed_memory() -> None:
-    """Of this process; nothing where there is no glibc, or where the environment sets what malloc is to do."""
+    """Keep freed memory in this process, unless there is no glibc or the environment configures malloc."""
     if platform.libc_ver()[0] != "glibc" or any(name.startswith(("MALLOC_", "GLIBC_TUNABLES")) for name in os.environ):
         return
     libc = ctypes.CDLL(None)
@@ -33,10 +33,10 @@ def keep_freed_memory() -> None:
 
 
 def memory_limit(own_cgroups: Path = Path("/proc/self/cgroup"), cgroups: Path = Path("/sys/fs/cgroup")) -> int:
-    """How many bytes this process can have at most: the least of what its cgroups, RLIMIT_AS and the machine allow.
+    """Return the most bytes this process can have: the least of what its cgroups, RLIMIT_AS and the machine allow.
 
-    A cgroup's limit, that of a container, is for all of its processes together. Spark sets RLIMIT_AS where
-    `spark.executor.pyspark.memory` is given.
+    A cgroup's limit, such as a container's, applies to all of its processes together. Spark sets RLIMIT_AS if
+    `spark.executor.pyspark.memory` is set.
     """
     import psutil
 
@@ -48,7 +48,7 @@ def memory_limit(own_cgroups: Path = Path("/proc/self/cgroup"), cgroups: Path = 
 
 
 def _limits_of_cgroups(own_cgroups: Path, cgroups: Path) -> list[int]:
-    """Of the process's own cgroup and those above it, as far as they can be seen from here."""
+    """Return the limits of the process's own cgroup and those above it, as far as they are visible."""
     try:
         lines = own_cgroups.read_text(encoding="utf-8").splitlines()
     except OSError:  # no Linux

@@ -1,8 +1,8 @@
-"""The job's own modules in the process of a slot: importable from when it joins until it ends.
+"""The job's own modules in a slot's process, importable from when the slot joins until it ends.
 
-They are unpacked into a directory of the slot's own, so that compiled modules and data files work as
-on the driver. A Python worker of Spark serves one job after the other: what one has brought is
-forgotten when its slot ends, or the next would run old code.
+They are unpacked into a directory of the slot's own, so that compiled modules and data files work as on the driver.
+Spark's Python workers serve one job after another: a job's modules are forgotten when its slot ends, or the next job
+would run old code.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ from midstream.protocol.messages import JobModules
 
 _PREFIX: Final = "midstream-modules-"
 _LOCK: Final = ".lock"
-"""Locked for as long as the slot lives: a directory whose lock is free is of one that was killed."""
+"""Locked while the slot lives: a directory whose lock is free belongs to a killed slot."""
 _CODE: Final = "code"
 
 
 class UnpackedModules:
-    """Never raises for what is wrong with the modules: `unpickle` does, where it is the job's failure."""
+    """The unpacked modules. Problems with them are raised by `unpickle`, where they are the job's failure."""
 
     def __init__(self, shipped: JobModules) -> None:
         self._directory: Path | None = None
         self._lock: int | None = None
         self._names: set[str] = set()
         self._replaced: dict[str, ModuleType] = {}
-        """What the process had loaded under these names before."""
+        """The modules that the process had loaded under these names before."""
         self._problem: Exception | None = None
         try:
             if shipped.archive:
@@ -54,11 +54,11 @@ class UnpackedModules:
         if missing:
             self._problem = ConfigError(
                 f"{sys.executable} on {socket.gethostname()}, which runs the slots, lacks what the job's code imports: "
-                f"{', '.join(missing)}; install the same there, or let PYSPARK_PYTHON name an interpreter that has it"
+                f"{', '.join(missing)}; install it there, or let PYSPARK_PYTHON name an interpreter that has it"
             )
 
     def unpickle(self, data: bytes) -> Any:
-        """Raises ConfigError for what is missing here: trying again cannot help."""
+        """Unpickle. Raises ConfigError for missing modules, for which a retry cannot help."""
         if self._problem is not None:
             raise self._problem
         try:
@@ -76,11 +76,11 @@ class UnpackedModules:
         except Exception as error:  # a module's code may raise anything
             raise JobError(
                 f"{type(error).__name__} in a slot on {socket.gethostname()} that unpickles the job: {error}; slots import "
-                "the modules that its functions use, so the code of these must run there too (without a Spark session)"
+                "the modules that its functions use, so their code must run there too (without a Spark session)"
             ) from error
 
     def close(self) -> None:
-        """As it was before."""
+        """Restore the process's earlier modules."""
         directory, self._directory = self._directory, None
         if directory is None:
             return
@@ -119,7 +119,7 @@ def _is_there(name: str) -> bool:
 
 
 def _sweep() -> None:
-    """Away with what slots that were killed have left here."""
+    """Delete what killed slots have left here."""
     for left in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):
             lock = os.open(left / _LOCK, os.O_RDWR | os.O_NOFOLLOW)

@@ -1,4 +1,4 @@
-"""On which TCP ports a process of a job listens: any that is free, or one of a range that a firewall lets through."""
+"""The TCP ports on which a job's processes listen: any free one, or one of a range that a firewall allows."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ BACKLOG: Final = 512
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """From `first` to `last`; `first` 0: any. Raises ConfigError for numbers that are no ports."""
+    """The range from `first` to `last`; `first` 0: any port. Raises ConfigError for invalid port numbers."""
 
     first: int = 0
     last: int = 0
     set_by: str = ""
-    """What has set them and how there can be more or others, for messages."""
+    """The settings that determined the ports, and how to change them, for messages."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.first <= self.last <= PORT_MAX:
@@ -38,7 +38,7 @@ ANY_PORT: Final = Ports()
 
 
 def listen(host: str, ports: Ports = ANY_PORT) -> socket.socket:
-    """A nonblocking listening socket on the first of `ports` that is free. Raises ClusterError, above all when none is."""
+    """Return a nonblocking listening socket on the first free port of `ports`. Raises ClusterError if none is free."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)[0]
     except OSError as error:

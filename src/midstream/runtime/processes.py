@@ -1,4 +1,4 @@
-"""Slots as plain child processes of the driver: no Spark, no JVM. For tests and single machines.
+"""Slots as plain child processes of the driver, without Spark or a JVM. For tests and single machines.
 
     driver                                   python -m midstream.runtime.processes
     u32 length, msgpack launch → stdin       reads it, then is a slot (`runtime.slot`)
@@ -6,10 +6,10 @@
     copies stdout                        ←   stdout
     copies stderr, keeps its last lines  ←   stderr
 
-The job's secret is never on a command line or in the environment. A slot's exit status is 0 when it
-was released; a line that begins with `LAST_WORD` says why it ends otherwise, to the driver alone. Both outputs go
-to `sys.stdout` and `sys.stderr` of the driver as they are at that moment: whoever draws on its terminal, or keeps
-what is printed, can make room.
+The job's secret is never on a command line or in the environment. A slot's exit status is 0 if it was released;
+otherwise a line that begins with `LAST_WORD` gives the reason, to the driver only. Both outputs go to the driver's
+`sys.stdout` and `sys.stderr` as they are at that moment, so that code which draws on the terminal, or captures output,
+can replace them.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ LAUNCH_BYTES_MAX: Final = 2**20
 LAST_LINES: Final = 8
 LAST_WORD: Final = "\x1e"
 FATAL: Final = "Fatal Python error: "
-"""So begins what `faulthandler` says of a crash: where it was."""
+"""The beginning of `faulthandler`'s report of a crash."""
 _ASKED_TO_END: Final = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""Signals with which somebody else ends a process."""
+"""Signals with which others end a process."""
 LAST_WORDS_WAIT_S: Final = 1.0
 COPIED_BYTES_MAX: Final = 2**16
 COPIED_LINE_BYTES_MAX: Final = 2**20
-"""A longer line may have others in between, and a replaced character where it is cut."""
+"""The limit on a line; longer ones may be interleaved with others, and have a replaced character at the cut."""
 
 
 class _Launch(msgspec.Struct, frozen=True):
@@ -63,7 +63,7 @@ class _Launch(msgspec.Struct, frozen=True):
 
 
 class ProcessSlots:
-    """A SlotProvider. `slots_max`: how many may run at once (None: no limit)."""
+    """A SlotProvider of processes. `slots_max`: how many may run at once (None: no limit)."""
 
     bind_host = "127.0.0.1"
     driver_host = "127.0.0.1"
@@ -77,15 +77,15 @@ class ProcessSlots:
 
     def check(self, slots: int) -> None:
         if self._slots_max is not None and slots > self._slots_max:
-            raise ClusterError(f"the job needs {slots} slots, there are {self._slots_max}; lower its parallelism")
+            raise ClusterError(f"the job needs {slots} slots, but there are {self._slots_max}; lower its parallelism")
 
     @property
     def pids(self) -> dict[str, int]:
-        """The process of each request that has not ended."""
+        """The process id of each request that has not ended."""
         return {request: child.pid for request, child in self._children.items() if child.lives}
 
     def request(self, launch: SlotLaunch, on_failed: OnFailed, on_leaving: OnLeaving) -> None:
-        """`on_leaving` is not called: this machine is all that there is."""
+        """Start a slot. `on_leaving` is never called, since there is only this machine."""
         assert not self._closed and launch.request not in self._children
         self._children[launch.request] = _Child(launch, on_failed)
 
@@ -135,7 +135,7 @@ class _Child(WatchedSlot):
             self._process.stdin.close()
 
     def kill(self) -> None:
-        """With whatever processes its functions have started."""
+        """Kill the process and all processes that its functions have started."""
         if self.lives:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self.pid, signal.SIGKILL)
@@ -172,7 +172,7 @@ class _Child(WatchedSlot):
 
 
 def _copy_stdout(stream: IO[bytes]) -> None:
-    """Whole lines, in as few writes as they come in."""
+    """Copy whole lines, in as few writes as possible."""
     rest = b""
     with stream:
         while data := os.read(stream.fileno(), COPIED_BYTES_MAX):
@@ -186,13 +186,13 @@ def _copy_stdout(stream: IO[bytes]) -> None:
 
 def _print(data: bytes) -> None:
     if data:
-        with contextlib.suppress(OSError, ValueError):  # nobody reads it any more: the slot must not wait for that
+        with contextlib.suppress(OSError, ValueError):  # it is no longer read: the slot must not wait for that
             sys.stdout.write(data.decode(errors="replace"))
             sys.stdout.flush()
 
 
 def how_it_ended(status: int) -> str:
-    """A process, by its exit status as `subprocess` gives it."""
+    """Describe how a process ended, from its exit status as `subprocess` reports it."""
     if status >= 0:
         return f"ended with status {status}{f', as after {_signal(status - 128)}' if status > 128 else ''}"
     return f"was killed by {_signal(-status)}"
@@ -209,7 +209,7 @@ def _signal(number: int) -> str:
 
 
 def main() -> int:
-    """Be a slot. 0: released; 1: on an error, of which the parent is told."""
+    """Run a slot. Returns 0 if it was released; 1 after an error, which is reported to the parent."""
     if sys.path[0] == os.getcwd():
         del sys.path[0]  # by `-m`; on a cluster slots do not run where the job's modules are
     launch = msgspec.msgpack.decode(_read_launch(), type=_Launch)
@@ -251,7 +251,9 @@ def _read(count: int) -> bytes:
 
 
 def _end_with_the_driver() -> None:
-    """The connection is gone too then, so the slot ends by itself, unless a user's function keeps it."""
+    """End the process after its driver's end: losing the connection ends the slot, unless a user's function keeps it
+    busy.
+    """
     while os.read(0, 4096):
         pass
     time.sleep(ORPHAN_WAIT_S)

@@ -1,4 +1,4 @@
-"""Where slots come from: the seam between the driver and Spark, or plain processes."""
+"""The source of slots: the seam between the driver and Spark, or plain processes."""
 
 from __future__ import annotations
 
@@ -11,29 +11,35 @@ from midstream.runtime.tls import JobKeys
 
 @dataclass(frozen=True, slots=True)
 class SlotLaunch:
-    """All that a slot needs to find its driver. Travels only over channels that nobody else can read."""
+    """The data that a slot needs to find its driver. It travels only over private channels."""
 
     host: str
     port: int
     keys: JobKeys
     job_id: str
     request: str
-    """Which of the driver's requests this slot answers."""
+    """The driver's request that this slot answers."""
     log_levels: dict[str, int] = field(default_factory=dict)
-    """Of the loggers whose level the program has set, "" for the root: see `runtime.capture`."""
+    """The loggers whose level the program has set, "" for the root: see `runtime.capture`."""
     ports: Ports = ANY_PORT
-    """On which the slot listens for other slots."""
+    """The ports on which the slot listens for other slots."""
 
 
 class OnFailed(Protocol):
-    """`reason`: why there is no slot, or none any more. `crash`: how its process has ended, equal each time, if that was
-    of its own doing and not of what it runs on. `last_lines`: what else its process has left."""
+    """Called when a slot could not start or has ended.
+
+    `reason`: why there is no slot (any more). `crash`: how its process has ended, equal each time, if the process
+    itself caused this rather than its environment. `last_lines`: the last output of its process.
+    """
 
     def __call__(self, reason: str, crash: str = "", last_lines: str = "") -> None: ...
 
 
 class OnLeaving(Protocol):
-    """`reason`: what the slot runs on is to end, which no other slot is started on. The slot itself works as before."""
+    """Called when what the slot runs on is about to end. No new slots start there; the slot itself works as before.
+
+    `reason`: why it ends.
+    """
 
     def __call__(self, reason: str) -> None: ...
 
@@ -43,42 +49,44 @@ class SlotProvider(Protocol):
 
     @property
     def bind_host(self) -> str:
-        """The address of this machine on which the driver listens for slots: loopback where all of them are local."""
+        """The address of this machine on which the driver listens for slots: loopback if all of them are local."""
         ...
 
     @property
     def driver_host(self) -> str:
-        """The name or address at which slots reach the driver; where nothing is in between, `bind_host`."""
+        """The name or address at which slots reach the driver; `bind_host` if nothing is in between."""
         ...
 
     @property
     def driver_ports(self) -> Ports:
-        """On which the driver listens for slots and commands."""
+        """The ports on which the driver listens for slots and commands."""
         ...
 
     @property
     def slot_ports(self) -> Ports:
-        """On which each slot listens for other slots."""
+        """The ports on which each slot listens for other slots."""
         ...
 
     @property
     def gone(self) -> str:
-        """Why no slot can be had any more; empty as long as there can be some. It never changes back."""
+        """Why no slot can be started any more; empty while one may. Once set, it stays."""
         ...
 
     def check(self, slots: int) -> None:
-        """Raises ClusterError, saying what to do, when it is known that `slots` slots can never run at once."""
+        """Raise ClusterError, saying what to do, if it is known that `slots` slots can never run at once."""
         ...
 
     def request(self, launch: SlotLaunch, on_failed: OnFailed, on_leaving: OnLeaving) -> None:
-        """Start one more slot; returns at once. `on_failed` is called from any thread, at most
-        once, when the slot's process could not be started or has ended other than by being released;
-        `on_leaving` likewise, before that, where it is known that it will have to end.
-        Raises ClusterError when no slot can be had any more."""
+        """Start one more slot; returns at once.
+
+        `on_failed` is called from any thread, at most once, when the slot's process could not be started, or has ended
+        other than by being released; `on_leaving` likewise, before that, if it is known that the slot will have to end.
+        Raises ClusterError if no slot can be started any more.
+        """
         ...
 
     def abandon(self, request: str) -> None:
-        """The driver has lost this slot: see that its process ends, even if it hangs. Returns at once."""
+        """Make sure that the process of a lost slot ends, even if it hangs. Returns at once."""
         ...
 
     def close(self) -> None:

@@ -1,8 +1,8 @@
-"""Which jobs run on this machine: one private file each, so that the command line finds their drivers.
+"""The jobs that run on this machine: one private file each, so that the command line finds their drivers.
 
-`$MIDSTREAM_HOME/jobs/<job id>.json` (default `~/.midstream`), mode 0600 in a directory of mode
-0700: it holds the job's keys. The driver writes it when it begins to listen and removes it when
-the job has ended; what a killed driver leaves behind is recognised by its process being gone.
+`$MIDSTREAM_HOME/jobs/<job id>.json` (default `~/.midstream`), mode 0600 in a directory of mode 0700: it holds the job's
+keys. The driver writes it when it begins to listen and removes it when the job has ended; what a killed driver leaves
+behind is recognised by its process being gone.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ class JobEntry(msgspec.Struct, frozen=True, kw_only=True):
     keys: JobKeys
     pid: int
     process_started: str
-    """Which process that is, see `process_started`: a process id alone may be someone else's by now."""
+    """Identifies the process, see `process_started`: a process id alone may have been reused."""
     started_ms: int
     machine: str
-    """Where that process runs: the home directory may be shared with other machines."""
+    """The machine of that process: the home directory may be shared with other machines."""
     page: str = ""
-    """Link to the job's page, with its token; empty if it has none."""
+    """The link to the job's page, with its token; empty if it has none."""
 
     def __repr__(self) -> str:
         return f"JobEntry({self.job_id!r}, {self.name!r}, {self.host}:{self.port}, pid {self.pid})"
@@ -46,16 +46,16 @@ class _OfSomeVersion(msgspec.Struct):
 
 
 _START_TICKS: Final = 22 - 3
-"""In /proc/PID/stat, behind the process's name, which is its second field."""
+"""The position of the start time in /proc/PID/stat, after the process's name, which is its second field."""
 
 
 def home() -> Path:
-    """Raises StorageError for a user without one."""
+    """Return midstream's directory in the user's home. Raises StorageError if there is no home."""
     try:
         return Path(os.environ.get("MIDSTREAM_HOME") or Path.home() / ".midstream")
     except RuntimeError as error:
         raise StorageError(
-            f"there is no home directory ({error}); set MIDSTREAM_HOME to a directory of yours"
+            f"there is no home directory ({error}); set MIDSTREAM_HOME to one of your directories"
         ) from error
 
 
@@ -77,18 +77,21 @@ def entry_of_this_process(job_id: str, name: str, host: str, port: int, keys: Jo
 
 
 def announce(entry: JobEntry) -> Path:
-    """The file that says so, to be given to `withdraw`. Raises StorageError when the directory cannot be written."""
+    """Write the file that announces the job, and return its path for `withdraw`.
+
+    Raises StorageError if the directory cannot be written.
+    """
     directory = home() / "jobs"
     try:
         return write_private(directory, f"{entry.job_id}.json", msgspec.json.encode(entry))
     except OSError as error:
         raise StorageError(
-            f"cannot announce the job in {directory}: {error.strerror}; set MIDSTREAM_HOME to a directory of yours"
+            f"cannot announce the job in {directory}: {error.strerror}; set MIDSTREAM_HOME to one of your directories"
         ) from error
 
 
 def write_private(directory: Path, name: str, data: bytes) -> Path:
-    """Write a file that only this user reads, whole or not at all. Raises OSError."""
+    """Write a file that only this user can read, completely or not at all. Raises OSError."""
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     os.chmod(directory, 0o700)
     temporary = directory / f".{secrets.token_hex(8)}"
@@ -102,13 +105,13 @@ def write_private(directory: Path, name: str, data: bytes) -> Path:
 
 
 def withdraw(announced: Path) -> None:
-    """What cannot be removed is, once the process has ended, by whoever lists the jobs."""
+    """Remove the file. If that fails, listing the jobs removes it once the process has ended."""
     with contextlib.suppress(OSError):
         announced.unlink(missing_ok=True)
 
 
 def list_jobs() -> list[JobEntry]:
-    """The jobs of this machine whose drivers live, oldest first. Entries of dead ones are removed on the way."""
+    """Return the jobs of this machine whose drivers live, oldest first. Entries of dead ones are removed."""
     entries: list[JobEntry] = []
     directory = home() / "jobs"
     for path in sorted(directory.glob("*.json")) if directory.is_dir() else []:
@@ -132,7 +135,7 @@ def list_jobs() -> list[JobEntry]:
 
 
 def find(job: str) -> JobEntry:
-    """The running job with this id, the beginning of its id, or its name. Raises JobError when there is not exactly one."""
+    """Return the running job with this id, beginning of its id, or name. Raises JobError unless there is exactly one."""
     found = find_running(job)
     if found is None:
         running = ", ".join(f"{e.name} ({e.job_id})" for e in list_jobs()) or "none"
@@ -141,7 +144,7 @@ def find(job: str) -> JobEntry:
 
 
 def find_running(job: str) -> JobEntry | None:
-    """The same, or None when no such job runs. Raises JobError when several do."""
+    """Like `find`, but None if no such job runs. Raises JobError if several do."""
     entries = list_jobs()
     for matching in (
         [e for e in entries if e.job_id == job],
@@ -152,15 +155,15 @@ def find_running(job: str) -> JobEntry | None:
             return matching[0]
         if matching:
             ids = ", ".join(e.job_id for e in matching)
-            raise JobError(f"{job!r} names {len(matching)} running jobs ({ids}); use the id of one")
+            raise JobError(f"{job!r} matches {len(matching)} running jobs ({ids}); use the id of one")
     return None
 
 
 def process_started(pid: int) -> str | None:
-    """What tells that process from all others of its id, before and after; None when there is no such process.
+    """Return what distinguishes the process from others with the same id; None if there is no such process.
 
-    Not by the wall clock: once that is set, a time of day since when it runs is another one. On Linux it is
-    the boot and the ticks since then at which it began.
+    The wall clock would not do, since a start time changes when the clock is set. On Linux it is the boot, and the
+    ticks from it to the start of the process.
     """
     if Path("/proc/self/stat").exists():
         try:
@@ -180,7 +183,7 @@ def process_started(pid: int) -> str | None:
 
 
 def _may_live(data: bytes) -> bool:
-    """An entry that another version of midstream has written: only that one can tell, unless its process is gone."""
+    """Whether an entry that another version of midstream has written may be that of a living process."""
     try:
         pid = msgspec.json.decode(data, type=_OfSomeVersion).pid
     except msgspec.MsgspecError:

@@ -1,11 +1,11 @@
-"""The main of a slot process: connect to the driver, register, run the SlotMachine until released.
+"""The main of a slot process: it connects to the driver, registers, and runs the SlotMachine until released.
 
-While a function of the user's keeps the loop, another thread says that the slot lives (`beating`).
+While a user's function occupies the loop, another thread reports that the slot is alive (`beating`).
 
-A slot ends when it is released, when the driver is silent for longer than the heartbeat timeout,
-when the control connection closes, or on a bug. One that was stopped (SIGSTOP) and resumed later
-finds its connection closed, or the silence too long: a zombie ends by itself. Whatever the end,
-its tasks are cancelled, its sockets closed and its I/O threads joined before `run_slot` returns.
+A slot ends when it is released, when the driver is silent for longer than the heartbeat timeout, when the control
+connection closes, or on a bug. One that was stopped (SIGSTOP) and resumed later finds its connection closed, or the
+silence too long: a zombie ends by itself. Whatever the end, its tasks are cancelled, its sockets closed and its I/O
+threads joined before `run_slot` returns.
 """
 
 from __future__ import annotations
@@ -63,17 +63,17 @@ if TYPE_CHECKING:
 
 WELCOME_TIMEOUT_S: Final = 30.0
 LOG_BYTES_MAX: Final = 2**20
-"""No line is sent while as much as this waits for the driver to read it."""
+"""The unread bytes at which no more lines are sent to the driver."""
 
 _log = logging.getLogger(__name__)
 _decoder: msgspec.msgpack.Decoder[ToSlot | ShowRows] = msgspec.msgpack.Decoder(ToSlot | ShowRows)
 
 
 def run_slot(launch: SlotLaunch, capture: Capture | None = None) -> None:
-    """Be a slot until released. Call it on the main thread of a process of its own.
+    """Run a slot until it is released. Call it on the main thread of a separate process.
 
-    `capture`: what takes note of what user code prints and logs.
-    Raises ClusterError when the driver cannot be reached, and whatever bug ended the machine.
+    `capture`: captures what user code prints and logs. Raises ClusterError if the driver cannot be reached, and any bug
+    that ended the machine.
     """
     limit_threads()
     keep_freed_memory()
@@ -102,7 +102,7 @@ class _SlotProcess:
         self._dials_until_s = self._loop.monotonic_s() + DIAL_TIMEOUT_S
         self._ending = False
         self._error: BaseException | None = None
-        """Why the slot ends, if that is not as it should be."""
+        """Why the slot ends, if it should not."""
 
     def run(self) -> None:
         try:
@@ -139,7 +139,7 @@ class _SlotProcess:
             raise ClusterError(f"a slot on {socket.gethostname()} cannot reach its driver: {error}") from error
 
     def _unreachable(self, connection: Connection, reason: str) -> None:
-        """Whoever floods the driver's port may have had this connection closed: dial again, for a while."""
+        """Dial again for a while: a flood of the driver's port may have closed this connection."""
         if connection.is_established and not connection.is_judged and self._loop.monotonic_s() < self._dials_until_s:
             self._loop.call_later(REDIAL_S, self._connect)
             return
@@ -221,7 +221,7 @@ class _SlotProcess:
         self._beat()
 
     def _beat(self) -> None:
-        """Report to the driver; look whether the driver and the machines of the other slots can still be reached."""
+        """Send a heartbeat; check whether the driver and the machines of the other slots can still be reached."""
         if self._ending:
             return
         assert self._welcome is not None and self._channel is not None and self._machine is not None
@@ -247,25 +247,25 @@ class _SlotProcess:
         self._channel.send(status)
 
     def _send(self, message: FromSlot) -> None:
-        """To the driver. A task that has finished leaves with its last figures: there may be no heartbeat after it."""
+        """Send to the driver. A finished task leaves with its last metrics, since no heartbeat may follow it."""
         assert self._channel is not None
         if isinstance(message, TaskFinished):
             self._report()
         self._channel.send(message)
 
     def _send_log(self, logged: Logged) -> None:
-        """From inside whatever prints and logs. A driver that does not read gets no more of it."""
+        """Send captured lines, from inside the printing call. A driver that does not read gets no more of them."""
         if self._channel is not None and self._channel.waiting_bytes < LOG_BYTES_MAX:
             self._channel.send_inside(logged)
 
     # ---- ending
 
     def _lost(self, reason: str) -> None:
-        """The driver is gone, or has given us up: nobody wants what we do any more."""
+        """End the slot: the driver is gone, or has given the slot up, and nothing needs its work any more."""
         if self._ending:
             return
         _log.warning("slot %s ends: lost its driver: %s", self._welcome.slot if self._welcome else "?", reason)
-        self._end(None if self._welcome else ClusterError(f"the driver did not take the slot: {reason}"))
+        self._end(None if self._welcome else ClusterError(f"the driver did not accept the slot: {reason}"))
 
     def _fatal(self, error: BaseException) -> None:
         _log.error("slot %s ends on an error", self._welcome.slot if self._welcome else "?", exc_info=error)

@@ -6,11 +6,11 @@
 | s3, gs, gcs, abfs | an object appears when its upload ends, or not at all | the store refuses it: see `conditional` |
 | hdfs, viewfs | temporary name, then rename | it is not: looked up, then written |
 
-Where `create` is not exclusive two coordinators that start within the same moment can both win an
-epoch. Nothing else of the fencing rests on it: files carry their attempt in their path.
+Where `create` is not exclusive, two coordinators that start at the same moment can both win an epoch. Nothing else in
+fencing relies on it: files have their attempt in their path.
 
-What an upload to an object store leaves when its writer is killed has no name, so `sweep` finds nothing
-there: a lifecycle rule of the bucket deletes it.
+An unfinished upload to an object store, whose writer was killed, has no name, so `sweep` does not find it: a lifecycle
+rule of the bucket deletes it.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ from midstream.core.seams import Storage
 from midstream.runtime.conditional import RIGHTS, STORES, ConditionalWrites, check_installed, without_secrets
 
 TEMPORARY: Final = ".tmp-"
-"""Names that begin so are files that were never finished; `list` does not show them."""
+"""The prefix of files that were never finished; `list` does not show them."""
 PIECES_PER_CALL_MAX: Final = 512
 BYTES_PER_CALL_MAX: Final = 2**20
 
 _KINDS: Final = {"s3": "s3", "gs": "gcs", "gcs": "gcs", "abfs": "abfs", "abfss": "abfs"}
-"""By scheme, what pyarrow calls the object store."""
+"""pyarrow's name of the object store, by scheme."""
 _FILE_SCHEMES: Final = ("hdfs", "viewfs")
 _KNOWN: Final = ("file", *_KINDS, *_FILE_SCHEMES)
 
 
 def FileStorage(url: str) -> Storage:
-    """The storage whose root is `url`: a path, or a URL of a known scheme.
+    """Return the storage whose root is `url`: a path, or a URL of a known scheme.
 
-    Raises ConfigError for an unknown scheme or a URL that is none. Nothing is touched yet.
+    Raises ConfigError for an unknown scheme or an invalid URL. Nothing is accessed yet.
     """
     scheme = urlsplit(url).scheme if "://" in url or url.startswith("file:") else ""
     if not url.strip():
@@ -61,26 +61,29 @@ def FileStorage(url: str) -> Storage:
 
 
 def absolute(url: str) -> str:
-    """The same place for every process of this machine, whatever its working directory. Raises ConfigError for none."""
+    """Return a place that is the same for every process of this machine, in any working directory.
+
+    Raises ConfigError for an empty path.
+    """
     if not url.strip():
         raise ConfigError("an empty path; give a directory or a storage URL")
     return url if "://" in url or url.startswith("file:") else absolute_path(url)
 
 
 def check_can_create(url: str) -> None:
-    """Raises ConfigError where something is not installed that `create` needs in the storage at `url`."""
+    """Raise ConfigError if a package is missing that `create` needs for the storage at `url`."""
     kind = _KINDS.get(urlsplit(url).scheme)
     if kind is not None:
         check_installed(kind, without_secrets(url))
 
 
 def is_exclusive(url: str) -> bool:
-    """Whether of several that `create` a file there at once only one is told that it has."""
+    """Whether only one of several concurrent calls of `create` for a file there succeeds."""
     return urlsplit(url).scheme not in _FILE_SCHEMES
 
 
 def confined(path: str) -> str:
-    """`path` as it is, if it stays below the root it is relative to. Raises StorageError otherwise."""
+    """Return `path` if it stays below the root to which it is relative. Raises StorageError otherwise."""
     parts = path.split("/")
     if path.startswith("/") or "\0" in path or "\\" in path or ".." in parts or "." in parts or "" in parts:
         raise StorageError(f"path {path!r} is not a plain relative path; a checkpoint may only name files of its own")
@@ -88,7 +91,7 @@ def confined(path: str) -> str:
 
 
 class LocalStorage:
-    """A directory of this machine, or one mounted here."""
+    """A directory of this machine, or one mounted on it."""
 
     def __init__(self, root: str) -> None:
         self.root = os.path.abspath(os.path.expanduser(root))
@@ -165,7 +168,7 @@ class LocalStorage:
 
     @contextmanager
     def _explained(self, verb: str, path: str, root_too: bool = False) -> Iterator[str]:
-        """The full path of `path`, confined to the root; an OSError under it becomes a StorageError that says why."""
+        """Yield the full path, confined to the root; an OSError in the block becomes a StorageError with the reason."""
         full = self.root if root_too and path in ("", ".") else os.path.join(self.root, confined(path))
         root = os.path.realpath(self.root)
         parent = os.path.realpath(os.path.dirname(full) if full != self.root else full)
@@ -178,7 +181,7 @@ class LocalStorage:
 
 
 class RemoteStorage:
-    """A bucket or a distributed filesystem, through pyarrow."""
+    """A bucket or a distributed filesystem, accessed through pyarrow."""
 
     def __init__(self, url: str, scheme: str) -> None:
         import pyarrow as pa
@@ -257,9 +260,7 @@ class RemoteStorage:
         with self._explained("clean up", path, root_too=True) as full:
             for info in self._files.get_file_info(self._selector(full, allow_not_found=True)):
                 if _is_left_of(info.base_name, unwanted):
-                    with contextlib.suppress(
-                        FileNotFoundError
-                    ):  # whoever was writing it has given it its name, or deleted it
+                    with contextlib.suppress(FileNotFoundError):  # its writer has renamed it, or deleted it
                         self._files.delete_file(info.path)
 
     def exists(self, path: str) -> bool:
@@ -276,7 +277,9 @@ class RemoteStorage:
 
 
 def _temporary(full: str) -> str:
-    """A new name beside `full`, which it ends with: that tells later whose it was."""
+    """Return a new name in the directory of `full` that ends with `full`'s name, so that its target can be recognised
+    later.
+    """
     directory, _, name = full.rpartition("/")
     return f"{directory}/{TEMPORARY}{secrets.token_hex(8)}-{name}"
 
@@ -288,7 +291,7 @@ def _is_left_of(name: str, unwanted: Callable[[str], bool]) -> bool:
 
 
 def _write_temporary(full: str, parts: Iterable[bytes | memoryview], durable: bool = True) -> str:
-    """A file beside `full` that holds `parts`, synced if `durable`; gone again if that fails."""
+    """Write `parts` to a file next to `full`, synced if `durable`; it is deleted again if that fails."""
     temporary = _temporary(full)
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
     try:
@@ -312,7 +315,7 @@ def _write_temporary(full: str, parts: Iterable[bytes | memoryview], durable: bo
 
 
 def _write_all(descriptor: int, pieces: list[bytes | memoryview]) -> None:
-    """`writev` takes as much as it likes: go on until all is written."""
+    """Write everything, calling `writev` until it has written all."""
     views = [memoryview(piece).cast("B") for piece in pieces if len(piece)]
     while views:
         written = os.writev(descriptor, views)
@@ -328,7 +331,7 @@ def _write_all(descriptor: int, pieces: list[bytes | memoryview]) -> None:
 
 
 def _make_directories(directory: str) -> None:
-    """Make what is missing of `directory`, and make it durable: each new name is synced in its parent."""
+    """Create missing parents of `directory`, durably: each new name is synced in its parent."""
     if os.path.isdir(directory):
         return
     parent = os.path.dirname(directory)
@@ -353,7 +356,7 @@ def _sync_directory(directory: str) -> None:
 
 
 def _remove_tree(path: str) -> None:
-    """Also when somebody else is at it."""
+    """Delete a tree, even if another process is deleting it too."""
 
     def failed(_function: object, _path: str, caught: tuple[type[BaseException], BaseException, object]) -> None:
         if not isinstance(caught[1], FileNotFoundError):
@@ -373,7 +376,7 @@ _WHY: Final = {
     errno.EPERM: "not permitted; the user that runs the job must be allowed to read and write there",
     errno.EROFS: "the filesystem is mounted read-only",
     errno.ENOSPC: "the disk is full",
-    errno.EDQUOT: "the disk quota is used up",
+    errno.EDQUOT: "the disk quota is exhausted",
     errno.ENOTDIR: "a part of the path is a file, not a directory",
     errno.EISDIR: "it is a directory, not a file",
 }
@@ -382,9 +385,9 @@ _WHY: Final = {
 _WAYS_OUT: Final = {
     "ACCESS_DENIED": f"the credentials {RIGHTS}",
     "NO_SUCH_BUCKET": "create the bucket, or correct its name",
-    "NETWORK_CONNECTION": "is the endpoint right, and can it be reached from here?",
+    "NETWORK_CONNECTION": "check the endpoint, and that it can be reached from here",
 }
-"""By what pyarrow's errors of S3 have in them."""
+"""Remedies by fragments of pyarrow's S3 errors."""
 
 
 def _way_out(error: OSError) -> str:

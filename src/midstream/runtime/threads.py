@@ -1,7 +1,7 @@
-"""How many threads the libraries of a slot process may start: one each.
+"""Limits the threads of libraries in a slot process to one each.
 
-A slot is one core's worth of work on one loop thread. polars, Arrow and BLAS would otherwise each
-start a thread per core in every slot. Must run before they are imported; imports nothing itself.
+A slot is one core's worth of work on one loop thread. polars, Arrow and BLAS would otherwise each start a thread per
+core in every slot. This must run before they are imported; it imports nothing itself.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ ENVIRONMENT: Final = {
 
 
 def limit_threads() -> None:
-    """Limit this process; what the user has set in the environment stays."""
+    """Limit this process; the user's settings in the environment take precedence."""
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     import pyarrow as pa

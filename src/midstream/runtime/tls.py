@@ -1,13 +1,13 @@
 """Encrypted connections between the processes of one job: TLS 1.3, both sides show a certificate.
 
-By default the driver makes one certificate, with its key, at each start of a job. It reaches slots and commands
-the way the job's secret does, every process of the job presents it, and all of them trust it alone: who has no
-key gets no further than the TLS handshake. With a directory of the user's every process presents the
-certificate that it finds there on its own machine, and trusts what the authority there has signed.
+By default the driver makes one certificate, with its key, at each start of a job. It reaches slots and commands as the
+job's secret does, every process of the job presents it, and all of them trust it alone: a peer without the key fails
+the TLS handshake. With a directory of the user's own, every process presents the certificate found there on its own
+machine, and trusts what the authority there has signed.
 
-Whose certificate it is does not matter: the handshake over the job's secret follows inside of TLS, and its proofs
-hold for the certificate that the acceptor has shown. So whoever has another certificate of the same authority cannot
-pass the proofs on between two honest sides.
+The owner of a certificate does not matter: the handshake over the job's secret follows inside TLS, and its proofs are
+bound to the certificate that the acceptor has presented. So another certificate of the same authority does not allow
+relaying the proofs between two honest sides.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import msgspec
 from midstream.core.errors import ClusterError, ConfigError
 
 CERTIFICATE, KEY, AUTHORITY = "tls.crt", "tls.key", "ca.crt"
-"""As in a Kubernetes secret of the type kubernetes.io/tls."""
+"""The file names, as in a Kubernetes secret of the type kubernetes.io/tls."""
 WRITE_BYTES_MAX: Final = 256 * 2**10
 _VALID: Final = timedelta(days=36_500)
 _log = logging.getLogger(__name__)
@@ -40,20 +40,23 @@ _CLOCKS_DIFFER_AT_MOST: Final = timedelta(days=30)
 
 
 class JobKeys(msgspec.Struct, frozen=True):
-    """What all processes of a job have and nobody else. Travels only over channels that nobody else can read."""
+    """The keys shared by all processes of a job, and by no others. They travel only over private channels."""
 
     secret: bytes
     certificate: bytes = b""
-    """PEM of a certificate and its key, which all of them share; empty if they do not encrypt, or have `directory`."""
+    """PEM of a certificate and its key, which all processes share; empty without encryption, or with `directory`."""
     directory: str = ""
-    """Where each of them has its own certificate, key and authority."""
+    """The directory in which each process has its own certificate, key and authority."""
 
     def __repr__(self) -> str:
         return f"JobKeys({'encrypted' if self.certificate or self.directory else 'not encrypted'})"
 
 
 def keys_for(tls: str, bind_host: str, secret: bytes) -> JobKeys:
-    """`tls`: "auto" (off where the driver listens on loopback), "on", "off", or a directory. Raises ConfigError."""
+    """Return the job's keys. `tls`: "auto" (off if the driver listens on loopback), "on", "off", or a directory.
+
+    Raises ConfigError for an unusable directory.
+    """
     if tls == "off" or (tls == "auto" and _is_loopback(bind_host)):
         return JobKeys(secret)
     if tls in ("auto", "on"):
@@ -65,15 +68,15 @@ def keys_for(tls: str, bind_host: str, secret: bytes) -> JobKeys:
 
 
 def tls_shown(keys: JobKeys) -> str:
-    """As in a job's status."""
+    """Return how a job's status shows the encryption."""
     return keys.directory or ("on" if keys.certificate else "off")
 
 
 class Tls:
-    """What a process needs to encrypt its connections, as either side."""
+    """The contexts with which a process encrypts its connections, as either side."""
 
     def __init__(self, keys: JobKeys) -> None:
-        """Raises ConfigError for files of `keys.directory` that are missing or do not fit together."""
+        """Raises ConfigError for files in `keys.directory` that are missing or do not match."""
         if keys.directory:
             certificate, key, authority = (Path(keys.directory, name) for name in (CERTIFICATE, KEY, AUTHORITY))
             self.server = _context(ssl.PROTOCOL_TLS_SERVER, certificate, key, authority)
@@ -87,19 +90,19 @@ class Tls:
                 self.server = _context(ssl.PROTOCOL_TLS_SERVER, path, path, path)
                 self.client = _context(ssl.PROTOCOL_TLS_CLIENT, path, path, path)
             shown = keys.certificate.decode()
-        self.server.num_tickets = 0  # nobody resumes a session
+        self.server.num_tickets = 0  # sessions are not resumed
         end = shown.index(_PEM_END) + len(_PEM_END)
         self._shown = ssl.PEM_cert_to_DER_cert(shown[shown.index(_PEM_BEGIN) : end])
 
     def wrap(self, sock: socket.socket, *, accepted: bool) -> TlsSocket:
-        """The same connection, encrypted once `do_handshake` is through. Raises OSError if it is broken."""
+        """Return the same connection, encrypted after `do_handshake`. Raises OSError if it is broken."""
         context = self.server if accepted else self.client
         wrapped = context.wrap_socket(sock, server_side=accepted, do_handshake_on_connect=False)
         assert isinstance(wrapped, TlsSocket)
         return wrapped
 
     def connect(self, sock: socket.socket) -> TlsSocket:
-        """The dialer's side of a blocking connection.
+        """Encrypt a blocking connection, as its dialer.
 
         Raises ClusterError if the peer is not one of the job's processes, ConnectionError if it goes away.
         """
@@ -113,14 +116,14 @@ class Tls:
         return wrapped
 
     def channel(self, sock: TlsSocket) -> bytes:
-        """The certificate that the acceptor has shown, as both sides see it; of a finished handshake."""
+        """Return the hash of the certificate that the acceptor has presented, as both sides see it after the handshake."""
         shown = self._shown if sock.server_side else sock.getpeercert(binary_form=True)
         assert shown is not None
         return hashlib.sha256(shown).digest()
 
 
 def tls_of(keys: JobKeys) -> Tls | None:
-    """For connections that begin now: a certificate that was renewed is read anew. None: they are not encrypted.
+    """Return the contexts for new connections, reading renewed certificates; None without encryption.
 
     Raises ConfigError for a directory that cannot be used, and never could.
     """
@@ -144,7 +147,7 @@ _of_directory: Final[dict[JobKeys, tuple[tuple[int, ...], Tls]]] = {}
 
 
 def _changed(directory: str) -> tuple[int, ...]:
-    """When its files were, in nanoseconds; 0 of those that are not there."""
+    """Return when the files were changed, in nanoseconds; 0 for missing ones."""
     times = []
     for name in (CERTIFICATE, KEY, AUTHORITY):
         try:
@@ -155,13 +158,13 @@ def _changed(directory: str) -> tuple[int, ...]:
 
 
 class TlsSocket(ssl.SSLSocket):
-    """A nonblocking one behaves like a plain nonblocking socket, as far as `Connection` uses it.
+    """A TLS socket that, if nonblocking, behaves like a plain nonblocking socket as far as `Connection` uses it.
 
     Two threads may use it at the same time. OpenSSL does not allow that, so they take turns.
     """
 
     def __new__(cls, *arguments: Any, **options: Any) -> TlsSocket:
-        """Wrapping a socket does not call `__init__`."""
+        """Initialise here, since wrapping a socket does not call `__init__`."""
         made = super().__new__(cls, *arguments, **options)
         made._turns = threading.RLock()  # a signal handler may print, and so send, while its own thread is at it
         made._begun = b""
@@ -169,15 +172,17 @@ class TlsSocket(ssl.SSLSocket):
 
     _turns: threading.RLock
     _begun: bytes
-    """What OpenSSL had no room for: a part of it may be on its way, so the same must be written before anything else."""
+    """Bytes that OpenSSL could not send yet: some of them may be in transit, so the same bytes must be sent before
+    anything else.
+    """
 
     @property
     def has_begun(self) -> bool:
-        """To send what it has not yet said that it took."""
+        """Whether bytes are pending that it has not yet reported as sent."""
         return bool(self._begun)
 
     def recv_into(self, buffer: Any, nbytes: int | None = None, flags: int = 0) -> int:
-        """Of a nonblocking socket: as much as there is, not one record of TLS only. 0: the peer has closed."""
+        """Receive as much as there is (nonblocking), not only one TLS record. 0: the peer has closed."""
         if self.gettimeout() != 0.0:
             return super().recv_into(buffer, nbytes, flags)
         view = memoryview(buffer)
@@ -200,7 +205,7 @@ class TlsSocket(ssl.SSLSocket):
         return count
 
     def sendmsg(self, buffers: Iterable[Any], *_unused: Any) -> int:  # type: ignore[override]  # ssl has none
-        """How many bytes of `buffers` were taken, from their beginning. What is not taken must be given again."""
+        """Return how many bytes of `buffers` were accepted, from their beginning. The others must be passed again."""
         with self._turns:
             self._begun = self._begun or _first_of(buffers, WRITE_BYTES_MAX)
             if not self._begun:
@@ -213,13 +218,13 @@ class TlsSocket(ssl.SSLSocket):
             return sent
 
     def pending(self) -> int:
-        """Bytes that have been received and decrypted, of which the selector therefore does not know."""
+        """Return the number of bytes that have been received and decrypted, of which the selector does not know."""
         with self._turns:
             return super().pending()
 
 
 def explained(error: OSError) -> str:
-    """Why an encrypted connection did not come about."""
+    """Explain why an encrypted connection failed."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"TLS: the peer's certificate is not accepted: {error.verify_message}"
     if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
@@ -230,7 +235,9 @@ def explained(error: OSError) -> str:
 
 
 def is_final(error: OSError) -> bool:
-    """Whether it is of what the peer is, and not of the network: another attempt would end in the same way."""
+    """Whether the error is caused by the peer's identity, not by the network, so that a retry would end in the same
+    way.
+    """
     return isinstance(error, ssl.SSLError) and not isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError))
 
 
@@ -269,7 +276,7 @@ def _context(protocol: int, certificate: Path, key: Path, authority: Path) -> ss
         reason = error.reason if isinstance(error, ssl.SSLError) else str(error)
         if reason == "KEY_VALUES_MISMATCH":
             raise ConfigError(f"tls: {key} is not the key of {certificate}") from error
-        raise ConfigError(f"tls: {certificate} and {key} are no certificate and key in PEM: {reason}") from error
+        raise ConfigError(f"tls: {certificate} and {key} are not a certificate and key in PEM: {reason}") from error
     try:
         context.load_verify_locations(authority)
     except ssl.SSLError as error:
@@ -292,7 +299,7 @@ def _check_dates(directory: str) -> None:
 
 
 def _new_certificate() -> bytes:
-    """One that signs itself, with its key."""
+    """Return a new self-signed certificate with its key."""
     from cryptography import x509
     from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
     from cryptography.hazmat.primitives.hashes import SHA256

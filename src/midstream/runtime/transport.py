@@ -1,12 +1,12 @@
 """Data connections between slots: the Transport of core.seams over TCP.
 
-Of two slots the one with the lower id dials. Its connection may come before the other side has
-opened its end; it is then held, unread, within limits of number and time. Both sides name the
-attempt in the handshake: whoever comes with an older one than was opened last is refused.
+Of two slots the one with the lower id dials. Its connection may come before the other side has opened its end; it is
+then held, unread, within limits of number and time. Both sides name the attempt in the handshake: a peer with an older
+one than was opened last is refused.
 
-A peer whose loop is inside a long call of a user's function answers late, and may be late in proving
-itself, so that the other side has hung up meanwhile: then it is dialled again. Whether a slot lives
-is for the driver to judge, by its heartbeats; only a machine that cannot be reached is given up soon.
+A peer whose loop is inside a long call of a user's function answers late, and may authenticate so late that the other
+side has hung up: then it is dialled again. The driver judges by heartbeats whether a slot is alive; only an unreachable
+machine is given up soon.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ DIAL_TIMEOUT_S: Final = 30.0
 REDIAL_S: Final = 0.5
 OPEN_TIMEOUT_S: Final = 600.0
 HELD_MAX: Final = MAX_PARALLELISM_MAX
-"""As many as there can be slots: each has proved that it is one of the job."""
+"""The limit on held connections: the maximum number of slots, since each has proved that it is one of the job."""
 
 
 class TcpTransport:
-    """The data plane of one slot. Loop thread only; listens from the constructor on."""
+    """The data connections of one slot. Loop thread only; listens from the constructor on."""
 
     def __init__(
         self,
@@ -49,7 +49,7 @@ class TcpTransport:
         held_max: int = HELD_MAX,
     ) -> None:
         self.slot: int | None = None
-        """Our own id, once the driver has given it. Nobody dials before."""
+        """The slot's own id, once the driver has assigned it. No peer dials before."""
         self._loop = loop
         self._keys = keys
         self._job_id = job_id
@@ -58,9 +58,9 @@ class TcpTransport:
         self._attempt = -1
         """The newest attempt that was opened."""
         self._links: dict[tuple[int, int], _Link] = {}
-        """Ends that are open, by peer slot and attempt."""
+        """Open ends, by peer slot and attempt."""
         self._held: dict[tuple[int, int], tuple[Connection, Timer]] = {}
-        """Connections that came before their end was opened."""
+        """Connections that arrived before their end was opened."""
         self._listener = Listener(
             loop,
             host,
@@ -84,7 +84,7 @@ class TcpTransport:
 
     @property
     def held(self) -> int:
-        """At most `held_max`."""
+        """The number of held connections, at most `held_max`."""
         return len(self._held)
 
     def open(self, slot: int, host: str, port: int, attempt: int, end: LinkEnd) -> DataLink:
@@ -114,13 +114,13 @@ class TcpTransport:
         return link
 
     def check_answers(self, timeout_s: float) -> None:
-        """Give up the connections on which nothing that was sent has been answered for longer than `timeout_s`."""
+        """Give up connections on which what was sent has not been answered for longer than `timeout_s`."""
         for link in list(self._links.values()):
             if link.connection is not None:
                 link.connection.check_answers(timeout_s)
 
     def close(self) -> None:
-        """Close everything; no end is told."""
+        """Close everything, without notifying the ends."""
         self._listener.close()
         for key in list(self._held):
             self._let_go(key)
@@ -160,7 +160,7 @@ class TcpTransport:
             self._loop.post(lambda: link.lost(reason))
 
     def _judge(self, identity: Identity) -> str:
-        """Why this proved peer is not wanted, or ""."""
+        """Return why this authenticated peer is refused, or ""."""
         key = (identity.from_slot, identity.attempt)
         if identity.role is not Role.SLOT_DATA or identity.job_id != self._job_id:
             return "this is a slot's data port, of another job or for another purpose"
@@ -190,7 +190,7 @@ class TcpTransport:
 
 
 class _Link:
-    """The DataLink that `open` answers: a connection that may not be there yet."""
+    """The DataLink that `open` returns; its connection may not exist yet."""
 
     __slots__ = ("_end", "_transport", "connection", "key", "timer")
 

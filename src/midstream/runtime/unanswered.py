@@ -1,11 +1,11 @@
-"""How long what was sent on a TCP connection has been without any answer of the machine at its other end.
+"""How long the machine at the other end of a TCP connection has not answered what was sent.
 
-Packets between two machines can be dropped without a word: a firewall, a broken route, a cable. The
-kernel then sends them again for a quarter of an hour before it gives the connection up, and sends no
-keepalives meanwhile. What it knows in the meantime is in `TCP_INFO`.
+Packets between two machines can be dropped silently: by a firewall, a broken route, a cable. The kernel then
+retransmits for a quarter of an hour before it gives up the connection, and sends no keepalives meanwhile. What it knows
+in the meantime is in `TCP_INFO`.
 
-TCP_USER_TIMEOUT would not do: it also ends connections to a machine that answers and has no room for
-more, such as that of a slot inside a long call of a user's function.
+TCP_USER_TIMEOUT would not do: it also ends connections to a machine that answers but has no room for more, such as that
+of a slot inside a long call of a user's function.
 """
 
 from __future__ import annotations
@@ -16,42 +16,42 @@ import sys
 from typing import Final, NamedTuple
 
 _LAYOUT: Final = struct.Struct("=3xB4x16xI16xI8xI")
-"""The beginning of Linux's `struct tcp_info`; later kernels have only added to its end."""
+"""The beginning of Linux's `struct tcp_info`; later kernels have only extended it at the end."""
 
 _TICK_S: Final = 0.05
-"""More than the kernel's clock may be behind: its times of answers are only as exact as its timer."""
+"""More than the possible error of the kernel's times of answers, which are only as exact as its timer."""
 
 
 class _Info(NamedTuple):
     probes: int
-    """Probes of a peer without room that it has not answered."""
+    """Unanswered probes of a peer without room."""
     unacknowledged: int
-    """Segments that were sent and not acknowledged."""
+    """Segments sent and not acknowledged."""
     sent_ms: int
-    """How long ago the last data were sent, for the first time or again."""
+    """The time since data were last sent, for the first time or again."""
     heard_ms: int
-    """How long ago the last acknowledgement came, even of nothing new."""
+    """The time since the last acknowledgement, even of nothing new."""
 
 
 class Unanswered:
-    """Of one connection. Nothing is known, and nothing is ever overdue, elsewhere than on Linux."""
+    """Tracks one connection. On systems other than Linux nothing is known, and nothing is ever overdue."""
 
     __slots__ = ("_looked_s", "_since_s", "_sock")
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
         self._since_s: float | None = None
-        """The first call of those in a row that found something without an answer, and no answer between them."""
+        """The first of consecutive calls that found something unanswered, with no answer between them."""
         self._looked_s = 0.0
-        """The call before this one."""
+        """The time of the previous call."""
 
     def overdue_s(self, now_s: float) -> float:
-        """For how many seconds at least what was sent has been without an answer; 0 if nothing is.
+        """Return for how many seconds, at least, what was sent has been unanswered; 0 if nothing is.
 
-        `now_s`: of a monotonic clock. What is sent right after a long silence is not overdue: the time counts from the
-        first call that finds it without an answer. If an answer came after the call before this one, that call's finding
-        was answered, and what waits now is something newer: calls may be far apart, with a long call of a user's function
-        between them. A peer that has no room answers each time when it is asked for some.
+        `now_s`: the time of a monotonic clock. What is sent after a long silence is not overdue at once: the time
+        counts from the first call that finds it unanswered. If an answer came after the previous call, that call's
+        finding was answered, and what is waiting now is newer: calls may be far apart, with a long call of a user's
+        function between them. A peer without room answers every time it is probed.
         """
         if sys.platform != "linux":
             return 0.0

@@ -1,4 +1,4 @@
-"""What all slots that a driver starts have in common: a thread that sees each one end, and how they are ended."""
+"""The base of slots that a driver starts: a thread that waits for each one's end, and how slots are ended."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class SlotEnd:
 
 
 class WatchedSlot(ABC):
-    """`on_failed` is called with why and how when the slot ends, unless it has been let go before."""
+    """A slot that is watched. `on_failed` is called with the reason and the details when it ends, unless it was let go."""
 
     def __init__(self, name: str, on_failed: OnFailed) -> None:
         self._on_failed: OnFailed | None = on_failed
@@ -33,11 +33,11 @@ class WatchedSlot(ABC):
 
     @abstractmethod
     def wait(self) -> SlotEnd:
-        """Until the slot has ended; why it did."""
+        """Wait until the slot has ended, and return why."""
 
     @abstractmethod
     def kill(self) -> None:
-        """End it if it lives, even if it hangs."""
+        """End the slot if it lives, even if it hangs."""
 
     @property
     def lives(self) -> bool:
@@ -47,7 +47,7 @@ class WatchedSlot(ABC):
         self._thread.start()
 
     def let_go(self) -> None:
-        """It is over: whatever becomes of it now is no failure."""
+        """Stop watching: whatever becomes of the slot now is not a failure."""
         self._on_failed = None
 
     def join(self, wait_s: float) -> bool:
@@ -65,7 +65,7 @@ Slot = TypeVar("Slot", bound=WatchedSlot)
 
 
 def end_all(slots: Collection[Slot], kill_wait_s: float) -> list[Slot]:
-    """Let go of all, wait for those that were released, kill the others; which of them live on all the same."""
+    """Let go of all, wait for those that were released, kill the others; return those that are still alive."""
     for slot in slots:
         slot.let_go()
     _join(slots, RELEASE_WAIT_S)

@@ -2,7 +2,7 @@
 
     <checkpoint_dir>/staged/<uid>/<time>-<token>/part-….parquet
 
-The staged rows belong to the checkpoints that refer to them, and stay there as long as these do.
+The staged rows belong to the checkpoints that refer to them, and remain as long as these do.
 """
 
 from __future__ import annotations
@@ -41,23 +41,23 @@ _SPOILING: Final = {
     "spark.sql.parquet.datetimeRebaseModeInWrite": ("LEGACY", "moves days before 1582-10-15 by days"),
     "spark.sql.parquet.int96RebaseModeInWrite": ("LEGACY", "moves timestamps before 1582-10-15 by days"),
 }
-"""Settings under which Spark writes other values than it has, and at which of their values."""
+"""Settings under which Spark writes other values than it has, and the values for which it does."""
 
 
 class StagedSplit(msgspec.Struct, frozen=True, array_like=True):
     directory: str
-    """Path or URL: says which filesystem the file is on."""
+    """A path or URL, which also determines the filesystem of the file."""
     part: FileSplit
 
 
 class DataFrameSource(Source):
     """The rows of a DataFrame as they are when the job starts for the first time.
 
-    `prepare`, called before any slot takes a core, has Spark write them as Parquet below the checkpoint
-    directory (which must be reachable from all nodes), or into a temporary directory when there is
-    none, which only a local master can use. A restored job reads on in what was staged. Raises
-    ConfigError for a streaming DataFrame, SchemaError for a type that has no Arrow form, JobError for what
-    a Python function in the DataFrame raises, ClusterError when Spark fails to write.
+    `prepare`, called before any slot takes a core, has Spark write them as Parquet below the checkpoint directory
+    (which must be reachable from all nodes), or into a temporary directory if there is none, which only works on a
+    local master. A restored job continues with the staged rows. Raises ConfigError for a streaming DataFrame,
+    SchemaError for a type without an Arrow form, JobError for what a Python function in the DataFrame raises,
+    ClusterError if Spark fails to write.
     """
 
     def __init__(self, frame: DataFrame, *, rows_per_s: float | None = None) -> None:
@@ -67,9 +67,10 @@ class DataFrameSource(Source):
             raise ConfigError(f"{_WHERE}: {NEEDS_CLASSIC}")
         if frame.isStreaming:
             raise ConfigError(
-                f"{_WHERE}: a streaming DataFrame is read by Spark itself, which slots cannot do; for files use "
+                f"{_WHERE}: a streaming DataFrame can only be read by Spark itself; for files use "
                 "read_files(…, watch=True), for a Python Data Source from_datasource(…, streaming=True), and for any "
-                "other source (Kafka, Delta, rate, …) a Python Data Source of your own, or spark.read for what it has now"
+                "other source (Kafka, Delta, rate, …) a Python Data Source of your own, or spark.read for its current "
+                "rows"
             )
         check_rate(rows_per_s, _WHERE)
         self.rows_per_s = rows_per_s
@@ -87,7 +88,7 @@ class DataFrameSource(Source):
             master = str(self._frame.sparkSession.conf.get("spark.master", "local"))
             if not is_local_master(master):
                 raise ConfigError(
-                    f"{_WHERE} {uid!r}: on {master} its rows must be put where all nodes can read them; "
+                    f"{_WHERE} {uid!r}: on {master} its rows must be staged where all nodes can read them; "
                     "give Environment(checkpoint_dir=…)"
                 )
             self._temporary = tempfile.mkdtemp(prefix="midstream-staged-")
@@ -156,7 +157,7 @@ class DataFrameSource(Source):
 
 
 class _StagedReader(SplitReader):
-    """The rows of a staged file in the types of the DataFrame."""
+    """Reads a staged file in the types of the DataFrame."""
 
     def __init__(self, reader: SplitReader, schema: pa.Schema) -> None:
         self._reader = reader
@@ -171,9 +172,9 @@ class _StagedReader(SplitReader):
 
 
 def _stored(kind: pa.DataType, found: pa.DataType) -> pa.DataType:
-    """What a staged file has for `kind`, if what is `found` there is another form of the same values.
+    """Return the type that a staged file has for `kind`, if the type `found` is another form of the same values.
 
-    Spark writes intervals as numbers of microseconds, and instants, as INT96, without saying that they are in UTC.
+    Spark writes intervals as numbers of microseconds, and instants, as INT96, without marking them as UTC.
     """
     types = pa.types
     if types.is_duration(kind) and found == pa.int64():
@@ -207,9 +208,7 @@ def _check_settings(frame: DataFrame) -> None:
     for name, (spoiling, what) in _SPOILING.items():
         value = frame.sparkSession.conf.get(name, None)
         if value is not None and value.upper() == spoiling:
-            raise ConfigError(
-                f"{_WHERE}: the Spark session has {name}={value}, which {what} in what is staged; unset it"
-            )
+            raise ConfigError(f"{_WHERE}: the Spark session has {name}={value}, which {what} in staged rows; unset it")
 
 
 def _first_line(error: Exception) -> str:
@@ -217,27 +216,29 @@ def _first_line(error: Exception) -> str:
 
 
 def _raised_by_user(error: Exception) -> tuple[str, str]:
-    """What a Python function in the DataFrame raised, and its traceback, which Spark puts into its own text; or nothing."""
+    """Return what a Python function in the DataFrame raised, and its traceback, which Spark puts into its own text; or
+    nothing.
+    """
     _, _, behind = str(error).partition(_TRACEBACK)
     if not behind:
         return "", ""
     frames, _, _ = behind.partition("\n\tat ")  # here those of Java begin
     traceback = f"{_TRACEBACK}{frames}".strip()
-    _, _, last = traceback.rpartition(_TRACEBACK)  # behind those that it was raised in place of
+    _, _, last = traceback.rpartition(_TRACEBACK)  # after the exceptions that it replaced
     lines = last.splitlines()
     begins = next((i for i, line in enumerate(lines) if line and not line[0].isspace()), len(lines))
     return "\n".join(lines[begins:]) or "an exception without a text", traceback
 
 
 def _delete(directory: str) -> None:
-    """What was staged half; what cannot be deleted now is never taken for whole."""
+    """Delete what was staged in part. If that fails now, it is still never taken for complete."""
     filesystem, path = resolve(directory, None, _WHERE)
     with suppress(OSError, pa.ArrowException):
         filesystem.delete_dir(path)
 
 
 def _newest_whole(directory: str) -> str | None:
-    """The last that was staged to its end."""
+    """Return the newest complete staging."""
     filesystem, path = resolve(directory, None, _WHERE)
     try:
         for name in reversed(names_in(filesystem, path)):
@@ -249,7 +250,7 @@ def _newest_whole(directory: str) -> str | None:
 
 
 def _for_spark(directory: str) -> str:
-    """A URL that means the same to Hadoop as `directory` to pyarrow."""
+    """Return a URL that means the same to Hadoop as `directory` to pyarrow."""
     if "://" not in directory:
         return f"file://{os.path.abspath(os.path.expanduser(directory))}"
     return re.sub(r"^s3://", "s3a://", directory)

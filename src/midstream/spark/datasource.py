@@ -1,12 +1,12 @@
-"""Any PySpark Python Data Source as a source, its batch reader or its stream reader, exactly once.
+"""Any PySpark Python Data Source as an exactly-once source, through its batch reader or its stream reader.
 
-The driver plans: it asks for offsets and partitions, and makes a planned range durable before any
-of it is read, as `latestOffset` may answer differently each time. The partitions are the splits; a
-split's offset counts the rows emitted, and a restored partition is read again without those.
+The driver plans: it requests offsets and partitions, and makes a planned range durable before any of it is read, since
+`latestOffset` may return a different result each time. The partitions are the splits; a split's offset counts the rows
+emitted, and a restored partition is read again without those.
 
     <checkpoint storage>/plans/<uid>/<lineage>-<n>     range n of the job and of all restored from it
 
-Partitions are objects of the user's own classes; they are kept pickled, as Spark keeps them.
+Partitions are objects of the user's own classes; they are stored pickled, as in Spark.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _FIRST: Final = b"all"
 
 class PartitionSplit(msgspec.Struct, frozen=True, array_like=True):
     partition: bytes
-    """Pickled."""
+    """The pickled partition."""
     range: int = 0
     start: str = ""
     """The offset, as JSON, at which the range begins."""
@@ -64,7 +64,7 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
 class StreamPosition(msgspec.Struct, frozen=True, array_like=True):
     lineage: str
     ranges: int
-    """How many have been planned."""
+    """The number of ranges that have been planned."""
     end: str
 
 
@@ -78,7 +78,7 @@ def _pickled(partitions: Iterable[InputPartition], own: OwnCode, where: str) -> 
 
 
 class _DataSourceSource(Source):
-    """What both have in common: a data source, its schema, and reading a partition."""
+    """The base of both kinds: a data source, its schema, and reading a partition."""
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class _DataSourceSource(Source):
         part = decoded(split.payload, PartitionSplit, self._where)
         rows = self._partition_reader().read(Pickles(self.own).loads(part.partition, f"{self._where}: a partition"))
         if not hasattr(rows, "__iter__"):
-            raise JobError(f"{self._where}: read() gave {type(rows).__name__}; it must give an iterator")
+            raise JobError(f"{self._where}: read() returned {type(rows).__name__}; it must return an iterator")
         where = f"{self._where}, partition {split.id}"
         batches = batches_of(rows, self._struct, self.schema, where)
         return BatchCursor(batches, where=where, offset_rows=split.offset, skip_rows=split.offset)
@@ -117,9 +117,9 @@ class _DataSourceSource(Source):
 class DataSourceBatchSource(_DataSourceSource):
     """The partitions of `data_source.reader(schema)`, read once to the end.
 
-    `data_source`: a subclass of DataSource, made with `options`, or an instance. `schema`: a StructType
-    or DDL text, by default what its `schema()` says. `read(partition)` must give the same rows in the
-    same order when it is called again. Raises ConfigError when there is no batch reader.
+    `data_source`: a subclass of DataSource, instantiated with `options`, or an instance. `schema`: a StructType or DDL
+    string, by default the result of its `schema()`. `read(partition)` must return the same rows in the same order when
+    it is called again. Raises ConfigError if there is no batch reader.
     """
 
     def __init__(
@@ -132,7 +132,7 @@ class DataSourceBatchSource(_DataSourceSource):
     ) -> None:
         super().__init__(data_source, options, schema, rows_per_s)
         if not self._has("reader"):
-            raise ConfigError(f"{self._where}: has no reader(); it can only be read as a stream, or not at all")
+            raise ConfigError(f"{self._where}: has no reader(); it can only be read as a stream, if at all")
 
     def _partition_reader(self) -> _PartitionReader:
         reader: _PartitionReader = self._data_source.reader(self._struct)
@@ -155,9 +155,8 @@ class DataSourceBatchSource(_DataSourceSource):
 class DataSourceStreamSource(_DataSourceSource):
     """The offset ranges of `data_source.streamReader(schema)` (or `simpleStreamReader`), without end.
 
-    `interval`: how often the latest offset is asked for. Other arguments as for the batch source.
-    `commit(end)` is called once a completed checkpoint holds every row before `end`. Raises
-    ConfigError when there is no stream reader.
+    `interval`: how often the latest offset is requested. Other arguments as for the batch source. `commit(end)` is
+    called once a completed checkpoint holds every row before `end`. Raises ConfigError if there is no stream reader.
     """
 
     bounded = False
@@ -213,7 +212,7 @@ class _Planner:
         self._own = own
         self._where = where
         self._first: StreamPosition | None = None
-        """Where this job began; it begins there again when it fails before its first checkpoint."""
+        """Where this job began; it begins there again if it fails before its first checkpoint."""
         self._plans: Storage | None = None
         self._folder = ""
         self._committed_ranges = 0
@@ -243,7 +242,7 @@ class _Planner:
         return f"{self._folder}/{position.lineage}-{position.ranges:08d}"
 
     def _known(self, position: StreamPosition) -> Range | None:
-        """The range behind `position` as it was planned before a failure."""
+        """Return the range after `position` as it was planned before a failure."""
         if self._plans is None or not self._plans.exists(self._path(position)):
             return None
         return msgspec.msgpack.decode(self._plans.read(self._path(position)), type=Range)
@@ -255,8 +254,9 @@ class _Planner:
             return None
         if _is_before(end, start):
             raise JobError(
-                f"{self._where}: latestOffset() gave {self._json(end)} after {position.end}, which is before it: rows would "
-                "be read twice. It must never go back; give a new job a new uid when the source has begun anew"
+                f"{self._where}: latestOffset() returned {self._json(end)} after {position.end}, which is a step "
+                "back: rows would be read twice. It must never go back; if the source was reset, give it a new uid in "
+                "a new job"
             )
         pickled = _pickled(self.reader.partitions(start, end), self._own, self._where)
         planned = Range(position.end, self._json(end), pickled)
@@ -271,7 +271,7 @@ class _Planner:
         else:
             end = ask(start, self.reader.getDefaultReadLimit())
         if end is not None and not isinstance(end, dict):
-            raise JobError(f"{self._where}: latestOffset() gave {type(end).__name__}; an offset is a dict")
+            raise JobError(f"{self._where}: latestOffset() returned {type(end).__name__}; an offset is a dict")
         return end
 
     def _json(self, offset: Any) -> str:
@@ -281,7 +281,7 @@ class _Planner:
             raise JobError(f"{self._where}: the offset {offset!r} has no JSON form: {error}") from error
 
     def settle(self, position: StreamPosition, unfinished: Sequence[Split]) -> None:
-        """Commit up to the first range that is not read to its end; drop the plans that no restore will ask for."""
+        """Commit up to the first range that is not fully read; drop the plans that no restore will need."""
         ranges, end = position.ranges, position.end
         for split in unfinished:
             part = decoded(split.payload, PartitionSplit, self._where)
@@ -298,7 +298,7 @@ class _Planner:
 
 
 class _SimpleReader:
-    """A SimpleDataSourceStreamReader as a stream reader: a range is one partition, read again by its offsets."""
+    """Adapts a SimpleDataSourceStreamReader to a stream reader: a range is one partition, read again by its offsets."""
 
     def __init__(self, reader: Any, where: str) -> None:
         self._reader = reader
@@ -310,7 +310,7 @@ class _SimpleReader:
         rows, end = self._reader.read(start)
         if end == start:
             for _ in rows:
-                raise JobError(f"{self._where}: read({start}) gave rows, but an end offset that is its start")
+                raise JobError(f"{self._where}: read({start}) returned rows, but an end offset equal to its start")
         return end
 
     def getDefaultReadLimit(self) -> None:
@@ -327,16 +327,16 @@ class _SimpleReader:
 
 
 def _is_before(end: dict[str, Any], start: dict[str, Any]) -> bool:
-    """Whether numbers have become smaller, and none larger, and nothing else has changed: what the offset counts goes back.
+    """Whether numbers have become smaller, none larger, and nothing else has changed: what the offset counts goes back.
 
-    What an offset with text in it means, only its source knows.
+    An offset with strings in it has a meaning that only its source knows.
     """
     changes = list(_changes(end, start))
     return bool(changes) and all(changes)
 
 
 def _changes(end: object, start: object) -> Iterator[bool]:
-    """For each part of an offset that has changed: whether it is a number that has become smaller."""
+    """Yield, for each changed part of an offset, whether it is a number that has become smaller."""
     if isinstance(end, dict) and isinstance(start, dict) and end.keys() == start.keys():
         for name in end:
             yield from _changes(end[name], start[name])

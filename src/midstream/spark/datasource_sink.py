@@ -1,7 +1,7 @@
-"""Any PySpark Python Data Source as a sink: its stream writer, or its batch writer.
+"""Any PySpark Python Data Source as a sink, through its stream writer or its batch writer.
 
-The writer is made once, on the driver, as in Spark; its pickled form goes to the slots with the
-sink, so `validate` must come before the job graph is pickled.
+The writer is created once, on the driver, as in Spark; its pickled form goes to the slots with the sink, so `validate`
+must be called before the job graph is pickled.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Written(msgspec.Struct, frozen=True, array_like=True):
 
 
 class _Messages:
-    """The user's messages as committables."""
+    """Encodes the user's messages as committables."""
 
     def __init__(self, own: OwnCode, where: str) -> None:
         self._pickles = Pickles(own)
@@ -61,13 +61,13 @@ class _Messages:
 class DataSourceSink(Sink):
     """Writes through `streamWriter(schema, overwrite=False)`, or `writer` where there is no stream writer.
 
-    `write` runs once per subtask and checkpoint in which there are rows, on a thread of its own, where
-    `TaskContext.get()` knows the subtask. `commit(messages, batchId)` runs on the driver with the
-    checkpoint's id once the checkpoint has completed, and again after a restore: it must be
-    idempotent per id, as Spark itself requires. A batch writer's `commit` has no id to tell it that
-    it has been there before: with one, what is committed just before a crash may be committed twice.
+    `write` runs once per subtask and checkpoint that has rows, on a thread of its own, where `TaskContext.get()`
+    identifies the subtask. `commit(messages, batchId)` runs on the driver with the checkpoint's id once the checkpoint
+    has completed, and again after a restore: it must be idempotent per id, as Spark itself requires. A batch writer's
+    `commit` has no id by which it could detect a repetition: what it commits just before a crash may be committed
+    twice.
 
-    Raises ConfigError when there is no writer, SchemaError for a column that Spark has no type for.
+    Raises ConfigError if there is no writer, SchemaError for a column without a Spark type.
     """
 
     def __init__(self, data_source: type[DataSource] | DataSource, *, options: Mapping[str, str] | None = None) -> None:
@@ -75,7 +75,7 @@ class DataSourceSink(Sink):
         self._where = f"data source {self._data_source.name()!r}"
         self._streams = type(self._data_source).streamWriter is not DataSource.streamWriter
         if not self._streams and type(self._data_source).writer is DataSource.writer:
-            raise ConfigError(f"{self._where}: has neither streamWriter() nor writer(); it cannot be written")
+            raise ConfigError(f"{self._where}: has neither streamWriter() nor writer(); it cannot be written to")
         self._struct: StructType | None = None
         self._writer: Any = None
         self._pickled_writer = b""
@@ -95,16 +95,16 @@ class DataSourceSink(Sink):
         self._struct = struct
 
     def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
-        """Raises StorageError for what another kind of sink has prepared.
+        """Raise StorageError for what another kind of sink has prepared.
 
-        What is in the messages, and where that belongs, is between the writer that sent and the one that gets them.
+        The content of the messages, and where it belongs, is only known to the writers that send and receive them.
         """
         try:
             for committable in committables:
                 msgspec.msgpack.decode(committable, type=Written)
         except msgspec.DecodeError as error:
             raise StorageError(
-                f"{self._where}: what the checkpoint has to commit is not of a data source: {error}"
+                f"{self._where}: what the checkpoint has to commit was not prepared by a data source: {error}"
             ) from error
 
     def writer(self, context: WriterContext) -> SinkWriter:
@@ -119,11 +119,11 @@ class DataSourceSink(Sink):
 
 
 class _Cancelled(Exception):
-    """What the user's `write` sees at its iterator when the attempt ends."""
+    """Raised from the iterator of the user's `write` when the attempt ends."""
 
 
 class _Write:
-    """One call of the user's `write`, fed from the loop."""
+    """One call of the user's `write`, to which the loop feeds rows."""
 
     def __init__(
         self, context: WriterContext, number: int, writer: Any, struct: StructType, on_taken: Callable[[], None]
@@ -159,7 +159,7 @@ class _Write:
         self._queue.put(_Cancelled)
 
     def result(self) -> Any:
-        """Blocks until `write` has returned. Raises what it raised."""
+        """Block until `write` has returned, and return its message. Raises what it raised."""
         self._thread.join()
         if self._error is not None:
             raise self._error

@@ -1,6 +1,6 @@
-"""Schemas written as DDL text, without a JVM: a data source may be looked at before any session runs.
+"""Parses schemas written as DDL text without a JVM, since a data source may be examined before a session runs.
 
-The part of Spark's grammar that data sources use: `name type [NOT NULL] [COMMENT 'text'], …`.
+It supports the part of Spark's grammar that data sources use: `name type [NOT NULL] [COMMENT 'text'], …`.
 """
 
 from __future__ import annotations
@@ -58,30 +58,30 @@ _SIMPLE: Final[dict[str, Callable[[], DataType]]] = {
 
 
 def parse_ddl(text: str) -> StructType:
-    """Raises ValueError saying what was expected where."""
+    """Parse a schema. Raises ValueError saying what was expected where."""
     parser = _Parser(text)
     struct = StructType(parser.fields(""))
     if not struct.fields:
-        raise ValueError("there is no column in it")
+        raise ValueError("it has no columns")
     return struct
 
 
 class _Parser:
     def __init__(self, text: str) -> None:
         self._tokens: list[tuple[str, bool]] = []
-        """Text, and whether it was quoted (and so is a name, whatever it looks like)."""
+        """The text of each token, and whether it was quoted (and so is a name, whatever it looks like)."""
         at = 0
         while text[at:].strip():
             match = _TOKEN.match(text, at)
             if match is None:
-                raise ValueError(f"{text[at:].strip()!r} cannot be understood")
+                raise ValueError(f"{text[at:].strip()!r} cannot be parsed")
             quoted, string, word, mark = match.groups()
             self._tokens.append((quoted.replace("``", "`"), True) if quoted else (string or word or mark, False))
             at = match.end()
         self._at = 0
 
     def fields(self, end: str) -> list[StructField]:
-        """Columns up to the token `end`, which is not consumed ("": the end of the text)."""
+        """Parse columns up to the token `end`, which is not consumed ("": the end of the text)."""
         found: list[StructField] = []
         while self._peek() != end:
             if found:

@@ -1,4 +1,4 @@
-"""The JVM of an embedded Spark: how it is launched, what it prints, and how an interrupt ends its launch."""
+"""The JVM of an embedded Spark: its launch, its output, and how an interrupt ends the launch."""
 
 from __future__ import annotations
 
@@ -22,19 +22,20 @@ from pyspark.java_gateway import launch_gateway
 LAST_WORDS_WAIT_S: Final = 1.0
 END_WAIT_S: Final = 3.0
 _NOISE: Final = b"WARNING: Using incubator modules: "
-"""Spark asks for these modules itself; there is nothing in it for whoever reads."""
+"""Spark requests these modules itself, so the line tells the reader nothing."""
 
 
 def log_option(settings: Path) -> str:
-    """The Java option that has Spark log as that file says.
+    """Return the Java option that makes Spark log as the file configures.
 
-    As a URI: Spark cuts options at blanks, and log4j takes `%` and `#` of a plain path for its own.
+    It is a URI: Spark splits options at blanks, and log4j would interpret `%` and `#` in a plain path.
     """
     return f"-Dlog4j2.configurationFile={settings.absolute().as_uri()}"
 
 
 def launch_jvm(settings: Mapping[str, str]) -> None:
-    """In a session of its own: what a terminal or `timeout` sends to the process group is for the driver.
+    """Launch the JVM in a session of its own: what a terminal or `timeout` sends to the process group is for the
+    driver.
 
     The driver ends in good order, with its slots; the JVM ends by itself when the driver is gone.
     """
@@ -48,7 +49,7 @@ def launch_jvm(settings: Mapping[str, str]) -> None:
         gateway = launch_gateway(conf, {"start_new_session": True, "stderr": writing})
     except Exception:
         os.close(writing)
-        copier.join(LAST_WORDS_WAIT_S)  # what Java said of it comes before what is said now
+        copier.join(LAST_WORDS_WAIT_S)  # Java's own output comes before ours
         raise
     os.close(writing)
     SparkContext._ensure_initialized(gateway=gateway)
@@ -56,10 +57,10 @@ def launch_jvm(settings: Mapping[str, str]) -> None:
 
 
 class Copier(threading.Thread):
-    """Copies what the JVM and the Python workers below it print to this program's standard error, line by line.
+    """Copies what the JVM and its Python workers print to this program's standard error, line by line.
 
-    Through `sys.stderr` as it is at that moment, and not through an inherited descriptor: whoever draws
-    on the terminal, a spinner or live tables, or keeps what is printed, as a notebook does, can make room.
+    It writes to the current `sys.stderr` rather than to an inherited descriptor, so that code which draws on the
+    terminal, such as a spinner or live tables, or captures output, as a notebook does, can replace it.
     """
 
     def __init__(self, descriptor: int) -> None:
@@ -75,14 +76,14 @@ class Copier(threading.Thread):
                 if mark in line:
                     self._is_over.set()
                 elif not line.startswith(_NOISE) and not self._is_over.is_set():
-                    with suppress(OSError, ValueError):  # nobody reads it any more: the JVM must not wait for that
+                    with suppress(OSError, ValueError):  # it is no longer read: the JVM must not wait for that
                         sys.stderr.write(line.decode(errors="replace"))
         self._is_over.set()
 
     def finish(self, say: Callable[[str], object]) -> None:
         """Copy what was printed before this call, and nothing more: at the end of the program `sys.stderr` goes away.
 
-        `say` has the JVM print a line: what came before it was printed before.
+        `say` has the JVM print a line: what precedes it was printed before.
         """
         asking = threading.Thread(target=self._ask, args=(say,), name="midstream-jvm-last-words", daemon=True)
         asking.start()  # a JVM that hangs answers no call
@@ -96,9 +97,9 @@ class Copier(threading.Thread):
 
 @contextmanager
 def interruptible() -> Iterator[None]:
-    """A Ctrl-C while Spark starts ends it at once, and with it the JVM that was being launched.
+    """Let a Ctrl-C while Spark starts end the start at once, and with it the JVM that is being launched.
 
-    Without that the JVM would live on for ever in a program that goes on, such as a notebook.
+    Otherwise the JVM would live on in a program that continues, such as a notebook.
     """
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
@@ -106,7 +107,7 @@ def interruptible() -> Iterator[None]:
         return
     before = _children()
     has_jvm = SparkContext._gateway is not None
-    signal.signal(signal.SIGINT, handler)  # of Python's kind: behind that of polars a call that waits would go on
+    signal.signal(signal.SIGINT, handler)  # Python's handler: with that of polars, a blocking call would continue
     try:
         yield
     except KeyboardInterrupt:

@@ -1,7 +1,8 @@
-"""Which slots have to leave, because Spark is about to end their executors: a node is drained, taken back or replaced.
+"""Finds the slots that have to leave because Spark is about to end their executors: a node is drained, reclaimed or
+replaced.
 
-Spark lets what runs on such an executor go on for as long as the platform allows, and starts nothing more there. It
-does not report that to the program, so the driver asks its own JVM.
+Spark lets what runs on such an executor continue for as long as the platform allows, and starts nothing more there. It
+does not report this to the program, so the driver queries its own JVM.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ DECOMMISSION_ON_YARN: Final = "spark.yarn.executor.decommission.enabled"
 """Whether Spark decommissions executors on nodes that YARN decommissions."""
 ASK_EVERY_S: Final = 0.5
 UNLIMITED: Final = 2**31 - 1
-"""Executors on a standalone master, which `spark.cores.max` limits: what Spark itself begins with."""
+"""The number of executors on a standalone master that is limited only by `spark.cores.max`; Spark's own initial value."""
 INSTANCES_DEFAULT: Final = 2
-"""Executors that Spark asks YARN and Kubernetes for unless `spark.executor.instances` says how many."""
+"""The executors that Spark requests from YARN and Kubernetes unless `spark.executor.instances` is set."""
 SHARE_MAX: Final = 0.02
-"""Of a core, for asking: with many executors it is asked less often."""
+"""The share of a core that queries may take: with many executors, they are queried less often."""
 
 _told = logging.getLogger("midstream")
 
@@ -40,18 +41,18 @@ def leaving_settings(users: SparkConf) -> dict[str, str]:
 
 
 class _Asks(Protocol):
-    """What is asked of Spark. Raises Py4JError or OSError when it does not answer."""
+    """The queries to Spark. They raise Py4JError or OSError if it does not answer."""
 
     def executor_of(self, group: str) -> str:
-        """On which executor the only task of that job group runs; "" if on none yet."""
+        """Return the executor on which the only task of that job group runs; "" if it runs on none yet."""
         ...
 
     def has_to_end(self, executor: str) -> bool:
-        """While it still runs."""
+        """Return whether a running executor has to end."""
         ...
 
     def make_room(self, leaving: int) -> None:
-        """So many executors are to be replaced, before they end."""
+        """Replace this number of executors before they end."""
         ...
 
 
@@ -77,8 +78,11 @@ class SparkAsks:
         return bool(self._context._jsc.sc().taskScheduler().getExecutorDecommissionState(executor).isDefined())
 
     def make_room(self, leaving: int) -> None:
-        """A standalone master looks for room only when it is told something. Others count executors that have to end among
-        those that they were asked for. Where Spark allocates them by itself, a slot that waits is reason enough."""
+        """Request replacements.
+
+        A standalone master only looks for room when it is told to. Other masters count executors that have to end among
+        those requested. With dynamic allocation, a waiting slot is reason enough for Spark.
+        """
         if self._is_dynamic:
             return
         total = UNLIMITED if self._is_standalone else self._instances + leaving
@@ -95,19 +99,19 @@ class _Slot:
 
 
 class LeavingSlots:
-    """Tells each slot's `on_leaving` once. A thread of its own, from the first slot on."""
+    """Calls each slot's `on_leaving` once, on a separate thread that starts with the first slot."""
 
     def __init__(self, asks: _Asks, ended: Callable[[], str]) -> None:
-        """`ended`: why nothing is to be asked any more; empty as long as there is."""
+        """`ended`: returns why nothing is to be queried any more; empty while there is something."""
         self._asks = asks
         self._ended = ended
         self._slots: dict[str, _Slot] = {}
-        """By job group; those that were not told."""
+        """Slots by job group, until they have been told."""
         self._lock = threading.Lock()
         self._leaving: set[str] = set()
         """Executors that have to end, and still run."""
         self._has_room_for: set[str] = set()
-        """Those of them for which Spark was asked to make room."""
+        """The leaving executors for which Spark was asked to make room."""
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         self._cannot_ask = False
@@ -124,7 +128,7 @@ class LeavingSlots:
             self._slots.pop(group, None)
 
     def close(self) -> None:
-        """Returns at once: the thread may be in a call into a JVM that does not answer."""
+        """Stop. Returns at once: the thread may be in a call into a JVM that does not answer."""
         self._closed.set()
 
     def _run(self) -> None:
@@ -139,11 +143,13 @@ class LeavingSlots:
                 if not (self._cannot_ask or self._closed.is_set() or self._ended()):
                     self._cannot_ask = True
                     text = str(error).splitlines()[0] if str(error) else type(error).__name__
-                    _told.warning("Spark does not say which executors have to end, so slots on them end, too: %s", text)
+                    _told.warning(
+                        "Spark does not report which executors have to end, so slots on them end too: %s", text
+                    )
             wait_s = max(ASK_EVERY_S, (time.monotonic() - began_s) / SHARE_MAX)
 
     def look(self, slots: Mapping[str, _Slot]) -> None:
-        """One round. Each executor is asked about once, however many slots it has."""
+        """Make one round. Each executor is queried once, however many slots it has."""
         has_to_end: dict[str, bool] = {}
         for executor in sorted(self._leaving):
             has_to_end[executor] = self._asks.has_to_end(executor)

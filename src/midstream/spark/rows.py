@@ -1,4 +1,4 @@
-"""Data sources and their schemas, from Spark's form to Arrow's and back, and rows for their writers."""
+"""Data sources and their schemas, converted between Spark and Arrow, and rows for their writers."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ from midstream.spark.types import NoArrowForm, arrow_type
 
 
 def make_data_source(data_source: type[DataSource] | DataSource, options: Mapping[str, str] | None) -> DataSource:
-    """Raises ConfigError for what is no Python Data Source, or for an instance with options."""
+    """Return an instance. Raises ConfigError for what is not a Python Data Source, and for an instance with options."""
     if isinstance(data_source, DataSource):
         if options:
             raise ConfigError(f"{data_source.name()}: give options to the data source itself, or its class and options")
         return data_source
     if not (isinstance(data_source, type) and issubclass(data_source, DataSource)):
         raise ConfigError(
-            f"{data_source!r} is not a PySpark DataSource: give a subclass of DataSource, or an instance; what Spark has "
-            "by name (kafka, rate, delta, …) runs in its JVM, where slots cannot read"
+            f"{data_source!r} is not a PySpark DataSource: give a subclass of DataSource, or an instance; Spark's "
+            "named sources (kafka, rate, delta, …) run in its JVM, where slots cannot read"
         )
     return data_source(options=CaseInsensitiveDict({key: str(value) for key, value in (options or {}).items()}))
 
 
 def struct_of(data_source: DataSource, declared: StructType | str | None) -> StructType:
-    """The declared schema, or what `schema()` says."""
+    """Return the declared schema, or the result of `schema()`."""
     where = f"data source {data_source.name()!r}"
     schema = declared if declared is not None else data_source.schema()
     try:
@@ -40,12 +40,12 @@ def struct_of(data_source: DataSource, declared: StructType | str | None) -> Str
     except ValueError as error:
         raise SchemaError(f"{where}: the schema {schema!r} cannot be parsed: {error}; give a StructType") from error
     if not isinstance(struct, StructType):
-        raise SchemaError(f"{where}: its schema is {struct!r}; it must be a StructType or DDL text")
+        raise SchemaError(f"{where}: its schema is {struct!r}; it must be a StructType or a DDL string")
     return struct
 
 
 def arrow_schema(struct: StructType, where: str) -> pa.Schema:
-    """Raises SchemaError naming the column that has no Arrow form."""
+    """Return the Arrow schema. Raises SchemaError naming a column that has no Arrow form."""
     fields = []
     for field in struct.fields:
         try:
@@ -58,13 +58,13 @@ def arrow_schema(struct: StructType, where: str) -> pa.Schema:
 
 
 def spark_struct(schema: pa.Schema, where: str) -> StructType:
-    """Raises SchemaError naming the column that Spark has no type for."""
+    """Return the Spark schema. Raises SchemaError naming a column that has no Spark type."""
     fields = []
     for field in schema:
         try:
             fields.append(StructField(field.name, from_arrow_type(field.type), nullable=True))
         except PySparkException as error:
-            raise SchemaError(f"{where}: column {field.name!r} is {field.type}, which Spark has no type for") from error
+            raise SchemaError(f"{where}: column {field.name!r} is {field.type}, for which Spark has no type") from error
     return StructType(fields)
 
 

@@ -1,6 +1,6 @@
-"""The Spark session a job runs on: the user's own if there is one, else an embedded, quiet one.
+"""The Spark session on which a job runs: the user's own if there is one, else an embedded, quiet one.
 
-A session that was found is never changed and never stopped.
+An existing session is never changed and never stopped.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ DEPLOY_MODE: Final = "spark.submit.deployMode"
 DYNAMIC: Final = "spark.dynamicAllocation.enabled"
 MASTER_TIMEOUT_S: Final = 10.0
 STOPPING_WAIT_S: Final = 10.0
-"""How long a Spark that stops may take to show whether its JVM ends with it."""
+"""How long a stopping Spark may take to show whether its JVM ends with it."""
 
 LOCAL: Final = re.compile(r"local(?:\[\s*(\*|[1-9]\d*)\s*(?:,\s*\d+\s*)?\])?")
-"""With the number of threads, where it is given."""
+"""A local master, with the number of threads if it is given."""
 LOCAL_CLUSTER: Final = re.compile(r"local-cluster\[\s*(\d+)\s*,\s*(\d+)\s*,\s*\d+\s*\]")
-"""With the number of workers and the cores of each."""
+"""A local-cluster master, with the number of workers and the cores of each."""
 _REMOTE: Final = re.compile(r"yarn|spark://.+|k8s://.+")
 
 NEEDS_CLASSIC: Final = (
     "this program uses Spark Connect, whose client cannot start slots: midstream needs a classic Spark session in this "
-    "process, so unset SPARK_REMOTE and spark.remote, leave builder.remote(…) out, and let SparkSession.builder.master(…) "
-    "or midstream itself make the session"
+    "process, so unset SPARK_REMOTE and spark.remote, leave out builder.remote(…), and create the session with "
+    "SparkSession.builder.master(…), or let midstream create it"
 )
 
 _JAVA_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
@@ -67,14 +67,14 @@ def is_local_master(master: str) -> bool:
 
 
 def get_session(master: str | None = None, name: str = "midstream", slots: int | None = None) -> SparkSession:
-    """The active session, or a new one on `master` (default: what spark-submit was given, else `local[*]`).
+    """Return the active session, or a new one on `master` (default: that of spark-submit, else `local[*]`).
 
-    `slots`: how many a job needs that the session is made for. The session then takes that many cores, unless the user's
-    settings say how many: Spark would take all cores of a standalone cluster, and no other job would get any, and two
-    executors of YARN or Kubernetes, which may be too few.
+    `slots`: the number that the job needs for which the session is created. The session then takes that many cores,
+    unless the user's settings determine the number: by default, Spark would take all cores of a standalone cluster,
+    leaving none to other jobs, and two executors of YARN or Kubernetes, which may be too few.
 
-    Raises ConfigError for a master that is none, or when a session is active on another one,
-    ClusterError when Spark cannot start, above all for want of Java.
+    Raises ConfigError for an invalid master, or if a session is active on another one, ClusterError if Spark cannot
+    start, above all because Java is missing.
     """
     if master is not None and not is_local_master(master) and not _REMOTE.fullmatch(master):
         raise ConfigError(
@@ -94,19 +94,19 @@ def get_session(master: str | None = None, name: str = "midstream", slots: int |
 
 
 def active_session() -> SparkSession | None:
-    """The session of this program, if it has one that is not stopped. Raises ClusterError when its JVM has ended."""
+    """Return this program's session, if it has one that is not stopped. Raises ClusterError if its JVM has ended."""
     context = SparkContext._active_spark_context
     if context is None:
         return None
     ended = how_spark_ended(context)
     if ended:
-        raise ClusterError(f"this program's Spark cannot be used any more, {ended}; start the program again")
+        raise ClusterError(f"this program's Spark can no longer be used: {ended}; start the program again")
     session = SparkSession.getActiveSession()
     return _classic(session if session is not None else SparkSession.builder.getOrCreate())
 
 
 def _classic(session: SparkSession) -> SparkSession:
-    """Raises ConfigError for a session of Spark Connect."""
+    """Return the session. Raises ConfigError for one of Spark Connect."""
     if is_of_connect(session):
         raise ConfigError(NEEDS_CLASSIC)
     return session
@@ -178,10 +178,10 @@ def _create(master: str | None, name: str, slots: int | None) -> SparkSession:
 
 
 def cores_to_take(slots: int, master: str | None, users: SparkConf) -> dict[str, str]:
-    """The setting with which Spark takes the cores of so many slots, and leaves the others of the cluster to others, unless
-    the user's settings have one.
+    """Return the setting with which Spark takes the cores of `slots` slots and no others, unless the user's settings
+    have one.
 
-    `users`: from spark-defaults.conf, and what spark-submit was given.
+    `users`: the settings of spark-defaults.conf and spark-submit.
     """
     master = master or users.get("spark.master", "") or ""
     cores = slots * int(users.get("spark.task.cpus", "1") or "1")
@@ -195,7 +195,9 @@ def cores_to_take(slots: int, master: str | None, users: SparkConf) -> dict[str,
 
 
 def _stop_with_the_program(context: SparkContext) -> None:
-    """A JVM that only ends because the program has fails to wind up its executors, and says so at length."""
+    """Stop Spark before the program ends: a JVM that ends only because the program has cannot wind up its executors,
+    and logs this at length.
+    """
     from midstream.runtime.driver import end_jobs  # slots import this module, and must not import polars so early
 
     end_jobs()
@@ -211,7 +213,7 @@ def _stop(context: SparkContext) -> None:
 
 
 def check_master(master: str) -> None:
-    """Raises UnavailableError when no standalone master listens there: Spark itself says so only after a minute."""
+    """Raise UnavailableError if no standalone master listens there: Spark itself reports this only after a minute."""
     refusals = []
     for address in master.removeprefix("spark://").split(",") if master.startswith("spark://") else ():
         host, _, port = address.rpartition(":")
@@ -228,9 +230,9 @@ def check_master(master: str) -> None:
 
 
 def how_spark_ended(context: SparkContext) -> str:
-    """Why this Spark runs nothing any more; empty as long as it does, or lives on and does not answer.
+    """Return why this Spark can run nothing any more; empty if it can, or lives and does not answer.
 
-    May take `STOPPING_WAIT_S` when it has ended.
+    May take `STOPPING_WAIT_S` if it has ended.
     """
     process: subprocess.Popen[bytes] | None = getattr(context._gateway, "proc", None)
     jvm = "Spark's JVM" if process is None else f"Spark's JVM (process {process.pid})"
@@ -256,7 +258,7 @@ def how_spark_ended(context: SparkContext) -> str:
 
 
 def check_java() -> None:
-    """Raises ClusterError when there is no Java that Spark can use."""
+    """Raise ClusterError if there is no Java that Spark can use."""
     home = os.environ.get("JAVA_HOME")
     java = str(Path(home) / "bin" / "java") if home else shutil.which("java")
     if java is None or not Path(java).exists():
@@ -268,17 +270,19 @@ def check_java() -> None:
         raise ClusterError(f"Spark needs Java {JAVA_MIN} or later, and {java} does not run: {error}") from error
     match = _JAVA_VERSION.search(answer.stderr + answer.stdout)
     if match is not None and int(match.group(1)) < JAVA_MIN:
-        raise ClusterError(f"Spark needs Java {JAVA_MIN} or later, {java} is Java {match.group(1)}; {_INSTALL_JAVA}")
+        raise ClusterError(
+            f"Spark needs Java {JAVA_MIN} or later, but {java} is Java {match.group(1)}; {_INSTALL_JAVA}"
+        )
 
 
 def first_line(error: BaseException) -> str:
-    """What an error of Spark says, without the JVM's stack."""
+    """Return the message of a Spark error, without the JVM's stack."""
     lines = [line.strip() for line in text_of(error).splitlines() if line.strip()]
     return lines[0] if lines else type(error).__name__
 
 
 def text_of(error: BaseException) -> str:
-    """What an error of Spark says: asked of the JVM, if that has not ended since."""
+    """Return the text of a Spark error, from the JVM if it still lives."""
     java = getattr(error, "java_exception", None)
     try:
         return str(error) if java is None else str(java.toString())

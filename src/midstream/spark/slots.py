@@ -1,13 +1,12 @@
 """Slots on Spark: one single-task Spark job per slot, for as long as the slot lives.
 
-One job with a task per slot would fail as a whole when one of its tasks does; so each slot is a
-job of its own, submitted and awaited by a daemon thread of its own, in a job group of its own. A
-slot that is given back is its task returning; one that is lost is its job failing. Where Spark
-runs a failed task again (`spark.task.maxFailures`), the second run answers a request that was
-answered before, and the driver turns it away.
+One job with a task per slot would fail as a whole if one of its tasks fails; so each slot is a job of its own,
+submitted and awaited by a daemon thread, in a job group of its own. When a slot is released its task returns; when it
+is lost its job fails. If Spark runs a failed task again (`spark.task.maxFailures`), the second run answers a request
+that was answered before, and the driver refuses it.
 
-The launch, with the job's secret, travels inside the task's serialised function: through Spark's
-own authenticated channel, never through a file, a property, or a command line.
+The launch, with the job's secret, travels inside the task's serialised function: through Spark's own authenticated
+channel, never through a file, a property, or a command line.
 """
 
 from __future__ import annotations
@@ -52,13 +51,13 @@ from midstream.spark.yarn import resource_managers
 CRASHED: Final = "its Python worker process was killed or crashed"
 LAST_LINES: Final = 20
 CANCEL_WAIT_S: Final = 8.0
-"""How long Spark may take to end cancelled ones: it kills a worker that does not end within 2 s."""
+"""How long Spark may take to end cancelled slots: it kills a worker that does not end within 2 s."""
 
 _IDLE_TIMEOUT: Final = "spark.python.worker.idleTimeoutSeconds"
 _IDLE_KILLS: Final = "spark.python.worker.killOnIdleTimeout"
 _SPECULATION: Final = "spark.speculation"
 _SPECULATION_THRESHOLD: Final = "spark.speculation.task.duration.threshold"
-"""Without it Spark makes no copies of the only task of a stage."""
+"""Without this setting, Spark makes no copies of the only task of a stage."""
 
 BLOCK_MANAGER_PORT: Final = "spark.blockManager.port"
 DRIVER_BLOCK_MANAGER_PORT: Final = "spark.driver.blockManager.port"
@@ -69,21 +68,22 @@ _PYTHON_ERROR = re.compile(r"^([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit)
 
 
 def check_settings(conf: SparkConf) -> None:
-    """Raises ConfigError for settings with which Spark ends slots again and again, for what they are.
+    """Raise ConfigError for settings with which Spark would repeatedly end slots because of their nature.
 
     A slot is a single task that runs for as long as the job does and returns no row to Spark.
     """
     idle = conf.get(_IDLE_TIMEOUT, "0") or "0"
     if _is_on(conf, _IDLE_KILLS) and not re.fullmatch(r"\s*-?0+\s*[a-z]*\s*", idle):
         raise ConfigError(
-            f"{_IDLE_TIMEOUT}={idle} together with {_IDLE_KILLS}=true has Spark kill every slot after that time, since "
-            f"a slot gives Spark no rows; leave {_IDLE_KILLS} out, or set it to false"
+            f"{_IDLE_TIMEOUT}={idle} together with {_IDLE_KILLS}=true makes Spark kill every slot after that time, "
+            f"since a slot returns no rows to Spark; leave out {_IDLE_KILLS}, or set it to false"
         )
     threshold = conf.get(_SPECULATION_THRESHOLD, "")
     if _is_on(conf, _SPECULATION) and threshold:
         raise ConfigError(
-            f"{_SPECULATION}=true together with {_SPECULATION_THRESHOLD}={threshold} has Spark start a copy of every "
-            f"slot after that time and kill one of the two; leave {_SPECULATION_THRESHOLD} out, or set {_SPECULATION} to false"
+            f"{_SPECULATION}=true together with {_SPECULATION_THRESHOLD}={threshold} makes Spark start a copy of "
+            f"every slot after that time and kill one of the two; leave out {_SPECULATION_THRESHOLD}, or set "
+            f"{_SPECULATION} to false"
         )
 
 
@@ -92,7 +92,7 @@ def _is_on(conf: SparkConf, name: str) -> bool:
 
 
 def check_driver_host(master: str, driver_host: str, conf: SparkConf) -> None:
-    """Raises ClusterError if executors on other machines look for the driver on their own."""
+    """Raise ClusterError if executors on other machines would look for the driver on their own machine."""
     if not _is_loopback(driver_host):
         return
     masters: list[str] = []
@@ -108,7 +108,7 @@ def check_driver_host(master: str, driver_host: str, conf: SparkConf) -> None:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether each address of it is of this machine alone, as 0.0.0.0 is where one connects to it."""
+    """Whether each address of the host is local to this machine, as 0.0.0.0 is for a connection."""
     try:
         found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError:
@@ -118,9 +118,9 @@ def _is_loopback(host: str) -> bool:
 
 
 def ports_of(conf: SparkConf, *settings: str) -> Ports:
-    """The ports that Spark's own block managers look for a free one in: a firewall lets them through for Spark already.
+    """Return the ports that Spark's own block managers use: a firewall already allows them for Spark.
 
-    `settings`: the first that is set counts. Raises ConfigError for a value that is no port.
+    `settings`: the first one that is set counts. Raises ConfigError for a value that is not a port.
     """
     name = next((name for name in settings if conf.get(name)), "")
     first = _whole(conf, name, 0) if name else 0
@@ -144,8 +144,8 @@ def _whole(conf: SparkConf, name: str, default: int) -> int:
 class SparkSlots:
     """A SlotProvider on the cores of a Spark session, which it neither changes nor stops.
 
-    Spark that ends takes all slots along. Their threads see it at once, so it needs no watching:
-    a job has slots, or asks for some.
+    If Spark ends, all slots end with it, and their threads notice at once, so it needs no watching: a job has slots, or
+    requests some.
     """
 
     def __init__(self, session: SparkSession) -> None:
@@ -157,7 +157,7 @@ class SparkSlots:
         conf = self._context.getConf()
         check_settings(conf)
         self._is_local = LOCAL.fullmatch(self._master) is not None
-        """Slots write to the terminal of this program."""
+        """Whether slots write to the terminal of this program."""
         if is_local_master(self._master):
             self.bind_host = self.driver_host = LOOPBACK
             self.driver_ports = self.slot_ports = ANY_PORT
@@ -171,7 +171,7 @@ class SparkSlots:
 
     @property
     def slots_max(self) -> int | None:
-        """How many slots can run at once; None where the cluster grows, or does not say."""
+        """The number of slots that can run at once; None if the cluster grows, or does not report it."""
         cores = _cores(self._context)
         if cores is None:
             return None
@@ -185,7 +185,8 @@ class SparkSlots:
         slots_max = self.slots_max
         if slots_max is not None and slots > slots_max:
             raise ClusterError(
-                f"the job needs {slots} slots ({_each(self._cores_per_slot)} each), Spark on {self._master} has {slots_max}; "
+                f"the job needs {slots} slots ({_each(self._cores_per_slot)} each), but Spark on {self._master} has "
+                f"{slots_max}; "
                 f"lower the parallelism to {slots_max}{_more_cores(self._master, slots, slots * self._cores_per_slot)}"
             )
 
@@ -210,7 +211,9 @@ class SparkSlots:
         job.kill()
 
     def _look(self) -> str:
-        """A slot has failed: has Spark ended, and how? Called on the threads of slots, before each reports its end."""
+        """Find out whether Spark has ended, and how, after a slot's failure. Called on the threads of slots, before
+        they report it.
+        """
         ended = how_spark_ended(self._context)
         if ended and not self.gone:  # several may look at once, and only some of them find it ended
             self.gone = ended
@@ -269,7 +272,9 @@ class _SlotJob(WatchedSlot):
 
 
 def _be_a_slot(launch: SlotLaunch, is_local: bool, _nothing: Iterable[int]) -> Iterator[str]:
-    """The task, in a Python worker of Spark. A driver that is gone is no failure of Spark's, which would print it."""
+    """Run a slot; the task in a Python worker of Spark. A lost driver is not raised, since Spark would print it as a
+    failure.
+    """
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # it is a pipe, yet people watch what is printed
@@ -282,13 +287,13 @@ def _be_a_slot(launch: SlotLaunch, is_local: bool, _nothing: Iterable[int]) -> I
 
 
 def fatal_lines(error: BaseException) -> str:
-    """Where a Python worker was when it crashed, if it runs with a fault handler."""
+    """Return where a Python worker was when it crashed, if it runs with a fault handler."""
     _, fatal, rest = text_of(error).split("Driver stacktrace", 1)[0].partition("Fatal Python error: ")
     return "\n".join((fatal + rest).splitlines()[:LAST_LINES])
 
 
 def explain(error: BaseException) -> str:
-    """Why a slot's Spark job failed, in one line: what Python said, if it got to say anything."""
+    """Return why a slot's Spark job failed, in one line: Python's error, if there was one."""
     text = text_of(error)
     if "Python worker exited unexpectedly" in text:
         return CRASHED
@@ -300,7 +305,7 @@ def explain(error: BaseException) -> str:
         return first_line(error)
     reason = re.sub(r"^(?:\w+\.)+(?=\w+(?::|$))", "", said[-1])
     if reason.startswith("ModuleNotFoundError"):
-        reason += f"; the executors' Python needs the packages of {sys.executable}: set PYSPARK_PYTHON before the session is made"
+        reason += f"; the executors' Python needs the packages of {sys.executable}: set PYSPARK_PYTHON before the session is created"
     return reason
 
 
@@ -331,7 +336,7 @@ def _each(cores: int) -> str:
 
 
 def _more_cores(master: str, slots: int, cores: int) -> str:
-    """How to get as many: `slots` slots take `cores` cores."""
+    """Say how to get enough cores: `slots` slots take `cores` cores."""
     if LOCAL.fullmatch(master):
         return f", or run it with --master 'local[{slots}]'"
     if LOCAL_CLUSTER.fullmatch(master):

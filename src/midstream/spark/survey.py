@@ -1,8 +1,8 @@
-"""What the executors of a cluster are like, seen from processes on as many cores as a job needs at once.
+"""A survey of a cluster's executors, made by processes on as many cores as a job needs at once.
 
-One Spark job with a task per slot. Each task connects to this program, as slots do, says what it has
-found where it runs, and waits. When all have come, or no more come in time, each is told of the
-others and tries to connect to them, as slots do, and to use the checkpoint storage.
+One Spark job with a task per slot. Each task connects to this program, as slots do, reports what it has found where it
+runs, and waits. When all have connected, or no more connect in time, each learns of the others and tries to connect to
+them, as slots do, and to use the checkpoint storage.
 
     task → driver   the token, then what it is (JSON, one line)
     driver → task   the others: [[host, port], …]
@@ -41,37 +41,37 @@ from midstream.runtime.tls import keys_for
 from midstream.spark.slots import explain
 
 PACKAGES: Final = ("midstream", "cloudpickle", "msgspec", "numpy", "polars", "psutil", "pyarrow", "pyspark", "xxhash")
-"""What slots import."""
+"""The packages that slots import."""
 LINE_BYTES_MAX: Final = 2**20
 CONNECT_TIMEOUT_S: Final = 5.0
 ANSWER_TIMEOUT_S: Final = 60.0
-"""How long trying may take: storage may be far away, and many peers be unreachable."""
+"""The limit on the tests: storage may be far away, and many peers unreachable."""
 CONNECTING_AT_ONCE: Final = 16
 
 T = TypeVar("T")
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What a process on an executor is."""
+    """The findings of one process on an executor."""
 
     host: str
-    """The address from which it has reached the driver, where other slots connect to it."""
+    """The address from which it has reached the driver, and at which other slots connect to it."""
     port: int
     name: str
-    """Of its machine."""
+    """The name of its machine."""
     pid: int
     python: str
     packages: dict[str, str | None]
-    """The version of each of `PACKAGES`; None where it is not installed."""
+    """The version of each of `PACKAGES`; None if it is not installed."""
     clock_s: float
-    """Seconds since the epoch, by its machine's clock, when it was asked to say this."""
+    """The seconds since the epoch, by its machine's clock, when it was asked."""
 
 
 class Tried(msgspec.Struct, frozen=True):
-    """What it could not do."""
+    """The problems that a process has found."""
 
     unreachable: dict[int, str]
-    """Others to which it could not connect, by their index, with the reason."""
+    """The other processes to which it could not connect, by index, with the reason."""
     storage: str
     """Why it could not use the checkpoint storage, or ""."""
     tls: str = ""
@@ -80,36 +80,36 @@ class Tried(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Slot:
-    """One that came. `asked_s`, `answered_s`: the driver's clock around `found.clock_s`."""
+    """A process that has connected. `asked_s`, `answered_s`: the driver's clock around `found.clock_s`."""
 
     found: Found
     asked_s: float
     answered_s: float
     tried: Tried | None
-    """None: it has not answered in time."""
+    """The results of its tests; None: it has not answered in time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Survey:
     slots: tuple[Slot, ...]
     failure: str
-    """Why some did not come, as far as Spark says; "" if none failed."""
+    """Why some did not connect, as far as Spark reports it; "" if none failed."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ask:
-    """What a task has to know."""
+    """The instructions to a task."""
 
     host: str
     port: int
     token: str = field(repr=False)
     storage: str | None
     probe: str
-    """A directory in the storage, with a file `driver` of which the token is the content."""
+    """A directory in the storage, with a file `driver` whose content is the token."""
     ports: Ports
-    """On which it listens for others."""
+    """The ports on which it listens for others."""
     certificates: str
-    """The directory that every machine has, or ""."""
+    """The directory of certificates that every machine has, or ""."""
 
 
 def survey(
@@ -122,10 +122,10 @@ def survey(
     token: str,
     certificates: str = "",
 ) -> Survey:
-    """Ask `slots` processes at once, of which as many take part as come within `timeout_s`.
+    """Survey `slots` processes at once, of which those take part that connect within `timeout_s`.
 
-    `provider`: of the slots that a job would have. `storage`, `probe`, `certificates`: see `_Ask`. Raises ClusterError when nothing can
-    listen where the driver would.
+    `provider`: that of a job's slots. `storage`, `probe`, `certificates`: see `_Ask`. Raises ClusterError if nothing
+    can listen where the driver would.
     """
     group = f"midstream-doctor-{secrets.token_hex(4)}"
     failures: list[str] = []
@@ -159,7 +159,7 @@ def survey(
 
 
 def _run(context: SparkContext, group: str, slots: int, ask: _Ask, failures: list[str], ended: threading.Event) -> None:
-    """On a thread of its own, as Spark's job groups are of threads."""
+    """Run the Spark job, on a thread of its own, since Spark's job groups belong to threads."""
     try:
         context.setJobGroup(group, "midstream doctor", interruptOnCancel=True)
         context.parallelize(range(slots), slots).mapPartitions(partial(_examine, ask)).collect()
@@ -170,10 +170,10 @@ def _run(context: SparkContext, group: str, slots: int, ask: _Ask, failures: lis
 
 
 class _Line:
-    """The connection of one task that has proved itself."""
+    """The connection of one authenticated task."""
 
     def __init__(self, connection: socket.socket, token: str) -> None:
-        """Raises OSError or ValueError for one that is none of ours."""
+        """Raises OSError or ValueError for a connection that is not from a task."""
         connection.settimeout(CONNECT_TIMEOUT_S)
         self._connection = connection
         self._stream = connection.makefile("rb")
@@ -186,7 +186,7 @@ class _Line:
         self.answered_s = time.time()
 
     def ask(self, peers: Sequence[Sequence[str | int]]) -> Tried | None:
-        """None: no answer in time, or none that can be read."""
+        """Ask for the tests. None: no answer in time, or an invalid one."""
         try:
             self._connection.settimeout(ANSWER_TIMEOUT_S)
             self._connection.sendall(msgspec.json.encode(peers) + b"\n")
@@ -216,7 +216,7 @@ def _gather(
 
 
 def _decoded(line: bytes, kind: type[T]) -> T:
-    """Raises ValueError for a line that is none of ours."""
+    """Decode a line. Raises ValueError for an invalid one."""
     try:
         return msgspec.json.decode(line, type=kind)
     except msgspec.DecodeError as error:
@@ -276,7 +276,7 @@ def _connect(peer: tuple[str, int]) -> str:
 
 
 def _use_certificates(ask: _Ask) -> str:
-    """Why they cannot be used on this machine, or ""."""
+    """Return why the certificates cannot be used on this machine, or ""."""
     try:
         if ask.certificates:
             keys_for(ask.certificates, "", b"")
@@ -286,14 +286,14 @@ def _use_certificates(ask: _Ask) -> str:
 
 
 def _use_storage(ask: _Ask) -> str:
-    """Why it cannot be used from here, or ""."""
+    """Return why the storage cannot be used from here, or ""."""
     if ask.storage is None:
         return ""
     name = f"{ask.probe}/{secrets.token_hex(8)}"
     try:
         storage = FileStorage(ask.storage)
         if not storage.exists(f"{ask.probe}/driver") or storage.read(f"{ask.probe}/driver") != ask.token.encode():
-            return "what the driver has written there is not to be seen: it is another directory, or not mounted here"
+            return "what the driver has written there is not visible: it is another directory, or not mounted here"
         storage.write(name, [b"written"])
         storage.delete(name)
     except (MidstreamError, OSError) as error:

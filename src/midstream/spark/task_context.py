@@ -1,7 +1,7 @@
-"""A Spark task of its own for each subtask of a slot.
+"""A Spark TaskContext for each subtask of a slot.
 
-A slot is one task of Spark's, but runs many subtasks side by side. Code written for Spark asks
-`TaskContext.get()` which partition it is; on the threads that run such code it gets its own answer.
+A slot is one Spark task, but runs many subtasks side by side. Code written for Spark asks `TaskContext.get()` for its
+partition; on the threads that run such code it gets the subtask's context.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _users = 0
 
 
 class _PerThread:
-    """Stands for the context of the calling thread, else for that of the process."""
+    """Replaces the context of the calling thread, or else that of the process."""
 
     def __init__(self, of_process: TaskContext | None) -> None:
         self.of_process = of_process
@@ -30,7 +30,9 @@ class _PerThread:
 
 @contextmanager
 def task_context(partition: int, attempt: int, task: int) -> Iterator[None]:
-    """On this thread, for now: `partitionId()`, `attemptNumber()` and `taskAttemptId()` are these."""
+    """Make `partitionId()`, `attemptNumber()` and `taskAttemptId()` return these values on this thread, within the
+    block.
+    """
     context: Any = object.__new__(TaskContext)
     context._partitionId = partition
     context._attemptNumber = attempt
@@ -49,7 +51,7 @@ def task_context(partition: int, attempt: int, task: int) -> Iterator[None]:
 
 
 def _install(change: int) -> None:
-    """While anybody uses it, and no longer: where a process has no context, `get()` must say None."""
+    """Install the context while it is in use, and no longer: in a process without one, `get()` must return None."""
     global _users
     with _installing:
         _users += change

@@ -1,4 +1,4 @@
-"""Rows that a Python Data Source reads, as record batches: a value is kept as it is, or refused."""
+"""Rows that a Python Data Source reads, as record batches: a value is stored unchanged, or refused."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _CHUNK_ROWS: Final = 8192
 
 
 def batches_of(rows: Iterable[Any], struct: StructType, schema: pa.Schema, where: str) -> Iterator[pa.RecordBatch]:
-    """What `read` of a data source gives, record batches or tuples, as batches of `schema`.
+    """Convert what `read` of a data source returns, record batches or tuples, to batches of `schema`.
 
-    Raises SchemaError or JobError when it gives something else.
+    Raises SchemaError or JobError if it returns anything else.
     """
     iterator = iter(rows)
     first = list(islice(iterator, 1))  # empty at the end only: None may be an item, and is refused below
@@ -34,7 +34,9 @@ def batches_of(rows: Iterable[Any], struct: StructType, schema: pa.Schema, where
 def _conforming(batches: Iterable[Any], schema: pa.Schema, where: str) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         if not isinstance(batch, pa.RecordBatch):
-            raise JobError(f"{where}: read() gave {type(batch).__name__} after record batches; it must keep to one")
+            raise JobError(
+                f"{where}: read() returned {type(batch).__name__} after record batches; it must not mix them"
+            )
         yield conform(batch, schema, where)
 
 
@@ -53,19 +55,21 @@ def _of_tuples(rows: Iterator[Any], struct: StructType, schema: pa.Schema, where
 def _as_tuple(row: Any, names: list[str], number: int, where: str) -> tuple[Any, ...]:
     if not isinstance(row, (tuple, list)):
         raise JobError(
-            f"{where}: row {number} is {type(row).__name__}; read() must give tuples, Rows or record batches"
+            f"{where}: row {number} is {type(row).__name__}; read() must return tuples, Rows or record batches"
         )
     if isinstance(row, Row) and hasattr(row, "__fields__"):
         if set(row.__fields__) != set(names):
-            raise SchemaError(f"{where}: row {number} has {', '.join(row.__fields__)}, the schema {', '.join(names)}")
+            raise SchemaError(
+                f"{where}: row {number} has {', '.join(row.__fields__)}, but the schema has {', '.join(names)}"
+            )
         return tuple(row[name] for name in names)
     if len(row) != len(names):
-        raise SchemaError(f"{where}: row {number} has {len(row)} values, the schema {len(names)} columns")
+        raise SchemaError(f"{where}: row {number} has {len(row)} values, but the schema has {len(names)} columns")
     return tuple(row)
 
 
 def _column(values: Sequence[Any], field: StructField, kind: pa.DataType, before: int, where: str) -> pa.Array[Any]:
-    """`values` are those of rows `before` and on."""
+    """Convert one column; `values` are those of the rows from `before` on."""
     plain: Sequence[Any] = values
     if not (field.nullable and _is_plain(field.dataType)):
         plain = [_plain_in_row(value, field, before + index, where) for index, value in enumerate(values)]
@@ -89,12 +93,12 @@ def _in_row(where: str, number: int, field: StructField) -> str:
 
 
 def _is_plain(kind: DataType) -> bool:
-    """Whether Arrow takes the values of `kind` as Spark has them."""
+    """Whether Arrow accepts values of `kind` as Spark has them."""
     return not isinstance(kind, (StructType, ArrayType, MapType, TimestampType))
 
 
 def _plain(value: Any, kind: DataType, nullable: bool, path: str) -> object:
-    """A value of Spark as Arrow takes it: structs are dicts, lists are lists, instants are in UTC. Raises ValueError."""
+    """Convert a value of Spark for Arrow: structs are dicts, lists are lists, instants are in UTC. Raises ValueError."""
     if value is None:
         if not nullable:
             raise ValueError(f"{path} must have a value (NOT NULL)")
@@ -115,7 +119,7 @@ def _plain(value: Any, kind: DataType, nullable: bool, path: str) -> object:
         if not isinstance(value, dict):
             raise ValueError(f"{path} is {type(value).__name__}, not a dict")
         if isinstance(kind.keyType, (StructType, ArrayType, MapType)):
-            raise ValueError(f"no dict has keys that are {kind.keyType.simpleString()}; give record batches")
+            raise ValueError(f"a dict cannot have keys of type {kind.keyType.simpleString()}; return record batches")
         made = {
             _plain(key, kind.keyType, False, f"{path}.key"): _plain(
                 each, kind.valueType, kind.valueContainsNull, f"{path}.value"
@@ -123,7 +127,7 @@ def _plain(value: Any, kind: DataType, nullable: bool, path: str) -> object:
             for key, each in value.items()
         }
         if len(made) != len(value):
-            raise ValueError(f"{path} has two keys that are one {kind.keyType.simpleString()}")
+            raise ValueError(f"{path} has two keys that are equal as {kind.keyType.simpleString()}")
         return made
     if isinstance(kind, TimestampType) and isinstance(value, datetime):
         try:

@@ -1,6 +1,6 @@
-"""Which Spark types have an Arrow form here, and what it is.
+"""The Spark types that have an Arrow form here, and what it is.
 
-A type is here because each of its values comes back as it was; every other one is refused by its name.
+A type is supported only if each of its values is read back unchanged; every other type is refused by name.
 """
 
 from __future__ import annotations
@@ -50,24 +50,26 @@ _SIMPLE: Final[dict[type[DataType], pa.DataType]] = {
     NullType: pa.null(),
 }
 _WAYS_OUT: Final = {
-    "VariantType": "make it text with to_json()",
+    "VariantType": "convert it to a string with to_json()",
     "GeometryType": "make it binary with st_asbinary()",
     "GeographyType": "make it binary with st_asbinary()",
     "YearMonthIntervalType": "cast it to int, which counts its months",
     "CharType": "declare it as string",
     "VarcharType": "declare it as string",
 }
-"""By the name of the class: some are new in PySpark."""
+"""Remedies by the name of the class; some classes are new in PySpark."""
 _TIME_DIGITS_MAX: Final = 6
-"""Behind the point of a second: Python knows no more."""
+"""The decimal places of a second; Python has no more."""
 
 
 class NoArrowForm(ValueError):
-    """Says which part of a type it is that has none, and what to do instead."""
+    """Names the part of a type that has no Arrow form, and what to do instead."""
 
 
 def arrow_type(kind: DataType, path: str) -> pa.DataType:
-    """The Arrow type that holds `kind`; all it holds may be null. Raises NoArrowForm naming what in `path` has none."""
+    """Return the Arrow type for `kind`, with everything nullable. Raises NoArrowForm naming the part of `path` without
+    one.
+    """
     if type(kind) in _SIMPLE:
         return _SIMPLE[type(kind)]
     if type(kind) is DecimalType:
@@ -76,7 +78,7 @@ def arrow_type(kind: DataType, path: str) -> pa.DataType:
         return pa.list_(arrow_type(kind.elementType, f"{path}.element"))
     if type(kind) is MapType:
         if isinstance(kind.keyType, NullType):
-            raise NoArrowForm(f"{path}.key is void, and a key has a value; cast it")
+            raise NoArrowForm(f"{path}.key is void, but a key must have a value; cast it")
         return pa.map_(arrow_type(kind.keyType, f"{path}.key"), arrow_type(kind.valueType, f"{path}.value"))
     if type(kind) is StructType:
         twice = first_repeated(kind.names)

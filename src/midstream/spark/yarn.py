@@ -1,4 +1,4 @@
-"""Where YARN is, and whether it is there: Spark's client looks for a resource manager for a quarter of an hour.
+"""Finds YARN, and checks that it answers: Spark's client tries to reach a resource manager for a quarter of an hour.
 
 Hadoop finds it by the files of a directory that HADOOP_CONF_DIR or YARN_CONF_DIR names, and by `spark.hadoop.…`.
 """
@@ -28,15 +28,16 @@ _WAY_OUT: Final = "the directory that has the cluster's core-site.xml and yarn-s
 
 
 def check_named(environment: Mapping[str, str] = os.environ) -> None:
-    """Raises ConfigError when no variable names the directory with Hadoop's settings: Spark does not start without one."""
+    """Raise ConfigError if no variable names the directory with Hadoop's settings, without which Spark does not start."""
     if not any(environment.get(name) for name in DIRECTORIES):
         raise ConfigError(
-            f"master 'yarn': neither {' nor '.join(DIRECTORIES)} is set, so it is not known where YARN is; set one to {_WAY_OUT}"
+            f"master 'yarn': neither {' nor '.join(DIRECTORIES)} is set, so the location of YARN is unknown; set one "
+            f"to {_WAY_OUT}"
         )
 
 
 def check_managers(users: SparkConf, environment: Mapping[str, str] = os.environ) -> None:
-    """Raises UnavailableError when no resource manager listens where the settings say. Spark's JVM has to run."""
+    """Raise UnavailableError if no resource manager listens where the settings say. Spark's JVM must be running."""
     refusals = []
     for host, port in resource_managers(users):
         try:
@@ -56,10 +57,12 @@ def check_managers(users: SparkConf, environment: Mapping[str, str] = os.environ
 
 @contextmanager
 def waiting_is_told() -> Iterator[None]:
-    """While Spark starts on YARN: it waits without a limit and without a word for a container of its own."""
+    """Warn if Spark waits long for a container while it starts on YARN: it waits silently and without a limit."""
     text = (
-        f"Spark has not started on YARN for {TOLD_AFTER_S:g} s, and is waited for without a limit. YARN may have no room in "
-        "the queue for the container that Spark itself needs: `yarn application -list` shows it as ACCEPTED then; end other "
+        f"Spark has not started on YARN for {TOLD_AFTER_S:g} s, and there is no limit on this wait. YARN may have no "
+        "room in "
+        "the queue for the container that Spark itself needs: `yarn application -list` then shows it as ACCEPTED; end "
+        "other "
         "applications, or name another queue (spark.yarn.queue)"
     )
     told = threading.Timer(TOLD_AFTER_S, _told.warning, [text])
@@ -72,7 +75,7 @@ def waiting_is_told() -> Iterator[None]:
 
 
 def resource_managers(users: SparkConf) -> list[tuple[str, int]]:
-    """Their hosts and ports as Hadoop reads its settings; several where one stands by for the other."""
+    """Return the hosts and ports of the managers as Hadoop reads its settings; several if one stands by for the other."""
     jvm = SparkContext._jvm
     assert jvm is not None
     merged = jvm.org.apache.spark.deploy.SparkHadoopUtil.get().newConfiguration(users._jconf)

@@ -1,4 +1,4 @@
-"""State of operators: keyed heap state, columnar log state, tables, timers, and its form at rest.
+"""State of operators: keyed heap state, columnar logs, tables, timers, and the form of each at rest.
 
-May import `core`. Runs on a slot's loop thread; what it hands out in a snapshot is immutable.
+May import `core`. Runs on a slot's loop thread; what it puts into a snapshot is immutable.
 """

@@ -1,7 +1,7 @@
-"""Columnar state: logs of immutable frames, merged when they have doubled.
+"""Columnar state: logs of immutable frames, which are merged once they have doubled.
 
-A snapshot only refers to frames; turning them into tables with key groups is for the I/O pool.
-A large frame keeps the id under which a checkpoint first stored it, so that it is stored once.
+A snapshot only refers to frames; the I/O pool turns them into tables with key groups. A large frame keeps the id under
+which a checkpoint first stored it, so it is stored only once.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from midstream.core.seams import Ids
 from midstream.state.parts import KEY_GROUP, Chunk
 
 STAGED_ROWS = 16_384
-"""So many rows may lie unmerged, or as many as are merged, if those are more."""
+"""The number of rows that may lie unmerged; if more rows than this are merged, as many as those."""
 STAGED_RUNS = 64
-"""So many frames may lie unmerged, however small."""
+"""The number of frames that may lie unmerged, however small they are."""
 OWN_CHUNK_ROWS = 8_192
-"""Frames from this size on are chunks of their own in a snapshot; smaller ones share one."""
+"""Frames from this size on are chunks of their own in a snapshot; smaller ones share a chunk."""
 
 Int32s = npt.NDArray[np.int32]
 Merge = Callable[[Sequence[pl.DataFrame]], pl.DataFrame]
 Ordered = tuple[pl.DataFrame, Int32s]
-"""Rows by key group, and the key group of each."""
+"""Rows sorted by key group, and the key group of each row."""
 
 
 class Run:
-    """A frame that never changes (of windows: with at most one part per key and window).
+    """A frame that never changes; for windows, it has at most one part per key and window.
 
-    Its two memos only ever go from None to the one right value.
+    Its two memos only ever change from None to the one correct value.
     """
 
     __slots__ = ("chunk_id", "frame", "groups", "rows")
@@ -48,7 +48,7 @@ class Run:
 
 
 class PartLog:
-    """Frames of parts in the order they were made: a merged one, then those that came since."""
+    """Frames of parts in the order in which they were made: one merged frame, then those added since."""
 
     __slots__ = ("_merge", "rows", "runs")
 
@@ -65,17 +65,17 @@ class PartLog:
             self.merged()
 
     def restore(self, frame: pl.DataFrame) -> None:
-        """Append a frame of several runs, as `freeze` makes them."""
+        """Append a frame that holds several runs, as `freeze` writes them."""
         self.append(self._merge([frame]))
 
     def merged(self) -> pl.DataFrame:
-        """All parts in one frame; it takes the place of the others."""
+        """Merge all parts into one frame, which replaces the others."""
         if len(self.runs) > 1:
             self.replace([self._merge([run.frame for run in self.runs])])
         return self.runs[0].frame
 
     def by_group(self, form: StateForm) -> Ordered:
-        """All parts in one frame by key group; it takes the place of the others, so that it is sorted once."""
+        """Merge all parts into one frame sorted by key group, which replaces the others so that sorting happens once."""
         self.merged()
         groups = form.groups_of(self.runs[0])
         if (groups[1:] < groups[:-1]).any():
@@ -94,7 +94,7 @@ class PartLog:
 
 
 def by_group(frame: pl.DataFrame, groups: Int32s) -> Ordered:
-    """Rows of one key group stay in their order."""
+    """Sort rows by key group; rows of one key group stay in their order."""
     order = groups.astype(np.uint16).argsort(kind="stable")  # 16 bits are counted, not compared: 20 times as fast
     return frame[order], groups[order]
 
@@ -102,7 +102,7 @@ def by_group(frame: pl.DataFrame, groups: Int32s) -> Ordered:
 class StateForm:
     """How frames become tables at rest: columns `__key_group`, `log` if there are several logs, then those of `schema`.
 
-    `log`: what tells the logs apart, a column of a type that is an int64 at heart.
+    `log` is the column that tells the logs apart; its type is stored as an int64.
     """
 
     def __init__(
@@ -117,7 +117,7 @@ class StateForm:
         self._at_rest = pa.schema([*first, *schema])
 
     def groups(self, frame: pl.DataFrame) -> Int32s:
-        """The key group of each row; 0 for all where there are no keys."""
+        """Return the key group of each row; 0 for all of them if the state is not keyed."""
         if not self.keys:
             return np.zeros(frame.height, np.int32)
         # In the stream's own types, in which rows are dealt out too.
@@ -130,9 +130,9 @@ class StateForm:
         return run.groups
 
     def table(self, runs: Sequence[tuple[int, Run]]) -> pa.Table:
-        """All rows of these runs, each with the number of its log, in their order.
+        """Build a table of all rows of these runs, in their order, each with the number of its log.
 
-        They are joined first: turning a frame into a table takes the same time for a row as for a thousand.
+        The runs are joined first: converting a frame with one row takes as long as converting one with a thousand.
         """
         frames = [run.frame for _, run in runs]
         batch = from_polars(frames[0] if len(frames) == 1 else pl.concat(frames), self.schema, "state")
@@ -143,7 +143,7 @@ class StateForm:
         return pa.Table.from_arrays([*columns, *batch.columns], schema=self._at_rest)
 
     def _groups_of_all(self, runs: Sequence[Run], rows: pa.RecordBatch) -> Int32s:
-        """The key group of each of `rows`, which are those of `runs`."""
+        """Return the key group of each of `rows`, which are the rows of `runs`."""
         known = [run.groups for run in runs if run.groups is not None]
         if len(known) == len(runs):
             return known[0] if len(known) == 1 else np.concatenate(known)
@@ -158,9 +158,10 @@ class StateForm:
 
 
 def freeze(logs: Sequence[tuple[int, Sequence[Run]]], form: StateForm, ids: Ids) -> Callable[[], tuple[Chunk, ...]]:
-    """The runs of all logs as chunks, to be made on the I/O pool; each log with its number (any, if there is one log).
+    """Return a function that turns the runs of all logs into chunks on the I/O pool.
 
-    The parts of a log stay in order: a shared chunk ends where one of its logs has a chunk of its own.
+    Each log comes with its number (any number if there is only one log). The parts of a log stay in order: a shared
+    chunk ends where one of its logs has a chunk of its own.
     """
     planned: list[tuple[str, list[tuple[int, Run]]]] = []
     shared: list[tuple[int, Run]] = []

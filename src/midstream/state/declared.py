@@ -1,4 +1,4 @@
-"""What all states that a function's class declares have in common."""
+"""The base of all states that are declared on a function's class."""
 
 from __future__ import annotations
 
@@ -9,22 +9,24 @@ from midstream.core.errors import JobError
 
 
 class DeclaredState(ABC):
-    """A class attribute of a function. `name` is that of the attribute, from when the operator has opened."""
+    """A state declared as a class attribute of a function. Once the operator has opened, `name` is the attribute's
+    name.
+    """
 
     kind: ClassVar[str]
     name: str
 
     @property
     def part_name(self) -> str:
-        """Of the part that it is in a snapshot."""
+        """The name of the state's part in a snapshot."""
         return f"{self.kind}:{self.name}"
 
     def bind(self, function: object, name: str) -> None:
-        """Be what `function` has under that name, in the place of the declaration."""
+        """Put the bound state in place of the declaration, as the attribute `name` of `function`."""
         vars(function)[name] = self
 
     def __set__(self, function: object, value: object) -> None:
-        """No checkpoint would have what is put in the place of a state."""
+        """Refuse assignment to the attribute: what replaced a state would be in no checkpoint."""
         if value is self:  # as a dataclass does with what it takes for a default
             return
         kind = type(function)
@@ -34,11 +36,11 @@ class DeclaredState(ABC):
 
     @abstractmethod
     def type_text(self) -> str:
-        """What it holds, for people: state of another type is not restored."""
+        """Describe the types that the state holds, for messages: state of another type is not restored."""
 
 
 def declared_states(function: type) -> dict[str, DeclaredState]:
-    """The states on a class and its bases, by attribute name, in order."""
+    """Return the states declared on a class and its bases, by attribute name, in order."""
     found: dict[str, DeclaredState] = {}
     for base in reversed(function.__mro__):
         for name, value in vars(base).items():

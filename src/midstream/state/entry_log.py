@@ -1,12 +1,13 @@
-"""Which chunks of a checkpoint hold the entries of a dict, so that the next one stores only what has changed.
+"""Tracks which chunks of a checkpoint hold the entries of a dict, so that the next checkpoint stores only changes.
 
-A chunk holds the entries of some keys as they were at its snapshot, those that were gone by then included;
-what an older chunk has of the same keys no longer counts. Chunks hold no more than twice the entries that
-there are, and are merged when they become many: each entry that changes is written a few times in all.
-Entries may differ in size, so their bytes are bounded as well.
+A chunk holds the entries of some keys as they were at its snapshot, including those that had been removed; it
+supersedes what older chunks hold for the same keys. Chunks hold no more than twice the number of current entries, and
+are merged when there are many: an entry that changes is written a few times in all. Entries may differ in size, so the
+bytes of chunks are bounded as well.
 
-Chunks are not kept in memory, only their keys. What has not come to be in a file of a completed checkpoint
-(it failed, or was so small that it is in the metadata) goes into the next chunk, as it is then.
+Only the keys of chunks are kept in memory. A chunk that is not in a file of a completed checkpoint (because that
+checkpoint failed, or because the chunk was so small that it is in the metadata) is stored again with the next one, with
+its entries as they are then.
 """
 
 from __future__ import annotations
@@ -16,33 +17,36 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 CHUNKS_MAX = 32
-"""So many chunks are referred to before the newest of them are merged."""
+"""The number of chunks that are referred to before the newest of them are merged."""
 BYTES_FACTOR = 4
-"""Chunks take no more than so many times the bytes that as many entries take in the largest of them. Small chunks are
-not compressed, large ones are: with less than this, entries of one size would be stored anew for their bytes."""
+"""Chunks take at most this many times the bytes that as many entries take in the largest chunk.
+
+Large chunks are compressed and small ones are not: with a lower factor, entries of one size would be stored anew
+because of their bytes.
+"""
 LEAST_BYTES = 2**20
-"""And those much more: the bytes of so little do not matter."""
+"""Chunks may exceed `BYTES_FACTOR` by this many bytes, which are too few to matter."""
 LEAST_ROWS = 1_024
-"""With fewer rows than this there is nothing to save."""
+"""Below this number of rows there is nothing to save."""
 
 GONE: Final = object()
-"""In the place of the entry of a key that has none any more."""
+"""Marks the entry of a key that has been removed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Frozen:
-    """Entries at a snapshot."""
+    """The entries of a snapshot."""
 
     stored: tuple[str, ...]
-    """The chunks that hold what is not in `entries`, oldest first."""
+    """The ids of chunks that hold what is not in `entries`, oldest first."""
     chunk_id: str
     entries: Mapping[Any, Any]
-    """By key, as they were, or GONE: what the chunk with that id is to hold."""
+    """The entries at the snapshot by key, or GONE: the content of the new chunk."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Kept:
-    """A chunk, and of which keys it is."""
+    """A chunk, and the keys that it covers."""
 
     chunk_id: str
     keys: list[Any]
@@ -50,10 +54,10 @@ class _Kept:
 
 
 class EntryLog:
-    """Of the dict `entries`; `is_many_rows` where an entry is a collection, which is a row for each item at rest.
+    """Tracks changes of the dict `entries`; `is_many_rows` if an entry is a collection, stored as one row per item.
 
-    Each entry that is set or handed out to be changed in place has to be put into `changed` too, by its key, and GONE for
-    one that is removed: at any time `changed` has of its keys what `entries` has.
+    Each entry that is set, or handed out to be changed in place, must also be put into `changed` by its key, and GONE
+    for one that is removed: at any time `changed` agrees with `entries` on the keys that it has.
     """
 
     def __init__(self, entries: Mapping[Any, Any], *, is_many_rows: bool = False) -> None:
@@ -62,27 +66,29 @@ class EntryLog:
         self._is_many_rows = is_many_rows
         self._chunks: list[_Kept] = []
         self._rows_of_each: float | None = 1.0
-        """At rest, about; None where that is to be counted."""
+        """The approximate number of rows per entry at rest; None if they have to be counted."""
         self._is_whole = True
-        """The next chunk holds everything: what has changed need not be known."""
+        """The next chunk holds everything, so changes need not be tracked."""
 
     def settle(self) -> None:
-        """Forget what has changed where everything will be stored, and once it is no less than that. Called between batches."""
+        """Stop tracking changes if everything will be stored, or if more has changed than is held. Called between
+        batches.
+        """
         if self._is_whole or len(self.changed) > max(len(self._entries), LEAST_ROWS):
             self._is_whole = True
             self.changed.clear()
 
     def restored(self, chunk_id: str, keys: Iterable[Any], rows: int) -> None:
-        """Of the chunks that the entries are restored from, the oldest first, after its rows were taken."""
+        """Record a chunk from which the entries were restored, after its rows were added; the oldest chunk comes first."""
         self._chunks.append(_Kept(chunk_id, list(keys), rows))
         self._is_whole = False
         self._rows_of_each = None
         self.changed.clear()
 
     def freeze(self, new_id: Callable[[], str], stored_bytes: Callable[[str], int | None]) -> Frozen | None:
-        """What a snapshot has to hold; None where there is nothing.
+        """Return what a snapshot has to hold, or None if that is nothing.
 
-        `stored_bytes`: how long a chunk is in a file of a completed checkpoint, None if it is in none.
+        `stored_bytes`: returns the size of a chunk in a file of a completed checkpoint, None if it is in none.
         """
         entries = self._entries
         older = self._older(stored_bytes) if entries and not self._is_whole else []
@@ -99,7 +105,7 @@ class EntryLog:
         return found
 
     def _older(self, stored_bytes: Callable[[str], int | None]) -> list[_Kept]:
-        """The chunks that are still to be referred to; what all others are of is in `changed`. None: all is stored anew."""
+        """Return the chunks to refer to; the keys of all others go into `changed`. Empty: everything is stored again."""
         kept: list[_Kept] = []
         sizes: dict[str, int] = {}
         for chunk in self._chunks:
@@ -126,12 +132,14 @@ class EntryLog:
         return kept if rows <= 2 * self._rows_of_each * len(self._entries) + LEAST_ROWS else []
 
     def _take(self, chunk: _Kept) -> None:
-        """What it is of is stored anew."""
+        """Mark the keys of this chunk to be stored again."""
         entries = self._entries
         self.changed.update((key, entries.get(key, GONE)) for key in chunk.keys)
 
     def _is_large(self, chunks: Sequence[_Kept], sizes: Mapping[str, int]) -> bool:
-        """Whether they take so many bytes that much of that must be entries of before: a few large ones that change often."""
+        """Whether the chunks take so many bytes that much of them must be outdated: a few large entries that change
+        often.
+        """
         if not chunks:
             return False
         largest = max(chunks, key=lambda chunk: len(chunk.keys))
@@ -143,7 +151,9 @@ class EntryLog:
 
 
 def _first_outgrown(chunks: Sequence[_Kept], rows: int) -> int:
-    """The oldest chunk that is no larger than all that is newer, `rows` that are in none yet included; or the last."""
+    """Return the index of the oldest chunk that is no larger than all newer rows, `rows` new ones included; or of the
+    last.
+    """
     first = len(chunks) - 1
     for index in reversed(range(len(chunks))):
         if chunks[index].rows <= rows:

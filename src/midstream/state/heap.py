@@ -1,8 +1,8 @@
 """Heap state at rest: a table per state, with columns `key`, `namespace` and `value`.
 
-`key` is the key column itself, or a struct of all key columns; `namespace` is the position in a
-list or the key in a map. What has no declared Arrow type is pickled into binary columns. A table that follows others
-takes the place of all that they have of its keys; rows of keys that have nothing any more are marked in the column `gone`.
+`key` is the key column itself, or a struct of all key columns; `namespace` is the position in a list or the key in a
+map. What has no declared Arrow type is pickled into binary columns. A later table supersedes earlier ones for the keys
+that it has; the column `gone` marks rows of keys that were removed.
 """
 
 from __future__ import annotations
@@ -32,18 +32,19 @@ _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 def is_instant(kind: pa.DataType) -> bool:
-    """Whether keys of that type are held as integers, in its unit.
+    """Whether keys of this type are held as integers, in the type's unit.
 
-    As datetimes in one zone the two hours at the end of summer time would be one key: Python compares those by the
-    wall clock.
+    As datetimes in one zone, the repeated hour at the end of daylight saving time would be one key: Python compares
+    them by wall clock.
     """
     return bool(pa.types.is_timestamp(kind) and kind.tz)
 
 
 class KeyForm:
-    """How keys look: one value for one key column, else a tuple, in the types of `fields`. No fields: not keyed.
+    """The form of keys in memory: one value for one key column, else a tuple, in the types of `fields`. No fields: not
+    keyed.
 
-    Each is equal to another just when the values in the stream are; `shown` is what a function gets to see of it.
+    Two keys are equal exactly if the values in the stream are; `shown` converts a key to what functions see.
     """
 
     def __init__(self, fields: Sequence[pa.Field[Any]], max_parallelism: int, where: str = "") -> None:
@@ -54,7 +55,7 @@ class KeyForm:
         self._max_parallelism = max_parallelism
 
     def columns(self, keys: Sequence[Any]) -> dict[str, pa.Array[Any]]:
-        """`__key_group` and `key` for these keys."""
+        """Return the columns `__key_group` and `key` for these keys."""
         if not self._fields:
             return {}
         if len(self._fields) == 1:
@@ -68,7 +69,7 @@ class KeyForm:
         return {KEY_GROUP: pa.array(groups), "key": key}
 
     def keys(self, table: pa.Table) -> list[Any]:
-        """The keys of a table made with `columns`. Raises StorageError when they were of another type."""
+        """Return the keys of a table made with `columns`. Raises StorageError if they are of another type."""
         if not self._fields:
             return [None] * table.num_rows
         column = table.column("key")
@@ -78,14 +79,14 @@ class KeyForm:
         )
         if column.type != expected:
             raise StorageError(
-                f"{self._where}the keys in the checkpoint are {column.type}, the stream's are {expected}; "
+                f"{self._where}the keys in the checkpoint are {column.type}, those of the stream are {expected}; "
                 "key by the same types, or give the operator a new uid to start without state"
             )
         key = column.combine_chunks()
         return self.of([key.field(i) for i in range(len(names))] if len(names) > 1 and is_struct_array(key) else [key])
 
     def of(self, columns: Sequence[pa.Array[Any]]) -> list[Any]:
-        """The keys of rows with these key columns. Raises JobError for a value that Python cannot hold."""
+        """Return the keys of rows with these key columns. Raises JobError for a value that Python cannot hold."""
         values = []
         for field, column in zip(self._fields, columns, strict=True):
             if is_instant(field.type):
@@ -102,7 +103,7 @@ class KeyForm:
         return values[0] if len(values) == 1 else list(zip(*values, strict=True))
 
     def shown(self, key: Any) -> Any:
-        """The key as in the stream's rows."""
+        """Return the key as it is in the stream's rows."""
         if key is None or self._is_shown_as_it_is:
             return key
         if len(self._shown) == 1:
@@ -111,7 +112,7 @@ class KeyForm:
 
 
 class _Zone:
-    """From integers to the datetimes that rows have, of a timestamp type with a zone."""
+    """Converts integers to the datetimes of a timestamp type with a zone."""
 
     def __init__(self, kind: TimestampType) -> None:
         self._zone = zone_of(kind)
@@ -126,7 +127,7 @@ def _as_it_is(value: Any) -> Any:
 
 
 def state_table(state: State, frozen: Frozen, form: KeyForm, own: OwnCode, where: str) -> pa.Table:
-    """A frozen state as a table. Raises JobError naming a value that cannot be stored. Any thread."""
+    """Convert a frozen state to a table. Raises JobError naming a value that cannot be stored. Any thread."""
     entries, gone = frozen.entries, []
     if frozen.stored:
         gone = [key for key, entry in entries.items() if entry is GONE or (state.is_many_rows and not entry)]
@@ -148,9 +149,9 @@ def state_table(state: State, frozen: Frozen, form: KeyForm, own: OwnCode, where
 def state_rows(
     state: State, table: pa.Table, form: KeyForm, own: OwnCode, where: str
 ) -> tuple[list[Any], Iterator[StateRow]]:
-    """The keys of such a table, those that are gone included, and its rows.
+    """Return the keys of such a table, removed ones included, and its rows.
 
-    Raises StorageError when the state was declared with other types then.
+    Raises StorageError if the state was declared with other types when it was stored.
     """
     keys = form.keys(table)
     live, live_keys = _live(table, keys)
@@ -172,18 +173,18 @@ def timers_table(frozen: Frozen, form: KeyForm) -> pa.Table:
 
 
 def timer_rows(table: pa.Table, form: KeyForm) -> tuple[list[TimerRow], list[TimerRow]]:
-    """The timers of such a table, those that are gone included, and those that are set."""
+    """Return the timers of such a table, removed ones included, and those that are still set."""
     timers = list(zip(to_list(table.column("time_us")), form.keys(table), strict=True))
     return timers, _live(table, timers)[1]
 
 
 def _marks(live: int, gone: int) -> dict[str, pa.Array[Any]]:
-    """The column that tells rows from keys that have none any more, which come last; nothing where there are no such."""
+    """Return the column that tells rows from the removed keys that follow them; no column if none was removed."""
     return {_GONE: pa.array(np.arange(live + gone) >= live)} if gone else {}
 
 
 def _live(table: pa.Table, keys: list[T]) -> tuple[pa.Table, list[T]]:
-    """The rows of a table, and those of `keys` that are theirs, without those of keys that have none any more, the last."""
+    """Return the rows of a table, and their entries in `keys`, without the removed keys at the end."""
     if _GONE not in table.column_names:
         return table, keys
     live = table.num_rows - int(np.count_nonzero(table.column(_GONE).to_numpy()))
@@ -191,7 +192,7 @@ def _live(table: pa.Table, keys: list[T]) -> tuple[pa.Table, list[T]]:
 
 
 def _encode(values: list[Any], nulls: int, kind: pa.DataType | None, pickles: Pickles, what: str) -> pa.Array[Any]:
-    """With so many nulls behind them."""
+    """Encode values as a column, with `nulls` nulls appended."""
     if kind is None:
         return pa.array(
             [*(pickles.dumps(value, what) for value in values), *(None for _ in range(nulls))], pa.large_binary()
@@ -205,7 +206,7 @@ def _encode(values: list[Any], nulls: int, kind: pa.DataType | None, pickles: Pi
 def _decode(column: pa.ChunkedArray[Any], kind: pa.DataType | None, pickles: Pickles, what: str) -> list[Any]:
     expected = pa.large_binary() if kind is None else kind
     if column.type != expected:
-        raise StorageError(f"{what}: stored as {column.type}, declared as {kind or 'pickled'} now")
+        raise StorageError(f"{what}: stored as {column.type}, now declared as {kind or 'pickled'}")
     if kind is not None:
         return to_python(column)
     return [pickles.loads(value, what) for value in to_list(column)]

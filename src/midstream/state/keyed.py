@@ -34,17 +34,17 @@ V = TypeVar("V")
 S = TypeVar("S", bound="State")
 
 StateRow = tuple[Any, Any, Any]
-"""Key, namespace (None, position in the list, or key in the map), value."""
+"""The key, the namespace (None, the position in the list, or the key in the map), and the value."""
 
 _FROZEN = frozenset({type(None), bool, int, float, complex, str, bytes, date, datetime, time, timedelta, Decimal})
-"""Types whose values cannot change in place: snapshots share them."""
+"""Types whose values cannot be changed in place, so snapshots share them."""
 
 
 _NONE: Any = None
 
 
 class KeyScope:
-    """Which key is current. One per operator, shared by all its keyed states."""
+    """Holds the current key. One per operator, shared by all its keyed states."""
 
     __slots__ = ("is_set", "key", "writable")
 
@@ -55,31 +55,34 @@ class KeyScope:
 
 
 class State(DeclaredState):
-    """Base of the states that have an entry per key. `type`: the Arrow type of its values at rest; without one they are pickled."""
+    """Base of the states that have one entry per key.
+
+    `type`: the Arrow type of the values at rest; without one they are pickled.
+    """
 
     is_keyed: ClassVar[bool] = True
     is_many_rows: ClassVar[bool] = False
-    """An entry is a collection, and at rest a row for each of its items, which may be none."""
+    """An entry is a collection, stored as one row for each of its items; it may have none."""
 
     def __init__(self, type: pa.DataType | None = None) -> None:
         self.type = type
         self.name = ""
         self._form = _form_of(self, type)
         self._plain = None if self._form is None else self._form.plain
-        """Each value of exactly this class fits, and cannot change in place."""
+        """Each value of exactly this class fits and cannot be changed in place."""
         self._whole = int if type == pa.int64() else None
         self._text = str if type in (pa.string(), pa.large_string()) else None
-        """Of these classes each value fits that has 64 bits, or is ASCII: a call would cost as much as all the rest."""
+        """Each value of these classes fits if it has 64 bits or is ASCII; a call would cost as much as all the rest."""
         self._kept: Callable[[Any], Any] | None = None
-        """What takes all others, once the state is bound; raises ValueMisfit."""
+        """Converts all other values, once the state is bound; raises ValueMisfit."""
         self._scope = KeyScope()
         self._entries: dict[Any, Any] | None = None
         self._own: set[Any] = set()
-        """Keys of entries that can change in place and that no snapshot refers to."""
+        """Keys of entries that can be changed in place and that no snapshot refers to."""
         self.log: EntryLog
 
     def bound(self: S, name: str, scope: KeyScope) -> S:
-        """A copy that holds entries. For the operator."""
+        """Return a copy that holds entries; called by the operator."""
         state = copy.copy(self)
         state.name, state._scope, state._entries, state._own = name, scope, {}, set()
         state.log = EntryLog(state._entries, is_many_rows=state.is_many_rows)
@@ -87,19 +90,19 @@ class State(DeclaredState):
         return state
 
     def _here(self) -> tuple[dict[Any, Any], Any]:
-        """All entries, and the current key."""
+        """Return all entries, and the current key."""
         if self._entries is None:
             raise JobError(
-                f"{type(self).__name__} works only inside a process function, declared as an attribute of its class"
+                f"{type(self).__name__} only works inside a process function, declared as an attribute of its class"
             )
         if not self._scope.is_set:
             raise JobError(
-                f"state {self.name!r}: there is no current key here; use it where a row or a timer is handled"
+                f"state {self.name!r}: there is no current key here; use it while a row or a timer is processed"
             )
         return self._entries, self._scope.key
 
     def _keep(self, value: Any) -> Any:
-        """`value` as it is kept. Raises JobError when it is not of the declared type."""
+        """Return `value` as it is stored. Raises JobError if it is not of the declared type."""
         kept = self._kept
         if kept is None or type(value) is self._plain:
             return value
@@ -112,7 +115,7 @@ class State(DeclaredState):
         return JobError(f"{type(self).__name__} {self.name!r}: {what}{misfit}")
 
     def clear(self) -> None:
-        """Forget the entry of the current key."""
+        """Remove the entry of the current key. Without an entry, nothing changes."""
         entries, key = self._here()
         if key in entries:
             del entries[key]
@@ -125,26 +128,26 @@ class State(DeclaredState):
         return "pickled" if self.type is None else str(self.type)
 
     def freeze(self, new_id: Callable[[], str], stored_bytes: Callable[[str], int | None]) -> Frozen | None:
-        """What a snapshot has to hold: nothing in it will ever change."""
+        """Return what a snapshot has to hold, or None if that is nothing. None of it changes afterwards."""
         self._own = set()
         return self.log.freeze(new_id, stored_bytes)
 
     def entries(self) -> dict[Any, Any]:
-        """By key, what is held now: not to be changed."""
+        """All entries by key; not to be changed."""
         assert self._entries is not None
         return self._entries
 
     def columns_of(self, entries: Mapping[Any, Any]) -> tuple[list[Any], list[Any], list[Any]]:
-        """Entries as rows: their keys, namespaces (none where there are none) and values. Any thread."""
+        """Return entries as rows: their keys, namespaces (if there are any) and values. Any thread."""
         return list(entries), [], list(entries.values())
 
     def thaw(self, rows: Iterable[StateRow]) -> None:
-        """Take back such rows, of keys that have no entry."""
+        """Restore such rows, for keys that have no entry."""
         assert self._entries is not None
         self._entries.update((key, value) for key, _, value in rows)
 
     def forget(self, keys: Iterable[Any]) -> None:
-        """Newer rows of these keys follow, or none."""
+        """Remove the entries of these keys, before newer rows of them are restored, or because they were removed."""
         assert self._entries is not None
         if self._entries:
             for key in keys:
@@ -152,7 +155,7 @@ class State(DeclaredState):
 
 
 class _Single(State, Generic[T]):
-    """One value per key. Read for each row, so the way to a plain value is short."""
+    """One value per key. It is read for each row, so the path to a plain value is short."""
 
     def _get(self, default: T) -> T:
         entries, scope = self._entries, self._scope
@@ -162,7 +165,7 @@ class _Single(State, Generic[T]):
         return cast(T, value) if type(value) in _FROZEN else self._own_copy(value)
 
     def _own_copy(self, value: T) -> T:
-        """A value that may be changed in place, and that no snapshot refers to."""
+        """Return a value that may be changed in place and that no snapshot refers to."""
         entries, key = self._here()
         if key not in self._own:
             value = copy.deepcopy(value)
@@ -189,7 +192,11 @@ class _Single(State, Generic[T]):
 
 
 class ValueState(_Single[T]):
-    """One value per key, `default` where none was set."""
+    """One value per key, for process functions.
+
+    `type`: the Arrow type of the value at rest; without one it is pickled. `default`: what reading returns for a key
+    without a value. Raises SchemaError if the default does not fit the type.
+    """
 
     kind = "value"
 
@@ -210,7 +217,7 @@ class ValueState(_Single[T]):
 
 
 class ReducingState(_Single[T]):
-    """One value per key: `reduce(value, added)` of everything added."""
+    """One value per key, to which `add` applies `reduce(value, added)`."""
 
     kind = "reducing"
 
@@ -224,7 +231,7 @@ class ReducingState(_Single[T]):
 
     @property
     def value(self) -> T | None:
-        """None when nothing was added."""
+        """The reduced value of the current key; None if nothing has been added."""
         return cast("_Single[T | None]", self)._get(None)
 
 
@@ -241,7 +248,7 @@ class ListState(State, Generic[T]):
         self._list().extend(kept)
 
     def set(self, values: Iterable[T]) -> None:
-        """Replace the whole list."""
+        """Replace the whole list of the current key."""
         entries, key = self._here()
         kept = [self._keep(value) for value in values]
         entries[key] = self.log.changed[key] = kept
@@ -276,7 +283,9 @@ class ListState(State, Generic[T]):
 
 
 class MapState(State, MutableMapping[K, V]):
-    """A dict per key, empty at first. `key_type`: the Arrow type of the map's own keys at rest, else pickled."""
+    """A dict per key, empty at first. `key_type`: the Arrow type of the map's keys at rest; without one they are
+    pickled.
+    """
 
     kind = "map"
 
@@ -314,16 +323,18 @@ class MapState(State, MutableMapping[K, V]):
     def _write(self) -> dict[K, V]:
         entries, key = self._here()
         if not self._scope.writable:
-            raise JobError(f"state {self.name!r} can be changed in process_broadcast only")
+            raise JobError(f"state {self.name!r} can only be changed in process_broadcast")
         if key not in self._own or key not in entries:
             entries[key] = self.log.changed[key] = dict(entries.get(key, {}))
             self._own.add(key)
         return cast("dict[K, V]", entries[key])
 
     def _named(self, name: Any) -> Any:
-        """A key as it is kept. Raises JobError when it is not of the declared type."""
+        """Return a key of the map as it is stored. Raises JobError if it is not of the declared type."""
         if is_nan(name):
-            raise JobError(f"state {self.name!r}: {name!r} as a key equals nothing, itself included: it is never found")
+            raise JobError(
+                f"state {self.name!r}: {name!r} as a key equals nothing, not even itself, so it would never be found"
+            )
         if self._key_form is None:
             return name
         try:
@@ -392,14 +403,17 @@ class MapState(State, MutableMapping[K, V]):
 
 
 class BroadcastState(MapState[K, V]):
-    """A dict that every subtask holds alike; see BroadcastProcessFunction."""
+    """A dict that is the same in every subtask; see BroadcastProcessFunction."""
 
     kind = "broadcast"
     is_keyed = False
 
 
 def _form_of(state: State, type: pa.DataType | None) -> Form | None:
-    """None where values are pickled, which keeps any. Raises SchemaError for what is no type, or has no Python form."""
+    """Return the form of values of `type`; None if values are pickled, which stores any.
+
+    Raises SchemaError for what is not an Arrow type, and for one that has no Python form.
+    """
     if type is None:
         return None
     if not isinstance(type, pa.DataType):

@@ -1,4 +1,4 @@
-"""Which code is a job's own: looked up in what is sent to its slots."""
+"""Determines which code is the job's own, from what is sent to its slots."""
 
 from __future__ import annotations
 
@@ -17,12 +17,11 @@ _ENGINES = ("midstream", "pyspark")
 
 
 def own_code(shipped: object, modules: Iterable[str] = (), trusted: Iterable[str] = ()) -> OwnCode:
-    """The classes that travel with `shipped` by value, and the packages of the user's that slots import.
+    """Return the classes that travel with `shipped` by value, and the user's packages that slots import.
 
-    `modules`: the first names of those that travel as files. What these import of each other cannot be seen in
-    `shipped`, which refers to what is defined in them by name. A package in `shipped` is the user's if it is not
-    installed, or if a function, source, sink or accumulator is defined in it. Raises whatever pickling `shipped`
-    raises.
+    `modules`: the top-level names of the modules that travel as files. What these import from each other cannot be seen
+    in `shipped`, which refers to their contents by name. A package in `shipped` is the user's if it is not installed,
+    or if a function, source, sink or accumulator is defined in it. Raises whatever pickling `shipped` raises.
     """
     recorder = _Recorder(io.BytesIO())
     recorder.dump(shipped)  # type: ignore[no-untyped-call]  # cloudpickle has no annotations
@@ -35,11 +34,13 @@ class _Recorder(JobPickler):
         self.classes: dict[int, type] = {}
         self.packages: set[str] = set()
         self._variables: dict[int, Mapping[str, Any]] = {}
-        """Of the modules in which functions are defined that travel by value."""
+        """The variables of the modules that define functions which travel by value."""
 
     def named_classes(self) -> Iterator[type]:
-        """Without those whose name means another one of them: `dataclass(slots=True)` makes a class anew, while its
-        methods go on referring to the first; and in a notebook a cell may have run twice.
+        """Yield the shipped classes, without those whose name means another one.
+
+        `dataclass(slots=True)` creates a class anew while its methods still refer to the first one; and a notebook cell
+        may have run twice.
         """
         meant = {}
         for each in self.classes.values():
@@ -65,7 +66,7 @@ class _Recorder(JobPickler):
 
 
 def _variable(variables: Mapping[str, Any], named: type) -> Any:
-    """What the name of that class means in the module with these variables."""
+    """Return what the class's name means in the module that has these variables."""
     first, *rest = named.__qualname__.split(".")
     found = variables.get(first) if variables.get("__name__") == named.__module__ else None
     for part in rest:
@@ -78,7 +79,7 @@ def _package(module: str) -> str:
 
 
 def _extends_an_engine(item: object) -> bool:
-    """Whether it is a class that somebody has written for midstream or for Spark."""
+    """Whether `item` is a user's class that extends a class of midstream or Spark."""
     if not isinstance(item, type) or _package(item.__module__) in _ENGINES:
         return False
     return any(_package(base.__module__) in _ENGINES for base in item.__mro__)
@@ -86,6 +87,6 @@ def _extends_an_engine(item: object) -> bool:
 
 @cache
 def _is_users(module: str) -> bool:
-    """Whether it is neither installed nor of the standard library."""
+    """Whether the module is neither installed nor part of the standard library."""
     file = getattr(sys.modules.get(module), "__file__", None)
     return isinstance(file, str) and _package(module) not in _ENGINES and not is_installed(file)

@@ -1,7 +1,7 @@
-"""Parts of state by key and by the time at which they end: those of a few keys, or those that are due, are looked up.
+"""Parts indexed by key and end time, so that the parts of a few keys, or those that are due, are looked up.
 
-Parts lie in runs in the order in which they were made. A run is sorted by a hash of the key, so that all parts of a key
-are found by binary searches. Taking parts out only marks them as gone; a run of which half are gone is written anew.
+Parts lie in runs in the order in which they were made. A run is sorted by a hash of the key, so binary searches find
+all parts of a key. Removing parts only marks them; a run of which half are removed is rewritten.
 """
 
 from __future__ import annotations
@@ -21,30 +21,35 @@ Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 
 RUNS_MAX: Final = 12
-"""More are merged: each costs a lookup some 50 µs. Fewer would be merged more often, which costs some µs a row each time."""
+"""The number of runs above which they are merged.
+
+Each run costs a lookup some 50 µs; more frequent merging would cost some µs per row each time.
+"""
 
 _GONE: Final = np.iinfo(np.int64).max
 _ROW: Final = "__row"
 
 
 class IndexedRun(Run):
-    """Parts by `hashes`, and when each of them ends; `rows` of them are there, the others are gone."""
+    """Parts sorted by `hashes`, and the end time of each; `rows` of them are live, the others have been removed."""
 
     __slots__ = ("_living", "_there", "ends", "first_end", "hashes")
 
     def __init__(self, frame: pl.DataFrame, hashes: UInt64s, ends: Int64s) -> None:
-        """Rows of one key stay in their order. What is in order, or nearly, takes little more time than to copy it."""
+        """Sort parts by hash; rows of one key stay in their order. Sorting rows that are nearly sorted costs little
+        more than a copy.
+        """
         order = hashes.argsort(kind="stable")
         super().__init__(frame[order])
         self.hashes, self.ends = hashes[order], ends[order]
         self.first_end = int(self.ends.min())
-        """No row that is there ends before this."""
+        """No live row ends before this."""
         self._there: Bools | None = None
-        """Which ones, if not all; never changed in place, since snapshots refer to it."""
+        """Which rows are live, or None for all; never changed in place, since snapshots refer to it."""
         self._living: Run | None = None
 
     def positions(self, hashes: UInt64s) -> Int64s:
-        """Of all rows that are there with one of these hashes, which are sorted, each once."""
+        """Return the positions of all live rows with one of these hashes, which are sorted and distinct."""
         if len(hashes) > len(self.hashes):
             at = np.minimum(hashes.searchsorted(self.hashes), len(hashes) - 1)
             return self._there_of(np.flatnonzero(hashes[at] == self.hashes))
@@ -56,7 +61,7 @@ class IndexedRun(Run):
         return self._there_of(np.arange(int(counts.sum())) + np.repeat(begins - before, counts))
 
     def ended(self, until: int) -> Int64s:
-        """Positions of the rows that are there and end by then."""
+        """Return the positions of the live rows that end by `until`."""
         if self.first_end > until:
             return np.empty(0, np.int64)
         return self._there_of(np.flatnonzero(self.ends <= until))
@@ -73,14 +78,14 @@ class IndexedRun(Run):
         self.rows -= len(positions)
 
     def tidied(self) -> IndexedRun:
-        """Without what is gone, if that is half of it or more."""
+        """Return a run without removed rows if at least half of them are; otherwise this one."""
         if self._there is None or 2 * self.rows > len(self.ends):
             return self
         return IndexedRun(self.living.frame, self.hashes[self._there], self.ends[self._there])
 
     @property
     def living(self) -> Run:
-        """What is there; the same one as long as that is the same."""
+        """The live rows; the same object until they change."""
         if self._there is None:
             return self
         if self._living is None:
@@ -89,7 +94,7 @@ class IndexedRun(Run):
 
 
 class LivingRun(Run):
-    """Some rows of a frame, which are picked when they are first asked for."""
+    """Some rows of a frame, which are selected when first asked for."""
 
     __slots__ = ("_of", "_picked", "_there")
 
@@ -99,14 +104,14 @@ class LivingRun(Run):
         self.chunk_id = self.groups = None
 
     @property
-    def frame(self) -> pl.DataFrame:  # type: ignore[override]  # nobody assigns another one
+    def frame(self) -> pl.DataFrame:  # type: ignore[override]  # it is never assigned
         if self._picked is None:
             self._picked = self._of.filter(pl.Series(self._there))
         return self._picked
 
 
 class PartIndex:
-    """Parts with the columns `keys` and `end`, int64. `merge` makes as few parts as it can of some frames of them."""
+    """Parts with the columns `keys` and `end`, int64. `merge` reduces frames of parts to as few parts as possible."""
 
     def __init__(self, keys: Sequence[str], end: str, merge: Merge) -> None:
         self._keys = tuple(keys)
@@ -121,16 +126,18 @@ class PartIndex:
 
     @property
     def living(self) -> list[Run]:
-        """All parts, for a snapshot."""
+        """Return all parts, for a snapshot."""
         return [run.living for run in self.runs]
 
     def append(self, parts: pl.DataFrame) -> None:
-        """Behind all others. `compact` may follow once some of them will not be taken out again at once."""
+        """Append parts after all others. Call `compact` later, once some of them are going to stay."""
         if parts.height:
             self.runs.append(self._indexed(parts))
 
     def keys_of_ended(self, after: int, until: int, again_until: int) -> pl.DataFrame | None:
-        """The keys, each once, of the parts that end after `after` and by `until`, or by `again_until`; None if there are none."""
+        """Return the distinct keys of the parts that end after `after` and by `until`, or by `again_until`; None if
+        none do.
+        """
         found = []
         for run in self.runs:
             positions = run.ended(until)
@@ -141,7 +148,7 @@ class PartIndex:
         return pl.concat(found).select(self._keys).unique(maintain_order=True) if found else None
 
     def take(self, keys: pl.DataFrame) -> pl.DataFrame | None:
-        """All parts of these keys, in the order in which they were made; they are not here any more."""
+        """Remove and return all parts of these keys, in the order in which they were made."""
         hashes = np.unique(self._hashes(keys))
         found = [(run, run.positions(hashes)) for run in self.runs]
         found = [(run, positions) for run, positions in found if len(positions)]
@@ -169,7 +176,9 @@ class PartIndex:
         self._tidy()
 
     def compact(self) -> None:
-        """If there are many runs, let each be more than twice as long as the next: the long ones are seldom merged then."""
+        """If there are many runs, merge until each is more than twice as long as the next; long ones are then rarely
+        merged.
+        """
         if len(self.runs) <= RUNS_MAX:
             return
         together: list[list[IndexedRun]] = []

@@ -1,8 +1,8 @@
-"""State at rest: every piece of operator state is an Arrow table and a rule for redistributing it.
+"""State at rest: every piece of operator state is an Arrow table with a rule for redistributing it.
 
-A snapshot of an operator is a dict of named parts. A part's `chunks` are immutable: they may be
-written to a file by an I/O thread while the operator works on, and a chunk that an earlier
-checkpoint has already stored is recognised by its id and not written again.
+A snapshot of an operator is a dict of named parts. A part's `chunks` are immutable: they may be written to a file by an
+I/O thread while the operator continues, and a chunk that an earlier checkpoint has already stored is recognised by its
+id and not written again.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Redistribute(Enum):
     KEYED = "keyed"
     """Rows carry their key group in column `__key_group` (int32); each goes to its owner."""
     SPLIT = "split"
-    """All rows of all subtasks, dealt out round robin."""
+    """All rows of all subtasks, dealt out round-robin."""
     UNION = "union"
     """Every subtask gets all rows of all subtasks."""
     BROADCAST = "broadcast"
@@ -32,9 +32,9 @@ class Redistribute(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """An immutable table. `id` is unique for as long as the job lives; the same id is the same rows.
+    """An immutable table. `id` is unique for as long as the job lives; the same id means the same rows.
 
-    One without a table is only referred to: a completed checkpoint has it in a file.
+    A chunk without a table is only a reference: a completed checkpoint has it in a file.
     """
 
     id: str
@@ -42,9 +42,9 @@ class Chunk:
 
     @property
     def table(self) -> pa.Table:
-        """Raises InvariantError where there is none."""
+        """The rows. Raises InvariantError if the chunk is only a reference."""
         if self.made is None:
-            raise InvariantError(f"chunk {self.id} was let go, but no completed checkpoint has it")
+            raise InvariantError(f"chunk {self.id} was released, but no completed checkpoint has it")
         return self.made
 
 
@@ -54,5 +54,5 @@ class StatePart:
     chunks: tuple[Chunk, ...]
 
     def table(self) -> pa.Table:
-        """All chunks as one table. Raises ValueError when there are none."""
+        """Return all chunks as one table. Raises ValueError if there are none."""
         return pa.concat_tables([chunk.table for chunk in self.chunks])

@@ -1,4 +1,6 @@
-"""NumPy's values in pickles: type, shape and bytes. NumPy's own form has its reader take addresses out of the pickle."""
+"""NumPy values in pickles: type, shape and bytes. NumPy's own form would have its reader follow addresses in the
+pickle.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,10 @@ Reduced = tuple[Callable[..., Any], tuple[Any, ...]]
 
 
 def reduced(item: Any) -> Reduced | None:
-    """How to make an array, a number or a type again; None for what is none of them. Raises ValueError for what has no such form."""
+    """Return how to rebuild an array, a number or a type; None for anything else.
+
+    Raises ValueError for what cannot be stored in this form.
+    """
     if isinstance(item, np.dtype):
         return dtype, (_description(item),)
     if type(item) is np.ndarray:
@@ -27,7 +32,7 @@ def reduced(item: Any) -> Reduced | None:
 
 
 def dtype(description: Any) -> np.dtype[Any]:
-    """Raises ValueError for a type with references in it."""
+    """Return the described type. Raises ValueError for a type that holds references."""
     made: np.dtype[Any] = np.lib.format.descr_to_dtype(description)
     if made.hasobject:
         raise ValueError(f"a pickle has an array of the type {made}, which holds references")

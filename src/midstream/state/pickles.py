@@ -1,9 +1,9 @@
-"""Pickles of values that have no Arrow type: what state, accumulators and data sources store of Python objects.
+"""Pickles of values that have no Arrow type: the Python objects that states, accumulators and data sources store.
 
-A pickle is a program: who may write one can have its reader call anything. These may only make plain values and
-instances of the job's own classes. They refer to those by name: the code of a class is that of the job that reads, and
-never comes out of a checkpoint. Both directions go by one rule, so a value that could not be read back is refused when
-it is written.
+A pickle is a program: its writer can make its reader call anything. The pickles written and read here can only make
+plain values and instances of the job's own classes. They refer to classes by name: the code of a class is that of the
+job that reads, and never comes from a checkpoint. Writing and reading follow one rule, so a value that could not be
+read back is refused when it is written.
 
 A job's own classes are those that it ships (`OwnCode`). Other packages are called only if the job names them.
 """
@@ -28,7 +28,7 @@ from midstream.state import pickled_arrays
 
 _MAIN = "__main__"
 _LOADED = "__midstream__"
-"""What the module of a job's file is called when `midstream run` loads it."""
+"""The name of the module that `midstream run` makes of a job's file."""
 
 _PLAIN = {
     "array": "array _array_reconstructor",
@@ -47,7 +47,7 @@ _PLAIN = {
     "zoneinfo": "ZoneInfo",
 }
 _CALL_ANYTHING = {"builtins", "_operator", "operator", "functools", "_functools"}
-"""To trust one of these would be to trust everything."""
+"""Trusting one of these modules would mean trusting everything."""
 _PLAIN_NAMES = {(module, name) for module, names in _PLAIN.items() for name in names.split()} | {
     ("builtins", name)
     for name, item in vars(builtins).items()
@@ -55,13 +55,16 @@ _PLAIN_NAMES = {(module, name) for module, names in _PLAIN.items() for name in n
 }
 
 _LOOKS_UP = re.compile(rb"[ciPQ\x82-\x84\x93]")
-"""The codes of all instructions that look something up by name or number: GLOBAL, INST, PERSID, BINPERSID, EXT1 to EXT4,
-STACK_GLOBAL. Without any of these bytes a pickle makes numbers, text, bytes and plain containers, and calls nothing."""
+"""The opcodes of all instructions that look something up by name or number.
+
+They are GLOBAL, INST, PERSID, BINPERSID, EXT1 to EXT4, and STACK_GLOBAL. A pickle without any of these bytes makes
+numbers, strings, bytes and plain containers, and calls nothing.
+"""
 
 
 @dataclass(frozen=True)
 class OwnCode:
-    """What a job brings along: `classes` that are shipped by value, and `packages` (first names) that slots import.
+    """The code that a job ships: `classes` by value, and `packages` (top-level names) that slots import.
 
     `trusted`: other packages of which anything may be called.
     """
@@ -70,7 +73,7 @@ class OwnCode:
     packages: frozenset[str] = frozenset()
     trusted: frozenset[str] = frozenset()
     named: Mapping[tuple[str, str], type | None] = field(init=False, repr=False, compare=False)
-    """`classes` by module and qualified name; None where two have the same."""
+    """`classes` by module and qualified name; None if two of them share it."""
 
     def __post_init__(self) -> None:
         named: dict[tuple[str, str], type | None] = {}
@@ -84,13 +87,13 @@ class OwnCode:
 
 
 class Pickles:
-    """Writes and reads values."""
+    """Writes and reads values as restricted pickles."""
 
     def __init__(self, own: OwnCode) -> None:
         self._own = own
 
     def dumps(self, value: Any, what: str) -> bytes:
-        """Raises JobError for a value that could not be read back. Any thread."""
+        """Pickle a value. Raises JobError if it could not be read back. Any thread."""
         kind = type(value)
         if kind is int or kind is str or kind is float or kind is bool or kind is bytes or value is None:
             # there is nothing to ask about: the same bytes, in a fifth of the time
@@ -110,11 +113,13 @@ class Pickles:
             try:
                 self.loads(data, what)
             except StorageError as error:
-                raise JobError(f"{error}; so it is not stored") from error
+                raise JobError(f"{error}; the value is not stored") from error
         return data
 
     def loads(self, data: bytes, what: str) -> Any:
-        """Raises StorageError for what the rule refuses, and for what is no pickle. Any thread."""
+        """Unpickle a value. Raises StorageError for what the rule refuses, and for data that is not a pickle. Any
+        thread.
+        """
         try:
             if _LOOKS_UP.search(data) is None:  # numbers, above all, and five times as fast
                 return pickle.loads(data)
@@ -128,7 +133,7 @@ class Pickles:
         return name in self._own.named
 
     def find(self, module: str, name: str) -> Any:
-        """What a pickle may call by that name. Raises _Refused."""
+        """Return what a pickle may call by this name. Raises _Refused."""
         module = _MAIN if module == _LOADED else module
         if (module, name) in _PLAIN_NAMES:
             return _attribute(module, name)
@@ -158,19 +163,19 @@ class Pickles:
         if package in _CALL_ANYTHING:
             return (
                 f"{module}.{name} is none of the plain types that a checkpoint may hold: methods, functions and types "
-                "with parameters are not stored, also not by the __reduce__ of a class, or in an attribute as "
+                "with parameters are not stored, not even by the __reduce__ of a class, or in an attribute as "
                 "Box[int]() sets it (write Box())"
             )
         return (
             f"{module}.{name} is neither the job's own nor one of the plain types that a checkpoint may hold. Store "
             f"plain values, or instances of classes of your own; or give Environment(trusted_packages=[{package!r}]): "
-            "then whoever can write to the checkpoint directory can have everything in that package called"
+            "but then anyone with write access to the checkpoint directory can have everything in that package called"
         )
 
     def check(self, item: object, module: str, name: str) -> tuple[str, str]:
-        """That `find` gives just that item by that name. Raises _Refused."""
+        """Check that `find` returns exactly this item for the name. Raises _Refused."""
         if self.find(module, name) is not item:
-            raise _Refused(f"{module}.{name} is another class than the one of that name that the job was started with")
+            raise _Refused(f"{module}.{name} is not the class of that name that the job was started with")
         return module, name
 
 
@@ -183,10 +188,10 @@ class _Writer(pickle.Pickler):
         super().__init__(buffer, pickle.HIGHEST_PROTOCOL)
         self._rule = rule
         self.named: set[tuple[str, str]] = set()
-        """Classes and functions that the pickle refers to."""
+        """Classes and functions to which the pickle refers."""
 
     def reducer_override(self, item: Any) -> Any:
-        """Asked for everything but numbers, text, bytes, lists, tuples, dicts and sets."""
+        """Called by pickle for everything except numbers, strings, bytes, lists, tuples, dicts and sets."""
         kind = type(item)
         if isinstance(item, type) or kind is FunctionType or kind is BuiltinFunctionType:
             if item is _shipped:
@@ -208,7 +213,7 @@ class _Writer(pickle.Pickler):
         return reduced
 
     def _reduced(self, item: Any, kind: type) -> Any:
-        """What pickle would ask for itself."""
+        """Return the reduction that pickle itself would use."""
         registered = copyreg.dispatch_table.get(kind)
         return item.__reduce_ex__(pickle.HIGHEST_PROTOCOL) if registered is None else registered(item)
 
@@ -225,7 +230,9 @@ class _Reader(pickle.Unpickler):
 
 
 def _shipped(module: str, name: str) -> type:
-    """A class that the job ships by value, as no slot could import it: in pickles stands for the reader's `find`."""
+    """A class that the job ships by value, since no slot could import it; in pickles, it stands for the reader's
+    `find`.
+    """
     raise AssertionError("a reader has its own")
 
 

@@ -1,8 +1,7 @@
-"""Keyed state in columns: a table of the rows of all keys of a subtask.
+"""Keyed state in columns: one table of the rows of all keys of a subtask.
 
-A declaration is a class attribute; when the operator opens, its function gets a bound copy of it,
-which holds rows. These lie in frames that never change: a snapshot refers to them, and a large one
-that was stored once is not stored again.
+A declaration is a class attribute; when the operator opens, its function gets a bound copy of it, which holds rows. The
+rows lie in frames that never change: a snapshot refers to them, and a large frame is stored only once.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from midstream.state.declared import DeclaredState
 from midstream.state.parts import KEY_GROUP, Chunk
 
 PIECES_MAX: Final = 64
-"""A frame in more pieces of memory than this is copied into one: each costs time in whatever is done with it."""
+"""A frame in more pieces of memory than this is copied into one, since every operation pays for each piece."""
 
 
 class TableState(DeclaredState):
-    """A polars DataFrame with the columns of `schema`: the rows of all keys of this subtask, none at first.
+    """A polars DataFrame with the columns of `schema`: the rows of all keys of this subtask, empty at first.
 
-    `schema` has the columns that the stream is keyed by (of two streams: the first one's), with
-    their types; it is by them that rows are dealt out when the job goes on at another parallelism.
-    So a table may hold rows only of keys that the function was given here.
+    `schema` has the columns that the stream is keyed by (of two streams: the first one's), with their types; by them
+    the rows are redistributed when the job resumes at another parallelism. So a table may hold rows only of keys that
+    the function was given here.
     """
 
     kind = "table"
@@ -48,18 +47,18 @@ class TableState(DeclaredState):
         self._form: StateForm
         self._empty: pl.DataFrame
         self._is_exact: bool
-        """Whether polars has the types of the schema themselves, and not finer ones."""
+        """Whether polars has exactly the types of the schema, not finer ones."""
         self._whole: pl.DataFrame | None
-        """All rows in one frame, once somebody has asked for it."""
+        """All rows in one frame, once it has been asked for."""
         self._frozen: Callable[[], tuple[Chunk, ...]] | None
-        """What the last snapshot was given, for as long as nothing changes: the same chunks again."""
+        """The result of the last snapshot, which is reused until a row changes."""
 
     @property
     def frame(self) -> pl.DataFrame:
-        """All rows, those of a key in the order in which they were put in.
+        """All rows; those of a key are in the order in which they were added.
 
-        Assign another frame to replace them: its columns must be those of the schema, in any order.
-        To change a frame in place changes nothing here.
+        Assign another frame to replace them: its columns must be those of the schema, in any order. Changing a frame in
+        place has no effect on the state.
         """
         runs = self._bound_runs()
         if self._whole is None:
@@ -73,7 +72,7 @@ class TableState(DeclaredState):
         self._hold([Run(whole)] if whole.height else [], whole)
 
     def append(self, frame: pl.DataFrame) -> None:
-        """Add rows behind all others. Those of a large table are not stored again by each checkpoint then."""
+        """Add rows at the end. Unlike assigning to `frame`, this does not store a large table again in each checkpoint."""
         runs = list(self._bound_runs())
         rows = self._conforming(frame)
         if not rows.height:
@@ -88,7 +87,7 @@ class TableState(DeclaredState):
 
     def _bound_runs(self) -> list[Run]:
         if self._runs is None:
-            raise JobError("TableState works only inside a function on batches, declared as an attribute of its class")
+            raise JobError("TableState only works inside a function on batches, declared as an attribute of its class")
         return self._runs
 
     def _conforming(self, given: object) -> pl.DataFrame:
@@ -100,7 +99,9 @@ class TableState(DeclaredState):
             frame = to_polars(from_polars(frame, self.schema, where))
         for key in self._form.keys:
             if frame.get_column(key).null_count():
-                raise JobError(f"{where}: key column {key!r} is null in some row; a row without its key is nobody's")
+                raise JobError(
+                    f"{where}: key column {key!r} is null in some row; a row without its key belongs to no subtask"
+                )
         return frame.rechunk() if max(frame.n_chunks("all")) > PIECES_MAX else frame.clone()
 
     # ---- for the operator ----
@@ -109,7 +110,7 @@ class TableState(DeclaredState):
         return ", ".join(f"{field.name} {field.type}" for field in self.schema)
 
     def check_keys(self, name: str, keys: Sequence[pa.Field[Any]], where: str) -> None:
-        """Raises SchemaError when the columns `keys` are not among those of the table."""
+        """Raise SchemaError if the columns `keys` are not among those of the table."""
         for key in keys:
             index = self.schema.get_field_index(key.name)
             if index < 0:
@@ -124,7 +125,7 @@ class TableState(DeclaredState):
                 )
 
     def bound(self, name: str, keys: Sequence[str], key_groups: range, max_parallelism: int) -> TableState:
-        """A copy that holds rows, those of `key_groups` only."""
+        """Return a copy that holds rows, only those of `key_groups`."""
         state = copy.copy(self)
         state.name = name
         state._key_groups = key_groups
@@ -135,9 +136,9 @@ class TableState(DeclaredState):
         return state
 
     def freeze(self, ids: Ids, where: str) -> Callable[[], tuple[Chunk, ...]] | None:
-        """All rows as chunks, to be made on the I/O pool; None when there are none.
+        """Return a function that makes chunks of all rows on the I/O pool; None if there are none.
 
-        These raise JobError for a row whose key belongs to another subtask.
+        It raises JobError for a row whose key belongs to another subtask.
         """
         runs, form, owned = self._bound_runs(), self._form, self._key_groups
         if not runs:
@@ -155,7 +156,7 @@ class TableState(DeclaredState):
         return self._frozen
 
     def thaw(self, chunks: Sequence[Chunk], where: str) -> None:
-        """Take back such chunks, of one old subtask or several. Raises StorageError when they have other columns."""
+        """Restore such chunks, of one old subtask or several. Raises StorageError if they have other columns."""
         whole = self._thawed(chunks, where)
         self._hold([Run(whole)] if whole.height else [], whole)
 
@@ -166,7 +167,7 @@ class TableState(DeclaredState):
             if not table.schema.equals(self.schema):
                 stored = ", ".join(f"{field.name} {field.type}" for field in table.schema)
                 raise StorageError(
-                    f"{where}: state {self.name!r} in the checkpoint has the columns {stored}; declared now are "
+                    f"{where}: state {self.name!r} in the checkpoint has the columns {stored}; the declared columns are "
                     f"{self.type_text()}. Declare them as they were, or give the operator a new uid to start without state"
                 )
             frames.append(to_polars(table))
@@ -181,5 +182,5 @@ def _check_owner(table: pa.Table, keys: Sequence[str], owned: range, where: str)
         key = ", ".join(f"{name}={table.column(name)[row].as_py()!r}" for name in keys)
         raise JobError(
             f"{where} holds {len(foreign)} rows of keys that belong to other subtasks, the first with {key}: at another "
-            "parallelism they would be lost, or be there twice. Keep a row only under the key that it came with"
+            "parallelism they would be lost or duplicated. Keep a row only under the key that it arrived with"
         )

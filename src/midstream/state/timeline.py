@@ -1,8 +1,8 @@
-"""The rows of a keyed stream, held by key and time: what is put beside a few rows is looked up, not gone over.
+"""The rows of a keyed stream, indexed by key and time, so that the matches of a few rows are looked up.
 
-Rows lie in runs in the order in which they came; a run is sorted by a hash of the key, then by time, so that all rows
-of a key and an interval are found by two binary searches. A row is held for some time after its own. A run whose rows
-are all past that is dropped; of one that has such rows, and others, the dead ones are passed over until they are half.
+Rows lie in runs in the order of arrival; a run is sorted by a hash of the key, then by time, so two binary searches
+find all rows of a key and an interval. A row is held for some time after its own. A run whose rows have all expired is
+dropped; in other runs, expired rows are skipped until they make up half of the run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from midstream.state.parts import Chunk
 from midstream.state.table import TableState
 
 RUN_ROWS: Final = 262_144
-"""A run of so many rows is not merged with others: that would keep all else waiting for longer than some 50 ms."""
+"""A run of this many rows is not merged any more: merging it would block everything else for more than some 50 ms."""
 
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
@@ -31,19 +31,21 @@ _TICKS: Final = np.uint64(2**32 - 1)
 
 
 def _later(times: Int64s, by_us: int) -> Int64s:
-    """So much later, or earlier; as far as there are such numbers."""
+    """Shift times by `by_us`, limited to the range of valid times."""
     first, last = max(MIN_WATERMARK_US, MIN_WATERMARK_US - by_us), min(MAX_WATERMARK_US, MAX_WATERMARK_US - by_us)
     later: Int64s = np.clip(times, first, last) + by_us
     return later
 
 
 class TimedRun(Run):
-    """Rows by `codes`: 32 bits of the hash of the key, then 32 of the time since the first, in ticks of 2^shift µs."""
+    """Rows sorted by `codes`: 32 bits of the key's hash, then 32 of the time since the first row, in ticks of 2^shift
+    µs.
+    """
 
     __slots__ = ("codes", "dead_until", "first", "last", "middle", "shift", "times")
 
     def __init__(self, frame: pl.DataFrame, hashes: UInt64s, times: Int64s) -> None:
-        """`hashes` of 32 bits. What is nearly in order is put in order in little more time than it takes to copy."""
+        """Sort rows; `hashes` have 32 bits. Sorting rows that are nearly sorted costs little more than a copy."""
         self.first, self.last = int(times.min()), int(times.max())
         self.shift = max(0, (self.last - self.first).bit_length() - 32)
         codes = self._codes(hashes, times)
@@ -52,9 +54,9 @@ class TimedRun(Run):
         self.codes, self.times = codes[order], times[order]
         sample = self.times[:: 1 + len(times) // 1024]
         self.middle = int(np.partition(sample, len(sample) // 2)[len(sample) // 2])
-        """About half of the rows are of this time or before it."""
+        """About half of the rows are of this time or earlier."""
         self.dead_until = MIN_WATERMARK_US
-        """Rows up to this time are not there any more."""
+        """Rows up to this time have expired."""
 
     @property
     def hashes(self) -> UInt64s:
@@ -67,8 +69,7 @@ class TimedRun(Run):
         return codes
 
     def beside(self, other: TimedRun, low: int, high: int) -> tuple[Int64s, Int64s]:
-        """Pairs of the positions of a row of `other` and one of these whose key has the same hash, and which is
-        `low` to `high` later."""
+        """Return positions of pairs: a row of `other` and one of these with the same hash, `low` to `high` later."""
         theirs, mine = self._near(other, low, high)
         times = self.times[mine]
         above_low = times.view(np.uint64) - other.times[theirs].view(np.uint64) - np.int64(low).view(np.uint64)
@@ -76,7 +77,7 @@ class TimedRun(Run):
         return theirs[fit], mine[fit]
 
     def _near(self, other: TimedRun, low: int, high: int) -> tuple[Int64s, Int64s]:
-        """Such pairs, and those that are apart by a tick more."""
+        """Return all pairs whose distance is within the interval, and some that miss it by one tick."""
         earliest, latest = _later(other.times, low), _later(other.times, high)
         lowest, highest = (self._codes(other.hashes, times) for times in (earliest, latest))
         begins = self.codes.searchsorted(lowest, "left")
@@ -96,14 +97,17 @@ class TimedRun(Run):
 
 
 class Timeline(TableState):
-    """The rows of one stream. A row is held until event time is `held_us` after its own, that in column `event_time`."""
+    """The rows of one stream.
+
+    A row is held until event time is `held_us` past the row's own time, in column `event_time`.
+    """
 
     def __init__(self, schema: SchemaLike, event_time: str, held_us: int) -> None:
         super().__init__(schema)
         self._time_us = pl.col(event_time).dt.epoch("us")
         self._held_us = held_us
         self._dead_until = MIN_WATERMARK_US
-        """The latest time of which rows have been dropped."""
+        """The latest time up to which rows have been dropped."""
 
     @property  # type: ignore[misc]  # it cannot be replaced
     def frame(self) -> pl.DataFrame:
@@ -112,7 +116,7 @@ class Timeline(TableState):
         return pl.concat(frames) if frames else self._empty.clone()
 
     def append(self, frame: pl.DataFrame) -> TimedRun | None:  # type: ignore[override]
-        """What has come, as it is looked up elsewhere."""
+        """Add rows, and return them as a run that can be looked up in the other stream."""
         rows = self._conforming(frame)
         if not rows.height:
             return None
@@ -121,7 +125,9 @@ class Timeline(TableState):
         return run
 
     def pairs(self, rows: TimedRun | None, low: int, high: int) -> tuple[pl.DataFrame, pl.DataFrame] | None:
-        """Two frames side by side: `rows`, each as often as there is one here of its key, `low` to `high` later; those."""
+        """Return two frames of equal length: the matching rows of `rows`, and their matches here, `low` to `high`
+        later.
+        """
         if rows is None:
             return None
         theirs, mine, before = [], [], 0
@@ -142,7 +148,7 @@ class Timeline(TableState):
         return (left, right) if same.all() else (left.filter(same), right.filter(same))
 
     def advance(self, watermark_us: int) -> None:
-        """Drop what is held no longer."""
+        """Drop rows that have expired at this watermark."""
         dead_until = max(MIN_WATERMARK_US, min(watermark_us - self._held_us, MAX_WATERMARK_US))
         self._dead_until = max(self._dead_until, dead_until)
         runs = self._timed()
@@ -155,7 +161,7 @@ class Timeline(TableState):
                     self._put(TimedRun(*run.living()))
 
     def drop(self, watermarks_of: Callable[[Int32s], Int64s]) -> None:
-        """What is held no longer where event time has come so far, in key groups."""
+        """Drop rows that have expired, given the watermark of each key group."""
         runs = []
         for run in self._timed():
             held = _later(run.times, self._held_us) > watermarks_of(self._form.groups_of(run))
@@ -166,7 +172,7 @@ class Timeline(TableState):
         self._hold(runs)
 
     def without_dead(self) -> None:
-        """Let go of dead rows."""
+        """Remove expired rows."""
         if self.holds_dead:
             runs = [TimedRun(*run.living()) if run.first <= run.dead_until else run for run in self._timed()]
             self._hold(runs)
@@ -179,7 +185,9 @@ class Timeline(TableState):
         return TimedRun(rows, hashes, rows.select(self._time_us).to_series().to_numpy())
 
     def _put(self, run: TimedRun) -> None:
-        """Behind all others. Each run is more than twice as long as the next, unless it is one that is left as it is."""
+        """Append a run, merging runs so that each is more than twice as long as the next, except those of `RUN_ROWS` or
+        more.
+        """
         runs, merged, rows = list(self._timed()), [run], run.frame.height
         while runs and runs[-1].frame.height <= min(2 * rows, RUN_ROWS - 1):
             merged.append(runs.pop())
@@ -193,12 +201,12 @@ class Timeline(TableState):
 
     @property
     def holds_dead(self) -> bool:
-        """Whether rows would be stored that are not there any more."""
+        """Whether expired rows would be stored."""
         return any(run.first <= run.dead_until for run in self._timed())
 
     @property
     def holds_late(self) -> bool:
-        """Whether rows are there that came when they should have been dropped already: until the next watermark."""
+        """Whether rows are held that arrived after they should have been dropped; this lasts until the next watermark."""
         return any(run.dead_until < run.first <= self._dead_until for run in self._timed())
 
     def thaw(self, chunks: Sequence[Chunk], where: str) -> None:

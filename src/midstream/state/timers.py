@@ -1,4 +1,4 @@
-"""Timers per key: each (time, key) once, due in order of time, and of those by when they were set."""
+"""Timers per key: each (time, key) is set once; they are due in order of time, then of setting."""
 
 from __future__ import annotations
 
@@ -10,17 +10,20 @@ from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.state.entry_log import GONE, EntryLog
 
 TimerRow: TypeAlias = tuple[int, Any]
-"""Time in microseconds, key."""
+"""The time in microseconds, and the key."""
 
 _Entry: TypeAlias = tuple[int, int, Any]
-"""Time, number, key: timers of one time are due by their numbers."""
+"""The time, the number and the key; timers of the same time are due in the order of their numbers."""
 
 STRETCH_BITS: Final = 22
-"""Timers of 2^22 µs, some four seconds, lie together, in no order until the first of them is due."""
+"""Timers of 2^22 µs, some four seconds, form a stretch, which is unordered until the first of them is due."""
 
 
 class TimerQueue:
-    """Deleting is lazy: an entry counts only while `_live` has its number. Of entries that lie together more than half count."""
+    """The timers of one kind. Deletion is lazy: an entry is valid only while `_live` has its number.
+
+    Of the entries of a stretch, more than half are valid.
+    """
 
     def __init__(self) -> None:
         self._live: dict[TimerRow, int] = {}
@@ -28,13 +31,15 @@ class TimerQueue:
         self.log = EntryLog(self._live)
         self._opened = (MIN_WATERMARK_US >> STRETCH_BITS) - 1
         self._heap: list[_Entry] = []
-        """Entries of the stretch `_opened`, and of those before it. A heap of few is not slowed down by the many that are not due."""
+        """Entries of the stretch `_opened` and earlier ones. Timers that are not yet due do not slow this small heap
+        down.
+        """
         self._closed: dict[int, list[_Entry]] = {}
-        """Entries of later stretches."""
+        """The entries of later stretches."""
         self._stretches: list[int] = []
-        """The keys of `_closed`, and some that it has no more: a heap."""
+        """A heap of the keys of `_closed`, and of some that it no longer has."""
         self._dead: dict[int, int] = {}
-        """By stretch, `_opened` for all in the heap: so many entries at most do not count."""
+        """An upper bound of invalid entries by stretch; `_opened` stands for all in the heap."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -43,7 +48,7 @@ class TimerQueue:
         return timer in self._live
 
     def add(self, time_us: int, key: Any) -> None:
-        """Setting what is set already changes nothing."""
+        """Set a timer. Setting one that is already set changes nothing."""
         timer = time_us, key
         number = self._numbers + 1
         if self._live.setdefault(timer, number) != number:
@@ -60,7 +65,7 @@ class TimerQueue:
             heapq.heappush(self._stretches, stretch)
 
     def delete(self, time_us: int, key: Any) -> None:
-        """Deleting what is not set changes nothing."""
+        """Delete a timer. Deleting one that is not set changes nothing."""
         timer = time_us, key
         if self._live.pop(timer, None) is None:
             return
@@ -82,7 +87,7 @@ class TimerQueue:
                 self._stretches = sorted(self._closed)
 
     def _open(self, until_us: int) -> bool:
-        """The first stretch, once all before it are over; False if it begins later than that."""
+        """Open the first stretch that is not over; return False if it begins after `until_us`."""
         while self._stretches and self._stretches[0] << STRETCH_BITS <= until_us:
             stretch = heapq.heappop(self._stretches)
             if stretch in self._closed:
@@ -93,7 +98,7 @@ class TimerQueue:
         return False
 
     def next_us(self) -> int | None:
-        """When the next timer is due."""
+        """Return when the next timer is due; None if none is set."""
         while self._heap or self._open(MAX_WATERMARK_US):
             time_us, number, key = self._heap[0]
             if self._live.get((time_us, key)) == number:
@@ -102,7 +107,7 @@ class TimerQueue:
         return None
 
     def pop(self, until_us: int) -> TimerRow | None:
-        """The next timer, if it is due by then."""
+        """Remove and return the next timer if it is due by then."""
         while self._heap or self._open(until_us):
             if self._heap[0][0] > until_us:
                 return None
@@ -115,7 +120,7 @@ class TimerQueue:
         return None
 
     def timers(self) -> list[TimerRow]:
-        """All timers as they are now, in the order in which they were set."""
+        """Return all timers that are set, in the order in which they were set."""
         return list(self._live)
 
     def thaw(self, rows: Iterable[TimerRow]) -> None:
@@ -123,7 +128,7 @@ class TimerQueue:
             self.add(time_us, key)
 
     def forget(self, timers: Iterable[TimerRow]) -> None:
-        """Newer rows of these follow, or none."""
+        """Remove these timers, before newer rows of them are restored, or because they were deleted."""
         if self._live:
             for time_us, key in timers:
                 self.delete(time_us, key)

@@ -1,11 +1,12 @@
-"""Tests of a job, in process: `run`, `job`, `harness`, `check_cuts`, `simulate`, and contract checks for users' own connectors.
+"""Tests of a job, in process: `run`, `job`, `harness`, `check_cuts`, `simulate`, and contract checks for users'
+connectors.
 
-No processes, no JVM, no files: what runs is the engine itself (`inprocess`), with its operators, states and
-watermarks, in the thread of the test, and time stands until the test moves it; `simulate` puts a job through
-failures in the simulator's world (`sim`). May import every room but `bench` and `ui`; nothing but `ui` imports it.
+No processes, no JVM, no files: the engine itself (`inprocess`) runs, with its operators, states and watermarks, in the
+thread of the test, and time stands still until the test advances it; `simulate` puts a job through failures in the
+simulator's world (`sim`). May import every room but `bench` and `ui`; nothing but `ui` imports it.
 
-Reading order: `jobs` (run, job), `inputs` and `results`, `cuts`, `functions` (harness), `sources`, `sinks` and `aggregates`
-(contract checks); then `simulate` and the files that begin with `simulated_`.
+Reading order: `jobs` (run, job), `inputs` and `results`, `cuts`, `functions` (harness), `sources`, `sinks` and
+`aggregates` (contract checks); then `simulate` and the files that begin with `simulated_`.
 """
 
 from midstream.testing.aggregates import check_aggregate as check_aggregate

@@ -1,4 +1,4 @@
-"""The contract of an `Aggregate` or an `Accumulator`, checked: the parts put together in any way give one result."""
+"""Checks the contract of an `Aggregate` or an `Accumulator`: parts give one result in whatever way they are merged."""
 
 from __future__ import annotations
 
@@ -23,26 +23,27 @@ from midstream.testing.nearness import is_near
 RESULT: Final = "result"
 WAYS: Final = 30
 CLOSE: Final = 1e-9
-"""A result such as a variance has larger errors than the sums that it is made of."""
+"""The relative tolerance: a result such as a variance has larger errors than the sums from which it is computed."""
 
 
 def check_aggregate(
     aggregate: AnyAggregate, rows: Sequence[Mapping[str, Any]], schema: SchemaLike | None = None
 ) -> Any:
-    """Whether an aggregate of your own gives one result however its rows are cut and its parts merged; answers that.
+    """Check that an aggregate returns the same result however its rows are cut and its parts merged; return that
+    result.
 
         assert testing.check_aggregate(Median("price"), [{"price": 3}, {"price": 9}, {"price": 5}]) == 5
 
-    `rows`: those of one window, at least three, in the order in which they come. `schema`: their columns, by default
-    inferred. Floats may differ by rounding, one part in 1e9.
+    `rows`: those of one window, at least three, in order of arrival. `schema`: their columns, by default inferred.
+    Floats may differ by rounding, one part in 1e9.
 
-    Raises AssertionError showing two ways of putting the same rows together, and their results: `merge` is not
-    associative, `merge` of a single part changes it, or something is kept from one call to the next. What the functions
-    raise is raised as a JobError.
+    Raises AssertionError showing two ways of merging the same rows, and their results: `merge` is not associative,
+    `merge` of a single part changes it, or something is kept from one call to the next. Exceptions of the functions are
+    raised as a JobError.
     """
     name = type(aggregate).__name__
     if len(rows) < 3:
-        raise AssertionError("check_aggregate: give at least three rows, so that there is something to put together")
+        raise AssertionError("check_aggregate: give at least three rows, so that there is something to merge")
     columns = from_rows(rows).schema if schema is None else as_schema(schema, "check_aggregate")
     batch = as_batch(rows, columns, "check_aggregate")
     timed = batch.append_column(_time_column(columns), pa.array(range(batch.num_rows), pa.timestamp("us")))
@@ -55,14 +56,15 @@ def check_aggregate(
         found = _result(other, _folded(other, parts, right_first))
         if not is_near(whole, found, CLOSE):
             raise AssertionError(
-                f"{name}: {text} give {found!r}, all rows at once give {whole!r}: windows reduce rows batch by batch and merge "
+                f"{name}: {text} give {found!r}, but all rows at once give {whole!r}: windows reduce rows batch by "
+                "batch and merge "
                 "the parts in groups, so merge must be associative, and add and merge must keep nothing elsewhere"
             )
     again = _result(reduction, _merged(reduction, [_part(reduction, frame)]))
     if not is_near(whole, again, CLOSE):
         raise AssertionError(
-            f"{name}: the same rows give {whole!r} the first time and {again!r} the next: something is kept from one call to "
-            "the next; init() must return a new accumulator each time"
+            f"{name}: the same rows give {whole!r} the first time and {again!r} the second time: something is kept "
+            "from one call to the next; init() must return a new accumulator each time"
         )
     return whole
 
@@ -72,7 +74,7 @@ def _time_column(columns: pa.Schema) -> pa.Field[Any]:
 
 
 def _reduction(aggregate: AnyAggregate, schema: pa.Schema, name: str) -> Reduction:
-    """As a window of one slot has it."""
+    """Return the reduction as a window in one slot has it."""
     try:
         copied = unpickled_apart(pickled(aggregate))
     except Exception as error:
@@ -93,7 +95,7 @@ def _merged(reduction: Reduction, parts: Sequence[pl.DataFrame]) -> pl.DataFrame
 
 
 def _folded(reduction: Reduction, parts: list[pl.DataFrame], right_first: bool) -> pl.DataFrame:
-    """Two neighbours at a time, from the left or from the right; their order stays."""
+    """Merge two neighbours at a time, from the left or from the right, keeping their order."""
     while len(parts) > 1:
         at = len(parts) - 2 if right_first else 0
         parts = [*parts[:at], _merged(reduction, parts[at : at + 2]), *parts[at + 2 :]]
@@ -105,7 +107,7 @@ def _result(reduction: Reduction, merged: pl.DataFrame) -> Any:
 
 
 def _ways(rows: int) -> list[tuple[str, list[tuple[int, int]], bool]]:
-    """What to call it, where the parts begin and end, and whether the last ones are merged first."""
+    """Return ways of merging: the name, the ranges of rows in each part, and whether the last ones are merged first."""
     chance = random.Random(0)
     found: list[tuple[str, list[tuple[int, int]], bool]] = []
     for way in range(WAYS):

@@ -1,4 +1,4 @@
-"""One job, its input cut into batches in many ways: the rows that come out must be the same each time."""
+"""Runs one job with its input cut into batches in many ways: the output rows must always be the same."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from midstream.testing.results import Result
 
 ROWS_SHOWN_MAX: Final = 5
 MATCHED_MAX: Final = 400
-"""Of more differing rows than that, near ones are not looked for."""
+"""If more rows differ, near matches are not searched."""
 
 
 def check_cuts(
     what: What, inputs: Mapping[str, Rows] | Rows | None = None, *, cuts: int = 20, parallelism: int = 1
 ) -> Result:
-    """Run the job with its input cut into batches in up to `cuts` different ways, and answer what always came out.
+    """Run the job with its input cut into batches in up to `cuts` ways, and return its output, which must always be the
+    same.
 
-    On a cluster nobody says where batches are cut, so a result must not depend on it. The order of rows does not count.
-    Other arguments as of `run`. Raises AssertionError showing which rows are there with one cut and not with another:
-    a function looks at the whole of a batch, or keeps something between calls outside of its states; or a row is
-    late with one cut and not with another, as it is further behind than the watermark strategy allows.
+    On a cluster, where batches are cut is arbitrary, so a result must not depend on it. The order of rows does not
+    matter. Other arguments as for `run`. Raises AssertionError showing which rows occur with one cut and not with
+    another: a function depends on the whole batch, or keeps something between calls outside of its states; or a row is
+    late with one cut and not with another, because it is further behind than the watermark strategy allows.
     """
     inputs = _kept(inputs)
     first = run(what, inputs, cut=1, parallelism=parallelism)
@@ -40,14 +41,14 @@ def check_cuts(
 
 
 def _kept(inputs: Mapping[str, Rows] | Rows | None) -> Mapping[str, Rows] | Rows | None:
-    """Rows that can be read again for each cut, which an iterator cannot."""
+    """Return rows that can be read again for each cut, which an iterator cannot."""
     if isinstance(inputs, Mapping):
         return {name: list(rows) if isinstance(rows, Iterator) else rows for name, rows in inputs.items()}
     return list(inputs) if isinstance(inputs, Iterator) else inputs
 
 
 def _cuts(number: int) -> Iterator[Cut]:
-    """After one row a batch: the whole, even parts, then parts of all sizes. The same ones in each call."""
+    """Yield cuts other than one row per batch: the whole, even parts, then parts of all sizes; the same in each call."""
     fixed: list[Cut] = ["whole", 2, 3, 5]
     chance = random.Random(0)
     for at in range(number - 1):
@@ -55,7 +56,7 @@ def _cuts(number: int) -> Iterator[Cut]:
 
 
 def _difference(first: Result, other: Result, cut: Cut) -> str:
-    """A text that says which rows differ; "" if none do."""
+    """Describe which rows differ; "" if none do."""
     texts = []
     is_late = False
     theirs = other.tables()
@@ -74,9 +75,9 @@ def _difference(first: Result, other: Result, cut: Cut) -> str:
         "a row is late with one cut and not with another: a watermark follows each batch, and the row is further behind "
         "than with_watermarks() allows"
         if is_late
-        else "where batches are cut is the engine's business. A function on batches must treat each row for itself, and "
-        "keep what it has to remember in its declared states. A timer fires between two batches: on_timer(time) counts "
-        "only rows whose time is at or before `time`. Of two inputs nothing says whose row comes first. "
+        else "the engine decides where batches are cut. A function on batches must treat each row independently, and keep "
+        "what it has to remember in its declared states. A timer fires between two batches: on_timer(time) should only "
+        "count rows whose time is at or before `time`. Rows of two inputs arrive in any order. "
         "(midstream simulate JOB.py looks for the reason)"
     )
     return "\n".join(["the result depends on where batches are cut", *texts, why])
@@ -92,11 +93,13 @@ def _shown(cut: str, rows: list[dict[str, Any]]) -> list[str]:
 def _cut_text(cut: Cut) -> str:
     if cut == "whole":
         return "the whole input in one batch"
-    return f"{cut} rows a batch" if isinstance(cut, int) else f"batches of {', '.join(map(str, list(cut)[:8]))} … rows"
+    return (
+        f"{cut} rows per batch" if isinstance(cut, int) else f"batches of {', '.join(map(str, list(cut)[:8]))} … rows"
+    )
 
 
 def _without(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of the first that the second does not have, or not as often. A row may hold what cannot be hashed."""
+    """Return rows of the first that the second does not have, or has less often. Rows may hold unhashable values."""
     left = Counter(map(repr, others))
     found = []
     for row in rows:
@@ -111,7 +114,7 @@ def _without(rows: list[dict[str, Any]], others: list[dict[str, Any]]) -> list[d
 def _only_in_one(
     one: list[dict[str, Any]], two: list[dict[str, Any]], close: Mapping[str, float]
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Rows of each that the other does not have; floats may differ by the order of adding (`nearness`)."""
+    """Return the rows of each that the other does not have; floats may differ by the order of summation (`nearness`)."""
     only_one, only_two = _without(one, two), _without(two, one)
     if len(only_one) <= MATCHED_MAX and len(only_two) <= MATCHED_MAX:
         for row in list(only_one):

@@ -1,4 +1,4 @@
-"""One function with its states and timers, called alone: `harness`."""
+"""Calls one function with its states and timers, outside of a job: `harness`."""
 
 from __future__ import annotations
 
@@ -48,16 +48,17 @@ def harness(
     parallelism: int = 1,
     now: Instant = NOW,
 ) -> Harness:
-    """A function with its states and timers, as the engine runs it, for a test that calls it.
+    """Return a function with its states and timers, as the engine runs it, for a test that calls it.
 
         counter = harness(Counter(), {"user": str}, {"user": str, "n": int}, key="user")
         assert counter.process({"user": "ann"}) == [{"user": "ann", "n": 1}]
         assert counter.snapshot_and_restore(parallelism=3).state == {"n": {"ann": 1}}
 
     `function`: an instance of a process or batch function. `input`, `output`: the columns of the rows that it takes and
-    returns; `second`: those of its second input, or of its broadcast one. `key`: the columns that the input is keyed by;
-    `second_key`: those of the second input, by default the same. `event_time`: the column with it, of either input;
-    it stands until `advance_to`. `side_outputs`: as of `process()`. Errors as of `process()`.
+    returns; `second`: those of its second input, or of its broadcast one. `key`: the columns that the input is keyed
+    by; `second_key`: those of the second input, by default the same names. `event_time`: the event-time column of
+    either input; event time stands still until `advance_to`. `side_outputs`: as for `process()`. Errors as for
+    `process()`.
     """
     return Harness(
         _stream(function, input, output, _names(key), event_time, second, second_key, second_event_time, side_outputs),
@@ -83,7 +84,7 @@ def _stream(
     second_event_time: str | None,
     side_outputs: Mapping[str, SchemaLike] | None,
 ) -> DataStream:
-    """The job around the function."""
+    """Return the job around the function."""
     env = Environment("harness")
     takes_two = isinstance(function, (CoProcessFunction, CoBatchFunction, BroadcastProcessFunction))
     if takes_two is not (second is not None):
@@ -123,7 +124,7 @@ def _input(env: Environment, uid: str, columns: SchemaLike, event_time: str | No
 
 
 class Harness:
-    """A function between two calls. Each call answers the rows that came of it."""
+    """A function between two calls. Each call returns the rows that it produced."""
 
     def __init__(self, stream: DataStream, function: AnyFunction, parallelism: int, now: Instant) -> None:
         self._stream = stream
@@ -131,17 +132,17 @@ class Harness:
         self._job = RunningJob(stream, parallelism=parallelism, now=now, restore=None)
 
     def process(self, rows: Rows) -> list[Row]:
-        """Call the function with a row, or with each of several; one on batches with all of them as one batch."""
+        """Call the function with a row, or with each of several; a batch function gets all of them as one batch."""
         return self._process(INPUT, rows)
 
     process1 = process
 
     def process2(self, rows: Rows) -> list[Row]:
-        """Likewise, rows of the second input."""
+        """Like `process`, for rows of the second input."""
         return self._process(SECOND, rows)
 
     def process_broadcast(self, rows: Rows) -> list[Row]:
-        """Likewise, rows of the broadcast input; every subtask gets them."""
+        """Like `process`, for rows of the broadcast input, which every subtask receives."""
         return self._process(SECOND, rows)
 
     def _process(self, source: str, rows: Rows) -> list[Row]:
@@ -149,17 +150,17 @@ class Harness:
         return self._job.take(self._stream)
 
     def advance_to(self, at: Instant) -> list[Row]:
-        """Event time comes to `at`: timers up to then fire, and `on_watermark` is called."""
+        """Advance event time to `at`: timers up to then fire, and `on_watermark` is called."""
         self._job.advance_to(at)
         return self._job.take(self._stream)
 
     def advance_processing_time(self, by: Duration) -> list[Row]:
-        """The wall clock goes on by a duration such as "10 s"."""
+        """Advance the wall clock by a duration such as "10 s"."""
         self._job.advance_processing_time(by)
         return self._job.take(self._stream)
 
     def fire_timers(self) -> list[Row]:
-        """Time comes to where the last of the timers that are set now fires, first event time, then the wall clock."""
+        """Advance time until the last timer that is set now fires: first event time, then the wall clock."""
         event_times, wall_times = self.timers
         if event_times:
             self._job.advance_to(max(at for at, _ in event_times))
@@ -172,27 +173,31 @@ class Harness:
         return max(at - (now if at.tzinfo else now.replace(tzinfo=None)), at - at)
 
     def end(self) -> list[Row]:
-        """The input has ended: all timers fire."""
+        """End the input: all timers fire."""
         self._job.end()
         return self._job.take(self._stream)
 
     def side_output(self, tag: str) -> list[Row]:
-        """The rows that were sent there since the last call."""
+        """Return the rows that were sent to this side output since the last call."""
         return self._job.take((FUNCTION, tag))
 
     @property
     def state(self) -> dict[str, Any]:
-        """By name of each state its values by key; of broadcast state, and of a table as a frame, all of it."""
+        """The values of each state by its name, by key; a broadcast state as a whole, and a table as a frame."""
         return self._job.state(FUNCTION)
 
     @property
     def metrics(self) -> dict[str, float]:
-        """By name of a counter, or of a gauge that was set, its value; the sum over subtasks. Anew after each restore."""
+        """The value of each counter, and of each gauge that was set, by name: the sum over subtasks. Reset by a
+        restore.
+        """
         return self._job.metrics(FUNCTION)
 
     @property
     def timers(self) -> tuple[list[tuple[datetime, Any]], list[tuple[datetime, Any]]]:
-        """Timers that are set, of event time and of processing time: when, and of which key; the next one first."""
+        """Timers that are set, for event time and for processing time: the time and the key of each, the next one
+        first.
+        """
         found: tuple[list[tuple[datetime, Any]], list[tuple[datetime, Any]]] = ([], [])
         for operator in self._job.operators(FUNCTION):
             if isinstance(operator, ProcessOperator):
@@ -202,19 +207,20 @@ class Harness:
 
     @property
     def now(self) -> datetime:
-        """The wall clock, UTC."""
+        """The wall clock in UTC."""
         return self._job.now
 
     def snapshot_and_restore(self, parallelism: int | None = None) -> Harness:
-        """As if the job had failed behind a checkpoint: a new function, with the states and timers that were stored.
+        """Restore the function as if the job had failed after a checkpoint: a new instance, with the stored states and
+        timers.
 
-        `parallelism`: so many subtasks from then on, each with the keys that are its own.
+        `parallelism`: the number of subtasks from then on, each with its own keys.
         """
         self._job.snapshot_and_restore(parallelism)
         return self
 
     def close(self) -> None:
-        """Call `close` of the function. Not needed where it has none."""
+        """Call `close` of the function. Not needed if it has none."""
         self._job.close()
 
 

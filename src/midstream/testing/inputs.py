@@ -1,4 +1,4 @@
-"""What a test gives as input: rows as batches of a source's schema, instants, and where batches are cut."""
+"""The inputs of a test: rows as batches of a source's schema, instants, and where batches are cut."""
 
 from __future__ import annotations
 
@@ -16,11 +16,13 @@ from midstream.core.errors import ConfigError, SchemaError
 from midstream.operators.process_context import instant_us
 
 Rows: TypeAlias = "Iterable[Mapping[str, Any]] | Mapping[str, Any] | pl.DataFrame | pa.Table | pa.RecordBatch"
-"""Dicts, or one of them, a polars frame, or an Arrow table or batch."""
+"""Dicts, a single dict, a polars frame, or an Arrow table or batch."""
 Instant: TypeAlias = "str | datetime | int"
-"""An ISO text such as "2024-01-01 12:05", a datetime (UTC if it has no zone), or microseconds since 1970."""
+"""An ISO string such as "2024-01-01 12:05", a datetime (UTC if it has no zone), or microseconds since 1970."""
 Cut: TypeAlias = 'int | Literal["whole"] | Sequence[int]'
-"""How many rows go into a batch; "whole" for all of one input; or the size of each batch, the last one of which is repeated."""
+"""The number of rows per batch; "whole" for all of one input; or the size of each batch, of which the last one is
+repeated.
+"""
 
 
 FIRST_US: Final = instant_us(datetime.min)
@@ -28,17 +30,17 @@ LAST_US: Final = instant_us(datetime.max)
 
 
 def as_batch(rows: Rows | str, schema: pa.Schema, where: str) -> pa.RecordBatch:
-    """`rows` in exactly the columns and types of `schema`, as the source would give them.
+    """Convert `rows` to exactly the columns and types of `schema`, as the source would return them.
 
-    A column that a dict does not have is null; text in a timestamp column is read as ISO. Raises SchemaError
-    for a column that is not in the schema or a value that does not fit.
+    A column that a dict does not have is null; a string in a timestamp column is read as ISO. Raises SchemaError for a
+    column that is not in the schema or a value that does not fit.
     """
     if isinstance(rows, pa.RecordBatch):
         return conform(rows, schema, where)
     if isinstance(rows, (pa.Table, pl.DataFrame)):
         return conform(single_batch(to_arrow(rows) if isinstance(rows, pl.DataFrame) else rows), schema, where)
     if isinstance(rows, (str, bytes)) or not isinstance(rows, Iterable):
-        raise SchemaError(f"{where}: {rows!r} are no rows; give a list of dicts, a polars frame or an Arrow table")
+        raise SchemaError(f"{where}: {rows!r} are not rows; give a list of dicts, a polars frame or an Arrow table")
     listed = [rows] if isinstance(rows, Mapping) else list(rows)
     for at, row in enumerate(listed):
         if not isinstance(row, Mapping):
@@ -66,28 +68,26 @@ def _datetime(text: str, zone: str | None, where: str) -> datetime:
     if zone is not None:
         return at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
     if at.tzinfo is not None:
-        raise SchemaError(f"{where}: {text!r} has a zone, the column has none")
+        raise SchemaError(f"{where}: {text!r} has a zone, but the column has none")
     return at
 
 
 def as_us(at: Instant, where: str) -> int:
-    """Microseconds since the epoch. Raises ConfigError for what is no instant."""
+    """Convert to microseconds since the epoch. Raises ConfigError for what is not an instant."""
     if isinstance(at, str):
         try:
             at = datetime.fromisoformat(at)
         except ValueError:
             raise ConfigError(f"{where}: {at!r} is not a time; write for example '2024-01-01 12:05:30'") from None
     if isinstance(at, bool) or not isinstance(at, (datetime, int)):
-        raise ConfigError(f"{where}: {at!r} is not a time; give a datetime, or text such as '2024-01-01 12:05:30'")
+        raise ConfigError(f"{where}: {at!r} is not a time; give a datetime, or a string such as '2024-01-01 12:05:30'")
     if isinstance(at, int) and not FIRST_US <= at <= LAST_US:
-        raise ConfigError(
-            f"{where}: {at} is in microseconds since 1970 and so not in the years 1 to 9999, which a time has"
-        )
+        raise ConfigError(f"{where}: {at} is, in microseconds since 1970, outside of the years 1 to 9999")
     return instant_us(at)
 
 
 def batches(batch: pa.RecordBatch, cut: Cut) -> Iterator[pa.RecordBatch]:
-    """`batch` in parts. Raises ConfigError for a cut that is none."""
+    """Yield `batch` in parts. Raises ConfigError for an invalid cut."""
     if cut == "whole":
         sizes: Sequence[Any] = [max(1, batch.num_rows)]
     else:

@@ -1,4 +1,4 @@
-"""Running a job in a test: `run` for rows in and rows out, `job` where the test holds the time in its hand."""
+"""Runs a job in a test: `run` for rows in and rows out, `job` where the test controls time."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from midstream.testing.results import Name, Result, Row, find, only
 from midstream.testing.states import contents
 
 What: TypeAlias = "Environment | DataStream | Sequence[DataStream]"
-"""A job, or the stream of one that a test is about, or several of them."""
+"""A job, the stream of a job that a test is about, or several of them."""
 NOW: Final = datetime(2000, 1, 1, tzinfo=timezone.utc)
 """The wall clock of a job in a test when it begins."""
 
@@ -46,19 +46,20 @@ def run(
     restore: Snapshot | None = None,
     ends: bool = True,
 ) -> Result:
-    """Run a job, or just what one of its streams needs, on the rows given, and answer what came out.
+    """Run a job, or only what one of its streams needs, on the given rows, and return the output.
 
         result = run(env, {"orders": [{"user": "ann", "price": 3}]})
         assert result["totals"] == [{"user": "ann", "total": 3}]
 
     `what`: an Environment, a stream, or several streams of one. `inputs`: rows by the uid or name of a source, or just
-    rows where there is one source; a collection or a generator with an end may be left out and has its own. `cut`: how
-    many rows share a batch, see `testing.Cut`; several sources take turns, batch by batch. `ends`: the input has an
-    end, where all windows and timers fire, as in a job whose sources are bounded. `parallelism`: subtasks of each
-    operator. `now`: the wall clock, which stands. `restore`: go on from a snapshot, see `RunningJob.snapshot`.
+    rows if there is one source; a collection or a bounded generator may be left out, and then has its own rows. `cut`:
+    how many rows share a batch, see `testing.Cut`; several sources take turns, batch by batch. `ends`: whether the
+    input ends, so that all windows and timers fire, as in a job with bounded sources. `parallelism`: subtasks of each
+    operator. `now`: the wall clock, which stands still. `restore`: a snapshot from which to resume, see
+    `RunningJob.snapshot`.
 
-    Raises what a function of the job raised, with a note of the operator and the row; ConfigError for names that are
-    none; JobError for a source that can only be read by a real job and has no rows here.
+    Raises what a function of the job raised, with a note of the operator and the row; ConfigError for unknown names;
+    JobError for a source that only a real job can read and that is given no rows.
     """
     with job(what, parallelism=parallelism, now=now, restore=restore) as running:
         running.feed_all(inputs, cut=cut)
@@ -68,25 +69,25 @@ def run(
 
 
 def job(what: What, *, parallelism: int = 1, now: Instant = NOW, restore: Snapshot | None = None) -> RunningJob:
-    """A job that runs for as long as the `with` block, and does nothing but what the test tells it.
+    """Return a job that runs for as long as the `with` block, and does only what the test tells it to do.
 
         with testing.job(env) as job:
             job.feed("orders", {"user": "ann", "at": "2024-01-01 12:00"})
             job.advance_to("2024-01-01 12:05")
             assert job.take("alerts") == [{"user": "ann"}]
 
-    Arguments and errors as of `run`.
+    Arguments and errors as for `run`.
     """
     return RunningJob(what, parallelism=parallelism, now=now, restore=restore)
 
 
 class RunningJob:
-    """Each call returns when all that follows from it has been done."""
+    """A job in a test. Each call returns when everything that follows from it has been done."""
 
     def __init__(self, what: What, *, parallelism: int, now: Instant, restore: Snapshot | None) -> None:
         program, config, ends = _program_of(what)
         if restore is not None and not isinstance(restore, Snapshot):
-            raise ConfigError(f"restore: {restore!r} is not a snapshot; give what snapshot() of a running job answered")
+            raise ConfigError(f"restore: {restore!r} is not a snapshot; give the result of snapshot() of a running job")
         if parallelism != 1:
             check_parallelism(parallelism, config.max_parallelism, "the job")
         self._sources: dict[str, tuple[str, Source]] = {}
@@ -94,9 +95,9 @@ class RunningJob:
         made = rewritten(program.graph, ends, self._fed_source)
         self._outputs = made.outputs
         self._fed: dict[str, int] = {}
-        """By uid of a source: how many rows it was fed."""
+        """The number of rows fed to each source, by uid."""
         self._given: dict[str, int] = {}
-        """By the id of an output: how many of its batches `take` has given."""
+        """The number of batches of each output that `take` has returned, by id."""
         config = msgspec.structs.replace(config, parallelism=parallelism)
         now_us = as_us(now, "now") if restore is None else restore.now_us
         with _surfacing():
@@ -115,13 +116,13 @@ class RunningJob:
         self.close()
 
     def close(self) -> None:
-        """Close all functions. At the end of the `with` block."""
+        """Close all functions. Called at the end of the `with` block."""
         self._engine.close()
 
     # ---- rows ----
 
     def feed(self, source: str | Rows, rows: Rows | None = None, *, cut: Cut = 1) -> RunningJob:
-        """Rows of one source, by default one a batch; `feed(rows)` where there is one source."""
+        """Feed rows to one source, by default one per batch; `feed(rows)` if there is only one source."""
         given: Rows | str
         if rows is None:
             uid, given = self._only_source("feed"), source
@@ -132,7 +133,7 @@ class RunningJob:
         return self
 
     def feed_all(self, inputs: Mapping[str, Rows] | Rows | None = None, *, cut: Cut = 1) -> RunningJob:
-        """Rows of all sources, which take turns; what is not given is the job's own, where it has an end."""
+        """Feed rows to all sources, which take turns; bounded sources that are not given have their own rows."""
         given = self._named(inputs)
         parts = {uid: list(batches(batch, cut)) for uid, batch in given.items()}
         for turn in zip_longest(*parts.values()):
@@ -143,14 +144,14 @@ class RunningJob:
 
     def _feed(self, uid: str, batch: pa.RecordBatch) -> None:
         if self._engine.has_ended(uid):
-            raise JobError(f"input {uid!r} has ended, and is given another row")
+            raise JobError(f"input {uid!r} has ended, but is given another row")
         first = self._fed.get(uid, 0)
         self._fed[uid] = first + batch.num_rows
         with _surfacing(f"{rows_text(first, first + batch.num_rows - 1)} of the input {uid!r}, counted from 0"):
             self._engine.feed(uid, batch)
 
     def end(self, *sources: str) -> RunningJob:
-        """These sources, or all, have no more rows. Once all have ended, all windows and timers fire."""
+        """End these sources, or all. Once all have ended, all windows and timers fire."""
         named = [self._source(name, "end") for name in sources] or list(self._sources)
         with _surfacing():
             for uid in named:
@@ -161,9 +162,9 @@ class RunningJob:
     # ---- time ----
 
     def advance_to(self, at: Instant, *sources: str) -> RunningJob:
-        """Event time comes to `at`: windows and timers up to then fire, and rows at or before it are late.
+        """Advance event time to `at`: windows and timers up to then fire, and later rows at or before it are late.
 
-        Of all inputs, or only where rows of `sources` get their event time. It never goes back.
+        This applies to all inputs, or only where rows of `sources` get their event time. Event time never goes back.
         """
         us = as_us(at, "advance_to")
         uids = None
@@ -180,24 +181,26 @@ class RunningJob:
         return self
 
     def advance_processing_time(self, by: Duration) -> RunningJob:
-        """The wall clock goes on by a duration such as "10 s": timers of processing time fire, inputs become idle."""
+        """Advance the wall clock by a duration such as "10 s": processing-time timers fire, inputs become idle."""
         by_us = duration_us(by, "advance_processing_time")
         until_us = self._engine.loop.now_us + by_us
         if until_us > LAST_US:
-            raise ConfigError(f"advance_processing_time: {by} from {self.now} is after the year 9999, where times end")
+            raise ConfigError(
+                f"advance_processing_time: {by} from {self.now} is after the year 9999, the last that is supported"
+            )
         with _surfacing():
             self._engine.advance_processing_time(until_us)
         return self
 
     @property
     def now(self) -> datetime:
-        """The wall clock of the job, UTC."""
+        """The wall clock of the job, in UTC."""
         return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=self._engine.loop.now_us)
 
     # ---- what comes out ----
 
     def take(self, output: Name | None = None) -> list[Row]:
-        """The rows that came out there since `take` was called last; without a name those of the only output."""
+        """Return the rows of an output since `take` was last called; without a name, those of the only output."""
         found = only(self._outputs) if output is None else find(self._outputs, output)
         taken = self._engine.taken[found.id]
         new = taken[self._given.get(found.id, 0) :]
@@ -205,22 +208,24 @@ class RunningJob:
         return table_rows(pa.Table.from_batches(new, schema=found.schema))
 
     def result(self) -> Result:
-        """All that has come out so far."""
+        """Return the whole output so far."""
         return Result(self._outputs, self._engine.taken)
 
     # ---- state ----
 
     def state(self, operator: str) -> dict[str, Any]:
-        """What the states of an operator's function hold: by name of the state, its values by key; a table as a frame.
+        """Return the contents of the states of an operator's function, by state name: values by key, or a table as a
+        frame.
 
         `operator`: its uid or name.
         """
         return in_the_programs_classes(contents(self.operators(operator), operator), self._engine.originals)
 
     def metrics(self, operator: str) -> dict[str, float]:
-        """By name of a counter, or of a gauge that was set, of an operator's function: its value, the sum over subtasks.
+        """Return the value of each counter, and of each gauge that was set, of an operator's function: the sum over
+        subtasks.
 
-        `operator`: its uid or name. They begin anew with each restore.
+        `operator`: its uid or name. Metrics are reset by a restore.
         """
         found: dict[str, float] = {}
         for one in self.operators(operator):
@@ -230,18 +235,19 @@ class RunningJob:
         return found
 
     def operators(self, operator: str) -> list[Operator]:
-        """Those of that uid or name as they run, one per subtask."""
+        """Return the running operators of that uid or name, one per subtask."""
         return self._engine.operators(self._operator(operator))
 
     def snapshot(self) -> Snapshot:
-        """A checkpoint of the job as it is now; `testing.job(changed, restore=snapshot)` goes on from it."""
+        """Take a checkpoint of the job as it is now, from which `testing.job(changed, restore=snapshot)` resumes."""
         with _surfacing():
             return self._engine.snapshot()
 
     def snapshot_and_restore(self, parallelism: int | None = None) -> RunningJob:
-        """As if the job had failed behind a checkpoint: everything is built anew, with the state that was stored.
+        """Restore the job as if it had failed after a checkpoint: everything is rebuilt, with the stored state.
 
-        `parallelism`: so many subtasks from then on. What an object of the job keeps outside of its states is gone.
+        `parallelism`: the number of subtasks from then on. What objects of the job keep outside of their states is
+        lost.
         """
         config = self._engine.plan.config
         if parallelism is not None:
@@ -256,7 +262,7 @@ class RunningJob:
         return self._sources[uid][1].schema
 
     def _named(self, inputs: Mapping[str, Rows] | Rows | None) -> dict[str, pa.RecordBatch]:
-        """By uid, in the order of the program."""
+        """Return the inputs by uid, in the order of the program."""
         if inputs is None:
             inputs = {}
         elif not isinstance(inputs, Mapping) or not self._are_names(inputs):
@@ -270,7 +276,7 @@ class RunningJob:
         }
 
     def _are_names(self, inputs: Mapping[str, Any]) -> bool:
-        """Rather than the columns of one row."""
+        """Whether the keys are names of sources rather than the columns of one row."""
         if len(self._sources) != 1 or not inputs:
             return True
         [(uid, (name, source))] = self._sources.items()
@@ -291,7 +297,7 @@ class RunningJob:
         if len(self._sources) != 1:
             known = ", ".join(map(repr, self._sources))
             raise ConfigError(
-                f"{where}: the job has {len(self._sources)} sources, so say whose rows these are: {known}"
+                f"{where}: the job has {len(self._sources)} sources, so name the source of these rows: {known}"
             )
         return next(iter(self._sources))
 
@@ -312,7 +318,7 @@ def _program_of(what: What) -> tuple[Program, JobConfig, list[End] | None]:
         return what.program, what.program.config, None
     streams = [what] if isinstance(what, DataStream) else list(what) if isinstance(what, Iterable) else []
     if not streams or not all(isinstance(stream, DataStream) for stream in streams):
-        raise ConfigError(f"{what!r} is neither an Environment nor a stream; give a job, or the stream to look at")
+        raise ConfigError(f"{what!r} is neither an Environment nor a stream; give a job, or the stream to test")
     if len({id(stream.core.program) for stream in streams}) > 1:
         raise ConfigError("the streams are of different Environments; give those of one")
     ends = [
@@ -327,19 +333,19 @@ def _may_be_rows(value: object) -> bool:
 
 
 def _own_rows(uid: str, source: Source, has_event_time: bool) -> pa.RecordBatch:
-    """All rows of a source that has them in memory. Raises JobError for others."""
+    """Return all rows of a source that has them in memory. Raises JobError for others."""
     if not isinstance(source, (CollectionSource, GeneratorSource)) or not source.bounded:
         of_spark = type(source).__module__.startswith("midstream.spark")
         why = "is read with Spark" if of_spark else "has no end" if not source.bounded else "is not in memory"
         raise JobError(
-            f"source {uid!r} ({type(source).__name__}) {why}, and a test reads no such thing; give it rows: "
+            f"source {uid!r} ({type(source).__name__}) {why}, which a test does not do; give it rows: "
             f"inputs={{{uid!r}: [{{…}}, …]}}"
         )
     found = source.discover(None, DiscoveryContext(uid, 1, None))
     if has_event_time and len(found.splits) > 1:
         raise JobError(
-            f"source {uid!r} is read in {len(found.splits)} splits, each with an event time of its own, and a test has one for "
-            f"all of a source; make it with splits=1, or give it rows: inputs={{{uid!r}: [{{…}}, …]}}"
+            f"source {uid!r} is read in {len(found.splits)} splits, each with its own event time, but a test has one "
+            f"per source; make it with splits=1, or give it rows: inputs={{{uid!r}: [{{…}}, …]}}"
         )
     parts = []
     for split in found.splits:
@@ -358,7 +364,7 @@ def _none(source: Source) -> pa.RecordBatch:
 
 @contextmanager
 def _surfacing(place: str = "") -> Iterator[None]:
-    """What a function of the job raises is raised in the test, as it was. `place`: what the job was at work on."""
+    """Raise what a function of the job raised, unchanged, in the test. `place`: what the job was processing."""
     try:
         yield
     except InProcessFailure as failure:

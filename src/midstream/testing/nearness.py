@@ -1,10 +1,10 @@
-"""Which values are the same but for the order in which floating-point numbers were summed.
+"""Decides which values are equal except for the order in which floating-point numbers were summed.
 
-Nothing says in which order a job adds: rows meet in another order, and partial sums are merged in other groups. Each
+A job may add numbers in any order: rows arrive in another order, and partial sums are merged in other groups. Each
 addition rounds to the nearest float, by up to half a unit in the last place. Two sums of n numbers of one sign
 therefore differ by at most 2 n such roundings *of the sum*, however small that is: the tolerance is relative, and there
-is no absolute one. Numbers of both signs that cancel out leave nothing but their rounding, of which no digit is certain:
-such results differ, and `CANCELLED` says what to do.
+is no absolute one. If numbers of both signs cancel out, only their rounding remains, in which no digit is certain: such
+results differ, and `CANCELLED` says what to do.
 """
 
 from __future__ import annotations
@@ -15,29 +15,29 @@ from typing import Any, Final
 import pyarrow as pa
 
 ROUNDINGS: Final = 4_000
-"""Of two sums of 2,000 numbers each, more than a test has in one sum."""
+"""The roundings of two sums of 2,000 numbers each, more than a test has in one sum."""
 _DIGITS: Final = {16: 11, 32: 24, 64: 53}
-"""How many binary digits a float of so many bits has."""
+"""The number of binary digits of a float, by its bits."""
 CLOSE: Final = ROUNDINGS * 2.0**-53
-"""Of Python's floats: one part in some 2e12."""
+"""The tolerance for Python's floats: one part in some 2e12."""
 CLOSE_MAX: Final = 1e-3
-"""Half floats have so few digits that sums of many are worth nothing."""
+"""The largest tolerance: half floats have so few digits that sums of many are meaningless."""
 CANCELLED_MAX: Final = 1e-9
 CANCELLED: Final = (
-    "Where positive and negative floats cancel out, only their rounding is left, which depends on the order of adding: "
-    "round(…) such a result, or add whole numbers or decimals (cents instead of euros)."
+    "If positive and negative floats cancel out, only their rounding is left, which depends on the order of summation: "
+    "round(…) such a result, or add integers or decimals (cents instead of euros)."
 )
 
 
 def close_of(kind: pa.DataType) -> float:
-    """The relative error that the order of adding explains in values of that type: that of the shortest floats in it."""
+    """Return the relative error in values of a type that the order of summation explains: that of its shortest floats."""
     if pa.types.is_floating(kind):
         return min(CLOSE_MAX, ROUNDINGS * 2.0 ** -_DIGITS[kind.bit_width])
     return max((close_of(kind.field(i).type) for i in range(kind.num_fields)), default=CLOSE)
 
 
 def is_near(one: Any, other: Any, close: float = CLOSE) -> bool:
-    """Whether they are equal, but for a relative error of the floats in them."""
+    """Whether two values are equal except for a relative error of the floats in them."""
     if isinstance(one, float) and isinstance(other, float):
         return (math.isnan(one) and math.isnan(other)) or math.isclose(one, other, rel_tol=close)
     if isinstance(one, (list, tuple)) and isinstance(other, (list, tuple)):
@@ -48,7 +48,7 @@ def is_near(one: Any, other: Any, close: float = CLOSE) -> bool:
 
 
 def has_cancelled(one: Any, other: Any) -> bool:
-    """Whether they may differ by what is left where floats cancel out."""
+    """Whether two values may differ by what remains when floats cancel out."""
     return (
         isinstance(one, float)
         and isinstance(other, float)

@@ -1,4 +1,4 @@
-"""What came out of a job, by the name that a test calls it."""
+"""The output of a job, by the names that a test uses."""
 
 from __future__ import annotations
 
@@ -17,15 +17,16 @@ from midstream.operators.sink import Sink
 from midstream.operators.window_specs import LATE
 
 Name: TypeAlias = "str | tuple[str, str] | DataStream | StreamSink | Sink"
-"""Of an output: the uid or name of a sink or of the operator at the end of a stream, the tag of a side output (or uid
-and tag), the stream itself, or what `collect()` answered."""
+"""The name of an output: the uid or name of a sink or of the operator at the end of a stream, the tag of a side output
+(or uid and tag), the stream itself, or the result of `collect()`.
+"""
 Row: TypeAlias = dict[str, Any]
 
 
 class Result:
-    """The rows of every sink, stream end and side output: `result["totals"]`, `result.rows` of the only one.
+    """The rows of every sink, stream end and side output: `result["totals"]`, or `result.rows` for the only one.
 
-    `result.late` has the rows that came too late, by the uid of the window.
+    `result.late` has the rows that were too late, by the uid of the window.
     """
 
     def __init__(self, outputs: Sequence[Output], taken: Mapping[str, Sequence[pa.RecordBatch]]) -> None:
@@ -35,11 +36,11 @@ class Result:
         }
 
     def __getitem__(self, name: Name) -> list[Row]:
-        """Rows as dicts, in the order in which they came. Raises ConfigError for a name that is none, or of several."""
+        """The rows as dicts, in order of arrival. Raises ConfigError for an unknown or ambiguous name."""
         return table_rows(self.table(name))
 
     def table(self, name: Name) -> pa.Table:
-        """The rows as an Arrow table, with the types that they have in the job."""
+        """Return the rows as an Arrow table, with the types that they have in the job."""
         return self._tables[find(self._outputs, name).id]
 
     def frame(self, name: Name) -> pl.DataFrame:
@@ -49,7 +50,7 @@ class Result:
 
     @property
     def rows(self) -> list[Row]:
-        """Of the only sink or stream end there is."""
+        """The rows of the only sink or stream end."""
         return table_rows(self._tables[only(self._outputs).id])
 
     @property
@@ -62,7 +63,7 @@ class Result:
         return (output.label for output in self._outputs)
 
     def tables(self) -> dict[str, pa.Table]:
-        """Of everything, by a text that names it."""
+        """Return all outputs, by a text that names each."""
         return {output.label: self._tables[output.id] for output in self._outputs}
 
     def __repr__(self) -> str:
@@ -80,7 +81,7 @@ def rows_text(rows: Sequence[Row], rows_max: int = 10) -> str:
 
 
 def only(outputs: Sequence[Output]) -> Output:
-    """The one output that is an end of the job."""
+    """Return the only output that is an end of the job."""
     ends = [output for output in outputs if output.is_end]
     if len(ends) != 1:
         raise ConfigError(f"rows: there are {len(ends)} outputs; name one: {_known(outputs)}")
@@ -88,7 +89,7 @@ def only(outputs: Sequence[Output]) -> Output:
 
 
 def find(outputs: Sequence[Output], name: Name) -> Output:
-    """The output of that name. A uid goes before a name, and that before a side output's tag."""
+    """Return the output of that name. A uid takes precedence over a name, and a name over a side output's tag."""
     first = name.core.origins[0] if isinstance(name, DataStream) else None
     node = (name.node, None) if isinstance(name, StreamSink) else (first.node, first.tag) if first else None
     ways: list[Callable[[Output], bool]] = [
@@ -109,7 +110,7 @@ def find(outputs: Sequence[Output], name: Name) -> Output:
             raise ConfigError(
                 f"output {name!r}: there are {len(found)} of that name; name one by its uid: {_known(found)}"
             )
-    raise ConfigError(f"output {name!r}: the job has none of that name; there is: {_known(outputs)}")
+    raise ConfigError(f"output {name!r}: the job has none of that name; it has: {_known(outputs)}")
 
 
 def _known(outputs: Sequence[Output]) -> str:

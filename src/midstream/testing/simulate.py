@@ -1,4 +1,4 @@
-"""`simulate`: a user's own job through failures, restores, rescales, other batches and other orders, in this process."""
+"""`simulate`: runs a user's job through failures, restores, rescales, other batches and other orders, in this process."""
 
 from __future__ import annotations
 
@@ -29,9 +29,11 @@ from midstream.testing.simulated_job import PARALLELISMS, ROWS_MAX, Book, Given,
 from midstream.testing.simulated_output import Contract
 
 Rows: TypeAlias = pa.Table | pa.RecordBatch | pl.DataFrame | Sequence[Mapping[str, Any]] | str | os.PathLike[str]
-"""Of one source: an Arrow table, a polars DataFrame, a Parquet, CSV or JSON lines file, or dicts as `testing.run` takes them."""
+"""The rows of one source: an Arrow table, a polars DataFrame, a Parquet, CSV or JSON lines file, or dicts as for
+`testing.run`.
+"""
 OUTPUT: Final = "output"
-"""The uid of the sink behind a stream that is simulated by itself."""
+"""The uid of the sink that is added to a stream that is simulated on its own."""
 
 
 def simulate(
@@ -46,17 +48,17 @@ def simulate(
     jobs: int = 1,
     seconds: float | None = None,
 ) -> Report:
-    """Raise AssertionError unless the job's output with failures is its output without.
+    """Raise AssertionError unless the job's output with failures equals its output without.
 
-    The graph of `job` (of a stream: what it is made of, its rows are the output) runs in a simulated cluster, once
-    without failures, then once for each of `seeds`: with tasks and drivers that die, restarts at another
-    parallelism, unaligned checkpoints, savepoints, other batches, other speeds of its inputs, another clock. What
-    its sinks have committed must be the same rows, in any order. Its real sinks are never opened.
+    The graph of `job` (for a stream, what it depends on; its rows are the output) runs in a simulated cluster, once
+    without failures, then once for each of `seeds`: with tasks and drivers that die, restarts at another parallelism,
+    unaligned checkpoints, savepoints, other batches, other speeds of its inputs, another clock. Its sinks must commit
+    the same rows each time, in any order. Its real sinks are never opened.
 
-    `inputs`: rows of sources, by uid; of the others the first `rows_max` rows are read, once, in this process.
-    `parallelism`: those that are tried, by default 1 to 4. `latest`: by uid of a sink that gets a stream of
-    updates, its keys: only the last row of each key counts. `ignore`: by uid of a sink, columns that may differ.
-    `jobs`: how many processes work; `seconds`: begin no further run after so long.
+    `inputs`: rows of sources, by uid; of other sources the first `rows_max` rows are read, once, in this process.
+    `parallelism`: the ones to try, by default 1 to 4. `latest`: keys of sinks that get a stream of updates, by uid:
+    only the last row of each key counts. `ignore`: columns that may differ, by uid of a sink. `jobs`: the number of
+    processes; `seconds`: the time after which no further run begins.
 
     Raises JobError, ConfigError or SchemaError for a job that cannot be simulated.
 
@@ -96,13 +98,15 @@ def campaign_of(
     progress: Callable[[int], None] = lambda runs: None,
     say: Callable[[str], None] = lambda text: None,
 ) -> Campaign:
-    """Arguments and errors as those of `simulate`. `replay`: the command that simulates the job again."""
+    """Return the campaign of a job. Arguments and errors as for `simulate`. `replay`: the command that simulates the
+    job again.
+    """
     logical, config, own_names = _graph_of(job)
     given = {uid: _given(rows, uid) for uid, rows in inputs.items()}
     made = simulated_job(logical, config, given, rows_max=rows_max, own_names=own_names)
     wanted = PARALLELISMS if parallelism is None else (parallelism,) if isinstance(parallelism, int) else parallelism
     if not wanted:
-        raise ConfigError("parallelism: there is none to try; give for example (1, 2)")
+        raise ConfigError("parallelism: the list is empty; give for example (1, 2)")
     if jobs < 1:
         raise ConfigError(f"jobs: {jobs} is not a positive whole number")
     return Campaign(
@@ -127,7 +131,7 @@ def _graph_of(job: Environment | DataStream) -> tuple[LogicalGraph, JobConfig, f
 
 
 def _graph_of_stream(stream: StreamCore) -> LogicalGraph:
-    """What the stream is made of, and a sink behind it."""
+    """Return what the stream depends on, and a sink after it."""
     nodes = stream.program.graph.nodes
     inputs = stream.inputs()
     needed: set[int] = set()
@@ -157,7 +161,7 @@ def _graph_of_stream(stream: StreamCore) -> LogicalGraph:
 
 
 def _given(rows: Rows, uid: str) -> Given:
-    """Raises ConfigError for a file that cannot be read, JobError for what is no rows."""
+    """Return the given rows. Raises ConfigError for a file that cannot be read, JobError for what is not rows."""
     if isinstance(rows, pa.Table):
         return rows
     if isinstance(rows, pa.RecordBatch):
@@ -199,11 +203,11 @@ def _contracts(
     for uid in (*latest, *ignore):
         node = job.node_of.get(uid)
         if node is None or node.sink is None:
-            raise ConfigError(f"{uid!r} is no sink of this job; its sinks are {', '.join(map(repr, job.sinks))}")
+            raise ConfigError(f"{uid!r} is not a sink of this job; its sinks are {', '.join(map(repr, job.sinks))}")
         assert node.operator is not None
         names = node.inputs[0].schema.names
         for name in (*latest.get(uid, ()), *ignore.get(uid, ())):
             if name not in names:
-                raise ConfigError(f"sink {uid!r} gets no column {name!r}; it gets {', '.join(names)}")
+                raise ConfigError(f"sink {uid!r} has no column {name!r}; it has {', '.join(names)}")
         found[uid] = Contract(tuple(latest.get(uid, ())), tuple(ignore.get(uid, ())))
     return found

@@ -1,4 +1,4 @@
-"""Many seeds of one job: in this process, or in several, each of which has another hash() of text."""
+"""Runs many seeds of one job: in this process, or in several, each of which has another hash() of strings."""
 
 from __future__ import annotations
 
@@ -29,16 +29,16 @@ from midstream.testing.simulated_verdict import DIFFERS, EFFECT, ENGINE, FAILS, 
 
 LINE_BYTES_MAX: Final = 1 << 20
 PROBE: Final = -1
-"""In place of a seed: the reference run, in another process."""
+"""The seed by which the reference run is requested from another process."""
 WARNED: Final = (Habit.UNSIMULATED, Habit.REAL_CLOCK, Habit.EFFECT)
 PROBES: Final = 2
-"""How many processes do nothing but that, where seeds are run in this one."""
+"""The number of processes that only make the reference run, if seeds are run in this process."""
 SILENCE_S: Final = 300.0
 """How long a process may take for one run."""
 
 
 class Finished(msgspec.Struct, frozen=True):
-    """What a process says of one seed, as a line of JSON."""
+    """A process's result for one seed, as a line of JSON."""
 
     seed: int
     kind: str
@@ -47,31 +47,31 @@ class Finished(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Report:
-    """What came of all seeds. `ok` when no run differs from the reference run."""
+    """The result of all seeds. `ok` if no run differs from the reference run."""
 
     job: str
     seeds: int = 0
-    """How many were run."""
+    """The number of runs."""
     long: int = 0
-    """Of these, how many had not come to their end; nothing is said about them."""
+    """Runs that had not finished; nothing is known about them."""
     rows: int = 0
     seconds: float = 0.0
-    """Of the runs."""
+    """The time of the runs."""
     total_s: float = 0.0
-    """With all that was done to find out why one fails."""
+    """The time including the search for the cause of a failure."""
     seed: int | None = None
-    """The one that failed; None: it was the reference run itself, or all is well."""
+    """The seed that failed; None: it was the reference run itself, or all runs passed."""
     kind: str = ""
     found: list[str] = field(default_factory=list)
-    """What differs, in lines for people."""
+    """The differences, as lines for display."""
     schedule: str = ""
     rows_needed: Mapping[str, int] = field(default_factory=dict)
     diagnosis: Diagnosis | None = None
     warnings: list[str] = field(default_factory=list)
     cut: Mapping[str, int] = field(default_factory=dict)
-    """Sources that have more rows than were read of them, by uid, and how many were."""
+    """Sources that have more rows than were read, by uid, with the number read."""
     late: tuple[str, ...] = ()
-    """Uids of windows whose late rows the job counts on."""
+    """The uids of windows whose late rows the job uses."""
     replay: str = ""
 
     @property
@@ -86,7 +86,7 @@ class Report:
         per_run = f", {1000 * self.seconds / self.seeds:.0f} ms each" if self.seeds else ""
         ran = f"{counted(self.seeds, 'run')} over {counted(self.rows, 'row')}{per_run}"
         if self.ok:
-            yield f"{self.job}: the output with failures is the output without: {ran}"
+            yield f"{self.job}: the output with failures equals the output without: {ran}"
             if self.long:
                 its = "its" if self.long == 1 else "their"
                 yield f"{self.long:,} of the runs had not come to {its} end after as many steps as a run has"
@@ -106,10 +106,11 @@ class Report:
                 yield f"Replay: {self.replay} --seed {self.seed}"
         if self.cut:
             read = ", ".join(f"{counted(rows, 'row')} of {uid!r}" for uid, rows in self.cut.items())
-            yield f"Not tried: what comes behind the first {read} (--rows-max N reads more, --rows UID=FILE others)"
+            yield f"Not tried: what comes after the first {read} (--rows-max N reads more, --rows UID=FILE others)"
         if self.late:
             yield (
-                f"Late rows of {', '.join(map(repr, self.late))} may be others in each run, as the job reads them: a run is "
+                f"Late rows of {', '.join(map(repr, self.late))} may differ from run to run, as the job reads them: a "
+                "run is "
                 "compared with one without failures in which the same rows are late"
             )
         yield from (f"Warning: {warning}" for warning in self.warnings)
@@ -124,16 +125,16 @@ class Report:
             case "engine":
                 return f"{seed}midstream itself has a bug here, please report it"
             case "fails" if self.seed is None:
-                return "the job fails by itself, without any fault"
+                return "the job fails on its own, without any fault"
             case "fails":
-                return f"{seed}the job fails, and not by a fault of the simulator's"
+                return f"{seed}the job fails, but not because of a simulated fault"
             case _:  # stuck
-                return f"{seed}the job does not come to its end, so there is nothing to compare"
+                return f"{seed}the job does not end, so there is nothing to compare"
 
 
 @dataclass(slots=True)
 class Campaign:
-    """`parallelisms`: those that the job runs at. `jobs`: how many processes work."""
+    """Runs the seeds. `parallelisms`: those at which the job runs. `jobs`: the number of processes."""
 
     name: str
     job: SimulatedJob
@@ -240,7 +241,7 @@ class Campaign:
                 if end_s is not None and time.monotonic() >= end_s:
                     break
         except queue.Empty:
-            raise ClusterError(f"the processes that simulate the job have said nothing for {SILENCE_S:.0f} s") from None
+            raise ClusterError(f"the processes that simulate the job have been silent for {SILENCE_S:.0f} s") from None
         finally:
             for worker in workers:
                 worker.end()
@@ -250,7 +251,7 @@ class Campaign:
         report.kind, report.seed, report.found = verdict.kind, seed, verdict.lines()
 
     def _explain(self, report: Report, seed: int | None, small: Small) -> None:
-        """The smallest schedule, and the reason."""
+        """Find the smallest schedule, and the cause."""
         self._failed(report, seed, small.verdict)
         if seed is not None:
             self.say(f"seed {seed} fails: {' '.join(report.found)}; looking for the shortest schedule")
@@ -279,7 +280,7 @@ def finished(
 
 
 class _Worker:
-    """A process that runs some of the seeds. `news` gets what it says, and at last "" or what was wrong with it."""
+    """A process that runs some of the seeds. `news` gets its output, and finally "" or what was wrong with it."""
 
     def __init__(self, number: int, data: bytes, seeds: list[int], news: queue.Queue[Finished | str]) -> None:
         paths = [path or os.getcwd() for path in sys.path]
@@ -315,10 +316,10 @@ class _Worker:
             while line := stream.readline(LINE_BYTES_MAX):
                 self._news.put(msgspec.json.decode(line, type=Finished))
         except msgspec.DecodeError as error:
-            wrong = f"it has said something that is no result: {error}"
+            wrong = f"it has printed something that is not a result: {error}"
         status = self._process.wait()
         if not wrong and status and not self._is_ended:
-            wrong = f"exit status {status}; what it said is above"
+            wrong = f"exit status {status}; its output is above"
         self._news.put(wrong)
 
     def end(self) -> None:

@@ -1,7 +1,7 @@
-"""Why a job's output differs: found out by experiments, each of which changes one thing of the reference run.
+"""Finds why a job's output differs, by experiments that each change one thing in the reference run.
 
 The job is run with a book at the output of every operator as well, so the first operator whose rows differ can be
-named. What is in the text of its functions (`simulated_code`) then says more.
+named. The source code of its functions (`simulated_code`) then tells more.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ from midstream.testing.simulated_scenario import REFERENCE, Cuts, JobScenario, O
 from midstream.testing.simulated_verdict import compared, reference_of
 
 TRIES: Final = {"clock": 4, "random": 2, "hash": 2, "width": 12, "cuts": 12, "order": 12, "failures": 60}
-"""How many runs each experiment has at most."""
+"""The largest number of runs of each experiment."""
 
 AGAIN: Final = "nothing"
 CLOCKS: Final = (Habit.CLOCK, Habit.REAL_CLOCK)
 BATCHES: Final = ("map_batches", "process_batches", "co_process_batches")
-"""Kinds of operators whose functions take batches."""
+"""The kinds of operators whose functions take batches."""
 SIDE_WORDS: Final = {
     "cuts": "where batches are cut",
     "order": "the speed of inputs and tasks",
     "width": "the parallelism",
-    "failures": "what befalls the job",
+    "failures": "the faults of the job",
 }
 
 
 class Cause(Enum):
-    """The reason, and what to do about it."""
+    """The cause, and what to do about it."""
 
     RUN_TO_RUN = (
         "The result differs between two runs with the same input, the same batches and no failure. Something in the job "
-        "changes from run to run: the clock, a random number that cannot be simulated, the order of a set, or something "
+        "changes from run to run: the clock, random numbers that cannot be simulated, the order of a set, or something "
         "outside of the job."
     )
     CLOCK = (
@@ -49,42 +49,42 @@ class Cause(Enum):
         "processed again, later. Take the time from a column of the row, or from ctx.watermark."
     )
     RANDOM = (
-        "The result depends on random numbers. After a failure rows are processed again and draw other numbers. Make "
-        "the number from the row, for example random.Random(row['id'])."
+        "The result depends on random numbers. After a failure rows are processed again and draw other numbers. "
+        "Derive the number from the row, for example random.Random(row['id'])."
     )
     HASH = (
-        "The result depends on hash() of text, which is another one in every process (PYTHONHASHSEED). "
+        "The result depends on hash() of strings, which differs in every process (PYTHONHASHSEED). "
         "Use zlib.crc32(text.encode()) or hashlib."
     )
     SET = (
-        "The result is another one in another process: it depends on the order in which a set of text is iterated, or "
-        "on hash() of text (PYTHONHASHSEED). Iterate over sorted(the_set)."
+        "The result differs from process to process: it depends on the order in which a set of strings is iterated, "
+        "or on hash() of strings (PYTHONHASHSEED). Iterate over sorted(the_set)."
     )
     INPUTS = (
-        "The result depends on the order in which rows of two inputs (or of two parts of one input) meet. Nothing says "
-        "which of two rows that come from different inputs comes first. Keep what came first in state until the other "
-        "one has come, or let a timer of event time decide."
+        "The result depends on the order in which rows of two inputs (or of two parts of one input) meet. Rows from "
+        "different inputs arrive in any order. Keep the row that came first in state until the other one has arrived, "
+        "or let an event-time timer decide."
     )
     INPUTS_OR_TIMERS = (
         "The result depends on what has been processed when a row of another input (or of another part of one input), or a "
-        "timer of event time, comes. Nothing says which of two rows that come from different inputs comes first: keep what came first in state until "
-        "the other one has come. And timers fire between two batches, when rows with a later time may have been processed: "
-        "in on_timer(time), count only rows whose time is at or before `time`."
+        "event-time timer, comes. Rows from different inputs arrive in any order: keep the row that came first in state "
+        "until the other one has arrived. And timers fire between two batches, when rows with a later time may have been "
+        "processed: in on_timer(time), only count rows whose time is at or before `time`."
     )
     LATE = (
-        "Rows come too late: they are dropped or not, depending on how far event time has come when they are read. The "
-        "watermark says that rows are out of order by less than they are. Allow more: "
+        "Rows are too late: they are dropped or not, depending on how far event time has come when they are read. The "
+        "watermark strategy allows less disorder than the rows have. Allow more: "
         "WatermarkStrategy.bounded('10 s'), allowed_lateness, or read the side output of late rows."
     )
     UPDATES = (
-        "A window with allowed_lateness fires again for rows that come behind its end, so what it gives is a stream of "
+        "A window with allowed_lateness fires again for rows that arrive after its end, so its output is a stream of "
         "updates: how many there are depends on where batches are cut. Say which rows replace which: "
         "--latest SINK=KEY,window_start compares only the last row of each key and window."
     )
     CUTS = (
-        "The result depends on where batches are cut. How many rows a batch has is nobody's choice: it follows from how "
-        "fast rows come. A batch function has to give the same for rows in one batch and in several; what belongs "
-        "together over batches has to be in declared state. (Event time also moves only between two batches.)"
+        "The result depends on where batches are cut. The number of rows in a batch is arbitrary: it depends on how "
+        "fast rows arrive. A batch function has to return the same for rows in one batch and in several; what belongs "
+        "together across batches has to be in declared state. (Event time also moves only between two batches.)"
     )
     WATERMARKS = (
         "The result depends on how far event time has come when a row is processed: a function compares a row with "
@@ -100,24 +100,25 @@ class Cause(Enum):
         "their times, for the timers that come."
     )
     STATE = (
-        "A function keeps state outside of its declared state. Such state is not in checkpoints: it is lost or doubled "
-        "when the job goes on after a failure, and each subtask has its own. Declare it in the class of a "
-        "KeyedProcessFunction, behind key_by(), such as: count = ValueState()."
+        "A function keeps state outside of its declared state. Such state is not in checkpoints: it is lost or "
+        "duplicated when the job resumes after a failure, and each subtask has its own. Declare it in the class of a "
+        "KeyedProcessFunction, after key_by(), such as: count = ValueState()."
     )
     EFFECT = (
         "A function has a side effect: it changes something outside of the job. After a failure rows are processed "
         "again, and so is that. Only what goes through a sink happens exactly once."
     )
     ORDER = (
-        "The result depends on the order of rows of different keys, splits or subtasks, which no run promises. If the "
+        "The result depends on the order of rows of different keys, splits or subtasks, which is not guaranteed. If "
+        "the "
         "sink gets a stream of updates, say so: --latest SINK=KEY compares only the last row of each key."
     )
     FAILURES = (
-        "The result differs only after failures, and no reason for it was found in the text of the functions. Something "
-        "lives outside of declared state, or midstream has a bug: please report it with the replay below."
+        "The result differs only after failures, and no reason for it was found in the code of the functions. "
+        "Something is kept outside of declared state, or midstream has a bug: please report it with the replay below."
     )
     COMBINED = (
-        "The result differs only when several things come together, and no single one of them shows it: see the "
+        "The result differs only when several things come together, and no single one of them causes it: see the "
         "schedule below."
     )
 
@@ -129,12 +130,12 @@ class Diagnosis:
     """The first operator whose rows differ."""
     clues: list[Clue] = field(default_factory=list)
     experiments: list[str] = field(default_factory=list)
-    """What was tried, and what came of it."""
+    """The experiments, and their results."""
 
     def lines(self) -> list[str]:
         lines = [f"Why: {self.cause.value}"]
         if self.suspect is not None:
-            lines.append(f"First seen behind: {self.suspect}")
+            lines.append(f"First seen after: {self.suspect}")
         lines += [f"Look at: {clue}" for clue in self.clues[:5]]
         return [*lines, *self.experiments]
 
@@ -146,7 +147,7 @@ class _Seen:
 
 
 class _Lab:
-    """Experiments with one job."""
+    """Makes experiments with one job."""
 
     def __init__(self, job: SimulatedJob, contracts: Mapping[str, Contract], parallelisms: Sequence[int]) -> None:
         self.job = job.tapped()
@@ -159,7 +160,7 @@ class _Lab:
         self.same: list[str] = []
         most = max(recorded.rows for recorded in job.inputs.values())
         self.cuts = Cuts(max(1, most // 6))
-        """A few batches, so that there is something between them."""
+        """A few batches, so that something happens between them."""
 
     def differs(self, ran: Ran) -> bool:
         if ran.error or ran.engine_bugs:
@@ -170,7 +171,7 @@ class _Lab:
         return bool(differences(reference.output, ran.output, compared(self.job), self.contracts))
 
     def vary(self, name: str, what: str, scenarios: Iterator[JobScenario]) -> bool:
-        """Whether one of them gives another output."""
+        """Return whether one of the scenarios has another output."""
         for number, scenario in enumerate(scenarios, 1):
             ran = run_job(self.job, scenario)
             if self.differs(ran):
@@ -183,7 +184,7 @@ class _Lab:
         return False
 
     def told(self) -> list[str]:
-        """What was tried, and what came of it."""
+        """Return the experiments, and their results."""
         alone = "this alone" if len(self.same) == 1 else "one of these alone"
         same = [f"Tried: the output stays the same when {alone} is changed: {', '.join(self.same)}"]
         return [*(same if self.same else ()), *self.experiments]
@@ -196,7 +197,7 @@ class _Lab:
             yield replace(scenario, cuts=self.cuts) if sides in (("width",), ("failures",)) else scenario
 
     def first_differing(self, seen: _Seen) -> Node | None:
-        """The first operator in the order of the program whose rows differ."""
+        """Return the first operator, in the order of the program, whose rows differ."""
         reference = reference_of(self.job, self.reference, seen.ran)
         found = {d.place.uid for d in differences(reference.output, seen.ran.output, self.places, self.contracts)}
         for node in self.job.logical.nodes:
@@ -205,7 +206,7 @@ class _Lab:
         return None
 
     def drops_rows(self, seen: _Seen) -> Node | None:
-        """The window whose late rows are others than in the reference run."""
+        """Return the window whose late rows differ from those of the reference run."""
         late = [place for place in self.places if place.uid.startswith(TAP) and place.uid.endswith(" late")]
         reference = reference_of(self.job, self.reference, seen.ran)
         for difference in differences(reference.output, seen.ran.output, late, {}):
@@ -221,13 +222,13 @@ def diagnose(
     failing: JobScenario,
     say: Callable[[str], None] = lambda text: None,
 ) -> Diagnosis:
-    """`failing`: a scenario in which the output differs."""
+    """Find the cause. `failing`: a scenario in which the output differs."""
     lab = _Lab(job, contracts, parallelisms)
     steps = itertools.count(1)
     most = 1 + 3 + len(SIDE_WORDS)
 
     def trying(what: str) -> None:
-        say(f"looking for the reason (experiment {next(steps)} of at most {most}): {what}")
+        say(f"looking for the cause (experiment {next(steps)} of at most {most}): {what}")
 
     trying("the reference run again")
     if lab.vary("again", AGAIN, iter([REFERENCE])):
@@ -275,7 +276,7 @@ def _judged(lab: _Lab, failing: JobScenario) -> Diagnosis:
 
 
 def _state_or(lab: _Lab, seen: _Seen, other: Cause) -> Diagnosis:
-    """State outside of declared state, if the text of the operator's functions shows some."""
+    """Blame state outside of declared state, if the source code of the operator's functions shows some."""
     node = lab.first_differing(seen)
     clues = _clues(lab, node, UNDECLARED)
     if clues:
@@ -286,7 +287,7 @@ def _state_or(lab: _Lab, seen: _Seen, other: Cause) -> Diagnosis:
 
 
 def _of_order(lab: _Lab, seen: _Seen) -> Diagnosis:
-    """It differs without any failure: by the order of rows, or by what is in one batch."""
+    """Diagnose a job that differs without any failure: by the order of rows, or by what is in one batch."""
     late = lab.drops_rows(seen)
     if late is not None:
         return _at(lab, late, Cause.LATE)
@@ -321,7 +322,7 @@ def _is_cut(lab: _Lab) -> bool:
 
 
 def _meets(lab: _Lab, node: Node) -> bool:
-    """Whether rows of several inputs, or of several splits of one, meet here or before."""
+    """Whether rows of several inputs, or of several splits of one, meet here or upstream."""
     if len(node.inputs) > 1:
         return True
     if not node.inputs:
@@ -360,5 +361,5 @@ def _place(node: Node | None) -> Place | None:
 
 
 def all_clues(job: SimulatedJob) -> list[Clue]:
-    """In the functions of all operators, each once."""
+    """Return the clues in the functions of all operators, each once."""
     return list(dict.fromkeys(clue for node in job.logical.nodes for clue in clues_of(node, job.logical)))

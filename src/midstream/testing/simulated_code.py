@@ -1,4 +1,4 @@
-"""What can be seen in the text of users' functions: why their results may differ from one run to another."""
+"""Finds reasons in the source code of users' functions why their results may differ from one run to another."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class Habit(Enum):
     REAL_CLOCK = "reads the clock in a way that cannot be simulated"
     RANDOM = "draws random numbers"
     UNSIMULATED = "draws random numbers that cannot be simulated"
-    HASH = "calls hash(), which differs between processes for text"
-    SET = "uses a set, whose order of iteration differs between processes for text"
+    HASH = "calls hash(), which differs between processes for strings"
+    SET = "uses a set, whose order of iteration differs between processes for strings"
     EFFECT = "changes the world outside of the job"
-    TIMER = "sets a timer of event time"
+    TIMER = "sets an event-time timer"
     WATERMARK = "reads the watermark"
 
 
 MISTAKES: Final = tuple(habit for habit in Habit if habit not in (Habit.TIMER, Habit.WATERMARK))
-"""What may be one in itself."""
+"""The habits that may be mistakes by themselves."""
 
 UNDECLARED: Final = (Habit.ATTRIBUTE, Habit.GLOBAL, Habit.CLOSURE, Habit.DEFAULT)
 _CHANGING: Final = frozenset(
@@ -59,7 +59,7 @@ _CHANGING: Final = frozenset(
 _OPENING: Final = frozenset(("__init__", "open", "__post_init__", "__new__", "__setstate__"))
 _CLOCKS: Final = frozenset(("time", "time_ns", "monotonic", "monotonic_ns", "perf_counter", "now", "utcnow", "today"))
 _TIME_NOW: Final = {"localtime": 0, "gmtime": 0, "ctime": 0, "asctime": 0, "strftime": 1}
-"""Functions of the module `time` that read the clock when they are called with so many arguments."""
+"""Functions of the module `time` that read the clock when they are called with this number of arguments."""
 _CLOCK_OWNERS: Final = frozenset(("time", "datetime", "date", "dt"))
 _DRAWS: Final = frozenset(
     [
@@ -102,7 +102,7 @@ class Clue:
 
 
 def clues_of(node: Node, logical: LogicalGraph) -> list[Clue]:
-    """In the functions of one operator, and in those that they call."""
+    """Return clues in the functions of one operator, and in those that they call."""
     if node.operator is None or node.sink is not None:
         return []
     with by_value(own_modules(logical)):
@@ -129,7 +129,7 @@ def clues_in(code: Iterable[FunctionType | type]) -> list[Clue]:
 
 
 def _declared(owner: type) -> set[str]:
-    """Names of the states that the class declares, itself or in a base."""
+    """Return the names of the states that the class declares, itself or in a base."""
     return {
         name
         for base in owner.__mro__
@@ -145,7 +145,7 @@ def _of_function(function: FunctionType, declared: frozenset[str]) -> Iterator[C
 
 
 def _trees(file: str, line: int) -> list[ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda]:
-    """The functions that begin in that line."""
+    """Return the functions that begin in that line."""
     lines = linecache.getlines(file)
     if not lines:
         return []
@@ -165,7 +165,7 @@ def _trees(file: str, line: int) -> list[ast.FunctionDef | ast.AsyncFunctionDef 
 
 
 class _Look:
-    """At one function."""
+    """Examines one function."""
 
     def __init__(
         self,
@@ -176,11 +176,13 @@ class _Look:
         self._file = function.__code__.co_filename
         self._tree = tree
         self._declared = declared
-        """Names of declared state in the class."""
+        """The names of declared state in the class."""
         self._is_opening = getattr(tree, "name", "") in _OPENING
         arguments = [*tree.args.posonlyargs, *tree.args.args]
         self._contexts = {a.arg for a in arguments[1:]}
-        """What may be the context of a ProcessFunction: its last argument, in any method that it is passed on to."""
+        """Names that may be the context of a process function: its last argument, in any method to which it is passed
+        on.
+        """
         self._self = arguments[0].arg if arguments and arguments[0].arg == "self" else None
         defaults = dict(zip([a.arg for a in arguments[::-1]], tree.args.defaults[::-1], strict=False))
         defaults |= {a.arg: d for a, d in zip(tree.args.kwonlyargs, tree.args.kw_defaults, strict=True) if d}
@@ -240,7 +242,7 @@ class _Look:
             yield from self._changed(target.value)
 
     def _changed(self, thing: ast.expr) -> Iterator[Habit]:
-        """What is reached through a name is changed in place."""
+        """Yield habits for what is reached through a name and changed in place."""
         if isinstance(thing, ast.Subscript):
             yield from self._changed(thing.value)
         elif isinstance(thing, ast.Attribute) and self._is_self(thing.value):
@@ -305,7 +307,7 @@ def _last(node: ast.expr) -> str:
 
 
 def _is_present(call: ast.Call) -> bool:
-    """Whether NumPy is asked for the present: datetime64("now"), datetime64("today")."""
+    """Whether NumPy is asked for the current time: datetime64("now"), datetime64("today")."""
     return any(isinstance(a, ast.Constant) and a.value in ("now", "today") for a in call.args)
 
 

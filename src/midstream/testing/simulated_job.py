@@ -1,4 +1,4 @@
-"""The job that is simulated: a user's graph whose sources give recorded rows and whose sinks keep book."""
+"""The simulated job: a user's graph with sources that return recorded rows and sinks that record theirs."""
 
 from __future__ import annotations
 
@@ -31,29 +31,29 @@ from midstream.testing.inputs import as_batch
 from midstream.testing.simulated_surroundings import by_name
 
 ROWS_MAX: Final = 200
-"""Of each source, unless told otherwise."""
+"""The default number of rows of each source."""
 SPLITS_MAX: Final = 4
-"""Of each source that are recorded."""
+"""The largest number of splits of each source that are recorded."""
 PARALLELISMS: Final = (1, 2, 3, 4)
 TAP: Final = "tap of "
-"""The uid of a tap begins with this."""
+"""The prefix of the uid of a tap."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What one source gives: a table for each split, in the order in which they were found."""
+    """The rows of one source: a table for each split, in the order in which they were found."""
 
     splits: tuple[pa.Table, ...]
     follows: tuple[bool, ...]
     has_more: bool = False
-    """The source has more rows than were read of it."""
+    """Whether the source has more rows than were read."""
 
     @property
     def rows(self) -> int:
         return sum(table.num_rows for table in self.splits)
 
     def first(self, rows: int) -> Recorded:
-        """The first `rows` of the rows, counted through the splits in turns, so that all of them get shorter."""
+        """Return the first `rows` rows, taken from all splits in turns, so that all of them get shorter."""
         left = rows
         counts = [0] * len(self.splits)
         for index, table in enumerate(self.splits):
@@ -67,7 +67,7 @@ Given: TypeAlias = pa.Table | Sequence[Mapping[str, Any]]
 
 
 class Placeholder(Source):
-    """Stands for a recorded source while the graph is kept: a run puts its own in its place."""
+    """Replaces a recorded source in the stored graph; a run replaces it by its own source."""
 
     blocking = False
 
@@ -82,7 +82,7 @@ class Placeholder(Source):
 
 
 class Book(Sink):
-    """Stands for a sink while the graph is kept: a run puts its ledger in its place."""
+    """Replaces a sink in the stored graph; a run replaces it by its ledger."""
 
     def writer(self, context: WriterContext) -> SinkWriter:
         raise NotImplementedError(f"the sink {context.uid!r} is only written in a simulated run")
@@ -90,13 +90,13 @@ class Book(Sink):
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an operator, source or sink is in the user's program."""
+    """The place of an operator, source or sink in the user's program."""
 
     uid: str
     kind: str
     name: str
     place: str
-    """File and line of the call that made it; "" where that is not known."""
+    """The file and line of the call that created it; "" if unknown."""
 
     def __str__(self) -> str:
         return f"{self.kind} {self.uid!r}" + (f" ({self.place})" if self.place else "")
@@ -104,22 +104,22 @@ class Place:
 
 @dataclass(slots=True)
 class SimulatedJob:
-    """`logical` has placeholders for sources and sinks, and a uid on every node."""
+    """The job: `logical` has placeholders for sources and sinks, and a uid on every node."""
 
     logical: LogicalGraph
     config: JobConfig
     inputs: Mapping[str, Recorded]
-    """By uid of the source."""
+    """The rows by uid of the source."""
     own_names: tuple[str, ...] = ()
-    """The user's modules that each subtask has for itself."""
+    """The user's modules of which each subtask has its own copy."""
     is_tapped: bool = False
     _pickled: dict[int, bytes] = field(default_factory=dict)
     _constants: list[object] = field(default_factory=list)
-    """What the graph holds that never changes and takes long to make anew."""
+    """Parts of the graph that never change and take long to rebuild."""
 
     @property
     def sinks(self) -> dict[str, Place]:
-        """Of the program, by uid, in its order."""
+        """The sinks of the program, by uid, in its order."""
         return {uid: place for uid, place in self.books.items() if not uid.startswith(TAP)}
 
     @property
@@ -129,7 +129,7 @@ class SimulatedJob:
 
     @property
     def late_books(self) -> dict[str, str]:
-        """By uid of a window whose late rows the program counts on: the book with these rows."""
+        """The book of late rows for each window whose late rows the program uses, by the window's uid."""
         windows = (node for node in self.logical.nodes if _reads_late_rows(self.logical, node))
         return {str(node.uid): _tap_uid(node, LATE) for node in windows}
 
@@ -139,11 +139,11 @@ class SimulatedJob:
 
     @property
     def has_own_parallelism(self) -> bool:
-        """Whether an operator says its own, above 1: then a job cannot be asked to run at just any."""
+        """Whether an operator sets its own parallelism, above 1: then the job cannot run at any other."""
         return any((node.parallelism or 1) > 1 for node in self.logical.nodes)
 
     def parallelisms(self, wanted: Sequence[int] = PARALLELISMS) -> tuple[int, ...]:
-        """Those of `wanted` that the job can run at. Raises JobError when there is none."""
+        """Return those of `wanted` at which the job can run. Raises JobError if there are none."""
         found, refused = [], None
         for parallelism in wanted:
             try:
@@ -156,11 +156,11 @@ class SimulatedJob:
         return tuple(found)
 
     def graph(self, parallelism: int) -> JobGraph:
-        """Raises JobError or ConfigError when the job cannot run at that parallelism."""
+        """Return the graph. Raises JobError or ConfigError if the job cannot run at that parallelism."""
         return build_job_graph(self.logical, msgspec.structs.replace(self.config, parallelism=parallelism))
 
     def pickled(self, parallelism: int) -> bytes:
-        """The graph as it is shipped to every task; sources and sinks are persistent ids by their uids."""
+        """Pickle the graph as it is shipped to every task; sources and sinks are persistent ids by their uids."""
         data = self._pickled.get(parallelism)
         if data is None:
             buffer = io.BytesIO()
@@ -170,16 +170,16 @@ class SimulatedJob:
         return data
 
     def unpickled(self, data: bytes, sink: Sink, kind: type[Unpickler]) -> JobGraph:
-        """What `pickled` has given, with the sink of a run in it."""
+        """Unpickle the result of `pickled`, with the sink of a run in it."""
         graph: JobGraph = kind(data, sink, self._constants).load()
         return graph
 
     def with_inputs(self, inputs: Mapping[str, Recorded]) -> SimulatedJob:
-        """The same job over other rows."""
+        """Return the same job with other rows."""
         return replace(self, inputs=inputs)
 
     def cut_off(self, rows: Mapping[str, Sequence[int]]) -> SimulatedJob:
-        """The same job over the first rows of each split."""
+        """Return the same job with the first rows of each split."""
         return self.with_inputs(
             {
                 uid: Recorded(
@@ -191,7 +191,7 @@ class SimulatedJob:
         )
 
     def tapped(self) -> SimulatedJob:
-        """The same with a book at the output of every operator, and at the late rows of every window."""
+        """Return the same job with a book at the output of every operator, and at the late rows of every window."""
         graph = LogicalGraph(list(self.logical.nodes))
         for node in self.logical.nodes:
             if node.schema is not None:
@@ -227,7 +227,7 @@ def _tap_uid(node: Node, tag: str | None) -> str:
 
 
 def _reads_late_rows(logical: LogicalGraph, node: Node) -> bool:
-    """Whether it is a tumbling window, where a row is late as a whole, and the program reads its late rows."""
+    """Whether the node is a tumbling window, where a row is late as a whole, and the program reads its late rows."""
     operator = node.operator
     if not isinstance(operator, SlidingWindowOperator) or not operator.is_tumbling:
         return False
@@ -250,13 +250,14 @@ def simulated_job(
     rows_max: int = ROWS_MAX,
     own_names: Iterable[str] = (),
 ) -> SimulatedJob:
-    """`inputs`: the rows of sources, by uid; of the others the first `rows_max` are read here and now.
+    """Return the job to simulate.
 
-    `own_names`: first names of the modules that the job ships as files. Raises JobError for a uid that is no
-    source, for a source of Spark without rows, and for one that cannot be read; SchemaError for rows that have
-    other columns than the source.
+    `inputs`: rows of sources, by uid; of other sources the first `rows_max` rows are read at once. `own_names`:
+    top-level names of the modules that the job ships as files. Raises JobError for a uid that is not a source's, for a
+    source of Spark without rows, and for one that cannot be read; SchemaError for rows that have other columns than the
+    source.
     """
-    build_job_graph(logical, config)  # what is wrong with the program is said first
+    build_job_graph(logical, config)  # errors of the program are reported first
     uids = assign_uids(logical.nodes)
     given = dict(inputs or {})
     sources = {uids[node.id]: node for node in logical.nodes if node.source is not None}
@@ -281,7 +282,7 @@ def simulated_job(
     for uid, rows in recorded.items():
         if not rows.rows:
             raise JobError(
-                f"source {uid!r} gives no rows, so there is nothing to simulate; give it some with --rows {uid}=FILE"
+                f"source {uid!r} has no rows, so there is nothing to simulate; give it some with --rows {uid}=FILE"
             )
     return SimulatedJob(graph, config, recorded, tuple(module.__name__ for module in own_modules(graph)))
 
@@ -297,7 +298,7 @@ def _simulated(node: Node, uid: str) -> Node:
 
 
 def _given(table: Given, uid: str, schema: pa.Schema) -> Recorded:
-    """Rows in the order in which they come, one split."""
+    """Return given rows in their order, as one split."""
     if not isinstance(table, pa.Table):
         made = as_batch(table, canonical_schema(schema), f"rows for source {uid!r}")
         return Recorded((pa.Table.from_batches([made]),), (False,))
@@ -312,13 +313,13 @@ def _given(table: Given, uid: str, schema: pa.Schema) -> Recorded:
 
 
 def record(node: Node, uid: str, config: JobConfig, rows_max: int) -> Recorded:
-    """The first rows of a source, read in this process: up to `SPLITS_MAX` of its splits, equally much of each."""
+    """Read the first rows of a source in this process: up to `SPLITS_MAX` of its splits, the same number from each."""
     source = node.source
     assert source is not None
     if type(source).__module__.startswith("midstream.spark"):
         raise JobError(
-            f"source {uid!r} ({node.place or node.name}) reads with Spark, which a simulated run does not start; "
-            f"give it recorded rows: --rows {uid}=sample.parquet"
+            f"source {uid!r} ({node.place or node.name}) uses Spark, which a simulated run does not start; give it "
+            f"recorded rows: --rows {uid}=sample.parquet"
         )
     if rows_max < 1:
         raise ConfigError(f"--rows-max: {rows_max} is not a positive whole number")
@@ -351,7 +352,7 @@ def _record(source: Source, uid: str, config: JobConfig, rows_max: int) -> Recor
 
 
 def _rows_of(source: Source, uid: str, split: Split, rows_max: int) -> tuple[pa.Table, bool]:
-    """And whether there are more."""
+    """Return the rows of a split, and whether there are more."""
     reader = source.open_split(split)
     batches: list[pa.RecordBatch] = []
     left = rows_max + 1
@@ -374,7 +375,7 @@ def _rows_of(source: Source, uid: str, split: Split, rows_max: int) -> tuple[pa.
 
 
 class _Pickler(JobPickler):
-    """Sinks, schemas and reductions are names, which each run has things of its own for, or shares with all others."""
+    """Pickles sinks, schemas and reductions as names: a run has its own objects for them, or shares them with all runs."""
 
     def __init__(self, buffer: io.BytesIO, constants: list[object]) -> None:
         super().__init__(buffer)
@@ -396,7 +397,7 @@ class _Pickler(JobPickler):
 
 
 def _has_code(reduction: Reduction) -> bool:
-    """Whether it calls functions of the user's."""
+    """Whether the reduction calls functions of the user's."""
     return bool(user_code(reduction))
 
 

@@ -1,8 +1,8 @@
-"""Jobs that count on late rows: which rows those are differs from run to run, and rightly so.
+"""Jobs that use late rows: which rows are late legitimately differs from run to run.
 
-A run is compared with one without failures in which the very same rows are late. So each row has to be either in the
-results or in the side output of late rows, exactly once. That can be said of tumbling windows, where a row is late as
-a whole, if the job reads their late rows; late rows that the job does not read are lost, which is reported.
+A run is compared with one without failures in which the very same rows are late. So each row must be either in the
+results or in the side output of late rows, exactly once. This works for tumbling windows, where a row is late as a
+whole, if the job reads their late rows; late rows that the job does not read are lost, which is reported.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from midstream.testing.simulated_output import rows_of
 
 
 class LateGate(Operator):
-    """In front of a window: these rows are late, and no others."""
+    """An operator before a window that makes exactly these rows late."""
 
     keeps_rows = True
 
@@ -49,7 +49,7 @@ class LateGate(Operator):
 
 
 def held_late(job: SimulatedJob, late: Mapping[str, pa.Table | None]) -> SimulatedJob:
-    """The same job, in which just the rows of `late`, by uid of the window, are late."""
+    """Return the same job, in which exactly the rows of `late`, by uid of the window, are late."""
     graph = LogicalGraph(list(job.logical.nodes))
     for uid, rows in late.items():
         window = next(node for node in graph.nodes if node.uid == uid)

@@ -1,7 +1,7 @@
-"""What sinks got, compared with what they should have got: rows of each as a multiset, in any order.
+"""Compares what sinks received with what they should have received: rows of each as a multiset, in any order.
 
-The order of rows is not compared: which of two keys comes first, when a window fires, and how inputs are
-interleaved may differ between any two runs. Floating-point numbers may differ by what the order of adding does to them
+The order of rows is not compared: which of two keys comes first, when a window fires, and how inputs are interleaved
+may differ between any two runs. Floating-point numbers may differ by the effects of the order of summation
 (`nearness`).
 """
 
@@ -20,9 +20,9 @@ from midstream.testing.nearness import CANCELLED, close_of, has_cancelled, is_ne
 from midstream.testing.simulated_job import Place
 
 SHOWN: Final = 3
-"""How many rows of each kind a report shows."""
+"""The number of rows of each kind that a report shows."""
 MATCHED_MAX: Final = 400
-"""Of more differing rows than that, near ones are not looked for."""
+"""If more rows differ, near matches are not searched."""
 Row = Mapping[str, Any]
 
 
@@ -31,28 +31,28 @@ class Contract:
     """How the rows of one sink are compared."""
 
     latest: tuple[str, ...] = ()
-    """Keys of a stream of updates: only the last row of each key counts."""
+    """The keys of a stream of updates: only the last row of each key counts."""
     ignored: tuple[str, ...] = ()
     """Columns that may have any value."""
 
 
 @dataclass(slots=True)
 class Difference:
-    """Between the rows that a sink, or an operator, has given and those of the reference run."""
+    """The difference between the rows of a sink, or an operator, and those of the reference run."""
 
     place: Place
     missing: list[Row] = field(default_factory=list)
     surplus: list[Row] = field(default_factory=list)
     doubled: list[Row] = field(default_factory=list)
-    """Rows that the reference run has as well, less often."""
+    """Rows that the reference run has less often."""
     changed: list[tuple[Row, Row]] = field(default_factory=list)
-    """The row of the reference run, and the one that is in its place."""
+    """Changed rows: that of the reference run, and the one in its place."""
 
     def lines(self) -> list[str]:
-        """For people: what differs, and the first few rows."""
+        """Describe, for display, what differs, with the first few rows."""
         said = [
             _count(self.missing, "is missing", "are missing"),
-            _count(self.doubled, "is there too often", "are there too often"),
+            _count(self.doubled, "is there too often", "occur too often"),
             _count(self.changed, "has changed", "have changed"),
             _count(self.surplus, "should not be there", "should not be there"),
         ]
@@ -73,7 +73,7 @@ def differences(
     places: Iterable[Place],
     contracts: Mapping[str, Contract],
 ) -> list[Difference]:
-    """Of each of `places` whose rows differ, in their order."""
+    """Return the difference of each of `places` whose rows differ, in their order."""
     differing = []
     for place in places:
         contract = contracts.get(place.uid, Contract())
@@ -87,7 +87,7 @@ def differences(
 
 
 def rows_of(table: pa.Table | None, contract: Contract = Contract()) -> Counter[tuple[tuple[str, Any], ...]]:
-    """How often each row is there."""
+    """Return how often each row occurs."""
     if table is None or not table.num_rows:
         return Counter()
     names = [name for name in table.column_names if name not in contract.ignored]
@@ -116,7 +116,7 @@ def _is_plain(column: Sequence[Any]) -> bool:
 
 
 def _frozen(value: Any) -> Any:
-    """The same as something that can be counted."""
+    """Return the value in a hashable form."""
     if isinstance(value, float):
         return "nan" if math.isnan(value) else value
     if isinstance(value, (list, tuple)):
@@ -130,7 +130,7 @@ Rows = Counter[tuple[tuple[str, Any], ...]]
 
 
 Closeness = Mapping[str, float]
-"""By column: the relative error of floats that the order of adding explains."""
+"""The relative error of floats, by column, that the order of summation explains."""
 
 
 def _closeness(*tables: pa.Table | None) -> Closeness:
@@ -138,7 +138,7 @@ def _closeness(*tables: pa.Table | None) -> Closeness:
 
 
 def _difference(place: Place, before: Rows, after: Rows, close: Closeness) -> Difference | None:
-    """None when they differ by the order of adding floating-point numbers only."""
+    """Return the difference; None if only the order of summation of floats explains it."""
     missing, surplus = list((before - after).elements()), list((after - before).elements())
     if len(missing) <= MATCHED_MAX and len(surplus) <= MATCHED_MAX:
         for row in list(missing):
@@ -166,7 +166,7 @@ def _difference(place: Place, before: Rows, after: Rows, close: Closeness) -> Di
 
 
 def _alike(one: Sequence[tuple[str, Any]], other: Sequence[tuple[str, Any]], close: Closeness) -> int:
-    """How many columns have the same value, in two rows of one sink."""
+    """Count the columns with the same value, in two rows of one sink."""
     pairs = zip(one, other, strict=True)
     return sum(is_near(before, after, close[name]) for (name, before), (_, after) in pairs)
 

@@ -1,6 +1,6 @@
 """A process that runs some seeds of a job: it reads the job and the seeds, and writes a line for each run.
 
-Started by `simulated_campaign`, with a PYTHONHASHSEED of its own. What functions of the job print goes to stderr.
+It is started by `simulated_campaign`, with a PYTHONHASHSEED of its own. What functions of the job print goes to stderr.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def main() -> None:
 
 
 def _part(stream: BinaryIO) -> bytes:
-    """What the parent has sent: its length, then so many bytes."""
+    """Read what the parent has sent: its length, then that many bytes."""
     length = int.from_bytes(_exactly(stream, 8), "big")
     if length > PART_BYTES_MAX:
         raise ValueError(f"a part of {length:,} bytes is longer than a job can be")
@@ -51,7 +51,7 @@ def _part(stream: BinaryIO) -> bytes:
 def _exactly(stream: BinaryIO, length: int) -> bytes:
     data = stream.read(length)
     if len(data) < length:
-        raise EOFError(f"the parent has ended: {len(data):,} of {length:,} bytes have come")
+        raise EOFError(f"the parent has ended: {len(data):,} of {length:,} bytes have arrived")
     return data
 
 

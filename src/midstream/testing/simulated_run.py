@@ -1,4 +1,6 @@
-"""One run of a user's job in a simulated world: its driver and slots through what the scenario draws, and what its sinks got."""
+"""One run of a user's job in a simulated world: driver and slots face what the scenario draws, and sinks record their
+rows.
+"""
 
 from __future__ import annotations
 
@@ -53,26 +55,28 @@ LEAST_POOL: Final = 8
 
 @dataclass(slots=True)
 class Ran:
-    """What a run came to."""
+    """The result of a run."""
 
     scenario: JobScenario
     output: dict[str, pa.Table] = field(default_factory=dict)
-    """What each sink, and each tap, has committed, by uid."""
+    """The rows that each sink, and each tap, has committed, by uid."""
     error: str = ""
-    """The job has failed with it, by no fault of the scenario's."""
+    """The error with which the job failed, if the scenario did not cause it."""
     engine_bugs: list[str] = field(default_factory=list)
     is_over: bool = True
-    """False: it had not come to its end when it had had all its steps."""
+    """False: it had not ended when it had made all its steps."""
     steps: int = 0
     struck: Counter[str] = field(default_factory=Counter)
     effects: Counter[Effect] = field(default_factory=Counter)
     drained: dict[str, tuple[int, ...]] | None = None
-    """Of a job that was told to come to its end early: how many rows of each split it has read, by uid of the source."""
+    """For a job that was told to end early: the rows read of each split, by uid of the source."""
     trace: Trace | None = None
 
 
 def run_job(job: SimulatedJob, scenario: JobScenario, *, keep_trace: bool = False) -> Ran:
-    """A function of the job, the scenario and the code; but for what the job's functions see of the world behind the simulated one."""
+    """Run a job. The result depends only on the job, the scenario and the code, except for what functions see of the
+    real world.
+    """
     prepared = _Run(job, scenario, keep_trace)
     with ExitStack() as stack:
         if scenario.failures.small_chunks:
@@ -92,14 +96,14 @@ def _small_chunks(seed: int) -> list[tuple[Any, str, int]]:
 
 
 class RecordedSource(SimSource):
-    """Gives recorded rows, cut as the scenario says."""
+    """Returns recorded rows, cut as the scenario determines."""
 
     def __init__(self, outside: Outside, number: int, recorded: Recorded, scenario: JobScenario) -> None:
         super().__init__(outside, number, [table.num_rows for table in recorded.splits], keys=1)
         self.schema = recorded.splits[0].schema
         self.blocking = (scenario.failures.faults != () or bool(scenario.order.seed)) and not scenario.failures.drains
         self.read = [0] * len(recorded.splits)
-        """How far each split was read by whatever has read it last."""
+        """The position up to which each split was read by its last reader."""
         rates = scenario.order.rates
         self.rows_per_s = rates[number] if number < len(rates) else None
         self.discovery_interval_s = 0.002
@@ -136,7 +140,7 @@ class RecordedSource(SimSource):
         return self.number * SOURCE_IDS + split * SPLIT_IDS
 
     def cut(self, start: int, rows_max: int, split: int) -> int:
-        """Where the batch that begins at `start` ends."""
+        """Return where the batch that begins at `start` ends."""
         most = min(rows_max, self._cuts.batch_rows)
         if self._cuts.are_random:
             most = self._random.randint(1, most)
@@ -234,7 +238,7 @@ class _BookWriter(SinkWriter):
 
 
 class _JobCluster(Cluster):
-    """Ships the job's graph, and does not take a failure of a user's function for the engine's."""
+    """Ships the job's graph, and does not treat failures of users' functions as the engine's."""
 
     job: SimulatedJob
     sink: BookSink
@@ -265,7 +269,7 @@ def _with_sources(graph: JobGraph, sources: Mapping[str, RecordedSource]) -> Job
 
 
 class _NoReasons(Reasons):
-    """A user's function may fail: what comes of it is up to the job's end."""
+    """Accepts all failures: a user's function may fail, and the job's end decides what that means."""
 
     def heard(self, message: m.FromSlot, pending_id: int | None) -> None:
         return
@@ -275,7 +279,7 @@ class _NoReasons(Reasons):
 
 
 class _Savepoints:
-    """All disks of the world, by root; and the savepoints that the driver was told of."""
+    """All disks of the world, by root; and the savepoints that the driver was asked for."""
 
     def __init__(self, world: World, disks: dict[str, Disk]) -> None:
         self.made: list[str] = []
@@ -293,7 +297,7 @@ class _Savepoints:
         return disk
 
     def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False) -> None:
-        """For a savepoint at a new place; `fails`: its disk refuses the first writes."""
+        """Ask for a savepoint at a new place; `fails`: its disk refuses the first writes."""
         self._places += 1
         url = f"sim://saved/{self._places}"
         self.open(url)
@@ -344,7 +348,7 @@ class _Run:
         self._is_given_up = False
         self._is_over = False
         self._is_hopeless = False
-        """It was started `LAUNCHES_MAX` times, and has not come to its end."""
+        """Whether the job was started `LAUNCHES_MAX` times and has not ended."""
         self._error = ""
         self._struck: Counter[str] = Counter()
         self._faults_left = list(failures.faults)
@@ -387,7 +391,7 @@ class _Run:
         )
 
     def _settle(self) -> None:
-        """A driver that was thought dead wakes up, and must find that it is not the one any more."""
+        """Resume drivers that were believed dead, which must find that they have been superseded."""
         world = self.world
         for process in world.processes:
             if process.alive and process.paused:

@@ -1,4 +1,4 @@
-"""What a seed draws for a user's job, and what each of its sides does by itself."""
+"""The scenario that a seed draws for a user's job, and the effect of each of its sides alone."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from midstream.sim.scenario import IN_FLIGHT, RECOVERING, Fault
 from midstream.sim.world import Tempo
 
 ALL_ROWS: Final = 1 << 20
-"""More than any recorded source has."""
+"""More rows than any recorded source has."""
 
 BATCHES: Final = (2, 3, 5, 5, 8, 8, 20)
-"""Into about how many batches the rows of a source are cut."""
+"""The approximate number of batches into which the rows of a source are cut."""
 FAULTS: Final = (
     "kill_slot",
     "kill_slot",
@@ -43,11 +43,11 @@ FAULTS: Final = (
     IN_FLIGHT,
     RECOVERING,
 )
-"""What may befall a job, the usual things more often."""
+"""The faults of a job; usual ones occur more often."""
 ASKING_TO_RESCALE: Final = frozenset(("rescale", IN_FLIGHT, RECOVERING))
-"""They may ask a job for another parallelism."""
+"""The faults that may ask a job for another parallelism."""
 DRAINED: Final = 0.1
-"""How many of the runs with faults are drained."""
+"""The share of runs with faults that are drained."""
 WORDS: Final = {
     "kill_slot": "a slot dies",
     "kill_slot_twice": "two slots die, one after the other",
@@ -64,45 +64,45 @@ WORDS: Final = {
     "commit_fails": "a sink does not answer",
     "open_fails": "a sink cannot be opened, and a slot dies",
     "stop": "the job is stopped and started again",
-    "checkpoint": "a checkpoint is asked for",
+    "checkpoint": "a checkpoint is requested",
     "slow_storage": "the storage is slow",
-    "drain": "the job is told to come to its end (drain)",
+    "drain": "the job is told to end (drain)",
     "cancel": "the job is cancelled and started again",
     "rescale": "the job is rescaled",
-    "savepoint": "a savepoint is asked for",
-    "stop_savepoint": "the job is stopped with a savepoint and goes on from it",
+    "savepoint": "a savepoint is requested",
+    "stop_savepoint": "the job is stopped with a savepoint and resumes from it",
     IN_FLIGHT: "the job fails, is stopped or rescaled once rows in flight are in a checkpoint",
     RECOVERING: "the job fails, is stopped or rescaled while it recovers",
 }
-"""What each of them is, for people."""
+"""The description of each fault, for display."""
 BESIDE_DRAIN: Final = ("checkpoint", "savepoint")
-"""What befalls a job that is drained: after a failure it would not be known how many rows it has taken."""
+"""The faults of a drained job: after a failure it would be unknown how many rows it has read."""
 KILLS: Final = ("kill_slot", "user_error", "kill_slot_twice", "kill_driver")
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What decides in which order rows of different inputs, splits and subtasks come to an operator."""
+    """Determines the order in which rows of different inputs, splits and subtasks reach an operator."""
 
     seed: int = 0
     tempo: Tempo = field(default_factory=Tempo)
     rates: tuple[float | None, ...] = ()
-    """Of each source, in the order of the program: rows per second; none or None: as fast as it goes."""
+    """The rows per second of each source, in the order of the program; none or None: as fast as possible."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cuts:
-    """Into what batches rows are cut."""
+    """The batches into which rows are cut."""
 
     batch_rows: int = ALL_ROWS
-    """At most so many rows are read at once."""
+    """The largest number of rows read at once."""
     are_random: bool = False
-    """Each batch has from one row to so many."""
+    """Whether each batch has a random number of rows, from one to that."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failures:
-    """What befalls the job, and how checkpoints are taken meanwhile."""
+    """The faults of the job, and how checkpoints are taken meanwhile."""
 
     faults: tuple[Fault, ...] = ()
     interval_s: float = 0.002
@@ -110,18 +110,18 @@ class Failures:
     pool_buffers: int = 1024
     buffer_bytes: int = 32768
     sink_rows: int = 0
-    """Above 0: a sink takes so many rows, then rests."""
+    """Above 0: the number of rows that a sink takes before it pauses."""
     small_chunks: bool = False
 
     @property
     def drains(self) -> bool:
-        """Whether the job is told to come to its end before it has read all rows."""
+        """Whether the job is told to end before it has read all rows."""
         return any(fault.kind == "drain" for fault in self.faults)
 
 
 @dataclass(frozen=True, slots=True)
 class Width:
-    """At how many subtasks the job begins, and goes on after it has stopped or its driver died."""
+    """The number of subtasks at the beginning, and after the job has stopped or its driver died."""
 
     first: int = 1
     then: int = 1
@@ -129,7 +129,7 @@ class Width:
 
 @dataclass(frozen=True, slots=True)
 class Outer:
-    """What functions see that is none of the job's business."""
+    """The values that functions see of the world outside of the job."""
 
     clock_s: float = 0.0
     """How much later than in the reference run the clock begins."""
@@ -139,7 +139,7 @@ class Outer:
 
 @dataclass(frozen=True, slots=True)
 class JobScenario:
-    """The reference run has this as it is; a seed draws each of its sides."""
+    """A scenario. The reference run has this as it is; a seed draws each of its sides."""
 
     seed: int = -1
     order: Order = field(default_factory=Order)
@@ -150,7 +150,7 @@ class JobScenario:
     steps_max: int = 200_000
 
     def describe(self) -> str:
-        """In one line, for people: only what differs from the reference run."""
+        """Describe, in one line for display, only what differs from the reference run."""
         said = []
         if self.width != Width():
             then = "" if self.width.then == self.width.first else f", {self.width.then} after a restart"
@@ -184,7 +184,7 @@ SIDES: Final = ("outer", "order", "cuts", "width", "failures")
 
 
 def draw(seed: int, rows: Sequence[int], parallelisms: Sequence[int], may_rescale: bool) -> JobScenario:
-    """The scenario of a seed, for a job whose sources have so many rows each."""
+    """Return the scenario of a seed, for a job whose sources have `rows` rows."""
     random = Random(f"job scenario {seed}")
     widths = (*parallelisms[:2], *parallelisms)  # mostly low ones, which are quick to run
     failures = draw_failures(random, may_rescale)
@@ -199,7 +199,7 @@ def draw(seed: int, rows: Sequence[int], parallelisms: Sequence[int], may_rescal
 
 
 def draw_order(random: Random, sources: int, drains: bool) -> Order:
-    """`drains`: what is read must be emitted at once, or it is not known how much was."""
+    """Draw an order. `drains`: what is read must be emitted at once, or the number of rows would be unknown."""
     rates: tuple[float | None, ...] = ()
     if not drains and random.random() < 0.4:
         rates = tuple(random.choice((None, None, 2_000.0, 20_000.0)) for _ in range(sources))
@@ -213,7 +213,7 @@ def draw_order(random: Random, sources: int, drains: bool) -> Order:
 
 
 def draw_cuts(random: Random, rows: int) -> Cuts:
-    """Time goes into batches, so there are some dozens of them at most, and mostly few."""
+    """Draw cuts. Batches cost time, so there are some dozens of them at most, and mostly few."""
     batches = random.choice(BATCHES)
     if random.random() < 0.6:
         return Cuts(max(1, 2 * rows // batches), are_random=True)
@@ -221,7 +221,7 @@ def draw_cuts(random: Random, rows: int) -> Cuts:
 
 
 def draw_failures(random: Random, may_rescale: bool) -> Failures:
-    """Mostly some; `may_rescale`: whether the job can be asked to run at any parallelism."""
+    """Draw failures, usually some. `may_rescale`: whether the job can be asked to run at any parallelism."""
     faults: tuple[Fault, ...] = ()
     if random.random() < 0.9:
         horizon = random.choice((150, 300, 800))
@@ -251,16 +251,16 @@ def draw_failures(random: Random, may_rescale: bool) -> Failures:
 
 
 def only(scenario: JobScenario, *sides: str) -> JobScenario:
-    """The reference run with these sides of `scenario`."""
+    """Return the reference run with these sides of `scenario`."""
     return replace(REFERENCE, seed=scenario.seed, **{side: getattr(scenario, side) for side in sides})
 
 
 def without(scenario: JobScenario, side: str) -> JobScenario:
-    """The same with this side as in the reference run."""
+    """Return the scenario with this side as in the reference run."""
     return replace(scenario, **{side: getattr(REFERENCE, side)})
 
 
 def size(scenario: JobScenario) -> tuple[int, int]:
-    """How many sides differ from the reference run, and how many faults there are: what shrinking makes smaller."""
+    """Return the number of sides that differ from the reference run, and of faults: what shrinking reduces."""
     differing = sum(getattr(scenario, entry.name) != getattr(REFERENCE, entry.name) for entry in fields(scenario))
     return differing, len(scenario.failures.faults)

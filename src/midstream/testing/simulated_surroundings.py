@@ -1,8 +1,8 @@
-"""What functions of users see of the world in a simulated run: a clock, random numbers, hash(), and what they do to it.
+"""The world that users' functions see in a simulated run: a clock, random numbers, hash(), and their effects on it.
 
-Meanwhile `time.time()` and its like, `datetime.now()`, the module `random`, `numpy.random` and `hash()` of strings
-answer with what the run says, and files that are opened for writing, programs that are started and connections that
-are made are counted. Only the thread of the run is concerned; everything is as it was behind it.
+During a run `time.time()` and its like, `datetime.now()`, the module `random`, `numpy.random` and `hash()` of strings
+return what the run determines; files that are opened for writing, programs that are started and connections that are
+made are counted. Only the thread of the run is affected; afterwards everything is as before.
 """
 
 from __future__ import annotations
@@ -45,9 +45,9 @@ class Effect:
     """Something that a user's function has done to the world."""
 
     what: str
-    """Such as "writes to out.txt"."""
+    """The effect, such as "writes to out.txt"."""
     place: str
-    """File and line."""
+    """The file and line."""
 
 
 @dataclass(slots=True)
@@ -56,12 +56,12 @@ class Surroundings:
     outer: Outer
     effects: Counter[Effect] = field(default_factory=Counter)
     slept_s: float = 0.0
-    """A function that sleeps holds up nothing but what clocks say: in production heartbeats go on meanwhile."""
+    """The time slept, which only advances the function's clocks: in production, heartbeats continue meanwhile."""
     thread: int = field(default_factory=threading.get_ident)
 
     def time_s(self) -> float:
-        """Seconds since the epoch."""
-        self.world.now_us += 1  # nobody reads a clock twice in the same moment
+        """Return seconds since the epoch."""
+        self.world.now_us += 1  # no two readings of a clock are equal
         return self.world.epoch_ms / 1000 + self.slept_s + self.world.now_us / 1e6
 
     def sleep(self, seconds: float) -> None:
@@ -69,7 +69,7 @@ class Surroundings:
 
 
 _present: Surroundings | None = None
-"""Those of the run that this process is in."""
+"""The surroundings of the current run in this process."""
 
 
 def _ours() -> Surroundings | None:
@@ -79,7 +79,7 @@ def _ours() -> Surroundings | None:
 
 @contextmanager
 def surroundings(world: World, outer: Outer) -> Iterator[Surroundings]:
-    """For as long as a run lasts."""
+    """Replace the surroundings for the duration of a run."""
     global _present
     _listen()
     before, numpy_before = random.getstate(), np.random.get_state()
@@ -124,7 +124,7 @@ def _clock(real: Callable[[], Any], simulated: Callable[[Surroundings], Any]) ->
 def _present_by_default(
     real: Callable[..., Any], position: int, now: Callable[[Surroundings], float | time.struct_time]
 ) -> Callable[..., Any]:
-    """A function of a time that means the present if that argument, which stands at `position`, is left out."""
+    """Wrap a function of a time that means the current time if the argument at `position` is left out."""
 
     def function(*arguments: Any) -> Any:
         ours = _ours()
@@ -157,7 +157,7 @@ class _Like(type):
 
 
 class SimulatedDatetime(datetime, metaclass=_Like):
-    """Makes plain datetimes; only its clock is another."""
+    """Creates plain datetimes; only its clock differs."""
 
     def __new__(cls, *args: Any, **kwargs: Any) -> Any:
         return datetime(*args, **kwargs)
@@ -193,16 +193,16 @@ _STAND_INS: Final[dict[object, tuple[str, object]]] = {
     datetime: ("the run's datetime", SimulatedDatetime),
     date: ("the run's date", SimulatedDate),
 }
-"""For what, and under which name of a variable that no program has."""
+"""The replacements: for each item, the name of a variable that no program has, and the substitute."""
 _INDEX_SHIFT: Final = 1 if sys.version_info >= (3, 11) else 0
-"""Of the argument of LOAD_GLOBAL: the lowest bit says something else since 3.11."""
+"""The shift of LOAD_GLOBAL's argument, whose lowest bit has another meaning since 3.11."""
 _ARGUMENT_MAX: Final = 255
 
 
 def by_name(item: object) -> tuple[Any, ...] | None:
-    """How a clock, or a function of the module `random`, that a variable refers to is pickled: a run finds its own there.
+    """Return how to pickle a clock, or a function of the module `random`, to which a variable refers: by name.
 
-    Else `from random import random` would be a copy of the generator, and `from time import time` could not be
+    Otherwise `from random import random` would be a copy of the generator, and `from time import time` could not be
     pickled while another clock is in its place.
     """
     if not isinstance(item, (BuiltinFunctionType, MethodType)):
@@ -220,7 +220,7 @@ def by_name(item: object) -> tuple[Any, ...] | None:
 
 
 def set_function_state(function: FunctionType, state: Any) -> None:
-    """In place of cloudpickle's: the clocks and the hash() that a function calls are the run's."""
+    """Replaces cloudpickle's function: the clocks and the hash() that a function calls become the run's."""
     _function_setstate(function, state)
     variables = function.__globals__
     names = set(_names(function.__code__))
@@ -238,7 +238,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 def _with_the_runs_clocks(code: CodeType, variables: dict[str, Any]) -> CodeType:
-    """The same code, which asks the run where it asks `datetime.now()`, and still means datetime in `type(x) is datetime`."""
+    """Return code that uses the run's clock in `datetime.now()`, and still means datetime in `type(x) is datetime`."""
     instructions = list(dis.get_instructions(code))
     made, names = bytearray(code.co_code), list(code.co_names)
     for at, instruction in enumerate(instructions):
@@ -281,7 +281,7 @@ _MODULE: Final[tuple[str, object]] = ("the run's module datetime", _datetime_mod
 
 
 def simulated_hash(item: object) -> int:
-    """That of another process: it differs for text and bytes, also in tuples and frozen sets."""
+    """Return the hash of another process: it differs for strings and bytes, also in tuples and frozen sets."""
     ours = _ours()
     if ours is None or not ours.outer.hash or not _depends_on_the_process(item):
         return hash(item)
@@ -303,7 +303,7 @@ _is_listening = False
 
 
 def _listen() -> None:
-    """From now on, for as long as the process lives: an audit hook cannot be taken back."""
+    """Listen for the rest of the process's life: an audit hook cannot be removed."""
     global _is_listening
     if not _is_listening:
         _is_listening = True
@@ -333,7 +333,7 @@ def _is_writing(mode: object, flags: object) -> bool:
 
 
 def _users_line() -> str:
-    """File and line of the user's function that is at work; "" where there is none, or where a temporary file is made."""
+    """Return the file and line of the running user's function; "" if there is none, or a temporary file is being made."""
     frame: FrameType | None = sys._getframe(2)
     while frame is not None:
         file = frame.f_code.co_filename

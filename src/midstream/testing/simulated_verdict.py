@@ -1,4 +1,4 @@
-"""Whether a run came out as the reference run did, and the smallest scenario in which it does not."""
+"""Decides whether a run has the result of the reference run, and finds the smallest scenario in which it does not."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from midstream.testing.simulated_surroundings import Effect
 
 SHRINK_TRIES_MAX: Final = 60
 PLAINEST: Final = "kill_slot"
-"""The fault that everybody understands."""
+"""The fault that is easiest to understand."""
 SHRINK_S: Final = 15.0
-"""Processor time."""
+"""The limit on processor time."""
 
 
 @dataclass(slots=True)
 class Verdict:
-    """`kind`: "" when all was as it should be."""
+    """The verdict on a run. `kind` is "" if the run passed."""
 
     kind: str = ""
     differences: list[Difference] = field(default_factory=list)
     error: str = ""
     effects: list[tuple[Effect, int, int]] = field(default_factory=list)
-    """Done more often than in the reference run: how often there, and here."""
+    """Effects that occurred more often than in the reference run, with both numbers."""
 
     def lines(self) -> list[str]:
         lines = [line for difference in self.differences for line in difference.lines()]
@@ -42,7 +42,7 @@ class Verdict:
 
 
 def _short(error: str) -> list[str]:
-    """What the function raised and where: not how the engine passed it on."""
+    """Return what the function raised and where, without how the engine passed it on."""
     return error.partition("\nThe above exception was the direct cause")[0].splitlines()[:LINES_MAX]
 
 
@@ -60,7 +60,7 @@ def judge(job: SimulatedJob, reference: Ran, ran: Ran, contracts: Mapping[str, C
     if ran.error:
         return Verdict(FAILS, error=ran.error)
     if not ran.is_over:
-        return Verdict(LONG, error=f"the job had not come to its end after {ran.steps:,} steps")
+        return Verdict(LONG, error=f"the job had not ended after {ran.steps:,} steps")
     reference = reference_of(job, reference, ran)
     found = differences(reference.output, ran.output, compared(job), contracts)
     if found:
@@ -74,7 +74,9 @@ def judge(job: SimulatedJob, reference: Ran, ran: Ran, contracts: Mapping[str, C
 
 
 def reference_of(job: SimulatedJob, reference: Ran, ran: Ran) -> Ran:
-    """What `ran` is compared with: a run without failures over the rows that `ran` has read, in which the same rows are late."""
+    """Return what to compare `ran` with: a run without failures over the rows that `ran` has read, with the same late
+    rows.
+    """
     late = {uid: ran.output.get(book) for uid, book in job.late_books.items()}
     is_late = any(reference.output.get(book) or ran.output.get(book) for book in job.late_books.values())
     are_others = any(
@@ -88,7 +90,7 @@ def reference_of(job: SimulatedJob, reference: Ran, ran: Ran) -> Ran:
 
 
 def compared(job: SimulatedJob) -> list[Place]:
-    """The program's sinks, and the late rows that it counts on."""
+    """Return the program's sinks, and the late rows that it uses."""
     books = job.books
     return [*job.sinks.values(), *(books[book] for book in job.late_books.values())]
 
@@ -104,7 +106,9 @@ class Small:
 
 
 def shrink(small: Small, contracts: Mapping[str, Contract]) -> Small:
-    """Fewer sides that differ from the reference run, fewer faults, fewer rows: as long as it fails in the same way."""
+    """Shrink: fewer sides that differ from the reference run, fewer faults, fewer rows, as long as the failure is the
+    same.
+    """
     kind = small.verdict.kind
     left = SHRINK_TRIES_MAX
     end_s = time.process_time() + SHRINK_S
@@ -136,7 +140,7 @@ def shrink(small: Small, contracts: Mapping[str, Contract]) -> Small:
 
 
 def _smaller(scenario: JobScenario) -> Iterator[JobScenario]:
-    """Those that differ less from the reference run, the smallest first."""
+    """Yield scenarios that differ less from the reference run, the smallest first."""
     for side in SIDES:
         if getattr(scenario, side) != getattr(REFERENCE, side):
             yield without(scenario, side)
@@ -164,7 +168,7 @@ def _smaller(scenario: JobScenario) -> Iterator[JobScenario]:
 
 
 def _shorter(job: SimulatedJob) -> Iterator[SimulatedJob]:
-    """With fewer rows of one source."""
+    """Yield the job with fewer rows of one source."""
     for uid, recorded in job.inputs.items():
         for rows in (recorded.rows // 4, recorded.rows // 2, recorded.rows * 3 // 4):
             if len(recorded.splits) <= rows < recorded.rows:

@@ -1,4 +1,4 @@
-"""The contract of a `Sink`, its writers and its `Committer`, checked: every row once, whatever is restarted and when."""
+"""Checks the contract of a `Sink`, its writers and its `Committer`: every row once, whatever is restarted and when."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from midstream.operators.sink import Committer, CommitterContext, Sink, SinkWrit
 from midstream.testing.inputs import as_batch
 
 Target: TypeAlias = "tuple[Sink, Callable[[], Iterable[Mapping[str, Any]]]]"
-"""A sink that writes to an empty place, and what reads the rows that others see there."""
+"""A sink that writes to an empty place, and a function that reads the rows visible to others there."""
 
 UID: Final = "sink"
 JOB: Final = "job-of-the-check"
@@ -31,7 +31,7 @@ SAMPLE_ROWS: Final = 12
 def check_sink(
     target: Callable[[], Target], schema: SchemaLike = SAMPLE, rows: Sequence[Mapping[str, Any]] | None = None
 ) -> None:
-    """Whether a sink of your own, with its writers and its committer, shows every row exactly once.
+    """Check that a sink of your own, with its writers and its committer, shows every row exactly once.
 
         def target():
             directory = Path(tempfile.mkdtemp())
@@ -39,17 +39,17 @@ def check_sink(
 
         testing.check_sink(target)
 
-    `target`: makes a sink for a new, empty place, and a function that reads what is visible there; it is called for each
-    scenario. `schema`, `rows`: of at least six different rows to write, where the sink does not take the columns `n` and
-    `text`.
+    `target`: returns a sink for a new, empty place, and a function that reads what is visible there; it is called for
+    each scenario. `schema`, `rows`: at least six different rows to write, if the sink does not accept the columns `n`
+    and `text`.
 
-    Raises AssertionError saying what went wrong, and after which calls: rows that are visible before they are committed,
-    or twice because `commit` came again, by another process; rows of an attempt that was given up; a zombie, a writer of
-    an attempt that does not know yet that it is over, that spoils what the next one has written; rows that
-    two subtasks write over each other. A sink without a committer is at least once: of it only the writing is checked.
+    Raises AssertionError saying what went wrong, and after which calls: rows that are visible before they are
+    committed, or twice because `commit` was repeated by another process; rows of an abandoned attempt; a zombie, a
+    writer of an attempt that has not learned that it is over, which damages what the next one has written; rows of two
+    subtasks that overwrite each other. A sink without a committer is at-least-once: only its writing is checked.
     """
     if not callable(target):
-        raise AssertionError(f"check_sink: {target!r} is not a function that makes a sink for an empty place")
+        raise AssertionError(f"check_sink: {target!r} is not a function that returns a sink for an empty place")
     columns = as_schema(schema, "check_sink")
     given = [{"n": n, "text": f"row {n}"} for n in range(SAMPLE_ROWS)] if rows is None else list(rows)
     if len(given) < 6 or len({repr(row) for row in given}) < len(given):
@@ -59,7 +59,8 @@ def check_sink(
         made = target()
         if not (isinstance(made, tuple) and len(made) == 2 and isinstance(made[0], Sink) and callable(made[1])):
             raise AssertionError(
-                f"check_sink: target() answered {made!r}; it must make a sink for an empty place and a function that reads it"
+                f"check_sink: target() returned {made!r}; it must return a sink for an empty place and a function "
+                "that reads it"
             )
         sink, read = made
         scenario(_Place(sink, read, batch))
@@ -73,14 +74,14 @@ class _Place:
     read: Callable[[], Iterable[Mapping[str, Any]]]
     batch: pa.RecordBatch
     storage: Storage = field(default_factory=MemoryStorage)
-    """Of the job's checkpoints."""
+    """The storage of the job's checkpoints."""
 
     @property
     def name(self) -> str:
         return type(self.sink).__name__
 
     def copy(self) -> Sink:
-        """As a slot gets it, or a driver that was started anew."""
+        """Return a copy, as a slot or a restarted driver gets it."""
         try:
             copied = unpickled_apart(pickled(self.sink))
         except Exception as error:
@@ -96,7 +97,8 @@ class _Place:
             self.sink.validate(self.batch.schema, restoring)
         except Exception as error:
             raise AssertionError(
-                f"{self.name}.validate refuses {'to go on' if restoring else 'an empty target'}: {type(error).__name__}: {error}"
+                f"{self.name}.validate refuses {'to resume' if restoring else 'an empty target'}: "
+                f"{type(error).__name__}: {error}"
             ) from error
 
     def writer(self, subtask: int = 0, attempt: int = 0) -> _Writer:
@@ -111,7 +113,7 @@ class _Place:
         return self.batch.slice(first, end - first)
 
     def expect(self, expected: Sequence[pa.RecordBatch], when: str) -> None:
-        """Exactly these rows are visible, in any order."""
+        """Check that exactly these rows are visible, in any order."""
         schema = self.batch.schema
         table = pa.Table.from_batches(list(expected), schema=schema)
         wanted = Counter(map(repr, table_rows(table)))
@@ -134,7 +136,7 @@ class _Place:
 
 
 class _Writer:
-    """A writer with a loop of its own; every wait is run to its end."""
+    """A writer with its own event loop; every wait runs to its end."""
 
     def __init__(self, sink: Sink, schema: pa.Schema, name: str, subtask: int, attempt: int, storage: Storage) -> None:
         self._loop = Loop(1_700_000_000_000_000)
@@ -162,7 +164,9 @@ class _Writer:
         made = () if durable is None else tuple(durable())
         self._settle()
         if not all(isinstance(each, bytes) for each in made):
-            raise AssertionError(f"{self._name}: prepare gave {made!r}; committables are stored in checkpoints: bytes")
+            raise AssertionError(
+                f"{self._name}: prepare returned {made!r}; committables are stored in checkpoints and must be bytes"
+            )
         return made
 
     def close(self) -> None:
@@ -201,7 +205,7 @@ def committer_of(sink: Sink, storage: Storage) -> Committer | None:
 
 
 def _commit(place: _Place, checkpoint_id: int, committables: Sequence[bytes], when: str) -> None:
-    """By a driver that knows nothing of what was done before."""
+    """Commit like a new driver that does not know what was done before."""
     committer = place.committer()
     assert committer is not None
     place.sink.check_committables(checkpoint_id, committables)
@@ -212,28 +216,28 @@ def _commit(place: _Place, checkpoint_id: int, committables: Sequence[bytes], wh
 
 
 def _plain(place: _Place) -> None:
-    """Written, prepared, committed."""
+    """Write, prepare and commit."""
     place.validate()
     writer = place.writer().write(place.batch)
     committables = writer.prepare(1)
     if place.committer() is None:
         if committables:
             raise AssertionError(
-                f"{place.name}: prepare gives committables, but committer() is None: who commits them?"
+                f"{place.name}: prepare returns committables, but committer() is None, so they would never be committed"
             )
         writer.close()
         place.expect([place.batch], "after all rows were written and the writer closed")
         return
     place.expect([], "after prepare, before anything was committed")
     if not committables:
-        raise AssertionError(f"{place.name}: rows were written, and prepare gave nothing to commit")
+        raise AssertionError(f"{place.name}: rows were written, but prepare returned nothing to commit")
     _commit(place, 1, committables, "the first time")
     writer.close()
     place.expect([place.batch], "after commit")
 
 
 def _again(place: _Place) -> None:
-    """A commit comes again: after a restore, and by another process."""
+    """Repeat a commit, as after a restore, and by another process."""
     if place.committer() is None:
         return
     place.validate()
@@ -250,7 +254,7 @@ def _again(place: _Place) -> None:
 
 
 def _checkpoints(place: _Place) -> None:
-    """Several checkpoints, in order; between two of them there may be no rows."""
+    """Make several checkpoints, in order; between two of them there may be no rows."""
     if place.committer() is None:
         return
     place.validate()
@@ -272,7 +276,7 @@ def _checkpoints(place: _Place) -> None:
 
 
 def _crash(place: _Place) -> None:
-    """Rows that were written and not prepared, or prepared and never committed, are never seen."""
+    """Check that rows which were written but not prepared, or prepared and never committed, are never visible."""
     if place.committer() is None:
         return
     place.validate()
@@ -284,7 +288,7 @@ def _crash(place: _Place) -> None:
     again = place.writer(attempt=2).write(place.batch)
     committables = again.prepare(1)
     _commit(place, 1, committables, "of the attempt after one that had failed")
-    place.expect([place.batch], "after an attempt was given up behind prepare, and the next one has committed")
+    place.expect([place.batch], "after an attempt was abandoned after prepare, and the next one has committed")
     committer = place.committer()
     assert committer is not None
     for time in ("the first time", "a second time"):
@@ -292,14 +296,15 @@ def _crash(place: _Place) -> None:
             committer.abort(abandoned)
         except Exception as error:
             raise AssertionError(
-                f"{place.name}: {time}, abort raised {type(error).__name__}: {error}; what is gone already is no fault"
+                f"{place.name}: {time}, abort raised {type(error).__name__}: {error}; aborting what no longer exists "
+                "must not raise"
             ) from error
-    place.expect([place.batch], "after what was given up was aborted, twice")
+    place.expect([place.batch], "after abandoned committables were aborted, twice")
     again.close()
 
 
 def _zombie(place: _Place) -> None:
-    """A writer of an attempt that is over goes on for a while: on another machine it does not know."""
+    """Let a writer of an ended attempt continue for a while, as it may on another machine."""
     if place.committer() is None:
         return
     place.validate()
@@ -319,13 +324,13 @@ def _zombie(place: _Place) -> None:
     place.expect([place.batch], "after the commit of the next checkpoint")
     if set(zombies) & {*committables, *rest}:
         raise AssertionError(
-            f"{place.name}: writers of two attempts gave the same committable: they write the same place"
+            f"{place.name}: writers of two attempts returned the same committable: they write to the same place"
         )
     new.close()
 
 
 def _subtasks(place: _Place) -> None:
-    """Two subtasks and two attempts write at once."""
+    """Let two subtasks and two attempts write at once."""
     place.validate()
     writers = [place.writer(subtask=subtask) for subtask in range(3)]
     for subtask, writer in enumerate(writers):

@@ -1,4 +1,4 @@
-"""The contract of a `Source`, checked: what a job relies on when it is restarted, rescaled, or reads in other batches."""
+"""Checks the contract of a `Source`: what a job relies on when it is restarted, rescaled, or reads in other batches."""
 
 from __future__ import annotations
 
@@ -19,32 +19,31 @@ from midstream.operators.source import Discovery, DiscoveryContext, Source, Spli
 
 UID: Final = "source"
 ROWS_MAX: Final = (1000, 1, 7)
-"""Batches of so many rows are asked for: one way of reading, and others that must give the same rows."""
+"""The batch sizes that are requested: one way of reading, and others that must give the same rows."""
 QUIET_S: Final = 1.0
-"""A reader that has had no rows for so long, and no reason to have more, is at what there is for now."""
+"""A reader without rows for this long, and without a reason to have more, has returned all that exists at present."""
 MISSING_S: Final = 10.0
-"""So long is waited for rows that the same split has had before, and for the end of a source that has one."""
+"""How long rows that the same split has had before, and the end of a bounded source, are awaited."""
 PAUSE_S: Final = 0.004
-"""Before a reader that had nothing is asked again, as an engine does."""
+"""The pause before a reader that had nothing is called again, as in an engine."""
 OFFSETS_MAX: Final = 50
-"""So many places of a split are gone on from."""
+"""The limit on offsets of a split from which reading resumes."""
 PARALLELISMS: Final = (1, 4)
 
 
 def check_source(source: Source, *, rows_max: int = 10_000, discoveries: int = 3) -> pa.Table:
-    """Whether a source of your own keeps to what a job relies on; answers its rows, for you to compare.
+    """Check that a source of your own keeps what a job relies on; return its rows, for you to compare.
 
         rows = testing.check_source(Countdown())
         assert rows.column("n").to_pylist() == list(range(100, 0, -1))
 
-    `source` must have some rows to read, and must not get others meanwhile. Where readers answer batches without rows for
-    a second, that is what there is for now; those of a bounded source must come to their end. `rows_max`: of each split no more rows are
-    read than about so many. `discoveries`: how often an unbounded source is asked for more splits.
+    `source` must have some rows to read, and must not get others meanwhile. Readers that return batches without rows
+    for a second have no more at present; those of a bounded source must reach their end. `rows_max`: the approximate
+    limit on rows read per split. `discoveries`: how often an unbounded source is asked for more splits.
 
-    Raises AssertionError saying which rule is broken, and with which call: that it pickles; that `discover`, asked again
-    from a position, finds the same rows; that batches have the schema; that `open_split` at any offset that was
-    given goes on behind exactly the rows that came before it, in batches of any size; that all of this
-    holds for a copy that knows nothing of what was called before.
+    Raises AssertionError saying which rule is broken, and by which call: it pickles; `discover`, called again with a
+    position, finds the same rows; batches have the schema; `open_split` at any offset that was returned resumes exactly
+    after the preceding rows, in batches of any size; all of this holds for a copy without knowledge of earlier calls.
     """
     if not isinstance(source, Source):
         raise AssertionError(f"check_source: {source!r} is not a Source; subclass it and give an instance")
@@ -71,12 +70,12 @@ def _check_settings(source: Source, name: str) -> None:
         column = differing[0]
         raise AssertionError(
             f"{name}.schema: column {column!r} is {schema.field(column).type}; the engine's type for it is "
-            f"{canonical.field(column).type}: convert where it is read, and say so in the schema"
+            f"{canonical.field(column).type}: convert it when reading, and declare that type in the schema"
         )
 
 
 def _copy(source: Source, name: str) -> Source:
-    """As a slot gets it."""
+    """Return a copy, as a slot gets it."""
     try:
         copied = unpickled_apart(pickled(source))
     except Exception as error:
@@ -91,7 +90,7 @@ def _copy(source: Source, name: str) -> Source:
 def _discover(
     source: Source, name: str, parallelism: int, discoveries: int, position: bytes | None = None
 ) -> list[Split]:
-    """All splits beyond `position`, as far as they are looked for."""
+    """Return all splits beyond `position`, as far as they are searched."""
     context = DiscoveryContext(UID, parallelism, MemoryStorage())
     splits: list[Split] = []
     asked = 0
@@ -106,7 +105,7 @@ def _discover(
             not source.bounded or asked < 10_000,
             f"{name}.discover has not said exhausted=True after {asked} calls, but the source is bounded",
         )
-    _require(bool(source.bounded) or not splits or position is not None, f"{name}.discover gave no position")
+    _require(bool(source.bounded) or not splits or position is not None, f"{name}.discover returned no position")
     ids = [split.id for split in splits]
     twice = next((split_id for split_id, times in Counter(ids).items() if times > 1), None)
     _require(twice is None, f"{name}.discover: two splits have the id {twice!r}; each needs one of its own")
@@ -124,7 +123,8 @@ def _one_discovery(source: Source, name: str, position: bytes | None, context: D
         _require(isinstance(split, Split), f"{name}.discover: {split!r} is not a Split")
         _require(
             isinstance(split.id, str) and isinstance(split.payload, bytes),
-            f"{name}.discover: split {split!r}: the id must be text and the payload bytes, as checkpoints hold them",
+            f"{name}.discover: split {split!r}: the id must be a string and the payload bytes, since checkpoints hold "
+            "them",
         )
         _require(
             split.offset == 0, f"{name}.discover: split {split.id!r} is new, and has the offset {split.offset}, not 0"
@@ -135,9 +135,9 @@ def _one_discovery(source: Source, name: str, position: bytes | None, context: D
 def _read(
     source: Source, name: str, split: Split, batch_rows: int, rows_max: int, expected: int | None = None
 ) -> tuple[list[pa.RecordBatch], list[int]]:
-    """Batches from the split's offset on, and the offset behind each; less of it where there is very much.
+    """Return batches from the split's offset on, and the offset after each; fewer if there are very many.
 
-    `expected`: how many rows the split has, as far as is known.
+    `expected`: the number of rows of the split, if it is known.
     """
     where = f"{name}: split {split.id!r} from offset {split.offset}"
     try:
@@ -157,21 +157,24 @@ def _read(
             break
         _require(
             isinstance(answer, tuple) and len(answer) == 2 and isinstance(answer[0], pa.RecordBatch),
-            f"{where}: read({batch_rows}) returned {type(answer).__name__}; return (a pyarrow.RecordBatch, the offset behind "
+            f"{where}: read({batch_rows}) returned {type(answer).__name__}; return (a pyarrow.RecordBatch, the offset "
+            "after "
             "it), or None at the end",
         )
         batch, offset = answer
         _require(
             batch.schema.equals(source.schema),
-            f"{where}: a batch has the columns {_columns(batch.schema)}, the source says {_columns(source.schema)}",
+            f"{where}: a batch has the columns {_columns(batch.schema)}, but the source's schema has "
+            f"{_columns(source.schema)}",
         )
         _require(
             batch.num_rows <= batch_rows,
-            f"{where}: read({batch_rows}) returned {counted(batch.num_rows, 'row')}, more than it may",
+            f"{where}: read({batch_rows}) returned {counted(batch.num_rows, 'row')}, more than requested",
         )
         _require(
             isinstance(offset, int) and not isinstance(offset, bool) and -(2**63) <= offset < 2**64,
-            f"{where}: read gave the offset {offset!r}; it is stored in checkpoints, so it must be a whole number of 64 bits",
+            f"{where}: read returned the offset {offset!r}; it is stored in checkpoints, so it must be a whole number "
+            "of 64 bits",
         )
         before = offsets[-1] if offsets else split.offset
         _require(
@@ -196,17 +199,19 @@ def _read(
 
 
 def _is_all_there_is(source: Source, where: str, quiet_s: float, rows: int, expected: int | None) -> bool:
-    """Whether a reader that has nothing for now is not waited for. Raises AssertionError for one that must not be waited for."""
+    """Whether a reader without rows need not be awaited. Raises AssertionError for one that must not have none."""
     _require(
         source.blocking or quiet_s < QUIET_S,
-        f"{where}: read returned nothing but empty batches for {QUIET_S:g} s behind {counted(rows, 'row')}, which says that there are none "
-        "for now; a source with blocking = False is asked again at once, and so takes all of the processor's time: return "
+        f"{where}: read returned nothing but empty batches for {QUIET_S:g} s after {counted(rows, 'row')}, which "
+        "means that there are none at present; a source with blocking = False is called again at once, and so takes "
+        "all of the processor's time: return "
         "None at the end of the split, or set blocking = True",
     )
     if source.bounded:
         _require(
             quiet_s < MISSING_S,
-            f"{where}: read returned nothing but empty batches for {MISSING_S:g} s behind {counted(rows, 'row')}, and the source is bounded; "
+            f"{where}: read returned nothing but empty batches for {MISSING_S:g} s after {counted(rows, 'row')}, but "
+            "the source is bounded; "
             "return None at the end of the split",
         )
         return False
@@ -216,7 +221,7 @@ def _is_all_there_is(source: Source, where: str, quiet_s: float, rows: int, expe
 
 
 def _check_split(source: Source, name: str, split: Split, rows_max: int) -> list[pa.RecordBatch]:
-    """Its rows: the same whatever the size of the batches, and from each offset on those behind it."""
+    """Return the rows of a split, which must be the same for all batch sizes, and from each offset on."""
     batches, _ = _read(_copy(source, name), name, split, ROWS_MAX[0], rows_max)
     whole = _rows(source, batches)
     for batch_rows in ROWS_MAX[1:]:
@@ -240,8 +245,9 @@ def _check_split(source: Source, name: str, split: Split, rows_max: int) -> list
                 _same(
                     whole[done:],
                     rest[:limit] if len(whole) >= rows_max else rest,
-                    f"{name}.open_split at offset {offset} of split {split.id!r}, which read gave behind row {done}, does not "
-                    "go on with the row behind that: after a restart rows would be lost or come twice",
+                    f"{name}.open_split at offset {offset} of split {split.id!r}, which read returned after row "
+                    f"{done}, does not resume with the row after that: after a restart rows would be lost or "
+                    "duplicated",
                 )
     return batches
 
@@ -249,9 +255,9 @@ def _check_split(source: Source, name: str, split: Split, rows_max: int) -> list
 def _check_discovery(
     source: Source, name: str, counts: Mapping[str, int], discoveries: int, rows_max: int, table: pa.Table
 ) -> None:
-    """Asked again by somebody who knows nothing, from the beginning and from each position in between.
+    """Call `discover` again, without knowledge of earlier calls, from the beginning and from each position in between.
 
-    `counts`: how many rows each split had the first time, by its id.
+    `counts`: the number of rows each split had the first time, by its id.
     """
     expected = _counted(table)
     for parallelism in PARALLELISMS:
@@ -294,13 +300,13 @@ def _compare(
     missing, extra = expected - other, other - expected
     if missing or extra:
         raise AssertionError(
-            f"{what}, stands for other rows than the first time: {_some(missing, 'missing')}{_some(extra, 'new')}; after a "
-            "restart what was handed out since the last checkpoint is looked for once more"
+            f"{what}, stands for other rows than the first time: {_some(missing, 'missing')}{_some(extra, 'new')}; "
+            "after a restart, splits assigned since the last checkpoint are searched again"
         )
 
 
 def _check_settled(source: Source, name: str, rows_max: int) -> None:
-    """A source that was told of a checkpoint still has what is not finished in it."""
+    """Check that a source that was told of a checkpoint still has what is not finished in it."""
     if type(source).checkpoint_completed is Source.checkpoint_completed:
         return
     made = _copy(source, name)
@@ -331,7 +337,7 @@ def _same(expected: Sequence[Any], found: Sequence[Any], what: str) -> None:
     pairs = zip(expected, found, strict=False)
     at = next((at for at, (one, two) in enumerate(pairs) if repr(one) != repr(two)), min(len(expected), len(found)))
     shown = [repr(rows[at]) if at < len(rows) else "nothing more" for rows in (expected, found)]
-    raise AssertionError(f"{what}: row {at} should be {shown[0]}, and is {shown[1]}")
+    raise AssertionError(f"{what}: row {at} should be {shown[0]}, but is {shown[1]}")
 
 
 def _some(rows: Counter[str], kind: str) -> str:

@@ -1,4 +1,4 @@
-"""What the states of users' functions hold, to be looked at between two rows."""
+"""The contents of the states of users' functions, for examination between two rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from midstream.operators.process_operator import ProcessOperator
 
 
 def contents(operators: Sequence[Operator], name: str) -> dict[str, Any]:
-    """Of all subtasks of one operator. Raises ConfigError for one that has no declared states."""
+    """Return the contents over all subtasks of one operator. Raises ConfigError for one without declared states."""
     found: dict[str, Any] = {}
     for operator in operators:
         if isinstance(operator, ProcessOperator):

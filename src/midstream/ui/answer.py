@@ -1,4 +1,4 @@
-"""What a command has to say, and the one place where it is printed. What machines get: `ui.shapes`."""
+"""The answer of a command, and the one place where it is printed. The form for programs: `ui.shapes`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rich.text import Text
 from midstream.ui.text import printable
 
 SLOTS: Final = ("spark", "process")
-"""What `--slots` may say."""
+"""The values of `--slots`."""
 
 
 FILE_COLUMNS: Final = 160
@@ -32,14 +32,14 @@ class Exit(IntEnum):
     JOB_FAILED = 1
     BAD_INPUT = 2
     BROKEN = 70
-    """A bug in midstream, or an error of Python outside of the job's functions."""
+    """A bug in midstream, or a Python error outside of the job's functions."""
     UNAVAILABLE = 75
-    """What the job runs on has ended, or is not there now."""
+    """The environment of the job has ended, or is not available."""
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """`data` for machines (a Struct or a dict), `view` for people."""
+    """An answer: `data` for programs (a Struct or a dict), `view` for display."""
 
     data: object
     view: RenderableType
@@ -48,20 +48,20 @@ class Answer:
 
 @dataclass(frozen=True, slots=True)
 class Stream:
-    """An answer that comes piece by piece: `(data, line)`, of which machines get the one and people the other."""
+    """An answer in pieces: pairs `(data, line)`, of which programs get the first and users the second."""
 
     pieces: Iterator[tuple[object, str]]
 
 
 def print_stream(stream: Stream, json: bool, out: TextIO) -> None:
-    """A line for each piece; for machines one JSON object on each."""
+    """Print one line per piece; for programs, one JSON object per line."""
     for data, line in stream.pieces:
         out.write((written(data) if json else line) + "\n")
         out.flush()
 
 
 def written(data: object) -> str:
-    """What machines get of `data`: one JSON object, with `format_version`."""
+    """Encode `data` for programs: one JSON object, with `format_version`."""
     from midstream.page.documents import document
 
     return document(data).decode()
@@ -72,18 +72,18 @@ def print_answer(answer: Answer, json: bool, stream: TextIO) -> None:
         stream.write(written(answer.data) + "\n")
         stream.flush()
     else:
-        # a line is one line, for whoever copies a command or reads it with another tool
+        # lines are not wrapped, so that commands can be copied and other tools can read them
         Console(file=stream, highlight=False, width=width_of(stream)).print(answer.view, soft_wrap=True)
 
 
 def width_of(stream: TextIO) -> int | None:
-    """Columns of a table in a file, where no terminal says; None for what the terminal has."""
+    """Return the columns of a table in a file, where no terminal determines them; None for those of the terminal."""
     return None if stream.isatty() or "COLUMNS" in os.environ else FILE_COLUMNS
 
 
 @contextmanager
 def busy_with(what: str, silent: bool) -> Iterator[Callable[[str], None]]:
-    """Some things take seconds: say which, on stderr, unless `silent`; what is given says more meanwhile."""
+    """Say on stderr what is going on while it takes seconds, unless `silent`; the yielded function says more."""
     console = Console(stderr=True, highlight=False)
 
     def say(more: str) -> None:
@@ -103,12 +103,12 @@ def busy_with(what: str, silent: bool) -> Iterator[Callable[[str], None]]:
 
 @contextmanager
 def stdout_kept_for_the_answer() -> Iterator[TextIO]:
-    """What a job prints, in this process or a child of it, goes to stderr meanwhile; the real stdout is given."""
+    """Redirect what a job prints, in this process or a child, to stderr meanwhile; yields the real stdout."""
     real = sys.stdout
     real.flush()
     try:
         number = real.fileno()
-    except (io.UnsupportedOperation, OSError):  # captured by a test or a notebook: no file behind it
+    except (io.UnsupportedOperation, OSError):  # captured by a test or a notebook: it has no file descriptor
         number = -1
     sys.stdout = sys.stderr
     if number < 0:

@@ -1,4 +1,4 @@
-"""`midstream new NAME`: a job to begin with, its test, and what to do with them."""
+"""`midstream new NAME`: creates a first job, its test, and instructions."""
 
 from __future__ import annotations
 
@@ -157,27 +157,27 @@ midstream run @NAME@.py                           # the whole job, on Spark
 
 
 def _unfit(name: str) -> str:
-    """Why a file of that name could not be imported by its test; "" if it can."""
+    """Return why a file of that name could not be imported by its test; "" if it can."""
     if not _NAME.fullmatch(name):
         return "use letters from a to z, digits and underscores, and begin with a letter"
     if keyword.iskeyword(name) or keyword.issoftkeyword(name):
-        return "it is a word of Python's language"
+        return "it is a Python keyword"
     if name.lower() in _TAKEN or name.lower().startswith("test_"):
-        return "pytest, Python or the operating system take a file of that name for something else"
+        return "pytest, Python or the operating system treat a file of that name specially"
     if any(each in sys.stdlib_module_names or _is_installed(each) for each in {name, name.lower()}):
-        return "there is a module of that name already, which could not be imported any more beside it"
+        return "a module of that name exists already, and could no longer be imported"
     return ""
 
 
 def _is_installed(name: str) -> bool:
-    """Whether that module can be imported from anywhere but the current directory."""
+    """Whether a module of that name can be imported from anywhere but the current directory."""
     here = os.getcwd()
     paths = [path for path in sys.path if path and os.path.abspath(path) != here]
     return PathFinder.find_spec(name, paths) is not None
 
 
 def begin_job(name: str) -> Answer:
-    """Raises ConfigError for a name that is no module's or another one's, and where there is something of that name already."""
+    """Create the job. Raises ConfigError for a name that is not a module name, or is taken, or exists already."""
     why = _unfit(name)
     if why:
         raise ConfigError(f"{name!r} cannot be the name of a job's file, which is imported: {why}")
@@ -190,7 +190,7 @@ def begin_job(name: str) -> Answer:
             with open(directory / file, "x", encoding="utf-8") as opened:
                 opened.write(text.replace("@NAME@", name))
     except FileExistsError:
-        raise ConfigError(f"{directory} is there already; give another name, or remove it first") from None
+        raise ConfigError(f"{directory} exists already; give another name, or remove it first") from None
     except OSError as error:
         raise StorageError(f"{directory}: cannot be written: {error.strerror}") from error
     paths = [str(directory / file) for file in files]

@@ -1,4 +1,4 @@
-"""`midstream bench`: run one benchmark, print its parameters and figures."""
+"""`midstream bench`: runs one benchmark and prints its parameters and figures."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from midstream.ui.answer import SLOTS, Answer, busy_with
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """What a whole number may be."""
+    """The limits of an integer option."""
 
     least: int
     most: int
@@ -45,18 +45,18 @@ BENCHMARKS: Final[Mapping[str, tuple[str, ...]]] = {
     "simulate": (),
     "kafka": ("events", "parallelism", "rate"),
 }
-"""Modules of `midstream.bench`, and the options that the `run` of each takes by name."""
+"""The modules of `midstream.bench`, and the options that the `run` of each accepts by name."""
 
 
 def run_bench(name: str, slots: str, silent: bool, given: Mapping[str, int | str | None]) -> Answer:
-    """`given`: options by name, None for the benchmark's own.
+    """Run a benchmark. `given`: options by name, None for the benchmark's own value.
 
-    Raises ConfigError for what does not exist, InvariantError when the benchmark's result is wrong.
+    Raises ConfigError for unknown names, InvariantError if the benchmark's result is wrong.
     """
     if name not in BENCHMARKS:
         raise ConfigError(f"there is no benchmark {name!r}; there are: {', '.join(BENCHMARKS)}")
     if slots not in SLOTS:
-        raise ConfigError(f"--slots: {slots!r} is neither of {', '.join(SLOTS)}")
+        raise ConfigError(f"--slots: {slots!r} is not one of {', '.join(SLOTS)}")
     options = {option: value for option, value in given.items() if value is not None}
     for option, value in options.items():
         _check(name, option, value)
@@ -77,7 +77,7 @@ def _check(name: str, option: str, value: int | str) -> None:
 
 
 def figures_table(figures: Mapping[str, Any]) -> Table:
-    """One row per figure; those in groups follow their group's name."""
+    """Return a table with one row per figure; those in groups follow their group's name."""
     table = Table(box=None, pad_edge=False, show_header=False)
     table.add_column(style="dim")
     table.add_column(justify="right")

@@ -1,7 +1,7 @@
-"""The command line: parse, do one thing, print it for people or (`--json`) for machines.
+"""The command line: parse, do one thing, print it for users or (`--json`) for programs.
 
-Exit status: 0 it went well, 1 the job or the request failed, 2 the input was bad, 70 a bug in midstream, 75 what the
-job runs on has ended or is not there, 128 + n after signal n.
+Exit status: 0 for success, 1 if the job or the request failed, 2 for invalid input, 70 for a bug in midstream, 75 if
+what the job runs on has ended or is not available, 128 + n after signal n.
 """
 
 from __future__ import annotations
@@ -76,23 +76,23 @@ def run(
     job
         The Python file.
     parallelism
-        Subtasks per operator, where the job does not say otherwise.
+        Subtasks per operator, unless the job sets another number.
     master
         Spark master URL, such as local[4] or spark://host:7077. Default: local[*].
     from_
-        Go on from a checkpoint: its number or path, "latest" of the checkpoint directory, or the path of
+        Resume from a checkpoint: its number or path, "latest" of the checkpoint directory, or the path of
         a savepoint.
     allow_dropped_state
-        Go on even if the checkpoint has state of operators that the job no longer has.
+        Resume even if the checkpoint has state of operators that the job no longer has.
     newer_output
-        What becomes of output that is newer than the checkpoint given by --from: "take-back" has the
-        sinks remove it, "keep" leaves it, and its rows are there twice.
+        What to do with output that is newer than the checkpoint given by --from: "take-back" makes the
+        sinks remove it; "keep" leaves it, so that its rows are duplicated.
     fresh
-        Start over, although the checkpoint directory has completed checkpoints. They are deleted only
-        when the new job has one of its own.
+        Start over, even if the checkpoint directory has completed checkpoints. They are deleted only
+        when the new job has completed one of its own.
     resume
-        Go on from the newest checkpoint, or begin if none has been completed yet. For what starts the job
-        again without being asked, such as systemd and Kubernetes.
+        Resume from the newest checkpoint, or begin if none has been completed yet. For supervisors that
+        restart the job, such as systemd and Kubernetes.
     supervise
         Start the job as --resume does, and again when its process is killed or crashes, or what it runs on
         ends; not when the job has finished, failed, or been stopped. At most 10 times within 10 minutes.
@@ -102,15 +102,15 @@ def run(
         How long a checkpoint waits behind rows in flight before it overtakes and stores them, such as
         "1 s"; 0 for at once.
     py_files
-        Python files, packages' directories and zips that the job imports, separated by commas: for the job's
-        file, and for the slots besides what they are sent in any case.
+        Python files, package directories and zips that the job imports, separated by commas. Slots get them
+        in addition to the modules that they get in any case.
     slots
-        "spark": on Spark (the default); "process": on plain processes of this machine, without Spark and Java.
+        "spark": run on Spark (the default); "process": on plain processes of this machine, without Spark or Java.
     page
-        Where the job's page is served: a port of this machine (the default, 0, is any free one), HOST:PORT for one
-        that other machines reach, or "off". MIDSTREAM_PAGE sets another default.
+        Where to serve the job's page: a port of this machine (the default, 0, is any free one), HOST:PORT to make
+        it reachable from other machines, or "off". MIDSTREAM_PAGE sets another default.
     preview
-        Show so many rows of each stream that the job ends with, within about a second, and start nothing:
+        Show this many rows of each of the job's final streams, within about a second, and start nothing:
         no Spark, no slots, no checkpoints, and nothing is written.
     """
     from midstream.ui.running import Overrides, check_resume, run_job
@@ -141,12 +141,12 @@ def run(
 
 @app.command
 def new(name: str, /, *, json: Json = False) -> Answer:
-    """Write a job to begin with, its test and a README, into a new directory.
+    """Create a directory with a first job, its test and a README.
 
     Parameters
     ----------
     name
-        Of the directory and of the job: letters, digits and underscores.
+        The name of the directory and of the job: letters, digits and underscores.
     """
     from midstream.ui.beginning import begin_job
 
@@ -160,7 +160,7 @@ def list_(*, all_: Annotated[bool, Parameter(name="--all", negative=())] = False
     Parameters
     ----------
     all_
-        Also those that have ended: the newest 100 that this user has started.
+        Include jobs that have ended: the newest 100 that this user has started.
     """
     from midstream.ui.remote import list_jobs
 
@@ -174,8 +174,8 @@ def status(job: str | None = None, /, *, json: Json = False) -> Answer:
     Parameters
     ----------
     job
-        Its id, the beginning of its id, its name, or the link to its page (see `midstream page`), also from another
-        machine; not needed when only one job runs here.
+        The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also
+        works from another machine. Not needed if only one job runs here.
     """
     from midstream.ui.remote import show_status
 
@@ -194,8 +194,8 @@ def top(
     Parameters
     ----------
     job
-        Its id, the beginning of its id, its name, or the link to its page (see `midstream page`), also from another
-        machine; not needed when only one job runs here.
+        The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also
+        works from another machine. Not needed if only one job runs here.
     """
     from midstream.ui.remote import watch
 
@@ -216,12 +216,12 @@ def logs(
     Parameters
     ----------
     job
-        Its id, the beginning of its id, its name, or the link to its page (see `midstream page`), also from another
-        machine; not needed when only one job runs here.
+        The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also
+        works from another machine. Not needed if only one job runs here.
     follow
-        Go on until the job ends.
+        Continue until the job ends.
     operator
-        Only of this operator, by its name or uid.
+        Show only lines of this operator, by its name or uid.
     """
     from midstream.ui.remote import show_logs
 
@@ -232,17 +232,17 @@ def logs(
 def rows(
     job: str, operator: str, /, *, count: Annotated[int, Parameter(name=["-n", "--rows"])] = 20, json: Json = False
 ) -> Answer:
-    """Show the next rows that an operator of a running job gives out; of a sink, the rows that it takes in.
+    """Show the next rows that an operator of a running job emits or, for a sink, receives.
 
     Parameters
     ----------
     job
-        Its id, the beginning of its id, its name, or the link to its page (see `midstream page`), also from another
-        machine.
+        The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also
+        works from another machine.
     operator
-        The operator's uid, or its name where only one has it.
+        The operator's uid, or its name if only one has it.
     count
-        How many rows at most, 1 to 100. They are of one batch: fewer come where that has fewer.
+        The largest number of rows, 1 to 100. They are from one batch, which may have fewer.
     """
     from midstream.ui.live_rows import show_rows
 
@@ -251,12 +251,12 @@ def rows(
 
 @app.command
 def history(job: str, /, *, json: Json = False) -> Answer:
-    """Show the last that is known of a job: how it ended, its figures, checkpoints and failures.
+    """Show the last known status of a job: how it ended, its figures, checkpoints and failures.
 
     Parameters
     ----------
     job
-        Its id, the beginning of its id, or its name: then the newest of that name.
+        The job's id, the beginning of its id, or its name, which means the newest job of that name.
     """
     from midstream.ui.remote import show_history
 
@@ -270,10 +270,10 @@ def page(job: str, /, *, at: Annotated[str | None, Parameter(name="--page")] = N
     Parameters
     ----------
     job
-        Its id, the beginning of its id, or its name.
+        The job's id, the beginning of its id, or its name.
     at
-        Where the page of a job that has ended is served: a port of this machine (the default, 0, is any free one), or
-        HOST:PORT for one that other machines reach.
+        Where to serve the page of a job that has ended: a port of this machine (the default, 0, is any free one), or
+        HOST:PORT to make it reachable from other machines.
     """
     from midstream.ui.remote import serve_page
 
@@ -287,8 +287,8 @@ def checkpoint(job: str | None = None, /, *, json: Json = False) -> Answer:
     Parameters
     ----------
     job
-        Its id, the beginning of its id, its name, or the link to its page (see `midstream page`), also from another
-        machine; not needed when only one job runs here.
+        The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also
+        works from another machine. Not needed if only one job runs here.
     """
     from midstream.ui.remote import make_checkpoint
 
@@ -299,17 +299,17 @@ def checkpoint(job: str | None = None, /, *, json: Json = False) -> Answer:
 def savepoint(job: str, directory: str | None = None, /, *, json: Json = False) -> Answer:
     """Make a savepoint and print its path: a checkpoint that holds all it needs, may be moved, and is never deleted.
 
-    It waits for the rows in flight, however long aligned_timeout is: under backpressure that may take a while.
-    The job runs on meanwhile. While it is being restarted the savepoint waits until it runs again; if the
-    job fails in the midst of it, no savepoint is made: ask again.
+    It waits for the rows in flight, however long aligned_timeout is, which may take a while under backpressure.
+    Meanwhile the job continues. While the job is being restarted, the savepoint waits until it runs again; if the
+    job fails during the savepoint, none is made: repeat the command.
 
     Parameters
     ----------
     job
-        Its id, the beginning of its id, its name, or the link to its page (see `midstream page`), also from another
-        machine.
+        The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also
+        works from another machine.
     directory
-        Where to make it, a directory or a storage URL; empty, or not there yet. Default: below the
+        Where to write it: a directory or a storage URL that is empty or does not exist. Default: below the
         job's checkpoint directory.
     """
     from midstream.ui.remote import make_savepoint
@@ -326,18 +326,18 @@ def stop(
     savepoint: str | None = None,
     json: Json = False,
 ) -> Answer:
-    """Stop a job at a checkpoint from which it can go on. If that cannot be made, it runs on.
+    """Stop a job at a checkpoint from which it can resume. If the checkpoint fails, the job continues.
 
     Parameters
     ----------
     job
-        Its id, the beginning of its id, its name, or the link to its page (see `midstream page`), also from another
-        machine; not needed when only one job runs here.
+        The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also
+        works from another machine. Not needed if only one job runs here.
     drain
-        End the sources instead and let everything flow out: windows fire, the job finishes.
+        End the sources instead and process everything in flight: windows fire, the job finishes.
     savepoint
-        Stop with a savepoint in this directory or at this storage URL; empty, or not there yet. It waits
-        for the rows in flight: under backpressure that may take a while.
+        Stop with a savepoint in this directory or at this storage URL, which is empty or does not exist. It
+        waits for the rows in flight, which may take a while under backpressure.
     """
     from midstream.ui.remote import stop_job
 
@@ -352,22 +352,20 @@ def rescale(
     parallelism: Annotated[int | None, Parameter(converter=whole_number)] = None,
     json: Json = False,
 ) -> Answer:
-    """Go on at another parallelism: a checkpoint, then from exactly there, rows in flight included.
+    """Change a job's parallelism: take a checkpoint and resume from exactly there, rows in flight included.
 
-    If anything is in the way, the job runs on as it was.
+    If that is not possible, the job continues unchanged.
 
     Parameters
     ----------
     job
-        Its id, the beginning of its id, its name, or the link to its page (see `midstream page`), also from another
-        machine; not needed when only one job runs here.
+        The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also
+        works from another machine. Not needed if only one job runs here.
     parallelism
-        Of the operators whose parallelism the job does not set.
+        The new parallelism of operators whose parallelism the job does not set.
     """
     if parallelism is None:
-        raise ConfigError(
-            "say at which parallelism the job is to go on, for example: midstream rescale --parallelism 4"
-        )
+        raise ConfigError("give the new parallelism, for example: midstream rescale --parallelism 4")
     from midstream.ui.remote import rescale_job
 
     return rescale_job(job, parallelism, json)
@@ -375,12 +373,12 @@ def rescale(
 
 @app.command
 def inspect(checkpoint: str, /, *, json: Json = False) -> Answer:
-    """Show what is in a checkpoint or a savepoint, and verify every checksum.
+    """Show the contents of a checkpoint or savepoint, and verify every checksum.
 
     Parameters
     ----------
     checkpoint
-        A checkpoint (chk-N), a savepoint, or a job's checkpoint directory: then its latest checkpoint.
+        A checkpoint (chk-N), a savepoint, or a job's checkpoint directory, which means its latest checkpoint.
     """
     from midstream.ui.inspecting import inspect_checkpoint
 
@@ -401,29 +399,29 @@ def doctor(
     slots: str | None = None,
     json: Json = False,
 ) -> Answer:
-    """Look for what would fail later, before a job is started, and say what to change. No job is run.
+    """Find problems before a job is started, and say what to change. No job is run.
 
-    Starts a process on each core that the job needs, as a job does, and looks at the versions, clocks and
+    Starts a process on each core that the job needs, as the job would, and checks the versions, clocks and
     connections of all, and whether each can use the checkpoint directory.
 
     Parameters
     ----------
     job
-        The Python file of a job. Without one, only its surroundings are looked at.
+        The Python file of a job. Without one, only the surroundings are checked.
     parallelism
-        Subtasks per operator; without a job, how many slots to look for.
+        Subtasks per operator; without a job, the number of slots to check.
     master
         Spark master URL, as for `midstream run`.
     from_
-        Where the job would go on from, as for `midstream run`.
+        Where the job would resume, as for `midstream run`.
     fresh
         The job would start over, as for `midstream run`.
     checkpoint_dir
         Where checkpoints would go: a directory or a storage URL.
     py_files
-        As for `midstream run`.
+        Files that the job imports, as for `midstream run`.
     slots
-        "process": look at this machine only, without Spark and Java.
+        "process": check this machine only, without Spark or Java.
     """
     from midstream.ui.doctor import run_doctor
     from midstream.ui.running import Overrides, check_slots
@@ -450,26 +448,26 @@ def bench(
     slots: str = "spark",
     json: Json = False,
 ) -> Answer:
-    """Measure: window, udf, keyed_process, strings, sliding, exchange, latency, checkpoint, recovery, nexmark, or simulate.
+    """Run a benchmark.
 
     Parameters
     ----------
     name
-        Which benchmark.
+        window, udf, keyed_process, strings, sliding, exchange, latency, checkpoint, recovery, nexmark, or simulate.
     events
-        How many events; fewer than the benchmark's own number make it quicker, not comparable.
+        The number of events; with fewer than the default the result is not comparable.
     parallelism
-        Slots, and subtasks of each operator (2). Not of latency, checkpoint and recovery.
+        Slots, and subtasks of each operator (2). Not for latency, checkpoint and recovery.
     keys
-        Of window (10,000) and sliding (1,000,000).
+        The number of keys, for window (10,000) and sliding (1,000,000).
     columns
-        Of window: how many are added up (1).
+        The number of columns that are summed, for window (1).
     rate
-        Of latency: rows per second (20,000).
+        Rows per second, for latency (20,000).
     query
-        Of nexmark: q0, q1, q2, q3, q4, q5, q7 or q8; by default all, one after the other.
+        The query, for nexmark: q0, q1, q2, q3, q4, q5, q7 or q8; by default all, one after the other.
     backlog
-        Of recovery: MiB in flight when the job fails (256).
+        MiB in flight when the job fails, for recovery (256).
     slots
         "spark": slots on an embedded Spark session; "process": plain processes, without a JVM.
     """
@@ -483,7 +481,7 @@ app.command(simulate)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """The entry point; returns the exit status."""
+    """Run the command line, and return the exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     json = "--json" in arguments
     errors = Console(stderr=True, highlight=False)
@@ -493,7 +491,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _answer(arguments, json, sys.stdout, errors)
         with stdout_kept_for_the_answer() as stdout:
             return _answer(arguments, json, stdout, errors)
-    except BrokenPipeError:  # `midstream list | head`: nobody reads any more
+    except BrokenPipeError:  # `midstream list | head`: the reader has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return Exit.OK
     except KeyboardInterrupt as interruption:
@@ -505,7 +503,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def log_to_stderr() -> None:
-    """Warnings, and nothing of what py4j has to say when a Ctrl-C interrupts it. Nothing if logging is set up."""
+    """Log warnings to stderr, except py4j's when a Ctrl-C interrupts it. Does nothing if logging is set up."""
     handler = logging.StreamHandler()
     handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
     handler.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt)))
@@ -551,7 +549,7 @@ def _command_of(arguments: list[str]) -> str:
 
 
 def _usage_problem(error: cyclopts.CycloptsError, arguments: list[str]) -> str:
-    """What cyclopts says, in our words where its own would puzzle."""
+    """Return cyclopts's message, reworded where the original would confuse."""
     if isinstance(error, cyclopts.UnusedCliTokensError):
         extra = " ".join(error.unused_tokens or [])
         return f"{_command_of(arguments)} takes no further argument: {extra}"

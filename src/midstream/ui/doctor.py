@@ -1,6 +1,6 @@
-"""`midstream doctor`: what would go wrong later is looked for now, and nothing is run or changed.
+"""`midstream doctor`: looks for problems that would occur later; it runs and changes nothing.
 
-Every check says what it has found and, if that is a problem, what to change.
+Every check reports what it has found and, if that is a problem, what to change.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ if TYPE_CHECKING:
     from midstream.spark.survey import Slot, Survey
 
 CLOCKS_APART_S: Final = 1.0
-"""Event time follows rows, but latency, lag and processing-time timers follow clocks."""
+"""The tolerated difference of clocks. Event time follows rows, but latency, lag and processing-time timers follow
+clocks.
+"""
 NAMED_MAX: Final = 4
 
 
@@ -54,11 +56,11 @@ STYLE: Final = {Verdict.OK: "green", Verdict.WARNING: "bold yellow", Verdict.ERR
 
 class Check(msgspec.Struct, frozen=True):
     what: str
-    """What was looked at."""
+    """The subject of the check."""
     verdict: Verdict
     found: str
     change: str = ""
-    """What to do about it; "" where nothing is to be done."""
+    """The remedy; "" if none is needed."""
 
 
 class Doctored(msgspec.Struct, frozen=True):
@@ -81,7 +83,7 @@ class _Checks:
 
     @contextlib.contextmanager
     def of(self, what: str) -> Iterator[None]:
-        """What raises in it is an error of `what`."""
+        """Report what is raised in the block as an error of `what`."""
         try:
             yield
         except MidstreamError as error:
@@ -89,7 +91,7 @@ class _Checks:
 
 
 def run_doctor(path: Path | None, overrides: Overrides, json: bool) -> Answer:
-    """Check the surroundings, and the job in `path` if there is one. Not ok (exit status 1) if there is any error."""
+    """Check the surroundings, and the job in `path` if given. Not ok (exit status 1) if there is any error."""
     checks = _Checks([])
     _look_at_this_machine(checks)
     submission = None if path is None else _load(checks, path, overrides)
@@ -167,7 +169,7 @@ def _storage_of(submission: Submission | None, overrides: Overrides) -> str | No
 
 
 def _look_at_storage(checks: _Checks, url: str | None, use: Callable[[str, str, str], None]) -> None:
-    """Write a probe into the checkpoint directory, and have `use` look at it: its directory, the probe's, its content."""
+    """Write a probe into the checkpoint directory, and have `use` examine it: its directory, the probe's, its content."""
     if url is None:
         use("", "", secrets.token_hex(32))
         return
@@ -197,7 +199,7 @@ def _look_at_claims(checks: _Checks, what: str, storage: Storage, exclusive: boo
         first, second = storage.create(claim, b""), storage.create(claim, b"")
     except MidstreamError as error:
         checks.fail(
-            what, str(error), "no job can use it as it is: only one of two drivers that start at once may go on"
+            what, str(error), "no job can use it as it is: only one of two drivers that start at once may continue"
         )
         return
     if exclusive and first and not second:
@@ -206,7 +208,7 @@ def _look_at_claims(checks: _Checks, what: str, storage: Storage, exclusive: boo
         checks.warn(
             what,
             "files cannot be created exclusively there",
-            "two drivers that start in the same moment may both go on; see that only one is started",
+            "two drivers that start at the same moment may both continue; make sure that only one is started",
         )
 
 
@@ -261,7 +263,7 @@ DECOMMISSION_ON_YARN: Final = "spark.yarn.executor.decommission.enabled"
 _LONG_RUNNING: Final = ("yarn", "k8s")
 _FAILURES: Final = "spark.executor.failuresValidityInterval"
 _FAILURES_ON_YARN: Final = "spark.yarn.executor.failuresValidityInterval"
-"""The name before Spark 3.5, which it still takes."""
+"""The name before Spark 3.5, which newer versions still accept."""
 _OVERHEAD: Final = "spark.executor.memoryOverhead"
 
 
@@ -307,13 +309,13 @@ def _look_at_settings(checks: _Checks, conf: SparkConf, master: str, tls: str) -
     if off:
         checks.warn(
             off,
-            "without it Spark does not announce that an executor has to end: the job restarts when it is gone",
-            f"set {off}=true, and the job moves to other executors before that",
+            "without it Spark does not announce that an executor has to end: the job then restarts when it is gone",
+            f"set {off}=true, so that the job moves to other executors before that",
         )
     if not is_on("spark.authenticate"):
         checks.warn(
             "spark.authenticate",
-            "the job's keys travel in Spark's own channel, which anybody in the network can join",
+            "the job's keys travel in Spark's own channel, which anyone in the network can join",
             "set spark.authenticate=true and spark.network.crypto.enabled=true, or use a network that you trust",
         )
     elif not is_on("spark.network.crypto.enabled") and not is_on("spark.ssl.rpc.enabled"):
@@ -343,10 +345,10 @@ def _judge(checks: _Checks, found: Survey, slots: int, timeout_s: float, provide
         why = f": {found.failure}" if found.failure else ""
         checks.fail(
             "cores",
-            f"the job needs {slots} slots at once, and {len(came)} came within {timeout_s:g} s{why}",
+            f"the job needs {slots} slots at once, but {len(came)} came within {timeout_s:g} s{why}",
             "give Spark more free cores or the job less parallelism"
             if came
-            else f"see that executors start, and that they can reach this program at {driver_host}, {provider.driver_ports}",
+            else f"check that executors start, and that they can reach this program at {driver_host}, {provider.driver_ports}",
         )
     if not came:
         return
@@ -384,7 +386,7 @@ def _judge(checks: _Checks, found: Survey, slots: int, timeout_s: float, provide
     if silent:
         checks.fail(
             "slots",
-            f"{len(silent)} of {len(came)} did not finish trying, such as the one on {_place(silent[0])}",
+            f"{len(silent)} of {len(came)} did not finish the tests, such as the one on {_place(silent[0])}",
             "storage or network hang there",
         )
 

@@ -1,4 +1,4 @@
-"""What has passed the edges of a job's graph, as a table for a terminal."""
+"""The flow on the edges of a job's graph, as a table for a terminal."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from midstream.ui import text
 
 NAME_CELLS_MAX = 20
 FAR_US = 300_000_000
-"""What holds event time back is reported once it is this far behind the furthest."""
+"""What holds event time back is reported once it is this far behind the most advanced."""
 SILENT_MS = 20_000
 """A source or split without any row is reported once the job has run for this long."""
 
 
 def edge_table(status: JobStatus, names: dict[str, str]) -> Table | None:
-    """One line per edge; `names` are those of operators by uid. None where there is none, or nothing is known of them."""
+    """Return a table with one line per edge; `names` are those of operators by uid. None if nothing is known of edges."""
     if not status.edges or not status.flows:
         return None
     table = Table(box=None, pad_edge=False, header_style="dim", expand=False, collapse_padding=True)
@@ -41,7 +41,9 @@ def edge_table(status: JobStatus, names: dict[str, str]) -> Table | None:
 
 
 def held_back_lines(status: JobStatus) -> list[str]:
-    """A sentence for each subtask or split that event time waits for and that is far behind the others or has had no rows."""
+    """Return a sentence for each subtask or split that event time waits for, if it is far behind the others or has had
+    no rows.
+    """
     if status.state != "running":
         return []
     fed = {target for _, target, _ in status.edges}
@@ -54,9 +56,9 @@ def held_back_lines(status: JobStatus) -> list[str]:
         subtask = f", subtask {held.subtask}" if parallelism[held.vertex] > 1 else ""
         split = f", split {held.split}" if held.split else ""
         if held.behind_us is not None:
-            how = f"{text.span(held.behind_us / 1e6)} behind the furthest"
+            how = f"{text.span(held.behind_us / 1e6)} behind the most advanced"
         else:
-            how = f"no {'row' if held.split else 'watermark'} of it has come"
+            how = f"no {'row' if held.split else 'watermark'} of it has arrived"
         line = f"event time of {vertex.name} is held back by {held.name}{subtask}{split}: {how}"
         said.setdefault((held.vertex, held.subtask, held.split), text.printable(line))
     return list(said.values())
@@ -69,7 +71,7 @@ def _is_worth_saying(status: JobStatus, held: HeldBackStatus) -> bool:
 
 
 def _name(vertex: VertexStatus, names: dict[str, str], at: int) -> str:
-    """Of the operator that the edge begins or ends at."""
+    """Return the name of the operator at which the edge begins or ends."""
     name = Text(text.printable(names[vertex.operators[at].uid] if vertex.operators else vertex.name))
     name.truncate(NAME_CELLS_MAX, overflow="ellipsis")
     return name.plain

@@ -1,4 +1,4 @@
-"""Errors as people see them: the user's traceback first, then one message."""
+"""Errors as users see them: the user's traceback first, then one message."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ _LOADERS = ("<frozen runpy>", "<frozen importlib", "runpy.py")
 
 
 class RequestFailed(MidstreamError):
-    """A running job could not do what it was asked to."""
+    """A running job could not carry out a request."""
 
 
 def print_error(console: Console, message: str, hint: str = "") -> None:
-    """A panel on a terminal, greppable lines elsewhere."""
+    """Print an error: as a panel on a terminal, as greppable lines elsewhere."""
     if console.is_terminal:
         body = Text(text.printable(message.strip()))
         console.print(Panel(body, title="error", title_align="left", border_style="red", expand=False))
@@ -41,7 +41,7 @@ def print_error(console: Console, message: str, hint: str = "") -> None:
 
 
 def print_midstream_error(console: Console, error: MidstreamError) -> Exit:
-    """One message without a traceback of ours; that of the user's code, if it raised, before it."""
+    """Print one message without a traceback of midstream's; that of the user's code, if it raised, precedes it."""
     trace = user_traceback(error.__cause__)
     if trace:
         console.print(Text(text.printable(trace)), soft_wrap=True)
@@ -55,14 +55,14 @@ def print_midstream_error(console: Console, error: MidstreamError) -> Exit:
 
 
 def exit_after(error: MidstreamError) -> Exit:
-    """The exit status of a program whose job has failed with `error`."""
+    """Return the exit status of a program whose job has failed with `error`."""
     if isinstance(error, InvariantError):
         return Exit.BROKEN
     return Exit.UNAVAILABLE if isinstance(error, UnavailableError) else Exit.JOB_FAILED
 
 
 def user_traceback(error: BaseException | None) -> str:
-    """The traceback of an exception out of the user's code, without frames of ours; else nothing."""
+    """Return the traceback of an exception from the user's code, without frames of midstream; otherwise nothing."""
     if error is None or isinstance(error, (MidstreamError, OSError)):
         return ""
     report = traceback.TracebackException.from_exception(error)
@@ -79,7 +79,7 @@ def user_traceback(error: BaseException | None) -> str:
 
 
 def print_job_failure(console: Console, status: JobStatus, why: str, hint: str = "") -> None:
-    """A job that ended as failed: the user's frames of the last failure, then why it ended."""
+    """Print the failure of a job: the user's frames of the last failure, then why the job ended."""
     trace = users_part(status.failures[0].details)
     if trace:
         console.print(Text(text.printable(trace)), soft_wrap=True)

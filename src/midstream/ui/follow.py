@@ -1,4 +1,4 @@
-"""Watching one job to its end in the foreground: live tables, or lines where there is no terminal.
+"""Follows one job to its end in the foreground: live tables, or lines without a terminal.
 
 The first Ctrl-C (or SIGTERM) stops the job at a checkpoint, the second leaves at once.
 """
@@ -37,7 +37,7 @@ class Display(Protocol):
 
 
 class Silence:
-    """For `--json`: nothing before the answer."""
+    """The display for `--json`: nothing before the answer."""
 
     def show(self, status: JobStatus) -> None: ...
 
@@ -65,7 +65,7 @@ class Lines:
 
 
 class Tables:
-    """The job's tables, drawn again in place; what is said scrolls by above them."""
+    """The job's tables, redrawn in place; other lines scroll by above them."""
 
     def __init__(self, live: Live) -> None:
         self._live = live
@@ -98,7 +98,7 @@ def display(console: Console, silent: bool) -> Iterator[Display]:
 
 @contextmanager
 def _logging_above_it() -> Iterator[None]:
-    """What is logged to the terminal scrolls by above the tables, too, as what is printed does: it would be drawn over."""
+    """Print log records to the terminal above the tables, as other output: otherwise the tables would overwrite them."""
     handlers = [handler for handler in logging.getLogger().handlers if isinstance(handler, logging.StreamHandler)]
     streams = [(handler, handler.stream) for handler in handlers if handler.stream in (sys.__stderr__, sys.__stdout__)]
     for handler, _ in streams:
@@ -111,7 +111,7 @@ def _logging_above_it() -> Iterator[None]:
 
 
 class Interrupted(KeyboardInterrupt):
-    """By that signal."""
+    """Raised by a signal, whose number it has."""
 
     def __init__(self, number: int) -> None:
         super().__init__(number)
@@ -120,7 +120,7 @@ class Interrupted(KeyboardInterrupt):
 
 @contextmanager
 def ending_at_a_signal() -> Iterator[None]:
-    """Ctrl-C and SIGTERM raise Interrupted: for as long as there is no job that could be stopped."""
+    """Let Ctrl-C and SIGTERM raise Interrupted while there is no job that could be stopped."""
 
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise Interrupted(number)
@@ -156,13 +156,13 @@ class Interrupts:
 
     @contextmanager
     def installed(self) -> Iterator[Interrupts]:
-        """Install the handlers; later than Spark does, whose own would end the slots under the job."""
+        """Install the handlers after Spark has installed its own, which would end the slots under the job."""
         with _handled_by(self.on_signal):
             yield self
 
 
 class _Stop(threading.Thread):
-    """Asks the job to stop while the display goes on."""
+    """Requests the stop of the job while the display continues."""
 
     def __init__(self, job: Job) -> None:
         super().__init__(name="midstream-stop", daemon=True)
@@ -177,9 +177,9 @@ class _Stop(threading.Thread):
 
 
 def follow(job: Job, screen: Display, interrupts: Interrupts) -> JobStatus:
-    """Show the job until it has ended, or until stopping it failed; its last status.
+    """Show the job until it has ended, or until stopping it failed; return its last status.
 
-    Its failures are not said here: they are logged when they happen.
+    Its failures are not shown here: they are logged when they occur.
     """
     stop: _Stop | None = None
     next_look_s = 0.0

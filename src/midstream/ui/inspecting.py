@@ -1,4 +1,4 @@
-"""What is in a checkpoint: read from its files alone, without Spark and without the job's code."""
+"""The contents of a checkpoint, read from its files alone, without Spark and without the job's code."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class OperatorReport(msgspec.Struct, frozen=True):
     bytes: int
     files: int
     settings: tuple[str, ...]
-    """What its state was made with: a program in which that differs cannot take it over."""
+    """The settings with which its state was made: a program with other settings cannot take it over."""
 
 
 class SplitReport(msgspec.Struct, frozen=True):
@@ -60,7 +60,7 @@ class SplitReport(msgspec.Struct, frozen=True):
 class SourceReport(msgspec.Struct, frozen=True):
     uid: str
     exhausted: bool
-    """No split will be found any more."""
+    """No more splits will be found."""
     splits_waiting: int
     splits_in_progress: tuple[SplitReport, ...]
 
@@ -74,35 +74,37 @@ class CommittablesReport(msgspec.Struct, frozen=True):
 
 
 class ChannelReport(msgspec.Struct, frozen=True):
-    """What was in flight from one subtask to another."""
+    """The rows in flight from one subtask to another."""
 
     producer: int
     consumer: int
     stored_by: str
-    """consumer: it had arrived; producer: it had not; both: some of it had."""
+    """The side that stored it. consumer: it had arrived; producer: it had not; both: part of it had."""
     rows: int
     batches: int
     bytes: int
     partial: bool
-    """Some of that is not part of it any more (consumed since, or of key groups of other consumers, which may have it too)."""
+    """Whether some of it is no longer needed (it was consumed since, or belongs to other consumers, which may refer to
+    it as well).
+    """
 
 
 class EdgeReport(msgspec.Struct, frozen=True):
     source: str
-    """uid of the last operator before the edge."""
+    """The uid of the last operator before the edge."""
     target: str
     partitioning: str
     rows: int
     batches: int
     bytes: int
-    """What several channels share is counted once."""
+    """The bytes; what several channels share is counted once."""
     channels: tuple[ChannelReport, ...]
 
 
 class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
     path: str
     savepoint: bool
-    """It holds all that it refers to."""
+    """Whether it holds everything to which it refers."""
     checkpoint_id: int
     job_name: str
     job_id: str
@@ -117,18 +119,18 @@ class CheckpointReport(msgspec.Struct, frozen=True, kw_only=True):
     sources: tuple[SourceReport, ...]
     committables: tuple[CommittablesReport, ...]
     in_flight: tuple[EdgeReport, ...]
-    """Edges on which rows were in flight."""
+    """The edges on which rows were in flight."""
     in_flight_rows: int
     in_flight_bytes: int
     verified_bytes: int
     problems: tuple[str, ...]
-    """What does not verify: empty for a checkpoint that can be restored."""
+    """The parts that do not verify: empty for a checkpoint that can be restored."""
 
 
 def inspect_checkpoint(where: str) -> Answer:
-    """`where`: a chk-N directory, its metadata file, or a job's checkpoint directory.
+    """Inspect a checkpoint. `where`: a chk-N directory, its metadata file, or a job's checkpoint directory.
 
-    Raises StorageError when there is no checkpoint or its metadata cannot be believed.
+    Raises StorageError if there is no checkpoint or its metadata is damaged.
     """
     report = read_report(where)
     return Answer(report, report_view(report), Exit.BAD_INPUT if report.problems else Exit.OK)
@@ -140,7 +142,7 @@ def read_report(where: str) -> CheckpointReport:
     root, which = (_root(match["root"]) + parameters, match["name"]) if match else (where, "latest")
     storage = FileStorage(root)
     if not storage.list(""):
-        raise StorageError(f"{root}: there is no such directory, or nothing is in it")
+        raise StorageError(f"{root}: this directory does not exist or is empty")
     try:
         metadata = load(storage, None, which)
     except StorageError as error:
@@ -261,7 +263,9 @@ def _edge(metadata: CheckpointMetadata, edge: EdgeLayout) -> EdgeReport:
 
 
 def _channel(states: list[ChannelState]) -> ChannelReport:
-    """A channel has a state of each end, and, taken during a recovery, of each old channel that has become part of it."""
+    """Report a channel: it has a state of each end and, during a recovery, of each old channel that has become part of
+    it.
+    """
     stored_by = {"producer" if state.is_output else "consumer" for state in states}
     rows, batches, size = _amount(states)
     return ChannelReport(
@@ -276,13 +280,13 @@ def _channel(states: list[ChannelState]) -> ChannelReport:
 
 
 def _amount(states: list[ChannelState]) -> tuple[int, int, int]:
-    """Rows (with those that are gone of a segment begun), batches and bytes that are left of them."""
+    """Return the rows (including consumed ones of a partly consumed segment), batches and bytes that are left."""
     rows = sum(segment.rows for state in states for segment in segments_left(state))
     return rows, sum(batches_of(state) - state.skip for state in states), left_bytes(states)
 
 
 def _splits(storage: Storage, operator: OperatorState | None, max_parallelism: int) -> Iterator[SplitReport]:
-    """Where each reader was."""
+    """Yield the position of each reader."""
     if operator is None:
         return
     handles = [handle for handle in _handles(operator) if handle.name == SPLITS]
@@ -295,7 +299,7 @@ def _splits(storage: Storage, operator: OperatorState | None, max_parallelism: i
 
 
 def report_view(report: CheckpointReport) -> RenderableType:
-    """The report as a table of operators, then sources, sinks, and what is wrong."""
+    """Show the report as a table of operators, then sources, sinks, and problems."""
     headline = Text(f"{'savepoint' if report.savepoint else 'checkpoint'} {report.checkpoint_id}", style="bold")
     headline.append(f"  of job {text.printable(report.job_name)}", style="not bold")
     headline.append(f"  {report.path}", style="not bold dim")
@@ -324,7 +328,7 @@ def report_view(report: CheckpointReport) -> RenderableType:
 
 
 def _where(files: int) -> str:
-    """Of small checkpoints everything is in the metadata."""
+    """Say where the state is; that of small checkpoints is in the metadata."""
     return f"in {files} {'file' if files == 1 else 'files'}" if files else "in the metadata"
 
 
@@ -359,7 +363,7 @@ def _operators_table(report: CheckpointReport) -> Table:
 
 
 def _in_flight_table(report: CheckpointReport) -> Table:
-    """A row per edge, and below it one per channel."""
+    """Return a table with a row per edge, and below it one per channel."""
     table = Table(box=None, pad_edge=False, header_style="dim")
     table.add_column("in flight", overflow="fold")
     table.add_column("channel", no_wrap=True)

@@ -1,4 +1,4 @@
-"""What each command prints with `--json`, as JSON Schema; docs/json.schema.json is made here."""
+"""The JSON Schema of what each command prints with `--json`; docs/json.schema.json is generated here."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from midstream.ui.shapes import (
 )
 
 Figures: TypeAlias = dict[str, Any]
-"""Figures for those who work on midstream; their names may change."""
+"""Figures for developers of midstream; their names may change."""
 
 SHAPES: Final[dict[str, Any]] = {
     "run": RanJob | Previewed,
@@ -51,17 +51,17 @@ SHAPES: Final[dict[str, Any]] = {
     "simulate": SimulatedRuns | TracedRun | Figures,
     "bench": Figures,
 }
-"""Of a command that prints lines (logs, top, page): of each line."""
+"""The shape of each command's output; for commands that print lines (logs, top, page), of each line."""
 
 
 def _structs(shape: Any) -> list[Any]:
-    """Those of a union; none where it may be any object."""
+    """Return the structs of a union; none if it may be any object."""
     members = typing.get_args(shape) if isinstance(shape, types.UnionType) else (shape,)
     return [] if Figures in members else list(members)
 
 
 def schema() -> bytes:
-    """The JSON Schema of each command, as `#/$defs/COMMAND`; docs/json.schema.json holds it."""
+    """Return the JSON Schema of each command, as `#/$defs/COMMAND`; docs/json.schema.json holds it."""
     structs = {command: _structs(shape) for command, shape in SHAPES.items()}
     every = list(dict.fromkeys([FormatVersion, Failed, *(each for some in structs.values() for each in some)]))
     _, defined = components(every, "#/$defs/{name}")

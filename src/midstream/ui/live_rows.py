@@ -1,4 +1,4 @@
-"""`midstream rows`: a look at the rows that an operator gives out right now."""
+"""`midstream rows`: shows rows that an operator emits at the moment."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ANSWER_S_MAX = WAIT_S + 15.0
 
 
 def show_rows(job: str, operator: str, rows: int) -> Answer:
-    """Up to `rows` of the next rows that an operator gives out; of a sink, that it takes in.
+    """Show up to `rows` of the next rows that an operator emits or, for a sink, receives.
 
     Raises ConfigError for a number that is not from 1 to ROWS_MAX, JobError when there is no such job, RequestFailed
     when it has no such operator.
@@ -35,12 +35,12 @@ def show_rows(job: str, operator: str, rows: int) -> Answer:
 
 
 def rows_view(seen: LiveRows) -> RenderableType:
-    """A table with the types of columns in its header."""
+    """Return a table with the types of columns in its header."""
     name, giver = text.printable(seen.name), text.printable(seen.given_out_by)
     what = f"{name} gives out" if name == giver else f"{giver} gives to {name}"
     shown = seen.shown
     if shown is None:
-        return Text(f"nothing of what {what} passed within {seen.waited_s:g} s")
+        return Text(f"no rows that {what} passed within {seen.waited_s:g} s")
     table = Table(box=None, pad_edge=False, header_style="dim")
     for column in shown.columns:
         table.add_column(Text(text.printable(f"{column.name}\n{column.type}")), overflow="ellipsis", no_wrap=True)

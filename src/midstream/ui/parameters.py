@@ -1,4 +1,4 @@
-"""Parameters that several commands have."""
+"""Parameters shared by several commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from midstream.core.errors import ConfigError
 
 
 def whole_number(_: object, tokens: Sequence[cyclopts.Token]) -> int:
-    """Strict: cyclopts itself would take 1.5 for 1."""
+    """Convert strictly: cyclopts itself would convert 1.5 to 1."""
     token = tokens[0]
     try:
         return int(token.value)
@@ -24,7 +24,7 @@ Json = Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSO
 
 
 def refuse(options: Mapping[str, object], why: str) -> None:
-    """Raises ConfigError naming those that were given: an option that does nothing is a mistake."""
+    """Raise ConfigError naming the options that were given: an option without effect is a mistake."""
     given = [name for name, value in options.items() if value is not None]
     if given:
         raise ConfigError(f"{', '.join(given)}: {why}")

@@ -1,4 +1,4 @@
-"""`midstream run JOB.py --preview 20`: the first rows of each stream that a job ends with, without running it."""
+"""`midstream run JOB.py --preview 20`: shows the first rows of each stream with which a job ends, without running it."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from midstream.ui.text import printable
 
 
 def preview_job(path: Path, rows: int, overrides: Overrides) -> Answer:
-    """Raises MidstreamError when the job's streams cannot be shown."""
+    """Preview a job. Raises MidstreamError if its streams cannot be shown."""
     if overrides.of_a_run:
-        raise ConfigError(f"--preview starts no job, so {overrides.of_a_run[0]} has nothing to say; leave it out")
+        raise ConfigError(f"--preview starts no job, so {overrides.of_a_run[0]} has no effect; leave it out")
     environment = load_with_its_own_logging(path, overrides.modules)
     try:
         previews = environment.preview(rows)

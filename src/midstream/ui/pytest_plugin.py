@@ -1,6 +1,6 @@
-"""For pytest: the fixture `simulate`, and how much it does as options of pytest's command line.
+"""The pytest plugin: the fixture `simulate`, and options of pytest's command line for its extent.
 
-pytest loads this file wherever midstream is installed, so it imports nothing of the engine before a test asks for it.
+pytest loads this file wherever midstream is installed, so it imports nothing of the engine before a test needs it.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture
 def simulate(request: pytest.FixtureRequest) -> Callable[..., Report]:
-    """`midstream.testing.simulate` with the seeds and processes that pytest's command line says.
+    """`midstream.testing.simulate` with the seeds and processes given on pytest's command line.
 
     def test_my_job_survives_failures(simulate):
         simulate(env, {"clicks": [{"user": 1, "ms": 5}, {"user": 2, "ms": 7}]})

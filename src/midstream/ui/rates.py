@@ -8,7 +8,7 @@ from typing import NamedTuple
 from midstream.protocol.job_status import JobStatus, OperatorStatus
 
 WINDOW_MS = 3000
-"""Rates are means over about this long: short enough to see a stall, long enough to be calm."""
+"""The time over which rates are averaged: short enough to show a stall, long enough to be steady."""
 
 
 class _Sample(NamedTuple):
@@ -17,12 +17,12 @@ class _Sample(NamedTuple):
 
 
 def rows_handled(operator: OperatorStatus) -> int:
-    """What its speed is counted in: rows taken in, or for a source rows given out."""
+    """Return what an operator's speed is measured in: rows received or, for a source, rows emitted."""
     return operator.rows_in or operator.rows_out
 
 
 class Rates:
-    """Feed it every status seen; ask it for rows per second by operator uid."""
+    """Computes rows per second by operator uid from every status that it is given."""
 
     def __init__(self) -> None:
         self._samples: deque[_Sample] = deque()
@@ -34,7 +34,7 @@ class Rates:
             self._samples.popleft()
 
     def rows_per_s(self, uid: str) -> float | None:
-        """None until there are two samples."""
+        """Return the rate; None until there are two samples."""
         if len(self._samples) < 2:
             return None
         first, last = self._samples[0], self._samples[-1]

@@ -1,4 +1,4 @@
-"""Commands that ask a running job: list, status, logs, checkpoint, savepoint, rescale, stop."""
+"""Commands for a running job: list, status, logs, checkpoint, savepoint, rescale, stop."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ from midstream.ui.targets import Target, line_to, named
 
 STATUS_TIMEOUT_S = 10.0
 LOOK_S = 2.0
-"""How often a command that waits looks what the job waits for."""
+"""The interval at which a waiting command checks what the job waits for."""
 SAY_AGAIN_S = 30.0
 FOLLOW_S = 0.3
 ENDING_S_MAX = 10.0
@@ -62,9 +62,9 @@ ENDING_S_MAX = 10.0
 
 
 def list_jobs(also_ended: bool) -> Answer:
-    """The jobs of this user on this machine; one whose driver does not answer is named as such.
+    """List the jobs of this user on this machine; one whose driver does not answer is marked.
 
-    `also_ended`: those that have ended too, as far as there are records of them.
+    `also_ended`: include those that have ended, as far as there are records of them.
     """
     statuses: list[JobStatus] = []
     silent: list[JobEntry] = []
@@ -101,13 +101,13 @@ def list_jobs(also_ended: bool) -> Answer:
         for e in silent
     ]
     if unreadable:
-        notes.append(Text(f"left out: {unreadable} that another version of midstream has recorded", "yellow"))
+        notes.append(Text(f"left out: {unreadable} recorded by another version of midstream", "yellow"))
     view: list[RenderableType] = [jobs_table(statuses)] if statuses else []
     return Answer(data, Group(*view, *notes))
 
 
 def show_status(job: str | None) -> Answer:
-    """Everything that can be seen of one job. Raises JobError when there is no such job."""
+    """Show the status of one job. Raises JobError if there is no such job."""
     entry = named(job)
     status = _status_of(entry)
     page = [Text(f"page {entry.page}", style="dim")] if entry.page else []
@@ -115,7 +115,7 @@ def show_status(job: str | None) -> Answer:
 
 
 def watch(job: str | None, json: bool) -> Answer | Stream:
-    """Show a job as `midstream run` does, until it ends or Ctrl-C; the job runs on. Raises JobError when there is none."""
+    """Show a job as `midstream run` does, until it ends or Ctrl-C; the job runs on. Raises JobError if there is none."""
     entry = named(job)
     if json:
         return Stream((status, "") for status in _statuses(entry))
@@ -132,7 +132,9 @@ def watch(job: str | None, json: bool) -> Answer | Stream:
 
 
 def _statuses(entry: Target) -> Iterator[JobStatus]:
-    """Every REFRESH_S; the last one says how the job ended. Raises ClusterError when its driver does not answer any more."""
+    """Yield a status every REFRESH_S; the last one shows how the job ended. Raises ClusterError if its driver stops
+    answering.
+    """
     try:
         with line_to(entry) as line:
             while True:
@@ -158,14 +160,19 @@ def _statuses(entry: Target) -> Iterator[JobStatus]:
 
 
 def show_history(job: str) -> Answer:
-    """The last that is known of a job, ended or not. Raises JobError when there is no record of it."""
+    """Show the last known status of a job, ended or not. Raises JobError if there is no record of it."""
     if is_link(job):
         raise ConfigError(
-            "history is of jobs that this user has started on this machine; of a page, ask for the status"
+            "history shows jobs that this user has started on this machine; for the link to a page, use status"
         )
     status = history.find(job).seen
     lost = (
-        [Text(f"its driver is gone without telling how the job ended; known until {text.clock(status.now_ms)}", "red")]
+        [
+            Text(
+                f"its driver disappeared without reporting how the job ended; last known at {text.clock(status.now_ms)}",
+                "red",
+            )
+        ]
         if status.state == history.LOST
         else []
     )
@@ -178,13 +185,13 @@ def show_history(job: str) -> Answer:
 
 
 def serve_page(job: str, at: str | None) -> Stream:
-    """The page of a job: its link if the job runs; else it is served here, from the record, until Ctrl-C.
+    """Show the page of a job: its link if the job runs; otherwise serve it here, from the record, until Ctrl-C.
 
-    Raises JobError when several running jobs have that name or there is no record of any, RequestFailed when the job runs
-    without a page, ConfigError for an address that is none, ClusterError when the page cannot be served there.
+    Raises JobError if several running jobs have that name or there is no record of any, RequestFailed if the job runs
+    without a page, ConfigError for an invalid address, ClusterError if the page cannot be served there.
     """
     if is_link(job):
-        raise ConfigError("that is the link to a page: open it in a browser")
+        raise ConfigError("this is already the link to a page: open it in a browser")
     entry = registry.find_running(job)
     if entry is not None:
         if not entry.page:
@@ -208,7 +215,7 @@ def _served(page: PageServer, status: JobStatus) -> Iterator[tuple[object, str]]
 
 
 def show_logs(job: str | None, follow: bool, operator: str | None) -> Stream:
-    """What the slots of a job have printed and logged. Raises JobError when there is no such job."""
+    """Print what the slots of a job have printed and logged. Raises JobError if there is no such job."""
     return Stream(_log_pieces(named(job), follow, operator))
 
 
@@ -251,7 +258,7 @@ def _log_line(logged: LogEntry) -> str:
 
 
 def make_checkpoint(job: str | None, silent: bool) -> Answer:
-    """Make a checkpoint and wait until it is complete. Raises RequestFailed when it is not completed."""
+    """Make a checkpoint and wait until it is complete. Raises RequestFailed if it fails."""
     entry = named(job)
     with busy_with(f"checkpoint of {entry.name}", silent) as say:
         reply = _ask_patiently(entry, DoCheckpoint(), say)
@@ -259,7 +266,7 @@ def make_checkpoint(job: str | None, silent: bool) -> Answer:
 
 
 def make_savepoint(job: str | None, place: str | None, silent: bool) -> Answer:
-    """Make a savepoint and wait until it is complete. Raises RequestFailed when it is not made."""
+    """Make a savepoint and wait until it is complete. Raises RequestFailed if it fails."""
     entry = named(job)
     with busy_with(f"savepoint of {entry.name}", silent) as say:
         reply = _ask_patiently(entry, DoSavepoint(None if place is None else _place(entry, place)), say)
@@ -269,7 +276,7 @@ def make_savepoint(job: str | None, place: str | None, silent: bool) -> Answer:
 def rescale_job(job: str | None, parallelism: int, silent: bool) -> Answer:
     """Change a job's parallelism and wait until it runs again.
 
-    Raises ConfigError for one that no job can have, RequestFailed when the job runs on as it was.
+    Raises ConfigError for an impossible parallelism, RequestFailed if the job runs on unchanged.
     """
     check_parallelism(parallelism, MAX_PARALLELISM_MAX, "rescale")
     entry = named(job)
@@ -283,11 +290,11 @@ def rescale_job(job: str | None, parallelism: int, silent: bool) -> Answer:
 def stop_job(job: str | None, drain: bool, savepoint: str | None, silent: bool) -> Answer:
     """Stop a job and wait until it has ended.
 
-    Raises ConfigError for both ways at once, RequestFailed when it goes on instead.
+    Raises ConfigError for both ways at once, RequestFailed if the job runs on instead.
     """
     if drain and savepoint is not None:
         raise ConfigError(
-            "--drain, --savepoint: a drained job has finished, a savepoint is for going on; give only one"
+            "--drain, --savepoint: a drained job has finished, but a savepoint is for resuming; give only one"
         )
     entry = named(job)
     place = None if savepoint is None else _place(entry, savepoint)
@@ -295,14 +302,16 @@ def stop_job(job: str | None, drain: bool, savepoint: str | None, silent: bool) 
         reply = _ask_patiently(entry, DoStop(drain, place), say)
     line = Text(f"{text.printable(entry.name)} {'finished' if drain else 'stopped'}")
     if reply.checkpoint:
-        line.append(f"\ngo on from: {reply.checkpoint}" if not drain else f"\nlast checkpoint: {reply.checkpoint}")
+        line.append(f"\nresume from: {reply.checkpoint}" if not drain else f"\nlast checkpoint: {reply.checkpoint}")
     stopped = StoppedJob(entry.job_id, drain)
     made = {"checkpoint" if place is None else "savepoint": reply.checkpoint}
     return Answer(msgspec.structs.replace(stopped, **made), line)
 
 
 def _place(entry: Target, place: str) -> str:
-    """Of a savepoint, as the driver is told it. Raises ConfigError for a path that means another place on its machine."""
+    """Return the place of a savepoint for the driver. Raises ConfigError for a path that means another place on its
+    machine.
+    """
     found = absolute(place)
     if isinstance(entry, PageJob) and "://" not in place and not place.startswith(("/", "file:")):
         raise ConfigError(
@@ -321,7 +330,7 @@ def _ask(entry: Target, request: ClientRequest, timeout_s: float | None) -> Repl
 
 
 def _ask_patiently(entry: Target, request: ClientRequest, say: Callable[[str], None]) -> Reply:
-    """As long as it takes; meanwhile `say` is told what the job waits for."""
+    """Ask for as long as it takes; meanwhile `say` learns what the job waits for."""
     over = threading.Event()
 
     def look() -> None:

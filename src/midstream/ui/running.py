@@ -1,4 +1,4 @@
-"""`midstream run`: load a job file, start it, follow it to its end, say how it went."""
+"""`midstream run`: loads a job file, starts the job, follows it to its end, and reports the result."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Overrides:
-    """What the command line says over the job file; None: as the file says."""
+    """Options of the command line that override the job file; None: as the file sets it."""
 
     parallelism: int | None = None
     master: str | None = None
@@ -47,7 +47,7 @@ class Overrides:
 
     @property
     def arguments(self) -> list[str]:
-        """As they were given, but for where to start from."""
+        """Return the options as they were given, except where to start from."""
         named = (
             ("--parallelism", self.parallelism),
             ("--master", self.master),
@@ -65,7 +65,7 @@ class Overrides:
 
     @property
     def of_a_run(self) -> list[str]:
-        """The names of those given that say how a job runs, and not what it is."""
+        """Return the names of given options that concern how a job runs, and not what it is."""
         flags = (
             ("--from", self.restore),
             ("--newer-output", self.newer_output),
@@ -78,7 +78,7 @@ class Overrides:
 
 
 def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
-    """Raises MidstreamError when the job cannot be started; a job that fails later is an answer."""
+    """Run a job. Raises MidstreamError if it cannot be started; a job that fails later is an answer."""
     end_with_the_supervisor()
     errors = Console(stderr=True, highlight=False)
     provider = _provider(overrides.slots)
@@ -99,7 +99,7 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
     submission = load_with_its_own_logging(path, overrides.modules).submission(options)
     if overrides.resume and submission.checkpoint is not None:  # the other case is a warning of its own
         config = submission.plan.config
-        going_on = f"job {config.name} goes on from checkpoint {submission.checkpoint} in {config.checkpoint_dir}"
+        going_on = f"job {config.name} resumes from checkpoint {submission.checkpoint} in {config.checkpoint_dir}"
         errors.print(text.printable(going_on), markup=False, soft_wrap=True)
     what = "starting Spark and the job's slots" if provider is None else "starting the job's slots"
     with ending_at_a_signal(), busy_with(what, silent=json):
@@ -127,7 +127,7 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
 
 
 def load_with_its_own_logging(path: Path, py_files: list[str]) -> Environment:
-    """What the job file sets up of logging holds, as it does when Python runs it; else warnings go to stderr."""
+    """Load a job with the logging that its file sets up, as when Python runs it; otherwise warnings go to stderr."""
     from midstream.api.loading import load_job
     from midstream.ui.cli import log_to_stderr
 
@@ -142,30 +142,31 @@ def load_with_its_own_logging(path: Path, py_files: list[str]) -> Environment:
 
 
 def check_resume(overrides: Overrides) -> None:
-    """Raises ConfigError for options that a driver which is started again and again cannot have each time."""
+    """Raise ConfigError for options that cannot be repeated each time a driver is started again."""
     given = {"--from": overrides.restore, "--newer-output": overrides.newer_output, "--fresh": overrides.fresh or None}
     for option, value in given.items():
         if value is not None:
             raise ConfigError(
-                f"--supervise starts the job as --resume does: it goes on from the newest checkpoint, or begins if there is none; "
+                f"--supervise starts the job as --resume does: it resumes from the newest checkpoint, or begins if "
+                "there is none; "
                 f"leave {option} out, or start the job once with {option} and stop it when it has completed a checkpoint"
             )
 
 
 def check_slots(slots: str | None) -> None:
-    """Raises ConfigError for a value of --slots that does not exist."""
+    """Raise ConfigError for an unknown value of --slots."""
     if slots not in (None, *SLOTS):
-        raise ConfigError(f"--slots: {slots!r} is neither of {', '.join(SLOTS)}")
+        raise ConfigError(f"--slots: {slots!r} is not one of {', '.join(SLOTS)}")
 
 
 def _provider(slots: str | None) -> SlotProvider | None:
-    """None: Spark's. Raises ConfigError for what there is not."""
+    """Return the provider of slots; None: Spark's. Raises ConfigError for an unknown one."""
     check_slots(slots)
     return ProcessSlots() if slots == "process" else None
 
 
 def _error_of(job: Job) -> MidstreamError:
-    """With what the job has failed."""
+    """Return the error with which the job has failed."""
     try:
         job.wait()
     except MidstreamError as error:
@@ -174,7 +175,7 @@ def _error_of(job: Job) -> MidstreamError:
 
 
 def _why(error: MidstreamError, status: JobStatus) -> str:
-    """Why it was not restarted any more, and the last failure. Raises what a job failed with that never ran."""
+    """Say why the job was not restarted any more, and its last failure. Raises the error of a job that never ran."""
     if not status.failures:  # a matter of what was asked, not of how it went
         raise error
     if status.restarts:
@@ -202,7 +203,7 @@ def _summary(status: JobStatus, again: str) -> Text:
 
 def _how_to_go_on(status: JobStatus, again: str) -> str:
     if status.checkpoint_dir is None:
-        return "there is nothing to go on from: the job has no checkpoint directory (--checkpoint-dir)"
+        return "there is nothing to resume from: the job has no checkpoint directory (--checkpoint-dir)"
     if not status.checkpoints_completed and status.restored_from is None:
-        return "there is nothing to go on from: no checkpoint was completed"
-    return f"go on with: {again}"
+        return "there is nothing to resume from: no checkpoint was completed"
+    return f"resume with: {again}"

@@ -1,4 +1,4 @@
-"""What each command prints with `--json`, as types, see `ui.json_schema`."""
+"""The types of what each command prints with `--json`; see `ui.json_schema`."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from midstream.protocol.job_status import JobStatus
 
 
 class Failed(msgspec.Struct, frozen=True):
-    """Of any command that could not do what it was asked to."""
+    """A command failed."""
 
     error: str
 
 
 class SilentJob(msgspec.Struct, frozen=True):
-    """Its driver's process lives and does not answer."""
+    """A job whose driver's process is alive and does not answer."""
 
     job_id: str
     name: str
@@ -26,17 +26,17 @@ class SilentJob(msgspec.Struct, frozen=True):
 
 class ListedJobs(msgspec.Struct, frozen=True):
     jobs: tuple[JobStatus, ...]
-    """Those that run, and then, with --all, those that have ended."""
+    """Running jobs and then, with --all, jobs that have ended."""
     unreachable: tuple[SilentJob, ...] = ()
     unreadable: int = 0
-    """Records of ended jobs that another version of midstream has made; they are left out."""
+    """The number of records of ended jobs that another version of midstream has written; they are left out."""
 
 
 class RanJob(JobStatus, frozen=True, kw_only=True):
-    """How the job ended."""
+    """The final status of a job."""
 
     error: str | UnsetType = UNSET
-    """Of one that failed: why."""
+    """Why the job failed, if it did."""
 
     @staticmethod
     def of(status: JobStatus, error: str) -> RanJob:
@@ -47,11 +47,11 @@ class ShownStream(msgspec.Struct, frozen=True):
     stream: str
     rows: list[dict[str, Any]]
     note: str
-    """What is special about these rows; empty when they are just the first ones."""
+    """A note about these rows; "" if there is none."""
 
 
 class Previewed(msgspec.Struct, frozen=True):
-    """Of `run --preview`."""
+    """The streams of `run --preview`."""
 
     streams: tuple[ShownStream, ...]
 
@@ -59,24 +59,24 @@ class Previewed(msgspec.Struct, frozen=True):
 class MadeCheckpoint(msgspec.Struct, frozen=True):
     job_id: str
     checkpoint: str | None
-    """Its path."""
+    """The path of the checkpoint."""
 
 
 class MadeSavepoint(msgspec.Struct, frozen=True):
     job_id: str
     savepoint: str | None
-    """Its path."""
+    """The path of the savepoint."""
 
 
 class Rescaled(msgspec.Struct, frozen=True):
     job_id: str
     parallelism: int
     checkpoint: str | None
-    """From which it went on; null if it had that parallelism."""
+    """The checkpoint from which the job continued; null if it already had that parallelism."""
 
 
 class StoppedJob(msgspec.Struct, frozen=True):
-    """With `savepoint` if one was asked for, else with `checkpoint`."""
+    """A job that was stopped, with `savepoint` if one was requested, else with `checkpoint`."""
 
     job_id: str
     drained: bool
@@ -85,14 +85,14 @@ class StoppedJob(msgspec.Struct, frozen=True):
 
 
 class DroppedLines(msgspec.Struct, frozen=True):
-    """In place of lines of a log that were no longer kept."""
+    """Replaces log lines that were no longer kept."""
 
     dropped: int
 
 
 class PageLink(msgspec.Struct, frozen=True):
     page: str
-    """With the token behind #."""
+    """The link to the page, with the token after #."""
 
 
 class NewFiles(msgspec.Struct, frozen=True):
@@ -100,7 +100,7 @@ class NewFiles(msgspec.Struct, frozen=True):
 
 
 class SimulatedRuns(msgspec.Struct, frozen=True, kw_only=True):
-    """Of `simulate JOB.py`. What follows `seed` is about the first run whose output was not that without failures."""
+    """The result of `simulate JOB.py`. The fields after `seed` concern the first run whose output differed."""
 
     job: str
     ok: bool
@@ -108,7 +108,7 @@ class SimulatedRuns(msgspec.Struct, frozen=True, kw_only=True):
     long: int
     rows: int
     has_more_rows: list[str]
-    """Uids of sources that have more rows than were read of them."""
+    """The uids of sources that have more rows than were read."""
     seconds: float
     seed: int | None
     kind: str
@@ -122,7 +122,7 @@ class SimulatedRuns(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TracedRun(msgspec.Struct, frozen=True, kw_only=True):
-    """Of `simulate JOB.py --trace`."""
+    """One run of `simulate JOB.py --trace`."""
 
     seed: int
     steps: int

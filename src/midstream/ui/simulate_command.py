@@ -1,4 +1,4 @@
-"""The parameters of `midstream simulate`, and which of them go together."""
+"""The parameters of `midstream simulate`, and which of them can be combined."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from midstream.core.errors import ConfigError
 from midstream.ui.answer import Answer
 from midstream.ui.parameters import Json, refuse, whole_number
 
-OF_A_JOB = Group("Of a job file", sort_key=2)
-OF_A_TRACE = Group("Of the trace of one run", sort_key=3)
-OWN = Group("Of the simulator's own jobs, which test midstream itself", sort_key=4)
+OF_A_JOB = Group("Options for a job file", sort_key=2)
+OF_A_TRACE = Group("Options for the trace of one run", sort_key=3)
+OWN = Group("Options for the simulator's own jobs, which test midstream itself", sort_key=4)
 
 
 def simulate(
@@ -44,32 +44,33 @@ def simulate(
     seeds_max: Annotated[int | None, Parameter(converter=whole_number, group=OWN)] = None,
     json: Json = False,
 ) -> Answer:
-    """Put a job through failures, restarts and rescales of every kind, and check that its output is the same without.
+    """Run a job through simulated failures, restarts and rescales, and check that its output stays the same.
 
-    Its sources are replaced by recorded rows and its sinks by ones that keep book; everything else is the engine itself,
-    in one thread with a simulated clock. If the output differs, you get the shortest schedule with which it does, and
-    the reason. Without the file of a job the simulator's own jobs are run, and what is lost, doubled or stuck is counted.
+    Its sources are replaced by recorded rows and its sinks by ones that record theirs; everything else is the engine
+    itself, in one thread with a simulated clock. If the output differs, the command shows the shortest schedule that
+    causes this, and the reason. Without the file of a job, it runs the simulator's own jobs, and counts runs that lose
+    or duplicate rows or get stuck.
 
     Parameters
     ----------
     job
         A Python file that makes one Environment.
     topology
-        The shape of the job; "random" (the default) makes another one for every seed.
+        The shape of the job; "random" (the default) is a different one for every seed.
     seeds
-        A:B, B not included; each seed is one run. Default: 0:100, of a job file 0:200.
+        A:B, without B; each seed is one run. Default: 0:100, or 0:200 for the file of a job.
     seed
-        Just this one.
+        Run only this seed.
     trace
         Show every event of the run of --seed.
     channel
-        Only what happens to channel edge:producer:consumer, such as 3:0:1 or 3:: (all of edge 3).
+        Show only events of channel edge:producer:consumer, such as 3:0:1 or 3:: (all of edge 3).
     checkpoint
-        Only what has to do with the checkpoint of that number.
+        Show only events of the checkpoint with this number.
     pattern
-        Only lines in which this regular expression is found.
+        Show only lines that match this regular expression.
     tail
-        Only the last so many lines.
+        Show only this many of the last lines.
     parallelism
         Subtasks per operator; by default the seed decides.
     rescale_to
@@ -78,26 +79,27 @@ def simulate(
         Kinds of faults, separated by commas, or none; by default all.
     rows
         UID=FILE, a Parquet, CSV or JSON lines file with the rows of the source with that uid; may be given several
-        times. Of the simulator's own jobs: how many rows a run has.
+        times. For the simulator's own jobs: the number of rows of a run.
     rows_max
-        How many rows are read from each source that has none given (200).
+        The number of rows to read from each source without given rows (200).
     latest
         SINK=KEY[,KEY], for a sink that gets a stream of updates: only the last row of each key counts.
     ignore
         SINK=COLUMN[,COLUMN], columns that may differ.
     py_files
-        Python files, packages' directories and zips that it imports, separated by commas.
+        Python files, package directories and zips that the job imports, separated by commas.
     jobs
-        How many processes work; by default one per core.
+        The number of processes; by default one per core.
     seconds
-        Begin no further run after so long; with --mutations: for each of them, in processor time.
+        Begin no further run after this time; with --mutations: for each of them, in processor time.
     coverage
-        Say which state of each state machine has met which event, and which never.
+        Show which states of each state machine have met which events, and which never have.
     mutations
-        Instead: put known bugs back one by one, all or those named, and say how many seeds it takes to find each: in
-        a scenario made for it, and in random ones. The bugs are in a checkout of the source only.
+        Instead of runs: reintroduce known bugs one by one, all or the named ones, and show how many seeds it takes to
+        find each, in scenarios made for it and in random ones. The bugs are
+        only in a checkout of the source.
     seeds_max
-        Of --mutations: how many random seeds (2,000) a bug may survive; 0: only the scenarios made for them.
+        With --mutations: the number of random seeds (2,000) that a bug may survive; 0: only scenarios made for it.
     """
     from midstream.ui.simulating import Filters, Scenarios, run_mutations, run_seeds, show_trace
 
@@ -114,12 +116,12 @@ def simulate(
                 "--mutations": mutations,
                 "--seeds-max": seeds_max,
             },
-            "is for the simulator's own jobs, not for the file of a job",
+            "applies to the simulator's own jobs, not to the file of a job",
         )
         if seed is not None or trace:
             refuse({"--seeds": seeds}, "give either this or --seed, and --trace with --seed")
         if not trace:
-            refuse(filtered, "chooses lines of a trace: add --trace")
+            refuse(filtered, "filters the lines of a trace: add --trace")
         filters = Filters(channel=channel, checkpoint=checkpoint, pattern=pattern, tail=tail)
         options = JobOptions(
             path=job,
@@ -136,7 +138,7 @@ def simulate(
         return simulate_job(options, seeds, seed, filters if trace else None, silent=json)
     refuse(
         {"--rows-max": rows_max, "--latest": latest, "--ignore": ignore, "--py-files": py_files},
-        "is about the job in a file: name the file",
+        "applies to a job in a file: give the file",
     )
     shape = {
         "--topology": topology,
@@ -148,10 +150,10 @@ def simulate(
     if mutations is not None:
         refuse(
             {**choice, **shape, **filtered, "--seconds": None, "--trace": trace or None},
-            "--mutations says which seeds and jobs it tries",
+            "--mutations determines the seeds and jobs itself",
         )
         return run_mutations(mutations, seeds_max, jobs, seconds, json)
-    refuse({"--seeds-max": seeds_max}, "says how long to look for bugs that were put back: add --mutations")
+    refuse({"--seeds-max": seeds_max}, "limits the search for reintroduced bugs: add --mutations")
     scenarios = Scenarios(
         topology=topology or "random",
         parallelism=parallelism,
@@ -160,9 +162,9 @@ def simulate(
         rows=_count_of(rows),
     )
     if trace:
-        refuse({**choice, "--seed": None, "--jobs": jobs}, "--trace shows one run, that of --seed")
+        refuse({**choice, "--seed": None, "--jobs": jobs}, "--trace shows a single run, that of --seed")
         return show_trace(scenarios, seed, Filters(channel=channel, checkpoint=checkpoint, pattern=pattern, tail=tail))
-    refuse(filtered, "chooses lines of a trace: add --trace")
+    refuse(filtered, "filters the lines of a trace: add --trace")
     if seed is not None:
         refuse({"--seeds": seeds}, "give either this or --seed")
     chosen = str(seed) if seed is not None else seeds or "0:100"
@@ -170,7 +172,7 @@ def simulate(
 
 
 def _count_of(rows: Sequence[str] | None) -> int | None:
-    """Of --rows where it is a number. Raises ConfigError."""
+    """Return the number given as --rows. Raises ConfigError."""
     if rows is None:
         return None
     try:

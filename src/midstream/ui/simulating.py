@@ -1,4 +1,6 @@
-"""`midstream simulate`: run seeds in the simulator with live counts, replay one with its trace, or measure it by mutations."""
+"""`midstream simulate`: runs seeds in the simulator with live counts, replays one with its trace, or measures it by
+mutations.
+"""
 
 from __future__ import annotations
 
@@ -18,12 +20,12 @@ from midstream.ui import text
 from midstream.ui.answer import Answer, Exit
 
 LOG_S = 10.0
-"""Where nobody looks at a terminal, one line in so long."""
+"""The interval between lines if there is no terminal."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenarios:
-    """What the seeds are drawn for."""
+    """The options from which scenarios are drawn."""
 
     topology: str
     parallelism: int | None
@@ -34,7 +36,7 @@ class Scenarios:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Filters:
-    """Which lines of a trace are shown."""
+    """The lines of a trace that are shown."""
 
     channel: str | None
     checkpoint: int | None
@@ -45,7 +47,7 @@ class Filters:
 def run_seeds(
     scenarios: Scenarios, seeds: str, *, jobs: int | None, seconds: float | None, coverage: bool, silent: bool
 ) -> Answer:
-    """Raises ConfigError for anything that does not exist; lost, doubled or stuck rows are an answer with status 1."""
+    """Run seeds. Raises ConfigError for unknown names; lost, duplicated or stuck rows are an answer with status 1."""
     with shown(silent) as show:
 
         def progress(s: Summary) -> None:
@@ -67,9 +69,9 @@ def run_seeds(
 
 
 def show_trace(scenarios: Scenarios, seed: int | None, filters: Filters) -> Answer:
-    """Every event of one run that the filters let through."""
+    """Show every event of one run that passes the filters."""
     if seed is None:
-        raise ConfigError("--trace shows one run: name it with --seed N")
+        raise ConfigError("--trace shows a single run: give it as --seed N")
     return _answer(
         replay(
             seed,
@@ -89,13 +91,13 @@ def show_trace(scenarios: Scenarios, seed: int | None, filters: Filters) -> Answ
 def run_mutations(
     names: Sequence[str], seeds_max: int | None, jobs: int | None, seconds: float | None, silent: bool
 ) -> Answer:
-    """How many seeds it takes to find each known bug; a line for each as soon as it is known.
+    """Measure how many seeds it takes to find each known bug; a line for each as soon as it is known.
 
-    Raises ConfigError where midstream is installed without them.
+    Raises ConfigError if midstream is installed without them.
     """
     if find_spec("midstream.sim.mutations") is None:
         raise ConfigError(
-            "--mutations: the bugs to put back are no part of a package; run this in a checkout of the source"
+            "--mutations: the known bugs are not part of an installed package; run this in a checkout of the source"
         )
     from midstream.sim.kills import RANDOM_SEEDS_MAX
     from midstream.sim.mutation_command import line_of, measure_mutations
@@ -117,7 +119,7 @@ def _answer(done: Simulated) -> Answer:
 
 @contextmanager
 def shown(silent: bool) -> Iterator[Callable[[str], None]]:
-    """Something that shows a line of progress on stderr."""
+    """Yield a function that shows a line of progress on stderr."""
     console = Console(stderr=True, highlight=False)
     if silent:
         yield lambda line: None

@@ -1,4 +1,4 @@
-"""`midstream simulate JOB.py`: a user's job through failures, and what is said when its output differs."""
+"""`midstream simulate JOB.py`: a user's job through failures, and the report if its output differs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SEEDS = "0:200"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobOptions:
-    """As they were given."""
+    """The options as they were given."""
 
     path: Path
     rows: tuple[str, ...]
@@ -42,7 +42,7 @@ class JobOptions:
 
     @property
     def command(self) -> str:
-        """That simulates the job again, but for the seed."""
+        """The command that simulates the job again, except for the seed."""
         parts = ["midstream", "simulate", str(self.path)]
         for name, values in (("--rows", self.rows), ("--latest", self.latest), ("--ignore", self.ignore)):
             parts += [part for value in values for part in (name, value)]
@@ -59,7 +59,9 @@ class JobOptions:
 def simulate_job(
     options: JobOptions, seeds: str | None, seed: int | None, trace: Filters | None, silent: bool
 ) -> Answer:
-    """Raises MidstreamError for a job that cannot be simulated; output that differs is an answer with status 1."""
+    """Simulate a job. Raises MidstreamError for one that cannot be simulated; output that differs is an answer with
+    status 1.
+    """
     if options.seconds is not None and options.seconds <= 0:
         raise ConfigError(f"--seconds: {options.seconds:g} is not a time")
     with shown(silent) as show:
@@ -105,9 +107,9 @@ def _columns(option: str, given: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
 
 
 def _traced(campaign: Campaign, seed: int | None, filters: Filters) -> Answer:
-    """Every event of the run of one seed."""
+    """Show every event of the run of one seed."""
     if seed is None:
-        raise ConfigError("--trace shows one run: name it with --seed N")
+        raise ConfigError("--trace shows a single run: give it as --seed N")
     patterns = trace_patterns(filters.channel, filters.checkpoint, filters.pattern, filters.tail)
     scenario = campaign.scenario(seed)
     reference = run_job(campaign.job, REFERENCE)

@@ -1,13 +1,13 @@
-"""`midstream run --supervise`: a process that does nothing but start the job's driver, and again when it dies.
+"""`midstream run --supervise`: a process that only starts the job's driver, and starts it again when it dies.
 
-Whether it is started again follows from how it has ended (docs/deploy/supervision.md):
+Whether it is started again depends on how it has ended (docs/deploy/supervision.md):
 
     finished, failed, stopped by a signal      not again: the supervisor ends with the same exit status
     refused (BAD_INPUT) at the first start     not again; a later start may be refused for what is not there now
     anything else                              again, after a delay that doubles, so many times within so many seconds
 
-Each start is as with --resume. Signals are passed on to the driver, which has a session of its own, so that a Ctrl-C
-reaches it once; the second signal kills it. A driver whose supervisor dies stops as at a SIGTERM.
+Each start is like one with --resume. Signals are passed on to the driver, which has a session of its own, so that a
+Ctrl-C reaches it once; the second signal kills it. A driver whose supervisor dies stops as after a SIGTERM.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ DELAY_S_MAX: Final = 60.0
 LOOK_S: Final = 0.1
 
 _PIPE: Final = "MIDSTREAM_SUPERVISOR"
-"""The environment variable with the descriptor of a pipe whose other end the supervisor has."""
+"""The environment variable with the descriptor of a pipe whose other end the supervisor holds."""
 _STOPPED: Final = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 _FINAL: Final = (Exit.OK, Exit.JOB_FAILED, *_STOPPED)
 
@@ -47,12 +47,12 @@ _log = logging.getLogger("midstream")
 
 @dataclass(frozen=True, slots=True)
 class Supervised:
-    """The answer of `run --supervise`: the command line is to be run again, as a process that is supervised."""
+    """The answer of `run --supervise`: the command line has to be run again, as a supervised process."""
 
 
 @dataclass(slots=True)
 class BackOff:
-    """How long to wait before the next restart; each restart counts for `within_s` seconds."""
+    """The delay before the next restart; each restart counts for `within_s` seconds."""
 
     restarts_max: int = RESTARTS_MAX
     within_s: float = WITHIN_S
@@ -61,7 +61,7 @@ class BackOff:
     _recent: deque[float] = field(default_factory=deque)
 
     def next_s(self, now_s: float) -> float | None:
-        """Seconds until the next restart, which is counted; None: there were as many as there may be."""
+        """Count the next restart and return its delay in seconds; None if the limit is reached."""
         while self._recent and now_s - self._recent[0] > self.within_s:
             self._recent.popleft()
         if len(self._recent) >= self.restarts_max:
@@ -73,7 +73,7 @@ class BackOff:
 
 
 class Signals:
-    """Those that ask this process to end, in the order in which they came."""
+    """The signals that asked this process to end, in order of arrival."""
 
     def __init__(self) -> None:
         self.came: list[int] = []
@@ -93,13 +93,15 @@ class Signals:
 
 
 def supervise_driver(arguments: Sequence[str], answer_to: TextIO | None) -> int:
-    """Run this program's command line again, supervised; the exit status to end with.
+    """Run this program's command line again, supervised, and return the exit status.
 
-    `answer_to`: where the JSON of the last driver goes, and that of no other; None: each prints for itself.
-    Raises ConfigError when `arguments` are not this program's.
+    `answer_to`: where the JSON of the last driver goes, and of no other; None: each prints its own. Raises ConfigError
+    if `arguments` are not this program's.
     """
     if sys.orig_argv[-len(arguments) :] != list(arguments):
-        raise ConfigError("--supervise runs the program's own command line again, so it has to be given there")
+        raise ConfigError(
+            "--supervise runs the program's own command line again, so it must be given on the command line"
+        )
     own = [argument for argument in arguments if argument.partition("=")[0] not in ("--supervise", "--resume")]
     command = [sys.executable, *sys.orig_argv[1 : -len(arguments)], *own, "--resume"]
     signals = Signals()
@@ -108,14 +110,14 @@ def supervise_driver(arguments: Sequence[str], answer_to: TextIO | None) -> int:
         if answer_to is not None:
             answer.seek(0)
             said = answer.read().decode(errors="replace")
-            error = f"the driver ended with exit status {status} and has said nothing"
+            error = f"the driver ended with exit status {status} and printed nothing"
             answer_to.write(said or written({"error": error}) + "\n")
             answer_to.flush()
         return status
 
 
 def supervise(command: Sequence[str], signals: Signals, back_off: BackOff, answer: IO[bytes] | None) -> int:
-    """Run `command` until it is to be run no more; its exit status, 128 + n after signal n."""
+    """Run `command` until it need not be run again; return its exit status, 128 + n after signal n."""
     is_first = True
     while True:
         began_s = time.monotonic()
@@ -138,7 +140,7 @@ def supervise(command: Sequence[str], signals: Signals, back_off: BackOff, answe
 
 
 def _run_once(command: Sequence[str], signals: Signals, answer: IO[bytes] | None) -> tuple[int, str]:
-    """A driver from its start to its end: its exit status, and how it ended."""
+    """Run a driver from its start to its end; return its exit status, and how it ended."""
     if answer is not None:
         answer.seek(0)
         answer.truncate()
@@ -163,7 +165,7 @@ def _run_once(command: Sequence[str], signals: Signals, answer: IO[bytes] | None
 
 
 def _watch(driver: subprocess.Popen[bytes], signals: Signals) -> tuple[int, str]:
-    """Pass signals on until it has ended."""
+    """Pass signals on until the driver has ended."""
     passed_on = 0
     while True:
         while passed_on < len(signals.came):
@@ -186,7 +188,7 @@ def _pass_on(driver: subprocess.Popen[bytes], number: int, is_first: bool) -> No
 
 
 def end_with_the_supervisor() -> None:
-    """In a driver: once the supervisor that has started it is gone, stop in good order, as at a SIGTERM."""
+    """Stop this driver in good order, as after a SIGTERM, once its supervisor is gone."""
     number = os.environ.pop(_PIPE, None)
     if number is not None:
         threading.Thread(target=_await_the_end, args=(int(number),), name="midstream-supervisor", daemon=True).start()

@@ -1,4 +1,4 @@
-"""A `JobStatus` as something rich can print: one table of operators, then what happened to the job."""
+"""A `JobStatus` in a form that rich can print: one table of operators, then what happened to the job."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ STATE_STYLE = {
 }
 BAR_CELLS = 6
 WIDE = 118
-"""Terminal columns from which on every column of the operator table fits."""
+"""The width of the terminal from which every column of the operator table fits."""
 NAME_CELLS_MIN = 16
 LINES_MIN = 5
-"""Of the operator table: its header, the first and the last operator, and what is left out between them."""
+"""The fewest lines of the operator table: its header, the first and the last operator, and the gap between them."""
 SLOW_MS = 2000
-"""From so long on it is said that a checkpoint is in progress."""
+"""A checkpoint in progress is mentioned after this time."""
 ALIGNMENT_MS = 100
-"""From so long on it is said that a checkpoint's barriers had to be waited for."""
+"""An alignment of at least this length is mentioned."""
 WARNINGS_MAX = 3
 USER_METRICS_MAX = 8
-"""So many metrics of a function are shown; `--json` has all."""
+"""The number of a function's metrics that are shown; `--json` has all."""
 
 
 def job_view(status: JobStatus, rates: Rates | None = None, *, tells_failures: bool = True) -> RenderableType:
-    """Everything worth seeing of one job; `rates` adds rows per second.
+    """Return everything worth seeing of one job; `rates` adds rows per second.
 
-    `tells_failures`: what the last failure was, where people have not been told of it as it happened.
+    `tells_failures`: include the last failure, if it was not shown when it occurred.
     """
     edges = edge_table(status, names_shown(status))
     more: list[RenderableType] = [] if edges is None else [edges]
@@ -55,9 +55,9 @@ def job_view(status: JobStatus, rates: Rates | None = None, *, tells_failures: b
 
 
 class LiveView:
-    """The same within the lines of a terminal: a line for each fact, and operators left out in the middle.
+    """The view within the lines of a terminal: a line for each fact; operators in the middle are left out.
 
-    The first and the last operator and the bottleneck are among those that stay. Failures are told above it.
+    The first and the last operator and the bottleneck are among those shown. Failures are shown above it.
     """
 
     def __init__(self, status: JobStatus, rates: Rates) -> None:
@@ -74,7 +74,7 @@ class LiveView:
 
 
 class Headline:
-    """One line, in which the job's name gets the room that the rest leaves."""
+    """One line, in which the job's name gets the space that the rest leaves."""
 
     def __init__(self, status: JobStatus) -> None:
         self._status = status
@@ -97,17 +97,17 @@ class Headline:
 
 
 def _shortened(name: str, cells: int) -> Text:
-    """To so many cells, but not fewer than a few of them."""
+    """Shorten a name to `cells`, but not below a few of them."""
     line = Text(text.printable(name))
     line.truncate(max(NAME_CELLS_MIN, cells), overflow="ellipsis")
     return line
 
 
 class OperatorTable:
-    """One line per operator; operators chained into one task share its watermark and bars.
+    """A table with one line per operator; operators chained into one task share its watermark and bars.
 
-    A renderable of rich: a terminal narrower than `WIDE` columns gets fewer and shorter columns.
-    `lines_max`: its header included; operators in the middle are left out for it.
+    A renderable of rich: a terminal narrower than `WIDE` columns gets fewer and shorter columns. `lines_max`: the limit
+    on lines, including the header; operators in the middle are left out.
     """
 
     def __init__(self, status: JobStatus, rates: Rates | None = None, lines_max: int | None = None) -> None:
@@ -120,7 +120,7 @@ class OperatorTable:
 
 
 def operator_table(status: JobStatus, rates: Rates | None, wide: bool, lines_max: int | None = None) -> Table:
-    """The table itself; `rates` adds rows per second."""
+    """Return the table itself; `rates` adds rows per second."""
     table = Table(box=None, pad_edge=False, header_style="dim", expand=False, collapse_padding=not wide)
     table.add_column("operator", min_width=NAME_CELLS_MIN)
     table.add_column("×", justify="right", no_wrap=True)
@@ -155,7 +155,7 @@ def operator_table(status: JobStatus, rates: Rates | None, wide: bool, lines_max
         if operator.late_rows:
             said.append(f"  {text.rows(operator.late_rows)} late rows dropped", style="bold yellow")
         if operator.bad_records:
-            said.append(f"  {text.rows(operator.bad_records)} bad records left out", style="bold yellow")
+            said.append(f"  {text.rows(operator.bad_records)} bad records dropped", style="bold yellow")
         counts = (operator.rows_in, operator.rows_out) if wide else (rows_handled(operator),)
         cells: list[RenderableType] = [_Name(names[operator.uid], first, said), str(operator.parallelism)]
         cells += [text.rows(count) if count else "" for count in counts]
@@ -170,7 +170,7 @@ def operator_table(status: JobStatus, rates: Rates | None, wide: bool, lines_max
 
 @dataclass(frozen=True, slots=True)
 class _Name:
-    """An operator's name in one line; what is said of the operator comes after it and is not cut for it."""
+    """An operator's name in one line; remarks on the operator follow and are not shortened for it."""
 
     name: str
     begins_task: bool
@@ -194,7 +194,7 @@ class _Name:
 
 
 def _shown(count: int, slow_at: int | None, lines_max: int) -> list[int]:
-    """Which of `count` operators are shown in so many lines; each run of others takes one line."""
+    """Return which of `count` operators are shown in `lines_max` lines; each run of hidden ones takes a line."""
     if count <= lines_max:
         return list(range(count))
     from_both_ends = [at for pair in zip(range(count - 1, -1, -1), range(count), strict=True) for at in pair]
@@ -208,12 +208,12 @@ def _shown(count: int, slow_at: int | None, lines_max: int) -> list[int]:
 
 
 def bottleneck(status: JobStatus) -> VertexStatus | None:
-    """The task that the others wait for, if there is one."""
+    """Return the task that the others wait for, if there is one."""
     return waited_for(status.vertices, status.edges)
 
 
 def _unevenness(status: JobStatus) -> list[Text]:
-    """What slows the bottleneck down, if it is one of its subtasks."""
+    """Say what slows the bottleneck down, if it is one of its subtasks."""
     slow = bottleneck(status)
     busiest = uneven(slow) if slow is not None else None
     if slow is None or busiest is None:
@@ -230,7 +230,7 @@ def _unevenness(status: JobStatus) -> list[Text]:
 
 
 def names_shown(status: JobStatus) -> dict[str, str]:
-    """By uid: the operator's name, and where several have the same one, what tells them apart."""
+    """Return each operator's name by uid; if several have the same one, with what distinguishes them."""
     operators = [operator for vertex in status.vertices for operator in vertex.operators]
     times = Counter(operator.name for operator in operators)
     return {
@@ -239,7 +239,9 @@ def names_shown(status: JobStatus) -> dict[str, str]:
 
 
 def _full_name(operator: OperatorStatus) -> str:
-    """Uids that are not the program's own begin with the kind of the operator, which mostly is its name."""
+    """Return the full name. Uids that the program does not set begin with the kind of the operator, which usually is
+    its name.
+    """
     return operator.uid if operator.uid.startswith(operator.name) else f"{operator.name} ({operator.uid})"
 
 
@@ -254,7 +256,7 @@ def _task_cells(vertex: VertexStatus, now_ms: int, wide: bool) -> list[Renderabl
 
 
 def _states(vertex: VertexStatus) -> str:
-    """Said only when it is not the normal one: all subtasks running, with nothing left to recover."""
+    """Describe the states, unless all subtasks are running with nothing left to recover."""
     states = {state: count for state, count in vertex.states.items() if count and state != "running"}
     if len(states) == 1 and sum(states.values()) == vertex.parallelism:
         said = list(states)
@@ -267,24 +269,24 @@ def _states(vertex: VertexStatus) -> str:
 
 
 def _percent(part: float) -> str:
-    """Rounded down: not 100 % before it is."""
+    """Format a percentage, rounded down: never 100 % too early."""
     return f"{int(part * 100)} %"
 
 
 def recovered_share(vertices: Sequence[VertexStatus]) -> float | None:
-    """Of the rows in flight that they began with: how much has been worked off. None when nothing is left."""
+    """Return the share of the rows in flight at the start that has been processed; None if nothing is left."""
     subtasks = [subtask for vertex in vertices for subtask in vertex.recovering]
     whole = sum(subtask.to_recover_bytes for subtask in subtasks)
     return sum(subtask.recovered_bytes for subtask in subtasks) / whole if whole else None
 
 
 def share(part: float) -> str:
-    """A percentage of four characters, of a part from 0 to 1."""
+    """Format a share from 0 to 1 as a percentage of four characters."""
     return f"{min(1.0, max(0.0, part)):4.0%}"
 
 
 def bar(part: float, color: str) -> Text:
-    """A bar of `part` (0 to 1) and the percentage."""
+    """Return a bar of `part` (0 to 1) and the percentage."""
     full = round(min(1.0, max(0.0, part)) * BAR_CELLS)
     line = Text("━" * full, style=color)
     line.append("·" * (BAR_CELLS - full), style="bright_black")
@@ -293,7 +295,7 @@ def bar(part: float, color: str) -> Text:
 
 
 def facts(status: JobStatus, tells_failures: bool) -> list[Text]:
-    """What happened to the job: each a line, if there is room for it."""
+    """Return what happened to the job, one line per fact if there is room."""
     facts = _checkpoints(status)
     if status.restored_from:
         facts.append(Text(f"restored from {text.printable(status.restored_from)}", style="dim"))
@@ -323,7 +325,7 @@ def facts(status: JobStatus, tells_failures: bool) -> list[Text]:
 
 
 def _user_metrics(status: JobStatus) -> list[Text]:
-    """What the functions of operators have counted: a line for each operator that has counters or gauges."""
+    """Return what users' functions have counted: a line for each operator that has counters or gauges."""
     names = names_shown(status)
     lines = []
     for operator in [operator for vertex in status.vertices for operator in vertex.operators]:
@@ -339,7 +341,9 @@ def _user_metrics(status: JobStatus) -> list[Text]:
 
 
 def _slot_sizes(status: JobStatus) -> list[str]:
-    """With process ids where they are known, and hosts where there are several: for a look at one, or to kill it."""
+    """Return the slots' sizes, with process ids if they are known, and hosts if there are several: to examine or kill
+    one.
+    """
     sizes = [text.size(used) for used in status.slot_memory_bytes]
     if len(sizes) != len(status.slot_pids):
         return sizes
@@ -378,7 +382,7 @@ def _checkpoints(status: JobStatus) -> list[Text]:
 
 
 def checkpoint_line(checkpoint: CheckpointStatus) -> str:
-    """`3 (120 ms, 1.2 MiB)`, or why there is none."""
+    """Format a checkpoint, such as `3 (120 ms, 1.2 MiB)`, or why there is none."""
     if checkpoint.state == "completed":
         took = text.span(checkpoint.duration_ms / 1e3)
         in_flight = f", {text.size(checkpoint.in_flight_bytes)} in flight" if checkpoint.in_flight_bytes else ""
@@ -391,7 +395,9 @@ def checkpoint_line(checkpoint: CheckpointStatus) -> str:
 
 
 def jobs_table(statuses: Sequence[JobStatus]) -> RenderableType:
-    """One row per job, for `midstream list`, then where each has its checkpoints: by that two of one name are told apart."""
+    """Return a table with one row per job, for `midstream list`, then their checkpoint directories, which distinguish
+    equal names.
+    """
     table = Table(box=None, pad_edge=False, header_style="dim", collapse_padding=True)
     table.add_column("job", no_wrap=True)
     table.add_column("name", min_width=NAME_CELLS_MIN)
@@ -422,7 +428,7 @@ def _counted(count: int, what: str) -> str:
 
 
 def _ends(status: JobStatus) -> list[OperatorStatus]:
-    """The operators at which rows come in and go out: sources, and whatever nothing follows."""
+    """Return the operators at which rows enter and leave: sources, and operators without consumers."""
     followed = {source for source, _, _ in status.edges}
     fed = {target for _, target, _ in status.edges}
     chains = [vertex for vertex in status.vertices if vertex.operators]
@@ -433,7 +439,7 @@ def _ends(status: JobStatus) -> list[OperatorStatus]:
 
 
 def progress_line(status: JobStatus, rates: Rates) -> str:
-    """The status in one line, for logs and pipes."""
+    """Return the status in one line, for logs and pipes."""
     parts = [f"{text.clock(status.now_ms)} {text.printable(status.name)} {status.state}"]
     names = names_shown(status)
     for operator in _ends(status):
@@ -452,7 +458,7 @@ def progress_line(status: JobStatus, rates: Rates) -> str:
         parts.append(f"dropped {text.rows(late_rows)} late rows")
     bad_records = sum(operator.bad_records for vertex in status.vertices for operator in vertex.operators)
     if bad_records:
-        parts.append(f"left out {text.rows(bad_records)} bad records")
+        parts.append(f"dropped {text.rows(bad_records)} bad records")
     if status.last_checkpoint is not None:
         parts.append(f"checkpoint {checkpoint_line(status.last_checkpoint)}")
     if status.restarts:

@@ -1,4 +1,4 @@
-"""Which job a command is about, and a line to it: of this machine by id or name, of any by the link to its page."""
+"""Finds the job of a command: on this machine by id or name, on any by the link to its page."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ Target: TypeAlias = JobEntry | PageJob
 
 
 def named(job: str | None) -> Target:
-    """The job of that id, name or link; without one, the only job there is on this machine.
+    """Return the job of that id, name or link; without one, the only job on this machine.
 
-    Raises JobError when there is not exactly one, ClusterError when no page answers at the link.
+    Raises JobError unless there is exactly one, ClusterError if no page answers at the link.
     """
     if job is not None:
         return job_at(job) if is_link(job) else registry.find(job)
@@ -24,9 +24,9 @@ def named(job: str | None) -> Target:
     if len(entries) == 1:
         return entries[0]
     if not entries:
-        raise JobError("no job runs on this machine; of a job on another one, give the link to its page")
+        raise JobError("no job runs on this machine; for a job on another one, give the link to its page")
     running = ", ".join(f"{e.name} ({e.job_id})" for e in entries)
-    raise JobError(f"{len(entries)} jobs run on this machine; say which one: {running}")
+    raise JobError(f"{len(entries)} jobs run on this machine; choose one: {running}")
 
 
 def line_to(target: Target) -> Client | PageLine:

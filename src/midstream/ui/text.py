@@ -1,4 +1,4 @@
-"""Numbers, sizes, spans and moments as people read them; job-supplied text made safe to print."""
+"""Numbers, sizes, spans and moments as users read them; text from jobs made safe to print."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def rows(count: int) -> str:
 
 
 def figure(number: float) -> str:
-    """Six digits of a fraction, all of a whole number: 1,204, 0.333333, 1.5e+20."""
+    """Format a number with six digits of a fraction, all of an integer: 1,204, 0.333333, 1.5e+20."""
     is_whole = float(number).is_integer() and abs(number) < 2**53
     return f"{int(number):,}" if is_whole else f"{number:,.6g}"
 
 
 def short(number: float) -> str:
-    """Three or four characters and a unit: 950, 12.4 k, 3.1 M."""
+    """Format a number with three or four characters and a unit: 950, 12.4 k, 3.1 M."""
     for limit, unit in ((1e9, " G"), (1e6, " M"), (1e3, " k")):
         if number >= 0.9995 * limit:
             scaled = number / limit
@@ -40,7 +40,7 @@ def size(count_bytes: float) -> str:
 
 
 def span(seconds: float) -> str:
-    """The two most significant units: 120 ms, 2.4 s, 3 min 20 s, 1 d 4 h."""
+    """Format a time with its two most significant units: 120 ms, 2.4 s, 3 min 20 s, 1 d 4 h."""
     if seconds < 0:
         return f"-{span(-seconds)}"
     if seconds < 1:
@@ -60,7 +60,7 @@ def span(seconds: float) -> str:
 
 
 def moment(time_us: int) -> str:
-    """UTC, to the second; the raw number where no calendar reaches."""
+    """Format a time in UTC, to the second; the raw number if no calendar reaches it."""
     try:
         return datetime.fromtimestamp(time_us / 1e6, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
     except (OverflowError, ValueError, OSError):
@@ -74,7 +74,7 @@ def watermark(watermark_us: int | None) -> str:
 
 
 def lag(watermark_us: int | None, now_ms: int) -> str:
-    """How far event time is behind the wall clock; nothing where it is of another year, made up or read again."""
+    """Format how far event time is behind the wall clock; nothing if it is of another year, synthetic or old data."""
     if watermark_us is None or watermark_us in (MIN_WATERMARK_US, MAX_WATERMARK_US):
         return NOTHING
     behind_s = now_ms / 1e3 - watermark_us / 1e6
@@ -82,10 +82,10 @@ def lag(watermark_us: int | None, now_ms: int) -> str:
 
 
 def clock(now_ms: int) -> str:
-    """Local wall-clock time of day."""
+    """Format the local time of day."""
     return datetime.fromtimestamp(now_ms / 1e3).astimezone().strftime("%H:%M:%S")
 
 
 def minute(at_ms: int) -> str:
-    """Local date and time."""
+    """Format the local date and time."""
     return datetime.fromtimestamp(at_ms / 1e3).astimezone().strftime("%Y-%m-%d %H:%M")

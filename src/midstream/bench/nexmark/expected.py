@@ -1,4 +1,4 @@
-"""What the queries must come to: computed with polars over all events at once, apart from the engine."""
+"""The expected results of the queries: computed with polars over all events at once, independently of the engine."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PANES: Final = WINDOW_MS // PANE_MS
 
 
 def frames(count: int, kind: int, *names: str) -> Iterator[pl.DataFrame]:
-    """Events of one kind in order, chunk by chunk: `time` in ms, and columns."""
+    """Yield events of one kind in order, chunk by chunk: `time` in ms, and columns."""
     for start in range(0, count, CHUNK):
         n: Int64s = np.arange(start, min(start + CHUNK, count))
         n = n[kind_of(n) == kind]
@@ -116,4 +116,4 @@ EXPECTED: Final[Mapping[str, Callable[[int], Sequence[float]]]] = {
     "q7": q7,
     "q8": q8,
 }
-"""The number of rows, then what `QUERIES` says is checked."""
+"""The number of rows, then what `QUERIES` lists as checked."""

@@ -1,7 +1,7 @@
-"""The events of the auction house in closed form: event n is the same whoever makes it, without state.
+"""The events of the auction house in closed form: event n is always the same, without state.
 
-Of 50 events one is a new person, three are new auctions, 46 are bids; ten a millisecond. Half of
-the bids go to one auction in a hundred, three quarters come from one person in a hundred.
+Of 50 events, one is a new person, three are new auctions, 46 are bids; ten occur per millisecond. Half of the bids go
+to one auction in a hundred; three quarters come from one person in a hundred.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ Int64s: TypeAlias = npt.NDArray[np.int64]
 
 PERSON, AUCTION, BID = 0, 1, 2
 EPOCH: Final = 50
-"""Events: a person, `EPOCH_AUCTIONS` auctions, then bids."""
+"""The number of events in an epoch: a person, `EPOCH_AUCTIONS` auctions, then bids."""
 EPOCH_AUCTIONS: Final = 3
 EVENTS_PER_MS: Final = 10
 FIRST_ID: Final = 1000
 FIRST_CATEGORY: Final = 10
 HOT: Final = 100
-"""One of so many auctions, and of so many persons, is a hot one."""
+"""One of this many auctions, and of this many persons, is a hot one."""
 ACTIVE_PERSONS: Final = 1000
 ACTIVE_AUCTIONS: Final = 100
 LIFE_MS: Final = 167
-"""Of an auction, on the average: as long as `ACTIVE_AUCTIONS` more take to begin."""
+"""The average life of an auction: the time in which `ACTIVE_AUCTIONS` more begin."""
 SALTS: Final = 16
 
 _FIRST_NAMES = ["Peter", "Paul", "Luke", "John", "Saul", "Vicky", "Kate", "Julie", "Sarah", "Deiter", "Walter"]
@@ -48,7 +48,7 @@ PRICES: Final = np.array([100 * int(10 ** (i / 4096 * 6) + 1e-9) for i in range(
 
 
 class Column(NamedTuple):
-    """Values, or, with `texts`, positions in them."""
+    """Values or, with `texts`, positions in them."""
 
     values: Int64s
     texts: pa.Array[Any] | None = None
@@ -87,7 +87,9 @@ SCHEMA: Final = pa.schema(
 
 
 def draw(n: Int64s, salt: int, below: int | Int64s) -> Int64s:
-    """The `salt`-th random number of each event, from 0 to `below` - 1: splitmix64's 31 upper bits, modulo."""
+    """Return the `salt`-th random number of each event, from 0 to `below` - 1: the upper 31 bits of splitmix64, modulo
+    `below`.
+    """
     z = (n * SALTS + salt).view(np.uint64)
     z += np.uint64(0x9E3779B97F4A7C15)
     shifted = z >> np.uint64(30)  # in place from here on: fresh memory costs more than the arithmetic
@@ -107,23 +109,23 @@ def time_ms(n: Int64s) -> Int64s:
 
 
 def kind_of(n: Int64s) -> npt.NDArray[np.int8]:
-    """PERSON, AUCTION or BID."""
+    """Return PERSON, AUCTION or BID."""
     place = n % EPOCH
     return (place > 0).astype(np.int8) + (place > EPOCH_AUCTIONS)
 
 
 def last_auction(n: Int64s) -> Int64s:
-    """The number of the newest auction at event n."""
+    """Return the number of the newest auction at event n."""
     return n // EPOCH * EPOCH_AUCTIONS + np.minimum(n % EPOCH, EPOCH_AUCTIONS) - 1
 
 
 def _recent(n: Int64s, salt: int, newest: Int64s, active: int) -> Int64s:
-    """One of the `active` newest numbers."""
+    """Return one of the `active` newest numbers."""
     return newest - draw(n, salt, np.minimum(newest, active - 1) + 1)
 
 
 def persons(n: Int64s) -> Columns:
-    """The columns of events n, which are persons, in the order of SCHEMA."""
+    """Return the columns of events n, which are persons, in the order of SCHEMA."""
     number = n // EPOCH
     return {
         "person": lambda: Column(FIRST_ID + number),
@@ -138,7 +140,7 @@ def persons(n: Int64s) -> Columns:
 
 
 def auctions(n: Int64s) -> Columns:
-    """The columns of events n, which are auctions, in the order of SCHEMA."""
+    """Return the columns of events n, which are auctions, in the order of SCHEMA."""
     number, newest = last_auction(n), n // EPOCH
     return {
         "auction": lambda: Column(FIRST_ID + number),
@@ -154,7 +156,7 @@ def auctions(n: Int64s) -> Columns:
 
 
 def bids(n: Int64s) -> Columns:
-    """The columns of events n, which are bids, in the order of SCHEMA."""
+    """Return the columns of events n, which are bids, in the order of SCHEMA."""
     auction, person = last_auction(n), n // EPOCH
     return {
         "bid_auction": lambda: Column(
@@ -186,10 +188,10 @@ def _each(texts: pa.Array[Any]) -> Column:
 
 
 class Events:
-    """`count` events, dealt out by epochs to `lanes` equal parts: call it with indices, part by part."""
+    """`count` events, distributed by epochs over `lanes` equal parts: call it with indices, part by part."""
 
     def __init__(self, count: int, *, lanes: int, columns: Sequence[str] = SCHEMA.names) -> None:
-        """Only `columns`, and those of every event, are made."""
+        """Generate only `columns`, and those of every event."""
         if count <= 0 or count % (lanes * EPOCH):
             raise ConfigError(f"{count:,} events are not a multiple of {lanes * EPOCH}, {EPOCH} for each subtask")
         self.count = count
@@ -197,7 +199,7 @@ class Events:
         self.schema = pa.schema([field for field in SCHEMA if field.name in ("kind", "time", *columns)])
 
     def numbers(self, i: Int64s) -> Int64s:
-        """Part k has the epochs k, k + lanes, k + 2 * lanes …"""
+        """Return the events' numbers; part k has the epochs k, k + lanes, k + 2 * lanes …"""
         lane, within = np.divmod(i, self.count // self.lanes)
         number: Int64s = (within // EPOCH * self.lanes + lane) * EPOCH + within % EPOCH
         return number
@@ -216,7 +218,7 @@ class Events:
 
 
 def _spread(column: Column, rows: Int64s, valid: pa.Buffer, kind: pa.DataType, length: int) -> pa.Array[Any]:
-    """The column in `rows` of `length`, null elsewhere."""
+    """Return the column in `rows` of `length`, null elsewhere."""
     values = np.zeros(length, np.int64)
     values[rows] = column.values
     buffers: list[pa.Buffer | None] = [valid, pa.py_buffer(values.data)]

@@ -27,15 +27,15 @@ _TIME: Final = pa.timestamp("ms")
 
 @dataclass(frozen=True)
 class Query:
-    """`build`: from the stream of all events to the result."""
+    """A query. `build`: from the stream of all events to the result."""
 
     build: Callable[[DataStream], DataStream]
     reads: tuple[str, ...]
-    """Columns of events beside their kind and time."""
+    """The columns of events, besides their kind and time."""
     checked: tuple[str, ...]
-    """What is checked beside the number of rows: by default sums of columns of the result."""
+    """The checks besides the number of rows: by default sums of columns of the result."""
     measure: Measure | None = None
-    """Gives rows, then what is checked, of a batch."""
+    """Returns the rows of a batch, then what is checked."""
 
     def sink(self) -> SummingSink:
         if self.measure is None:
@@ -44,12 +44,12 @@ class Query:
 
 
 def only(kind: int, events: DataStream, *columns: str, **named: pl.Expr) -> DataStream:
-    """Of one kind of events some columns. What is not selected need not be filtered."""
+    """Return some columns of one kind of events. Columns that are not selected need not be filtered."""
     return events.select("kind", *columns, **named).filter(pl.col("kind") == kind).select(*columns, *named)
 
 
 def bids(events: DataStream, *columns: str) -> DataStream:
-    """With `auction` and `columns`."""
+    """Return the bids, with `auction` and `columns`."""
     return only(BID, events, *columns, auction=pl.col("bid_auction"))
 
 
@@ -57,17 +57,17 @@ def bids(events: DataStream, *columns: str) -> DataStream:
 
 
 def q0(events: DataStream) -> DataStream:
-    """All bids."""
+    """Return all bids."""
     return bids(events, "bidder", "price", "time")
 
 
 def q1(events: DataStream) -> DataStream:
-    """In another currency."""
+    """Return the bids in another currency."""
     return bids(events, "bidder", "price", "time").with_columns(price=pl.col("price") * 0.908)
 
 
 def q2(events: DataStream) -> DataStream:
-    """Of some auctions."""
+    """Return the bids of some auctions."""
     return bids(events, "price").filter(pl.col("auction") % 123 == 0)
 
 
@@ -77,7 +77,7 @@ def q2(events: DataStream) -> DataStream:
 class PersonsAuctions(CoBatchFunction):
     persons = TableState({"person": int, "name": str, "city": str, "state": str})
     waiting = TableState({"person": int, "auction": int})
-    """Auctions whose seller has not come yet."""
+    """Auctions whose seller has not arrived yet."""
 
     def process1(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
         waiting = self.waiting.frame
@@ -92,7 +92,7 @@ class PersonsAuctions(CoBatchFunction):
 
 
 def q3(events: DataStream) -> DataStream:
-    """Auctions of one category with their sellers from three states."""
+    """Return auctions of one category with their sellers from three states."""
     persons = only(PERSON, events, "person", "name", "city", "state").filter(pl.col("state").is_in(["OR", "ID", "CA"]))
     auctions = only(AUCTION, events, "seller", "auction", "category").filter(pl.col("category") == FIRST_CATEGORY)
     return (
@@ -146,7 +146,7 @@ class RunningAverages(KeyedBatchFunction):
 
 @dataclass(frozen=True)
 class ByCategory:
-    """Rows, those of each category, and the sum of prices in each."""
+    """Counts rows, those of each category, and the sum of prices in each."""
 
     def __call__(self, batch: pa.RecordBatch) -> Vector:
         category = batch.column("category").to_numpy() - FIRST_CATEGORY
@@ -157,7 +157,7 @@ class ByCategory:
 
 
 def q4(events: DataStream) -> DataStream:
-    """Final prices of auctions as they end, and their average so far in the category."""
+    """Return the final prices of auctions as they end, and the category's average so far."""
     auctions = only(AUCTION, events, "auction", "time", "expires", "category")
     return (
         auctions.key_by("auction")
@@ -190,7 +190,9 @@ class Top(Aggregate):
 
 
 def _highest(by: str, window: pl.Expr) -> Callable[[pl.DataFrame], pl.DataFrame]:
-    """Of a batch what can be among the highest of its window: little is left to go to the one subtask."""
+    """Return a function that keeps the possible maxima of each window in a batch, so that little is sent to the one
+    subtask.
+    """
     return lambda frame: frame.filter(pl.col(by) == pl.col(by).max().over(window))
 
 
@@ -199,7 +201,7 @@ def _rows_of(frame: pl.DataFrame) -> pl.DataFrame:
 
 
 def q5(events: DataStream) -> DataStream:
-    """The auctions with the most bids, per sliding window."""
+    """Return the auctions with the most bids, per sliding window."""
     counts = bids(events, "time").key_by("auction").window(sliding(SIZE, SLIDE)).aggregate(n=Count())
     return (
         counts.map_batches(_highest("n", pl.col("window_start")))
@@ -211,7 +213,7 @@ def q5(events: DataStream) -> DataStream:
 
 
 def q7(events: DataStream) -> DataStream:
-    """The highest bids, per window."""
+    """Return the highest bids, per window."""
     return (
         bids(events, "time", "price", "bidder")
         .map_batches(_highest("price", pl.col("time").dt.truncate("10s")))
@@ -222,7 +224,7 @@ def q7(events: DataStream) -> DataStream:
 
 
 def q8(events: DataStream) -> DataStream:
-    """Persons who sold something in the window in which they came."""
+    """Return persons who sold something in the window in which they arrived."""
     came = only(PERSON, events, "time", "name", id=pl.col("person"))
     sold = only(AUCTION, events, "time", "name", id=pl.col("seller"))
     return (

@@ -1,4 +1,4 @@
-"""Run the queries, each as a job of its own, and check what they give."""
+"""Runs the queries, each as a job of its own, and checks the results."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ PARALLELISM: Final = 2
 WARM_UP_PER_SUBTASK: Final = 400 * EPOCH
 CHECKPOINT_INTERVAL_S: Final = 1.0
 TOLERANCE: Final = 1e-9
-"""Of sums of floats; those of whole numbers are exact."""
+"""The tolerance for sums of floats; those of integers are exact."""
 
 
 class QueryResult(Measured, frozen=True, kw_only=True):
-    """`events`: persons, auctions and bids together, whichever of them the query needs."""
+    """The figures of a query. `events`: persons, auctions and bids together, whichever of them the query needs."""
 
     query: str
     result: dict[str, float]
@@ -34,18 +34,18 @@ class QueryResult(Measured, frozen=True, kw_only=True):
 class NexmarkResult(msgspec.Struct, frozen=True, kw_only=True):
     benchmark: str = "nexmark"
     events: int
-    """Of each query."""
+    """The events of each query."""
     parallelism: int
     slots: str
     seconds: float
-    """Of all queries."""
+    """The time of all queries."""
     queries: dict[str, QueryResult]
 
 
 def run(
     slots: Slots, *, query: str = "all", events: int = EVENTS, parallelism: int = PARALLELISM
 ) -> QueryResult | NexmarkResult:
-    """One query, or "all". Raises InvariantError when a result is wrong."""
+    """Run one query, or "all". Raises InvariantError for a wrong result."""
     if query in QUERIES:
         return run_query(query, slots, events, parallelism)
     if query != "all":

@@ -4,11 +4,11 @@ import { h, renew } from "./dom.js";
 import { clock } from "./text.js";
 
 const ACTIONS = [
-  { action: "checkpoint", name: "Checkpoint", text: "Makes a checkpoint now. The job runs on." },
-  { action: "savepoint", name: "Savepoint", text: "Makes a checkpoint that holds all it needs, may be moved, and is never deleted. The job runs on.", field: { name: "directory", label: "Directory or storage URL; empty for one below the checkpoint directory", type: "text" } },
-  { action: "rescale", name: "Rescale", text: "Goes on at another parallelism, from a checkpoint made for it. If anything is in the way, the job runs on as it was.", field: { name: "parallelism", label: "Parallelism", type: "number" } },
-  { action: "stop", name: "Stop", text: "Makes a checkpoint, then ends the job; a start with --from latest goes on from there.", danger: true },
-  { action: "drain", name: "Drain", text: "Ends the sources here: windows and timers fire, everything flows out and is committed, and the job is finished. It is not meant to be gone on from.", danger: true },
+  { action: "checkpoint", name: "Checkpoint", text: "Takes a checkpoint now. The job continues." },
+  { action: "savepoint", name: "Savepoint", text: "Takes a checkpoint that holds everything it needs, may be moved, and is never deleted. The job continues.", field: { name: "directory", label: "Directory or storage URL; empty for one below the checkpoint directory", type: "text" } },
+  { action: "rescale", name: "Rescale", text: "Continues at another parallelism, from a checkpoint taken for it. If that is not possible, the job continues unchanged.", field: { name: "parallelism", label: "Parallelism", type: "number" } },
+  { action: "stop", name: "Stop", text: "Takes a checkpoint, then ends the job; a start with --from latest resumes from there.", danger: true },
+  { action: "drain", name: "Drain", text: "Ends the sources here: windows and timers fire, all output is committed, and the job is finished. It is not meant to be resumed.", danger: true },
 ];
 
 export class Actions {

@@ -63,7 +63,7 @@ export class Recovery {
     if (last === undefined) return "";
     const rate = this.rate();
     const left = rate === null ? "" : rate > 0 ? `, ${size(rate)} a second, about ${span((last.whole - last.done) / rate)} left` : `, nothing in the last ${span((last.atMs - this.samples[0].atMs) / 1e3)}`;
-    return `Recovering: ${size(last.done)} of the ${size(last.whole)} that were in flight are taken up (${share(last.done / last.whole)})${left}.`;
+    return `Recovering: ${size(last.done)} of the ${size(last.whole)} that were in flight have been recovered (${share(last.done / last.whole)})${left}.`;
   }
 }
 
@@ -73,7 +73,7 @@ export function findings(status, eventTime, recovery) {
   const newest = status.checkpoints[0];
 
   if (status.state === "failed") say("bad", "The job has failed", status.failures.length ? `: ${firstLine(status.failures[0].summary)}` : "", ".");
-  else if (status.state === "lost") say("bad", "The job's driver is gone", ` without telling how the job ended: it was killed, or its machine went down. What is shown is of ${clock(status.now_ms)}.`);
+  else if (status.state === "lost") say("bad", "The job's driver is gone", ` and has not reported how the job ended: it was killed, or its machine went down. Last known at ${clock(status.now_ms)}.`);
   else if (status.state === "finished") say("good", "The job has finished: all rows are processed and committed.");
   else if (status.state === "stopped") say("good", "The job has stopped at a checkpoint.");
   else if (status.state !== "running") say("info", `The job is ${status.state}${status.failures.length && status.state === "restarting" ? `, after: ${firstLine(status.failures[0].summary)}` : ""}.`);
@@ -84,7 +84,7 @@ export function findings(status, eventTime, recovery) {
 
   const good = status.last_checkpoint;
   if (recent.length > 1 && good !== null && good.created_ms < recent[recent.length - 1].at_ms) {
-    say("bad", `No checkpoint has completed since then: each restart begins at checkpoint ${good.id}, of ${span((status.now_ms - good.created_ms) / 1e3)} ago, and reads again what came after it.`);
+    say("bad", `No checkpoint has completed since then: each restart begins at checkpoint ${good.id}, from ${span((status.now_ms - good.created_ms) / 1e3)} ago, and reads everything after it again.`);
   }
 
   for (const wait of status.waiting) {
@@ -136,17 +136,17 @@ function bottleneck(status, say) {
     const others = (vertex.busy * vertex.parallelism - busiest.busy) / (vertex.parallelism - 1);
     const rows = sum(vertex.subtasks, (each) => each.rows_in);
     const part = rows ? busiest.rows_in / rows : 0;
-    const why = part > UNEVEN / vertex.parallelism ? "many have the same key" : "no more than its part, so its rows are more work, or its machine is slower or busier";
+    const why = part > UNEVEN / vertex.parallelism ? "many have the same key" : "no more than its share, so its rows need more work, or its machine is slower or busier";
     const taken = rows ? ` It has taken ${share(part)} of the rows: ${why}.` : "";
     say("bad", `Only subtask ${slow.subtask} of ${named(slow.name)} is that busy; ${vertex.parallelism === 2 ? "the other one is" : `the other ${vertex.parallelism - 1} are on average`} ${share(others)} busy.${taken}`);
   }
-  if (slow.multiplier) say("warn", `${named(slow.multiplier)} gives out ${slow.multiplied.toFixed(1)} rows for each that it takes in: that is much of the work of the operators after it.`);
+  if (slow.multiplier) say("warn", `${named(slow.multiplier)} emits ${slow.multiplied.toFixed(1)} rows for each row that it receives: that causes much of the work of the operators after it.`);
 }
 
 function waitsFor(status, held) {
   const subtask = status.vertices.find((each) => each.id === held.vertex).parallelism > 1 ? `, subtask ${held.subtask}` : "";
   const split = held.split ? `, split ${held.split}` : "";
-  const how = held.watermark_us !== null ? `${span(held.behind_us / 1e6)} behind the input, subtask or split that has come furthest` : held.split ? "no row of it has come" : "no watermark of it has come";
+  const how = held.watermark_us !== null ? `${span(held.behind_us / 1e6)} behind the most advanced input, subtask or split` : held.split ? "none of its rows has arrived" : "none of its watermarks has arrived";
   return `${named(held.name)}${subtask}${split}: ${how}`;
 }
 
@@ -154,7 +154,7 @@ const REMEDY = "If no rows come there, set idle_after in its watermark strategy;
 
 const heldKey = (held) => JSON.stringify([held.vertex, held.subtask, held.split]);
 
-// Of one cause once: at the first task behind it, or where it is if there is none.
+// Each cause is reported once: at the first task after it, or where it is if there is none.
 function farBehind(status, said, say) {
   const fed = new Set(status.edges.map(([, target]) => target));
   const order = [...status.vertices].sort((a, b) => fed.has(b.id) - fed.has(a.id) || a.id - b.id);
@@ -166,7 +166,7 @@ function farBehind(status, said, say) {
   }
 }
 
-// Said of the first tasks only: what follows them stands still for the same reason. Gives what was said to hold it back.
+// Only the first tasks are reported: those after them stand still for the same reason. Returns the causes that were reported.
 function standingStill(status, eventTime, say) {
   const said = new Set();
   const still = new Set(status.vertices.filter((vertex) => (hasWatermark(vertex.watermark_us) || vertex.held_back?.watermark_us === null) && eventTime.stillSeconds(vertex, status.now_ms) > STILL_S).map((vertex) => vertex.id));
@@ -177,7 +177,7 @@ function standingStill(status, eventTime, say) {
     if (held !== null) said.add(heldKey(held));
     const holds = held !== null ? `; it is held back by ${waitsFor(status, held)}` : marks.length > 1 && marks[0].watermark_us < marks[marks.length - 1].watermark_us ? `; subtask ${marks[0].subtask} holds it back` : "";
     const lag = lagSeconds(vertex.watermark_us, status.now_ms);
-    say("bad", `Event time stands still at ${named(vertex.name)}, for ${span(eventTime.stillSeconds(vertex, status.now_ms))} at least, although rows come${lag === null ? "" : ` (${span(lag)} behind)`}${holds}. No window after it has a result until it moves. ${held === null ? "" : REMEDY}`.trim());
+    say("bad", `Event time stands still at ${named(vertex.name)}, for ${span(eventTime.stillSeconds(vertex, status.now_ms))} at least, although rows arrive${lag === null ? "" : ` (${span(lag)} behind)`}${holds}. No window after it has a result until it moves. ${held === null ? "" : REMEDY}`.trim());
   }
   return said;
 }
@@ -188,10 +188,10 @@ function checkpointsWithoutPause(status, say) {
   const [newest, oldest] = [last[0], last[last.length - 1]];
   const taken = sum(last, (one) => one.duration_ms);
   if (taken < LONG_MS * last.length || taken < WITHOUT_PAUSE * (newest.created_ms + newest.duration_ms - oldest.created_ms)) return;
-  say("warn", `Checkpoints take longer than their interval and follow each other without a pause: ${span(taken / last.length / 1e3)} each, of the last ${last.length}, for ${size(newest.state_bytes)} of state. They take processor time from the operators, which go on meanwhile. Look for state that can be smaller, or set a longer checkpoint_interval or a min_pause.`);
+  say("warn", `Checkpoints take longer than their interval and follow each other without a pause: ${span(taken / last.length / 1e3)} each, of the last ${last.length}, for ${size(newest.state_bytes)} of state. They take processor time from the operators, which continue meanwhile. Look for state that can be smaller, or set a longer checkpoint_interval or a min_pause.`);
 }
 
-// In each quarter of the time there was more than ever before it, and at the end far more than in the middle.
+// Each quarter of the time had more state than all before it, and the end far more than the middle.
 function growingState(status, say) {
   const points = status.state_growth;
   if (points.length < 8) return;
@@ -209,7 +209,7 @@ function littleMemory(status, say) {
   const short = status.slot_memory_bytes.map((used, at) => ({ at, used, most: status.slot_memory_limit_bytes[at] })).filter(({ used, most }) => most && used > 0.9 * most);
   if (!short.length) return;
   const { at, used, most } = short.reduce((one, other) => (other.used / other.most > one.used / one.most ? other : one));
-  say("bad", `Slot ${at} has ${size(used)} of memory, of ${size(most)} that it can have at most${short.length > 1 ? `; ${short.length - 1} more have over nine tenths of theirs` : ""}. It is killed when there is no more.`);
+  say("bad", `Slot ${at} uses ${size(used)} of memory, and its limit is ${size(most)}${short.length > 1 ? `; ${short.length - 1} more use over nine tenths of theirs` : ""}. It is killed when it exceeds its limit.`);
 }
 
 // A name of several words must not run into the sentence around it.

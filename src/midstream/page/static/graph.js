@@ -101,7 +101,7 @@ function card(vertex, status, names, rates) {
           vertex.operators.length > 1 && vertex.busy >= 0.1 && operator.work !== null && operator.work >= 0.05 ? h("span", { class: "small" }, `${share(operator.work)} of the work`) : null,
           userMetrics(operator),
           operator.late_rows ? h("span", { class: "small bad-text" }, `${count(operator.late_rows)} late rows dropped`) : null,
-          operator.bad_records ? h("span", { class: "small bad-text" }, `${count(operator.bad_records)} bad records left out`) : null),
+          operator.bad_records ? h("span", { class: "small bad-text" }, `${count(operator.bad_records)} bad records dropped`) : null),
         isFed || at > 0 ? passing(operator.rows_in, operator.uid, "in", rates) : h("td"),
         isFollowed || at + 1 < vertex.operators.length ? passing(operator.rows_out, operator.uid, "out", rates) : h("td"))))),
     finished ? null : [shareBar, h("p", { class: "small" }, said)],
@@ -136,7 +136,7 @@ export function inputsTable(status, vertex, rates) {
   });
   if (!lines.length) return null;
   return h("div", { class: "scroll", "data-key": "inputs" }, h("table", { class: "wide" },
-    h("thead", null, h("tr", null, ["input from", "", "rows", "bytes", "rows per batch", "rows in total", "watermark", "behind the clock", furthest === null ? null : "behind the furthest input"].filter((name) => name !== null).map((name) => h("th", { scope: "col" }, name)))),
+    h("thead", null, h("tr", null, ["input from", "", "rows", "bytes", "rows per batch", "rows in total", "watermark", "behind the clock", furthest === null ? null : "behind the most advanced input"].filter((name) => name !== null).map((name) => h("th", { scope: "col" }, name)))),
     h("tbody", null, lines)));
 }
 

@@ -48,11 +48,11 @@ export class FailureLogs {
 }
 
 function lines(near) {
-  if (!near.length) return h("p", { class: "small" }, "Nothing that functions printed or logged in the two minutes before is kept.");
+  if (!near.length) return h("p", { class: "small" }, "No lines that functions printed or logged in the two minutes before have been kept.");
   const newest = near.slice(-SHOWN);
   const left = near.length - newest.length;
   return [
-    h("p", { class: "small" }, `${left ? `The last ${count(newest.length)} of ${count(near.length)} lines` : `${count(newest.length)} line${newest.length === 1 ? "" : "s"}`} of the two minutes before it, of all slots.`),
+    h("p", { class: "small" }, `${left ? `The last ${count(newest.length)} of ${count(near.length)} lines` : `${count(newest.length)} line${newest.length === 1 ? "" : "s"}`} from the two minutes before it, from all slots.`),
     h("pre", { tabindex: 0 }, newest.map((line) => `${clock(line.at_ms)} slot ${line.slot}${line.operator ? ` ${line.operator} (${line.subtask})` : ""}: ${line.text}\n`).join("")),
   ];
 }

@@ -124,7 +124,7 @@ async function look() {
   try {
     const response = await fetch("status.json", { headers: token === null ? {} : { Authorization: `Bearer ${token}` }, signal: AbortSignal.timeout(10_000) });
     if (!response.ok) {
-      notice(`The job's driver says: ${(await response.text()).trim()}`);
+      notice(`The job's driver reports: ${(await response.text()).trim()}`);
       return;
     }
     const status = await response.json();
@@ -209,7 +209,7 @@ function drawFigures(status) {
   renew(byId("figures"),
     tile("Rows read", rate(read), `${count(sources.reduce((sum, each) => sum + each.rows_out, 0))} in total`, past.line("read", "rows read per second in the last minutes", rate)),
     tile("Rows into sinks", rate(written), `${count(sinks.reduce((sum, each) => sum + each.rows_in, 0))} in total`, past.line("written", "rows into sinks per second in the last minutes", rate)),
-    tile("Event time behind", lag === null ? NOTHING : span(lag), lag === null ? "event times are far in the past" : "of the task that is furthest behind", past.line("lag", "lag in the last minutes", span)),
+    tile("Event-time lag", lag === null ? NOTHING : span(lag), lag === null ? "event times are far in the past" : "of the task with the largest lag", past.line("lag", "lag in the last minutes", span)),
     tile("Last checkpoint", status.checkpoint_dir === null ? NOTHING : good === null ? "none yet" : `${span(Math.max(0, (status.now_ms - good.created_ms - good.duration_ms - good.metadata_ms) / 1e3))} ago`,
       status.checkpoint_dir === null ? "the job has no checkpoint directory" : `${count(status.checkpoints_completed)} completed, ${count(status.checkpoints_failed)} failed`),
     stateTile(status, tile),
@@ -277,11 +277,11 @@ function drawFailures(status) {
     status.failures.map((failure) => h("article", { class: "failure", "data-key": `f${failure.at_ms} ${failure.attempt}` },
       h("p", null, h("span", { class: "small" }, `${clock(failure.at_ms)}, ${span(Math.max(0, (status.now_ms - failure.at_ms) / 1e3))} ago, attempt ${failure.attempt} `), h("span", { class: "bad-text summary" }, failure.summary)),
       failure.own_lines ? h("pre", { tabindex: 0 }, failure.own_lines) : null,
-      failure.details && failure.details.trim() !== failure.own_lines.trim() ? h("details", null, h("summary", null, "All of it"), h("pre", { tabindex: 0 }, failure.details)) : null,
+      failure.details && failure.details.trim() !== failure.own_lines.trim() ? h("details", null, h("summary", null, "Full traceback"), h("pre", { tabindex: 0 }, failure.details)) : null,
       failureLogs.of(failure))));
 }
 
-// Of the subtask that acknowledged it last, and then of the driver.
+// First the phases of the subtask that acknowledged it last, then those of the driver.
 function phases(one) {
   const { barrier_ms, alignment_ms, snapshot_ms, storing_ms } = one.phases ?? { barrier_ms: one.duration_ms, alignment_ms: 0, snapshot_ms: 0, storing_ms: 0 };
   return [["transit", barrier_ms], ["aligning", alignment_ms], ["capturing", snapshot_ms], ["storing", storing_ms], ["metadata", one.metadata_ms], ["committing", one.commit_ms ?? 0]];

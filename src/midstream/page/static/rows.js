@@ -1,4 +1,4 @@
-// A look at the rows that an operator gives out right now: asked by a button, with the token; shown as text.
+// Shows rows that an operator emits at this moment: requested by a button, with the token; shown as text.
 
 import { h, renew } from "./dom.js";
 import { clock, count, NOTHING } from "./text.js";
@@ -43,9 +43,9 @@ export class LiveRows {
 }
 
 function table({ name, given_out_by, shown, waited_s }) {
-  const what = name === given_out_by ? [h("bdi", null, name), " gives out"] : [h("bdi", null, given_out_by), " gives to ", h("bdi", null, name)];
-  if (shown === null) return h("p", null, "Nothing of what ", what, ` passed within ${waited_s} s.`);
-  const more = shown.columns_left_out ? `; ${count(shown.columns_left_out)} more columns are left out` : "";
+  const what = name === given_out_by ? [h("bdi", null, name), " emits"] : [h("bdi", null, given_out_by), " sends to ", h("bdi", null, name)];
+  if (shown === null) return h("p", null, "No rows that ", what, ` passed within ${waited_s} s.`);
+  const more = shown.columns_left_out ? `; ${count(shown.columns_left_out)} more columns are not shown` : "";
   return [
     h("p", { class: "small" }, `${clock(Date.now())}: ${count(shown.rows.length)} of the ${count(shown.batch_rows)} rows of a batch that `, what, `, subtask ${shown.subtask}${more}.`),
     h("div", { class: "scroll" }, h("table", { class: "wide" },
