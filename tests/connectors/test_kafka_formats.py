@@ -20,8 +20,8 @@ from test_kafka_records import Record
 from midstream.connectors import schema_registry
 from midstream.connectors.avro import AvroEncoder
 from midstream.connectors.kafka_avro import AvroWriting
-from midstream.connectors.kafka_protobuf import ProtobufValues, ProtobufWriting, index_bytes, message_index
 from midstream.connectors.kafka_fetched import ObjectRecords
+from midstream.connectors.kafka_protobuf import ProtobufValues, ProtobufWriting, index_bytes, message_index
 from midstream.connectors.kafka_records import RecordParser
 from midstream.connectors.kafka_sink import KafkaSink
 from midstream.connectors.schema_registry import RegistrySilent, header

@@ -75,7 +75,7 @@ def new_tap(consumer: Consumer, topic: str, partition: int, metadata: Collection
     """`metadata`: what besides values is wanted of records."""
     client = _client()
     if client is not None and "headers" not in metadata:
-        handle = client.handle_of(consumer)
+        handle = client.handle_at(id(consumer))
         if handle is not None:
             return _MemoryTap(consumer, client, handle, topic, partition)
     return _ObjectTap(consumer, topic, partition)
@@ -177,10 +177,10 @@ class _Client:
         self.forget_queue = _typed(free.rd_kafka_queue_destroy, None, pointer)
         self._owner = _typed(held.rd_kafka_opaque, pointer, pointer)
 
-    def handle_of(self, consumer: Consumer) -> int | None:
-        """None if it is not where it is looked for."""
-        handle = ctypes.c_void_p.from_address(id(consumer) + object.__basicsize__).value
-        return handle if handle and handle % 8 == 0 and self._owner(handle) == id(consumer) else None
+    def handle_at(self, address: int) -> int | None:
+        """Of the consumer at this address; None if it is not where it is looked for."""
+        handle = ctypes.c_void_p.from_address(address + object.__basicsize__).value
+        return handle if handle and handle % 8 == 0 and self._owner(handle) == address else None
 
 
 def _typed(call: Any, returns: Any, *takes: Any) -> Any:
