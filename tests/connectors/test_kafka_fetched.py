@@ -187,15 +187,24 @@ def test_what_was_fetched_waits_for_the_registry_and_may_never_be_read(kafka: Ka
 
 def test_what_was_read_takes_no_memory(kafka: Kafka, way):
     topic = kafka.topic()
-    for _ in range(20):
-        kafka.produce(topic, [b'{"n": 1, "t": "%s"}' % (b"x" * 2000)] * 5_000, config={"linger.ms": 20})
-    source = source_of(kafka, topic)
-    resident = []
-    taker, reader = taker_of(source)
-    for _ in range(4):
-        before = len(taker.rows)
-        taker.take(before + 25_000)
-        resident.append(psutil.Process().memory_info().rss)
-    assert len(taker.rows) == 100_000
-    assert resident[-1] - resident[0] < 75e6, "three quarters of 200 MB were read in between"
+    for _ in range(15):
+        kafka.produce(topic, [b'{"n": 1, "t": "%s"}' % (b"x" * 2000)] * 10_000, config={"linger.ms": 20})
+    _, reader = taker_of(source_of(kafka, topic))
+    rows = 0
+
+    def read_until(count: int) -> int:
+        """How much memory the process has then."""
+
+        def enough() -> bool:
+            nonlocal rows
+            got = reader.read(1000)
+            assert got is not None
+            rows += got[0].num_rows
+            return rows >= count
+
+        until(f"{count} rows", enough)
+        return psutil.Process().memory_info().rss
+
+    before = read_until(50_000)
+    assert read_until(150_000) - before < 100e6, "twice that was read in between"
     reader.close()

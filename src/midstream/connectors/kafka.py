@@ -59,6 +59,7 @@ _NO_GROUP: Final = "midstream"
 """librdkafka wants a name; without commits and joins the broker has no such group."""
 _PREFETCH: Final = {
     "queued.max.messages.kbytes": 16_384,
+    "fetch.message.max.bytes": 4 * 2**20,  # with 1 MB, the default, brokers work twice as long for the same records
     "fetch.wait.max.ms": 100,
     "check.crcs": True,
     "topic.metadata.refresh.interval.ms": 30_000,  # by default 5 min, in which a deleted topic may only look silent
@@ -387,8 +388,6 @@ class _PartitionReader(SplitReader):
     def close(self) -> None:
         self._silence.close()
         self._registry_wait.end()
-        if self._kept is not None:
-            self._kept[0].close()
         self._tap.close()
         self._consumer.close()
 

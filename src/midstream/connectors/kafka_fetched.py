@@ -68,7 +68,7 @@ class Tap(Protocol):
     def take(self, records_max: int) -> tuple[Fetched, list[Note]]: ...
 
     def close(self) -> None:
-        """Before the consumer is closed, and after all that was taken is."""
+        """Before the consumer is closed. What was taken last is closed with it."""
 
 
 def new_tap(consumer: Consumer, topic: str, partition: int, metadata: Collection[str]) -> Tap:
@@ -263,6 +263,7 @@ class _MemoryTap:
         self._place = topic, partition
         self._queue: int | None = None
         self._pointers: Words = np.empty(0, np.int64)
+        self._taken: Fetched = ObjectRecords(())
 
     def assign(self, offset: int) -> None:
         from confluent_kafka import TopicPartition
@@ -290,9 +291,8 @@ class _MemoryTap:
             if errors.any():
                 notes += self._notes_of(pointers[errors != 0], errors[errors != 0])
                 pointers = pointers[errors == 0]
-        if not len(pointers):
-            return ObjectRecords(()), notes
-        return _MemoryRecords(self._client, pointers, *self._place), notes
+        self._taken = _MemoryRecords(self._client, pointers, *self._place) if len(pointers) else ObjectRecords(())
+        return self._taken, notes
 
     def _notes_of(self, pointers: Words, errors: npt.NDArray[np.int32]) -> list[Note]:
         from confluent_kafka import KafkaError
@@ -307,6 +307,7 @@ class _MemoryTap:
         return notes
 
     def close(self) -> None:
+        self._taken.close()  # a client that lacks some of its records may wait for them when it is closed
         queue, self._queue = self._queue, None
         if queue is not None:
             self._client.forget_queue(queue)
