@@ -213,7 +213,7 @@ PLAN: dict[str, Workload] = {
         "JSON to Kafka, exactly once, a checkpoint each second. One broker, on the same two cores.",
         (EVENTS_PER_S, MEMORY, Figure("latency_p50_ms", "p50 ms at 5,000 rows/s", more_is_better=False)),
         (beside_a_broker(ours("kafka")), beside_a_broker(flink("kafka"))),
-        limit="the reader; half of that is a Python object for each message, which the client makes",
+        limit="the reader: half of all processor time, and half of that is parsing",
     ),
     "latency": Workload(
         "20,000 rows/s, each from when its source made it to the sink behind a keyed exchange, an exactly-once "
