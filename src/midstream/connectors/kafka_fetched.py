@@ -78,6 +78,7 @@ def new_tap(consumer: Consumer, topic: str, partition: int, metadata: Collection
         handle = client.handle_at(id(consumer))
         if handle is not None:
             return _MemoryTap(consumer, client, handle, topic, partition)
+        _log.info("records of Kafka come as Python objects, which is slower: the client's handle is not where it was")
     return _ObjectTap(consumer, topic, partition)
 
 
