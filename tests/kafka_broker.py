@@ -95,7 +95,7 @@ class Kafka:
         self._send(producer, topic, values, more)
         assert producer.flush(30) == 0
 
-    def transaction(self, topic: str, values: Sequence[bytes], *, commit: bool, **more: Any) -> None:
+    def transaction(self, topic: str, values: Sequence[bytes | None], *, commit: bool, **more: Any) -> None:
         from confluent_kafka import Producer
 
         producer = Producer({"bootstrap.servers": self.servers, "transactional.id": uuid.uuid4().hex})

@@ -20,6 +20,7 @@ from test_kafka_records import Record
 from midstream.connectors import schema_registry
 from midstream.connectors.avro import AvroEncoder
 from midstream.connectors.kafka_avro import AvroWriting
+from midstream.connectors.kafka_fetched import ObjectRecords
 from midstream.connectors.kafka_protobuf import ProtobufValues, ProtobufWriting, index_bytes, message_index
 from midstream.connectors.kafka_records import RecordParser
 from midstream.connectors.kafka_sink import KafkaSink
@@ -44,7 +45,8 @@ def registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[StubRegistry]:
 
 def split(parser: RecordParser, values: list[bytes | None]) -> tuple[list[Any], dict[int, str]]:
     """Rows, and the bad ones: offset and error."""
-    batch, bad = parser.rows([Record(value, at) for at, value in enumerate(values)], "t")  # type: ignore[misc]
+    records = ObjectRecords([Record(value, at) for at, value in enumerate(values)])  # type: ignore[misc]
+    batch, bad = parser.rows(records, "t")
     assert batch.schema.equals(parser.schema)
     assert batch.num_rows + len(bad) == len(values)
     return batch.to_pylist(), {each.position: each.error for each in bad}

@@ -14,6 +14,7 @@ import pyarrow as pa
 from kafka_broker import Kafka
 from midstream import BAD_RECORDS, Environment
 from midstream.connectors.avro import AvroEncoder
+from midstream.connectors.kafka_fetched import ObjectRecords
 from midstream.connectors.kafka_records import RecordParser
 from midstream.connectors.schema_registry import header
 from midstream.core.arrow_types import schema_of, to_list
@@ -93,7 +94,7 @@ def test_avro_goes_in_and_out_and_what_is_bad_goes_aside_once(
         assert set(aside["source"]) == {source} and set(aside["partition"]) == {1}, "numbers that end in 7"
         assert all("schema 4000: the schema registry does not have it" in error for error in aside["error"])
         parser = RecordParser("avro", None, (), False, "test", registry=where, subject=f"{target}-value")
-        found, _ = parser.rows(kafka.read(target), "target")
+        found, _ = parser.rows(ObjectRecords(kafka.read(target)), "target")
         assert set(found.column("n").to_pylist()) == {None, *(n for n in range(ROWS) if not is_bad(n))}
 
 
@@ -132,7 +133,7 @@ def test_protobuf_goes_in_and_out_once_with_the_key_beside_it(kafka: Kafka, tmp_
         job.stop(drain=True, timeout_s=60)
         written = kafka.read(target)
         parser = RecordParser("protobuf", None, (), False, "test", registry=where, message=Order)
-        rows, _ = parser.rows(written, "target")
+        rows, _ = parser.rows(ObjectRecords(written), "target")
     assert sorted(to_list(rows.column("id"))) == list(range(600))
     assert rows.column("lines").to_pylist() == [[{"item": "x", "count": None}]] * 600
     assert [record.key() for record in written] == [f"n{n}".encode() for n in rows.column("id").to_pylist()]

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from midstream.connectors.kafka_fetched import ObjectRecords
 from midstream.connectors.kafka_records import RecordParser
 from midstream.core.arrow_types import schema_of
 from midstream.core.errors import SchemaError
@@ -65,8 +66,8 @@ PARSERS = {how: RecordParser("json", SCHEMA, ["offset"], how == "drop", "test") 
 
 
 def parse(values: list[bytes | None], on_bad_record: str, first: int = 0) -> list[dict[str, Any]]:
-    messages = [Record(value, at) for at, value in enumerate(values, first)]
-    batch, bad = PARSERS[on_bad_record].rows(messages, "t")  # type: ignore[arg-type]
+    records = ObjectRecords([Record(value, at) for at, value in enumerate(values, first)])  # type: ignore[misc]
+    batch, bad = PARSERS[on_bad_record].rows(records, "t")
     rows: list[dict[str, Any]] = batch.to_pylist()
     missing = set(range(first, first + len(values))) - {row["offset"] for row in rows}
     assert [each.position for each in bad] == sorted(missing), "each record is a row or a bad record"

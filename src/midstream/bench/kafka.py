@@ -36,7 +36,8 @@ from midstream.operators.windows import tumbling
 if TYPE_CHECKING:
     from confluent_kafka import Message
 
-EVENTS = 1_000_000
+EVENTS = 5_000_000
+"""Enough that a run has several checkpoints: a million is read in less than the time between two."""
 PARALLELISM = 2
 PARTITIONS = 2
 WARM_UP_EVENTS = 100_000

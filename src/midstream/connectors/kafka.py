@@ -15,7 +15,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -25,6 +25,7 @@ import pyarrow as pa
 from midstream.connectors.bad_records import BadRecord, BadRecordsMax, OnBadRecord, check_on_bad_record, reported
 from midstream.connectors.kafka_client import ANSWER_S, Connection, OptionValue, Silence, explained, made
 from midstream.connectors.kafka_cluster import EARLIEST, LATEST, Cluster, Names, Place, Topic
+from midstream.connectors.kafka_fetched import Fetched, Note, new_tap
 from midstream.connectors.kafka_records import KafkaFormat, RecordParser
 from midstream.connectors.outside import Wait
 from midstream.connectors.schema_registry import RegistrySilent
@@ -35,7 +36,7 @@ from midstream.operators.bad_records import BadRecords
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
 
 if TYPE_CHECKING:
-    from confluent_kafka import Consumer, KafkaError, Message
+    from confluent_kafka import Consumer, KafkaError
 
 Topics: TypeAlias = str | Sequence[str] | re.Pattern[str]
 Start: TypeAlias = Literal["earliest", "latest", "group"] | datetime | Mapping[int, int]
@@ -57,6 +58,7 @@ _NO_GROUP: Final = "midstream"
 """librdkafka requires a group name; without commits and joins the broker has no such group."""
 _PREFETCH: Final = {
     "queued.max.messages.kbytes": 16_384,
+    "fetch.message.max.bytes": 4 * 2**20,  # with 1 MB, the default, brokers work twice as long for the same records
     "fetch.wait.max.ms": 100,
     "check.crcs": True,
     "topic.metadata.refresh.interval.ms": 30_000,  # by default 5 min, in which a deleted topic may only look silent
@@ -64,7 +66,7 @@ _PREFETCH: Final = {
 }
 """Prefetch limits per partition, unless the user sets others."""
 _RECORDS_MAX: Final = 50_000
-"""The largest number of records in one batch; each is a Python object for a moment."""
+"""The largest number of records in one batch."""
 _SIDE_BY_SIDE: Final = 100_000
 """Partitions never end, so a subtask reads all of its partitions at once, and keeps a request open for each."""
 _ASK_S: Final = 5.0
@@ -325,12 +327,12 @@ class _PartitionReader(SplitReader):
         self._part = part
         self._where = _where(part)
         self._next = offset or part.start
-        self._notes: list[tuple[KafkaError, Message]] = []
+        self._notes: list[Note] = []
         """Errors and events that came with the records of the last poll, or after them."""
         self._bad: list[BadRecord] = []
         """The bad records of the last poll."""
-        self._kept: tuple[list[Message], int] | None = None
-        """Messages whose schema could not be looked up yet, and the offset at which they begin."""
+        self._kept: tuple[Fetched, int] | None = None
+        """Records whose schema could not be looked up yet, and the offset at which they begin."""
         self._silence = Silence(self._where, source._connection.servers, what_for=f"of topic {part.topic!r}")
         self._registry_wait = Wait()
         self._ask_again_s = 0.0
@@ -338,6 +340,8 @@ class _PartitionReader(SplitReader):
             with made(self._where):
                 self._consumer = source._new_consumer(self._silence)
             stack.callback(self._consumer.close)
+            self._tap = new_tap(self._consumer, part.topic, part.partition, source._parser.metadata)
+            stack.callback(self._tap.close)
             self._assign(None if part.from_earliest and not offset else self._next)
             stack.pop_all()
 
@@ -349,35 +353,36 @@ class _PartitionReader(SplitReader):
         if self._kept is not None:
             return self._parsed(*self._kept)
         notes, self._notes = self._notes, []
-        for about, note in notes:
-            self._take_note(about, note)
+        for note in notes:
+            self._take_note(*note)
         stop = self._part.stop
         if stop is not None and self._next >= stop:
             return None
         with explained(self._where):
-            messages = self._consumer.consume(min(rows_max, _RECORDS_MAX), 0)
+            records, self._notes = self._tap.take(min(rows_max, _RECORDS_MAX))
         self._silence.looked(self._silence.is_doubted and self._is_answered())  # records may have come before
-        good = [message for message in messages if message.error() is None]
-        if len(good) < len(messages):
-            self._notes = [(error, message) for message in messages if (error := message.error()) is not None]
         before = self._next
-        if stop is not None and good and self._offset(good[-1]) >= stop:
-            good = [message for message in good if self._offset(message) < stop]
+        if stop is not None and len(records) and records.offset(-1) >= stop:
+            records.cut(stop)
             self._next = max(self._next, stop)
-        if good:
-            self._next = max(self._next, self._offset(good[-1]) + 1)
-        return self._parsed(good, before)
+        if len(records):
+            self._next = max(self._next, records.offset(-1) + 1)
+        return self._parsed(records, before)
 
-    def _parsed(self, messages: list[Message], before: int) -> tuple[pa.RecordBatch, int]:
-        """Return the rows of messages that begin at offset `before`; none while the schema registry does not answer."""
+    def _parsed(self, records: Fetched, before: int) -> tuple[pa.RecordBatch, int]:
+        """Return the rows of records that begin at offset `before`; none while the schema registry does not answer."""
+        is_kept = False
         try:
-            rows, self._bad = self._source._parser.rows(messages, self._where)
+            rows, self._bad = self._source._parser.rows(records, self._where)
         except RegistrySilent as error:
             if self._kept is None:
                 _log.warning("%s: waiting at offset %d: %s", self._where, before, error)
             self._registry_wait.begin(f"the schema registry of topic {self._part.topic!r}")
-            self._kept, self._bad = (messages, before), []
+            self._kept, self._bad, is_kept = (records, before), [], True
             return self._source._parser.no_rows, before
+        finally:
+            if not is_kept:
+                records.close()
         if self._kept is not None:
             self._kept = None
             self._registry_wait.end()
@@ -390,6 +395,7 @@ class _PartitionReader(SplitReader):
     def close(self) -> None:
         self._silence.close()
         self._registry_wait.end()
+        self._tap.close()
         self._consumer.close()
 
     def _is_answered(self) -> bool:
@@ -409,19 +415,24 @@ class _PartitionReader(SplitReader):
             return False
 
     def _assign(self, offset: int | None) -> None:
-        from confluent_kafka import OFFSET_BEGINNING, TopicPartition
+        """None: wherever the broker's records begin. Without a word from it yet, librdkafka would wait 0.5 s before it asks."""
+        from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
 
-        at = OFFSET_BEGINNING if offset is None else offset
+        if offset is None:
+            with suppress(KafkaException):  # if it is gone it is waited for
+                place = TopicPartition(self._part.topic, self._part.partition)
+                self._consumer.get_watermark_offsets(place, timeout=_ASKED_S)
         with explained(self._where):
-            self._consumer.assign([TopicPartition(self._part.topic, self._part.partition, at)])
+            self._tap.assign(OFFSET_BEGINNING if offset is None else offset)
 
-    def _take_note(self, error: KafkaError, message: Message) -> None:
+    def _take_note(self, error: KafkaError, offset: int | None) -> None:
         """Process a report of the broker other than records: the end for now, a gap, or a refusal."""
         from confluent_kafka import KafkaError as Codes
 
         match error.code():
             case Codes._PARTITION_EOF:
-                self._next = max(self._next, self._offset(message))
+                assert offset is not None, "the end of a partition has a place in it"
+                self._next = max(self._next, offset)
             case Codes._AUTO_OFFSET_RESET | Codes.OFFSET_OUT_OF_RANGE:
                 self._meet_gap()
             case Codes.UNKNOWN_TOPIC_OR_PART | Codes._UNKNOWN_TOPIC | Codes._UNKNOWN_PARTITION:
@@ -480,12 +491,6 @@ class _PartitionReader(SplitReader):
             f"{self._where}: has disappeared since the job began to read it, at offset {self._next}; restore the "
             "topic, or start without it and with --fresh"
         )
-
-    @staticmethod
-    def _offset(message: Message) -> int:
-        offset = message.offset()
-        assert offset is not None, "what comes of a partition has a place in it"
-        return offset
 
 
 def _where(part: _Partition) -> str:

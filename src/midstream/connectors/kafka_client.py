@@ -114,7 +114,12 @@ class Connection:
 
     @property
     def _defaults(self) -> dict[str, Any]:
-        return {"client.id": "midstream", "bootstrap.servers": self.servers, "logger": _client_log}
+        return {
+            "client.id": "midstream",
+            "bootstrap.servers": self.servers,
+            "logger": _client_log,
+            "reconnect.backoff.ms": 20,  # half of it is between a client's first connection and the one that it keeps
+        }
 
     def _resolved(self, name: str, value: OptionValue) -> OptionValue:
         return looked_up(f"option {name!r}", value, self._who)

@@ -90,6 +90,7 @@ class TransactionalProducer:
         ours = {
             "transactional.id": transactional_id,
             TIMEOUT: timeout_ms,
+            "allow.auto.create.topics": False,  # to ask about a topic must not make it
             "delivery.report.only.error": True,
             "error_cb": self._heard,
             "on_delivery": self._delivered,
@@ -98,8 +99,12 @@ class TransactionalProducer:
             self._producer: Producer = Producer({**options, **connection.config(ours)})
         self._group: Any = None
 
-    def fence(self) -> None:
+    def fence(self, topic: str) -> None:
         """End any open transaction of the id; afterwards only this producer can begin one."""
+        # The first answer comes on a connection that the client then gives up, the second on one that stays. Without
+        # one it would look for the coordinator, find no broker to ask, and try again half a second later.
+        for _ in range(2):
+            self._called(self._producer.list_topics, topic)
         self._called(self._producer.init_transactions)
 
     def marker(self, topic: str) -> int | None:
@@ -388,7 +393,7 @@ class _Lane:
             case Step.LOOK:
                 return noted(storage, staged)
             case Step.FENCE:
-                self._renewed().fence()
+                self._renewed().fence(staged.topic)
             case Step.READ:
                 return self._producer.marker(staged.topic)
             case Step.BEGIN:
@@ -484,7 +489,7 @@ def check_transactions(
     )
     with explained(where):
         try:
-            producer.fence()
+            producer.fence(topic)
             producer.begin()
             producer.mark(topic, 0)  # says which right is missing, where reading the marker would only wait
             producer.abort()

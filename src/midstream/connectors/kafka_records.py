@@ -23,8 +23,6 @@ from midstream.core.batches import canonical_schema, conform, single_batch
 from midstream.core.errors import ConfigError, SchemaError
 
 if TYPE_CHECKING:
-    from confluent_kafka import Message
-
     from midstream.connectors.kafka_avro import AvroValues
     from midstream.connectors.kafka_client import OptionValue
     from midstream.connectors.kafka_protobuf import ProtobufValues
@@ -43,6 +41,23 @@ METADATA: Final[Mapping[str, pa.DataType]] = {
     "headers": HEADERS,
 }
 _SPACE: Final = b" \t\r\n"
+_LINE_END: Final[Any] = pa.scalar(b"\n", pa.large_binary())
+
+
+class Records(Protocol):
+    """Records of one partition in their order."""
+
+    def __len__(self) -> int: ...
+
+    def offset(self, at: int) -> int: ...
+
+    def values(self) -> pa.Array[Any]:
+        """As large_binary; null where a record has none."""
+
+    def metadata(self, what: str) -> pa.Array[Any]:
+        """What of METADATA each of them has."""
+
+    def bad(self, at: int, text: str) -> BadRecord: ...
 
 
 class RecordParser:
@@ -120,68 +135,56 @@ class RecordParser:
         if self._described is not None:
             self._described.check()
 
-    def rows(self, messages: Sequence[Message], where: str) -> tuple[pa.RecordBatch, list[BadRecord]]:
-        """Return one row per message, except for bad ones, which are dropped or raise SchemaError naming the first of
+    def rows(self, records: Records, where: str) -> tuple[pa.RecordBatch, list[BadRecord]]:
+        """Return one row per record, except for bad ones, which are dropped or raise SchemaError naming the first of
         them.
         """
-        if not messages:
+        count = len(records)
+        if not count:
             return self.no_rows, []
-        values: list[bytes | None] = [message.value() for message in messages]
+        values = records.values()
         pieces: list[pa.RecordBatch] = []
         bad: list[BadRecord] = []
         try:
             pieces.append(self._parsed(values, where))
         except pa.ArrowException as error:
-            parts = parsed_apart(lambda a, b: self._parsed(values[a:b], where), 0, len(values), str(error))
-            for part in parts:
+            for part in parsed_apart(lambda a, b: self._parsed(values.slice(a, b - a), where), 0, count, str(error)):
                 if isinstance(part, pa.RecordBatch):
                     pieces.append(part)
                 else:
-                    bad.append(self._bad(messages[part[0]], part[0], where, ROW_NUMBER.sub("", part[1])))
-            is_bad = {each.at for each in bad}
-            messages = [message for index, message in enumerate(messages) if index not in is_bad]
+                    bad.append(self._bad(records, part[0], where, ROW_NUMBER.sub("", part[1])))
         if not pieces:
             return self.no_rows, bad
         columns = [
             pa.concat_arrays([piece.column(index) for piece in pieces]) if len(pieces) > 1 else pieces[0].column(index)
             for index in range(len(self._wanted.schema))
         ]
-        columns += [_metadata(what, messages) for what in self.metadata]
-        return pa.RecordBatch.from_arrays(columns, schema=self.schema), bad
+        beside = [records.metadata(what) for what in self.metadata]
+        if bad and beside:
+            good = np.delete(np.arange(count), [each.at for each in bad])
+            beside = [column.take(good) for column in beside]
+        return pa.RecordBatch.from_arrays(columns + beside, schema=self.schema), bad
 
-    def _bad(self, message: Message, at: int, where: str, text: str) -> BadRecord:
+    def _bad(self, records: Records, at: int, where: str, text: str) -> BadRecord:
         text = f"the record's value is not {self._format} of the declared columns: {text}"
         if not self._drops:
             raise SchemaError(
-                f"{where}, offset {message.offset()}: {text}; declare other types in schema=, or set "
+                f"{where}, offset {records.offset(at)}: {text}; declare other types in schema=, or set "
                 "on_bad_record='drop', which drops such records to side_output(BAD_RECORDS)"
             )
-        topic, offset = message.topic(), message.offset()
-        assert topic is not None and offset is not None, "a record that was read has a place"
-        known, ms = message.timestamp()
-        return BadRecord(
-            at,
-            topic,
-            message.partition(),
-            offset,
-            message.value(),
-            text,
-            message.key(),
-            ms if known else None,
-        )
+        return records.bad(at, text)
 
-    def _parsed(self, values: list[bytes | None], where: str) -> pa.RecordBatch:
+    def _parsed(self, values: pa.Array[Any], where: str) -> pa.RecordBatch:
         if self._format == "json":
             return self._json(values, where)
         if self._format in ("csv", "avro", "protobuf"):
-            return self._of_values(values, where)
-        array: pa.Array[Any] = pa.array(values, pa.large_binary())
+            return self._of_values(values.to_pylist(), where)
         if self._format == "text":
-            array = array.cast(pa.large_string())
-            array.validate(full=True)
-        return pa.RecordBatch.from_arrays([array], schema=self._wanted.schema)
+            values = values.cast(pa.large_string())
+            values.validate(full=True)
+        return pa.RecordBatch.from_arrays([values], schema=self._wanted.schema)
 
-    def _json(self, values: list[bytes | None], where: str) -> pa.RecordBatch:
+    def _json(self, values: pa.Array[Any], where: str) -> pa.RecordBatch:
         if self._parse is None:
             self._parse = jsonl_parser(self._wanted)
         table = self._parse(_as_lines(values))
@@ -289,19 +292,21 @@ def _wanted(format: KafkaFormat, schema: pa.Schema | None, csv: CsvOptions, who:
     return Wanted(canonical, declared=True, required=tuple(field.name for field in schema if not field.nullable))
 
 
-def _as_lines(values: list[bytes | None]) -> bytes:
+def _as_lines(values: pa.Array[Any]) -> bytes:
     """Put each value on one line; a record without a value has no columns. Raises ArrowInvalid for what is not an
     object.
     """
-    lines = [b"{}" if value is None else value for value in values]
-    array = pa.array(lines, pa.large_binary())
-    if not pc.all(pc.and_(pc.starts_with(array, "{"), pc.ends_with(array, "}"))).as_py():
-        lines = [line.strip(_SPACE) for line in lines]
-        if not all(line.startswith(b"{") and line.endswith(b"}") for line in lines):
-            raise pa.ArrowInvalid("JSON parse error: not an object")
-    text = b"\n".join(lines)
-    if text.count(b"\n") == len(lines) - 1 and b"\r" not in text:
-        return text
+    if values.null_count:
+        values = values.fill_null(b"{}")
+    if pc.all(pc.and_(pc.starts_with(values, "{"), pc.ends_with(values, "}"))).as_py():
+        one: Any = pa.LargeListArray.from_arrays(pa.array([0, len(values)], pa.int64()), values)
+        joined: Any = pc.binary_join(one, _LINE_END)
+        text: bytes = joined[0].as_py()
+        if text.count(b"\n") == len(values) - 1 and b"\r" not in text:
+            return text
+    lines: list[bytes] = [line.strip(_SPACE) for line in values.to_pylist()]  # type: ignore[union-attr]  # none is null
+    if not all(line.startswith(b"{") and line.endswith(b"}") for line in lines):
+        raise pa.ArrowInvalid("JSON parse error: not an object")
     return b"\n".join(map(_one_line, lines))
 
 
@@ -318,19 +323,3 @@ def _one_line(line: bytes) -> bytes:
 
 def _no_rows(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in schema], schema=schema)
-
-
-def _metadata(what: str, messages: Sequence[Message]) -> pa.Array[Any]:
-    kind = METADATA[what]
-    if what == "timestamp":
-        times = [message.timestamp() for message in messages]
-        return pa.array([ms if known else None for known, ms in times], pa.int64()).cast(kind)
-    if what == "headers":
-        return pa.array([_headers(message) for message in messages], kind)
-    return pa.array([getattr(message, what)() for message in messages], kind)
-
-
-def _headers(message: Message) -> list[dict[str, Any]]:
-    headers = message.headers() or []
-    assert isinstance(headers, list), "only who sends gives a dict"
-    return [{"name": name, "value": value} for name, value in headers]

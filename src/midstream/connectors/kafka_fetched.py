@@ -1,0 +1,366 @@
+"""What the consumer of one partition has fetched: as Python objects, or straight from the client's memory.
+
+To make a Python object for each record takes three times as long as to parse its JSON, and Python's collector looks at
+all of them again and again. librdkafka's own call fills an array with pointers to its records instead; numpy follows
+these, and Arrow copies all keys or values in one go, which takes a fifth of the time.
+
+That call needs the client's handle, which confluent-kafka keeps to itself, as the first field of a consumer. Whether it
+is, is asked: librdkafka must say that the handle is that of this very object. Where anything is otherwise (another Python
+or client, a system on which the calls are not found), and for headers, records come as Python objects.
+
+The call takes only from the queue of the partition, which is cut off from that of the consumer. What comes beside
+records, callbacks among it, goes on coming through the consumer, which alone knows how to call back into Python.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+import sys
+from collections import deque
+from collections.abc import Collection, Sequence
+from functools import cache
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from midstream.connectors.bad_records import BadRecord
+from midstream.connectors.kafka_records import METADATA, Records
+from midstream.core.arrow_types import nulls, repeat
+from midstream.core.errors import InvariantError, StorageError
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, KafkaError, Message
+
+Note: TypeAlias = "tuple[KafkaError, int | None]"
+"""What a broker or the client says beside records, and at which offset."""
+Words: TypeAlias = npt.NDArray[np.int64]
+_NOTES_MAX: Final = 100
+"""At one look, of those that come through the consumer."""
+_AT_ONCE: Final = 4_096
+"""So many records are given back before Python may let another thread run."""
+_ERR, _VALUE, _VALUE_BYTES, _KEY, _KEY_BYTES, _OFFSET = 0, 3, 4, 5, 6, 7
+"""Words of 8 bytes in librdkafka's `rd_kafka_message_t`, which is part of its interface; the first is an int of 4 bytes."""
+_WORDS: Final = 8
+_INLINE_BYTES: Final = 12
+"""In Arrow's views a value that is not longer is in the view itself."""
+_WINDOW_BITS: Final = 30
+"""A view reaches 2 GiB into its buffer: half of that, and a record of the same size behind it."""
+_log = logging.getLogger(__name__)
+
+
+class Fetched(Records, Protocol):
+    """Records of one partition in their order, which nobody may use after `close`."""
+
+    def cut(self, stop: int) -> None:
+        """Leave out the records at offset `stop` and behind it."""
+
+    def close(self) -> None: ...
+
+
+class Tap(Protocol):
+    """Takes from a consumer what has come for one partition. `take` never waits."""
+
+    def assign(self, offset: int) -> None: ...
+
+    def take(self, records_max: int) -> tuple[Fetched, list[Note]]: ...
+
+    def close(self) -> None:
+        """Before the consumer is closed. What was taken last is closed with it."""
+
+
+def new_tap(consumer: Consumer, topic: str, partition: int, metadata: Collection[str]) -> Tap:
+    """`metadata`: what besides values is wanted of records."""
+    client = _client()
+    if client is not None and "headers" not in metadata:
+        handle = client.handle_at(id(consumer))
+        if handle is not None:
+            return _MemoryTap(consumer, client, handle, topic, partition)
+        _log.info("records of Kafka come as Python objects, which is slower: the client's handle is not where it was")
+    return _ObjectTap(consumer, topic, partition)
+
+
+# ---- as Python objects ----
+
+
+class ObjectRecords:
+    def __init__(self, messages: Sequence[Message]) -> None:
+        self._messages = messages
+
+    def __len__(self) -> int:
+        return len(self._messages)
+
+    def offset(self, at: int) -> int:
+        offset = self._messages[at].offset()
+        assert offset is not None, "what comes of a partition has a place in it"
+        return offset
+
+    def values(self) -> pa.Array[Any]:
+        return pa.array([message.value() for message in self._messages], pa.large_binary())
+
+    def metadata(self, what: str) -> pa.Array[Any]:
+        kind = METADATA[what]
+        if what == "timestamp":
+            return pa.array([_known(*message.timestamp()) for message in self._messages], pa.int64()).cast(kind)
+        if what == "headers":
+            return pa.array([_headers(message) for message in self._messages], kind)
+        return pa.array([getattr(message, what)() for message in self._messages], kind)
+
+    def bad(self, at: int, text: str) -> BadRecord:
+        message = self._messages[at]
+        topic = message.topic()
+        assert topic is not None, "a record that was read has a place"
+        known_ms = _known(*message.timestamp())
+        offset = self.offset(at)
+        return BadRecord(at, topic, message.partition(), offset, message.value(), text, message.key(), known_ms)
+
+    def cut(self, stop: int) -> None:
+        self._messages = [message for at, message in enumerate(self._messages) if self.offset(at) < stop]
+
+    def close(self) -> None:
+        self._messages = ()
+
+
+def _known(kind: int, ms: int) -> int | None:
+    """A timestamp, if the record has one."""
+    return ms if kind else None
+
+
+def _headers(message: Message) -> list[dict[str, Any]]:
+    headers = message.headers() or []
+    assert isinstance(headers, list), "only who sends gives a dict"
+    return [{"name": name, "value": value} for name, value in headers]
+
+
+class _ObjectTap:
+    def __init__(self, consumer: Consumer, topic: str, partition: int) -> None:
+        self._consumer = consumer
+        self._place = topic, partition
+
+    def assign(self, offset: int) -> None:
+        from confluent_kafka import TopicPartition
+
+        self._consumer.assign([TopicPartition(*self._place, offset)])
+
+    def take(self, records_max: int) -> tuple[Fetched, list[Note]]:
+        messages = self._consumer.consume(records_max, 0)
+        good = [message for message in messages if message.error() is None]
+        return ObjectRecords(good), _notes(messages) if len(good) < len(messages) else []
+
+    def close(self) -> None: ...
+
+
+def _notes(messages: Sequence[Message]) -> list[Note]:
+    return [(error, message.offset()) for message in messages if (error := message.error()) is not None]
+
+
+# ---- from the client's memory ----
+
+
+class _Client:
+    """The calls of librdkafka that are needed. Raises OSError or AttributeError where they are not to be found."""
+
+    def __init__(self, path: str) -> None:
+        """`path`: of a library that is linked to it."""
+        free, held = ctypes.CDLL(path), ctypes.PyDLL(path)
+        # Short calls hold Python's lock: to let go of it and take it again would take longer than they do.
+        pointer, text, number = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int
+        self.consume = _typed(
+            free.rd_kafka_consume_batch_queue, ctypes.c_ssize_t, pointer, number, pointer, ctypes.c_size_t
+        )
+        self.destroy = _typed(held.rd_kafka_message_destroy, None, pointer)
+        self.errstr = _typed(held.rd_kafka_message_errstr, text, pointer)
+        self.timestamp = _typed(held.rd_kafka_message_timestamp, ctypes.c_int64, pointer, pointer)
+        self.queue_of = _typed(free.rd_kafka_queue_get_partition, pointer, pointer, text, ctypes.c_int32)
+        self.forward = _typed(free.rd_kafka_queue_forward, None, pointer, pointer)
+        self.forget_queue = _typed(free.rd_kafka_queue_destroy, None, pointer)
+        self._owner = _typed(held.rd_kafka_opaque, pointer, pointer)
+
+    def handle_at(self, address: int) -> int | None:
+        """Of the consumer at this address; None if it is not where it is looked for."""
+        handle = ctypes.c_void_p.from_address(address + object.__basicsize__).value
+        return handle if handle and handle % 8 == 0 and self._owner(handle) == address else None
+
+
+def _typed(call: Any, returns: Any, *takes: Any) -> Any:
+    call.restype, call.argtypes = returns, takes
+    return call
+
+
+@cache
+def _client() -> _Client | None:
+    import confluent_kafka
+
+    is_known = confluent_kafka.libversion()[0].startswith("2.") and sys.implementation.name == "cpython"
+    if is_known and sys.byteorder == "little" and ctypes.sizeof(ctypes.c_void_p) == 8:
+        try:
+            return _Client(confluent_kafka.cimpl.__file__)
+        except (AttributeError, OSError) as error:
+            _log.info("records of Kafka come as Python objects, which is slower: %s", error)
+    return None
+
+
+class _MemoryRecords:
+    def __init__(self, client: _Client, pointers: Words, topic: str, partition: int) -> None:
+        """`pointers`: not empty, to records without an error."""
+        self._client = client
+        self._pointers = pointers
+        self._words, self._at = _followed(pointers)
+        self._topic = topic
+        self._partition = partition
+
+    def __len__(self) -> int:
+        return len(self._at)
+
+    def offset(self, at: int) -> int:
+        return int(self._words[self._at[at] + _OFFSET])
+
+    def values(self) -> pa.Array[Any]:
+        return copied(self._field(_VALUE), self._field(_VALUE_BYTES))
+
+    def metadata(self, what: str) -> pa.Array[Any]:
+        kind, count = METADATA[what], len(self)
+        if what == "timestamp":
+            return pa.array(map(self._timestamp, range(count)), pa.int64(), size=count).cast(kind)
+        if what == "key":
+            return copied(self._field(_KEY), self._field(_KEY_BYTES))
+        if what == "offset":
+            return pa.array(self._field(_OFFSET), kind)
+        return repeat(pa.scalar(self._topic if what == "topic" else self._partition, kind), count)
+
+    def bad(self, at: int, text: str) -> BadRecord:
+        one = self._at[at : at + 1]
+        value, key = (
+            copied(self._words[one + start], self._words[one + size])[0].as_py()
+            for start, size in ((_VALUE, _VALUE_BYTES), (_KEY, _KEY_BYTES))
+        )
+        return BadRecord(at, self._topic, self._partition, self.offset(at), value, text, key, self._timestamp(at))
+
+    def cut(self, stop: int) -> None:
+        self._at = self._at[: int(np.searchsorted(self._field(_OFFSET), stop))]
+
+    def close(self) -> None:
+        pointers, self._pointers = self._pointers, self._pointers[:0]
+        self._at = self._at[:0]
+        for first in range(0, len(pointers), _AT_ONCE):
+            deque(map(self._client.destroy, pointers[first : first + _AT_ONCE].tolist()), maxlen=0)
+
+    def _field(self, word: int) -> Words:
+        return self._words[self._at + word]
+
+    def _timestamp(self, at: int) -> int | None:
+        kind = ctypes.c_int()
+        ms = self._client.timestamp(int(self._pointers[at]), ctypes.byref(kind))
+        return _known(kind.value, ms)
+
+
+class _MemoryTap:
+    def __init__(self, consumer: Consumer, client: _Client, handle: int, topic: str, partition: int) -> None:
+        self._consumer = consumer
+        self._client = client
+        self._handle = handle
+        self._place = topic, partition
+        self._queue: int | None = None
+        self._pointers: Words = np.empty(0, np.int64)
+        self._taken: Fetched = ObjectRecords(())
+
+    def assign(self, offset: int) -> None:
+        from confluent_kafka import TopicPartition
+
+        self.close()  # a topic that is made anew has a queue of its own
+        topic, partition = self._place
+        self._queue = self._client.queue_of(self._handle, topic.encode(), partition)
+        self._client.forward(self._queue, None)
+        self._consumer.assign([TopicPartition(topic, partition, offset)])
+
+    def take(self, records_max: int) -> tuple[Fetched, list[Note]]:
+        beside = self._consumer.consume(_NOTES_MAX, 0)
+        notes = _notes(beside)
+        if len(notes) < len(beside):
+            raise InvariantError("a record came through the consumer, and not through the queue of its partition")
+        if len(self._pointers) < records_max:
+            self._pointers = np.empty(records_max, np.int64)
+        count = self._client.consume(self._queue, 0, self._pointers.ctypes.data, records_max)
+        if count < 0:
+            raise StorageError("Kafka's client does not say what it has fetched")
+        pointers = self._pointers[:count].copy()
+        if count:
+            words, at = _followed(pointers)
+            errors = words[at + _ERR].astype(np.int32)
+            if errors.any():
+                notes += self._notes_of(pointers[errors != 0], errors[errors != 0])
+                pointers = pointers[errors == 0]
+        self._taken = _MemoryRecords(self._client, pointers, *self._place) if len(pointers) else ObjectRecords(())
+        return self._taken, notes
+
+    def _notes_of(self, pointers: Words, errors: npt.NDArray[np.int32]) -> list[Note]:
+        from confluent_kafka import KafkaError
+
+        notes = []
+        words, at = _followed(pointers)
+        offsets = words[at + _OFFSET]
+        for pointer, error, offset in zip(pointers.tolist(), errors.tolist(), offsets.tolist(), strict=True):
+            text = self._client.errstr(pointer)
+            notes.append((KafkaError(error, text.decode(errors="replace")), offset if offset >= 0 else None))
+            self._client.destroy(pointer)
+        return notes
+
+    def close(self) -> None:
+        self._taken.close()  # a client that lacks some of its records may wait for them when it is closed
+        queue, self._queue = self._queue, None
+        if queue is not None:
+            self._client.forget_queue(queue)
+
+
+def _memory(start: int, count: int) -> npt.NDArray[np.uint8]:
+    buffer: Any = pa.foreign_buffer(start, count)
+    return np.frombuffer(buffer, np.uint8)
+
+
+def _followed(pointers: Words) -> tuple[Words, Words]:
+    """Memory as words, and where in it each of what `pointers` point to begins; nothing in between may be looked at."""
+    base = int(pointers.min())
+    words = _memory(base, int(pointers.max()) - base + 8 * _WORDS).view(np.int64)
+    return words, (pointers - base) >> 3
+
+
+def copied(starts: Words, sizes: Words, *, window_bits: int = _WINDOW_BITS) -> pa.Array[Any]:
+    """The bytes that begin at these addresses, as large_binary; null for an address of 0.
+
+    Views into the client's memory, which Arrow then copies. In a view is a number of 32 bits: how far into a buffer.
+    `window_bits`: if that is not enough for all of the memory, buffers begin so far from each other.
+    """
+    is_there = starts != 0
+    count, there = len(starts), int(np.count_nonzero(is_there))
+    if not there:
+        return nulls(count, pa.large_binary())
+    if there < count:
+        sizes = np.where(is_there, sizes, 0)
+        starts = np.where(is_there, starts, starts[is_there][0])
+    base = int(starts.min())
+    at = starts - base
+    ends = at + sizes
+    memory: npt.NDArray[np.uint8] = _memory(base, int(ends.max()))
+    views = np.empty((count, 2), np.int64)
+    views[:, 0] = sizes
+    if len(memory) >> (window_bits + 1):
+        windows, number = np.unique(at >> window_bits, return_inverse=True)
+        lows = windows << window_bits
+        buffers = [memory[low : ends[number == n].max()] for n, low in enumerate(lows.tolist())]
+        views[:, 1] = number | (at - lows[number]) << 32
+    else:
+        buffers = [memory]
+        views[:, 1] = at << 32
+    short = np.flatnonzero(sizes <= _INLINE_BYTES)
+    if len(short):
+        inline = np.zeros((len(short), _INLINE_BYTES), np.uint8)
+        for byte in range(_INLINE_BYTES):
+            has = sizes[short] > byte
+            inline[has, byte] = memory[at[short[has]] + byte]
+        views.view(np.uint8)[short, -_INLINE_BYTES:] = inline
+    validity = None if there == count else np.packbits(is_there, bitorder="little")
+    parts: list[Any] = [validity, views, *buffers]
+    made = [None if part is None else pa.py_buffer(part) for part in parts]
+    return pa.Array.from_buffers(pa.binary_view(), count, made, count - there).cast(pa.large_binary())
