@@ -85,7 +85,7 @@ def test_the_users_traceback_comes_before_the_message(status):
     out = printed(
         False, lambda console: print_job_failure(console, failed, failure.summary, "resume with: midstream run")
     )
-    assert out.index("in bad_row") < out.index("error: halve (subtask 0)") < out.index("hint: go on with")
+    assert out.index("in bad_row") < out.index("error: halve (subtask 0)") < out.index("hint: resume with")
 
 
 def test_a_terminal_gets_a_panel():

@@ -280,6 +280,8 @@ class BarrierHandler:
                 return type(event) if checkpoint_id == pending_id else OtherCheckpoint.SETTLED
             case EndAnnounced() | ChannelEnded():
                 return type(event)
+            case _:
+                assert_never(event)
         if checkpoint_id <= self._last_id and checkpoint_id != pending_id:
             return OtherCheckpoint.SETTLED
         return OtherCheckpoint.NEWER if is_newer else type(event)
