@@ -36,6 +36,7 @@ from enum import Enum, auto
 from typing import Final, TypeAlias
 
 from midstream.core.elements import CheckpointBarrier
+from midstream.core.errors import assert_never
 from midstream.core.transitions import Row, Story, Table, new_story
 
 # ---- events ----------------------------------------------------------------
