@@ -13,7 +13,7 @@ import pytest
 from midstream.coordinator import Coordinator
 from midstream.coordinator.checkpointing.checkpoints import Checkpoints
 from midstream.coordinator.events import JobPlan
-from midstream.sim.on_disk_mutations import frozen, going_back_and_forth
+from midstream.sim.regions_at_rest import frozen, going_back_and_forth
 from midstream.sim.run import Run, run
 from midstream.sim.scenario import HANGS, Fault, Scenario, draw
 

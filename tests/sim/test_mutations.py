@@ -12,7 +12,7 @@ import pytest
 from midstream.sim import mutations
 from midstream.sim.kills import applied, search
 from midstream.sim.mutations import EQUIVALENT, MUTATIONS
-from midstream.sim.regions import random_scenario
+from midstream.sim.random_scenarios import random_scenario
 from midstream.sim.run import run
 from midstream.sim.scenario import draw
 

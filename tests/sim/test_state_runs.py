@@ -100,10 +100,9 @@ def test_checkpoints_of_functions_refer_to_what_earlier_ones_have_stored(
     assert sum(times for most, times in chunks.items() if most >= 3) >= 5, chunks
 
 
-def test_small_chunks_end_with_a_run_that_breaks_off(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(chunk_sizes, "SHARE", 1.0)
+def test_small_chunks_end_with_a_run_that_breaks_off() -> None:
     before = columnar.OWN_CHUNK_ROWS
-    with pytest.raises(KeyError), chunk_sizes.chunk_sizes_of(0):
+    with pytest.raises(KeyError), chunk_sizes.chunk_sizes_of(replace(draw(0), small_chunks=True)):
         assert before > columnar.OWN_CHUNK_ROWS
         raise KeyError
     assert before == columnar.OWN_CHUNK_ROWS

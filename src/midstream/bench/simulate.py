@@ -13,7 +13,7 @@ import msgspec
 from midstream.core.errors import InvariantError
 from midstream.sim.campaign import workers
 from midstream.sim.garbage import collect
-from midstream.sim.regions import random_scenario
+from midstream.sim.random_scenarios import random_scenario
 from midstream.sim.run import run as simulate
 from midstream.sim.scenario import Fault, Scenario, draw
 from midstream.sim.world import Tempo

@@ -19,7 +19,7 @@ from multiprocessing.pool import AsyncResult, Pool
 from midstream.runtime.threads import limit_threads
 from midstream.sim.coverage import Pair, recording
 from midstream.sim.garbage import collect, collect_rarely, collecting_rarely
-from midstream.sim.regions import random_scenario
+from midstream.sim.random_scenarios import random_scenario
 from midstream.sim.run import Outcome, run
 from midstream.sim.scenario import Scenario, draw
 

@@ -10,17 +10,22 @@ from unittest.mock import patch
 
 from midstream.checkpoint import state_files
 from midstream.operators import process_operator, window_base
+from midstream.sim.scenario import Scenario
 from midstream.state import columnar, entry_log, part_index, table, timeline, timers
 
 SHARE: Final = 0.1
 """Of the runs, how many have small chunks."""
 
 
-def small(seed: int) -> list[tuple[Any, str, int]]:
-    """Module, constant and value, as the seed has drawn them."""
+def are_small(seed: int) -> bool:
+    """Whether a run of this seed has them by chance."""
+    return Random(f"chunks {seed}").random() < SHARE
+
+
+def small_sizes(seed: int) -> list[tuple[Any, str, int]]:
+    """Module, constant and value, as the seed draws them."""
     random = Random(f"chunks {seed}")
-    if random.random() >= SHARE:
-        return []
+    random.random()  # it says whether they are used
     piece_rows = random.choice((1, 3, 10))
     return [
         (columnar, "OWN_CHUNK_ROWS", random.choice((1, 2, 5))),
@@ -40,9 +45,10 @@ def small(seed: int) -> list[tuple[Any, str, int]]:
 
 
 @contextmanager
-def chunk_sizes_of(seed: int) -> Iterator[None]:
+def chunk_sizes_of(scenario: Scenario) -> Iterator[None]:
     """Those of a run, for as long as it lasts: all are what they were behind it, in whatever way it ends."""
     with ExitStack() as stack:
-        for module, name, value in small(seed):
+        used = scenario.small_chunks or are_small(scenario.seed)
+        for module, name, value in small_sizes(scenario.seed) if used else ():
             stack.enter_context(patch.object(module, name, value))
         yield

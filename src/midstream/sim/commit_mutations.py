@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -17,7 +17,8 @@ from midstream.operators.base import Snapshot, SnapshotResult
 from midstream.operators.sinks import SinkOperator
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements, owner_of
-from midstream.sim.scenario import HANGS, Fault, Scenario, draw
+from midstream.sim.regions_at_rest import committing, outcome_unknown
+from midstream.sim.scenario import Fault, Scenario, draw
 from midstream.worker.snapshots import TaskSnapshots
 
 
@@ -213,40 +214,15 @@ def zombie_driver_commits() -> Replacements:
 # ---- where they are looked for
 
 
-def _committing(*kinds: str) -> Callable[[int], Scenario]:
-    """Of a seed: much is prepared, checkpoints follow each other, and commits take long."""
-
-    def scenario(seed: int) -> Scenario:
-        drawn = draw(seed, topology=("keyed", "pipeline")[seed % 2], parallelism=2, faults=(), rows=100)
-        faults = tuple(
-            Fault(120 + 130 * i + seed * 37 % 130, kinds[(seed + i) % len(kinds)], seed + i) for i in range(6)
-        )
-        tempo = replace(drawn.tempo, mail_us=40, io_us=(2000, 10_000)[seed % 2], clock_tick_us=0, interleave=0.2)
-        drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.0005, min_pause_s=0.0, aligned_timeout_s=0.0)
-        return replace(drawn, timeout_s=60.0, batch_rows=3, row_us=1000, retained=1)
-
-    return scenario
-
-
-def _unknown(seed: int) -> Scenario:
-    """Metadata is written when it has been given up and the attempt has ended, and then the driver dies."""
-    drawn = regions.hanging(seed)
-    hang, kill_driver = drawn.faults
-    hang = replace(hang, kind=HANGS, victim=1 + 5 * (210_000 + seed * 7919 % 60_000))
-    again = replace(hang, step=hang.step + 40, kind="kill_slot")
-    late = tuple(replace(again, step=again.step + 60 * i, victim=i) for i in range(4))
-    return replace(drawn, faults=(hang, *late, replace(kill_driver, step=kill_driver.step + 300)), rows=200)
-
-
 def _out_of_tries(seed: int) -> Scenario:
     """The sinks' target does not answer for longer than a commit is tried."""
-    drawn = _committing("commit_fails")(seed)
+    drawn = committing("commit_fails")(seed)
     return replace(drawn, faults=tuple(replace(fault, step=150, victim=2) for fault in drawn.faults))
 
 
 def _at_the_end(seed: int) -> Scenario:
     """The only checkpoint is the last one, and the driver dies when it is complete."""
-    drawn = _committing("crash_at_publish")(seed)
+    drawn = committing("crash_at_publish")(seed)
     crash = Fault(50, "crash_at_publish", 1 + 15 * (seed % 97))
     return replace(drawn, interval_s=20.0, faults=(crash,))
 
@@ -260,14 +236,14 @@ def _confirmed_late(seed: int) -> Scenario:
     return replace(drawn, timeout_s=60.0, batch_rows=1, row_us=0, retained=1, rounds=1)
 
 
-_struck = _committing("kill_slot", "kill_driver", "write_fails")
-_failing = _committing("commit_fails", "kill_slot")
-_refused = _committing("write_fails", "publish_fails")
-_stopped = _committing("stop_driver")
+_struck = committing("kill_slot", "kill_driver", "write_fails")
+_failing = committing("commit_fails", "kill_slot")
+_refused = committing("write_fails", "publish_fails")
+_stopped = committing("stop_driver")
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "unknown_outcome_is_aborted": Mutation(
-        "output of a checkpoint that may be there is thrown away", unknown_outcome_is_aborted, _unknown
+        "output of a checkpoint that may be there is thrown away", unknown_outcome_is_aborted, outcome_unknown
     ),
     "failed_is_aborted_at_once": Mutation(
         "output is thrown away and committed with the next checkpoint", failed_is_aborted_at_once, _refused

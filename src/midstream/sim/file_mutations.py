@@ -20,7 +20,8 @@ from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements
-from midstream.sim.on_disk_mutations import frozen, left_behind
+from midstream.sim.on_disk_mutations import left_behind
+from midstream.sim.regions_at_rest import frozen
 from midstream.sim.scenario import HANGS, Fault, Scenario, draw
 from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
 

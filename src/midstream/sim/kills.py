@@ -25,7 +25,7 @@ from midstream.sim.campaign import workers
 from midstream.sim.garbage import collect, collecting_rarely
 from midstream.sim.mutation import Mutation
 from midstream.sim.mutations import MUTATIONS
-from midstream.sim.regions import random_scenario
+from midstream.sim.random_scenarios import random_scenario
 from midstream.sim.run import run
 from midstream.sim.scenario import Scenario
 from midstream.worker.task import Task

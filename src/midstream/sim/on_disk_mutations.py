@@ -21,22 +21,11 @@ from midstream.core.seams import Storage
 from midstream.protocol.messages import CheckpointAck
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.regions import hanging
+from midstream.sim.regions_at_rest import frozen, going_back_and_forth
 from midstream.sim.scenario import Fault, Scenario, draw
 from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
 
 # ---- in which they show ----
-
-
-def frozen(seed: int) -> Scenario:
-    """A driver is frozen between its look at the epochs and the writing of metadata; then slots die."""
-    drawn = draw(seed, topology="keyed", parallelism=2, rows=100, faults=())
-    faults = (
-        Fault(60 + seed * 37 % 200, "freeze_at_publish", seed * 7919),
-        Fault(500 + seed * 53 % 400, "kill_driver", seed),
-        Fault(900 + seed * 53 % 400, "kill_driver", seed),
-    )
-    tempo = replace(drawn.tempo, io_us=100, control_us=400, clock_tick_us=0)
-    return replace(drawn, tempo=tempo, interval_s=0.002, retained=3, sink_rows=1, sink_pause_s=0.01, faults=faults)
 
 
 def left_behind(seed: int) -> Scenario:
@@ -66,14 +55,6 @@ def long_in_flight(seed: int) -> Scenario:
         pool_buffers=1024,
         queue_time_s=None,
     )
-
-
-def going_back_and_forth(seed: int) -> Scenario:
-    """The job goes back to older checkpoints and savepoints again and again."""
-    drawn = draw(seed, topology="keyed", parallelism=2, faults=("savepoint",), rows=100)
-    back = tuple(Fault(150 + 120 * i + seed * 37 % 100, "go_back", seed * 7919 + 104_729 * i) for i in range(5))
-    faults = tuple(sorted((*drawn.faults, *back), key=lambda fault: fault.step))
-    return replace(drawn, interval_s=0.002, retained=3, sink_rows=1, sink_pause_s=0.003, faults=faults)
 
 
 # ---- bugs ----

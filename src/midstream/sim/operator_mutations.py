@@ -22,8 +22,8 @@ from midstream.operators.process_operator import ProcessOperator
 from midstream.operators.sliding_windows import SlidingWindowOperator
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.regions import in_pieces
+from midstream.sim.regions_at_rest import dealt_anew
 from midstream.sim.scenario import draw
-from midstream.sim.state_mutations import dealt_anew
 from midstream.state import columnar, heap, keyed, table
 from midstream.state.keyed import ListState, MapState, ReducingState
 from midstream.state.parts import Redistribute, StatePart

@@ -6,17 +6,14 @@ visits all of them, too: what it takes to meet a rare bug by chance is what it t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import count, islice
 from random import Random
-from typing import Any, Final
+from typing import Any
 
-from midstream.sim.chunk_sizes import small
 from midstream.sim.faults import PARALLELISMS, WITH_IN_FLIGHT
 from midstream.sim.scenario import (
     BACKLOGGED,
-    FAULTS,
     HANGS,
     IN_FLIGHT,
     IN_RECOVERY,
@@ -132,7 +129,7 @@ def in_pieces(scenario_of: Callable[[int], Scenario]) -> Callable[[int], Scenari
     """The same, with sizes from which on state is cut, shared and merged that small runs come to."""
 
     def scenario(seed: int) -> Scenario:
-        return scenario_of(next(islice(filter(small, count()), seed, None)))
+        return replace(scenario_of(seed), small_chunks=True)
 
     return scenario
 
@@ -511,86 +508,3 @@ def joining(seed: int) -> Scenario:
 def joining_tight(seed: int) -> Scenario:
     """As `joining`, with no buffer more than it takes."""
     return replace(joining(seed), pool_buffers=0)
-
-
-def of_one_topology(seed: int) -> Scenario:
-    """A shape that has a name, and whatever befalls it."""
-    return draw(seed, topology=Random(f"topology {seed}").choice(tuple(SHAPES)))
-
-
-def of_few_kinds(seed: int) -> Scenario:
-    """The same, with faults of one or two kinds, and mostly checkpoints in quick succession."""
-    random = Random(f"few kinds {seed}")
-    kinds = random.sample(FAULTS, random.choice((1, 2)))
-    drawn = draw(seed, topology=random.choice(tuple(SHAPES)), faults=kinds, rows=random.choice((50, 100, 200)))
-    return replace(drawn, interval_s=random.choice((0.0005, 0.002, drawn.interval_s)))
-
-
-NAMED: Final[Mapping[str, Callable[[int], Scenario]]] = {
-    "backpressured": backpressured,
-    "superseded": superseded,
-    "hanging": hanging,
-    "barriers_first": barriers_first,
-    "poisoned": poisoned,
-    "on_time": on_time,
-    "always_due": always_due,
-    "far_behind": far_behind,
-    "sent_at_the_end": sent_at_the_end,
-    "writing_at_the_end": writing_at_the_end,
-    "recovering": recovering,
-    "rejoined": rejoined,
-    "dealt_by_groups": dealt_by_groups,
-    "failing_alone": failing_alone,
-    "cancelled_late": cancelled_late,
-    "lying": lying,
-    "unheard": unheard,
-    "segmented": segmented,
-    "unreadable": unreadable,
-    "sliced": sliced,
-    "tight_pool": tight_pool,
-    "ending_rescaled": ending_rescaled,
-    "draining": draining,
-    "changing": changing,
-    "changing_at_the_end": changing_at_the_end,
-    "rescaled": rescaled,
-    "summed": summed,
-    "alarmed": alarmed,
-    "in_tables": in_tables,
-    "leaving": leaving,
-    "given_up": given_up,
-    "saving": saving,
-    "held": held,
-    "outdated": outdated,
-    "stalled": stalled,
-    "timed_out": timed_out,
-    "shared": shared,
-    "firing": firing,
-    "fired_unevenly": fired_unevenly,
-    "adapting": adapting,
-    "unwritable": unwritable,
-    "undisturbed": undisturbed,
-    "cut_short": cut_short,
-    "timely": timely,
-    "tight": tight,
-    "dawdling": dawdling,
-    "joining": joining,
-    "quiet": quiet("quiet"),
-    "quiet_twice": quiet("quiet_twice"),
-    "ending_keyed": ending("keyed"),
-    "ending_broadcast": ending("broadcast"),
-}
-VISITS: Final = 0.3
-"""Of the runs of the random campaign, how many are drawn from a region; the others from all that there can be."""
-VISITS_AT_LARGE: Final = 0.4
-"""Of these, how many are from the wide ones."""
-
-
-def random_scenario(seed: int) -> Scenario:
-    """What the random campaign runs: a pure function of the seed."""
-    random = Random(f"region {seed}")
-    if random.random() >= VISITS:
-        return draw(seed)
-    if random.random() < VISITS_AT_LARGE:
-        return random.choice((of_one_topology, of_few_kinds))(seed)
-    # Each draws a number and the highest wins, so that a new region takes its share and leaves other seeds as they are.
-    return NAMED[max(NAMED, key=lambda name: Random(f"{name} {seed}").random())](seed)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 from unittest.mock import patch
@@ -20,6 +20,7 @@ from midstream.coordinator.restoring.dealing import Restoring
 from midstream.protocol.messages import DoStop, Reply
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements, owner_of
+from midstream.sim.regions_at_rest import asked, intolerant
 from midstream.sim.scenario import HANGS, Fault, Scenario, draw
 
 
@@ -210,7 +211,7 @@ def asked_after_the_trigger() -> Replacements:
             pending.clients = (*pending.clients, *self.requests.take_checkpoint())
 
     original = Coordinator._asked
-    return [(Coordinator, "_asked", asked)]
+    return [(Coordinator, "asked", asked)]
 
 
 def savepoint_of_an_older_checkpoint() -> Replacements:
@@ -245,19 +246,6 @@ def drained_reads_on() -> Replacements:
 # ---- where they are looked for
 
 
-def _asked(*kinds: str) -> Callable[[int], Scenario]:
-    """Of a seed: requests and failures follow each other while checkpoints are made."""
-
-    def scenario(seed: int) -> Scenario:
-        drawn = draw(seed, topology=("keyed", "pipeline")[seed % 2], parallelism=2, faults=(), rows=200)
-        faults = tuple(Fault(90 + 45 * i + seed * 37 % 200, kinds[(seed + i) % len(kinds)], seed + i) for i in range(6))
-        tempo = replace(drawn.tempo, mail_us=40, io_us=(100, 2000)[seed % 2], clock_tick_us=0)
-        drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.002, min_pause_s=0.0, timeout_s=60.0)
-        return replace(drawn, batch_rows=3, row_us=1000, sink_rows=1, sink_pause_s=0.003)
-
-    return scenario
-
-
 def _ending(seed: int) -> Scenario:
     """Nothing befalls the job, barriers overtake rows, and one checkpoint follows the other while tasks end."""
     drawn = draw(seed, topology=("totals", "finishing")[seed % 2], parallelism=2, faults=(), rows=50)
@@ -268,7 +256,7 @@ def _ending(seed: int) -> Scenario:
 
 def _hanging(seed: int) -> Scenario:
     """A slot dies while metadata is being written, which goes on for longer than a restart takes."""
-    drawn = _asked("kill_slot")(seed)
+    drawn = asked("kill_slot")(seed)
     soon = 2_100_000 + 6 * (seed * 7919 % 3000)
     faults = tuple(Fault(100 + 200 * i + seed * 37 % 200, HANGS, soon) for i in range(3))
     return replace(drawn, faults=faults, tempo=replace(drawn.tempo, io_us=100, control_us=50))
@@ -276,30 +264,22 @@ def _hanging(seed: int) -> Scenario:
 
 def _again(seed: int) -> Scenario:
     """The job fails again and again, each time with newer checkpoints."""
-    drawn = _asked("user_error", "kill_slot")(seed)
+    drawn = asked("user_error", "kill_slot")(seed)
     faults = tuple(replace(fault, step=100 + 200 * i + seed * 37 % 100) for i, fault in enumerate(drawn.faults))
     return replace(drawn, rows=100, faults=faults, interval_s=0.005)
 
 
 def _paused(seed: int) -> Scenario:
     """Checkpoints take longer than they are apart, and there is to be a pause between them."""
-    drawn = _asked("kill_slot")(seed)
+    drawn = asked("kill_slot")(seed)
     return replace(drawn, min_pause_s=0.005, tempo=replace(drawn.tempo, io_us=2000), faults=drawn.faults[:2])
 
 
-def _intolerant(seed: int) -> Scenario:
-    """Now and then a checkpoint cannot be written, and three in a row are too many."""
-    drawn = _asked("write_fails", "publish_fails")(seed)
-    return replace(drawn, tolerable_failures=2, interval_s=0.005)
-
-
-_restarted = _asked("kill_slot", "user_error", "crash_at_publish")
-_stopped = _asked("stop", "checkpoint", "write_fails")
+_restarted = asked("kill_slot", "user_error", "crash_at_publish")
+_stopped = asked("stop", "checkpoint", "write_fails")
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "id_of_a_failed_one_again": Mutation(
-        "two checkpoints have one id", id_of_a_failed_one_again, _asked("write_fails")
-    ),
+    "id_of_a_failed_one_again": Mutation("two checkpoints have one id", id_of_a_failed_one_again, asked("write_fails")),
     "finished_meanwhile_is_missed": Mutation(
         "a checkpoint waits for a task that has ended", finished_meanwhile_is_missed, _ending
     ),
@@ -318,20 +298,20 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "rescaled_before_it_runs": Mutation("a rescale is answered too soon", rescaled_before_it_runs, regions.rescaled),
     "second_stop_replaces_the_first": Mutation(
-        "who asked first is not answered", second_stop_replaces_the_first, _asked("stop")
+        "who asked first is not answered", second_stop_replaces_the_first, asked("stop")
     ),
     "retry_is_not_asked_for": Mutation(
-        "who waits for a checkpoint is forgotten", retry_is_not_asked_for, _asked("checkpoint")
+        "who waits for a checkpoint is forgotten", retry_is_not_asked_for, asked("checkpoint")
     ),
     "savepoint_of_an_older_checkpoint": Mutation(
         "a savepoint is made of a checkpoint of before", savepoint_of_an_older_checkpoint, regions.saving
     ),
     "stopped_with_a_failed_one": Mutation(
-        "a job stops with a checkpoint that failed", stopped_with_a_failed_one, _asked("publish_fails", "stop")
+        "a job stops with a checkpoint that failed", stopped_with_a_failed_one, asked("publish_fails", "stop")
     ),
     "pause_is_ignored": Mutation("the pause between checkpoints is ignored", pause_is_ignored, _paused),
     "failures_are_never_forgotten": Mutation(
-        "failed checkpoints are counted for ever", failures_are_never_forgotten, _intolerant
+        "failed checkpoints are counted for ever", failures_are_never_forgotten, intolerant
     ),
     "cancelled_is_not_awaited": Mutation(
         "an attempt begins before the last one ends", cancelled_is_not_awaited, _restarted
@@ -339,5 +319,5 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "asked_after_the_trigger": Mutation(
         "a checkpoint is told of that is older than asked", asked_after_the_trigger, _stopped
     ),
-    "drained_reads_on": Mutation("some sources are not told to end", drained_reads_on, _asked("drain", "kill_slot")),
+    "drained_reads_on": Mutation("some sources are not told to end", drained_reads_on, asked("drain", "kill_slot")),
 }

@@ -112,7 +112,7 @@ class Outcome:
 def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeCoordinator | None = None) -> Outcome:
     """The outcome, a pure function of the scenario and the code."""
     prepared = Run(scenario, keep_trace, make_coordinator or Coordinator)
-    with chunk_sizes_of(scenario.seed), valves_are_checked(prepared.world), by_version(scenario):
+    with chunk_sizes_of(scenario), valves_are_checked(prepared.world), by_version(scenario):
         if not keep_trace:
             return prepared.go()
         with following_elements(prepared.world.note):

@@ -165,6 +165,8 @@ class Scenario:
     """Of checkpoints in a row, until the attempt fails, too."""
     changes: float = 0.0
     """How many of its starts have a changed program."""
+    small_chunks: bool = False
+    """See `sim.chunk_sizes`, by which a tenth of the others have them, too."""
     has_older: bool = False
     """Half of its starts are by an older midstream, see `sim.older_version`."""
     on_slots: float = 0.0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -14,7 +14,8 @@ from midstream.coordinator.checkpointing.lanes import Lanes
 from midstream.coordinator.machine import Coordinator
 from midstream.protocol import messages as m
 from midstream.sim.mutation import Mutation, Replacements
-from midstream.sim.scenario import AT_IT, COMMITTING, KILL_ANOTHER, Fault, Scenario, draw
+from midstream.sim.regions_at_rest import struck_committing
+from midstream.sim.scenario import KILL_ANOTHER
 from midstream.worker import commits
 from midstream.worker.commits import SlotCommits
 
@@ -197,43 +198,12 @@ def zombie_has_slots_commit() -> Replacements:
 # ---- where they are looked for
 
 
-def _committing(*kinds: str) -> Callable[[int], Scenario]:
-    """Of a seed: all sinks commit on slots, in two lanes or more, and one of `kinds` strikes in the midst, again and again."""
-
-    def scenario(seed: int) -> Scenario:
-        topology = ("keyed", "pipeline")[seed % 2]
-        drawn = draw(
-            seed, topology=topology, parallelism=3, rescale_to=2 if "stop" in kinds else None, faults=(), rows=100
-        )
-        struck = tuple(
-            Fault(40 + 90 * i + seed * 37 % 90, COMMITTING, _victim(kinds[(seed + i) % len(kinds)], seed * 7 + i))
-            for i in range(5)
-            if kinds[(seed + i) % len(kinds)] in AT_IT
-        )
-        others = tuple(
-            Fault(60 + 110 * i + seed * 31 % 110, kind, seed + i)
-            for i in range(5)
-            if (kind := kinds[(seed + i) % len(kinds)]) not in AT_IT
-        )
-        faults = tuple(sorted((*drawn.faults, *struck, *others), key=lambda fault: fault.step))
-        tempo = replace(drawn.tempo, mail_us=40, control_us=400, io_us=2000, clock_tick_us=0, interleave=0.2)
-        drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.002, min_pause_s=0.0, aligned_timeout_s=0.0)
-        return replace(drawn, timeout_s=60.0, batch_rows=3, row_us=1000, retained=1, on_slots=1.0)
-
-    return scenario
-
-
-def _victim(kind: str, number: int) -> int:
-    """The number of a fault that makes this one of `AT_IT` strike."""
-    return len(AT_IT) * number + AT_IT.index(kind)
-
-
-_killed = _committing("kill_slot", KILL_ANOTHER)
-_failed = _committing("user_error", KILL_ANOTHER, "cut_control")
-_refused = _committing("commit_fails", "kill_slot")
-_declined = _committing("write_fails", KILL_ANOTHER, "publish_fails")
-_stopped = _committing("stop_driver")
-_rescaled = _committing("rescale", "rescale_struck")
+_killed = struck_committing("kill_slot", KILL_ANOTHER)
+_failed = struck_committing("user_error", KILL_ANOTHER, "cut_control")
+_refused = struck_committing("commit_fails", "kill_slot")
+_declined = struck_committing("write_fails", KILL_ANOTHER, "publish_fails")
+_stopped = struck_committing("stop_driver")
+_rescaled = struck_committing("rescale", "rescale_struck")
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "lanes_are_split": Mutation("what goes one lane is committed in several calls", lanes_are_split, _killed),

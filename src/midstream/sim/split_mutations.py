@@ -12,6 +12,7 @@ from midstream.checkpoint.metadata import SourcePosition
 from midstream.coordinator.placement.sources import Sources
 from midstream.core.seams import Done
 from midstream.sim.mutation import Mutation, Replacements
+from midstream.sim.regions_at_rest import finding, restarted
 from midstream.sim.scenario import Fault, Scenario, draw
 from midstream.worker.source import Reading, SourceDriver
 
@@ -171,23 +172,8 @@ def restored_splits_are_all() -> Replacements:
 # ---- where they are looked for
 
 
-def _restarted(kinds: tuple[str, ...], seed: int) -> Scenario:
-    drawn = draw(seed, topology=("union", "keyed")[seed % 2], parallelism=2, rescale_to=3, faults=(), rows=60)
-    faults = tuple(Fault(60 + 110 * i + seed * 37 % 110, kinds[(seed + i) % len(kinds)], seed + i) for i in range(5))
-    tempo = replace(drawn.tempo, mail_us=40, io_us=(100, 2000)[seed % 2], clock_tick_us=0)
-    drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.001, min_pause_s=0.0, timeout_s=60.0, row_us=1000)
-    return replace(drawn, splits=7, rounds=3, readers=(1, 2)[seed % 3 == 0], batch_rows=3)
-
-
-def _finding(seed: int) -> Scenario:
-    """Splits are found one by one, slowly, while attempts fail."""
-    drawn = _restarted(("user_error", "kill_slot"), seed)
-    faults = tuple(replace(fault, step=50 + (fault.step - 60) // 2) for fault in drawn.faults)
-    return replace(drawn, faults=faults, tempo=replace(drawn.tempo, io_us=10_000), rounds=7)
-
-
-_found = partial(_restarted, ("kill_slot", "user_error", "kill_driver"))
-_dealt = partial(_restarted, ("stop", "kill_slot"))
+_found = partial(restarted, ("kill_slot", "user_error", "kill_driver"))
+_dealt = partial(restarted, ("stop", "kill_slot"))
 
 
 def _in_line(seed: int) -> Scenario:
@@ -209,7 +195,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "a source is at its end before its last splits are there", exhausted_before_its_splits, _found
     ),
     "found_before_the_reset": Mutation(
-        "splits found by the attempt before are handed out", found_before_the_reset, _finding
+        "splits found by the attempt before are handed out", found_before_the_reset, finding
     ),
     "handed_out_before_the_restart": Mutation(
         "splits that wait stay when the job goes back", handed_out_before_the_restart, _found

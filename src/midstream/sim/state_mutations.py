@@ -16,7 +16,8 @@ from midstream.checkpoint import assign, state_files
 from midstream.operators.process_operator import ProcessOperator
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements
-from midstream.sim.scenario import Fault, Scenario, draw
+from midstream.sim.regions_at_rest import dealt_anew
+from midstream.sim.scenario import Scenario, draw
 from midstream.state import keyed, timers
 from midstream.state.columnar import PartLog, Run
 from midstream.state.entry_log import GONE, EntryLog
@@ -412,21 +413,6 @@ def _holding(topology: str) -> Callable[[int], Scenario]:
         drawn = draw(seed, topology=topology, parallelism=2, faults=("kill_slot",), rows=100)
         tempo = replace(drawn.tempo, io_us=10_000, clock_tick_us=0)
         return replace(drawn, tempo=tempo, interval_s=0.002, timeout_s=60.0, batch_rows=3, keys=10, splits=2)
-
-    return scenario
-
-
-def dealt_anew(*topologies: str) -> Callable[[int], Scenario]:
-    """Of a seed: the job goes on at another parallelism, with more keys than key groups."""
-
-    def scenario(seed: int) -> Scenario:
-        before, after = ((3, 2), (2, 3), (1, 4), (4, 3))[seed % 4]
-        topology = topologies[seed % len(topologies)]
-        drawn = draw(seed, topology=topology, parallelism=before, rescale_to=after, faults=(), rows=100)
-        tempo = replace(drawn.tempo, mail_us=40, io_us=100, clock_tick_us=0)
-        stops = tuple(Fault(200 + 300 * i + seed * 37 % 200, "stop", 0) for i in range(3))
-        drawn = replace(drawn, tempo=tempo, faults=stops, interval_s=0.002, timeout_s=60.0, batch_rows=3, row_us=1000)
-        return replace(drawn, keys=50, skew=0.0, key_groups=16, splits=7, readers=2)
 
     return scenario
 

@@ -19,8 +19,9 @@ from midstream.operators.session_windows import SessionWindowOperator
 from midstream.operators.sliding_windows import SlidingWindowOperator
 from midstream.operators.window_base import END, PROGRESS, START, WindowOperator, clamp
 from midstream.sim.mutation import Mutation, Replacements
-from midstream.sim.regions import close_behind, in_pieces
-from midstream.sim.scenario import BACKLOGGED, RECOVERING, Fault, Scenario, draw
+from midstream.sim.regions import in_pieces
+from midstream.sim.regions_at_rest import behind_closely, uneven, windowed
+from midstream.sim.scenario import Scenario, draw
 from midstream.state.part_index import IndexedRun, PartIndex
 from midstream.state.timeline import Timeline
 
@@ -293,56 +294,20 @@ def join_without_its_bound() -> Replacements:
 # ---- where they are looked for
 
 
-def _windowed(*topologies: str) -> Callable[[int], Scenario]:
-    """Of a seed: slots die while windows of several keys are open, and the job goes on at another parallelism."""
-
-    def scenario(seed: int) -> Scenario:
-        topology = topologies[seed % len(topologies)]
-        before, after = ((3, 2), (2, 3), (2, 1), (1, 3))[seed % 4]
-        drawn = draw(seed, topology=topology, parallelism=before, rescale_to=after, faults=(), rows=200)
-        kinds = ("kill_slot", "stop", "kill_slot", "stop")
-        faults = tuple(Fault(150 + 200 * i + seed * 37 % 150, kind, seed + i) for i, kind in enumerate(kinds))
-        tempo = replace(drawn.tempo, mail_us=40, io_us=100, clock_tick_us=0)
-        drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.002, timeout_s=60.0, row_us=1000)
-        drawn = replace(drawn, readers=1, rounds=2)  # what is found later is late
-        return replace(drawn, keys=3, skew=0.0, key_groups=16, splits=2, batch_rows=(3, 10)[seed % 2], text_bytes=0)
-
-    return scenario
-
-
-def _uneven(seed: int) -> Scenario:
-    """The job goes on at another parallelism while its subtasks have come to different times."""
-    drawn = _windowed("window", "sliding")(seed)
-    stop = Fault(100, BACKLOGGED, 1)
-    more = tuple(Fault(200 * i, RECOVERING, 1 + 9 * i) for i in range(1, 4))
-    faults = tuple(sorted((stop, *more, *drawn.faults), key=lambda fault: fault.step))
-    return replace(drawn, aligned_timeout_s=0.0, sink_rows=1, sink_pause_s=0.003, faults=faults)
-
-
 def _on_time(seed: int) -> Scenario:
     """No row may be late."""
-    drawn = _windowed("splits")(seed)
+    drawn = windowed("splits")(seed)
     return replace(drawn, rounds=1, splits=3)
 
 
 def _late(seed: int) -> Scenario:
     """Many splits are found when event time has passed the first rows of theirs."""
-    drawn = _windowed("sliding", "window")(seed)
+    drawn = windowed("sliding", "window")(seed)
     return replace(drawn, rows=400, splits=7, rounds=7, faults=(), batch_rows=10, row_us=0)
 
 
-def _behind_closely(scenario_of: Callable[[int], Scenario]) -> Callable[[int], Scenario]:
-    """The same, where event time follows the rows so closely that windows fire all the while, not only at the end."""
-
-    def scenario(seed: int) -> Scenario:
-        drawn = scenario_of(seed)
-        return replace(drawn, shape=close_behind(drawn.shape), rescaled=drawn.rescaled and close_behind(drawn.rescaled))
-
-    return scenario
-
-
-_panes, _sessions = _windowed("sliding", "window"), _windowed("session")
-_due_panes, _due_sessions = _behind_closely(_panes), _behind_closely(_sessions)
+_panes, _sessions = windowed("sliding", "window"), windowed("session")
+_due_panes, _due_sessions = behind_closely(_panes), behind_closely(_sessions)
 _joined = partial(draw, topology="join", parallelism=2, rows=100, faults=("kill_slot", "user_error"))
 _updated = partial(draw, topology="late_window", parallelism=2, rows=100, faults=("kill_slot", "user_error"))
 
@@ -352,7 +317,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "late_in_all_windows": Mutation("a row that missed one window is in none", late_in_all_windows, _panes),
     "progress_is_forgotten": Mutation("windows that had fired fire again", progress_is_forgotten, _panes),
     "progress_of_the_fastest": Mutation(
-        "all key groups have come as far as the furthest", progress_of_the_fastest, _uneven
+        "all key groups have come as far as the furthest", progress_of_the_fastest, uneven
     ),
     "panes_are_restored_twice": Mutation("parts of windows are restored twice", panes_are_restored_twice, _panes),
     "panes_of_the_first_chunk": Mutation(

@@ -27,7 +27,7 @@ from midstream.operators.sink import SinkWriter, WriterContext
 from midstream.operators.source import Discovery, DiscoveryContext, Split, SplitReader
 from midstream.protocol import messages as m
 from midstream.protocol.messages import ClientRequest, DoSavepoint, DoStop, Reply
-from midstream.sim.chunk_sizes import small
+from midstream.sim.chunk_sizes import are_small, small_sizes
 from midstream.sim.cluster import Cluster, Driver
 from midstream.sim.disk import Disk, Folder
 from midstream.sim.faults import strike
@@ -89,7 +89,7 @@ def run_job(job: SimulatedJob, scenario: JobScenario, *, keep_trace: bool = Fals
 
 
 def _small_chunks(seed: int) -> list[tuple[Any, str, int]]:
-    return next(found for n in range(1000) if (found := small(seed + n)))
+    return next(small_sizes(seed + n) for n in range(1000) if are_small(seed + n))
 
 
 # ---- sources and sinks

@@ -1,0 +1,179 @@
+"""Regions of scenarios around what is at rest: checkpoints in their directory, output, splits, and state that is dealt anew."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from midstream.sim.regions import close_behind, hanging
+from midstream.sim.scenario import (
+    AT_IT,
+    BACKLOGGED,
+    COMMITTING,
+    HANGS,
+    RECOVERING,
+    Fault,
+    Scenario,
+    draw,
+)
+
+
+def going_back_and_forth(seed: int) -> Scenario:
+    """The job goes back to older checkpoints and savepoints again and again."""
+    drawn = draw(seed, topology="keyed", parallelism=2, faults=("savepoint",), rows=100)
+    back = tuple(Fault(150 + 120 * i + seed * 37 % 100, "go_back", seed * 7919 + 104_729 * i) for i in range(5))
+    faults = tuple(sorted((*drawn.faults, *back), key=lambda fault: fault.step))
+    return replace(drawn, interval_s=0.002, retained=3, sink_rows=1, sink_pause_s=0.003, faults=faults)
+
+
+def frozen(seed: int) -> Scenario:
+    """A driver is frozen between its look at the epochs and the writing of metadata; then slots die."""
+    drawn = draw(seed, topology="keyed", parallelism=2, rows=100, faults=())
+    faults = (
+        Fault(60 + seed * 37 % 200, "freeze_at_publish", seed * 7919),
+        Fault(500 + seed * 53 % 400, "kill_driver", seed),
+        Fault(900 + seed * 53 % 400, "kill_driver", seed),
+    )
+    tempo = replace(drawn.tempo, io_us=100, control_us=400, clock_tick_us=0)
+    return replace(drawn, tempo=tempo, interval_s=0.002, retained=3, sink_rows=1, sink_pause_s=0.01, faults=faults)
+
+
+def asked(*kinds: str) -> Callable[[int], Scenario]:
+    """Of a seed: requests and failures follow each other while checkpoints are made."""
+
+    def scenario(seed: int) -> Scenario:
+        drawn = draw(seed, topology=("keyed", "pipeline")[seed % 2], parallelism=2, faults=(), rows=200)
+        faults = tuple(Fault(90 + 45 * i + seed * 37 % 200, kinds[(seed + i) % len(kinds)], seed + i) for i in range(6))
+        tempo = replace(drawn.tempo, mail_us=40, io_us=(100, 2000)[seed % 2], clock_tick_us=0)
+        drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.002, min_pause_s=0.0, timeout_s=60.0)
+        return replace(drawn, batch_rows=3, row_us=1000, sink_rows=1, sink_pause_s=0.003)
+
+    return scenario
+
+
+def intolerant(seed: int) -> Scenario:
+    """Now and then a checkpoint cannot be written, and three in a row are too many."""
+    drawn = asked("write_fails", "publish_fails")(seed)
+    return replace(drawn, tolerable_failures=2, interval_s=0.005)
+
+
+def restarted(kinds: tuple[str, ...], seed: int) -> Scenario:
+    drawn = draw(seed, topology=("union", "keyed")[seed % 2], parallelism=2, rescale_to=3, faults=(), rows=60)
+    faults = tuple(Fault(60 + 110 * i + seed * 37 % 110, kinds[(seed + i) % len(kinds)], seed + i) for i in range(5))
+    tempo = replace(drawn.tempo, mail_us=40, io_us=(100, 2000)[seed % 2], clock_tick_us=0)
+    drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.001, min_pause_s=0.0, timeout_s=60.0, row_us=1000)
+    return replace(drawn, splits=7, rounds=3, readers=(1, 2)[seed % 3 == 0], batch_rows=3)
+
+
+def finding(seed: int) -> Scenario:
+    """Splits are found one by one, slowly, while attempts fail."""
+    drawn = restarted(("user_error", "kill_slot"), seed)
+    faults = tuple(replace(fault, step=50 + (fault.step - 60) // 2) for fault in drawn.faults)
+    return replace(drawn, faults=faults, tempo=replace(drawn.tempo, io_us=10_000), rounds=7)
+
+
+def committing(*kinds: str) -> Callable[[int], Scenario]:
+    """Of a seed: much is prepared, checkpoints follow each other, and commits take long."""
+
+    def scenario(seed: int) -> Scenario:
+        drawn = draw(seed, topology=("keyed", "pipeline")[seed % 2], parallelism=2, faults=(), rows=100)
+        faults = tuple(
+            Fault(120 + 130 * i + seed * 37 % 130, kinds[(seed + i) % len(kinds)], seed + i) for i in range(6)
+        )
+        tempo = replace(drawn.tempo, mail_us=40, io_us=(2000, 10_000)[seed % 2], clock_tick_us=0, interleave=0.2)
+        drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.0005, min_pause_s=0.0, aligned_timeout_s=0.0)
+        return replace(drawn, timeout_s=60.0, batch_rows=3, row_us=1000, retained=1)
+
+    return scenario
+
+
+def outcome_unknown(seed: int) -> Scenario:
+    """Metadata is written when it has been given up and the attempt has ended, and then the driver dies."""
+    drawn = hanging(seed)
+    hang, kill_driver = drawn.faults
+    hang = replace(hang, kind=HANGS, victim=1 + 5 * (210_000 + seed * 7919 % 60_000))
+    again = replace(hang, step=hang.step + 40, kind="kill_slot")
+    late = tuple(replace(again, step=again.step + 60 * i, victim=i) for i in range(4))
+    return replace(drawn, faults=(hang, *late, replace(kill_driver, step=kill_driver.step + 300)), rows=200)
+
+
+def _victim(kind: str, number: int) -> int:
+    """The number of a fault that makes this one of `AT_IT` strike."""
+    return len(AT_IT) * number + AT_IT.index(kind)
+
+
+def struck_committing(*kinds: str) -> Callable[[int], Scenario]:
+    """Of a seed: all sinks commit on slots, in two lanes or more, and one of `kinds` strikes in the midst, again and again."""
+
+    def scenario(seed: int) -> Scenario:
+        topology = ("keyed", "pipeline")[seed % 2]
+        drawn = draw(
+            seed, topology=topology, parallelism=3, rescale_to=2 if "stop" in kinds else None, faults=(), rows=100
+        )
+        struck = tuple(
+            Fault(40 + 90 * i + seed * 37 % 90, COMMITTING, _victim(kinds[(seed + i) % len(kinds)], seed * 7 + i))
+            for i in range(5)
+            if kinds[(seed + i) % len(kinds)] in AT_IT
+        )
+        others = tuple(
+            Fault(60 + 110 * i + seed * 31 % 110, kind, seed + i)
+            for i in range(5)
+            if (kind := kinds[(seed + i) % len(kinds)]) not in AT_IT
+        )
+        faults = tuple(sorted((*drawn.faults, *struck, *others), key=lambda fault: fault.step))
+        tempo = replace(drawn.tempo, mail_us=40, control_us=400, io_us=2000, clock_tick_us=0, interleave=0.2)
+        drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.002, min_pause_s=0.0, aligned_timeout_s=0.0)
+        return replace(drawn, timeout_s=60.0, batch_rows=3, row_us=1000, retained=1, on_slots=1.0)
+
+    return scenario
+
+
+def dealt_anew(*topologies: str) -> Callable[[int], Scenario]:
+    """Of a seed: the job goes on at another parallelism, with more keys than key groups."""
+
+    def scenario(seed: int) -> Scenario:
+        before, after = ((3, 2), (2, 3), (1, 4), (4, 3))[seed % 4]
+        topology = topologies[seed % len(topologies)]
+        drawn = draw(seed, topology=topology, parallelism=before, rescale_to=after, faults=(), rows=100)
+        tempo = replace(drawn.tempo, mail_us=40, io_us=100, clock_tick_us=0)
+        stops = tuple(Fault(200 + 300 * i + seed * 37 % 200, "stop", 0) for i in range(3))
+        drawn = replace(drawn, tempo=tempo, faults=stops, interval_s=0.002, timeout_s=60.0, batch_rows=3, row_us=1000)
+        return replace(drawn, keys=50, skew=0.0, key_groups=16, splits=7, readers=2)
+
+    return scenario
+
+
+def windowed(*topologies: str) -> Callable[[int], Scenario]:
+    """Of a seed: slots die while windows of several keys are open, and the job goes on at another parallelism."""
+
+    def scenario(seed: int) -> Scenario:
+        topology = topologies[seed % len(topologies)]
+        before, after = ((3, 2), (2, 3), (2, 1), (1, 3))[seed % 4]
+        drawn = draw(seed, topology=topology, parallelism=before, rescale_to=after, faults=(), rows=200)
+        kinds = ("kill_slot", "stop", "kill_slot", "stop")
+        faults = tuple(Fault(150 + 200 * i + seed * 37 % 150, kind, seed + i) for i, kind in enumerate(kinds))
+        tempo = replace(drawn.tempo, mail_us=40, io_us=100, clock_tick_us=0)
+        drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.002, timeout_s=60.0, row_us=1000)
+        drawn = replace(drawn, readers=1, rounds=2)  # what is found later is late
+        return replace(drawn, keys=3, skew=0.0, key_groups=16, splits=2, batch_rows=(3, 10)[seed % 2], text_bytes=0)
+
+    return scenario
+
+
+def uneven(seed: int) -> Scenario:
+    """The job goes on at another parallelism while its subtasks have come to different times."""
+    drawn = windowed("window", "sliding")(seed)
+    stop = Fault(100, BACKLOGGED, 1)
+    more = tuple(Fault(200 * i, RECOVERING, 1 + 9 * i) for i in range(1, 4))
+    faults = tuple(sorted((stop, *more, *drawn.faults), key=lambda fault: fault.step))
+    return replace(drawn, aligned_timeout_s=0.0, sink_rows=1, sink_pause_s=0.003, faults=faults)
+
+
+def behind_closely(scenario_of: Callable[[int], Scenario]) -> Callable[[int], Scenario]:
+    """The same, where event time follows the rows so closely that windows fire all the while, not only at the end."""
+
+    def scenario(seed: int) -> Scenario:
+        drawn = scenario_of(seed)
+        return replace(drawn, shape=close_behind(drawn.shape), rescaled=drawn.rescaled and close_behind(drawn.rescaled))
+
+    return scenario
