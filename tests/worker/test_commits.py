@@ -197,6 +197,25 @@ def test_what_cannot_be_unpickled_fails_every_commit() -> None:
     ]
 
 
+def test_sinks_that_could_not_be_loaded_are_loaded_by_the_next_commit() -> None:
+    failures = [OSError("the storage does not answer")]
+
+    def unpickle(data: bytes) -> Any:
+        if failures:
+            raise failures.pop()
+        return pickle.loads(data)
+
+    world = World(unpickle)
+    world.commit(1)
+    world.commit(2, lane=1)
+    world.pool.run_all()
+    assert [(x.request, x.summary) for x in world.said] == [(n, "OSError: the storage does not answer") for n in (1, 2)]
+    world.commit(3)
+    world.commit(4, lane=1)
+    world.pool.run_all()
+    assert world.said[2:] == [m.CommitDone(3), m.CommitDone(4)]
+
+
 def test_when_the_attempt_is_over_its_commits_are_told_to_stop_and_its_committers_closed() -> None:
     world = World()
     world.commit(1)

@@ -187,7 +187,7 @@ def not_told_to_stop() -> Replacements:
 
 def committers_stay_open() -> Replacements:
     """The committer of an attempt that is over goes on with the next one."""
-    return [(SlotCommits, "_close", lambda self, lane: None)]
+    return [(SlotCommits, "_close", lambda self, lane, outcome: None)]
 
 
 def zombie_has_slots_commit() -> Replacements:

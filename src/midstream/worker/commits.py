@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeAlias
 
 from midstream.checkpoint.store import check_epoch
 from midstream.core.errors import InvariantError
@@ -33,12 +34,16 @@ class _Loaded:
     epoch: int
 
 
+Work: TypeAlias = "Callable[[Done[_Loaded] | Failed], None]"
+"""For the I/O pool, given the sinks, or why they could not be loaded."""
+
+
 @dataclass(slots=True)
 class _Lane:
     uid: str
     committer: Committer | None = None
     """Made, used and closed on the I/O pool."""
-    todo: deque[tuple[Callable[[], None], Callable[[Done[None] | Failed], None]]] = field(default_factory=deque)
+    todo: deque[tuple[Work, Callable[[Done[None] | Failed], None]]] = field(default_factory=deque)
     """Work for the I/O pool, and what is to be done with its outcome."""
     busy: bool = False
     unanswered: int | None = None
@@ -48,6 +53,7 @@ class _Lane:
 class SlotCommits:
     def __init__(self, seams: SlotSeams) -> None:
         self._seams = seams
+        self._sinks: m.CommitSinks | None = None
         self._loaded: Done[_Loaded] | Failed | None = None
         self._lanes: dict[tuple[str, int], _Lane] = {}
         """By uid and lane: all that there has been work for."""
@@ -55,6 +61,10 @@ class SlotCommits:
         """Of the attempt that runs or is to come."""
 
     def load(self, message: m.CommitSinks) -> None:
+        """The driver sends it once. What fails to load, as when the storage does not answer, is loaded anew by the next commit."""
+        self._sinks = message
+        self._loaded = None
+
         def work() -> _Loaded:
             graph: JobGraph = self._seams.unpickle(message.graph)
             specs = (spec for vertex in graph.vertices for spec in vertex.operators)
@@ -79,6 +89,8 @@ class SlotCommits:
                 f"{lane.unanswered} is answered"
             )
         lane.unanswered = message.request
+        if isinstance(self._loaded, Failed) and self._sinks is not None:
+            self.load(self._sinks)
         stopped = self._stopped
         lane.todo.append((partial(self._work, lane, message, stopped), partial(self._done, lane, message, stopped)))
         self._go_on(lane)
@@ -103,7 +115,7 @@ class SlotCommits:
             done(outcome)
             self._go_on(lane)
 
-        self._seams.executor.submit(work, finished)
+        self._seams.executor.submit(partial(work, self._loaded), finished)
 
     def _done(self, lane: _Lane, message: m.Commit, stopped: Signal, outcome: Done[None] | Failed) -> None:
         lane.unanswered = None
@@ -118,11 +130,10 @@ class SlotCommits:
 
     # ---- on the I/O pool ----
 
-    def _work(self, lane: _Lane, message: m.Commit, stopped: Signal) -> None:
-        assert self._loaded is not None
-        if isinstance(self._loaded, Failed):
-            raise self._loaded.error
-        loaded = self._loaded.value
+    def _work(self, lane: _Lane, message: m.Commit, stopped: Signal, outcome: Done[_Loaded] | Failed) -> None:
+        if isinstance(outcome, Failed):
+            raise outcome.error
+        loaded = outcome.value
         if lane.committer is None:
             name, sink = loaded.sinks[message.uid]
             lane.committer = sink.committer(CommitterContext(message.uid, name, loaded.job_id, loaded.storage, stopped))
@@ -135,7 +146,7 @@ class SlotCommits:
                 check_epoch(loaded.storage, loaded.epoch)
             lane.committer.commit(message.checkpoint_id, message.committables)
 
-    def _close(self, lane: _Lane) -> None:
+    def _close(self, lane: _Lane, _: Done[_Loaded] | Failed) -> None:
         committer, lane.committer = lane.committer, None
         if committer is not None:
             committer.close()
