@@ -9,6 +9,7 @@ from coordinator_world import Bench, Ledger, ScriptedSource, restored, two_verti
 
 from in_memory import TORN
 from midstream.checkpoint.metadata import CheckpointMetadata, decode_metadata
+from midstream.coordinator.checkpointing import checkpoints
 from midstream.core.errors import InvariantError
 from midstream.core.ids import TaskId
 from midstream.protocol import messages as m
@@ -194,6 +195,20 @@ def test_a_duplicate_acknowledgement_changes_nothing() -> None:
     bench.ack(1, WRITE1)
     bench.ack(1, READ0)
     assert bench.state_file(1, READ0) in bench.storage.files
+    assert bench.state == "running"
+
+
+def test_what_is_remembered_of_completed_checkpoints_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints, "IDS_KEPT", 2)
+    bench = Bench().run()
+    for number in range(1, 9):
+        bench.ask(m.DoCheckpoint())
+        bench.ack(number, READ0, READ1, WRITE0, WRITE1)
+        assert len(bench.job.checkpoints._completed_ids) <= 4
+    deleted = set(bench.storage.files)
+    for number in range(1, 9):
+        bench.ack(number, READ0)  # duplicates of old and of new ones
+    assert deleted <= set(bench.storage.files)
     assert bench.state == "running"
 
 

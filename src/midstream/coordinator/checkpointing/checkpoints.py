@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from functools import partial
+from typing import Final
 
 from midstream.checkpoint.metadata import CheckpointMetadata, Committables, SourcePosition, names_of
 from midstream.checkpoint.store import (
@@ -50,6 +51,9 @@ from midstream.core.seams import Done, Failed, Storage
 from midstream.protocol.job_status import CheckpointStatus
 from midstream.protocol.messages import CheckpointAborted, CheckpointAck, CheckpointDecline, TriggerCheckpoint
 
+IDS_KEPT: Final = 1_000
+"""How many ids of completed checkpoints are remembered at least: a job may run for years."""
+
 
 class Checkpoints:
     def __init__(self, effects: Effects, plan: JobPlan, cleaning: Cleaning, committing: Committing) -> None:
@@ -72,6 +76,7 @@ class Checkpoints:
         self._newest_id = 0
         """Id of the newest completed one of this run, or the one restored."""
         self._completed_ids: set[int] = set()
+        """Of the newest completed ones: an acknowledgement of an older checkpoint changes nothing."""
         self._uncertain_id = 0
         """The newest one of which nobody knows whether it is there: it may be, so its files stay."""
         self._uncertain_files: frozenset[str] = frozenset()
@@ -155,7 +160,7 @@ class Checkpoints:
 
     def acknowledge(self, slot: int, ack: CheckpointAck, attempt: Attempt) -> None:
         """A task of the current attempt has stored its part."""
-        if ack.checkpoint_id in self._completed_ids:
+        if ack.checkpoint_id in self._completed_ids or ack.checkpoint_id <= self._newest_id - IDS_KEPT:
             return  # a duplicate: its files belong to the checkpoint
         if ack.checkpoint_id >= self._next_id:
             raise InvariantError(f"slot {slot} acknowledges checkpoint {ack.checkpoint_id}, which was never triggered")
@@ -366,6 +371,8 @@ class Checkpoints:
         self.state_sizes.completed(metadata)
         self._newest_id = metadata.checkpoint_id
         self._completed_ids.add(metadata.checkpoint_id)
+        if len(self._completed_ids) > 2 * IDS_KEPT:
+            self._completed_ids = {known for known in self._completed_ids if known > self._newest_id - IDS_KEPT}
         for settled in [known for known in self._unsettled if known[0] <= metadata.checkpoint_id]:
             del self._unsettled[settled]
         self.retained = (*self.retained, Retained(metadata.checkpoint_id, frozenset(metadata.files)))
