@@ -257,6 +257,19 @@ def test_a_task_that_cannot_be_opened_ends_the_attempt_in_its_slot() -> None:
     assert slot.machine.state is SlotState.IDLE
 
 
+def test_an_operator_that_cannot_be_opened_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise OSError("the target does not answer")
+
+    monkeypatch.setattr(Wakes, "open", refuses)
+    slot = Slot()
+    slot.deploy()
+    slot.io.run_io()
+    (failed,) = slot.sent
+    assert isinstance(failed, m.DeployFailed)
+    assert failed.summary == ("wakes (subtask 0, uid 'wakes') could not be opened: OSError: the target does not answer")
+
+
 def test_every_message_to_a_slot_is_expected_in_some_state() -> None:
     events = {row.event for row in SLOT_TABLE.rows}
     assert events == {*get_args(m.ToSlot), *SlotEvent}

@@ -24,8 +24,7 @@ def task_failed(
 ) -> m.TaskFailed:
     """`operator`: the uid of the one that was at work. `place`: where the row is in the input."""
     summary, details = _texts(error)
-    where = f"subtask {ref.subtask}" + (f", uid {operator!r}" if operator else "")
-    summary = f"{name} ({where}): {summary}{f' ({sendable(place)})' if place else ''}"
+    summary = f"{_subtask(ref, name, operator)}: {summary}{f' ({sendable(place)})' if place else ''}"
     return m.TaskFailed(attempt, ref, summary, details, _is_fatal(error), symptom, _same(operator, error))
 
 
@@ -41,8 +40,18 @@ def place_of_failure(source: SourceDriver | None, chain: Chain, error: BaseExcep
         return ""
 
 
-def deploy_failed(attempt: int, error: BaseException) -> m.DeployFailed:
-    return m.DeployFailed(attempt, *_texts(error), _is_fatal(error), _same("", error))
+def deploy_failed(attempt: int, error: BaseException, opening: tuple[TaskId, str, str] | None = None) -> m.DeployFailed:
+    """`opening`: the task that was being opened, and the name and uid of its operator."""
+    summary, details = _texts(error)
+    operator = ""
+    if opening is not None:
+        ref, name, operator = opening
+        summary = f"{_subtask(ref, name, operator)} could not be opened: {summary}"
+    return m.DeployFailed(attempt, summary, details, _is_fatal(error), _same(operator, error))
+
+
+def _subtask(ref: TaskId, name: str, operator: str) -> str:
+    return f"{name} (subtask {ref.subtask}" + (f", uid {operator!r})" if operator else ")")
 
 
 def commit_failed(request: int, error: BaseException, stopped: bool) -> m.CommitFailed:

@@ -260,9 +260,11 @@ class SlotMachine:
 
     def _not_opened(self, error: BaseException) -> None:
         self.failure = error
+        task = self._opening
+        opening = None if task is None else (task.ref, *task.operators.at_work)
         self._on(SlotEvent.NOT_OPENED)
         self._end_attempt()
-        self._seams.send(deploy_failed(self.attempt, error))
+        self._seams.send(deploy_failed(self.attempt, error, opening))
 
     def _start(self, peers: tuple[m.Peer, ...]) -> None:
         """All slots are deployed: connect, announce credit, run."""
