@@ -237,6 +237,30 @@ def test_protocol_code_reaches_the_outside_only_through_the_seams(file):
 LINES_MAX = 600
 """A file is one idea; past some 500 lines look for the second one."""
 
+FUNCTION_LINES_MAX = 60
+"""Its docstring not counted."""
+LONG_FUNCTIONS = {
+    "coordinator/facts.py who_hears": "one table, whose order is the point",
+    "sim/command.py simulate": "what is printed of a campaign, line by line",
+    "sim/scenario.py draw": "one field of the scenario after the other, in the order in which they are drawn",
+    "ui/doctor.py _look_at_settings": "one setting of Spark after the other",
+    "ui/simulate_command.py simulate": "one flag each, with its help",
+}
+ATTRIBUTES_MAX = 20
+LARGE_CLASSES = {
+    "coordinator/machine.py Coordinator": "the parts that it connects; what they have in common is in facts.py",
+    "inprocess/engine.py Engine": "stands for a driver, a cluster and a slot at once",
+    "runtime/connection.py Connection": "handshake, sending and receiving of one socket share its buffers",
+    "sim/campaign.py Summary": "one count each",
+    "sim/cluster.py Driver": "what is checked of a driver, one by one",
+    "sim/disk.py Disk": "one way to fail each",
+    "sim/keeper.py Keeper": "what a run has come to, one by one",
+    "sim/oracle.py Oracle": "what is remembered of older checkpoints, one by one",
+    "sim/run.py Run": "the parts of one world",
+    "testing/simulated_run.py _Run": "the parts of one world",
+}
+"""What is longer or larger has a reason."""
+
 USERS_CLASSES = {"api/environment.py", "api/stream.py", "api/keyed.py", "api/connected.py"}
 """What users call: every public method is documented."""
 
@@ -294,3 +318,33 @@ def test_importing_starts_without_pyspark(module):
     code = f"import sys, {module}; sys.exit('pyspark' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr or f"import {module} imports pyspark"
+
+
+def _long_functions(file: Path) -> Iterator[str]:
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)):
+            docstring = ast.get_docstring(node, clean=False)
+            lines = (node.end_lineno or 0) - node.lineno + 1 - (docstring.count("\n") + 1 if docstring else 0)
+            if lines > FUNCTION_LINES_MAX:
+                yield f"{name_of(file)} {node.name}"
+
+
+def _large_classes(file: Path) -> Iterator[str]:
+    for node in ast.walk(tree_of(file)):
+        if isinstance(node, ast.ClassDef):
+            fields = {x.target.id for x in node.body if isinstance(x, ast.AnnAssign) and isinstance(x.target, ast.Name)}
+            assigned = {
+                x.attr
+                for x in ast.walk(node)
+                if isinstance(x, ast.Attribute) and isinstance(x.ctx, ast.Store) and ast.unparse(x.value) == "self"
+            }
+            is_record = any("dataclass" in ast.unparse(x) for x in node.decorator_list) or any(
+                "Struct" in ast.unparse(x) for x in node.bases
+            )
+            if len(assigned if is_record else assigned | fields) > ATTRIBUTES_MAX:
+                yield f"{name_of(file)} {node.name}"
+
+
+def test_long_functions_and_large_classes_have_a_reason() -> None:
+    assert {name for file in files() for name in _long_functions(file)} == LONG_FUNCTIONS.keys()
+    assert {name for file in files() for name in _large_classes(file)} == LARGE_CLASSES.keys()

@@ -97,7 +97,7 @@ class Environment:
     """
 
     @located
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what users may choose
         self,
         name: str = "job",
         *,
@@ -214,7 +214,7 @@ class Environment:
         return self._begin("files", source)
 
     @located
-    def read_kafka(
+    def read_kafka(  # noqa: PLR0913 - what users may choose
         self,
         servers: str | Sequence[str],
         topics: Topics,

@@ -226,7 +226,7 @@ def _constant(field: Field, where: str) -> Build:
     return lambda records: build([value] * len(records))
 
 
-def _default(kind: AvroType, given: Any, where: str) -> Any:
+def _default(kind: AvroType, given: Any, where: str) -> Any:  # noqa: PLR0912 - one arm for each type
     """Return the value of a default, which is JSON. That of a union belongs to its first branch."""
     if kind.kind == "union":
         return _default(kind.branches[0], given, where)
@@ -287,7 +287,7 @@ def _resolved(writer: AvroType, reader: AvroType, where: str) -> Build:
     return column
 
 
-def _build(writer: AvroType, reader: AvroType, kind: pa.DataType, where: str) -> Build:
+def _build(writer: AvroType, reader: AvroType, kind: pa.DataType, where: str) -> Build:  # noqa: PLR0912 - one arm for each type
     """Return how to build a column of values that are not null."""
     before, after = writer.kind, reader.kind
     is_text = {before, after} == {"bytes", "string"}

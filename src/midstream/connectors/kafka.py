@@ -120,7 +120,7 @@ class KafkaSource(Source):
     starts.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what users may choose
         self,
         servers: str | Sequence[str],
         topics: Topics,

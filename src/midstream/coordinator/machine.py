@@ -137,7 +137,7 @@ class Coordinator:
     def _turn(self, what: Turn) -> None:
         self.phase = PHASE_TABLE.next(self.phase, what)
 
-    def _on(self, event: ev.CoordinatorEvent) -> None:
+    def _on(self, event: ev.CoordinatorEvent) -> None:  # noqa: PLR0912 - one arm for each event or message
         if self.phase is Phase.ENDED:
             raise InvariantError(f"{type(event).__name__} after the end")
         match event:
@@ -276,7 +276,7 @@ class Coordinator:
 
     # ---- what slots say ----
 
-    def _heard(self, slot: int, message: m.FromSlot) -> None:
+    def _heard(self, slot: int, message: m.FromSlot) -> None:  # noqa: PLR0912 - one arm for each event or message
         if slot not in self.slots.live or isinstance(message, m.Register):
             return
         attempt = self.attempt

@@ -314,7 +314,7 @@ class _Walk:
             self.expected.overdrawn.append(where)
         return stream - some
 
-    def _operator(
+    def _operator(  # noqa: PLR0912 - one arm for each kind of operator
         self,
         kind: str,
         uid: str,
@@ -508,7 +508,7 @@ def behind_timers(shape: Shape) -> set[int]:
     return found
 
 
-def _operator(
+def _operator(  # noqa: PLR0912 - one arm for each kind of operator
     kind: str,
     uid: str,
     outside: Outside,

@@ -256,7 +256,7 @@ class _Look:
             elif thing.id not in self._local:
                 yield Habit.GLOBAL
 
-    def _called(self, call: ast.Call) -> Iterator[Habit]:
+    def _called(self, call: ast.Call) -> Iterator[Habit]:  # noqa: PLR0912 - one arm for each kind of node
         function = call.func
         if isinstance(function, ast.Name):
             name = function.id

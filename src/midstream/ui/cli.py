@@ -47,7 +47,7 @@ app.version = _version
 
 
 @app.command
-def run(
+def run(  # noqa: PLR0913 - one flag each
     job: Path,
     /,
     *,

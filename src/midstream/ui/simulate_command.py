@@ -17,7 +17,7 @@ OF_A_TRACE = Group("Options for the trace of one run", sort_key=3)
 OWN = Group("Options for the simulator's own jobs, which test midstream itself", sort_key=4)
 
 
-def simulate(
+def simulate(  # noqa: PLR0913 - one flag each
     job: Path | None = None,
     /,
     *,

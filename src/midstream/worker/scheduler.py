@@ -46,7 +46,7 @@ class Scheduler:
                 self._is_posted = True
                 self._executor.post(self._run)
 
-    def _run(self) -> None:
+    def _run(self) -> None:  # noqa: PLR0912 - the order of steps is decided in one place
         """A few steps, then back to the loop: sockets and completions must not wait for long."""
         clock, ready = self._clock, self._ready
         if not self._is_running:

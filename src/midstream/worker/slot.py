@@ -114,7 +114,7 @@ class SlotMachine:
 
     # ---- messages --------------------------------------------------------------
 
-    def handle(self, message: m.ToSlot) -> None:
+    def handle(self, message: m.ToSlot) -> None:  # noqa: PLR0912 - one arm for each message
         """One message of the coordinator, in the order sent. Never raises for what the job did wrong."""
         if isinstance(message, _OF_AN_ATTEMPT) and (message.attempt != self.attempt or self.state is SlotState.IDLE):
             return
