@@ -162,7 +162,7 @@ def _captured_in(order: Callable[[list[Any]], list[Any]]) -> Replacements:
 
 def rest_behind_recovered() -> Replacements:
     """In a checkpoint during recovery, the batch at work comes behind what is still to be recovered."""
-    return _captured_in(lambda inputs: sorted(inputs, key=lambda entry: bool(entry[0].batches)))
+    return _captured_in(lambda inputs: sorted(inputs, key=lambda entry: not entry[0].stored))
 
 
 def skip_counted_twice() -> Replacements:
