@@ -252,7 +252,7 @@ KEPT = {
 }
 """By the class of the type in PySpark: an SQL expression, and its value."""
 REFUSED = {
-    "VariantType": ("parse_json('{\"a\": 1}')", r"variant; make it text with to_json\(\)"),
+    "VariantType": ("parse_json('{\"a\": 1}')", r"variant; convert it to a string with to_json\(\)"),
     "GeometryType": ("st_geomfromwkb(X'0101000000000000000000F03F0000000000000040')", r"st_asbinary\(\)"),
     "GeographyType": ("st_geogfromwkb(X'0101000000000000000000F03F0000000000000040')", r"st_asbinary\(\)"),
     "YearMonthIntervalType": ("interval '1-2' year to month", "interval year to month; cast it to int"),

@@ -158,7 +158,7 @@ def test_a_restored_partition_is_read_again_without_the_rows_emitted(form):
         ),
         ("none", JobError, r"data source 'numbers', partition 000000: row 0 is NoneType; read\(\) must return tuples"),
         ("none later", JobError, r"row 1 is NoneType"),
-        ("none after batch", JobError, r"gave NoneType after record batches"),
+        ("none after batch", JobError, r"returned NoneType after record batches"),
         ("wrong row", SchemaError, r"row 0 has x, n, but the schema has n, who"),
     ],
 )

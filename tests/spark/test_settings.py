@@ -32,15 +32,15 @@ COPIES = {"speculation": "true", "speculation__task__duration__threshold": "1h"}
         (
             IDLE,
             (
-                r"^spark.python.worker.idleTimeoutSeconds=30s together with spark.python.worker.killOnIdleTimeout=true has "
-                r"Spark kill every slot .*; leave spark.python.worker.killOnIdleTimeout out, or set it to false$"
+                r"^spark.python.worker.idleTimeoutSeconds=30s together with spark.python.worker.killOnIdleTimeout=true makes "
+                r"Spark kill every slot .*; leave out spark.python.worker.killOnIdleTimeout, or set it to false$"
             ),
         ),
         (
             COPIES,
             (
-                r"^spark.speculation=true together with spark.speculation.task.duration.threshold=1h has .* kill one of the "
-                r"two; leave spark.speculation.task.duration.threshold out, or set spark.speculation to false$"
+                r"^spark.speculation=true together with spark.speculation.task.duration.threshold=1h makes .* kill one of the "
+                r"two; leave out spark.speculation.task.duration.threshold, or set spark.speculation to false$"
             ),
         ),
     ],
