@@ -91,6 +91,8 @@ NAMED: Final[Mapping[str, Callable[[int], Scenario]]] = {
     "broadcast_dealt_anew": at_rest.dealt_anew("broadcast"),
     "uneven": at_rest.uneven,
     "windows_in_pieces": regions.in_pieces(at_rest.behind_closely(at_rest.windowed("sliding", "window"))),
+    "timers_in_pieces": regions.in_pieces(partial(draw, topology="timers", faults=("kill_slot", "user_error"))),
+    "joins_in_pieces": regions.in_pieces(partial(draw, topology="join")),
     "in_pieces": regions.in_pieces(of_one_topology),
 }
 VISITS: Final = 0.3
