@@ -154,7 +154,7 @@ class Task:
         )
         self._awaited: int | None = None
         """HELD: the checkpoint behind whose barrier it holds. AWAITS_CHECKPOINT: the first one that it has joined since
-        its data ended; None: no one yet."""
+        its data ended; None: none yet."""
         self.busy_s = 0.0
         self.backpressured_s = 0.0
         self._backpressured_since: float | None = None
@@ -193,7 +193,7 @@ class Task:
             partition.discard()
 
     def fail(self, error: BaseException, *, symptom: bool = False) -> None:
-        """The task cannot go on. Says so once, with the cause; `symptom`: it is hardly the root of it.
+        """The task cannot go on. Says so once, with the cause; `symptom`: it is probably a consequence of another failure.
 
         Its channels stay until the attempt is cancelled: peers that do not know yet still send with the
         credit they have, and work on what they have taken by reference.

@@ -68,7 +68,7 @@ class Pending:
     is_rescale: bool
     """It goes on at another parallelism, or on other slots, from this one."""
     is_savepoint: bool
-    """It fails for itself only: a job that cannot make one has no failure that a restart would mend."""
+    """Its failure does not count against the job: a restart would not mend it."""
     acks: dict[TaskId, CheckpointAck] = field(default_factory=dict)
     in_flight: InFlight = field(default_factory=InFlight)
     """Of these acknowledgements: there may be 100,000s of channels, so they are counted as they come."""

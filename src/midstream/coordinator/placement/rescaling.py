@@ -206,7 +206,7 @@ class Rescaling:
         self._gather(Turn.SLOT_LEAVES)
 
     def _gather(self, because: Turn) -> None:
-        """So many slots that the tasks that there are and the new ones have theirs, except those that leave."""
+        """Enough slots for the old tasks and the new, not counting those that leave."""
         assert self._current is not None
         self._turn(because)
         before = self._current.before.graph.slots - len(self._slots.leaving)
@@ -318,8 +318,9 @@ class Rescaling:
 
     def _stay(self, why: str) -> None:
         leaving = sorted(self._slots.leaving)
-        where = f"slot{'s' * (len(leaving) > 1)} {', '.join(map(str, leaving))}"
-        self._effects.facts.warned(f"the tasks stay on {where} until it ends: {why}")
+        which, until = ("slots", "they end") if len(leaving) > 1 else ("slot", "it ends")
+        numbers = ", ".join(map(str, leaving))
+        self._effects.facts.warned(f"the tasks stay on {which} {numbers} until {until}: {why}")
         self._slots.stay()
 
     def _refuse(self, client: int, reason: str) -> None:
