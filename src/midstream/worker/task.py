@@ -2,8 +2,8 @@
 
 Everything happens in `step`, a slice of work that always completes: its output goes to the
 subpartitions even where that overdraws the pool, and the next step waits until the pool is whole.
-Between two steps nothing is half done, so that is when mails are handled: triggers, splits,
-completed checkpoints, timers.
+Between two steps nothing is half done. So a mail is a step of its own: a trigger, a split, a
+completed checkpoint.
 
 TASK_TABLE says which states there are and what leads from one to the next; `Task.next_step` is the
 one place where it is decided what a task does next, and its members say what that can be.
@@ -241,7 +241,7 @@ class Task:
         self._seams.schedule(self)
 
     def mail(self, work: Callable[[], None]) -> None:
-        """Run `work` between two steps, after the mails already there."""
+        """Run `work` as a step of its own, after the mails already there."""
         self.mails.append(work)
         self.wake()
 
