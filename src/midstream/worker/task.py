@@ -461,8 +461,8 @@ class Task:
         finished = self.state in _FINISHING
         if finished and self._awaited is None:
             self._awaited = checkpoint_id
-        captured = self.operators.capture(checkpoint_id)
-        self._snapshots.take(checkpoint_id, captured, alignment_ms=alignment_ms, began_s=began_s, finished=finished)
+        snapshots = self.operators.snapshot(checkpoint_id)
+        self._snapshots.take(checkpoint_id, snapshots, alignment_ms=alignment_ms, began_s=began_s, finished=finished)
 
     def _on_completed(self, checkpoint_id: int) -> None:
         self._story.append((self.state, f"checkpoint {checkpoint_id} completed"))
