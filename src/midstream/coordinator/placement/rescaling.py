@@ -83,12 +83,7 @@ RESCALE_TABLE: Final[Table[Stage, RescaleTurn]] = Table(
         Row(Stage.STORED, _SWITCHES, (Stage.SWITCHING,), "the old tasks are cancelled"),
         Row(Stage.SWITCHING, _RUNS, (Stage.NONE,), "who asked is told"),
         *(
-            Row(
-                stage,
-                _OFF,
-                (Stage.NONE,),
-                "who asked is told; while SWITCHING, a rescale goes back to its old plan",
-            )
+            Row(stage, _OFF, (Stage.NONE,), "who asked is told; while SWITCHING, a rescale goes back to its old plan")
             for stage in Stage
             if stage is not Stage.NONE
         ),
