@@ -165,7 +165,7 @@ def test_a_commit_that_fails_for_good_fails_the_job_by_name_and_its_rows_are_kep
     with pytest.raises(SchemaError) as failure:
         target.job(checkpoints).execute(slots=ProcessSlots())
     said = str(failure.value)
-    assert "sink 'out': committing what it wrote until checkpoint" in said
+    assert "sink 'out': committing what it wrote up to checkpoint" in said
     assert 'violates foreign key constraint "numbers_n_fkey"' in said
     assert "kept" in said and "--from latest" in said
     rows = target.rows()

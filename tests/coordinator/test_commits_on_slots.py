@@ -169,7 +169,7 @@ def test_a_commit_that_keeps_failing_restarts_the_job_which_is_not_deployed_befo
         answer(bench, at, error="OSError: broker away")
         bench.wait(4)
     failure = bench.status.failures[0].summary
-    assert "sink 'write': committing what it wrote until checkpoint 1" in failure
+    assert "sink 'write': committing what it wrote up to checkpoint 1" in failure
     assert "lane 0: OSError: broker away" in failure
     assert len(bench.messages(m.Deploy)) == 2, "nothing was deployed again"
     assert bench.state == "restarting"
@@ -378,7 +378,7 @@ def test_what_a_slot_commits_is_shown_with_its_lane_and_has_a_limit() -> None:
     bench.checkpoint()
     answer(bench, 0)
     bench.wait(10)
-    what = "sink 'write' to commit what it wrote until checkpoint 1 (lane 1, on slot 1)"
+    what = "sink 'write' to commit what it wrote up to checkpoint 1 (lane 1, on slot 1)"
     assert [(wait.what, wait.limit_ms) for wait in bench.status.waiting] == [(what, 600_000)]
     bench.wait(600)
     assert what in bench.error

@@ -14,7 +14,7 @@ from midstream.coordinator import events as ev
 from midstream.coordinator import facts
 from midstream.coordinator.checkpointing.pending import CHECKPOINT_TABLE, Progress
 from midstream.coordinator.phase import PHASE_TABLE, Phase
-from midstream.coordinator.placement.attempt import TASK_TABLE, TaskPhase
+from midstream.coordinator.placement.attempt import ATTEMPT_TABLE, TaskPhase
 from midstream.coordinator.placement.rescaling import RESCALE_TABLE
 from midstream.coordinator.placement.rescaling import Stage as RescaleStage
 from midstream.coordinator.requests.savepoints import SAVEPOINT_TABLE
@@ -44,7 +44,7 @@ def test_those_who_hear_are_told_in_order() -> None:
     ("table", "states", "first"),
     [
         (PHASE_TABLE, Phase, Phase.CREATED),
-        (TASK_TABLE, TaskPhase, TaskPhase.DEPLOYING),
+        (ATTEMPT_TABLE, TaskPhase, TaskPhase.DEPLOYING),
         (CHECKPOINT_TABLE, Progress, Progress.NONE),
         (SAVEPOINT_TABLE, SavepointStage, SavepointStage.CLAIMING),
         (RESCALE_TABLE, RescaleStage, RescaleStage.NONE),

@@ -249,7 +249,7 @@ def test_a_failure_while_the_savepoint_of_a_stop_is_copied_lets_the_job_go_on_fr
     assert client not in bench.replies
     bench.release("savepoint:")
     answer = bench.replies[client].error
-    assert answer.startswith("no savepoint was made: ") and answer.endswith("it goes on and does not stop")
+    assert answer.startswith("no savepoint was made: ") and answer.endswith("the job runs on; the stop is cancelled")
     assert bench.elsewhere[SAVED].files == {}
     bench.wait(1)
     assert bench.state == "running" and bench.status.restored_from == f"{ROOT}/chk-1"
@@ -261,7 +261,10 @@ def test_who_stops_with_a_savepoint_is_told_of_a_failure_when_the_place_is_free_
     bench.fail(READ0)
     assert client not in bench.replies and bench.elsewhere[SAVED].files != {}
     bench.release("savepoint-discard")
-    assert bench.replies[client].error.endswith("it goes on and does not stop") and bench.elsewhere[SAVED].files == {}
+    assert (
+        bench.replies[client].error.endswith("the job runs on; the stop is cancelled")
+        and bench.elsewhere[SAVED].files == {}
+    )
 
 
 def test_a_failure_while_another_savepoint_is_copied_takes_back_that_of_the_stop() -> None:
@@ -272,7 +275,9 @@ def test_a_failure_while_another_savepoint_is_copied_takes_back_that_of_the_stop
     acknowledge(bench, 2)
     assert bench.elsewhere[SAVED].checkpoints() == [2] and bench.ended is None
     bench.fail(READ0)
-    assert "it goes on and does not stop" in bench.replies[stopping].error and bench.elsewhere[SAVED].files == {}
+    assert (
+        "the job runs on; the stop is cancelled" in bench.replies[stopping].error and bench.elsewhere[SAVED].files == {}
+    )
     bench.release("savepoint:1")
     assert bench.replies[saving].checkpoint == "memory://other"
     bench.wait(1)

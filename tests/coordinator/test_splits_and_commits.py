@@ -437,7 +437,7 @@ def test_a_job_that_fails_for_good_because_of_commits_keeps_them_for_the_next_st
     bench.sink.failures = 999
     bench.checkpoint()
     bench.wait(120)
-    assert "sink 'write': committing what it wrote until checkpoint 1 (kept in the checkpoint" in bench.error
+    assert "sink 'write': committing what it wrote up to checkpoint 1 (kept in the checkpoint" in bench.error
     assert "--from latest): OSError: the target is away" in bench.error
     again = Bench(storage=bench.storage, restore="latest", job_id="job2").start()
     assert again.sink.committed == [(1, (b"1/0", b"1/1"))]

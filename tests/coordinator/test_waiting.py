@@ -113,7 +113,7 @@ def test_a_commit_that_hangs_is_named_and_in_the_end_fails_the_job() -> None:
     bench = Bench(checkpoint_interval_s=None, held=("commit",)).run()
     bench.checkpoint()
     bench.wait(100)
-    what = "sink 'write' to commit what it wrote until checkpoint 1"
+    what = "sink 'write' to commit what it wrote up to checkpoint 1"
     assert sentences(bench) == [f"waiting for {what}, 100 s so far (given up after 600 s)"]
     bench.wait(500)
     assert bench.state == "running"

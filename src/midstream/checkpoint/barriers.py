@@ -374,7 +374,7 @@ class BarrierHandler:
         return [AbortCheckpoint(pending.barrier.checkpoint_id, reason), *([Resume(blocked)] if blocked else [])]
 
     def check(self) -> None:
-        """While a checkpoint is pending somebody is still missing; who is blocked is open."""
+        """While a checkpoint is pending, a barrier is still missing; only open channels are blocked."""
         pending = self._pending
         assert self._ending <= self._open, (self._ending, self._open)
         if pending is None:

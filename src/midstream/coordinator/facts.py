@@ -93,7 +93,7 @@ def who_hears(job: Coordinator, facts: Facts) -> None:
         (job.requests.checkpoint_completed, "people last: what they are told is so by then"),
     )
     facts.checkpoint_aborted = Fact(
-        (job.savepoints.checkpoint_aborted, "first: it may wait for the next one, or take its stop along"),
+        (job.savepoints.checkpoint_aborted, "first: it may wait for the next one, or fail its stop with it"),
         (job.requests.checkpoint_aborted, "whoever waits is told, and a stop that is still there is off"),
         (job.rescaling.checkpoint_aborted, "last: the job stays as it is, and nobody else waits for this one"),
     )

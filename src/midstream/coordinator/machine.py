@@ -29,7 +29,7 @@ from midstream.coordinator.checkpointing.triggering import trigger_when_due
 from midstream.coordinator.effects import Effects, IoKind, TimerKind, brief
 from midstream.coordinator.facts import who_hears
 from midstream.coordinator.failures import Failure, Restarts, failure_of, failure_of_user_code, slot_lost, slots_gone
-from midstream.coordinator.phase import PHASE_TABLE, Phase, Turn
+from midstream.coordinator.phase import PHASE_TABLE, Phase, PhaseTurn
 from midstream.coordinator.placement.attempt import Attempt
 from midstream.coordinator.placement.attempts import Attempts
 from midstream.coordinator.placement.rescaling import Rescaling, Stage
@@ -134,7 +134,7 @@ class Coordinator:
 
     # ---- events ----
 
-    def _turn(self, what: Turn) -> None:
+    def _turn(self, what: PhaseTurn) -> None:
         self.phase = PHASE_TABLE.next(self.phase, what)
 
     def _on(self, event: ev.CoordinatorEvent) -> None:  # noqa: PLR0912 - one arm for each event or message
@@ -171,7 +171,7 @@ class Coordinator:
                 assert_never(event)
 
     def _start(self) -> None:
-        self._turn(Turn.STARTED)
+        self._turn(PhaseTurn.STARTED)
         try:
             check_plan(self.plan)
         except MidstreamError as error:
@@ -211,7 +211,7 @@ class Coordinator:
         self._gather()
 
     def _gather(self) -> None:
-        self._turn(Turn.OPENED)
+        self._turn(PhaseTurn.OPENED)
         if self.attempt is None:
             self._reset_sources()
         self.slots.gather()
@@ -379,7 +379,7 @@ class Coordinator:
         self.restored_from = self.checkpoints.newest_path
         self.attempts.deploy(self.plan, self._state_to_restore(), self.checkpoints.epoch)
         self._restoring.forget()
-        self._turn(Turn.DEPLOYED)
+        self._turn(PhaseTurn.DEPLOYED)
 
     def _reset_sources(self) -> None:
         state = self._state_to_restore()
@@ -400,7 +400,7 @@ class Coordinator:
             return False
         self.sources.deployed(self.attempt)
         self.attempts.start()
-        self._turn(Turn.ANSWERED)
+        self._turn(PhaseTurn.ANSWERED)
         if self.requests.draining:
             self._stop_sources()
         return True
@@ -409,7 +409,7 @@ class Coordinator:
         assert self.attempt is not None
         if not self.attempt.all_started:
             return False
-        self._turn(Turn.RUNS)
+        self._turn(PhaseTurn.RUNS)
         self._effects.facts.attempt_runs()
         return True
 
@@ -527,13 +527,13 @@ class Coordinator:
     def _cancel_attempt(self, why: str) -> None:
         pending = self.checkpoints.pending
         self._effects.facts.attempt_over(why, pending is not None and pending.is_stop)
-        self._turn(Turn.ATTEMPT_OVER)
+        self._turn(PhaseTurn.ATTEMPT_OVER)
 
     def _try_gather(self) -> bool:
         if not self.attempts.answered or self.committing.on_slots:  # a slot that a rescale lets go may be at it
             return False
         self.attempts.cancelled()
-        self._turn(Turn.CANCELLED)
+        self._turn(PhaseTurn.CANCELLED)
         if self.rescaling.stage is Stage.SWITCHING:
             self._go_on_with(self.rescaling.plan)
             self.slots.gather()
@@ -546,7 +546,7 @@ class Coordinator:
         if self.phase in (Phase.ENDING, Phase.ENDED):
             return
         assert (error is None) == (state != "failed"), (state, error)
-        self._turn(Turn.ENDS)
+        self._turn(PhaseTurn.ENDS)
         self.outcome = state, error
         self._why = why
         self._effects.cancel_all_timers()
@@ -570,7 +570,7 @@ class Coordinator:
     def _conclude(self) -> None:
         assert self.outcome is not None
         state, error = self.outcome
-        self._turn(Turn.CONCLUDED)
+        self._turn(PhaseTurn.CONCLUDED)
         self._effects.cancel_all_timers()
         stop = self.requests.stop
         path = stop.checkpoint if stop is not None and state == "stopped" else None

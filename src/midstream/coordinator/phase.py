@@ -23,7 +23,7 @@ class Phase(Enum):
     ENDED = auto()
 
 
-class Turn(Enum):
+class PhaseTurn(Enum):
     """What leads to another phase."""
 
     STARTED = auto()
@@ -44,24 +44,24 @@ class Turn(Enum):
     CONCLUDED = auto()
 
 
-PHASE_TABLE: Final[Table[Phase, Turn]] = Table(
+PHASE_TABLE: Final[Table[Phase, PhaseTurn]] = Table(
     "coordinator",
     (
-        Row(Phase.CREATED, Turn.STARTED, (Phase.OPENING,), "the checkpoint directory is opened, if there is one"),
-        Row(Phase.OPENING, Turn.OPENED, (Phase.GATHERING,), "sources are reset, slots asked for"),
-        Row(Phase.GATHERING, Turn.DEPLOYED, (Phase.DEPLOYING,), "each slot is told what to build"),
-        Row(Phase.DEPLOYING, Turn.ANSWERED, (Phase.STARTING,), "splits are handed out, tasks started"),
-        Row(Phase.STARTING, Turn.RUNS, (Phase.RUNNING,), "checkpoints begin"),
+        Row(Phase.CREATED, PhaseTurn.STARTED, (Phase.OPENING,), "the checkpoint directory is opened, if there is one"),
+        Row(Phase.OPENING, PhaseTurn.OPENED, (Phase.GATHERING,), "sources are reset, slots asked for"),
+        Row(Phase.GATHERING, PhaseTurn.DEPLOYED, (Phase.DEPLOYING,), "each slot is told what to build"),
+        Row(Phase.DEPLOYING, PhaseTurn.ANSWERED, (Phase.STARTING,), "splits are handed out, tasks started"),
+        Row(Phase.STARTING, PhaseTurn.RUNS, (Phase.RUNNING,), "checkpoints begin"),
         *(
-            Row(phase, Turn.ATTEMPT_OVER, (Phase.CANCELLING,), "slots are told to cancel their tasks")
+            Row(phase, PhaseTurn.ATTEMPT_OVER, (Phase.CANCELLING,), "slots are told to cancel their tasks")
             for phase in (Phase.DEPLOYING, Phase.STARTING, Phase.RUNNING)
         ),
-        Row(Phase.CANCELLING, Turn.CANCELLED, (Phase.GATHERING,), "slots that are missing are asked for"),
+        Row(Phase.CANCELLING, PhaseTurn.CANCELLED, (Phase.GATHERING,), "slots that are missing are asked for"),
         *(
-            Row(phase, Turn.ENDS, (Phase.ENDING,), "slots are released, sources and committers closed")
+            Row(phase, PhaseTurn.ENDS, (Phase.ENDING,), "slots are released, sources and committers closed")
             for phase in Phase
             if phase not in (Phase.ENDING, Phase.ENDED)
         ),
-        Row(Phase.ENDING, Turn.CONCLUDED, (Phase.ENDED,), "whoever still waits is answered"),
+        Row(Phase.ENDING, PhaseTurn.CONCLUDED, (Phase.ENDED,), "whoever still waits is answered"),
     ),
 )

@@ -109,7 +109,7 @@ class RemoteChannel:
         self._credit = 0
         """Announced and not yet used."""
         self._held = 0
-        """Buffers that batches are charged as: the queued and the partial ones, the one being worked, and captured ones."""
+        """Buffers charged for batches: the queued and the partial ones, the one being worked, and captured ones."""
         self._partial: bytearray | None = None
         self._partial_filled = 0
         self._partial_buffers = 0

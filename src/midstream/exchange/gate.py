@@ -215,4 +215,4 @@ class InputGate:
         for index, channel in enumerate(self.channels):
             channel.check(self.at_work)
             if self._is_ready[index] != (channel.has_data() and index not in self._blocked):
-                raise InvariantError(f"{channel.id}: ready is {self._is_ready[index]}, but that is not so")
+                raise InvariantError(f"{channel.id}: marked ready={self._is_ready[index]}, which is wrong")

@@ -1,4 +1,4 @@
-"""A batch on its way, together with its lease: the buffers of the pool that it is charged as.
+"""A batch on its way, together with its lease: the buffers of the pool that are charged for it.
 
     queued --take--> at work --release--------------------------> over: the account has its buffers back
        |                |                                          ^
@@ -32,7 +32,7 @@ class Account(Protocol):
 
 
 class LeasedBatch:
-    """A batch, charged as `buffers` buffers until each of its holders has released it."""
+    """A batch, for which `buffers` buffers are charged until each of its holders has released it."""
 
     __slots__ = ("_account", "_holders", "batch", "buffers", "buffers_waiting", "queued_s")
 

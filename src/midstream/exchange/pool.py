@@ -42,7 +42,7 @@ class BufferPool:
             raise ConfigError(too_small(needed, self.buffer_bytes, self.total * self.buffer_bytes))
 
     def buffers_for(self, size_bytes: int) -> int:
-        """How many buffers `size_bytes` of data are charged as (at least one)."""
+        """How many buffers are charged for `size_bytes` of data (at least one)."""
         return -(-size_bytes // self.buffer_bytes) or 1
 
     def wake_when_available(self, quota: Quota, wake: Callable[[], None]) -> None:

@@ -55,7 +55,7 @@ class ElementQueue:
         self._queue_time = queue_time
         self.limit = buffers_max if queue_time is None else min(FIRST_BUFFERS, buffers_max)
         self.waiting = 0
-        """Buffers that the batches here are charged as."""
+        """Buffers charged for the batches here."""
         self.was_short = False
         """Somewhere rows waited because of the limit, which nobody can tell from what is here."""
         self._items: deque[LeasedBatch | Event] = deque()

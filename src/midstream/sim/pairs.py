@@ -7,8 +7,7 @@ from typing import Final
 from midstream.checkpoint.barriers import BARRIER_TABLE, Alignment
 from midstream.coordinator.checkpointing.pending import CHECKPOINT_TABLE, Progress
 from midstream.coordinator.phase import PHASE_TABLE, Phase
-from midstream.coordinator.placement.attempt import TASK_TABLE as ATTEMPT_TASK_TABLE
-from midstream.coordinator.placement.attempt import TaskPhase
+from midstream.coordinator.placement.attempt import ATTEMPT_TABLE, TaskPhase
 from midstream.coordinator.placement.rescaling import RESCALE_TABLE
 from midstream.coordinator.requests.savepoints import SAVEPOINT_TABLE, Stage
 from midstream.protocol import messages as m
@@ -146,7 +145,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
     ),
     machine_of(TASK_TABLE),
     machine_of(SLOT_TABLE),
-    Machine("task, to the coordinator", names_of(TaskPhase), watch_attempt_tasks, table=ATTEMPT_TASK_TABLE),
+    Machine("task, to the coordinator", names_of(TaskPhase), watch_attempt_tasks, table=ATTEMPT_TABLE),
     machine_of(PHASE_TABLE),
     machine_of(CHECKPOINT_TABLE),
     machine_of(SAVEPOINT_TABLE),

@@ -35,7 +35,7 @@ from midstream.worker.seams import TaskSeams
 from midstream.worker.task import Task
 
 READ_AHEAD_OF_POOL = 4
-"""Of recovered rows, this part of the pool's size is kept in memory, besides the pool, from when they are checked."""
+"""Recovered rows read during the check stay in memory, up to 1/4 of the pool's size and not charged to it."""
 
 
 @dataclass(frozen=True, slots=True)

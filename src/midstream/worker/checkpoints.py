@@ -230,7 +230,7 @@ class TaskCheckpoints:
             self._task.mail(lambda: self._store_if_complete(checkpoint_id))
 
     def drop(self, checkpoint_id: int) -> None:
-        """The checkpoint is not to be had: forget what was captured for it."""
+        """The checkpoint will not complete: forget what was captured for it."""
         state = self._in_flight.get(checkpoint_id)
         if state is None:
             self._cancel_timer(checkpoint_id)

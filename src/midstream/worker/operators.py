@@ -1,4 +1,4 @@
-"""What runs in one task: its source and its operators; opened with their state, called by timers, captured, closed."""
+"""What runs in one task: its source and its operators; opened with their state, called by timers, asked for snapshots, closed."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ class TaskOperators:
         if not self.uids and head is not None and head.uid in watermarks:
             self.chain.offered_us[0] = watermarks[head.uid][1]
 
-    def capture(self, checkpoint_id: int) -> list[tuple[m.OperatorSnapshot, Snapshot]]:
+    def snapshot(self, checkpoint_id: int) -> list[tuple[m.OperatorSnapshot, Snapshot]]:
         """The state and the event time of each, in the order of the chain, the source first."""
         offered_us = self.chain.offered_us
         snapshots = []

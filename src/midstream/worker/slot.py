@@ -39,12 +39,12 @@ class SlotState(Enum):
     DEPLOYING = auto()
     """State is read on the I/O pool."""
     DEPLOYED = auto()
-    """Tasks are built and open; other slots may not be so far."""
+    """Tasks are built and open; other slots may not have got that far yet."""
     RUNNING = auto()
 
 
 class SlotEvent(Enum):
-    """What no message says."""
+    """Events that are not messages."""
 
     OPENED = auto()
     NOT_OPENED = auto()
@@ -86,7 +86,7 @@ SLOT_TABLE: Final[Table[SlotState, object]] = Table(
         *_rows(SlotState, m.Heartbeat, "the driver lives"),
     ),
 )
-"""Events are the classes of messages, but for what no message says."""
+"""Events are the classes of messages, and those of `SlotEvent`, which are not messages."""
 
 
 class SlotMachine:

@@ -149,9 +149,9 @@ class TaskSnapshots:
         began_s: float,
         finished: bool,
     ) -> None:
-        """Store what the operators captured, in chain order; `in_flight_stored` has to follow for it to be acknowledged.
+        """Store the operators' snapshots, in chain order; `in_flight_stored` has to follow for it to be acknowledged.
 
-        `began_s`: when they began to capture it, by the stopwatch.
+        `began_s`: when it was begun, by the stopwatch.
         """
         if self._taken and next(reversed(self._taken)) >= checkpoint_id:
             raise InvariantError(f"checkpoint {checkpoint_id} after {list(self._taken)}")

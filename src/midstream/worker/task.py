@@ -2,8 +2,8 @@
 
 Everything happens in `step`, a slice of work that always completes: its output goes to the
 subpartitions even where that overdraws the pool, and the next step waits until the pool is whole.
-Between two steps nothing is half done, so that is when mails are handled: triggers, splits,
-completed checkpoints, timers.
+Between two steps nothing is half done. So a mail is a step of its own: a trigger, a split, a
+completed checkpoint.
 
 TASK_TABLE says which states there are and what leads from one to the next; `Task.next_step` is the
 one place where it is decided what a task does next, and its members say what that can be.
@@ -154,7 +154,7 @@ class Task:
         )
         self._awaited: int | None = None
         """HELD: the checkpoint behind whose barrier it holds. AWAITS_CHECKPOINT: the first one that it has joined since
-        its data ended; None: no one yet."""
+        its data ended; None: none yet."""
         self.busy_s = 0.0
         self.backpressured_s = 0.0
         self._backpressured_since: float | None = None
@@ -193,7 +193,7 @@ class Task:
             partition.discard()
 
     def fail(self, error: BaseException, *, symptom: bool = False) -> None:
-        """The task cannot go on. Says so once, with the cause; `symptom`: it is hardly the root of it.
+        """The task cannot go on. Says so once, with the cause; `symptom`: it is probably a consequence of another failure.
 
         Its channels stay until the attempt is cancelled: peers that do not know yet still send with the
         credit they have, and work on what they have taken by reference.
@@ -241,7 +241,7 @@ class Task:
         self._seams.schedule(self)
 
     def mail(self, work: Callable[[], None]) -> None:
-        """Run `work` between two steps, after the mails already there."""
+        """Run `work` as a step of its own, after the mails already there."""
         self.mails.append(work)
         self.wake()
 
@@ -461,8 +461,8 @@ class Task:
         finished = self.state in _FINISHING
         if finished and self._awaited is None:
             self._awaited = checkpoint_id
-        captured = self.operators.capture(checkpoint_id)
-        self._snapshots.take(checkpoint_id, captured, alignment_ms=alignment_ms, began_s=began_s, finished=finished)
+        snapshots = self.operators.snapshot(checkpoint_id)
+        self._snapshots.take(checkpoint_id, snapshots, alignment_ms=alignment_ms, began_s=began_s, finished=finished)
 
     def _on_completed(self, checkpoint_id: int) -> None:
         self._story.append((self.state, f"checkpoint {checkpoint_id} completed"))

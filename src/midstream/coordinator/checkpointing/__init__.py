@@ -5,5 +5,5 @@ published, with the metadata that `completing` builds; `committing` makes its ou
 or by `lanes` on slots; `cleaning` deletes what no checkpoint needs any more. `history` and `state_sizes` keep what
 people are shown.
 
-May import `restoring` and `placement`, and events, effects and failures of the coordinator.
+May import `restoring` and `placement`, and `events`, `effects`, `failures` and `phase` of the coordinator.
 """

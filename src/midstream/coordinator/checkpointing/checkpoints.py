@@ -37,7 +37,14 @@ from midstream.coordinator.checkpointing.completing import (
 )
 from midstream.coordinator.checkpointing.due import Due
 from midstream.coordinator.checkpointing.history import CheckpointHistory, phases_of
-from midstream.coordinator.checkpointing.pending import CHECKPOINT_TABLE, Aborted, Completed, Pending, Progress, Turn
+from midstream.coordinator.checkpointing.pending import (
+    CHECKPOINT_TABLE,
+    Aborted,
+    CheckpointTurn,
+    Completed,
+    Pending,
+    Progress,
+)
 from midstream.coordinator.checkpointing.state_sizes import StateSizes
 from midstream.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.coordinator.events import JobPlan
@@ -135,7 +142,7 @@ class Checkpoints:
     ) -> int:
         """Begin one: its id. `sources` is as of this very step, see `coordinator.placement.sources`. `must_align`: whatever the job's timeout says."""
         assert self.storage is not None
-        self._turn(Turn.TRIGGERED)
+        self._turn(CheckpointTurn.TRIGGERED)
         checkpoint_id, now_ms = self._next_id, self._effects.now_ms
         self._next_id += 1
         plan = attempt.plan_checkpoint()
@@ -207,7 +214,7 @@ class Checkpoints:
             if self.settled:
                 self._abort(pending, why, counts=False, retry=False)
             else:
-                self._turn(Turn.ATTEMPT_OVER)
+                self._turn(CheckpointTurn.ATTEMPT_OVER)
         self.due.attempt_over()
 
     def look_at_the_epochs(self, *_: object) -> None:
@@ -325,7 +332,7 @@ class Checkpoints:
         metadata = build_metadata(
             self._plan, pending, self.epoch, self._effects.now_ms, operators, (*self._committing.uncommitted, *own)
         )
-        self._turn(Turn.ACKNOWLEDGED)
+        self._turn(CheckpointTurn.ACKNOWLEDGED)
         pending.files = frozenset(metadata.files)
         assert self.storage is not None
         work = partial(publish, self.storage, metadata)
@@ -351,7 +358,7 @@ class Checkpoints:
 
     def _not_published(self, pending: Pending, error: BaseException) -> None:
         if isinstance(error, FencedError):
-            self._over(pending, Turn.FAILED)
+            self._over(pending, CheckpointTurn.FAILED)
             pending.attempt_is_over = True
             self._effects.facts.checkpoint_aborted(Aborted(pending, str(error), retry=False))
             self._effects.facts.fenced(error)
@@ -365,7 +372,7 @@ class Checkpoints:
     def _completed(
         self, pending: Pending, metadata: CheckpointMetadata, committables: tuple[Committables, ...]
     ) -> None:
-        self._over(pending, Turn.COMPLETED)
+        self._over(pending, CheckpointTurn.COMPLETED)
         assert metadata.checkpoint_id > self._newest_id, (metadata.checkpoint_id, self._newest_id)
         self.newest = metadata
         self.state_sizes.completed(metadata)
@@ -397,7 +404,7 @@ class Checkpoints:
 
     def _abort(self, pending: Pending, reason: str, *, counts: bool, retry: bool, delete: bool = True) -> None:
         """It fails. `counts`: against the tolerable failures; `retry`: nothing is wrong, it is taken again soon."""
-        self._over(pending, Turn.FAILED)
+        self._over(pending, CheckpointTurn.FAILED)
         if delete:
             self._cleaning.drop((), [file for ack in pending.acks.values() for file in ack.files])
         now_ms = self._effects.now_ms
@@ -422,10 +429,10 @@ class Checkpoints:
                 )
                 self._effects.facts.attempt_failed(Failure(text, "", StorageError(text)))
 
-    def _turn(self, what: Turn) -> None:
+    def _turn(self, what: CheckpointTurn) -> None:
         self.progress = CHECKPOINT_TABLE.next(self.progress, what)
 
-    def _over(self, pending: Pending, how: Turn) -> None:
+    def _over(self, pending: Pending, how: CheckpointTurn) -> None:
         self._turn(how)
         self.pending = None
         self._effects.cancel_timer(pending.timer)

@@ -191,8 +191,8 @@ class Committing:
     def _waits_for(self, kind: IoKind, what: Committables) -> str:
         sink, _ = self._committers.sinks[what.uid]
         does = "commit what it wrote" if kind is IoKind.COMMIT else "clean up what was never completed"
-        until = f" until checkpoint {what.checkpoint_id}" if kind is IoKind.COMMIT and what.checkpoint_id else ""
-        return f"sink {sink!r} to {does}{until}"
+        up_to = f" up to checkpoint {what.checkpoint_id}" if kind is IoKind.COMMIT and what.checkpoint_id else ""
+        return f"sink {sink!r} to {does}{up_to}"
 
     # ---- on slots ----
 
@@ -265,7 +265,7 @@ class Committing:
         if not what.checkpoint_id:
             return f"sink {name!r}: committing what it wrote"
         kept = "kept in the checkpoint, and committed when the job goes on, or is started with --from latest"
-        return f"sink {name!r}: committing what it wrote until checkpoint {what.checkpoint_id} ({kept})"
+        return f"sink {name!r}: committing what it wrote up to checkpoint {what.checkpoint_id} ({kept})"
 
     def _try_again(self) -> None:
         self._timer = None

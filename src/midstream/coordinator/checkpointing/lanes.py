@@ -99,7 +99,7 @@ class _Asked:
     slot: int
     lane: int
     token: str
-    """Of `Effects`: that is waited for it."""
+    """Of `Effects`: ends the wait for it."""
 
 
 class Lanes:
@@ -117,7 +117,7 @@ class Lanes:
         self._asked: dict[int, _Asked] = {}
         """By request."""
         self._dealt_to: Sequence[int] | None = None
-        """The slots whose are the lanes in `_queues`. None: it has to be found out again what is to be asked of whom."""
+        """The slots that the lanes in `_queues` belong to. None: it has to be found out again what is to be asked of whom."""
         self._queues: dict[int, deque[int]] = {}
         """By slot: lanes that it is to be asked for once it has done others."""
         self._busy: Counter[int] = Counter()

@@ -26,7 +26,7 @@ class Progress(Enum):
     """PUBLISHING, and the attempt is over."""
 
 
-class Turn(Enum):
+class CheckpointTurn(Enum):
     """What leads to other progress."""
 
     TRIGGERED = auto()
@@ -38,18 +38,19 @@ class Turn(Enum):
     """Declined, refused, not written, out of time, or a task has ended or failed meanwhile."""
 
 
-CHECKPOINT_TABLE: Final[Table[Progress, Turn]] = Table(
+_TRIGGERED, _ACKNOWLEDGED, _ATTEMPT_OVER, _COMPLETED, _FAILED = CheckpointTurn
+CHECKPOINT_TABLE: Final[Table[Progress, CheckpointTurn]] = Table(
     "checkpoint",
     (
-        Row(Progress.NONE, Turn.TRIGGERED, (Progress.COLLECTING,), "tasks without a living producer are told"),
-        Row(Progress.COLLECTING, Turn.ACKNOWLEDGED, (Progress.PUBLISHING,), "the metadata is written"),
-        Row(Progress.COLLECTING, Turn.FAILED, (Progress.NONE,), "slots and whoever waits for it are told"),
-        Row(Progress.PUBLISHING, Turn.ATTEMPT_OVER, (Progress.ORPHANED,), "nobody restores before it is settled"),
-        Row(Progress.ORPHANED, Turn.ATTEMPT_OVER, (Progress.ORPHANED,), "the job ends before the tasks are cancelled"),
-        Row(Progress.PUBLISHING, Turn.COMPLETED, (Progress.NONE,), "it is the newest one from now on"),
-        Row(Progress.ORPHANED, Turn.COMPLETED, (Progress.NONE,), "it is the newest one, from which the job goes on"),
-        Row(Progress.PUBLISHING, Turn.FAILED, (Progress.NONE,), "nothing is deleted if it may yet have been written"),
-        Row(Progress.ORPHANED, Turn.FAILED, (Progress.NONE,), "the job goes on from the one before"),
+        Row(Progress.NONE, _TRIGGERED, (Progress.COLLECTING,), "tasks without a living producer are told"),
+        Row(Progress.COLLECTING, _ACKNOWLEDGED, (Progress.PUBLISHING,), "the metadata is written"),
+        Row(Progress.COLLECTING, _FAILED, (Progress.NONE,), "slots and whoever waits for it are told"),
+        Row(Progress.PUBLISHING, _ATTEMPT_OVER, (Progress.ORPHANED,), "nobody restores before it is settled"),
+        Row(Progress.ORPHANED, _ATTEMPT_OVER, (Progress.ORPHANED,), "the job ends before the tasks are cancelled"),
+        Row(Progress.PUBLISHING, _COMPLETED, (Progress.NONE,), "it is the newest one from now on"),
+        Row(Progress.ORPHANED, _COMPLETED, (Progress.NONE,), "it is the newest one, from which the job goes on"),
+        Row(Progress.PUBLISHING, _FAILED, (Progress.NONE,), "nothing is deleted if it may yet have been written"),
+        Row(Progress.ORPHANED, _FAILED, (Progress.NONE,), "the job goes on from the one before"),
     ),
 )
 
@@ -68,7 +69,7 @@ class Pending:
     is_rescale: bool
     """It goes on at another parallelism, or on other slots, from this one."""
     is_savepoint: bool
-    """It fails for itself only: a job that cannot make one has no failure that a restart would mend."""
+    """Its failure does not count against the job: a restart would not mend it."""
     acks: dict[TaskId, CheckpointAck] = field(default_factory=dict)
     in_flight: InFlight = field(default_factory=InFlight)
     """Of these acknowledgements: there may be 100,000s of channels, so they are counted as they come."""

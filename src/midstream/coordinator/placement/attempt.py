@@ -1,6 +1,6 @@
 """One attempt to run the job: which slot runs which task, and how far each task is.
 
-A task is DEPLOYING, RUNNING, FINISHING (all data is processed; it waits for a checkpoint), FINISHED, as TASK_TABLE says.
+A task is DEPLOYING, RUNNING, FINISHING (all data is processed; it waits for a checkpoint), FINISHED, as ATTEMPT_TABLE says.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FINISHING, _FINISHED = TaskPhase.FINISHING, TaskPhase.FINISHED
 
 Said: TypeAlias = TaskRunning | TaskEndOfData | TaskFinished
 
-TASK_TABLE: Final[Table[TaskPhase, type[Said]]] = Table(
+ATTEMPT_TABLE: Final[Table[TaskPhase, type[Said]]] = Table(
     "task, to the coordinator",
     (
         Row(TaskPhase.DEPLOYING, TaskRunning, (TaskPhase.RUNNING,), "once all tasks run, checkpoints begin"),
@@ -99,7 +99,7 @@ class Attempt:
     def advance(self, ref: TaskId, said: type[Said]) -> None:
         """Raises InvariantError when that cannot be said now."""
         before = self.phases[ref]
-        phase = TASK_TABLE.next(before, said)
+        phase = ATTEMPT_TABLE.next(before, said)
         self.phases[ref] = phase
         self._in[before] -= 1
         self._in[phase] += 1

@@ -48,7 +48,7 @@ class Stage(Enum):
     """The old tasks are cancelled, and the new ones deployed."""
 
 
-class Turn(Enum):
+class RescaleTurn(Enum):
     """What leads to another stage."""
 
     ASKED = auto()
@@ -66,28 +66,24 @@ class Turn(Enum):
     """Given up, or the job ends."""
 
 
-RESCALE_TABLE: Final[Table[Stage, Turn]] = Table(
+_ASKED, _PLANNED, _SLOT_LEAVES, _SLOT_MISSING, _GATHERED, _COMPLETED, _DEALT, _SWITCHES, _RUNS, _OFF = RescaleTurn
+RESCALE_TABLE: Final[Table[Stage, RescaleTurn]] = Table(
     "rescale",
     (
-        Row(Stage.NONE, Turn.ASKED, (Stage.PLANNING,), "the job is planned anew"),
-        Row(Stage.NONE, Turn.SLOT_LEAVES, (Stage.GATHERING,), "a move, with the plan that there is"),
-        Row(Stage.PLANNING, Turn.PLANNED, (Stage.GATHERING,), "slots are asked for, beside those that there are"),
-        Row(Stage.GATHERING, Turn.GATHERED, (Stage.STORING,), "a checkpoint is wanted"),
-        Row(Stage.STORING, Turn.COMPLETED, (Stage.DEALING,), "sources hold still, the checkpoint is dealt out"),
-        Row(Stage.DEALING, Turn.DEALT, (Stage.STORED,), "new tasks can go on from it"),
+        Row(Stage.NONE, _ASKED, (Stage.PLANNING,), "the job is planned anew"),
+        Row(Stage.NONE, _SLOT_LEAVES, (Stage.GATHERING,), "a move, with the plan that there is"),
+        Row(Stage.PLANNING, _PLANNED, (Stage.GATHERING,), "slots are asked for, beside those that there are"),
+        Row(Stage.GATHERING, _GATHERED, (Stage.STORING,), "a checkpoint is wanted"),
+        Row(Stage.STORING, _COMPLETED, (Stage.DEALING,), "sources hold still, the checkpoint is dealt out"),
+        Row(Stage.DEALING, _DEALT, (Stage.STORED,), "new tasks can go on from it"),
         *(
-            Row(stage, Turn.SLOT_MISSING, (Stage.GATHERING,), "another one is asked for; sources that hold read on")
+            Row(stage, _SLOT_MISSING, (Stage.GATHERING,), "another one is asked for; sources that hold read on")
             for stage in (Stage.GATHERING, Stage.STORING, Stage.DEALING)
         ),
-        Row(Stage.STORED, Turn.SWITCHES, (Stage.SWITCHING,), "the old tasks are cancelled"),
-        Row(Stage.SWITCHING, Turn.RUNS, (Stage.NONE,), "who asked is told"),
+        Row(Stage.STORED, _SWITCHES, (Stage.SWITCHING,), "the old tasks are cancelled"),
+        Row(Stage.SWITCHING, _RUNS, (Stage.NONE,), "who asked is told"),
         *(
-            Row(
-                stage,
-                Turn.OFF,
-                (Stage.NONE,),
-                "who asked is told; while SWITCHING, a rescale goes back to its old plan",
-            )
+            Row(stage, _OFF, (Stage.NONE,), "who asked is told; while SWITCHING, a rescale goes back to its old plan")
             for stage in Stage
             if stage is not Stage.NONE
         ),
@@ -128,7 +124,7 @@ class Rescaling:
         self._goes_back = False
         """The new plan has been left again; the tasks of the one before do not run yet."""
 
-    def _turn(self, what: Turn) -> None:
+    def _turn(self, what: RescaleTurn) -> None:
         self.stage = RESCALE_TABLE.next(self.stage, what)
 
     @property
@@ -173,7 +169,7 @@ class Rescaling:
         elif plan.rescaled is None:
             self._refuse(client, "this job cannot be rescaled while it runs; stop it and start it at that parallelism")
         else:
-            self._turn(Turn.ASKED)
+            self._turn(RescaleTurn.ASKED)
             self._current = _Rescale(client, parallelism, plan)
             work = partial(plan.rescaled, parallelism)
             planned = partial(self._planned, self._current)
@@ -193,7 +189,7 @@ class Rescaling:
             self.give_up("the job sets the parallelism of every operator itself: nothing would change")
             return
         rescale.after = after
-        self._gather(Turn.PLANNED)
+        self._gather(RescaleTurn.PLANNED)
 
     def move_if_needed(self, plan: JobPlan, *, is_stopping: bool) -> None:
         """Off the slots that leave, which others are to come for. A rescale under way does that, too."""
@@ -203,10 +199,10 @@ class Rescaling:
             self._stay(f"the {NO_STORAGE}")
             return
         self._current = _Rescale(None, plan.config.parallelism, plan, after=plan)
-        self._gather(Turn.SLOT_LEAVES)
+        self._gather(RescaleTurn.SLOT_LEAVES)
 
-    def _gather(self, because: Turn) -> None:
-        """So many slots that the tasks that there are and the new ones have theirs, except those that leave."""
+    def _gather(self, because: RescaleTurn) -> None:
+        """Enough slots for the old tasks and the new, not counting those that leave."""
         assert self._current is not None
         self._turn(because)
         before = self._current.before.graph.slots - len(self._slots.leaving)
@@ -215,14 +211,14 @@ class Rescaling:
 
     def gathered(self) -> None:
         """All slots are there, and nothing has changed for the tasks."""
-        self._turn(Turn.GATHERED)
+        self._turn(RescaleTurn.GATHERED)
         self._slots.gathered()
 
     def slot_is_missing(self) -> None:
         """One more, which no task runs on yet: the checkpoint is made once it is there."""
-        if RESCALE_TABLE.allows(self.stage, Turn.SLOT_MISSING):
+        if RESCALE_TABLE.allows(self.stage, RescaleTurn.SLOT_MISSING):
             self._leave_checkpoint()
-            self._gather(Turn.SLOT_MISSING)
+            self._gather(RescaleTurn.SLOT_MISSING)
 
     def slots_failed(self, reason: str) -> None:
         """They do not come. What was to leave is all that there is to run on."""
@@ -259,7 +255,7 @@ class Rescaling:
             self._attempts.read_on(metadata.checkpoint_id)
             return
         rescale.checkpoint, rescale.checkpoint_id = path, metadata.checkpoint_id
-        self._turn(Turn.COMPLETED)
+        self._turn(RescaleTurn.COMPLETED)
         self._restoring.deal(metadata, self.plan, partial(self._dealt, rescale, path))
 
     def _dealt(self, rescale: _Rescale, path: str, failed: Failed | None) -> bool:
@@ -268,17 +264,17 @@ class Rescaling:
         if failed is not None:
             self.give_up(str(failed.error))
             return False
-        self._turn(Turn.DEALT)
+        self._turn(RescaleTurn.DEALT)
         return True
 
     def switching(self) -> None:
-        self._turn(Turn.SWITCHES)
+        self._turn(RescaleTurn.SWITCHES)
 
     def running(self) -> None:
         """All tasks run: if these are the new ones, it is done."""
         self._goes_back = False
         if self._current is not None and self.stage is Stage.SWITCHING:
-            self._turn(Turn.RUNS)
+            self._turn(RescaleTurn.RUNS)
             if self._current.client is not None:
                 self._effects.reply(self._current.client, Reply(checkpoint=self._current.checkpoint))
             self._current = None
@@ -308,7 +304,7 @@ class Rescaling:
         """It is off."""
         rescale, self._current = self._current, None
         if rescale is not None:
-            self._turn(Turn.OFF)
+            self._turn(RescaleTurn.OFF)
         return rescale
 
     def _leave_checkpoint(self) -> None:
@@ -318,8 +314,9 @@ class Rescaling:
 
     def _stay(self, why: str) -> None:
         leaving = sorted(self._slots.leaving)
-        where = f"slot{'s' * (len(leaving) > 1)} {', '.join(map(str, leaving))}"
-        self._effects.facts.warned(f"the tasks stay on {where} until it ends: {why}")
+        which, until = ("slots", "they end") if len(leaving) > 1 else ("slot", "it ends")
+        numbers = ", ".join(map(str, leaving))
+        self._effects.facts.warned(f"the tasks stay on {which} {numbers} until {until}: {why}")
         self._slots.stay()
 
     def _refuse(self, client: int, reason: str) -> None:

@@ -180,9 +180,8 @@ class Slots:
             why = f"too few cores are free. Lower the parallelism to {there}, {cure}"
         else:
             why = (
-                f"no core is free ({cure}), or executors cannot reach this program: spark.driver.host is where they look for "
-                "it; refused, they start and end again and their stderr says so, and where a firewall drops what they send "
-                "they only wait"
+                f"no core is free ({cure}), or executors cannot reach this program: they connect to spark.driver.host; "
+                "if refused, they start and exit repeatedly (see their stderr); if a firewall drops packets, they just wait"
             )
         text = f"the job needs {self.needed} slots, and {came}: {why}"
         error = ClusterError(text) if self.job_has_run else UnavailableError(text)

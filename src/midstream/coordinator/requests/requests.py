@@ -99,7 +99,7 @@ class Requests:
 
     def attempt_over(self, why: str, was_to_stop: bool) -> None:
         if self.stop is not None and not self.stop.drain and (self.stop.is_stored or was_to_stop):
-            self.stop_failed(f"{why}; it goes on and does not stop")
+            self.stop_failed(f"{why}; the job runs on; the stop is cancelled")
 
     def take_checkpoint(self) -> tuple[int, ...]:
         """A checkpoint is triggered: whoever waits, waits for this one."""

@@ -43,7 +43,7 @@ class Stage(Enum):
     """It is not to be. Who asked is told when its place is free again."""
 
 
-class Turn(Enum):
+class SavepointTurn(Enum):
     """What leads to another stage."""
 
     CLAIMED = auto()
@@ -60,17 +60,18 @@ class Turn(Enum):
     """Something has failed, or the job ends."""
 
 
-SAVEPOINT_TABLE: Final[Table[Stage, Turn]] = Table(
+_CLAIMED, _TRIGGERED, _COMPLETED, _TO_BE_REPEATED, _COMMITTED, _COPIED, _OFF = SavepointTurn
+SAVEPOINT_TABLE: Final[Table[Stage, SavepointTurn]] = Table(
     "savepoint",
     (
-        Row(Stage.CLAIMING, Turn.CLAIMED, (Stage.WAITING,), "a stop that waited for its place is noted"),
-        Row(Stage.WAITING, Turn.TRIGGERED, (Stage.STORING,), "an aligned checkpoint is made"),
-        Row(Stage.STORING, Turn.COMPLETED, (Stage.COMMITTING,), "the checkpoint is kept from here on"),
-        Row(Stage.STORING, Turn.TO_BE_REPEATED, (Stage.WAITING,), "the next one is for it"),
-        Row(Stage.COMMITTING, Turn.COMMITTED, (Stage.COPYING,), "the checkpoint is copied to the place"),
-        Row(Stage.COPYING, Turn.COPIED, (Stage.COPIED,), "who asked is answered; a stop, when the job has stopped"),
+        Row(Stage.CLAIMING, _CLAIMED, (Stage.WAITING,), "a stop that waited for its place is noted"),
+        Row(Stage.WAITING, _TRIGGERED, (Stage.STORING,), "an aligned checkpoint is made"),
+        Row(Stage.STORING, _COMPLETED, (Stage.COMMITTING,), "the checkpoint is kept from here on"),
+        Row(Stage.STORING, _TO_BE_REPEATED, (Stage.WAITING,), "the next one is for it"),
+        Row(Stage.COMMITTING, _COMMITTED, (Stage.COPYING,), "the checkpoint is copied to the place"),
+        Row(Stage.COPYING, _COPIED, (Stage.COPIED,), "who asked is answered; a stop, when the job has stopped"),
         *(
-            Row(stage, Turn.OFF, (Stage.DISCARDING,), "the place is given back, then who asked is told")
+            Row(stage, _OFF, (Stage.DISCARDING,), "the place is given back, then who asked is told")
             for stage in Stage
             if stage not in (Stage.COPYING, Stage.DISCARDING)
         ),
@@ -96,7 +97,7 @@ class _Savepoint:
     """Clients to tell `reason` when its place is free again."""
     reason: str = ""
 
-    def turn(self, what: Turn) -> None:
+    def turn(self, what: SavepointTurn) -> None:
         self.stage = SAVEPOINT_TABLE.next(self.stage, what)
 
 
@@ -154,7 +155,7 @@ class Savepoints:
         if self._has_ended or self._requests.stop is not None:
             self._fail(savepoint, "the job is stopping already")
             return
-        savepoint.turn(Turn.CLAIMED)
+        savepoint.turn(SavepointTurn.CLAIMED)
         if savepoint.is_stop:
             savepoint.stop = self._requests.stop_with_savepoint(savepoint.client)
 
@@ -162,18 +163,18 @@ class Savepoints:
 
     def triggered(self, checkpoint_id: int) -> None:
         for savepoint in self._at(Stage.WAITING):
-            savepoint.turn(Turn.TRIGGERED)
+            savepoint.turn(SavepointTurn.TRIGGERED)
             savepoint.checkpoint_id = checkpoint_id
 
     def checkpoint_completed(self, completed: Completed) -> None:
         for savepoint in self._of(completed.pending.checkpoint_id):
-            savepoint.turn(Turn.COMPLETED)
+            savepoint.turn(SavepointTurn.COMPLETED)
             savepoint.metadata, savepoint.attempt = completed.metadata, completed.pending.attempt
 
     def checkpoint_aborted(self, aborted: Aborted) -> None:
         for savepoint in self._of(aborted.pending.checkpoint_id):
             if aborted.retry:
-                savepoint.turn(Turn.TO_BE_REPEATED)
+                savepoint.turn(SavepointTurn.TO_BE_REPEATED)
             else:
                 self._fail(savepoint, str(aborted))
 
@@ -185,7 +186,7 @@ class Savepoints:
             if oldest_uncommitted is not None and oldest_uncommitted <= savepoint.checkpoint_id:
                 continue
             assert source is not None and savepoint.metadata is not None and savepoint.place is not None
-            savepoint.turn(Turn.COMMITTED)
+            savepoint.turn(SavepointTurn.COMMITTED)
             work = partial(_copy, source, savepoint.metadata, savepoint.place)
             what = f"checkpoint {savepoint.checkpoint_id} to be copied to the savepoint {savepoint.place.url}"
             copied = partial(self._copied, savepoint)
@@ -193,7 +194,7 @@ class Savepoints:
 
     def _copied(self, savepoint: _Savepoint, outcome: Done[None] | Failed) -> None:
         assert savepoint.place is not None
-        savepoint.turn(Turn.COPIED)
+        savepoint.turn(SavepointTurn.COPIED)
         if savepoint.refused or self._has_ended:
             self._discard(savepoint)  # whoever asked is told, or has been told, that there is none
         elif isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
@@ -232,7 +233,7 @@ class Savepoints:
             self._discard(savepoint)
 
     def _discard(self, savepoint: _Savepoint) -> None:
-        savepoint.turn(Turn.OFF)
+        savepoint.turn(SavepointTurn.OFF)
         if savepoint.place is None:
             self._discarded(savepoint, Done(None))
         else:

@@ -78,7 +78,7 @@ class Restoring:
         self._dealt = None
 
     def deal(self, metadata: CheckpointMetadata, plan: JobPlan, done: Callable[[Failed | None], bool]) -> None:
-        """Then `done`, which answers whether it is still wanted; only then it is kept."""
+        """Then `done` gets the failure or None; the result is kept only if it returns True."""
         ready = partial(self._ready, (metadata, plan.graph), done)
         what = f"checkpoint {metadata.checkpoint_id} to be dealt out to the slots"
         self._effects.run_io(IoKind.DEAL, partial(deal, metadata, plan), ready, waits_for=what)
