@@ -211,7 +211,7 @@ def asked_after_the_trigger() -> Replacements:
             pending.clients = (*pending.clients, *self.requests.take_checkpoint())
 
     original = Coordinator._asked
-    return [(Coordinator, "asked", asked)]
+    return [(Coordinator, "_asked", asked)]
 
 
 def savepoint_of_an_older_checkpoint() -> Replacements:
