@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from threading import Event
 from typing import Any, cast, get_args
@@ -188,9 +191,9 @@ class Slot:
         )
         self.machine.handle(m.Welcome(0, 1.0, 10.0))
 
-    def deploy(self, attempt: int = 0) -> None:
+    def deploy(self, attempt: int = 0, tasks: tuple[TaskId, ...] = (REF,)) -> None:
         config = msgspec.msgpack.encode(JobConfig(name="job"))
-        self.machine.handle(m.Deploy("job", attempt, config, b"graph", (0,), (REF,)))
+        self.machine.handle(m.Deploy("job", attempt, config, b"graph", (0,), tasks))
 
 
 def test_a_slot_goes_from_attempt_to_attempt() -> None:
@@ -268,6 +271,43 @@ def test_an_operator_that_cannot_be_opened_is_named(monkeypatch: pytest.MonkeyPa
     (failed,) = slot.sent
     assert isinstance(failed, m.DeployFailed)
     assert failed.summary == ("wakes (subtask 0, uid 'wakes') could not be opened: OSError: the target does not answer")
+
+
+def two_tasks(made: list[weakref.ref[object]]) -> JobGraph:
+    (first,) = graph().vertices
+    (second,) = graph().vertices
+    vertices = first, replace(second, id=1)
+    made += (weakref.ref(spec.operator) for vertex in vertices for spec in vertex.operators)
+    return JobGraph(vertices, (), 128)
+
+
+def alive(made: list[weakref.ref[object]]) -> int:
+    gc.collect()
+    return sum(of() is not None for of in made)
+
+
+def test_a_slot_keeps_no_more_of_what_it_has_loaded_than_its_tasks_use() -> None:
+    made: list[weakref.ref[object]] = []
+    slot = Slot(lambda data: two_tasks(made))
+    slot.deploy(tasks=(REF, TaskId(1, 0)))
+    slot.io.run_io()
+    assert len(made) == 4, "each task has a graph of its own"
+    assert alive(made) == 2
+
+
+def test_a_slot_keeps_nothing_of_an_attempt_that_could_not_be_opened(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(*_: object) -> None:
+        raise OSError("the target does not answer")
+
+    made: list[weakref.ref[object]] = []
+    slot = Slot(lambda data: two_tasks(made))
+    with monkeypatch.context() as patched:
+        patched.setattr(Wakes, "open", refuses)
+        slot.deploy(tasks=(REF, TaskId(1, 0)))
+        slot.io.run_io()
+    slot.deploy(1, tasks=(REF, TaskId(1, 0)))
+    slot.io.run_io()
+    assert alive(made[:4]) == 0 and alive(made) == 2
 
 
 def test_every_message_to_a_slot_is_expected_in_some_state() -> None:

@@ -96,6 +96,12 @@ class ApartUnpickler(pickle.Unpickler):
         found = super().find_class(module, name)
         return partial(self._untracked, found) if name in _TRACKED and module.startswith("cloudpickle") else found
 
+    def load(self) -> Any:
+        try:
+            return super().load()
+        finally:
+            self.memo = {}  # it refers back to this object, and Python 3.10 does not collect that circle
+
     def _untracked(self, make: Callable[..., Any], *arguments: Any) -> Any:
         at = list(signature(make).parameters).index("class_tracker_id")
         made = make(*arguments[:at], None, *arguments[at + 1 :])

@@ -6,7 +6,7 @@ else while it does. Whatever comes late finds the deployment that it was meant f
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -82,13 +82,15 @@ def load(
 
 
 class Deployment:
-    """What one attempt has in one slot: built from a `Deploy`, connected at the `Start`, closed as a whole."""
+    """What one attempt has in one slot: built from a `Deploy`, connected at the `Start`, closed as a whole.
+
+    It keeps nothing of `loaded` but what its tasks take from it: the restored state would stay in memory a second time.
+    """
 
     def __init__(self, slot_id: int, deploy: m.Deploy, loaded: Loaded, seams: TaskSeams) -> None:
         config = seams.config
         self.slot_id = slot_id
         self._slot_of = deploy.slots
-        self._loaded = loaded
         self._seams = seams
         self.pool = BufferPool(config.pool_bytes, config.buffer_bytes)
         self._queue_time = (
@@ -108,9 +110,9 @@ class Deployment:
         for ref, graph in loaded.graphs.items():
             for edge in graph.outputs(ref.vertex):
                 self._add_partition(edge, ref, graph)
-        window = self._window()
+        window = self._window(loaded.graphs)
         for ref, graph in loaded.graphs.items():
-            gates = [self._gate(edge, ref, graph, window) for edge in graph.inputs(ref.vertex)]
+            gates = [self._gate(edge, ref, loaded, window) for edge in graph.inputs(ref.vertex)]
             outputs = [self._partitions[edge.id, ref.subtask] for edge in graph.outputs(ref.vertex)]
             if ref in deploy.finished:
                 self.finished[ref] = FinishedTask(ref, deploy.attempt, gates, outputs, seams.send)
@@ -170,21 +172,21 @@ class Deployment:
             if slot != self.slot_id:
                 self._outgoing.append((slot, partition, index))
 
-    def _window(self) -> int:
+    def _window(self, graphs: Mapping[TaskId, JobGraph]) -> int:
         """The credit window of every remote channel: at most half of the pool for all of them."""
         remote = sum(
             self._slot_of[producer] != self.slot_id
-            for ref, graph in self._loaded.graphs.items()
+            for ref, graph in graphs.items()
             for edge in graph.inputs(ref.vertex)
             for producer in graph.producers(edge, ref.subtask)
         )
         share = self.pool.total // (2 * remote) if remote else WINDOW_BUFFERS_MAX
         return max(WINDOW_BUFFERS_MIN, min(WINDOW_BUFFERS_MAX, share))
 
-    def _gate(self, edge: Edge, ref: TaskId, graph: JobGraph, window: int) -> InputGate:
+    def _gate(self, edge: Edge, ref: TaskId, loaded: Loaded, window: int) -> InputGate:
         """With its channels; nothing has been emitted yet, so none of them has data."""
         gate = InputGate(edge, ref.subtask, partial(self._wake, ref))
-        producers = graph.producers(edge, ref.subtask)
+        producers = loaded.graphs[ref].producers(edge, ref.subtask)
         remote = sum(self._slot_of[producer] != self.slot_id for producer in producers)
         quota = self.pool.quota(f"input e{edge.id}/{ref.subtask}", reserved=window * remote)
         channels: list[InputChannel] = []
@@ -203,14 +205,13 @@ class Deployment:
                 self._remote.setdefault(slot, []).append(remote_channel)
                 channels.append(remote_channel)
         gate.set_channels(channels)
-        states = [state for state in self._loaded.in_flight.get(ref, ()) if state.edge == edge.id]
+        states = [state for state in loaded.in_flight.get(ref, ()) if state.edge == edge.id]
         if states:
-            gate.recovered = self._recovery(edge, ref, states)
+            gate.recovered = self._recovery(edge, ref, states, loaded)
         return gate
 
-    def _recovery(self, edge: Edge, ref: TaskId, states: Sequence[m.ChannelState]) -> GateRecovery:
-        storage = self._loaded.storage
-        assert storage is not None, "in-flight data to restore, but no storage"
+    def _recovery(self, edge: Edge, ref: TaskId, states: Sequence[m.ChannelState], loaded: Loaded) -> GateRecovery:
+        assert loaded.storage is not None, "in-flight data to restore, but no storage"
         return GateRecovery(
             edge,
             states,
@@ -218,8 +219,8 @@ class Deployment:
             pool=self.pool,
             quota=self.pool.quota(f"recovered e{edge.id}/{ref.subtask}", reserved=1),
             executor=self._seams.executor,
-            storage=storage,
-            read_ahead=self._loaded.read_ahead,
+            storage=loaded.storage,
+            read_ahead=loaded.read_ahead,
             wake=partial(self._wake, ref),
             fail=partial(self._fail, ref),
         )

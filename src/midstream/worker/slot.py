@@ -215,6 +215,7 @@ class SlotMachine:
     def _deploy(self, deploy: m.Deploy) -> None:
         """Read the state on the I/O pool, then build the tasks and open their operators."""
         self.attempt = deploy.attempt
+        self.failure = None  # with what it refers to: all that the attempt before had restored
         config = msgspec.msgpack.decode(deploy.config, type=JobConfig)
         unpickle = partial(self._seams.unpickle, self._graph_of(deploy))
 
