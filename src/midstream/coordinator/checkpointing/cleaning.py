@@ -1,7 +1,7 @@
 """Deletes checkpoints and state files that nobody needs any more, one pass at a time.
 
-What cannot be deleted now is tried again with the next pass; what is left when the program dies is
-found by the next coordinator (`checkpoint.store.clean_up`).
+What cannot be deleted is tried again at once, since a job that ends has no later pass, and after that with the next
+pass; what is left when the program dies is found by the next coordinator (`checkpoint.store.clean_up`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ class Cleaning:
         self._files: set[str] = set()
         self._before: tuple[int, frozenset[str]] | None = None
         self._running = False
+        self._has_failed = False
+        """The last pass has, and was not the second one in a row."""
         self._stopped = False
 
     def open(self, found: OpenedStorage) -> None:
@@ -64,6 +66,7 @@ class Cleaning:
         outcome: Done[None] | Failed,
     ) -> None:
         self._running = False
+        tries_again, self._has_failed = not self._has_failed, False
         if isinstance(outcome, Done):
             self.run()
         elif isinstance(outcome.error, FencedError):
@@ -72,6 +75,10 @@ class Cleaning:
             self._checkpoints.update(checkpoints)
             self._files.update(files)
             self._before = self._before or before  # what was referred to then and is not now is among `files`
+            if tries_again:
+                self._has_failed = True
+                self.run()
+                return
             self._effects.facts.warned(
                 f"old checkpoint files could not be deleted (tried again later): {outcome.error}"
             )
