@@ -249,7 +249,7 @@ def test_a_reader_whose_read_fails_is_closed_once(good_reads: int, is_closed_bef
         reader.driver.close()
     world.run_io()
     assert source.closed == ["0:30"] and world.io == []
-    assert [str(error) for error in reader.failures] == [] if is_closed_before else ["it cannot be read"]
+    assert [str(error) for error in reader.failures] == ([] if is_closed_before else ["it cannot be read"])
 
 
 class Visitors(Numbers):

@@ -54,7 +54,7 @@ _INLINE_BYTES: Final = 12
 """In Arrow's views a value that is not longer is in the view itself."""
 _WINDOW_BITS: Final = 30
 """A view reaches 2 GiB into its buffer: half of that, and a record of the same size behind it."""
-_TRIED: Final = frozenset({("2.16.0", "2.16.0")})
+_TRIED: Final = frozenset({("2.16.0", "2.16.0"), ("2.16.1", "2.16.0")})
 """Versions of confluent-kafka and of the librdkafka in it with which the tests of this module have passed.
 
 Another version may call back on other occasions, which ends the process: it is added here when it has passed them.
