@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import logging
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import numpy as np
 import psutil
 import pyarrow as pa
@@ -12,6 +17,7 @@ import pytest
 from connector_worlds import all_splits, values
 from hypothesis import given
 from hypothesis import strategies as st
+from kafka_on_mock import CASES
 from test_kafka_source import Taker, as_json, read, source_of
 
 from kafka_broker import Kafka
@@ -64,6 +70,18 @@ def test_bytes_are_copied_from_wherever_they_are(wanted, gap, data):
         assert found.type == pa.large_binary() and found.to_pylist() == wanted
 
 
+# ---- with a cluster inside the client ----
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_it_goes_as_well_as_with_objects(way, case):
+    """In a process of its own: what goes wrong with memory ends it, or hangs it for ever."""
+    command = [sys.executable, str(Path(__file__).with_name("kafka_on_mock.py")), case, way]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0 and done.stdout.endswith("over\n"), done.stderr[-3000:]
+    assert "ignored" not in done.stderr and "Traceback" not in done.stderr, done.stderr[-3000:]
+
+
 # ---- with a broker ----
 
 
@@ -98,13 +116,31 @@ def test_that_is_how_they_come(kafka: Kafka, way):
     reader.close()
 
 
-def test_a_client_of_another_interface_gives_objects(monkeypatch):
-    assert kafka_fetched._client() is not None
-    monkeypatch.setattr("confluent_kafka.libversion", lambda: ("3.0.0", 0))
-    assert kafka_fetched._client.__wrapped__() is None
-    monkeypatch.undo()
+def test_a_client_that_has_not_been_tried_gives_objects_and_the_log_says_so(monkeypatch, caplog):
+    assert kafka_fetched._client() is not None, "the installed one has been tried"
+
+    def found() -> tuple[Any, str]:
+        caplog.clear()
+        with caplog.at_level(logging.INFO, kafka_fetched.__name__):
+            client = kafka_fetched._client.__wrapped__()
+        return client, " | ".join(record.getMessage() for record in caplog.records)
+
+    assert found()[1] == ""
+    for name, value in (("__version__", "2.99.0"), ("libversion", lambda: ("2.99.0", 0x026300FF))):
+        with monkeypatch.context() as patch:
+            patch.setattr(f"confluent_kafka.{name}", value)
+            client, log = found()
+            assert client is None
+            assert log.startswith("records of Kafka come as Python objects, which is slower: confluent-kafka 2.")
+            assert "2.99.0" in log and "has not been tried" in log and " | " not in log
+    version, number = confluent_kafka.libversion()
+    with monkeypatch.context() as patch:
+        patch.setattr("confluent_kafka.libversion", lambda: (version, number + 1))
+        client, log = found()
+        assert client is None and "another librdkafka" in log
     monkeypatch.setattr(kafka_fetched, "_Client", lambda path: ctypes.CDLL(path).rd_kafka_no_such_call)
-    assert kafka_fetched._client.__wrapped__() is None
+    client, log = found()
+    assert client is None and "rd_kafka_no_such_call" in log
 
 
 def test_a_handle_that_belongs_to_another_object_is_not_taken(kafka: Kafka):

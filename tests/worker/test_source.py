@@ -207,6 +207,51 @@ def test_closing_while_a_read_is_under_way_closes_the_reader_once() -> None:
     assert reader.failures == []
 
 
+class Failing(Numbers):
+    """Every read after the first so many fails."""
+
+    good_reads = 0
+
+    def open_split(self, split: Split) -> SplitReader:
+        return FailingReader(self, split)
+
+
+class FailingReader(NumbersReader):
+    def __init__(self, source: Failing, split: Split) -> None:
+        super().__init__(source, split)
+        self._left = source.good_reads
+
+    def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
+        self._left -= 1
+        if self._left < 0:
+            raise StorageError("it cannot be read")
+        return super().read(rows_max)
+
+
+@pytest.mark.parametrize("good_reads", [0, 1])
+@pytest.mark.parametrize("is_closed_before", [False, True])
+def test_a_reader_whose_read_fails_is_closed_once(good_reads: int, is_closed_before: bool) -> None:
+    world = World()
+    source = Failing(blocking=True)
+    source.good_reads = good_reads
+    reader = Reader(source, world)
+    reader.give("0:30")
+    reader.driver.step()
+    for _ in range(good_reads):
+        world.run_io()
+        reader.driver.step()
+    if is_closed_before:
+        reader.driver.close()
+        assert source.closed == [], "it is being read"
+        world.run_io()
+    else:
+        world.run_io()
+        reader.driver.close()
+    world.run_io()
+    assert source.closed == ["0:30"] and world.io == []
+    assert [str(error) for error in reader.failures] == ([] if is_closed_before else ["it cannot be read"])
+
+
 class Visitors(Numbers):
     """A split whose rows come late: `arrived` of them are there; two offsets go by without a row at every look in vain."""
 

@@ -340,7 +340,8 @@ class _PartitionReader(SplitReader):
             with made(self._where):
                 self._consumer = source._new_consumer(self._silence)
             stack.callback(self._consumer.close)
-            self._tap = new_tap(self._consumer, part.topic, part.partition, source._parser.metadata)
+            place = part.topic, part.partition
+            self._tap = new_tap(self._consumer, *place, source._parser.metadata, self._silence.heard)
             stack.callback(self._tap.close)
             self._assign(None if part.from_earliest and not offset else self._next)
             stack.pop_all()
@@ -371,20 +372,19 @@ class _PartitionReader(SplitReader):
 
     def _parsed(self, records: Fetched, before: int) -> tuple[pa.RecordBatch, int]:
         """Return the rows of records that begin at offset `before`; none while the schema registry does not answer."""
-        is_kept = False
+        kept, self._kept = self._kept, None
         try:
             rows, self._bad = self._source._parser.rows(records, self._where)
         except RegistrySilent as error:
-            if self._kept is None:
+            if kept is None:
                 _log.warning("%s: waiting at offset %d: %s", self._where, before, error)
             self._registry_wait.begin(f"the schema registry of topic {self._part.topic!r}")
-            self._kept, self._bad, is_kept = (records, before), [], True
+            self._kept, self._bad = (records, before), []
             return self._source._parser.no_rows, before
         finally:
-            if not is_kept:
+            if self._kept is None:
                 records.close()
-        if self._kept is not None:
-            self._kept = None
+        if kept is not None:
             self._registry_wait.end()
             _log.warning("%s: the schema registry answers again; continuing", self._where)
         return rows, self._next

@@ -5,11 +5,13 @@ all of them again and again. librdkafka's own call fills an array with pointers 
 these, and Arrow copies all keys or values in one go, which takes a fifth of the time.
 
 That call needs the client's handle, which confluent-kafka keeps to itself, as the first field of a consumer. Whether it
-is, is asked: librdkafka must say that the handle is that of this very object. Where anything is otherwise (another Python
-or client, a system on which the calls are not found), and for headers, records come as Python objects.
+is, is asked: librdkafka must say that the handle is that of this very object. Where anything is otherwise (another Python,
+a version of the client with which it has not been tried, a system on which the calls are not found), and for headers,
+records come as Python objects.
 
 The call takes only from the queue of the partition, which is cut off from that of the consumer. What comes beside
-records, callbacks among it, goes on coming through the consumer, which alone knows how to call back into Python.
+records goes on coming through the consumer, whose callbacks work only while it calls the client itself. Of these only
+errors come through the partition's queue too (a topic that is deleted, or refused), so that errors get another callback.
 """
 
 from __future__ import annotations
@@ -18,9 +20,11 @@ import ctypes
 import logging
 import sys
 from collections import deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from functools import cache
+from itertools import takewhile
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -41,6 +45,8 @@ _NOTES_MAX: Final = 100
 """At one look, of those that come through the consumer."""
 _AT_ONCE: Final = 4_096
 """So many records are given back before Python may let another thread run."""
+_TOPIC_BYTES_MAX: Final = 512
+"""The client gives nothing for longer names, and confluent-kafka does not expect that. Brokers have up to 249."""
 _ERR, _VALUE, _VALUE_BYTES, _KEY, _KEY_BYTES, _OFFSET = 0, 3, 4, 5, 6, 7
 """Words of 8 bytes in librdkafka's `rd_kafka_message_t`, which is part of its interface; the first is an int of 4 bytes."""
 _WORDS: Final = 8
@@ -48,6 +54,12 @@ _INLINE_BYTES: Final = 12
 """In Arrow's views a value that is not longer is in the view itself."""
 _WINDOW_BITS: Final = 30
 """A view reaches 2 GiB into its buffer: half of that, and a record of the same size behind it."""
+_TRIED: Final = frozenset({("2.16.0", "2.16.0"), ("2.16.1", "2.16.0")})
+"""Versions of confluent-kafka and of the librdkafka in it with which the tests of this module have passed.
+
+Another version may call back on other occasions, which ends the process: it is added here when it has passed them.
+"""
+_SLOWER: Final = "records of Kafka come as Python objects, which is slower: %s"
 _log = logging.getLogger(__name__)
 
 
@@ -61,7 +73,7 @@ class Fetched(Records, Protocol):
 
 
 class Tap(Protocol):
-    """Takes from a consumer what has come for one partition. `take` never waits."""
+    """Takes from a consumer what has come for one partition. `take` never waits, and closes what was taken before."""
 
     def assign(self, offset: int) -> None: ...
 
@@ -71,14 +83,18 @@ class Tap(Protocol):
         """Before the consumer is closed. What was taken last is closed with it."""
 
 
-def new_tap(consumer: Consumer, topic: str, partition: int, metadata: Collection[str]) -> Tap:
-    """`metadata`: what besides values is wanted of records."""
+def new_tap(
+    consumer: Consumer, topic: str, partition: int, metadata: Collection[str], heard: Callable[[KafkaError], None]
+) -> Tap:
+    """`metadata`: what besides values is wanted of records. `heard`: the `error_cb` of the consumer."""
+    if len(topic.encode()) > _TOPIC_BYTES_MAX:
+        raise StorageError(f"Kafka's client cannot read a topic of so long a name: {topic}")
     client = _client()
     if client is not None and "headers" not in metadata:
         handle = client.handle_at(id(consumer))
         if handle is not None:
-            return _MemoryTap(consumer, client, handle, topic, partition)
-        _log.info("records of Kafka come as Python objects, which is slower: the client's handle is not where it was")
+            return _MemoryTap(consumer, client, handle, topic, partition, heard)
+        _log.info(_SLOWER, "the client's handle is not where it was")
     return _ObjectTap(consumer, topic, partition)
 
 
@@ -166,10 +182,9 @@ class _Client:
         """`path`: of a library that is linked to it."""
         free, held = ctypes.CDLL(path), ctypes.PyDLL(path)
         # Short calls hold Python's lock: to let go of it and take it again would take longer than they do.
-        pointer, text, number = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int
-        self.consume = _typed(
-            free.rd_kafka_consume_batch_queue, ctypes.c_ssize_t, pointer, number, pointer, ctypes.c_size_t
-        )
+        pointer, text, number, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t
+        self.version = _typed(held.rd_kafka_version, number)
+        self.consume = _typed(free.rd_kafka_consume_batch_queue, ctypes.c_ssize_t, pointer, number, pointer, size)
         self.destroy = _typed(held.rd_kafka_message_destroy, None, pointer)
         self.errstr = _typed(held.rd_kafka_message_errstr, text, pointer)
         self.timestamp = _typed(held.rd_kafka_message_timestamp, ctypes.c_int64, pointer, pointer)
@@ -177,11 +192,17 @@ class _Client:
         self.forward = _typed(free.rd_kafka_queue_forward, None, pointer, pointer)
         self.forget_queue = _typed(free.rd_kafka_queue_destroy, None, pointer)
         self._owner = _typed(held.rd_kafka_opaque, pointer, pointer)
+        self._settings = _typed(held.rd_kafka_conf, pointer, pointer)
+        self._call_on_error = _typed(held.rd_kafka_conf_set_error_cb, None, pointer, _ON_ERROR)
 
     def handle_at(self, address: int) -> int | None:
-        """Of the consumer at this address; None if it is not where it is looked for."""
+        """Of the consumer at this address; None if it is not where it is looked for, or the consumer is closed."""
         handle = ctypes.c_void_p.from_address(address + object.__basicsize__).value
         return handle if handle and handle % 8 == 0 and self._owner(handle) == address else None
+
+    def hear_errors(self, handle: int) -> None:
+        """Have errors told to `_on_error`, which may be called by calls of the client from anywhere."""
+        self._call_on_error(self._settings(handle), _on_error)
 
 
 def _typed(call: Any, returns: Any, *takes: Any) -> Any:
@@ -193,23 +214,52 @@ def _typed(call: Any, returns: Any, *takes: Any) -> Any:
 def _client() -> _Client | None:
     import confluent_kafka
 
-    is_known = confluent_kafka.libversion()[0].startswith("2.") and sys.implementation.name == "cpython"
-    if is_known and sys.byteorder == "little" and ctypes.sizeof(ctypes.c_void_p) == 8:
+    release, (version, number) = str(confluent_kafka.__version__), confluent_kafka.libversion()
+    if (release, version) not in _TRIED:
+        _log.info(_SLOWER, f"confluent-kafka {release} with librdkafka {version} has not been tried otherwise")
+    elif sys.implementation.name == "cpython" and sys.byteorder == "little" and ctypes.sizeof(ctypes.c_void_p) == 8:
         try:
-            return _Client(confluent_kafka.cimpl.__file__)
+            client = _Client(confluent_kafka.cimpl.__file__)
         except (AttributeError, OSError) as error:
-            _log.info("records of Kafka come as Python objects, which is slower: %s", error)
+            _log.info(_SLOWER, error)
+        else:
+            if client.version() == number:
+                return client
+            _log.info(_SLOWER, "there is another librdkafka beside that of confluent-kafka")
     return None
 
 
 class _MemoryRecords:
-    def __init__(self, client: _Client, pointers: Words, topic: str, partition: int) -> None:
-        """`pointers`: not empty, to records without an error."""
+    def __init__(self, client: _Client, topic: str, partition: int, records_max: int) -> None:
         self._client = client
-        self._pointers = pointers
-        self._words, self._at = _followed(pointers)
         self._topic = topic
         self._partition = partition
+        self._pointers: Words = np.empty(records_max, np.int64)
+        self._out = 0
+        """So many of the pointers are to be given back."""
+        self._good: Words = self._pointers[:0]
+        """Those to records, and not to what is said beside them."""
+        self._words = self._at = self._good
+
+    def take(self, queue: int) -> list[Note]:
+        """To be called once; whoever can be closed has the pointers from the moment at which they are out."""
+        self._out = self._client.consume(queue, 0, self._pointers.ctypes.data, len(self._pointers))
+        if self._out < 0:
+            raise StorageError("Kafka's client does not say what it has fetched")
+        if not self._out:
+            return []
+        self._good = self._pointers[: self._out]
+        self._words, self._at = _followed(self._good)
+        errors = self._field(_ERR).astype(np.int32)
+        if not errors.any():
+            return []
+        at = np.flatnonzero(errors)
+        notes = [
+            self._note(*one)
+            for one in zip(self._good[at].tolist(), errors[at].tolist(), self._field(_OFFSET)[at].tolist(), strict=True)
+        ]
+        self._good, self._at = self._good[errors == 0], self._at[errors == 0]
+        return notes
 
     def __len__(self) -> int:
         return len(self._at)
@@ -242,76 +292,127 @@ class _MemoryRecords:
         self._at = self._at[: int(np.searchsorted(self._field(_OFFSET), stop))]
 
     def close(self) -> None:
-        pointers, self._pointers = self._pointers, self._pointers[:0]
+        out, self._out = max(self._out, 0), 0
         self._at = self._at[:0]
-        for first in range(0, len(pointers), _AT_ONCE):
-            deque(map(self._client.destroy, pointers[first : first + _AT_ONCE].tolist()), maxlen=0)
+        for first in range(0, out, _AT_ONCE):
+            deque(map(self._client.destroy, self._pointers[first : min(first + _AT_ONCE, out)].tolist()), maxlen=0)
 
     def _field(self, word: int) -> Words:
         return self._words[self._at + word]
 
     def _timestamp(self, at: int) -> int | None:
         kind = ctypes.c_int()
-        ms = self._client.timestamp(int(self._pointers[at]), ctypes.byref(kind))
+        ms = self._client.timestamp(int(self._good[at]), ctypes.byref(kind))
         return _known(kind.value, ms)
+
+    def _note(self, pointer: int, error: int, offset: int) -> Note:
+        return _error(error, self._client.errstr(pointer)), offset if offset >= 0 else None
+
+
+def _error(code: int, text: bytes | None) -> KafkaError:
+    from confluent_kafka import KafkaError
+
+    return KafkaError(code, (text or b"").decode(errors="replace"))
 
 
 class _MemoryTap:
-    def __init__(self, consumer: Consumer, client: _Client, handle: int, topic: str, partition: int) -> None:
+    def __init__(
+        self,
+        consumer: Consumer,
+        client: _Client,
+        handle: int,
+        topic: str,
+        partition: int,
+        heard: Callable[[KafkaError], None],
+    ) -> None:
+        self._queue: int | None = None
+        self._taken: Fetched = ObjectRecords(())
         self._consumer = consumer
         self._client = client
-        self._handle = handle
         self._place = topic, partition
-        self._queue: int | None = None
-        self._pointers: Words = np.empty(0, np.int64)
-        self._taken: Fetched = ObjectRecords(())
+        self._is_astray = False
+        """Records came through the consumer, and none through the partition's queue since."""
+        self._heard = heard
+        self._failed: BaseException | None = None
+        """What cannot be raised where an error is heard."""
+        _taps[id(consumer)] = self
+        client.hear_errors(handle)
 
     def assign(self, offset: int) -> None:
         from confluent_kafka import TopicPartition
 
         self.close()  # a topic that is made anew has a queue of its own
         topic, partition = self._place
-        self._queue = self._client.queue_of(self._handle, topic.encode(), partition)
+        handle = self._client.handle_at(id(self._consumer))
+        if handle is None:
+            raise InvariantError("the consumer is closed")
+        self._queue = self._client.queue_of(handle, topic.encode(), partition)
+        if self._queue is None:
+            raise StorageError(f"Kafka's client has no queue for partition {partition} of {topic}")
         self._client.forward(self._queue, None)
         self._consumer.assign([TopicPartition(topic, partition, offset)])
 
     def take(self, records_max: int) -> tuple[Fetched, list[Note]]:
+        if self._queue is None:
+            raise InvariantError("nothing is assigned to the consumer any more, or yet")
+        if self._failed is not None:
+            raise self._failed
+        self._taken.close()
         beside = self._consumer.consume(_NOTES_MAX, 0)
         notes = _notes(beside)
         if len(notes) < len(beside):
-            raise InvariantError("a record came through the consumer, and not through the queue of its partition")
-        if len(self._pointers) < records_max:
-            self._pointers = np.empty(records_max, np.int64)
-        count = self._client.consume(self._queue, 0, self._pointers.ctypes.data, records_max)
-        if count < 0:
-            raise StorageError("Kafka's client does not say what it has fetched")
-        pointers = self._pointers[:count].copy()
-        if count:
-            words, at = _followed(pointers)
-            errors = words[at + _ERR].astype(np.int32)
-            if errors.any():
-                notes += self._notes_of(pointers[errors != 0], errors[errors != 0])
-                pointers = pointers[errors == 0]
-        self._taken = _MemoryRecords(self._client, pointers, *self._place) if len(pointers) else ObjectRecords(())
-        return self._taken, notes
+            return self._find_back(beside)
+        taken = self._taken = _MemoryRecords(self._client, *self._place, records_max)
+        notes += taken.take(self._queue)
+        if len(taken):
+            self._is_astray = False
+        return taken, notes
 
-    def _notes_of(self, pointers: Words, errors: npt.NDArray[np.int32]) -> list[Note]:
-        from confluent_kafka import KafkaError
+    def _find_back(self, beside: Sequence[Message]) -> tuple[Fetched, list[Note]]:
+        """The partition has got another queue, which is not cut off: assign it again from the first of these records.
 
-        notes = []
-        words, at = _followed(pointers)
-        offsets = words[at + _OFFSET]
-        for pointer, error, offset in zip(pointers.tolist(), errors.tolist(), offsets.tolist(), strict=True):
-            text = self._client.errstr(pointer)
-            notes.append((KafkaError(error, text.decode(errors="replace")), offset if offset >= 0 else None))
-            self._client.destroy(pointer)
-        return notes
+        What is said behind that record will be said again.
+        """
+        if self._is_astray:
+            raise InvariantError("records came through the consumer, and not through the queue of their partition")
+        before = [*takewhile(lambda message: message.error() is not None, beside)]
+        offset = beside[len(before)].offset()
+        assert offset is not None, "what comes of a partition has a place in it"
+        self.assign(offset)
+        self._is_astray = True
+        return ObjectRecords(()), _notes(before)
+
+    def hear(self, code: int, text: bytes | None) -> None:
+        """An error; to be called by the client, to which nothing can be raised. Fatal ones come beside the records."""
+        try:
+            self._heard(_error(code, text))
+        except BaseException as error:  # noqa: BLE001 - the next `take` raises it
+            self._failed = error
 
     def close(self) -> None:
-        self._taken.close()  # a client that lacks some of its records may wait for them when it is closed
+        self._taken.close()  # a client that lacks some of its records waits for them when it is closed
         queue, self._queue = self._queue, None
         if queue is not None:
             self._client.forget_queue(queue)
+
+    __del__ = close
+    """Of a reader that nobody has closed: its consumer is closed behind the tap, and would wait for ever."""
+
+
+_taps: WeakValueDictionary[int, _MemoryTap] = WeakValueDictionary()
+"""By the address of their consumer."""
+_ON_ERROR: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
+
+
+def _told(handle: int, code: int, text: bytes | None, owner: int) -> None:
+    """Confluent-kafka's own callback would end the process outside of the calls that it makes itself."""
+    tap = _taps.get(owner)
+    if tap is not None:
+        tap.hear(code, text)
+
+
+_on_error = _ON_ERROR(_told)
+ctypes.pythonapi.Py_IncRef(ctypes.py_object(_on_error))  # consumers may outlive this module when Python ends
 
 
 def _memory(start: int, count: int) -> npt.NDArray[np.uint8]:

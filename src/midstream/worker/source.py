@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -335,13 +336,21 @@ class SourceDriver(Splits):
         source, split, reader, rows_max = self._source, current.split, current.reader, self._pace.rows_max
 
         def work() -> tuple[SplitReader, _Ahead | None]:
-            opened = reader if reader is not None else source.open_split(split)
-            return opened, _read(opened, rows_max)
+            if reader is not None:
+                return reader, _read(reader, rows_max)
+            with ExitStack() as stack:
+                opened = source.open_split(split)
+                stack.callback(opened.close)  # nobody has it if it cannot be read
+                ahead = _read(opened, rows_max)
+                stack.pop_all()
+            return opened, ahead
 
         def done(outcome: Done[tuple[SplitReader, _Ahead | None]] | Failed) -> None:
             current.state = _IDLE
             if isinstance(outcome, Failed):
-                if self._asking is not _CLOSED:
+                if self._asking is _CLOSED:
+                    self._close_reader(current)
+                else:
                     self._fail(outcome.error)
                 return
             current.reader, ahead = outcome.value

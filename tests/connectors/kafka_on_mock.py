@@ -1,0 +1,382 @@
+"""Cases of a reader on the mock cluster inside librdkafka, each in a process of its own: an abort ends that one only.
+
+`python kafka_on_mock.py <case> <way>` exits with 0 if all is as it should be. Ways: `memory`, `objects`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import faulthandler
+import gc
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pytest
+from confluent_kafka import Consumer, KafkaError, Producer, cimpl
+
+from midstream.connectors import kafka_fetched
+from midstream.connectors.kafka import KafkaSource, _Partition, _PartitionReader
+from midstream.connectors.schema_registry import RegistrySilent
+from midstream.core.arrow_types import to_list
+from midstream.core.errors import ConfigError, InvariantError, StorageError
+from midstream.operators.source import Split
+
+TOPIC = "in"
+RECORDS = 1000
+OPTIONS: dict[str, Any] = {
+    "topic.metadata.propagation.max.ms": 200,  # a topic that is not there is gone, and not new
+    "topic.metadata.refresh.interval.ms": 300,
+    "fetch.wait.max.ms": 20,
+    "reconnect.backoff.ms": 20,
+}
+REFUSED = 29  # TOPIC_AUTHORIZATION_FAILED
+FETCH = 1
+_END_S = 20.0
+
+
+def until(what: str, is_so: Callable[[], object]) -> None:
+    end_s = time.monotonic() + _END_S
+    while not is_so():
+        assert time.monotonic() < end_s, f"in vain: {what}"
+        time.sleep(0.005)
+
+
+def _call(name: str, returns: Any, *takes: Any) -> Any:
+    call = getattr(ctypes.CDLL(cimpl.__file__), name)
+    call.restype, call.argtypes = returns, takes
+    return call
+
+
+class Mock:
+    """A cluster of one broker, with TOPIC of two partitions and RECORDS in each."""
+
+    def __init__(self) -> None:
+        self.producer = Producer({"bootstrap.servers": "x", "test.mock.num.brokers": 1, "linger.ms": 5, "log_level": 3})
+        handle = ctypes.c_void_p.from_address(id(self.producer) + object.__basicsize__).value
+        self._cluster = _call("rd_kafka_handle_mock_cluster", ctypes.c_void_p, ctypes.c_void_p)(handle)
+        self.servers: str = _call("rd_kafka_mock_cluster_bootstraps", ctypes.c_char_p, ctypes.c_void_p)(
+            self._cluster
+        ).decode()
+        self.create(2)
+        self.produce(0, RECORDS)
+        self.produce(1, RECORDS)
+
+    def create(self, partitions: int) -> None:
+        text, number = ctypes.c_char_p, ctypes.c_int
+        create = _call("rd_kafka_mock_topic_create", number, ctypes.c_void_p, text, number, number)
+        assert create(self._cluster, TOPIC.encode(), partitions, 1) == 0
+
+    def delete(self) -> None:
+        delete = _call("rd_kafka_mock_topic_delete", ctypes.c_int, ctypes.c_void_p, ctypes.c_char_p)
+        assert delete(self._cluster, TOPIC.encode()) == 0
+
+    def refuse_topic(self) -> None:
+        refuse = _call("rd_kafka_mock_topic_set_error", None, ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int)
+        refuse(self._cluster, TOPIC.encode(), REFUSED)
+
+    def refuse_fetch(self) -> None:
+        kinds = (ctypes.c_int * 3)(*[REFUSED] * 3)
+        push = _call(
+            "rd_kafka_mock_push_request_errors_array",
+            *(None, ctypes.c_void_p, ctypes.c_int16, ctypes.c_size_t, ctypes.c_void_p),
+        )
+        push(self._cluster, FETCH, len(kinds), ctypes.addressof(kinds))
+
+    def produce(self, partition: int, count: int, first: int = 0) -> None:
+        for n in range(first, first + count):
+            self.producer.produce(TOPIC, b"%d" % n, partition=partition)
+        assert self.producer.flush(20) == 0
+
+    def reader(self, partition: int = 1, topic: str = TOPIC) -> _PartitionReader:
+        source = KafkaSource(self.servers, topic, format="bytes", options=OPTIONS)
+        payload = msgspec.msgpack.encode(_Partition(topic, partition, 0))
+        reader = source.open_split(Split(f"{topic}:{partition}", payload))
+        assert isinstance(reader, _PartitionReader)
+        return reader
+
+
+def taken(reader: _PartitionReader, count: int) -> list[int]:
+    rows: list[Any] = []
+
+    def enough() -> bool:
+        got = reader.read(700)
+        assert got is not None
+        rows.extend(map(int, to_list(got[0].column(0))))
+        return len(rows) >= count
+
+    until(f"{count} rows", enough)
+    return rows
+
+
+def hears(reader: _PartitionReader, text: str) -> None:
+    """And goes on looking for a while, as it does while it waits for brokers."""
+
+    def has_heard() -> bool:
+        reader.read(700)
+        return text in reader._silence.why
+
+    until(f"{text!r} is heard, and not {reader._silence.why!r}", has_heard)
+    for _ in range(100):
+        reader.read(700)
+        time.sleep(0.005)
+
+
+def with_records_out(reader: _PartitionReader) -> kafka_fetched.Fetched:
+    """Beside them the partition's queue has others."""
+    found: list[kafka_fetched.Fetched] = []
+
+    def some() -> bool:
+        found[:] = [reader._tap.take(10)[0]]
+        return len(found[0]) == 10
+
+    until("records", some)
+    return found[0]
+
+
+# ---- cases ----
+
+
+def topic_deleted(mock: Mock) -> None:
+    reader = mock.reader()
+    assert taken(reader, RECORDS) == [*range(RECORDS)]
+    mock.delete()
+    hears(reader, "topic does not exist")
+    reader.close()
+
+
+def topic_deleted_with_records_unread(mock: Mock) -> None:
+    reader = mock.reader()
+    records = with_records_out(reader)
+    mock.delete()
+    time.sleep(1)
+    assert len(records) == 10 and records.values().to_pylist() == [b"%d" % n for n in range(10)]
+    records.close()
+    hears(reader, "topic does not exist")
+    reader.close()
+
+
+def topic_refused(mock: Mock) -> None:
+    reader = mock.reader()
+    taken(reader, RECORDS)
+    mock.refuse_topic()
+    hears(reader, "Topic authorization failed")
+    reader.close()
+
+
+def fetch_refused(mock: Mock) -> None:
+    reader = mock.reader()
+    taken(reader, RECORDS)
+    mock.refuse_fetch()
+    with pytest.raises(ConfigError, match="cannot be read"):
+        until("it is refused", lambda: reader.read(700) is None)
+    reader.close()
+
+
+def fewer_partitions(mock: Mock) -> None:
+    reader = mock.reader()
+    taken(reader, RECORDS)
+    mock.delete()
+    mock.create(1)
+    hears(reader, "partition")
+    reader.close()
+
+
+def partition_not_known(mock: Mock) -> None:
+    reader = mock.reader(partition=2)
+    hears(reader, "partition")
+    reader.close()
+
+
+def topic_recreated_and_assigned_again(mock: Mock) -> None:
+    reader = mock.reader()
+    taken(reader, RECORDS)
+    for round_ in range(3):
+        mock.delete()
+        hears(reader, "topic does not exist")
+        mock.create(2)
+        mock.produce(1, 50, first=round_ * 100)
+        reader._notes.clear()
+        reader._next = 0
+        reader._assign(0)
+        assert taken(reader, 50) == [round_ * 100 + n for n in range(50)]
+        reader._silence.why = ""
+    reader.close()
+
+
+def queue_not_cut_off(mock: Mock) -> None:
+    """What is found when the partition has got another queue behind the tap's back."""
+    reader = mock.reader()
+    tap: Any = reader._tap
+    taken(reader, RECORDS)
+    if isinstance(tap, kafka_fetched._MemoryTap):
+        client = tap._client
+        queue_of = _call("rd_kafka_queue_get_consumer", ctypes.c_void_p, ctypes.c_void_p)
+        client.forward(tap._queue, queue_of(client.handle_at(id(reader._consumer))))
+    mock.produce(1, 300, first=RECORDS)
+    assert taken(reader, 300) == [*range(RECORDS, RECORDS + 300)]
+    mock.produce(1, 300, first=RECORDS + 300)
+    assert taken(reader, 300) == [*range(RECORDS + 300, RECORDS + 600)]
+    reader.close()
+
+
+def closed_with_records_out(mock: Mock) -> None:
+    reader = mock.reader()
+    with_records_out(reader)
+    reader.close()
+
+
+def taken_over_records_that_are_out(mock: Mock) -> None:
+    reader = mock.reader()
+    with_records_out(reader)
+    with_records_out(reader)
+    reader.close()
+
+
+def failing_with_records_out(mock: Mock) -> None:
+    """Between the client's call and whoever wants its records."""
+    reader = mock.reader()
+    time.sleep(0.5)
+    patched = "_followed" if isinstance(reader._tap, kafka_fetched._MemoryTap) else "ObjectRecords"
+    original = getattr(kafka_fetched, patched)
+
+    def fails(*_: Any) -> Any:
+        raise MemoryError("on purpose")
+
+    setattr(kafka_fetched, patched, fails)
+    with contextlib.suppress(MemoryError):
+        until("it fails", lambda: reader.read(10) is None)
+    setattr(kafka_fetched, patched, original)
+    reader.close()
+
+
+def collected_with_records_out(mock: Mock) -> None:
+    reader = mock.reader()
+    with_records_out(reader)
+    del reader
+    gc.collect()
+
+
+def collected_in_a_cycle(mock: Mock) -> None:
+    reader: Any = mock.reader()
+    reader.itself, reader.records = reader, with_records_out(reader)
+    del reader
+    gc.collect()
+
+
+kept: Any = None
+
+
+def exit_with_records_out(mock: Mock) -> None:
+    global kept
+    reader = mock.reader()
+    kept = reader, with_records_out(reader)
+
+
+def kept_and_then_bad(mock: Mock) -> None:
+    """Records that have waited for the registry, and then fail: nobody reads them again when they are given back."""
+    reader = mock.reader()
+    parser: Any = reader._source._parser
+    rows = parser.rows
+    fails: type[Exception] = RegistrySilent
+
+    def failing(records: Any, where: str) -> Any:
+        if len(records):
+            raise fails("on purpose")
+        return rows(records, where)
+
+    parser.rows = failing
+    until("they are kept", lambda: reader.read(10) and reader._kept is not None)
+    fails = StorageError
+    with pytest.raises(StorageError):
+        reader.read(10)
+    assert reader._kept is None
+    reader.close()
+
+
+def long_topic_name(mock: Mock) -> None:
+    for length in (249, 512):
+        reader = mock.reader(topic="a" * length)
+        reader.read(10)
+        reader.close()
+    with pytest.raises(StorageError, match="aaa"):
+        mock.reader(topic="a" * 513)
+    reader = mock.reader()
+    tap: Any = reader._tap
+    if isinstance(tap, kafka_fetched._MemoryTap):
+        tap._place = "a" * 513, 0
+        with pytest.raises(StorageError, match="no queue"):
+            tap.assign(0)
+    reader.close()
+
+
+def used_after_close(mock: Mock) -> None:
+    reader = mock.reader()
+    with_records_out(reader)
+    reader.close()
+    for use in (lambda: reader._tap.take(10), lambda: reader._tap.assign(0), lambda: reader.read(10)):
+        with pytest.raises((InvariantError, RuntimeError)):
+            use()
+    reader._tap.close()
+    reader.close()
+    reader = mock.reader()
+    reader._tap.close()
+    if isinstance(reader._tap, kafka_fetched._MemoryTap):
+        with pytest.raises(InvariantError):
+            reader._tap.take(10)
+    reader.close()
+
+
+def heard_raises(mock: Mock) -> None:
+    """What is raised where an error is heard comes out of a `take`."""
+
+    def heard(error: KafkaError) -> None:
+        raise StorageError(f"heard: {error.str()}")
+
+    config = {"bootstrap.servers": mock.servers, "group.id": "g", "error_cb": heard, **OPTIONS}
+    consumer = Consumer(config)
+    tap = kafka_fetched.new_tap(consumer, TOPIC, 1, (), heard)
+    tap.assign(0)
+    mock.delete()
+    with pytest.raises(StorageError, match="topic does not exist"):
+        until("it raises", lambda: tap.take(10) is None)
+    tap.close()
+    consumer.close()
+
+
+CASES = {
+    case.__name__: case
+    for case in (
+        topic_deleted,
+        topic_deleted_with_records_unread,
+        topic_refused,
+        fetch_refused,
+        fewer_partitions,
+        partition_not_known,
+        topic_recreated_and_assigned_again,
+        queue_not_cut_off,
+        closed_with_records_out,
+        taken_over_records_that_are_out,
+        failing_with_records_out,
+        collected_with_records_out,
+        collected_in_a_cycle,
+        exit_with_records_out,
+        kept_and_then_bad,
+        long_topic_name,
+        used_after_close,
+        heard_raises,
+    )
+}
+
+if __name__ == "__main__":
+    faulthandler.enable()
+    if sys.argv[2] == "objects":
+        kafka_fetched._client = lambda: None  # type: ignore[assignment]
+    else:
+        assert kafka_fetched._client() is not None
+    cluster = Mock()
+    CASES[sys.argv[1]](cluster)
+    print("over", flush=True)
