@@ -10,7 +10,7 @@ from coordinator_world import Bench, Ledger, ScriptedSource, restored, two_verti
 from in_memory import TORN
 from midstream.checkpoint.metadata import CheckpointMetadata, decode_metadata
 from midstream.coordinator.checkpointing import checkpoints
-from midstream.core.errors import InvariantError
+from midstream.core.errors import InvariantError, StorageError
 from midstream.core.ids import TaskId
 from midstream.protocol import messages as m
 
@@ -726,3 +726,30 @@ def test_a_stopped_job_keeps_no_more_checkpoints_than_configured() -> None:
     bench.ask(m.DoStop())
     bench.ack(2, *ALL)
     assert bench.storage.checkpoints() == [2]
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_deletion_that_fails_is_tried_again_at_once_and_then_with_the_next_pass(
+    monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    bench = Bench(retained_checkpoints=1).run()
+    everybody = READ0, READ1, WRITE0, WRITE1
+    bench.ask(m.DoCheckpoint())
+    bench.ack(1, *everybody)
+    delete, left = bench.storage.delete, failures
+
+    def fails(path: str) -> None:
+        nonlocal left
+        left -= 1
+        if left >= 0:
+            raise StorageError("deleted, or not")
+        delete(path)
+
+    monkeypatch.setattr(bench.storage, "delete", fails)
+    bench.ask(m.DoCheckpoint())
+    bench.ack(2, *everybody)
+    assert ("chk-1/_metadata" in bench.storage.files) is (failures == 2)
+    assert any("tried again later" in text for text in bench.status.warnings) is (failures == 2)
+    bench.ask(m.DoCheckpoint())
+    bench.ack(3, *everybody)
+    assert bench.storage.checkpoints() == [3]
