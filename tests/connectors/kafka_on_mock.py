@@ -152,7 +152,7 @@ def topic_deleted_with_records_unread(mock: Mock) -> None:
     reader = mock.reader()
     records = with_records_out(reader)
     mock.delete()
-    time.sleep(1)
+    time.sleep(1)  # until the client knows of it: to look would take the records
     assert len(records) == 10 and records.values().to_pylist() == [b"%d" % n for n in range(10)]
     records.close()
     hears(reader, "topic does not exist")
@@ -239,7 +239,7 @@ def taken_over_records_that_are_out(mock: Mock) -> None:
 def failing_with_records_out(mock: Mock) -> None:
     """Between the client's call and whoever wants its records."""
     reader = mock.reader()
-    time.sleep(0.5)
+    time.sleep(0.5)  # until records have come: to look would take them
     patched = "_followed" if isinstance(reader._tap, kafka_fetched._MemoryTap) else "ObjectRecords"
     original = getattr(kafka_fetched, patched)
 

@@ -64,7 +64,7 @@ _log = logging.getLogger(__name__)
 
 
 class Fetched(Records, Protocol):
-    """Records of one partition in their order, which nobody may use after `close`."""
+    """Records of one partition in their order, which must not be used after `close`."""
 
     def cut(self, stop: int) -> None:
         """Leave out the records at offset `stop` and behind it."""
@@ -242,7 +242,7 @@ class _MemoryRecords:
         self._words = self._at = self._good
 
     def take(self, queue: int) -> list[Note]:
-        """To be called once; whoever can be closed has the pointers from the moment at which they are out."""
+        """To be called once; the object that is closed has the pointers from the moment at which they are out."""
         self._out = self._client.consume(queue, 0, self._pointers.ctypes.data, len(self._pointers))
         if self._out < 0:
             raise StorageError("Kafka's client does not say what it has fetched")
@@ -396,7 +396,7 @@ class _MemoryTap:
             self._client.forget_queue(queue)
 
     __del__ = close
-    """Of a reader that nobody has closed: its consumer is closed behind the tap, and would wait for ever."""
+    """The tap of a reader that was not closed: its consumer is closed behind the tap, and would wait for ever."""
 
 
 _taps: WeakValueDictionary[int, _MemoryTap] = WeakValueDictionary()

@@ -62,6 +62,6 @@ PHASE_TABLE: Final[Table[Phase, PhaseTurn]] = Table(
             for phase in Phase
             if phase not in (Phase.ENDING, Phase.ENDED)
         ),
-        Row(Phase.ENDING, PhaseTurn.CONCLUDED, (Phase.ENDED,), "whoever still waits is answered"),
+        Row(Phase.ENDING, PhaseTurn.CONCLUDED, (Phase.ENDED,), "those who still wait are answered"),
     ),
 )
