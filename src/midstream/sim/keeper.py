@@ -131,7 +131,13 @@ class Keeper:
                 self.is_over = True
                 return
             has_begun = self._oracle.lines.has_begun(self.driver.plan.job_id)
-            if not self.driver.is_cancelled and (has_begun or not self._start.fresh):  # else there is none of its own
+            goes_back = self._start.newer_output is not None and not has_begun
+            if goes_back and self.driver.coordinator.restored_from is not None:
+                yield from self.begins(self.driver)  # it was stopped before its tasks were deployed, and had gone back
+            is_of_its_own = has_begun or not (self._start.fresh or goes_back)
+            if not self.driver.is_cancelled and (
+                is_of_its_own or self._oracle.lines.has_begun(self.driver.plan.job_id)
+            ):
                 yield from self._oracle.check_stopped()
         if self.launches >= LAUNCHES_MAX:
             yield f"the job was started {LAUNCHES_MAX} times"
