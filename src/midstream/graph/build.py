@@ -10,12 +10,17 @@ from __future__ import annotations
 import heapq
 from collections import Counter, defaultdict
 from collections.abc import Sequence
+from typing import Final
 
 from midstream.core.config import JobConfig, check_parallelism
 from midstream.core.errors import JobError, SchemaError
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from midstream.graph.logical import Input, LogicalGraph, Node
 from midstream.operators.bad_records import BAD_RECORDS
+
+
+_COMBINED: Final = (Partitioning.KEYED, Partitioning.GLOBAL)
+"""Where rows of one key or window meet only at the consumer."""
 
 
 def build_job_graph(logical: LogicalGraph, config: JobConfig) -> JobGraph:
@@ -32,8 +37,11 @@ def build_job_graph(logical: LogicalGraph, config: JobConfig) -> JobGraph:
     vertex_of = {node.id: vertex for vertex, chain in enumerate(chains) for node in chain}
     vertices = tuple(_vertex(i, chain, uids, parallelism) for i, chain in enumerate(chains))
     edges: list[Edge] = []
+    consumers = logical.consumers()
     for vertex, chain in enumerate(chains):
         head = chain[0]
+        tags = {origin.tag for _, origin in consumers[head.id] if origin.tag is not None}
+        combiner = head.operator.combiner(tags) if head.operator is not None else None
         for origin, partitioning in zip(head.inputs, partitionings[head.id], strict=True):
             edges.append(
                 Edge(
@@ -45,6 +53,7 @@ def build_job_graph(logical: LogicalGraph, config: JobConfig) -> JobGraph:
                     keys=origin.keys,
                     port=origin.port,
                     tag=origin.tag,
+                    combiner=combiner if origin.port == 0 and partitioning in _COMBINED else None,
                 )
             )
     graph = JobGraph(vertices=vertices, edges=tuple(edges), max_parallelism=config.max_parallelism)

@@ -11,7 +11,7 @@ from enum import Enum
 
 import pyarrow as pa
 
-from midstream.operators.base import Operator
+from midstream.operators.base import Combiner, Operator
 from midstream.operators.sink import Sink
 from midstream.operators.source import Source
 
@@ -89,6 +89,13 @@ class Edge:
     keys: tuple[str, ...] = ()
     port: int = 0
     tag: str | None = None
+    combiner: Combiner | None = None
+    """What may reduce rows before they are sent. Batches on the edge are rows of `schema`, or combined."""
+
+    @property
+    def forms(self) -> tuple[pa.Schema, ...]:
+        """The schemas that batches on this edge may have; stored and sent batches name theirs by its index."""
+        return (self.schema,) if self.combiner is None else (self.schema, self.combiner.schema)
 
 
 @dataclass(frozen=True, slots=True)

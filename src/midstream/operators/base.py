@@ -8,7 +8,7 @@ input ends, `finish` once all have, and `close` always. All calls come from the 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
@@ -131,6 +131,23 @@ class Snapshot:
 
 NOTHING = Snapshot()
 
+
+class Combiner(Protocol):
+    """Reduces the rows of one input of an operator before they are sent to it.
+
+    It keeps nothing from one batch to the next: each batch is combined or not, and the operator accepts both.
+    """
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of combined batches; it has the key columns of the input, and differs from that of its rows."""
+        ...
+
+    def combine(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return a batch that stands for all rows of `batch`, which is not empty. Raises what `process` would raise."""
+        ...
+
+
 KEY: Final = "the key"
 """The prefix of settings of state (`Operator.state_settings`) that name the key columns of a stream."""
 
@@ -165,9 +182,16 @@ class Operator(ABC):
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         """Restore state, which the task has already reduced to the rows that belong to this subtask."""
 
+    def combiner(self, tags: Collection[str]) -> Combiner | None:
+        """Return what may combine rows of input 0 before they are sent; `tags`: the side outputs that are read."""
+        return None
+
     @abstractmethod
     def process(self, batch: pa.RecordBatch, port: int) -> None:
-        """Process one batch of input `port` (0, or 1 for the second input of connect())."""
+        """Process one batch of input `port` (0, or 1 for the second input of connect()).
+
+        Its schema is that of the input or, with a combiner, perhaps the combiner's.
+        """
 
     def advance_watermark(self, watermark_us: int) -> bool:
         """React to event time having reached `watermark_us` on all ports: fire what is due.

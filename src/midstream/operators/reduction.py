@@ -64,6 +64,11 @@ class Reduction:
             if isinstance(aggregate, AccumulatorAggregate):
                 aggregate.pickles = Pickles(own)
 
+    @property
+    def has_accumulators(self) -> bool:
+        """Whether Python code makes and merges some of the parts."""
+        return any(isinstance(aggregate, AccumulatorAggregate) for aggregate in self._aggregates.values())
+
     # ---- checks ----
 
     def _bind(self, output: str, aggregate: AnyAggregate) -> Aggregate:

@@ -15,6 +15,7 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.core.batches import to_polars
+from midstream.operators.combiner import COUNT, WindowCombiner
 from midstream.operators.event_time import Int64s
 from midstream.operators.reduction import Reduction
 from midstream.operators.window_base import END, START, Firing, WindowOperator, clamp, native_units, room_for
@@ -28,12 +29,29 @@ _ROW = "__row"
 _KEY = "__key"
 
 
+class SessionCombiner(WindowCombiner):
+    """Combines rows by key into small sessions, each of which ends a gap after its last row."""
+
+    bounds = (START, END)
+
+    def __init__(self, reduction: Reduction, room: int, gap: int) -> None:
+        super().__init__(reduction, room)
+        self._gap = gap
+
+    def _parts(self, frame: pl.DataFrame, times: Int64s) -> pl.DataFrame:
+        spans = frame.with_columns(pl.Series(START, times), pl.Series(END, times + self._gap))
+        return _small_sessions(self._reduction, spans, self._gap, (COUNT,))
+
+
 class SessionWindowOperator(WindowOperator):
     def __init__(self, reduction: Reduction, window: Session, lateness_us: int) -> None:
         super().__init__(reduction, window, lateness_us)
         self._gap = native_units(window.gap_us, reduction.time, f"{reduction.where}: window gap")
         self._room = room_for(self._gap, window, reduction)
         self._parts = PartIndex(reduction.by, END, self._merge)
+
+    def _combiner(self) -> WindowCombiner:
+        return SessionCombiner(self._reduction, self._room, self._gap)
 
     def _state_schema(self) -> pa.Schema:
         bounds = [pa.field(name, pa.int64()) for name in (START, END)]
@@ -42,29 +60,26 @@ class SessionWindowOperator(WindowOperator):
     # ---- rows ----
 
     def _absorb(self, batch: pa.RecordBatch, times: Int64s, watermark: int) -> None:
-        frame = self._prepared(batch).with_columns(pl.Series(START, times), pl.Series(END, times + self._gap))
-        if int(times.min()) + self._gap - 1 + self._lateness <= watermark:
+        is_combined = self._is_combined(batch)
+        if is_combined:
+            frame = self._uncombined(batch, (START, END))
+            ends = batch.column(END).to_numpy()
+        else:
+            ends = times + self._gap
+            frame = self._prepared(batch).with_columns(pl.Series(START, times), pl.Series(END, ends))
+        if int(ends.min()) - 1 + self._lateness <= watermark:
             keep = self._not_late(frame, watermark)
             if not keep.all():
                 self._emit_late(batch.filter(pa.array(~keep)))
                 frame = frame.filter(pl.Series(keep))
                 if not frame.height:
                     return
-        parts = self._reduce(frame)
+        # Of a key, the small sessions of a combined batch are apart, as those of a reduced one are.
+        parts = frame if is_combined else _small_sessions(self._reduction, frame, self._gap)
         self._parts.append(parts)
         self._parts.compact()
         if int(parts.get_column(END).min()) - 1 <= watermark:  # type: ignore[arg-type]
             self._emit_updated(parts.filter(pl.col(END) - 1 <= watermark), watermark)
-
-    def _reduce(self, frame: pl.DataFrame) -> pl.DataFrame:
-        """Reduce rows to small sessions, with bounds."""
-        by = self._reduction.by
-        starts = frame.get_column(START)
-        if int(starts.max()) - int(starts.min()) > self._gap:  # type: ignore[arg-type]
-            frame = frame.with_columns(pl.Series(_SESSION, session_numbers(frame, by)))
-            by = (_SESSION, *by)
-        bounds = [pl.col(START).min(), pl.col(END).max()]
-        return self._reduction.reduce(frame, by[: -len(self._reduction.by)], bounds).drop(_SESSION, strict=False)
 
     def _merge(self, parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
         frame = parts[0] if len(parts) == 1 else pl.concat(parts, rechunk=True)
@@ -156,6 +171,19 @@ class SessionWindowOperator(WindowOperator):
         if frame.height:
             self._parts.append(self._merge([frame]))
             self._parts.compact()
+
+
+def _small_sessions(
+    reduction: Reduction, frame: pl.DataFrame, gap: int, also: Sequence[pl.Expr] = ()
+) -> pl.DataFrame:
+    """Reduce prepared rows with START and END to small sessions, with bounds. `also`: further reductions."""
+    by: tuple[str, ...] = ()
+    starts = frame.get_column(START)
+    if int(starts.max()) - int(starts.min()) > gap:  # type: ignore[arg-type]
+        frame = frame.with_columns(pl.Series(_SESSION, session_numbers(frame, reduction.by)))
+        by = (_SESSION,)
+    bounds = [pl.col(START).min(), pl.col(END).max()]
+    return reduction.reduce(frame, by, [*bounds, *also]).drop(_SESSION, strict=False)
 
 
 def session_numbers(frame: pl.DataFrame, by: Sequence[str]) -> Int64s:

@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from midstream.core.elements import MIN_WATERMARK_US
 from midstream.operators import window_base
+from midstream.operators.combiner import COUNT, WindowCombiner
 from midstream.operators.event_time import Int64s
 from midstream.operators.reduction import Reduction
 from midstream.operators.window_base import END, START, Firing, Piece, WindowOperator, clamp, native_units, room_for
@@ -29,6 +30,22 @@ from midstream.state.parts import Chunk
 PANE: Final = "__pane"
 FEW_PANES = 4
 """Up to this many panes in a batch are selected one by one, which is faster than grouping by pane and key."""
+
+
+class PaneCombiner(WindowCombiner):
+    """Combines rows by key and pane."""
+
+    bounds = (PANE,)
+
+    def __init__(self, reduction: Reduction, room: int, pane: int, offset: int) -> None:
+        super().__init__(reduction, room)
+        self._pane = pane
+        self._offset = offset
+
+    def _parts(self, frame: pl.DataFrame, times: Int64s) -> pl.DataFrame:
+        panes = _by_pane(self._reduction, frame, times, self._pane, self._offset, (COUNT,))
+        parts = [part.with_columns(pl.lit(pane, pl.Int64).alias(PANE)) for pane, part in panes]
+        return parts[0] if len(parts) == 1 else pl.concat(parts)
 
 
 class SlidingWindowOperator(WindowOperator):
@@ -44,6 +61,9 @@ class SlidingWindowOperator(WindowOperator):
         """The parts of each pane, by its start."""
         self._starts: list[int] = []
         """The keys of `_logs`, sorted."""
+
+    def _combiner(self) -> WindowCombiner:
+        return PaneCombiner(self._reduction, self._room, self._pane, self._offset)
 
     @property
     def is_tumbling(self) -> bool:
@@ -80,7 +100,7 @@ class SlidingWindowOperator(WindowOperator):
     # ---- rows ----
 
     def _absorb(self, batch: pa.RecordBatch, times: Int64s, watermark: int) -> None:
-        late_before = self._late_before(watermark)
+        late_before = self._late_before(watermark)  # the start of a pane: all rows of a part are late, or none
         if times.min() < late_before:
             late = times < late_before
             self._emit_late(batch.filter(pa.array(late)))
@@ -89,7 +109,7 @@ class SlidingWindowOperator(WindowOperator):
                 return
         fired_before = self._fired_before(watermark)
         updated: dict[int, list[pl.DataFrame]] = {}
-        for pane, part in self._parts(self._prepared(batch), times):
+        for pane, part in self._parts(batch, times):
             self._log(pane).append(part)
             if pane < fired_before:
                 for end in self._fired_ends(pane, watermark):
@@ -98,29 +118,14 @@ class SlidingWindowOperator(WindowOperator):
             keys = pl.concat(updated[end]).unique(maintain_order=True)
             self._emit(self._window(end, keys))
 
-    def _parts(self, frame: pl.DataFrame, times: Int64s) -> Iterator[tuple[int, pl.DataFrame]]:
-        """Reduce the batch per pane."""
-        pane, offset = self._pane, self._offset
-        first = (int(times.min()) - offset) // pane
-        last = (int(times.max()) - offset) // pane
-        if first == last:
-            yield first * pane + offset, self._reduction.reduce(frame)
+    def _parts(self, batch: pa.RecordBatch, times: Int64s) -> Iterator[tuple[int, pl.DataFrame]]:
+        """Yield the start of each pane of the batch, with its parts."""
+        if not self._is_combined(batch):
+            yield from _by_pane(self._reduction, self._prepared(batch), times, self._pane, self._offset)
             return
-        numbers = (times - offset) // pane
-        if (numbers[1:] >= numbers[:-1]).all():  # as most streams come: slices copy nothing
-            starts = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
-            for start, stop in pairwise((0, *starts.tolist(), len(numbers))):
-                yield int(numbers[start]) * pane + offset, self._reduction.reduce(frame.slice(start, stop - start))
-            return
-        if last - first < FEW_PANES:
-            for number in range(first, last + 1):
-                rows = frame.filter(pl.Series(numbers == number))
-                if rows.height:
-                    yield number * pane + offset, self._reduction.reduce(rows)
-            return
-        reduced = self._reduction.reduce(frame.with_columns(pl.Series(PANE, numbers)), (PANE,))
-        for (number,), part in reduced.partition_by(PANE, include_key=False, as_dict=True).items():
-            yield int(number) * pane + offset, part
+        parts = self._uncombined(batch, (PANE,))
+        for (pane,), part in parts.partition_by(PANE, include_key=False, as_dict=True, maintain_order=True).items():
+            yield int(pane), part
 
     def _log(self, pane: int) -> PartLog:
         log = self._logs.get(pane)
@@ -215,3 +220,29 @@ class SlidingWindowOperator(WindowOperator):
 def _only(ordered: Ordered, rows: npt.NDArray[np.bool_]) -> Ordered:
     frame, groups = ordered
     return frame.filter(pl.Series(rows)), groups[rows]
+
+
+def _by_pane(
+    reduction: Reduction, frame: pl.DataFrame, times: Int64s, pane: int, offset: int, also: Sequence[pl.Expr] = ()
+) -> Iterator[tuple[int, pl.DataFrame]]:
+    """Reduce prepared rows; yield the start of each pane, with its parts. `also`: further reductions."""
+    first = (int(times.min()) - offset) // pane
+    last = (int(times.max()) - offset) // pane
+    if first == last:
+        yield first * pane + offset, reduction.reduce(frame, (), also)
+        return
+    numbers = (times - offset) // pane
+    if (numbers[1:] >= numbers[:-1]).all():  # as most streams come: slices copy nothing
+        starts = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+        for start, stop in pairwise((0, *starts.tolist(), len(numbers))):
+            yield int(numbers[start]) * pane + offset, reduction.reduce(frame.slice(start, stop - start), (), also)
+        return
+    if last - first < FEW_PANES:
+        for number in range(first, last + 1):
+            rows = frame.filter(pl.Series(numbers == number))
+            if rows.height:
+                yield number * pane + offset, reduction.reduce(rows, (), also)
+        return
+    reduced = reduction.reduce(frame.with_columns(pl.Series(PANE, numbers)), (PANE,), also)
+    for (number,), part in reduced.partition_by(PANE, include_key=False, as_dict=True).items():
+        yield int(number) * pane + offset, part

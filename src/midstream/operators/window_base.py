@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from midstream.core.batches import from_polars, to_polars
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.core.errors import ConfigError, InvariantError, JobError
 from midstream.core.keys import key_groups
-from midstream.operators.base import KEY, Operator, OperatorContext, Output, Snapshot, SnapshotResult
+from midstream.operators.base import KEY, Combiner, Operator, OperatorContext, Output, Snapshot, SnapshotResult
+from midstream.operators.combiner import ROWS, WindowCombiner
 from midstream.operators.event_time import EventTime, Int64s
 from midstream.operators.progress import Progress
 from midstream.operators.reduction import Reduction
@@ -72,6 +74,8 @@ class WindowOperator(Operator):
         self._out: Output
         self._form: StateForm
         self._progress: Progress
+        self._combining: WindowCombiner
+        """The combiner whose batches the operator accepts beside rows."""
 
     @property
     def fires_again(self) -> bool:
@@ -93,6 +97,9 @@ class WindowOperator(Operator):
         """Drop the windows that can no longer change."""
 
     @abstractmethod
+    def _combiner(self) -> WindowCombiner: ...
+
+    @abstractmethod
     def _freeze(self) -> Callable[[], tuple[Chunk, ...]]: ...
 
     @abstractmethod
@@ -106,6 +113,10 @@ class WindowOperator(Operator):
         return None
 
     # ---- life ----
+
+    def combiner(self, tags: Collection[str]) -> Combiner | None:
+        """Return the combiner, unless it would lose something: late rows that are read, or what accumulators pickle."""
+        return None if LATE in tags or self._reduction.has_accumulators else self._combiner()
 
     def state_settings(self) -> Mapping[str, Mapping[str, str]]:
         reduction = self._reduction
@@ -128,18 +139,30 @@ class WindowOperator(Operator):
         self._form = StateForm(self._state_schema(), reduction.keys, context.max_parallelism, self._state_log())
         self._progress = Progress(context.key_groups)
         self._reduction.pickles_of(self.own)
+        self._combining = self._combiner()
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         if batch.num_rows == 0:
             return
-        check_keys(batch, self._reduction.keys, self._reduction.where)
-        times = self._reduction.time.native(batch, self._room)
+        if self._is_combined(batch):
+            times = batch.column(self._combining.bounds[0]).to_numpy()
+        else:
+            check_keys(batch, self._reduction.keys, self._reduction.where)
+            times = self._reduction.time.native(batch, self._room)
         if self._progress.is_even:
             self._absorb(batch, times, self._progress.lowest)
             return
         groups = key_groups(batch, self._reduction.keys, self._context.max_parallelism)
         for watermark, rows in self._progress.levels(groups):
             self._absorb(batch.filter(pa.array(rows)), times[rows], watermark)
+
+    def _is_combined(self, batch: pa.RecordBatch) -> bool:
+        return batch.schema.equals(self._combining.schema)
+
+    def _uncombined(self, batch: pa.RecordBatch, bounds: Sequence[str] = ()) -> pl.DataFrame:
+        """Return the parts of a combined batch, with these bounds, in the order of columns that reduced rows have."""
+        by, names = self._reduction.by, self._reduction.part_schema.names
+        return to_polars(batch.select([*by, *bounds, *names[len(by) :]]))
 
     def _prepared(self, batch: pa.RecordBatch) -> pl.DataFrame:
         return self._reduction.prepare(to_polars(batch.select(self._reduction.columns)))
@@ -229,8 +252,12 @@ class WindowOperator(Operator):
         self._out.emit(pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema))
 
     def _emit_late(self, batch: pa.RecordBatch) -> None:
-        if batch.num_rows:
-            self._out.emit(batch, LATE)
+        if not batch.num_rows:
+            return
+        if self._is_combined(batch):  # late rows are not read, but they are counted
+            rows = pc.sum(batch.column(ROWS)).as_py()
+            batch = pa.RecordBatch.from_arrays([pa.nulls(rows)], [ROWS])
+        self._out.emit(batch, LATE)
 
     # ---- snapshot ----
 
