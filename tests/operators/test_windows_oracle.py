@@ -19,6 +19,7 @@ from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.keys import key_groups, subtask_of
 from midstream.operators import window_base
 from midstream.operators.aggregates import Count, First, Last, Max, Mean, Min, Sum
+from midstream.operators.combiner import ROWS
 from midstream.operators.windows import LATE, WINDOW_END, WINDOW_START, Session, Sliding, window_operator
 
 SCHEMA = schema_of([("k", pa.large_string()), ("t", pa.timestamp("ms")), ("v", pa.int64())])
@@ -31,6 +32,7 @@ rows = st.lists(
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("rows"), rows),
+        st.tuples(st.just("combined"), rows),
         st.tuples(st.just("watermark"), st.integers(-60, 90)),
         st.tuples(st.just("one watermark"), st.tuples(st.integers(0, 3), st.integers(-60, 90))),
         st.tuples(st.just("rescale"), st.integers(1, 4)),
@@ -55,12 +57,16 @@ class Job:
         self.worlds = [World(make(), max_parallelism=MAX_PARALLELISM)]
         self.out: list[dict[str, Any]] = []
         self.late: list[dict[str, Any]] = []
+        self.combined_late = 0
+        """How many rows were late in combined batches; which ones these were is not known any more."""
 
     def run(self, plan: list[tuple[str, Any]]) -> None:
         for step, argument in plan:
             match step:
                 case "rows":
                     self.rows(argument)
+                case "combined":
+                    self.combined(argument)
                 case "watermark":
                     self.watermark(argument, range(len(self.worlds)))
                 case "one watermark":
@@ -88,6 +94,24 @@ class Job:
         for subtask, world in enumerate(self.worlds):
             world.process(batch.filter(pa.array(owners == subtask)))
 
+    def combined(self, given_rows: list[Row]) -> None:
+        """Rows of several subtasks that are combined, and then sent to their owners."""
+        if not given_rows:
+            return
+        known = len(self.oracle.late)
+        # A late row of a session is in time if the session that it is combined into is: as if the latest came first.
+        self.oracle.process(sorted(given_rows, key=lambda row: -row[1]))
+        combiner = self.make().combiner(())
+        batch = combiner.combine(batch_of(given_rows))
+        assert batch.schema == combiner.schema
+        owners = self.owners(batch)
+        for subtask, world in enumerate(self.worlds):
+            world.process(batch.filter(pa.array(owners == subtask)))
+        found = [row for world in self.worlds for row in world.out.rows(LATE)]
+        assert len(self.oracle.late) - known == sum(ROWS in row for row in found) - self.combined_late
+        self.combined_late = sum(ROWS in row for row in found)
+        del self.oracle.late[known:]
+
     def owners(self, batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
         return subtask_of(key_groups(batch, ("k",), MAX_PARALLELISM), len(self.worlds), MAX_PARALLELISM)
 
@@ -107,8 +131,9 @@ class Job:
     def collect(self) -> None:
         for world in self.worlds:
             self.out.extend(world.out.rows())
-            self.late.extend(world.out.rows(LATE))
+            self.late.extend(row for row in world.out.rows(LATE) if ROWS not in row)
             world.out.clear()
+        self.combined_late = 0
 
 
 def batch_of(given_rows: list[Row]) -> pa.RecordBatch:
