@@ -16,6 +16,7 @@ from midstream.core.elements import Batch, CheckpointBarrier, Event
 from midstream.core.errors import assert_never
 from midstream.core.ids import ChannelId
 from midstream.core.keys import key_groups, subtask_of
+from midstream.exchange.combining import Combining
 from midstream.exchange.lease import LeasedBatch
 from midstream.exchange.pool import BufferPool
 from midstream.exchange.queue import QueueTime
@@ -65,6 +66,7 @@ class ResultPartition:
         """Called with the checkpoint's id when a barrier that waited its turn has left for a remote consumer."""
         self._next = producer % max(1, self._consumers)
         self._route = self._router()
+        self._combining = Combining(edge.combiner) if edge.combiner is not None else None
 
     def is_available(self) -> bool:
         """Whether a step may start that emits here: all consumers want rows, the pool is whole, and none is too far behind."""
@@ -96,9 +98,9 @@ class ResultPartition:
             wake()
 
     def emit(self, batch: Batch) -> None:
-        """Route the rows of `batch`; order is kept towards each consumer (and so for each key)."""
+        """Route the rows of `batch`, combined if that pays; order is kept towards each consumer (and so for each key)."""
         if batch.num_rows:
-            self._route(batch)
+            self._route(batch if self._combining is None else self._combining.apply(batch))
 
     @property
     def rows_out(self) -> int:

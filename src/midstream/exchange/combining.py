@@ -1,0 +1,45 @@
+"""Decides batch by batch whether rows are combined before they are sent.
+
+Combining costs as much as the reduction that it saves the consumer. What it spares is to hash, split, send and read
+all rows but those that are left, so it pays where few are left. Where it did not, it is tried again after a pause,
+which grows, so that a stream of ever new keys pays almost nothing for it. The decision depends on the rows alone.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from midstream.core.elements import Batch
+from midstream.operators.base import Combiner
+
+ROWS_MIN: Final = 512
+"""Batches of fewer rows are sent as they are: a reduction takes about as long as sending them."""
+SHARE_MAX: Final = 8
+"""Combining pays if at most one row is left of so many."""
+PAUSE_MAX: Final = 64
+"""The largest number of batches until combining is tried again."""
+
+
+class Combining:
+    """Combines the batches that one subtask emits on one edge."""
+
+    def __init__(self, combiner: Combiner) -> None:
+        self._combiner = combiner
+        self._pause = 1
+        """How many batches follow the next failed try until another one."""
+        self._left = 0
+        """How many of these are still to come."""
+
+    def apply(self, batch: Batch) -> Batch:
+        """Return the batch to send for `batch`. Raises what the consumer would raise for its rows."""
+        if batch.num_rows < ROWS_MIN:
+            return batch
+        if self._left:
+            self._left -= 1
+            return batch
+        combined = self._combiner.combine(batch)
+        if combined.num_rows * SHARE_MAX <= batch.num_rows:
+            self._pause = 1
+            return combined
+        self._left, self._pause = self._pause, min(2 * self._pause, PAUSE_MAX)
+        return batch
