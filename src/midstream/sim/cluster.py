@@ -389,7 +389,8 @@ class Driver:
             self.uncertain.update(self._publishing)
         elif isinstance(outcome, Failed) and not isinstance(outcome.error, FencedError):
             with self.cluster.world.looking():
-                self.promises.not_published(self.plan.job_id, self._publishing, self.cluster.open_storage)
+                certain = self._publishing.keys() - self.uncertain  # one that had expired may still be written
+                self.promises.not_published(self.plan.job_id, certain, self.cluster.open_storage)
         self._publishing.clear()
 
     def about_to_end(self, outcome: JobEnded) -> None:
