@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from midstream.connectors.bad_records import BadRecord, BadRecordsMax, OnBadRecord, check_on_bad_record, reported
 from midstream.connectors.kafka_client import ANSWER_S, Connection, OptionValue, Silence, explained, made
-from midstream.connectors.kafka_cluster import EARLIEST, LATEST, Cluster, Names, Place, Topic
+from midstream.connectors.kafka_cluster import EARLIEST, LATEST, Cluster, Names, Place, Topic, are_two_topics
 from midstream.connectors.kafka_fetched import Fetched, Note, new_tap
 from midstream.connectors.kafka_records import KafkaFormat, RecordParser
 from midstream.connectors.outside import Wait
@@ -278,7 +278,7 @@ class KafkaSource(Source):
         found = []
         for name, topic in topics.items():
             before = known.get(name, Topic(topic.id, 0))
-            if before.id != topic.id:
+            if are_two_topics(before.id, topic.id):
                 raise self._recreated(name)
             new = range(before.partitions, topic.partitions)
             found += [_Partition(name, partition, 0, None, True, topic.id) for partition in new]
@@ -463,7 +463,7 @@ class _PartitionReader(SplitReader):
                 cluster.close()
             if found is None and not may_be_gone:
                 raise self._gone()
-            if found is not None and found != part.topic_id:
+            if found is not None and are_two_topics(part.topic_id, found):
                 raise self._source._recreated(part.topic)
         self._is_checked = True
 

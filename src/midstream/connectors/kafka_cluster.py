@@ -33,6 +33,15 @@ class Topic(msgspec.Struct, frozen=True, array_like=True):
     partitions: int
 
 
+_NO_ID: Final = "A" * 22
+"""The id of every topic of brokers before Kafka 2.8: 16 bytes of 0 in base64."""
+
+
+def are_two_topics(before: str, now: str) -> bool:
+    """Whether a name had the id `before` and has another one `now`; false if either is not known."""
+    return before != now and not {before, now} & {"", _NO_ID}
+
+
 class Cluster:
     """Blocking queries of one caller, one call at a time. Raises ConfigError, and StorageError if no broker answers."""
 
