@@ -452,4 +452,4 @@ def _nobody(error: KafkaError | None, message: Message) -> None:
 
 
 def _ignore(outcome: Done[None] | Failed) -> None:
-    """Ignore the outcome: no one is left to learn it after the attempt."""
+    """Ignore the outcome: the attempt is over, and nothing waits for it."""
