@@ -100,7 +100,7 @@ class ApartUnpickler(pickle.Unpickler):
         try:
             return super().load()
         finally:
-            self.memo = {}  # it refers back to this object, and Python 3.10 does not collect that circle
+            self.memo = {}  # the memo refers back to this object, and Python 3.10 does not collect that cycle
 
     def _untracked(self, make: Callable[..., Any], *arguments: Any) -> Any:
         at = list(signature(make).parameters).index("class_tracker_id")
