@@ -37,7 +37,7 @@ class _Recorder(JobPickler):
         """The variables of the modules that define functions which travel by value."""
 
     def named_classes(self) -> Iterator[type]:
-        """Yield the shipped classes, without those whose name means another one.
+        """Yield the shipped classes, except those whose name refers to another shipped class.
 
         `dataclass(slots=True)` creates a class anew while its methods still refer to the first one; and a notebook cell
         may have run twice.

@@ -94,7 +94,7 @@ class IndexedRun(Run):
 
 
 class LivingRun(Run):
-    """Some rows of a frame, which are selected when first asked for."""
+    """Some rows of a frame, selected on first access."""
 
     __slots__ = ("_of", "_picked", "_there")
 
@@ -160,7 +160,7 @@ class PartIndex:
         start = 0
         for run, positions in found:
             end = start + len(positions)
-            if taken.height < parts.height:  # others have the same hash
+            if taken.height < parts.height:  # other keys have the same hash
                 positions = positions[rows[rows.searchsorted(start) : rows.searchsorted(end)].astype(np.int64) - start]
             if len(positions):
                 run.remove(positions)

@@ -42,7 +42,7 @@ class TableState(DeclaredState):
             raise SchemaError(f"TableState: a column cannot be called {KEY_GROUP!r}; rename it")
         self.name = ""
         self._runs: list[Run] | None = None
-        # from here on: set when it is bound
+        # The following attributes are set when the state is bound.
         self._key_groups: range
         self._form: StateForm
         self._empty: pl.DataFrame
