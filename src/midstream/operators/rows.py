@@ -134,7 +134,7 @@ def mapper(function, columns, made):
 def _passed_on(values: Sequence[Any], given: Sequence[Any], kind: pa.DataType, given_kind: pa.DataType) -> bool:
     """Whether these are the same objects as in the input column: comparing takes half as long as converting.
 
-    False for lists and dicts, which a function may have changed in place.
+    The answer is False for lists and dicts, which a function may have changed in place.
     """
     return kind == given_kind and not pa.types.is_nested(kind) and all(map(is_, values, given))
 
