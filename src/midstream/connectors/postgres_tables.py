@@ -280,9 +280,9 @@ def explained(what: str) -> Iterator[None]:
 
 def _error_of(error: Error) -> type[MidstreamError]:
     category = (error.sqlstate or "")[:2]
-    if category in ("22", "23", "44", "54"):  # values, constraints, and values beyond what the server can do
+    if category in ("22", "23", "44", "54"):  # values, constraints, limits of the server
         return SchemaError
-    if category in ("28", "3D", "3F", "42"):  # who may do what, and what there is
+    if category in ("28", "3D", "3F", "42"):  # permissions, and objects that do not exist
         return ConfigError
     return StorageError
 

@@ -23,7 +23,7 @@ JOURNAL: Final = "committed"
 _LOWERED: Final = "lowered"
 """The suffix of a note next to a lowered journal: it no longer implies that files of exactly that checkpoint exist."""
 ATTEMPTS_MAX: Final = 10_000
-"""The number of attempts of a job that are tried: where others write too, files are recognised by a hash of job and
+"""The number of attempts of a job that are tried: in a shared directory, files are recognised by a hash of job and
 attempt.
 """
 _FILE = re.compile(r"part-(\d+)-\d+-\d+-([0-9a-f]{16})\.(?:parquet|jsonl)")

@@ -37,8 +37,8 @@ def _no_hashes() -> Hashes:
 class _Stored(msgspec.Struct, frozen=True, array_like=True):
     files: int
     newest_ns: int
-    """The newest modification time. Older versions had bytes in this place: they refuse this form, and this version
-    theirs.
+    """The newest modification time. Older versions had bytes in this place, which distinguishes the two forms: older
+    versions refuse this one, and this version reads theirs as `_StoredBefore`.
     """
     seen: bytes
     gone: bytes = b""
