@@ -69,7 +69,7 @@ class Loop:
         def run() -> None:
             try:
                 outcome: Done[T] | Failed = Done(work())
-            except Exception as error:  # noqa: BLE001 - the outcome, good or bad, goes to who has asked
+            except Exception as error:  # noqa: BLE001 - the outcome, good or bad, goes to the caller
                 outcome = Failed(error)
             done(outcome)
 
@@ -82,7 +82,7 @@ class Loop:
 
     @property
     def next_timer_us(self) -> int | None:
-        """The time of the next timer; None if there is none."""
+        """Return the time of the next timer; None if there is none."""
         while self._timers and self._timers[0][2].mail is None:
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None
@@ -132,7 +132,7 @@ class MemoryStorage:
         return sorted({file[len(below) :].split("/", 1)[0] for file in self._files if file.startswith(below)})
 
     def sweep(self, path: str, unwanted: Callable[[str], bool]) -> None:
-        """Nothing is ever left unfinished in memory."""
+        """Do nothing: in memory, no file is ever left unfinished."""
 
     def exists(self, path: str) -> bool:
         return path in self._files or any(file.startswith(f"{path}/") for file in self._files)
