@@ -86,9 +86,7 @@ class Cluster:
         self.patience_s = math.inf
         """See `Reasons`."""
         self.denied: Callable[[str], bool] = lambda directory: False
-        """Whether a file in this directory may rightly be reported as existing: another driver may have created it, or the
-        storage may lie.
-        """
+        """Whether a file here may rightly be reported as existing: by another driver's doing, or by a storage that lies."""
         self.slot_failures = 0
         """How many of the next requests for a slot fail."""
         self.finished: dict[tuple[str, int], set[tuple[str, int]]] = {}
@@ -258,10 +256,7 @@ class Driver:
             connection.to_slot.send(_to_slot.decode(_encoder.encode(message)))
 
     def _check_held(self, number: int) -> None:
-        """Check that the slot's sources have read nothing since the newest checkpoint, from which the job continues.
-
-        Such rows would be read twice.
-        """
+        """Check that sources have read nothing since the newest checkpoint, from which the job continues elsewhere."""
         connection, newest = self.connections.get(number), self.coordinator.checkpoints.newest
         assert newest is not None
         machine = connection.slot.machine if connection is not None else None
