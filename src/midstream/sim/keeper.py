@@ -262,9 +262,7 @@ class Keeper:
         elif self._is_started_over or (start.fresh and not self._oracle.lines.has_begun(job_id)):
             return Start(fresh=True)
         elif start.newer_output is not None and not self._oracle.lines.has_begun(job_id):
-            return (
-                start  # the driver may have been killed while it took output back, so the same start is repeated
-            )
+            return start  # the driver may have been killed while it took output back, so the same start is repeated
         if self._wants_back is None:
             return None
         victim, self._wants_back = self._wants_back, None

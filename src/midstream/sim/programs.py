@@ -104,7 +104,9 @@ class _Program:
                 del task.specs[at:]
                 self.tasks.append(rest)
                 for way in self.ways:
-                    if way.source is task and way.edge.tag is None:  # side outputs belong to operators that stay in the task
+                    if (
+                        way.source is task and way.edge.tag is None
+                    ):  # side outputs belong to operators that stay in the task
                         way.source = rest
                 self.ways.append(_Way(task, rest, Edge(0, 0, 0, FORWARD, SCHEMA)))
                 return

@@ -179,7 +179,9 @@ class Savepoints:
         url = self._asked.pop(key)
         if reply.error:
             self.failed += 1
-            is_replaced = driver is not driver.cluster.drivers[-1]  # its successor may have deleted the files that it needs
+            is_replaced = (
+                driver is not driver.cluster.drivers[-1]
+            )  # its successor may have deleted the files that it needs
             is_denied = THERE in reply.error and (
                 len(driver.cluster.drivers) > 1 or any(disk.denied for disk in self._disks.values())
             )
