@@ -1,6 +1,6 @@
 """Pickling of a job, and unpickling in the process that pickled it.
 
-Functions and classes of the job's own file travel by value, with the variables that they use. What is unpickled in the
+Functions and classes of the job's own file travel by value, with the variables that they use. Objects unpickled in the
 program's own process must be separate from the program: see `ApartUnpickler`.
 """
 

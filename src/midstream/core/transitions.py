@@ -56,7 +56,7 @@ class Table(Generic[S, E]):
             raise ValueError(f"{machine}: two rows of one state and event")
 
     def row(self, state: S, event: E, story: Iterable[tuple[S, object]] = ()) -> Row[S, E]:
-        """Return the row of this pair. Raises InvariantError, with the story, if the event cannot come in this state."""
+        """Return the row of this pair. Raises InvariantError, with the story, if there is none."""
         found = self._by_pair.get((state, event))
         if found is None:
             raise self.broken(f"{name_of(event)} while {state.name}", story)
