@@ -38,7 +38,7 @@ class Frozen:
     """The entries of a snapshot."""
 
     stored: tuple[str, ...]
-    """The ids of chunks that hold what is not in `entries`, oldest first."""
+    """The ids of chunks that hold the entries missing in `entries`, oldest first."""
     chunk_id: str
     entries: Mapping[Any, Any]
     """The entries at the snapshot by key, or GONE: the content of the new chunk."""

@@ -1,8 +1,8 @@
 """Heap state at rest: a table per state, with columns `key`, `namespace` and `value`.
 
 `key` is the key column itself, or a struct of all key columns; `namespace` is the position in a list or the key in a
-map. What has no declared Arrow type is pickled into binary columns. A later table supersedes earlier ones for the keys
-that it has; the column `gone` marks rows of keys that were removed.
+map. Values without a declared Arrow type are pickled into binary columns. A later table supersedes earlier ones for the
+keys that it has; the column `gone` marks rows of keys that were removed.
 """
 
 from __future__ import annotations

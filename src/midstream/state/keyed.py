@@ -414,7 +414,7 @@ class BroadcastState(MapState[K, V]):
 def _form_of(state: State, type: pa.DataType | None) -> Form | None:
     """Return the form of values of `type`; None if values are pickled, which accepts any type.
 
-    Raises SchemaError for what is not an Arrow type, and for one that has no Python form.
+    Raises SchemaError for a type that is not an Arrow type or has no Python form.
     """
     if type is None:
         return None

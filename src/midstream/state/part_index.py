@@ -1,7 +1,7 @@
 """Parts indexed by key and end time, so that the parts of a few keys, or those that are due, are looked up.
 
 Parts lie in runs in the order in which they were made. A run is sorted by a hash of the key, so binary searches find
-all parts of a key. Removing parts only marks them; a run of which half are removed is rewritten.
+all parts of a key. Removing parts only marks them; a run is rewritten once half of its parts are removed.
 """
 
 from __future__ import annotations

@@ -49,7 +49,7 @@ class TableState(DeclaredState):
         self._is_exact: bool
         """Whether polars has exactly the types of the schema, not finer ones."""
         self._whole: pl.DataFrame | None
-        """All rows in one frame, once it has been asked for."""
+        """All rows in one frame; None until it is first requested."""
         self._frozen: Callable[[], tuple[Chunk, ...]] | None
         """The result of the last snapshot, which is reused until a row changes."""
 
