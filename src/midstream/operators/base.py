@@ -173,7 +173,7 @@ class Operator(ABC):
         """React to event time having reached `watermark_us` on all ports: fire what is due.
 
         Returns False when the slice is used up and more is due: the task calls again with the same watermark, and
-        forwards it only after True. What has not fired must still be in state.
+        forwards it only after True. Everything that has not fired must still be in state.
         """
         return True
 

@@ -1,4 +1,4 @@
-"""Aggregates bound to a stream: they reduce rows to parts, merge parts, and compute results from parts, all columnar."""
+"""Aggregates bound to a stream: they reduce rows to parts, merge parts, and compute results from parts, in columns."""
 
 from __future__ import annotations
 

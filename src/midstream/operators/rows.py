@@ -142,8 +142,8 @@ def _passed_on(values: Sequence[Any], given: Sequence[Any], kind: pa.DataType, g
 def as_it_is_now(schema: pa.Schema) -> Callable[[Any], Any]:
     """Return a function that copies a row of `schema` for keeping.
 
-    A user's function may continue to use the same dict, or a list in it (of its state, for example). What is not a row
-    is returned as it is, and refused later.
+    A user's function may continue to use the same dict, or a list in it (of its state, for example). A value that is
+    not a row is returned unchanged, and refused later.
     """
     nested = nested_columns(schema)
     return partial(_copied_row, nested) if nested else _copied_flat_row

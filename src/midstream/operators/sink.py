@@ -66,15 +66,15 @@ class SinkWriter(ABC):
         """Register `wake`, which must be called on the loop thread whenever `ready` may have become true."""
 
     def prepare(self, checkpoint_id: int) -> Callable[[], Sequence[bytes]] | None:
-        """Close what was written since the last call. The returned function runs on the I/O pool, makes it durable, and
-        returns the committables.
+        """Close the output written since the last call. The returned function runs on the I/O pool, makes this output
+        durable, and returns the committables.
 
         Returns None if there is nothing to commit.
         """
         return None
 
     def close(self) -> None:
-        """Stop. What was not prepared may be deleted."""
+        """Stop the writer. Output that was not prepared may be deleted."""
 
 
 class Committer(ABC):
@@ -82,7 +82,7 @@ class Committer(ABC):
 
     @abstractmethod
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
-        """Make all that was prepared visible, exactly once even if this is called again for it.
+        """Make the output of these committables visible, exactly once even if the call is repeated.
 
         Called only when there is something to commit.
         """
@@ -146,7 +146,7 @@ class Sink(ABC):
         """Raise if these committables cannot be committed. Runs on the driver, before a job resumes from their
         checkpoint.
 
-        They may have been committed already, and the sink may be another one by now. Changes nothing.
+        They may have been committed already, and the sink may have been replaced since. Changes nothing.
         """
 
     def newest_committed(self, output: Output) -> int | None:

@@ -101,8 +101,8 @@ class Source(ABC):
     fail the job.
     """
     bad_records_max: tuple[int, int] | None = None
-    """(bad, records): the job fails if more than `bad` records are bad in a window of `records`. Each subtask counts its
-    input window by window. None: no limit.
+    """(bad, records): the job fails if more than `bad` records are bad in a window of `records`. Each subtask counts
+    its input window by window. None: no limit.
     """
     own: OwnCode = OwnCode()
     """The code that the job ships; set before the job is shipped. Untyped values can be instances of its classes."""

@@ -135,7 +135,7 @@ class TimestampsOperator(Operator):
                 self._advance()
 
     def advance_to(self, watermark_us: int) -> None:
-        """Raise event time to at least this watermark, whatever the rows say; called between two steps of the task."""
+        """Raise event time to at least this watermark, regardless of rows; called between two steps of the task."""
         if watermark_us > self._watermark_us:
             self._watermark_us = watermark_us
             self._out.watermark(watermark_us)
