@@ -161,8 +161,8 @@ class Capture:
         self._refilled_s = now_s
 
     def _flush_posted(self) -> None:
-        """Flush in a mail of its own. A signal handler or `__del__` that prints meanwhile must not deadlock. Loop
-        thread only.
+        """Flush in a separate mail. A signal handler or `__del__` that prints meanwhile must not deadlock. Loop thread
+        only.
         """
         self._busy.now = True
         try:

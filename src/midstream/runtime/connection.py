@@ -99,7 +99,7 @@ class Connection:
         self._decoder = FrameDecoder(UNAUTHENTICATED_FRAME_BYTES_MAX, UNAUTHENTICATED_FRAME_BYTES_MAX + LENGTH_BYTES)
         self._end: LinkEnd | None = None
         self._out: list[bytes | memoryview] = []
-        """Pieces pulled and not yet accepted by the kernel; the first may be the rest of one."""
+        """The pieces that were pulled and that the kernel has not accepted yet; the first may be the rest of a piece."""
         self._blocked = False
         """The kernel accepts no more; the selector reports when it does."""
         self._flush_posted = False
@@ -129,7 +129,7 @@ class Connection:
         return host
 
     def check_answers(self, timeout_s: float) -> None:
-        """Give up the connection if the peer's machine has not answered what was sent for longer than `timeout_s`."""
+        """Give up the connection if the peer's machine has left data unanswered for longer than `timeout_s`."""
         if self._state is not State.OPEN:
             return
         overdue_s = self._unanswered.overdue_s(self._loop.monotonic_s())
@@ -331,7 +331,7 @@ class Connection:
         self._read_on()
 
     def _read_on(self) -> None:
-        """Process data that TLS has already received, of which the selector does not know."""
+        """Process data that TLS has already received, which the selector does not see."""
         if self._open() and isinstance(self._sock, TlsSocket) and self._sock.pending():
             self._loop.post(lambda: self._ready(READ))
 

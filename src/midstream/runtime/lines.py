@@ -168,7 +168,7 @@ class Lines:
         self._look_whether_all_are_released()
 
     def close(self) -> None:
-        """Cut off all that are left, without reporting it."""
+        """Cut off all remaining lines, without reporting it."""
         self._listener.close()
         for line in self._open:
             line.channel.close()

@@ -105,7 +105,7 @@ class _Child(WatchedSlot):
     def __init__(self, launch: SlotLaunch, on_failed: OnFailed) -> None:
         super().__init__(f"midstream-slot-{launch.request}", on_failed)
         try:
-            # a session of its own: Ctrl-C in the terminal is for the driver, which ends its slots itself
+            # a separate session, so that Ctrl-C in the terminal reaches only the driver, which ends its slots itself
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__],
                 stdin=subprocess.PIPE,

@@ -4,8 +4,8 @@ While a user's function occupies the loop, another thread reports that the slot 
 
 A slot ends when it is released, when the driver is silent for longer than the heartbeat timeout, when the control
 connection closes, or on a bug. One that was stopped (SIGSTOP) and resumed later finds its connection closed, or the
-silence too long: a zombie ends by itself. Whatever the end, its tasks are cancelled, its sockets closed and its I/O
-threads joined before `run_slot` returns.
+silence too long: a zombie ends by itself. However the slot ends, its tasks are cancelled, its sockets closed and its
+I/O threads joined before `run_slot` returns.
 """
 
 from __future__ import annotations

@@ -218,7 +218,7 @@ class TlsSocket(ssl.SSLSocket):
             return sent
 
     def pending(self) -> int:
-        """Return the number of bytes that have been received and decrypted, of which the selector does not know."""
+        """Return the number of bytes that have been received and decrypted, which the selector does not see."""
         with self._turns:
             return super().pending()
 
