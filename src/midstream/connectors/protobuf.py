@@ -81,7 +81,7 @@ def _column(field: FieldDescriptor, where: str) -> Values:
         entry = arrow_type(field, where)
 
         def maps(messages: list[Any]) -> pa.Array[Any]:
-            # A map does not keep the order of the bytes, so it is sorted: every reader of the bytes gets the same order.
+            # A map does not keep the order of the bytes, so it is sorted: every reader gets the same order.
             pairs = [
                 () if message is None else sorted(getattr(message, name).items(), key=_first) for message in messages
             ]
