@@ -161,7 +161,7 @@ def _graph_of_stream(stream: StreamCore) -> LogicalGraph:
 
 
 def _given(rows: Rows, uid: str) -> Given:
-    """Return the given rows. Raises ConfigError for a file that cannot be read, JobError for what is not rows."""
+    """Return the given rows. Raises ConfigError for a file that cannot be read, JobError for other values than rows."""
     if isinstance(rows, pa.Table):
         return rows
     if isinstance(rows, pa.RecordBatch):

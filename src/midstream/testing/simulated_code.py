@@ -242,7 +242,7 @@ class _Look:
             yield from self._changed(target.value)
 
     def _changed(self, thing: ast.expr) -> Iterator[Habit]:
-        """Yield habits for what is reached through a name and changed in place."""
+        """Yield habits for an object that is reached through a name and changed in place."""
         if isinstance(thing, ast.Subscript):
             yield from self._changed(thing.value)
         elif isinstance(thing, ast.Attribute) and self._is_self(thing.value):

@@ -306,7 +306,7 @@ def _compare(
 
 
 def _check_settled(source: Source, name: str, rows_max: int) -> None:
-    """Check that a source that was told of a checkpoint still has what is not finished in it."""
+    """Check that a source that was notified of a checkpoint can still read the unfinished splits in it."""
     if type(source).checkpoint_completed is Source.checkpoint_completed:
         return
     made = _copy(source, name)
