@@ -86,7 +86,7 @@ class Cluster:
         self.patience_s = math.inf
         """See `Reasons`."""
         self.denied: Callable[[str], bool] = lambda directory: False
-        """Whether a file here may rightly be reported as existing: by another driver's doing, or by a storage that lies."""
+        """Whether a file here may rightly be reported as existing, because of another driver or a lying storage."""
         self.slot_failures = 0
         """How many of the next requests for a slot fail."""
         self.finished: dict[tuple[str, int], set[tuple[str, int]]] = {}
@@ -138,7 +138,7 @@ class Connection:
         self.to_driver.is_cut = True
 
     def release(self) -> None:
-        """Release the slot: it ends once it has received everything that was sent, and the driver ignores it from now on."""
+        """Release the slot: it ends once it has received everything that was sent, and the driver ignores it."""
         self.is_open = False
         self.to_driver.is_cut = True
         self.to_slot.send(m.Release())
@@ -568,7 +568,7 @@ class Slot:
         self.process.call_later(HEARTBEAT_S, self._beat)
 
     def _check(self) -> None:
-        """Check the invariants of everything in this slot, but not after each step, which would take a quarter of the time."""
+        """Check the slot's invariants, but not after each step, which would take a quarter of the time."""
         if self._world.step_number % CHECK_STEPS == 0 and self.machine is not None:
             self.machine.check()
 

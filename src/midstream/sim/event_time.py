@@ -49,8 +49,8 @@ class EventTimes:
         """The operators with the producers of their input, in jobs whose barriers overtake nothing; empty in others."""
 
     def check(self, where: str, operators: Mapping[str, OperatorState]) -> Iterator[str]:
-        """Yield complaints about a checkpoint. The marks of an operator are the lowest ones of its running subtasks, since
-        a restore begins there.
+        """Yield complaints about a checkpoint. The marks of an operator are the lowest ones of its running subtasks,
+        since a restore begins there.
         """
         marks = {}
         for uid, operator in operators.items():

@@ -35,7 +35,9 @@ from midstream.sim.world import World
 
 class AskedForSavepoints(Protocol):
     def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False) -> None:
-        """Request a savepoint at a place chosen by `victim`. `stop`: the job stops with it. `fails`: the disk there fails."""
+        """Request a savepoint at a place chosen by `victim`. `stop`: the job stops with it. `fails`: the disk there
+        fails.
+        """
         ...
 
 
@@ -140,7 +142,9 @@ def _stop_slot(stage: Stage, victim: int) -> bool:
 
 
 def _long_call(stage: Stage, victim: int) -> bool:
-    """Keep a slot's loop in a function for less or more than the heartbeat timeout; a thread sends heartbeats meanwhile."""
+    """Keep a slot's loop in a function for less or more than the heartbeat timeout; a thread sends heartbeats
+    meanwhile.
+    """
     slots = [slot for slot in stage.cluster.live_slots if not slot.process.paused and slot.machine is not None]
     if not slots:
         return False

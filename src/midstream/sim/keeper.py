@@ -170,7 +170,9 @@ class Keeper:
         return SIM in error or (is_mute and IS_NEWER in error) or (is_over and STARTED_OVER in error)
 
     def _usual(self, ended: JobEnded | None) -> Generator[str, None, Start]:
-        """Yield complaints, and return the usual start: from the savepoint of a stop, or else from the newest checkpoint."""
+        """Yield complaints, and return the usual start: from the savepoint of a stop, or else from the newest
+        checkpoint.
+        """
         if ended is not None and ended.checkpoint is not None:
             for saved in self._savepoints.saved:
                 if saved.url == ended.checkpoint:
@@ -208,8 +210,8 @@ class Keeper:
             yield from contradictions(metadata.operators, ends_in_flight(metadata), graph)
 
     def _go_on_from(self, saved: Saved) -> Start:
-        """Return a start from a savepoint, which may have been moved, in the same directory, or in another one after the
-        first was deleted.
+        """Return a start from a savepoint, which may have been moved, in the same directory, or in another one after
+        the first was deleted.
         """
         random = Random(f"go on {self._scenario.seed} {self.launches}")
         is_alone = all(driver.is_over for driver in self._cluster.drivers)  # a zombie would fail without its directory

@@ -87,7 +87,9 @@ def _named(name: str) -> Form:
 
 
 def stored_keys(column: pa.ChunkedArray[Any]) -> list[Any]:
-    """Return the keys in a table of state: times as integers, since some datetimes are equal; several columns as tuples."""
+    """Return the keys in a table of state: times as integers, since some datetimes are equal; several columns as
+    tuples.
+    """
     array = column.combine_chunks()
     if is_struct_array(array):
         return list(zip(*(_plain_values(array.field(i)) for i in range(array.type.num_fields)), strict=True))

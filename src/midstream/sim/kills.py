@@ -82,7 +82,8 @@ def search(
     start: int = 0,
     seconds_max: float | None = None,
 ) -> Search:
-    """Try seeds from `start` on until one finds the mutation. `scenario_of` None: use the scenarios of the random campaign.
+    """Try seeds from `start` on until one finds the mutation. `scenario_of` None: use the scenarios of the random
+    campaign.
 
     `seconds_max`: the processor time after which no further seed is tried.
     """

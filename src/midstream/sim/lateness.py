@@ -176,7 +176,9 @@ def _last_end_ms(kind: str, at_ms: int) -> int:
 
 
 class Stack(Operator):
-    """Emits one row for each row of each emission. `n` encodes the window's start and the number of rows in the emission."""
+    """Emits one row for each row of each emission. `n` encodes the window's start and the number of rows in the
+    emission.
+    """
 
     def open(self, context: OperatorContext, out: Output) -> None:
         self._out = out

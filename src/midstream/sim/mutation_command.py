@@ -23,7 +23,8 @@ def measure_mutations(
     seconds: float | None = None,
     progress: Callable[[Kill], None] | None = None,
 ) -> Simulated:
-    """Put every known bug back, or those of `names`, and measure how soon a run fails, in its own and in random scenarios.
+    """Put every known bug back, or those of `names`, and measure how soon a run fails, in its own and in random
+    scenarios.
 
     `seeds_max`: the limit on random scenarios; 0: only the mutations' own ones. `seconds`: the limit on the processor
     time of each search. The result is not ok if a mutation survives.

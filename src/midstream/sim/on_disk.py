@@ -82,8 +82,8 @@ class OnDisk:
         self._claimed.setdefault(checkpoint_id, set()).add(epoch)
 
     def _check_author(self, metadata: CheckpointMetadata) -> None:
-        """Check that a coordinator has claimed the id under which it writes metadata, and that these do not count if they
-        are written after the next coordinator has begun.
+        """Check that a coordinator has claimed the id under which it writes metadata, and that these do not count if
+        they are written after the next coordinator has begun.
         """
         checkpoint_id, epoch = metadata.checkpoint_id, metadata.epoch
         if epoch not in self._claimed.get(checkpoint_id, ()):

@@ -109,8 +109,8 @@ class Oracle:
         self._finished_at: dict[str, int] = {}
         """The parallelism at which an operator had finished as a whole; 0 if it has been restored at another one since."""
         self._said: dict[str, tuple[OperatorState, Counter[int]]] = {}
-        """The state of each operator that sums up in the preceding checkpoint, and the ids of the rows that it had emitted
-        by then.
+        """The state of each operator that sums up in the preceding checkpoint, and the ids of the rows that it had
+        emitted by then.
         """
         self._last: Cut | None = None
         """The cut of the newest completed checkpoint."""
@@ -243,8 +243,8 @@ class Oracle:
     def attempt_begins(
         self, job_id: str, attempt: int, restored: CheckpointMetadata | None, unknown: Container[int]
     ) -> Iterator[str]:
-        """Begin an attempt that is restored from this checkpoint (None: it starts at the beginning), and yield complaints
-        if that is not the newest checkpoint of its job.
+        """Begin an attempt that is restored from this checkpoint (None: it starts at the beginning), and yield
+        complaints if that is not the newest checkpoint of its job.
 
         `unknown`: checkpoints that the coordinator cannot know to exist.
         """
@@ -416,8 +416,8 @@ class Oracle:
         output: Iterable[str],
         by_place: Mapping[tuple[int, int, int], Counter[int]],
     ) -> Iterator[str]:
-        """Yield complaints about an operator that sums up: a finished subtask must emit nothing more, and all of them must
-        have counted every row together.
+        """Yield complaints about an operator that sums up: a finished subtask must emit nothing more, and all of them
+        must have counted every row together.
         """
         sink, node = expected.total_sinks[operator.uid]
         staged = (self._outside.staged[name] for name in output if name in self._outside.staged)
@@ -453,7 +453,9 @@ class Oracle:
         return self._outside.committed.keys()
 
     def check_savepoint(self, url: str, place: Storage, data: bytes) -> list[str]:
-        """Return complaints about a savepoint whose metadata has just been written to `place`, which must hold all of it."""
+        """Return complaints about a savepoint whose metadata has just been written to `place`, which must hold all of
+        it.
+        """
         before, self.storage = self.storage, place
         with self._outside.world.looking():
             try:
@@ -496,8 +498,8 @@ class Oracle:
     # ---- at the end
 
     def check_end(self) -> Iterator[str]:
-        """Yield complaints about a job that has finished: its output must be that of all rows, or of those up to the point
-        at which it was drained.
+        """Yield complaints about a job that has finished: its output must be that of all rows, or of those up to the
+        point at which it was drained.
         """
         everything = {
             uid: {row: key for i, count in enumerate(source.rows) for row, key in source.rows_of(i, count)}

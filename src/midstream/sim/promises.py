@@ -45,7 +45,9 @@ class Promises:
         self._asked: dict[int, tuple[m.ClientRequest, int]] = {}
         """Each unanswered request, by client, with the number of checkpoints that had been triggered before it."""
         self._rows_read: dict[TaskId, tuple[int, int]] = {}
-        """The checkpoint that each task has acknowledged last, and how many rows its first operator had emitted by then."""
+        """The checkpoint that each task has acknowledged last, and how many rows its first operator had emitted by
+        then.
+        """
         self._acknowledged: dict[tuple[int, TaskId], int] = {}
         """The newest checkpoint that each task has acknowledged, by attempt and task."""
 

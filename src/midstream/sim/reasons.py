@@ -53,7 +53,9 @@ class Reasons:
         self._some_finished |= bool(deploy.finished)
 
     def heard(self, message: m.FromSlot, pending_id: int | None) -> None:
-        """Check a message of a slot. `pending_id`: the checkpoint for which the driver is waiting; None if there is none."""
+        """Check a message of a slot. `pending_id`: the checkpoint for which the driver is waiting; None if there is
+        none.
+        """
         match message:
             case m.TaskFinished():
                 self._some_finished = True

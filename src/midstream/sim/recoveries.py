@@ -64,7 +64,9 @@ class Recoveries:
             self.rescaled_restores += any(before.get(uid, now[uid]) != now[uid] for uid in now)
 
     def failed(self, driver: Driver) -> None:
-        """Count the failure of the driver's attempt, or of the driver. Slots that have died still have their last state."""
+        """Count the failure of the driver's attempt, or of the driver. Slots that have died still have their last
+        state.
+        """
         attempt = self._deployed.get(driver.plan.job_id)
         slots = (slot for slot in driver.cluster.slots if slot.driver is driver and slot.machine is not None)
         self.failures += is_recovering(slot for slot in slots if slot.machine and slot.machine.attempt == attempt)

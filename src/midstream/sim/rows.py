@@ -52,8 +52,8 @@ IN_PARTS: Final = 100
 
 
 def is_ordered(source: int) -> bool:
-    """Whether the splits of a source follow each other in event time. Otherwise all files begin at time 0, and advance at
-    different speeds.
+    """Whether the splits of a source follow each other in event time. Otherwise all files begin at time 0, and advance
+    at different speeds.
     """
     return source % 2 == 1 and source < IN_PARTS
 

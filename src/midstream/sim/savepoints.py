@@ -92,8 +92,8 @@ class Savepoints:
         return disk
 
     def written(self, root: str, path: str, data: bytes) -> None:
-        """Check a file that was written to the disk at `root`: if it completes a savepoint, that is judged now, even if it
-        is never reported.
+        """Check a file that was written to the disk at `root`: if it completes a savepoint, that is judged now, even if
+        it is never reported.
         """
         directory, _, name = f"/{path}".rpartition("/chk-")
         directory = directory.removeprefix("/")

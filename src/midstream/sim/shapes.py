@@ -41,14 +41,14 @@ class Node:
 
     "source", "pass", "side" (rows whose id is divisible by 3 go to the side output), "count" (keyed), "share" (keyed on
     port 0, broadcast state of port 1), "times", "tight", "idle" (watermarks), "timer" (keyed, holds rows until a timer
-    fires), "alarm" (the same by the wall clock), "total" (keyed, emits at its end how many rows it has received), "table"
-    (the same as "timer" in tables, on both ports, with a count of each key), "window", "slide", "session" (keyed, late
-    rows go to a side output) followed by "pack" (windows as rows), "tally" (state without a key), "sink";
+    fires), "alarm" (the same by the wall clock), "total" (keyed, emits at its end how many rows it has received),
+    "table" (the same as "timer" in tables, on both ports, with a count of each key), "window", "slide", "session"
+    (keyed, late rows go to a side output) followed by "pack" (windows as rows), "tally" (state without a key), "sink";
 
     "typed", "pickled" (keyed, states of all kinds), "rules" ("share" as a user's function), "clocks" (keyed, holds rows
     by event time and the wall clock), "tags" (side outputs `SIDE` and `BRIEF` of a user's function), "join" (keyed, of
-    both ports) followed by "couple" (pairs as rows), "late_window", "late_slide", "late_session" (with allowed lateness)
-    followed by "stack" (their emissions as rows).
+    both ports) followed by "couple" (pairs as rows), "late_window", "late_slide", "late_session" (with allowed
+    lateness) followed by "stack" (their emissions as rows).
 
     If a chain ends with one of `FORMS`, its rows are keyed by other columns, and its readers begin with a keyed user's
     function or a join. "plain" converts them to ordinary rows again.

@@ -153,7 +153,9 @@ class Calls:
                 world.bug(f"tasks are deployed, and {name} of checkpoint {metadata.checkpoint_id} is not committed")
 
     def _released(self, driver: Driver, slot: Slot) -> None:
-        """Check that a slot is not released in the middle of a commit when the job has ended or continues with fewer slots."""
+        """Check that a slot is not released in the middle of a commit when the job has ended or continues with fewer
+        slots.
+        """
         job = driver.coordinator
         has_ended = job.outcome is not None and job.outcome[0] != "failed" and not driver.is_cancelled
         if not has_ended and (job.phase is not Phase.GATHERING or job.rescaling.stage is not Stage.SWITCHING):

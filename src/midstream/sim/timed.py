@@ -140,8 +140,8 @@ class _Ids(Aggregate):
 
 
 class Pack(Operator):
-    """Emits one row for each row of each window, with its `id` and `key`. `ts` is the start of the window, `sequence` its
-    end in microseconds, and `n` its start in milliseconds, plus 1.
+    """Emits one row for each row of each window, with its `id` and `key`. `ts` is the start of the window, `sequence`
+    its end in microseconds, and `n` its start in milliseconds, plus 1.
     """
 
     def open(self, context: OperatorContext, out: Output) -> None:

@@ -173,8 +173,8 @@ def _varied(entry: Input, random: Random) -> Input:
 
 
 def with_parallelism(shape: Shape, limit: int, random: Random, same: bool, spread: bool = False) -> Shape:
-    """Draw a parallelism from 1 to `limit` for each node: `limit` for all if `same`, otherwise for at least one. The ends
-    of a forward edge get the same one. `spread`: each is `limit`, one more, or twice as much.
+    """Draw a parallelism from 1 to `limit` for each node: `limit` for all if `same`, otherwise for at least one. The
+    ends of a forward edge get the same one. `spread`: each is `limit`, one more, or twice as much.
     """
     group = list(range(len(shape)))
     for index, node in enumerate(shape):
@@ -254,8 +254,8 @@ def expectation(
 ) -> Expectation:
     """Compute the expected results. `rows`: for each source, the key by id of the rows that it has emitted.
 
-    `held`: the ids in operators that hold rows back. `in_flight`: the ids on their way to a node's port or, within a node,
-    to the operator at a position (an edge may be restored as another one with the same ends).
+    `held`: the ids in operators that hold rows back. `in_flight`: the ids on their way to a node's port or, within a
+    node, to the operator at a position (an edge may be restored as another one with the same ends).
     """
     walk = _Walk(shape, rows, held, in_flight)
     for index, node in enumerate(shape):
@@ -465,9 +465,9 @@ def ordered_nodes(shape: Shape) -> list[bool]:
 def on_time_at(shape: Shape, sources: Iterable[SimSource]) -> list[frozenset[int]]:
     """Return for each node the numbers of the sources whose rows are never late there, whatever happens to the others.
 
-    The splits of such a source are in order, no older one is found later, none counts as idle, and on no path does a row
-    wait for the wall clock. Event time never passes such a source, since it is the minimum over all inputs that are not
-    idle. A source with a single split may be idle as long as its rows meet no others: event time is then its own.
+    The splits of such a source are in order, no older one is found later, none counts as idle, and on no path does a
+    row wait for the wall clock. Event time never passes such a source, since it is the minimum over all inputs that are
+    not idle. A source with a single split may be idle as long as its rows meet no others: event time is then its own.
     """
     remaining = iter(sources)
     found: list[frozenset[int]] = []

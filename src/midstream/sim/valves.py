@@ -18,8 +18,9 @@ class CheckedValve(WatermarkValve):
     """Checks a valve: event time is the minimum over the open channels that are waited for.
 
     These are the active channels, and the idle channels whose origins include all those of an active one. If all open
-    channels are idle, event time is that of the furthest channel, including those that have ended; but a channel must not
-    pass an open one whose origins include all of its own. Event time never goes back, and begins where a restore puts it.
+    channels are idle, event time is that of the furthest channel, including those that have ended; but a channel must
+    not pass an open one whose origins include all of its own. Event time never goes back, and begins where a restore
+    puts it.
     """
 
     def __init__(self, world: World, origins: Sequence[Origin]) -> None:
