@@ -294,7 +294,7 @@ class FileSource(Source):
 
 
 def row_group_place(part: FileSplit, offset_rows: int, first: int, last: int) -> str:
-    """See `Source.place`; for a split of a Parquet file."""
+    """Describe the place of rows of a split of a Parquet file, for `Source.place`."""
     since = f" from row group {part.first} on" if part.first else ""
     return f"{part.path}, {rows_text(offset_rows + first, offset_rows + last)}{since}, counted from 0"
 

@@ -103,7 +103,7 @@ class _Place(msgspec.Struct, frozen=True, array_like=True):
         return identifier(self.staging, name)
 
     def sink_of(self, uid: str) -> str:
-        """The sink's name in `midstream_commits`: a sink with another table has committed nothing under this one."""
+        """Return the sink's name in `midstream_commits`; it includes the table, so each table has its own commits."""
         return f"{uid} > {self.schema}.{self.table}"
 
 
@@ -262,8 +262,8 @@ class PostgresSink(Sink):
             yield connection
 
     def _connect(self, where: str, patience_s: float) -> Connection[Any]:
-        """Connect. Blocks, retrying for `patience_s`, since all connections may be in use, or the server may be
-        restarting.
+        """Connect, retrying for `patience_s`, since all connections may be in use, or the server may be restarting. The
+        call blocks.
         """
         deadline_s, pause_s = time.monotonic() + patience_s, _PAUSE_MIN_S
         while True:

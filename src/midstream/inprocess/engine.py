@@ -299,7 +299,7 @@ class Engine:
         return all(task.is_finishing for task in self._slot.tasks.values())
 
     def rows_read(self) -> dict[str, int]:
-        """The rows read by each source that has not ended or has had rows, by uid."""
+        """Return the number of rows read by each source that has not ended or has had rows, by uid."""
         heads = {vertex.source.uid for vertex in self.graph.vertices if vertex.source is not None}
         found: dict[str, int] = {}
         for task in self._slot.tasks.values():
@@ -338,7 +338,7 @@ class Engine:
         self._settle()
 
     def event_times(self) -> dict[str, list[str]]:
-        """For each source, by uid, the uids of the with_watermarks() that its rows pass first."""
+        """Return, for each source by uid, the uids of the with_watermarks() that its rows pass first."""
         found: dict[str, list[str]] = {}
         for node in self._logical.nodes:
             if node.source is not None:

@@ -36,7 +36,9 @@ class Loop:
     """core.seams.Clock, Executor and Ids."""
 
     def __init__(self, now_us: int, passed_s: Callable[[], float] = lambda: 0.0) -> None:
-        """`passed_s`: real time, which the monotonic clock adds to virtual time; work is cut into slices by it."""
+        """Begin at `now_us`. `passed_s`: returns real time, which the monotonic clock adds to virtual time; work is cut
+        into slices by it.
+        """
         self.now_us = now_us
         """The wall clock, in microseconds since the epoch."""
         self._passed_s = passed_s

@@ -152,8 +152,8 @@ class Operator(ABC):
     """The metrics of the user's function, once it is open."""
 
     def state_settings(self) -> Mapping[str, Mapping[str, str]]:
-        """What the operator's state depends on, before `open`: for each part ("" for all of it), settings and their
-        values.
+        """Return the settings on which the operator's state depends, with their values, for each part ("" for all of
+        it). Called before `open`.
 
         State that was made with another value is not restored; the error shows both values.
         """

@@ -168,5 +168,5 @@ class BatchFunctionOperator(FunctionOperator):
         )
 
     def contents(self) -> dict[str, pl.DataFrame]:
-        """The current rows of each table, by its name."""
+        """Return the current rows of each table, by its name."""
         return {state.name: state.frame for state in self._states.values()}

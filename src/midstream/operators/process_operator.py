@@ -324,7 +324,7 @@ class ProcessOperator(FunctionOperator):
         return Snapshot(later=later)
 
     def _queues(self) -> dict[str, TimerQueue]:
-        """The timer queues, by the name of their state part."""
+        """Return the timer queues, by the name of their state part."""
         return {"timers:event": self._timers.event, "timers:processing": self._timers.processing}
 
     def contents(self) -> dict[str, dict[Any, Any]]:

@@ -51,13 +51,13 @@ class WatermarkStrategy:
 
     @staticmethod
     def monotonous(idle_after: Duration | None = None) -> WatermarkStrategy:
-        """A strategy for event times that never go back within one split of the source."""
+        """Return a strategy for event times that never go back within one split of the source."""
         return WatermarkStrategy.bounded(0, idle_after)
 
     @staticmethod
     def bounded(max_delay: Duration, idle_after: Duration | None = None) -> WatermarkStrategy:
-        """A strategy for rows at most `max_delay` older than the newest row before them in their split; older rows are
-        late.
+        """Return a strategy for rows at most `max_delay` older than the newest row before them in their split; older
+        rows are late.
         """
         strategy = WatermarkStrategy(
             delay_us=duration_us(max_delay, "max_delay"),

@@ -65,10 +65,10 @@ def check_installed(kind: str, who: str) -> None:
 
 
 class ConditionalWrites:
-    """Exclusive creation in one bucket. Blocking; from any thread."""
+    """Exclusive creation in one bucket. Its methods block, and may be called from any thread."""
 
     def __init__(self, files: fs.FileSystem, root: str, url: str) -> None:
-        """`root`: bucket and path in `files`, which pyarrow has made from `url`."""
+        """Prepare for one bucket. `root`: the bucket and path in `files`, which pyarrow has made from `url`."""
         self._files = files
         self._url = url
         self._root = root.strip("/")

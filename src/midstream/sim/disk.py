@@ -37,7 +37,7 @@ class Disk:
         self.denied: set[str] = set()
         """The directories in which a file was created and reported as having existed before."""
         self._unseen: dict[str, bytes] = {}
-        """Files whose writing was reported as failed: `on_write` is called again when one of them is first read."""
+        """Files whose writing was reported as failed: `on_write` is called when one of them is first read."""
         self.hangs_us: dict[str, int] = {}
         """How long the next write hangs before it happens, by the file's base name."""
         self.before_write: dict[str, Callable[[], None]] = {}
@@ -47,7 +47,7 @@ class Disk:
         """The number of operations that were refused because the disk was gone."""
         self.writes = 0
         self.on_write: Callable[[str, bytes], None] | None = None
-        """Called after every write, with the path and the content."""
+        """Called after every write that is not reported as failed, with the path and the content."""
         self.on_change: list[Callable[[str, bytes | None], None]] = []
         """Called after every change, with the path and the content, or None if the file was deleted."""
         self.torn_in: dict[str, int] = {}

@@ -345,7 +345,7 @@ def _cancel(stage: Stage, victim: int) -> bool:
 
 def _go_back(stage: Stage, victim: int) -> bool:
     """End the job, and let it start again from an older checkpoint, from an older savepoint, or from the beginning."""
-    if stage.cluster.drained:  # a start that goes back would read rows beyond the point where the sources were ended
+    if stage.cluster.drained:  # the drain has chosen where sources end, which a start that goes back does not repeat
         return False
     stage.go_back(victim // 5)
     return (_cancel, _cancel, _kill_driver, _stop, _stop_driver)[victim % 5](stage, victim // 7)

@@ -1,6 +1,6 @@
 """The rules for the contents of a checkpoint directory, at all times and when a run has settled.
 
-A checkpoint that can be restored has all its files from the moment when its metadata exist until they are deleted.
+A checkpoint that can be restored has all its files from the moment when its metadata exists until that is deleted.
 Files that can never be needed must not be left behind. These files may rightly be left:
 
 - files of a checkpoint whose outcome the coordinator does not know: its metadata may still be written;
@@ -43,7 +43,7 @@ class OnDisk:
         self._began: dict[int, int] = {}
         """The step in which the coordinator of each epoch began, and from which it cleans up the files of others."""
         self._made: dict[tuple[int, int], dict[int, int]] = {}
-        """The checkpoints by epoch and attempt, with the steps in which their metadata were written."""
+        """The checkpoints by epoch and attempt, with the step in which the metadata of each was written."""
         self._claimed: dict[int, set[int]] = {}
         """The epochs that have claimed the id of each checkpoint."""
         self._taken: dict[int, frozenset[int]] = {}
@@ -82,8 +82,8 @@ class OnDisk:
         self._claimed.setdefault(checkpoint_id, set()).add(epoch)
 
     def _check_author(self, metadata: CheckpointMetadata) -> None:
-        """Check that a coordinator has claimed the id under which it writes metadata, and that these do not count if
-        they are written after the next coordinator has begun.
+        """Check that a coordinator has claimed the id under which it writes metadata, and that this metadata does not
+        count if it is written after the next coordinator has begun.
         """
         checkpoint_id, epoch = metadata.checkpoint_id, metadata.epoch
         if epoch not in self._claimed.get(checkpoint_id, ()):

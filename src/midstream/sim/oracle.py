@@ -441,7 +441,7 @@ class Oracle:
     # ---- savepoints
 
     def cut_of(self, metadata: CheckpointMetadata) -> Cut | None:
-        """Return the cut of the completed checkpoint that these metadata, or those of a savepoint, represent."""
+        """Return the cut of the completed checkpoint with this metadata, which may be that of a savepoint made of it."""
         return self._cuts.get((metadata.job_id, metadata.checkpoint_id))
 
     def has_completed(self, job_id: str | None, checkpoint_id: int) -> bool:

@@ -73,6 +73,6 @@ class Recoveries:
 
 
 def _was_stored_before(metadata: CheckpointMetadata, state: ChannelState) -> bool:
-    """Whether rows in flight are known to be those of an older checkpoint; this is unknown if the metadata hold them."""
+    """Whether rows in flight are known to be those of an older checkpoint; this is unknown if the metadata holds them."""
     files = (StateFile.parse(segment.file) for segment in state.segments if segment.file)
     return state.number is not None or any(file and file.checkpoint_id < metadata.checkpoint_id for file in files)

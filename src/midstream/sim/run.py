@@ -55,7 +55,7 @@ NEVER: Final = 1 << 62
 FORKED: Final = 0.4
 """The share of runs with savepoints that end with a fork from one of them."""
 INLINE_BYTES: Final = (0, 0, 1500, 64 * 2**10)
-"""The values of `inline_bytes`, chosen by seed: all state is in files, or some of it, or little of it."""
+"""The values of `inline_bytes`, chosen by seed: all state is in files, or some of it, or none."""
 
 
 @dataclass(slots=True)

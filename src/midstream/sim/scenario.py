@@ -55,7 +55,7 @@ FAULTS: Final = (
     *SAVEPOINTS,
     *RARE,
 )
-"""The kinds of faults and requests that can be selected by name; the kinds below are drawn in other ways."""
+"""The kinds of faults and requests from which random scenarios are drawn; each kind below has a rule of its own."""
 HANGS: Final = "publish_hangs"
 LONG_CALL: Final = "long_call"
 """A kind that only `with_hangs` draws, as it does `HANGS`."""

@@ -133,7 +133,7 @@ class State(DeclaredState):
         return self.log.freeze(new_id, stored_bytes)
 
     def entries(self) -> dict[Any, Any]:
-        """All entries by key; not to be changed."""
+        """Return all entries by key, which must not be changed."""
         assert self._entries is not None
         return self._entries
 

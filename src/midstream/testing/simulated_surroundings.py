@@ -220,7 +220,7 @@ def by_name(item: object) -> tuple[Any, ...] | None:
 
 
 def set_function_state(function: FunctionType, state: Any) -> None:
-    """Replaces cloudpickle's function: the clocks and the hash() that a function calls become the run's."""
+    """Set a function's state like cloudpickle, but let the clocks and the hash() that it calls become the run's."""
     _function_setstate(function, state)
     variables = function.__globals__
     names = set(_names(function.__code__))
