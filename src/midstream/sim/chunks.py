@@ -32,6 +32,6 @@ def newest(part: str, tables: Sequence[pa.Table]) -> Iterator[pa.Table]:
 
 
 def _owners(table: pa.Table) -> list[Any]:
-    """Return what identifies each row: its key or, for a timer, time and key. A newer table with that replaces the row."""
+    """Return the identity of each row, by which newer tables replace it: its key or, for a timer, its time and key."""
     keys = stored_keys(table.column("key")) if "key" in table.column_names else [None] * table.num_rows
     return list(zip(to_list(table.column("time_us")), keys, strict=True)) if "time_us" in table.column_names else keys

@@ -1,5 +1,4 @@
-"""Changed programs: other tasks and edges around the same operators, and the reasons why a job cannot continue with
-one.
+"""Changed programs: other tasks and edges around the same operators; and the reasons why a job cannot use one.
 
 The results stay the same, so everything is compared as before, by uid. Tasks are in another order, cut in two or
 joined into one, and operators without state are added and removed, in a task or as a separate one.

@@ -107,7 +107,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
         node_of("count", Input(0, KEYED), Input(1, KEYED, port=1)),
         node_of("sink", Input(2, FORWARD)),
     ),
-    "held": (  # at node 3, rows of node 1 that come by key wait for rows that node 1 broadcasts
+    "held": (  # at node 3, the keyed rows of node 1 wait for those that node 1 broadcasts
         source_node("pass"),
         node_of("pass", Input(0, FORWARD)),
         node_of("pass", Input(1, KEYED)),

@@ -180,7 +180,7 @@ def _rows(part: Staged) -> Iterator[tuple[int, int, int]]:
 
 
 def never_late(shape: Shape, sources: Mapping[str, SimSource]) -> frozenset[str]:
-    """Return the operators that no row can reach late: the first operators of nodes to which all rows come on time."""
+    """Return the operators that no row can reach late: the first operators of nodes where all sources are on time."""
     numbers = iter([source.number for source in sources.values()])
     come: list[frozenset[int]] = []
     """The numbers of the sources whose rows reach each node."""
