@@ -22,8 +22,8 @@ BYTES_MAX: Final = 64 * 2**20
 _committed: set[str] = set()
 """The rows that sinks of this process have committed.
 
-A job that resumes from another's checkpoint commits that one's last rows again; if its results were in this process,
-they have been seen already.
+A job that resumes from another's checkpoint commits the last rows of the other job again; if that job's results were in
+this process, these rows have been seen already.
 """
 _committing = threading.Lock()
 
@@ -52,7 +52,7 @@ class CollectSink(Sink):
         return {"_job_id": None, "_schema": None, "_batches": []}
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows committed so far, as dicts.
+        """Return the rows committed so far, as dicts.
 
         Raises ConfigError, as the other methods do, before the first job with this sink has started. Raises SchemaError
         for a value that Python's own types cannot hold; use `table()` or `frame()` for those.

@@ -77,8 +77,8 @@ class FileSource(Source):
     directory, names that begin with `.` or `_` or end in .tmp or .part are ignored: write a file under such a name,
     then rename it. Afterwards a file must not change; one that does is an error. `on_bad_record`, for CSV and JSON
     lines: "fail", or "drop" to drop lines that cannot be read, which then go to the stream's
-    `side_output(BAD_RECORDS)`. `bad_records_max`: with "drop", (bad, lines): the job fails if more lines than that are
-    bad, of so many that a subtask reads.
+    `side_output(BAD_RECORDS)`. `bad_records_max`: with "drop", (bad, lines): the job fails if more than `bad` of that
+    many consecutive lines of a subtask are bad.
 
     Raises ConfigError (no file, unknown format), StorageError (unreadable or incomplete file) or SchemaError (files
     disagree): for the first file at once, for others when they are found or read.
@@ -138,7 +138,7 @@ class FileSource(Source):
             self._check_some_have(files)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_watch": None}  # it is the driver's
+        return {**self.__dict__, "_watch": None}  # only the driver uses it
 
     # ---- on the driver ----
 
@@ -151,11 +151,11 @@ class FileSource(Source):
         known = decoded_position(position, "FileSource")
         if self._watch is None:
             self._watch = Watch(appears_whole(self._filesystem))
-        # an empty file is one whose writer has just begun
+        # an empty file may be one whose writer has just begun
         listing = Listing.of([info for info in self._find() if info.size])
         new, after = self._watch.look(listing, known, now_ns=time.time_ns(), now_s=time.monotonic())
         splits = tuple(self._splits(new, known.files))
-        # in parallel to the driver's loop, and at most a tenth of the time
+        # Listing runs beside the driver's loop; it may take at most a tenth of the time.
         self.discovery_interval_s = max(self._interval_s, 9 * (time.thread_time() - began_s))
         return Discovery(splits, after.encoded(), exhausted=False)
 
@@ -204,7 +204,7 @@ class FileSource(Source):
             return open_parquet(self._filesystem, first.path, stack).schema_arrow
 
     def _check_some_have(self, files: list[Any]) -> None:
-        """Raise SchemaError for a declared column that neither the first nor the last file has: its name is misspelt.
+        """Raise SchemaError for a declared column that neither the first nor the last file has: it may be misspelt.
 
         JSON files are not checked, since any line may have the column.
         """
@@ -294,7 +294,7 @@ class FileSource(Source):
 
 
 def row_group_place(part: FileSplit, offset_rows: int, first: int, last: int) -> str:
-    """See `Source.place`; for a split of a Parquet file."""
+    """Describe the place of rows of a split of a Parquet file, for `Source.place`."""
     since = f" from row group {part.first} on" if part.first else ""
     return f"{part.path}, {rows_text(offset_rows + first, offset_rows + last)}{since}, counted from 0"
 

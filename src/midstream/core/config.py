@@ -108,7 +108,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     aligned_timeout_s: float | None = 1.0
     """How long a checkpoint's barriers wait behind rows in flight before they overtake them; None: they never overtake."""
     queue_time_s: float | None = 0.01
-    """How long rows should wait in a queue at most, if that is less than one batch; None: until the queues are full."""
+    """How long rows should wait in a queue at most. A queue may always hold one batch; None: queues may fill up."""
     min_pause_s: float = 0.0
     tolerable_failures: int = 3
     retained_checkpoints: int = 2
@@ -125,7 +125,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     a directory with the user's own certificate.
     """
     trusted_packages: tuple[str, ...] = ()
-    """Packages, besides the job's own, of which pickles in a checkpoint may call anything."""
+    """Packages, besides the job's own, from which pickles in a checkpoint may call anything."""
 
     def check(self) -> JobConfig:
         """Return the config itself. Raises ConfigError naming the first setting that is invalid."""

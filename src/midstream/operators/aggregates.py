@@ -108,8 +108,8 @@ class Sum(Aggregate):
         wide = column if self._widened is None else column.cast(self._widened)
         if self._wraps_at is None:
             return {"sum": wide.sum()}
-        # Integer sums wrap around, and back if later rows bring them down again. The sum in floats
-        # next to them is off by rounding only, so it shows in the end whether they wrapped.
+        # An integer sum that wraps around is right again once later rows bring it back into range. The float sum
+        # beside it deviates only by rounding, so it shows at the end whether the integer sum is still wrapped.
         return {"sum": wide.sum(), "rough": _float(wide).sum()}
 
     def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
@@ -160,7 +160,7 @@ class _DecimalSum(Aggregate):
 
 
 _DIGITS: Final = 38
-"""The digits of a decimal."""
+"""The number of digits that a decimal has."""
 _HALVES: Final = pl.Decimal(_DIGITS, 0)
 _HALF: Final = pl.lit(10 ** (_DIGITS // 2), pl.Int128)
 
@@ -308,10 +308,10 @@ def _of_last(value: pl.Expr, at: pl.Expr) -> Mapping[str, pl.Expr]:
 
 
 def _unmarked(at: pl.Expr) -> pl.Expr:
-    """A column that polars does not consider sorted.
+    """Return the column as one that polars does not consider sorted.
 
-    If it does (it considers concatenated frames of one row to be sorted in descending order), arg_min returns the last
-    of equals, and reverse() within groups changes the order but not the mark.
+    polars considers concatenated frames of one row to be sorted in descending order. For a column that it considers
+    sorted, arg_min returns the last of equals, and reverse() within groups changes the order but not the mark.
     """
     return at.to_physical().xor(0)
 

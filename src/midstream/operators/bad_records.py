@@ -20,7 +20,7 @@ BAD_RECORDS_SCHEMA: Final = schema_of(
         ("source", pa.large_string()),  # the topic, or the file
         ("partition", pa.int32()),  # of the topic; null for a file
         ("position", pa.int64()),  # the offset in the partition, or the byte of the file at which the line begins
-        ("bytes", pa.large_binary()),  # as they came
+        ("bytes", pa.large_binary()),  # the unchanged record
         ("error", pa.large_string()),
         ("key", pa.large_binary()),  # of the record; null for a file, as is the timestamp
         ("timestamp", pa.timestamp("ms", "UTC")),
@@ -81,8 +81,8 @@ class Tally:
         self._go_on(good + len(bad.at) - before)
 
     def restore(self, part: StatePart) -> None:
-        """Restore the tally. After a rescale a subtask may get several; it continues with the one with most bad
-        records.
+        """Restore the tally. After a rescale a subtask may get several tallies; it continues with the one that has the
+        most bad records.
         """
         if self._most is not None:
             found = part.table().to_pylist()

@@ -10,10 +10,10 @@
             self.totals.frame = both.unique("user", keep="last")
             return made.select("user", "price", "total")
 
-A batch holds rows of many keys. Those of a key come in the order in which its channel brings them,
-but where batches are cut is the engine's business: what comes out must not depend on which rows
-share one. What is not in a TableState declared on the class is not in a checkpoint. All methods
-return a polars DataFrame (or an Arrow RecordBatch or Table) with the columns of the schema, or None.
+A batch holds rows of many keys. The rows of a key keep the order of their channel, but the engine
+decides where batches are cut: the output must not depend on which rows share a batch. A checkpoint
+contains only the TableStates declared on the class. All methods return a polars DataFrame (or an
+Arrow RecordBatch or Table) with the columns of the schema, or None.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class BatchFunctionOperator(FunctionOperator):
             check_held_by_polars(state.schema, f"{self._where}: TableState {state_name!r}")
         for port in self._ports:
             check_held_by_polars(port.schema, self._where)
-        # from here on: set when it opens
+        # The following attributes are set when the operator opens.
         self._states: dict[str, TableState] = {}
         self._context: TimeContext
 
@@ -136,7 +136,7 @@ class BatchFunctionOperator(FunctionOperator):
         check_keys(batch, spec.keys, self._where)
         time = self._times[port]
         if time is not None:
-            time.native(batch)  # raises for a row without
+            time.native(batch)  # raises for a row without an event time
         self._run(spec.method, lambda: getattr(self._function, spec.method)(to_polars(batch), self._context))
 
     def advance_watermark(self, watermark_us: int) -> bool:
@@ -168,5 +168,5 @@ class BatchFunctionOperator(FunctionOperator):
         )
 
     def contents(self) -> dict[str, pl.DataFrame]:
-        """The current rows of each table, by its name."""
+        """Return the current rows of each table, by its name."""
         return {state.name: state.frame for state in self._states.values()}

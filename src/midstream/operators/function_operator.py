@@ -32,7 +32,7 @@ class Function:
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One input.
+    """One input of the operator.
 
     `method`: the method of the function for its rows. Rows of a broadcast input have no key, and may write broadcast
     state.
@@ -73,7 +73,7 @@ class FunctionOperator(Operator):
         ]
         self._calendar = Calendar(aware=any(time is not None and time.kind.tz for time in self._times))
         self._opened = False
-        # from here on: set when it opens
+        # The following attributes are set when the operator opens.
         self._runtime: OperatorContext
         self._out: Output
 

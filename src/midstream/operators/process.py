@@ -14,8 +14,8 @@
             self.count.clear()
 
 Only states declared on the class are in a checkpoint. `process`, `on_timer` and the like return or yield
-rows (dicts): one dict, an iterable of dicts, or None. A row is emitted as it was when it was returned; if
-it contains a list or dict that will change (such as a state's own), return a copy of that.
+rows (dicts): one dict, an iterable of dicts, or None. A row is copied when it is returned or yielded, with
+the lists and dicts in it (such as a state's own), so later changes of them do not change the row.
 """
 
 from __future__ import annotations

@@ -53,7 +53,7 @@ class CommitterContext:
 
 
 class SinkWriter(ABC):
-    """Takes rows on the loop thread, where it never blocks."""
+    """The part of a sink that takes rows. It runs on the loop thread, where it must never block."""
 
     @abstractmethod
     def write(self, batch: pa.RecordBatch) -> None: ...
@@ -66,15 +66,15 @@ class SinkWriter(ABC):
         """Register `wake`, which must be called on the loop thread whenever `ready` may have become true."""
 
     def prepare(self, checkpoint_id: int) -> Callable[[], Sequence[bytes]] | None:
-        """Close what was written since the last call. The returned function runs on the I/O pool, makes it durable, and
-        returns the committables.
+        """Close the output written since the last call. The returned function runs on the I/O pool, makes this output
+        durable, and returns the committables.
 
-        None if there is nothing to commit.
+        Returns None if there is nothing to commit.
         """
         return None
 
     def close(self) -> None:
-        """Stop. What was not prepared may be deleted."""
+        """Stop the writer. Output that was not prepared may be deleted."""
 
 
 class Committer(ABC):
@@ -82,7 +82,7 @@ class Committer(ABC):
 
     @abstractmethod
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
-        """Make all that was prepared visible, exactly once even if this is called again for it.
+        """Make the output of these committables visible, exactly once even if the call is repeated.
 
         Called only when there is something to commit.
         """
@@ -94,7 +94,7 @@ class Committer(ABC):
         """Release connections and threads; no call follows.
 
         Called when the attempt is over (on slots) or the job is (on the driver). It is not called in a process that is
-        killed, and not reliably in one that ends: do not leave anything to it that must not remain.
+        killed, and not reliably in one that ends: do not rely on it to remove anything.
         """
 
 
@@ -108,8 +108,7 @@ class Output:
     held: tuple[tuple[int, bytes], ...] = ()
     """Committables of newer checkpoints that are complete, each with the id it was prepared for.
 
-    Ones that are no longer pending were committed, perhaps to where the sink wrote then rather than where it writes
-    now.
+    Those that are no longer pending have been committed, possibly to an earlier target of the sink.
     """
 
 
@@ -147,12 +146,12 @@ class Sink(ABC):
         """Raise if these committables cannot be committed. Runs on the driver, before a job resumes from their
         checkpoint.
 
-        They may have been committed already, and the sink may be another one by now. Changes nothing.
+        They may have been committed already, and the sink may have been replaced since. Changes nothing.
         """
 
     def newest_committed(self, output: Output) -> int | None:
-        """Return the newest checkpoint of which any of these jobs has committed something here; 0 if none has. On the
-        driver.
+        """Return the newest checkpoint from which any of these jobs has committed something to this target; 0 if none
+        has. Runs on the driver.
 
         None, the default, means that the sink cannot tell; the job then assumes that all completed checkpoints are
         committed.
@@ -164,11 +163,11 @@ class Sink(ABC):
         raise ConfigError("it cannot take back what it has committed")
 
     def take_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:
-        """Remove what these jobs have committed of checkpoints newer than `after`, and nothing else. Runs on the
+        """Remove what these jobs have committed from checkpoints newer than `after`, and nothing else. Runs on the
         driver.
 
-        Afterwards none of them can commit anything newer either. `kept`: committables that are still to be committed.
-        The call is repeated after a crash, so half of the work may have been done.
+        Afterwards none of these jobs can commit anything newer. `kept`: committables that are still to be committed.
+        The call is repeated after a crash, so part of the work may already be done.
         """
         raise InvariantError(f"{type(self).__name__} reports that it can take back, but has no take_back()")
 

@@ -27,10 +27,10 @@ class Split(msgspec.Struct, frozen=True):
     """A part of the input that one reader reads from front to back.
 
     `payload` describes it in the source's own encoding (no pickles). `offset` is where to resume: 0 for a new split,
-    else whatever the reader returned with the last batch it emitted. `follows`: it continues where the split found
-    before it ends (parts of one file), so its rows are in order with those too. Event time does not wait until it is
-    assigned if all splits that were found with it and before it are of that same line; the coordinator keeps the mark
-    only then.
+    else whatever the reader returned with the last batch it emitted. `follows`: the split continues where the split
+    found before it ends (parts of one file), so its rows are in order with those as well. The coordinator keeps this
+    mark only if all splits found together with it and before it are of the same sequence; event time then does not wait
+    until the split is assigned.
     """
 
     id: str
@@ -82,9 +82,9 @@ class Source(ABC):
     """The configuration of a source; it must pickle. `schema` is canonical (see core.batches).
 
     `blocking`: reads wait for files or networks, so they run on the I/O pool, ahead of need; otherwise they only
-    compute, and run on the loop. `discovery_interval_s`: how often `discover` is asked again until it says exhausted.
-    `rows_per_s`: emit at most so many rows per second over all subtasks (None: no limit); up to a second in which a
-    subtask could not emit is made up for.
+    compute, and run on the loop. `discovery_interval_s`: how often `discover` is called again until it returns
+    `exhausted`. `rows_per_s`: emit at most so many rows per second over all subtasks (None: no limit); a subtask
+    catches up for at most one second in which it could not emit.
     """
 
     schema: pa.Schema
@@ -93,28 +93,31 @@ class Source(ABC):
     discovery_interval_s: float = 1.0
     rows_per_s: float | None = None
     equal_shares: bool = False
-    """Assign splits in equal shares, for readers that read all of theirs side by side; else on request."""
+    """True: splits are assigned in equal shares, for subtasks that read all of theirs side by side. False: splits are
+    assigned on request.
+    """
     drops_bad_records: bool = False
-    """Records that cannot be read are dropped, counted, and in the side output BAD_RECORDS; otherwise they fail the
-    job.
+    """True: records that cannot be read are dropped, counted, and emitted on the side output BAD_RECORDS. False: they
+    fail the job.
     """
     bad_records_max: tuple[int, int] | None = None
-    """(bad, records): the job fails when more records than that are bad, of so many that a subtask reads. None: no
-    limit.
+    """(bad, records): the job fails if more than `bad` records are bad in a window of `records`. Each subtask counts
+    its input window by window. None: no limit.
     """
     own: OwnCode = OwnCode()
     """The code that the job ships; set before the job is shipped. Untyped values can be instances of its classes."""
 
     def prepare(self, uid: str, checkpoint_dir: str | None, restoring: bool) -> None:
-        """Do work that needs Spark's cores for itself. Runs on the driver, once, before any slot is requested.
+        """Do work that needs all of Spark's cores. Runs on the driver, once, before any slot is requested.
 
-        Blocking. `checkpoint_dir` is the job's checkpoint directory as the user gave it; `restoring` means that the job
-        resumes from a checkpoint, whose splits may be of an earlier preparation.
+        The call may block. `checkpoint_dir` is the job's checkpoint directory as the user gave it; `restoring` means
+        that the job resumes from a checkpoint, whose splits may come from an earlier preparation.
         """
 
     @abstractmethod
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
-        """Find splits beyond `position` (None at first). Blocking; runs on the driver's I/O pool, one call at a time.
+        """Find splits beyond `position` (None at first). Runs on the driver's I/O pool, where it may block, one call at
+        a time.
 
         Called again with the same position it must find the same splits, or splits with the same rows: splits assigned
         after the last checkpoint are assigned again. Splits that are found together may have any event times; those
@@ -126,21 +129,21 @@ class Source(ABC):
         """Open a split at `split.offset`. Raises StorageError if it does not exist (any more)."""
 
     def place(self, split: Split, first: int, last: int) -> str:
-        """Describe, for people who look for them, where rows `first` to `last` after the offset of `split` are. Must
-        not block.
+        """Describe, for messages, where rows `first` to `last` after the offset of `split` can be found. Must not
+        block.
         """
         return f"split {split.id}, {rows_text(first, last)} after offset {split.offset}"
 
     def splits_per_reader(self, parallelism: int) -> int:
         """Return how many splits a subtask reads side by side, in turns; more than 1 for splits that never end.
 
-        All subtasks together must hold all of these: a split that waits for one that never ends is never read, and
-        event time waits for it.
+        All subtasks together must be able to hold all splits: a split that waits for one that never ends is never read,
+        and event time waits for it.
         """
         return 1
 
     def readers_max(self, parallelism: int) -> int:
-        """Return how many subtasks have something to read at most; they share `rows_per_s` equally."""
+        """Return the largest number of subtasks that can have something to read; they share `rows_per_s` equally."""
         return parallelism
 
     def checkpoint_completed(self, position: bytes | None, unfinished: Sequence[Split] | None = None) -> None:

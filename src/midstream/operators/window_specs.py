@@ -43,7 +43,7 @@ Window: TypeAlias = Sliding | Session
 
 
 def tumbling(size: Duration, offset: Duration = 0) -> Sliding:
-    """Windows of `size` that follow one another without gap or overlap.
+    """Return windows of `size` that follow one another without gap or overlap.
 
     They begin at multiples of `size` since 1970-01-01 00:00 UTC, shifted by `offset`. Raises ConfigError for a
     size that is not longer than 0.
@@ -52,7 +52,7 @@ def tumbling(size: Duration, offset: Duration = 0) -> Sliding:
 
 
 def sliding(size: Duration, slide: Duration, offset: Duration = 0) -> Sliding:
-    """Windows of `size`, one of which starts every `slide`, counted from 1970-01-01 00:00 UTC and shifted by `offset`.
+    """Return windows of `size` that start every `slide`, counted from 1970-01-01 00:00 UTC and shifted by `offset`.
 
     Raises ConfigError for sizes that are not longer than 0, and for a slide longer than the size.
     """
@@ -65,7 +65,7 @@ def sliding(size: Duration, slide: Duration, offset: Duration = 0) -> Sliding:
 
 
 def session(gap: Duration) -> Session:
-    """Windows of a key's rows that are at most `gap` apart. Raises ConfigError for a gap that is not longer than 0."""
+    """Return windows of a key's rows that are at most `gap` apart. Raises ConfigError for a gap not longer than 0."""
     window = Session(duration_us(gap, "gap"))
     if window.gap_us <= 0:
         raise ConfigError(f"window: gap {gap!r} must be longer than 0")

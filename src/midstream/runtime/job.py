@@ -165,7 +165,7 @@ class Job:
 
     @contextmanager
     def awaited(self) -> Iterator[None]:
-        """While a caller waits that will report the job's failure, the failure is not logged."""
+        """Keep the job's failure out of the log while a caller waits that will report it."""
         self._driver.awaited += 1
         try:
             yield

@@ -1,12 +1,12 @@
 """The states that a process function declares: values, lists, maps and reductions, per key.
 
 A declaration is a class attribute; when the operator opens, its function gets a bound copy of it,
-which reads and writes the entry of the current key. Entries are plain Python objects. Where a type
-is declared, they are in the Python form of that type from the moment they are given (core/values.py),
-and what does not fit is refused there: a restore must not be what changes a value.
+which reads and writes the entry of the current key. Entries are plain Python objects. If a type is
+declared, entries are converted to the Python form of that type as soon as they are set (core/values.py),
+and values that do not fit are refused then: a restore must not change a value.
 
-Snapshots are copy-on-write: taking one copies references only, and the first touch of an entry
-after it makes a copy for the operator to go on with, so what a snapshot holds never changes.
+Snapshots are copy-on-write: taking one copies only references, and the first access to an entry
+after it makes a copy with which the operator continues, so the contents of a snapshot never change.
 A value may be changed in place during the call that fetched it, but not kept for a later one.
 A snapshot holds the entries that were touched since the one before (state/entry_log.py).
 """
@@ -72,7 +72,7 @@ class State(DeclaredState):
         """Each value of exactly this class fits and cannot be changed in place."""
         self._whole = int if type == pa.int64() else None
         self._text = str if type in (pa.string(), pa.large_string()) else None
-        """Each value of these classes fits if it has 64 bits or is ASCII; a call would cost as much as all the rest."""
+        """An int fits if it has 64 bits, and a text if it is ASCII; a call would cost as much as the rest of a write."""
         self._kept: Callable[[Any], Any] | None = None
         """Converts all other values, once the state is bound; raises ValueMisfit."""
         self._scope = KeyScope()
@@ -133,7 +133,7 @@ class State(DeclaredState):
         return self.log.freeze(new_id, stored_bytes)
 
     def entries(self) -> dict[Any, Any]:
-        """All entries by key; not to be changed."""
+        """Return all entries by key, which must not be changed."""
         assert self._entries is not None
         return self._entries
 
@@ -142,7 +142,7 @@ class State(DeclaredState):
         return list(entries), [], list(entries.values())
 
     def thaw(self, rows: Iterable[StateRow]) -> None:
-        """Restore such rows, for keys that have no entry."""
+        """Restore rows as `columns_of` returns them, for keys that have no entry."""
         assert self._entries is not None
         self._entries.update((key, value) for key, _, value in rows)
 
@@ -169,7 +169,7 @@ class _Single(State, Generic[T]):
         entries, key = self._here()
         if key not in self._own:
             value = copy.deepcopy(value)
-            entries[key] = self.log.changed[key] = value  # also a default: it may be changed in place
+            entries[key] = self.log.changed[key] = value  # a default is stored too, since it may be changed in place
             self._own.add(key)
         return value
 
@@ -244,7 +244,9 @@ class ListState(State, Generic[T]):
         self._list().append(self._keep(value))
 
     def extend(self, values: Iterable[T]) -> None:
-        kept = [self._keep(value) for value in values]  # first, as making them may change this very list
+        kept = [
+            self._keep(value) for value in values
+        ]  # before `_list()`, since the iterable may itself change this list
         self._list().extend(kept)
 
     def set(self, values: Iterable[T]) -> None:
@@ -410,9 +412,9 @@ class BroadcastState(MapState[K, V]):
 
 
 def _form_of(state: State, type: pa.DataType | None) -> Form | None:
-    """Return the form of values of `type`; None if values are pickled, which stores any.
+    """Return the form of values of `type`; None if values are pickled, which accepts any type.
 
-    Raises SchemaError for what is not an Arrow type, and for one that has no Python form.
+    Raises SchemaError for a type that is not an Arrow type or has no Python form.
     """
     if type is None:
         return None

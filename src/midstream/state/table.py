@@ -42,14 +42,14 @@ class TableState(DeclaredState):
             raise SchemaError(f"TableState: a column cannot be called {KEY_GROUP!r}; rename it")
         self.name = ""
         self._runs: list[Run] | None = None
-        # from here on: set when it is bound
+        # The following attributes are set when the state is bound.
         self._key_groups: range
         self._form: StateForm
         self._empty: pl.DataFrame
         self._is_exact: bool
         """Whether polars has exactly the types of the schema, not finer ones."""
         self._whole: pl.DataFrame | None
-        """All rows in one frame, once it has been asked for."""
+        """All rows in one frame; None until it is first requested."""
         self._frozen: Callable[[], tuple[Chunk, ...]] | None
         """The result of the last snapshot, which is reused until a row changes."""
 

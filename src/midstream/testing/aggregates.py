@@ -1,4 +1,4 @@
-"""Checks the contract of an `Aggregate` or an `Accumulator`: parts give one result in whatever way they are merged."""
+"""Checks the contract of an `Aggregate` or an `Accumulator`: the result does not depend on how parts are merged."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def _time_column(columns: pa.Schema) -> pa.Field[Any]:
 
 
 def _reduction(aggregate: AnyAggregate, schema: pa.Schema, name: str) -> Reduction:
-    """Return the reduction as a window in one slot has it."""
+    """Return the reduction that a window in one slot would use."""
     try:
         copied = unpickled_apart(pickled(aggregate))
     except Exception as error:

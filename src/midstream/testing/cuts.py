@@ -25,7 +25,7 @@ def check_cuts(
     """Run the job with its input cut into batches in up to `cuts` ways, and return its output, which must always be the
     same.
 
-    On a cluster, where batches are cut is arbitrary, so a result must not depend on it. The order of rows does not
+    On a cluster, batches are cut at arbitrary places, so a result must not depend on them. The order of rows does not
     matter. Other arguments as for `run`. Raises AssertionError showing which rows occur with one cut and not with
     another: a function depends on the whole batch, or keeps something between calls outside of its states; or a row is
     late with one cut and not with another, because it is further behind than the watermark strategy allows.

@@ -84,7 +84,7 @@ def _stream(
     second_event_time: str | None,
     side_outputs: Mapping[str, SchemaLike] | None,
 ) -> DataStream:
-    """Return the job around the function."""
+    """Return the stream of a job that runs the function."""
     env = Environment("harness")
     takes_two = isinstance(function, (CoProcessFunction, CoBatchFunction, BroadcastProcessFunction))
     if takes_two is not (second is not None):

@@ -197,7 +197,7 @@ class RunningJob:
         """The wall clock of the job, in UTC."""
         return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=self._engine.loop.now_us)
 
-    # ---- what comes out ----
+    # ---- output ----
 
     def take(self, output: Name | None = None) -> list[Row]:
         """Return the rows of an output since `take` was last called; without a name, those of the only output."""

@@ -36,7 +36,7 @@ class Result:
         }
 
     def __getitem__(self, name: Name) -> list[Row]:
-        """The rows as dicts, in order of arrival. Raises ConfigError for an unknown or ambiguous name."""
+        """Return the rows as dicts, in order of arrival. Raises ConfigError for an unknown or ambiguous name."""
         return table_rows(self.table(name))
 
     def table(self, name: Name) -> pa.Table:

@@ -55,8 +55,8 @@ def simulate(
     unaligned checkpoints, savepoints, other batches, other speeds of its inputs, another clock. Its sinks must commit
     the same rows each time, in any order. Its real sinks are never opened.
 
-    `inputs`: rows of sources, by uid; of other sources the first `rows_max` rows are read, once, in this process.
-    `parallelism`: the ones to try, by default 1 to 4. `latest`: keys of sinks that get a stream of updates, by uid:
+    `inputs`: rows of sources, by uid; from other sources, the first `rows_max` rows are read once, in this process.
+    `parallelism`: the values to try, by default 1 to 4. `latest`: keys of sinks that get a stream of updates, by uid:
     only the last row of each key counts. `ignore`: columns that may differ, by uid of a sink. `jobs`: the number of
     processes; `seconds`: the time after which no further run begins.
 
@@ -161,7 +161,7 @@ def _graph_of_stream(stream: StreamCore) -> LogicalGraph:
 
 
 def _given(rows: Rows, uid: str) -> Given:
-    """Return the given rows. Raises ConfigError for a file that cannot be read, JobError for what is not rows."""
+    """Return the given rows. Raises ConfigError for a file that cannot be read, JobError for other values than rows."""
     if isinstance(rows, pa.Table):
         return rows
     if isinstance(rows, pa.RecordBatch):

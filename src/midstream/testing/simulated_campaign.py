@@ -176,7 +176,7 @@ class Campaign:
             failing = self._in_processes(report, reference, seeds, end_s)
         else:
             failing = None
-            if Habit.SET in {clue.habit for clue in clues}:  # in this process a set is always in the same order
+            if Habit.SET in {clue.habit for clue in clues}:  # in one process, a set always has the same order
                 failing = self._in_processes(report, reference, [], end_s)
             if failing is None:
                 failing = self._here(report, reference, seeds, end_s)
@@ -306,7 +306,7 @@ class _Worker:
                 stream.write(part)
             stream.close()
         except BrokenPipeError:
-            pass  # it has ended: its status says why
+            pass  # the process has ended, and its status gives the reason
 
     def _listen(self) -> None:
         stream: BinaryIO | None = self._process.stdout  # type: ignore[assignment]

@@ -1,4 +1,4 @@
-"""Checks the contract of a `Sink`, its writers and its `Committer`: every row once, whatever is restarted and when."""
+"""Checks the contract of a `Sink`, its writers and its `Committer`: every row once, despite restarts at any time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Checks the contract of a `Source`: what a job relies on when it is restarted, rescaled, or reads in other batches."""
+"""Checks the contract of a `Source`, on which a job relies when it is restarted or rescaled, or reads other batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UID: Final = "source"
 ROWS_MAX: Final = (1000, 1, 7)
 """The batch sizes that are requested: one way of reading, and others that must give the same rows."""
 QUIET_S: Final = 1.0
-"""A reader without rows for this long, and without a reason to have more, has returned all that exists at present."""
+"""A reader without rows for this long, which is not known to have more, has returned all that exists at present."""
 MISSING_S: Final = 10.0
 """How long rows that the same split has had before, and the end of a bounded source, are awaited."""
 PAUSE_S: Final = 0.004
@@ -306,7 +306,7 @@ def _compare(
 
 
 def _check_settled(source: Source, name: str, rows_max: int) -> None:
-    """Check that a source that was told of a checkpoint still has what is not finished in it."""
+    """Check that a source that was notified of a checkpoint can still read the unfinished splits in it."""
     if type(source).checkpoint_completed is Source.checkpoint_completed:
         return
     made = _copy(source, name)
