@@ -11,7 +11,12 @@ DETAILS_CHARS_MAX: Final = 20_000
 
 
 class GaugeStatus(msgspec.Struct, frozen=True):
-    """The last values of a gauge of a user's function, over the subtasks that have set it."""
+    """The last values of a gauge of a user's function, over the subtasks that have set it.
+
+    For example:
+
+        length = operator.gauges["queue_length"].max
+    """
 
     min: float
     max: float
@@ -19,6 +24,13 @@ class GaugeStatus(msgspec.Struct, frozen=True):
 
 
 class OperatorStatus(msgspec.Struct, frozen=True):
+    """An operator of a task; counts are sums over its subtasks.
+
+    For example:
+
+        rows = {operator.uid: operator.rows_out for vertex in status.vertices for operator in vertex.operators}
+    """
+
     uid: str
     name: str
     parallelism: int
@@ -44,7 +56,12 @@ class OperatorStatus(msgspec.Struct, frozen=True):
 
 
 class RecoveryStatus(msgspec.Struct, frozen=True):
-    """A subtask that is still processing rows that were in flight at the checkpoint."""
+    """A subtask that is still processing rows that were in flight at the checkpoint.
+
+    For example:
+
+        left_bytes = sum(one.to_recover_bytes - one.recovered_bytes for one in vertex.recovering)
+    """
 
     subtask: int
     to_recover_bytes: int
@@ -52,6 +69,13 @@ class RecoveryStatus(msgspec.Struct, frozen=True):
 
 
 class SubtaskStatus(msgspec.Struct, frozen=True):
+    """One subtask of a task.
+
+    For example:
+
+        late = [subtask.subtask for subtask in vertex.subtasks if subtask.watermark_us is None]
+    """
+
     subtask: int
     rows_in: int
     rows_out: int
@@ -63,7 +87,13 @@ class SubtaskStatus(msgspec.Struct, frozen=True):
 
 
 class HeldBackStatus(msgspec.Struct, frozen=True):
-    """The subtask, or split of a source, that event time waits for; see `coordinator.requests.event_time`."""
+    """The subtask, or split of a source, that event time waits for.
+
+    For example:
+
+        if vertex.held_back is not None:
+            print(vertex.held_back.name, vertex.held_back.split)
+    """
 
     vertex: int
     """The task, of those in which event time begins, whose event time is least advanced."""
@@ -79,6 +109,14 @@ class HeldBackStatus(msgspec.Struct, frozen=True):
 
 
 class VertexStatus(msgspec.Struct, frozen=True):
+    """A task of the job: operators that run one after the other in each of its subtasks.
+
+    For example:
+
+        for vertex in job.status().vertices:
+            print(vertex.name, vertex.states, f"{vertex.busy:.0%}")
+    """
+
     id: int
     name: str
     parallelism: int
@@ -98,11 +136,18 @@ class VertexStatus(msgspec.Struct, frozen=True):
 
     @property
     def busiest(self) -> SubtaskStatus | None:
+        """The subtask that is busiest; None if none has reported."""
         return max(self.subtasks, key=lambda subtask: subtask.busy, default=None)
 
 
 class FlowStatus(msgspec.Struct, frozen=True):
-    """What has passed one edge since the job began; what was emitted again after a failure counts again."""
+    """What has passed one edge since the job began; what was emitted again after a failure counts again.
+
+    For example:
+
+        for (source, target, how), flow in zip(status.edges, status.flows):
+            print(source, how, target, flow.rows)
+    """
 
     rows: int
     """The rows; those sent to several subtasks (broadcast) count for each of them."""
@@ -116,7 +161,12 @@ class FlowStatus(msgspec.Struct, frozen=True):
 
 
 class CheckpointPhases(msgspec.Struct, frozen=True):
-    """How the subtask that acknowledged last spent its time, in milliseconds; the phases add up to `duration_ms`."""
+    """How the subtask that acknowledged last spent its time, in milliseconds; the phases add up to `duration_ms`.
+
+    For example:
+
+        phases = status.last_checkpoint.phases
+    """
 
     barrier_ms: float
     """The time until the trigger or the first barrier reached it, and that of the acknowledgement to the driver."""
@@ -129,6 +179,14 @@ class CheckpointPhases(msgspec.Struct, frozen=True):
 
 
 class CheckpointStatus(msgspec.Struct, frozen=True):
+    """A checkpoint, in progress or over; times are in milliseconds since 1970, and durations in milliseconds.
+
+    For example:
+
+        if status.last_checkpoint is not None:
+            print(status.last_checkpoint.id, status.last_checkpoint.state_bytes)
+    """
+
     id: int
     state: str
     """The state: in_progress, completed, or failed."""
@@ -159,13 +217,26 @@ class CheckpointStatus(msgspec.Struct, frozen=True):
 
 
 class StateSize(msgspec.Struct, frozen=True):
-    """The size of all operators' state in a completed checkpoint."""
+    """The size of all operators' state in a completed checkpoint.
+
+    For example:
+
+        sizes = [(size.at_ms, size.bytes) for size in status.state_growth]
+    """
 
     at_ms: int
     bytes: int
 
 
 class FailureStatus(msgspec.Struct, frozen=True):
+    """A failure of the job, after which it was restarted or ended.
+
+    For example:
+
+        if status.failures:
+            print(status.failures[0].summary)
+    """
+
     at_ms: int
     attempt: int
     summary: str
@@ -181,7 +252,13 @@ def _shortened(failure: FailureStatus) -> FailureStatus:
 
 
 class BottleneckStatus(msgspec.Struct, frozen=True):
-    """The task that the others wait for; see `protocol.bottleneck`."""
+    """The task that the others wait for.
+
+    For example:
+
+        if status.bottleneck is not None:
+            print(status.bottleneck.name, f"{status.bottleneck.busy:.0%}")
+    """
 
     vertex: int
     name: str
@@ -204,7 +281,13 @@ class BottleneckStatus(msgspec.Struct, frozen=True):
 
 
 class WaitStatus(msgspec.Struct, frozen=True):
-    """Something that the job, or a request to it, has been waiting for."""
+    """Something that the job, or a request to it, has been waiting for.
+
+    For example:
+
+        for wait in status.waiting:
+            print(wait.sentence)
+    """
 
     what: str
     for_ms: int
@@ -215,6 +298,7 @@ class WaitStatus(msgspec.Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
+        """What is waited for and for how long, as a sentence."""
         if self.is_call:
             return f"{self.what} has been in one call for {self.for_ms // 1000} s"
         limit = "" if self.limit_ms is None else f" (given up after {self.limit_ms / 1000:g} s)"
@@ -222,7 +306,14 @@ class WaitStatus(msgspec.Struct, frozen=True):
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The complete status of a job."""
+    """The complete status of a job, as `Job.status` and `Environment.execute` return it.
+
+    For example:
+
+        status = env.execute()
+        for vertex in status.vertices:
+            print(vertex.name, [operator.rows_out for operator in vertex.operators])
+    """
 
     job_id: str
     name: str
@@ -273,6 +364,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_ended(self) -> bool:
+        """Whether the job is finished, stopped or failed."""
         return self.state in ("finished", "stopped", "failed")
 
     def shortened(self) -> JobStatus:
