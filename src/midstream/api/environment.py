@@ -175,7 +175,7 @@ class Environment:
 
         `source`: one of `midstream.connectors`, or an instance of your own subclass of Source.
 
-        Returns a stream with the columns of the source's `schema`. Raises JobError for what is not a Source.
+        Returns a stream with the columns of the source's `schema`. Raises JobError for anything that is not a Source.
 
             >>> from midstream.connectors.files import FileSource
             >>> pl.DataFrame({"n": [1, 2]}).write_parquet("numbers.parquet")
@@ -335,7 +335,7 @@ class Environment:
         `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
 
         Returns a stream of the rows. Raises SchemaError for a value that does not fit its column and if there is no row
-        to infer columns from, JobError for what is no collection of rows and for a schema given with a table,
+        to infer columns from, JobError for data that is not a collection of rows and for a schema given with a table,
         ConfigError for an impossible number.
 
             >>> rows = env.from_collection([{"n": 1, "x": 0.5}, {"n": 2}])
@@ -376,8 +376,8 @@ class Environment:
         keeps all rows in order.
         `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
 
-        Returns a stream of the rows. Raises JobError for what is not a function, or one that cannot be sent to the
-        slots, that fails, or that returns something else; SchemaError for columns that do not fit; ConfigError for an
+        Returns a stream of the rows. Raises JobError for a function that cannot be called, cannot be sent to the slots,
+        fails, or returns something other than rows; SchemaError for columns that do not fit; ConfigError for an
         impossible number.
 
             >>> numbers = env.generate(lambda i: {"n": i, "user": i % 2}, count=3)
@@ -399,8 +399,8 @@ class Environment:
         on the way, is refused.
         `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
 
-        Returns a stream of the rows. Raises ConfigError for what is not such a DataFrame, SchemaError for a type
-        without an Arrow form.
+        Returns a stream of the rows. Raises ConfigError for anything that is not such a DataFrame, SchemaError for a
+        type without an Arrow form.
 
             env.from_dataframe(spark.read.table("orders").where("price > 3")).uid("orders")
         """
@@ -507,11 +507,12 @@ class Environment:
 
         `parallelism`, `checkpoint_dir`, `aligned_timeout`: override the environment's.
         `master`: a Spark master URL; by default the active Spark session, else `local[*]`.
-        `restore_from`: "latest", the id or path of a checkpoint, or the path of a savepoint; None to begin anew.
+        `restore_from`: "latest", the id or path of a checkpoint, or the path of a savepoint; None for a new start.
         `allow_dropped_state`: resume even if the checkpoint has state of operators that the job no longer has.
         `newer_output`: what happens to committed output that is newer than the checkpoint: "take-back" or "keep"; see
         `start`.
-        `fresh`: start over, although `checkpoint_dir` has completed checkpoints of the job.
+        `fresh`: start over, although `checkpoint_dir` has completed checkpoints of the job; such a start is refused
+        without `fresh`, `resume` and `restore_from`.
         `resume`: go on from the newest checkpoint, or begin if none was completed; see `start`.
         `slots`: where the job runs instead of Spark: `midstream.runtime.processes.ProcessSlots()` for plain processes
         of this machine.
@@ -558,11 +559,12 @@ class Environment:
 
         `parallelism`, `checkpoint_dir`, `aligned_timeout`: override the environment's.
         `master`: a Spark master URL; by default the active Spark session, else `local[*]`.
-        `restore_from`: "latest", the id or path of a checkpoint, or the path of a savepoint; None to begin anew.
+        `restore_from`: "latest", the id or path of a checkpoint, or the path of a savepoint; None for a new start.
         `allow_dropped_state`: resume even if the checkpoint has state of operators that the job no longer has.
         `newer_output`: what happens to committed output that is newer than the checkpoint: "take-back" makes the sinks
         remove it, "keep" leaves it, and its rows are there twice.
-        `fresh`: start over, although `checkpoint_dir` has completed checkpoints of the job.
+        `fresh`: start over, although `checkpoint_dir` has completed checkpoints of the job; such a start is refused
+        without `fresh`, `resume` and `restore_from`.
         `resume`: go on from the newest checkpoint, or begin if none was completed; for programs that a supervisor
         starts again. A start with `fresh` that has completed none is begun again.
         `slots`: where the job runs instead of Spark: `midstream.runtime.processes.ProcessSlots()` for plain processes

@@ -54,7 +54,7 @@ class KeyedStream:
         `window`: `tumbling("1 h")`, `sliding("1 h", "5 min")` or `session("30 min")`.
 
         Returns a WindowedStream, whose `aggregate` computes a row per key and window. Raises JobError if the stream has
-        no event time, or for what is not a window.
+        no event time, or if `window` is not a window.
 
             >>> per_minute = clicks.key_by("user").window(tumbling("1 min")).aggregate(n=Count())
             >>> for row in testing.run(per_minute).rows:
@@ -212,7 +212,7 @@ class WindowedStream:
 
         `lateness`: a duration, such as "1 min", a number of seconds, or a timedelta; 0 without this call.
 
-        Returns the same rows in windows, with this lateness. Raises ConfigError for what is not a duration.
+        Returns the same rows in windows, with this lateness. Raises ConfigError for an invalid duration.
 
             >>> minutes = clicks.key_by("user").window(tumbling("1 min")).allowed_lateness("1 h")
             >>> with testing.job(minutes.aggregate(n=Count())) as job:
@@ -232,9 +232,9 @@ class WindowedStream:
 
         Returns a stream of the key columns, `window_start`, `window_end`, and a column per aggregate. Rows that came
         too late are in its `side_output(LATE)`, unchanged. It has no event time; to window it again, declare one:
-        `with_watermarks("window_start", WatermarkStrategy.bounded(window_size))`. Raises JobError for what is not an
-        aggregate and if none is named, SchemaError for a column that is missing or does not fit, ConfigError for two
-        columns of one name.
+        `with_watermarks("window_start", WatermarkStrategy.bounded(window_size))`. Raises JobError for an argument that
+        is not an aggregate, and if there is none, SchemaError for a column that is missing or does not fit, ConfigError
+        for two columns of one name.
 
             >>> per_minute = clicks.key_by("user").window(tumbling("1 min")).aggregate(n=Count(), last=Last("at"))
             >>> for row in testing.run(per_minute).rows:

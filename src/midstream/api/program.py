@@ -163,8 +163,8 @@ class Handle:
 
         `parallelism`: from 1 to the environment's `max_parallelism`; by default the environment's `parallelism`.
 
-        Returns the same object. Raises ConfigError for what is not a positive whole number, JobError for windows over
-        all rows, which have one subtask, and if there is no operator directly before it.
+        Returns the same object. Raises ConfigError for a value that is not a positive whole number, JobError for
+        windows over all rows, which have one subtask, and if there is no operator directly before it.
 
             >>> env = Environment("shop", parallelism=2)
             >>> _ = env.generate(lambda i: {"n": i}, count=9).map(lambda row: row).parallelism(4).print()

@@ -115,8 +115,8 @@ class DataStream(Handle):
         other rows of its batch, such as `pl.col("price").sum()`, is refused.
         `named`: further expressions, each with the name of its column: `total=pl.col("price") * 2`.
 
-        Returns a stream of these columns. Raises SchemaError for an unknown column, JobError for what is not an
-        expression and if nothing is named.
+        Returns a stream of these columns. Raises SchemaError for an unknown column, JobError for an argument that is
+        not an expression, and if there is none.
 
             >>> testing.run(orders.select("user", double=pl.col("price") * 2)).rows
             [{'user': 'ann', 'double': 6}, {'user': 'bob', 'double': 10}, {'user': 'ann', 'double': 8}]
@@ -342,7 +342,7 @@ class DataStream(Handle):
         `window`: `tumbling("1 h")`, `sliding("1 h", "5 min")` or `session("30 min")`.
 
         Returns a WindowedStream, whose `aggregate` computes a row per window. Raises JobError if the stream has no
-        event time, or for what is not a window. To use more than one subtask, call `key_by` and then
+        event time, or if `window` is not a window. To use more than one subtask, call `key_by` and then
         `KeyedStream.window`.
 
             >>> per_hour = clicks.window_all(tumbling("1 h")).aggregate(n=Count())
@@ -452,8 +452,8 @@ class DataStream(Handle):
 
         `sink`: one of `midstream.connectors`, or an instance of your own subclass of Sink.
 
-        Returns a StreamSink, on which the sink is named. Raises JobError for what is not a sink or cannot be sent to
-        the slots.
+        Returns a StreamSink, on which the sink is named. Raises JobError for anything that is not a sink, and for a
+        sink that cannot be sent to the slots.
 
             >>> kept = CollectSink()
             >>> _ = orders.sink(kept).uid("kept")
@@ -523,6 +523,9 @@ class DataStream(Handle):
         self, data_source: type[DataSource] | DataSource, *, options: Mapping[str, str] | None = None
     ) -> StreamSink:
         """Write through the stream writer of a PySpark Python Data Source, or its batch writer, with checkpoints.
+
+        A writer's `commit` gets the checkpoint's id, and must be idempotent per id, since it is repeated after a
+        restore. A batch writer's has no id: what it commits just before a crash may be committed twice.
 
         `data_source`: its class, or an instance.
         `options`: the options for a class, as strings.

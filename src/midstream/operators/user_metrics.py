@@ -42,8 +42,8 @@ class Counter:
 
         `n`: a number of 0 or more.
 
-        Raises JobError for a negative number, for what is not a number, and if the sum would be beyond the largest
-        float.
+        Raises JobError for a negative number, for anything that is not a number, and if the sum would be beyond the
+        largest float.
 
             def process(self, row, ctx):
                 ctx.metrics.counter("bytes").inc(len(row["body"]))
@@ -80,7 +80,7 @@ class Gauge:
 
         `value`: a finite number.
 
-        Raises JobError for what is not one.
+        Raises JobError for anything else.
 
             def process(self, row, ctx):
                 ctx.metrics.gauge("queue_length").set(len(self.queue))

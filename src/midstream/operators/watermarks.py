@@ -59,7 +59,7 @@ class WatermarkStrategy:
         `idle_after`: a split without rows for this long (a duration, wall clock) no longer holds back event time; None
         for never.
 
-        Raises ConfigError for what is not a duration of at least 1 ms.
+        Raises ConfigError for an invalid duration and for one below 1 ms.
 
             >>> visits = env.from_collection([{"user": "ann", "at": datetime(2024, 1, 1)}])
             >>> timed = visits.with_watermarks("at", WatermarkStrategy.monotonous())
@@ -75,7 +75,7 @@ class WatermarkStrategy:
         `idle_after`: a split without rows for this long (a duration, wall clock) no longer holds back event time; None
         for never.
 
-        Raises ConfigError for what is not a duration, and for an `idle_after` of less than 1 ms.
+        Raises ConfigError for an invalid duration, and for an `idle_after` of less than 1 ms.
 
             >>> visits = env.from_collection([{"user": "ann", "at": datetime(2024, 1, 1)}])
             >>> timed = visits.with_watermarks("at", WatermarkStrategy.bounded("5 s", idle_after="1 min"))

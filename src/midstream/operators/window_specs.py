@@ -61,7 +61,7 @@ def tumbling(size: Duration, offset: Duration = 0) -> Sliding:
     `size`: the length of a window: a duration such as "1 h", a number of seconds, or a timedelta.
     `offset`: windows begin at multiples of `size` since 1970-01-01 00:00 UTC, shifted by this duration.
 
-    Raises ConfigError for what is not a duration, and for a size that is not longer than 0.
+    Raises ConfigError for an invalid duration, and for a size that is not longer than 0.
 
         >>> per_minute = clicks.key_by("user").window(tumbling("1 min")).aggregate(n=Count())
         >>> [row["n"] for row in testing.run(per_minute).rows]
@@ -77,8 +77,7 @@ def sliding(size: Duration, slide: Duration, offset: Duration = 0) -> Sliding:
     `slide`: the time from the start of one window to the next, no longer than `size`.
     `offset`: windows begin at multiples of `slide` since 1970-01-01 00:00 UTC, shifted by this duration.
 
-    Raises ConfigError for what is not a duration, for one that is not longer than 0, and for a slide longer than the
-    size.
+    Raises ConfigError for an invalid duration, for one that is not longer than 0, and for a slide longer than the size.
 
         >>> last_hour = clicks.key_by("user").window(sliding("1 h", "30 min")).aggregate(n=Count())
         >>> [row["n"] for row in testing.run(last_hour).rows]
@@ -99,7 +98,7 @@ def session(gap: Duration) -> Session:
     `gap`: how far apart neighbouring rows of a window are at most: a duration such as "30 min", a number of seconds, or
     a timedelta.
 
-    Raises ConfigError for what is not a duration, and for a gap that is not longer than 0.
+    Raises ConfigError for an invalid duration, and for a gap that is not longer than 0.
 
         >>> visits = clicks.key_by("user").window(session("30 min")).aggregate(n=Count())
         >>> for row in testing.run(visits).rows:

@@ -243,8 +243,8 @@ class Harness:
 
         `by`: a duration such as "10 s", a number of seconds, or a timedelta.
 
-        Returns the rows that the function produced. Raises ConfigError for what is not a duration, and what the
-        function raises.
+        Returns the rows that the function produced. Raises ConfigError for an invalid duration, and what the function
+        raises.
 
             >>> class Reminder(KeyedProcessFunction):
             ...     def process(self, row, ctx):

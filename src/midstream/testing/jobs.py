@@ -84,7 +84,7 @@ def job(what: What, *, parallelism: int = 1, now: Instant = NOW, restore: Snapsh
     `now`: the wall clock at the beginning; it stands still until the test advances it.
     `restore`: a snapshot from which to resume, see `RunningJob.snapshot`.
 
-    Returns a RunningJob. Raises ConfigError for what is no job, and the errors of operators that cannot be opened.
+    Returns a RunningJob. Raises ConfigError if `what` is not a job, and the errors of operators that cannot be opened.
 
         >>> per_minute = clicks.key_by("user").window(tumbling("1 min")).aggregate(n=Count())
         >>> with testing.job(per_minute) as job:
@@ -258,7 +258,7 @@ class RunningJob:
 
         `by`: a duration such as "10 s", a number of seconds, or a timedelta.
 
-        Returns the job. Raises ConfigError for what is not a duration and for a time after the year 9999, and what a
+        Returns the job. Raises ConfigError for an invalid duration and for a time after the year 9999, and what a
         function of the job raises.
 
             >>> with testing.job(orders) as job:
