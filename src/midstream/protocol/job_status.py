@@ -32,11 +32,13 @@ class OperatorStatus(msgspec.Struct, frozen=True):
     """
 
     uid: str
+    """By it its state is found."""
     name: str
     parallelism: int
     rows_in: int
+    """Rows in since the job began; rows that were read again after a failure count again."""
     rows_out: int
-    """Rows in and out since the job began; rows that were read again after a failure count again."""
+    """Rows out since the job began; rows that were read again after a failure count again."""
     late_rows: int = 0
     """Rows dropped as late since the job began; rows that were read again after a failure count again."""
     bad_records: int = 0
@@ -44,8 +46,9 @@ class OperatorStatus(msgspec.Struct, frozen=True):
     again after a failure count again.
     """
     state_rows: int = 0
+    """Rows of state in the newest completed checkpoint."""
     state_bytes: int = 0
-    """Rows and bytes of state in the newest completed checkpoint; bytes as they are stored."""
+    """Bytes of state in the newest completed checkpoint, as they are stored."""
     work: float | None = None
     """Its share of the work of all operators of its task between the last heartbeats, 0 to 1; None if that is
     negligible.
@@ -53,6 +56,7 @@ class OperatorStatus(msgspec.Struct, frozen=True):
     counters: dict[str, float] = {}
     """Counters of the user's function, by name: the sum over subtasks since the attempt began."""
     gauges: dict[str, GaugeStatus] = {}
+    """Gauges of the user's function, by name."""
 
 
 class RecoveryStatus(msgspec.Struct, frozen=True):
@@ -65,7 +69,9 @@ class RecoveryStatus(msgspec.Struct, frozen=True):
 
     subtask: int
     to_recover_bytes: int
+    """The bytes that were in flight."""
     recovered_bytes: int
+    """Those of them that have been processed."""
 
 
 class SubtaskStatus(msgspec.Struct, frozen=True):
@@ -78,12 +84,15 @@ class SubtaskStatus(msgspec.Struct, frozen=True):
 
     subtask: int
     rows_in: int
+    """Rows in since the attempt began."""
     rows_out: int
-    """Rows in and out since the attempt began."""
+    """Rows out since the attempt began."""
     busy: float
     """The share of time spent working, 0 to 1."""
     backpressured: float
+    """The share of time for which its output had no room, 0 to 1."""
     watermark_us: int | None
+    """Its event time, in microseconds since 1970; None before the first watermark."""
 
 
 class HeldBackStatus(msgspec.Struct, frozen=True):
@@ -119,14 +128,17 @@ class VertexStatus(msgspec.Struct, frozen=True):
 
     id: int
     name: str
+    """The names of its operators."""
     parallelism: int
     states: dict[str, int]
     """The number of subtasks in each state."""
     operators: tuple[OperatorStatus, ...]
     watermark_us: int | None
+    """The lowest event time of its subtasks, in microseconds since 1970; None before the first watermark."""
     busy: float
     """The share of time spent working, 0 to 1: the mean over subtasks."""
     backpressured: float
+    """The share of time for which its output had no room, 0 to 1: the mean over subtasks."""
     recovering: tuple[RecoveryStatus, ...] = ()
     """While any of its subtasks recovers, all that had something to recover."""
     subtasks: tuple[SubtaskStatus, ...] = ()
@@ -191,9 +203,13 @@ class CheckpointStatus(msgspec.Struct, frozen=True):
     state: str
     """The state: in_progress, completed, or failed."""
     created_ms: int
+    """When it was triggered, in milliseconds since 1970."""
     duration_ms: int
+    """The time until all tasks had acknowledged it; in progress, the time so far."""
     state_bytes: int
+    """The bytes that it has stored; what earlier checkpoints have stored, and it refers to, does not count."""
     reason: str = ""
+    """Why it failed."""
     in_flight_bytes: int = 0
     """The bytes in channels; unlike `state_bytes`, they include what earlier checkpoints have stored and has not been
     consumed.
@@ -203,8 +219,9 @@ class CheckpointStatus(msgspec.Struct, frozen=True):
     metadata_ms: int = 0
     """The time that its metadata then took to become durable; not part of `duration_ms`."""
     tasks: int = 0
+    """How many subtasks have to acknowledge it."""
     tasks_done: int = 0
-    """How many subtasks have to acknowledge it, and how many have."""
+    """How many subtasks have acknowledged it."""
     last: str = ""
     """The subtask that acknowledged last or, while it is in progress, the first ones that have not yet."""
     is_savepoint: bool = False
@@ -225,7 +242,9 @@ class StateSize(msgspec.Struct, frozen=True):
     """
 
     at_ms: int
+    """When the checkpoint was completed, in milliseconds since 1970."""
     bytes: int
+    """Bytes as they are stored."""
 
 
 class FailureStatus(msgspec.Struct, frozen=True):
@@ -238,9 +257,13 @@ class FailureStatus(msgspec.Struct, frozen=True):
     """
 
     at_ms: int
+    """When it happened, in milliseconds since 1970."""
     attempt: int
+    """The attempt that it ended."""
     summary: str
+    """What failed and why, in a line or a few."""
     details: str
+    """The whole message, with the traceback."""
     own_lines: str = ""
     """The part of a traceback in `details` with lines of the user's own code; empty if the summary says everything."""
 
@@ -290,7 +313,9 @@ class WaitStatus(msgspec.Struct, frozen=True):
     """
 
     what: str
+    """What is waited for."""
     for_ms: int
+    """How long it has been waited for."""
     limit_ms: int | None = None
     """The time after which the wait is given up; None: it has no limit."""
     is_call: bool = False
@@ -306,7 +331,7 @@ class WaitStatus(msgspec.Struct, frozen=True):
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The complete status of a job, as `Job.status` and `Environment.execute` return it.
+    """The complete status of a job.
 
     For example:
 
@@ -316,6 +341,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     job_id: str
+    """The id of this start of the job."""
     name: str
     state: str
     """The state: created, deploying, running, restarting, rescaling, stopping, finished, stopped, or failed.
@@ -323,10 +349,15 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     In records of jobs it may also be lost: the driver has disappeared without reporting how the job ended.
     """
     attempt: int
+    """The number of the current deployment of its tasks, which grows with every restart."""
     started_ms: int
+    """When the job was started, in milliseconds since 1970."""
     now_ms: int
+    """When this status was made, in milliseconds since 1970."""
     slots: int
+    """The number of slots that the job has."""
     slots_needed: int
+    """The number of slots that it needs."""
     vertices: tuple[VertexStatus, ...]
     edges: tuple[tuple[int, int, str], ...]
     """For each edge, the source vertex, the target vertex and the partitioning."""
@@ -338,7 +369,9 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     failures: tuple[FailureStatus, ...]
     """The most recent failures, newest first."""
     restarts: int
+    """How often its tasks were deployed again after a failure."""
     restored_from: str | None
+    """The path of the checkpoint or savepoint from which the tasks were last deployed; None if it was none."""
     had_finished: bool = False
     """Whether the job had finished in the checkpoint from which it was started: nothing runs."""
     checkpoint_dir: str | None
@@ -347,9 +380,11 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     start of the job), or the directory of the certificate. They are authenticated in any case.
     """
     slot_memory_bytes: tuple[int, ...] = ()
+    """The memory that each slot's process uses."""
     slot_memory_limit_bytes: tuple[int, ...] = ()
     """The memory limit of each slot's process; processes of one container share its limit. 0 if unknown."""
     slot_pids: tuple[int, ...] = ()
+    """The process id of each slot."""
     slot_hosts: tuple[str, ...] = ()
     """The address of each slot's machine, as other slots reach it."""
     warnings: tuple[str, ...] = ()
