@@ -344,7 +344,8 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     """The id of this start of the job."""
     name: str
     state: str
-    """The state: created, deploying, running, restarting, rescaling, stopping, finished, stopped, or failed.
+    """The state: created, deploying, running, restarting, rescaling, moving (off slots that have to leave), stopping,
+    finished, stopped, or failed.
 
     In records of jobs it may also be lost: the driver has disappeared without reporting how the job ended.
     """
