@@ -96,15 +96,21 @@ class WrittenFile(msgspec.Struct, frozen=True, array_like=True):
 class DeltaSink(Sink):
     """Writes every row once into a Delta table.
 
-    `table`: a local path, or a URL that pyarrow and deltalake know (s3://…); files are written with `filesystem` if it
-    is given. `storage_options`: what deltalake needs to write the log there; only deltalake, on the driver, receives
-    them. A missing table is created, partitioned by `partition_by`; an existing one keeps its partition
-    columns. A fresh job needs a table without rows, unless `append`. `roll_size`: a file is closed when it reaches
-    about this size, and with every checkpoint.
-
     Rows appear, in one version of the table, when the checkpoint that covers them completes. Files of killed attempts
     are in no version; VACUUM deletes them, like those of any other writer. Delta has no empty string as a partition
     value: it becomes NULL.
+
+    `table`: a local path, or a URL that pyarrow and deltalake know (s3://…). A missing table is created. A fresh job
+    needs a table without rows, unless `append`.
+    `partition_by`: the partition columns of a table that is created; an existing one keeps its own.
+    `append`: add to a table that has rows.
+    `roll_size`: a file is closed when it reaches about this size, and with every checkpoint.
+    `storage_options`: what deltalake needs to write the log there; only deltalake, on the driver, receives them.
+    `filesystem`: the pyarrow filesystem that files are written with, by default that of the URL.
+
+    Raises ConfigError for invalid arguments; the table is checked when the job starts.
+
+        orders.sink(DeltaSink("s3://lake/orders", partition_by=["user"])).uid("orders-table")
     """
 
     def __init__(

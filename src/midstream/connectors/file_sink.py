@@ -67,14 +67,23 @@ class PendingFile(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FileSink(Sink):
-    """Writes every row once, in Parquet or JSON lines files below `directory`.
+    """Writes every row once, in Parquet or JSON lines files.
 
-    `directory`: a local path or a URL that pyarrow knows; with `filesystem`, a path inside it. A fresh job needs it to
-    be empty or absent, unless `append`. Files become visible, whole, when the checkpoint that covers their rows
-    completes: `part-<checkpoint>-<subtask>-<n>-<token>.<format>`. `roll_size`: a file is closed when it reaches about
-    this size, and with every checkpoint.
+    Files become visible, whole, when the checkpoint that covers their rows completes:
+    `part-<checkpoint>-<subtask>-<n>-<token>.<format>`. In JSON lines, times and decimals are written as strings, NaN
+    and infinity as null.
 
-    In JSON lines, times and decimals are written as strings, NaN and infinity as null.
+    `directory`: a local path or a URL that pyarrow knows. A fresh job needs it to be empty or absent, unless `append`.
+    `format`: "parquet" or "jsonl".
+    `roll_size`: a file is closed when it reaches about this size, and with every checkpoint: a number of bytes, or a
+    text such as "128 MiB".
+    `append`: add files to a directory that is not empty.
+    `filesystem`: a pyarrow filesystem, with `directory` as a path in it; by default that of the URL.
+
+    Raises ConfigError for invalid arguments; a directory that is in use is refused when the job starts.
+
+        >>> from midstream.connectors.file_sink import FileSink
+        >>> _ = orders.sink(FileSink("orders", format="jsonl", roll_size="16 MiB")).uid("kept")
     """
 
     def __init__(

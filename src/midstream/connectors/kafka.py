@@ -104,26 +104,42 @@ class _Found(msgspec.Struct, frozen=True, array_like=True):
 class KafkaSource(Source):
     """Reads topics of a Kafka cluster (2.5 or later), from `start` to `stop` or for ever.
 
-    `servers`: one or more `host:port`. `topics`: a name, a list of names, or a compiled pattern that must match the
-    whole name; new matching topics, and new partitions of all topics, are discovered every `interval`, and read from
-    their beginning. `format`: "json" (objects, as `schema` says, by the rules of JSON lines), "csv" (a line without a
-    header; `schema` has its columns in order, `csv` its options), "avro" (each value with the id of its schema in
-    `registry`, read by the rules of Avro with `schema`, the text of a schema, by default the newest version of the
-    subject `<topic>-value`), "protobuf" (the message class `message`, whose fields are the columns; with a `registry`
-    each value begins with the id of its schema), "bytes" or "text" (one column `value`). A record without a value is a
-    row of nulls. `metadata`: further parts of a record to add as columns: topic, partition, offset, timestamp, key,
-    headers; a dict renames them. `start`: "earliest", "latest", "group" (the committed offsets of the group `group.id`,
-    else the earliest), a datetime (the first record that is not older), or, for a single topic, an offset for each
-    partition. `stop`: "latest" (what exists and is committed when the job starts) or a datetime (up to the first record
-    that is not older); None: never. `on_gap`: what to do about offsets that the broker no longer has: "fail", or "skip"
-    to continue after them. `on_bad_record`: "fail", or "drop" to drop records that do not have the format, which then
-    go to the stream's `side_output(BAD_RECORDS)`. `bad_records_max`: with "drop", (bad, records): the job fails if more
-    records than that are bad, of so many that a subtask reads. `options`: librdkafka's options, such as security;
-    values `env:NAME` and `file:/path` are replaced by the variable or file where the job connects. With `group.id`,
-    offsets are committed after each checkpoint, for tools that show lag.
+    A record without a value is a row of nulls. With the option `group.id`, offsets are committed after each checkpoint,
+    for tools that show lag.
+
+    `servers`: one or more `host:port`, as a list or separated by commas.
+    `topics`: a name, a list of names, or a compiled pattern that must match the whole name.
+    `format`: "json" (objects, as `schema` says, by the rules of JSON lines), "csv" (a line without a header), "avro"
+    (each value with the id of its schema in `registry`, read by the rules of Avro), "protobuf" (the message class
+    `message`, whose fields are the columns; with a `registry` each value begins with the id of its schema), "bytes" or
+    "text" (one column `value`).
+    `schema`: the columns of "json", or of "csv" in their order. Of "avro" the text of a schema, by default the newest
+    version of the subject `<topic>-value`.
+    `csv`: how a line of "csv" is written.
+    `registry`: options of a schema registry, such as `{"url": "http://registry:8081"}`.
+    `message`: the generated message class, for "protobuf".
+    `start`: "earliest", "latest", "group" (the committed offsets of the group `group.id`, else the earliest), a
+    datetime with a zone (the first record that is not older), or, for a single topic, an offset for each partition.
+    `stop`: "latest" (what exists and is committed when the job starts) or a datetime with a zone (up to the first
+    record that is not older); None for never.
+    `metadata`: further parts of a record to add as columns: topic, partition, offset, timestamp, key, headers; a dict
+    renames them.
+    `on_gap`: what to do about offsets that the broker no longer has: "fail", or "skip" to continue after them.
+    `on_bad_record`: "fail", or "drop" to drop records that do not have the format, which then go to the stream's
+    `side_output(BAD_RECORDS)`.
+    `bad_records_max`: with "drop", (bad, records): the job fails if more records than that are bad, of so many that a
+    subtask reads; None for no limit.
+    `options`: librdkafka's options, such as security; values `env:NAME` and `file:/path` are replaced by the variable
+    or file where the job connects.
+    `interval`: how often new matching topics, and new partitions of all topics, are looked for; they are read from
+    their beginning.
+    `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
 
     Raises ConfigError or SchemaError for invalid arguments at once, and for problems with the cluster when the job
     starts.
+
+        source = KafkaSource("kafka-1:9092", "orders", schema=pa.schema({"user": pa.large_string()}), start="latest")
+        env.source(source).uid("orders")
     """
 
     def __init__(  # noqa: PLR0913 - what users may choose

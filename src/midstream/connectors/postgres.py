@@ -122,19 +122,25 @@ class StagedRows(msgspec.Struct, frozen=True, array_like=True):
 class PostgresSink(Sink):
     """Writes every row once to a table of a PostgreSQL database (12 or later).
 
+    Rows appear when the checkpoint that covers them completes. Columns of the stream go to columns of the same name.
+    Each subtask has one connection and one open transaction from its first row to the checkpoint, and for a moment a
+    second one, when the next rows come while it is prepared; each commit has one connection.
+
     `dsn`: a connection string of libpq, `"host=db dbname=shop user=etl"` or `"postgresql://etl@db/shop"`. Give the
     password as PGPASSWORD, in a password file (~/.pgpass) or a service file, on the driver and wherever slots run; one
-    in `dsn` is sent to the slots with the job, and is neither stored nor shown. `table`, `schema`: names as they are,
-    not SQL; without `schema` the server's search_path decides. A missing table is created. Columns of the stream go to
-    columns of the same name. `key`: a row replaces the one with the same values in these columns (ON CONFLICT … DO
-    UPDATE), for which the table needs a primary key or unique constraint; of several such rows the last one remains,
-    provided that one subtask has them all: call `key_by` with the same columns first. `append`: add to a table that has
-    rows; otherwise a fresh job needs an empty one (or a `key`). `staging_schema`: where rows wait for their checkpoint,
-    if not beside the table; the user of `dsn` needs the right to create tables there.
+    in `dsn` is sent to the slots with the job, and is neither stored nor shown.
+    `table`, `schema`: names as they are, not SQL; without `schema` the server's search_path decides. A missing table is
+    created.
+    `key`: a row replaces the one with the same values in these columns (ON CONFLICT … DO UPDATE), for which the table
+    needs a primary key or unique constraint; of several such rows the last one remains, provided that one subtask has
+    them all: call `key_by` with the same columns first.
+    `append`: add to a table that has rows; otherwise a fresh job needs an empty one (or a `key`).
+    `staging_schema`: where rows wait for their checkpoint, if not beside the table; the user of `dsn` needs the right
+    to create tables there.
 
-    Rows appear when the checkpoint that covers them completes. Each subtask has one connection and one open transaction
-    from its first row to the checkpoint, and briefly a second one, if the next rows arrive while the first is being
-    prepared; each commit has one connection.
+    Raises ConfigError for invalid arguments; the table and the rights are checked when the job starts.
+
+        orders.sink(PostgresSink("host=db dbname=shop user=etl", "orders", key=["id"])).uid("orders-table")
     """
 
     def __init__(

@@ -55,12 +55,19 @@ _NULL_LINE = re.compile(rb"null[ \t]*(?:[\r\n]|\Z)")
 
 
 class CsvOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a CSV file.
+    r"""How CSV files are written.
 
-    `null_values`: strings that stand for null, in every column, unless quoted. `header`: the first line names the
-    columns; without one, the schema must be declared and names them in order. `newlines_in_values`: read each file in
-    one piece. Quoted values with line ends are read in any case, but a large file that is read in parts may be refused
-    because of them. `timestamp_formats`: strptime formats, tried after ISO 8601.
+    `delimiter`, `quote`: one character each.
+    `header`: the first line names the columns; without one, the schema must be declared and names them in order.
+    `null_values`: strings that stand for null, in every column, unless quoted.
+    `newlines_in_values`: read each file in one piece. Quoted values with line ends are read in any case, but a large
+    file that is read in parts may be refused because of them.
+    `timestamp_formats`: strptime formats, tried after ISO 8601.
+
+        >>> _ = Path("words.csv").write_text("1;a\n2;b\n")
+        >>> csv = CsvOptions(delimiter=";", header=False)
+        >>> env.read_files("words.csv", schema={"n": int, "word": str}, csv=csv).preview().rows
+        [{'n': 1, 'word': 'a'}, {'n': 2, 'word': 'b'}]
     """
 
     delimiter: str = ","

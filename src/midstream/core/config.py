@@ -76,12 +76,17 @@ def size_bytes(value: Size, name: str) -> int:
 
 
 class RestartStrategy(msgspec.Struct, frozen=True, kw_only=True):
-    """What the job does after a failure.
+    """What a job does after a failure; made by `no_restart`, `fixed_restarts` and `exponential_restarts`.
 
-    `fixed`: at most `attempts` restarts, `delay_s` apart. `exponential`: the delay doubles from `delay_s` up to
-    `max_delay_s`, and is reset once the job has run for `reset_after_s` without failing; `attempts` counts the restarts
-    since then (0: no limit). `none`: the job fails. `same_failures`: the job fails once the same code has failed in the
-    same way this many times in a row, without a completed checkpoint in between (0: no limit).
+    `kind`: "none": the job fails. "fixed": at most `attempts` restarts, `delay_s` apart. "exponential": the delay
+    doubles from `delay_s` up to `max_delay_s`, and is reset once the job has run for `reset_after_s` without failing.
+    `attempts`: the maximum number of restarts; of "exponential" since the last reset (0: no limit).
+    `delay_s`, `max_delay_s`, `reset_after_s`: in seconds.
+    `same_failures`: the job fails once the same code has failed in the same way this many times in a row, without a
+    completed checkpoint in between (0: no limit).
+
+        >>> fixed_restarts(3).attempts
+        3
     """
 
     kind: Literal["fixed", "exponential", "none"] = "exponential"

@@ -68,7 +68,15 @@ class InProcessFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state and event time of a job between two rows. Any number of runs can be started from it."""
+    """The state and event time of a job between two rows. Any number of runs can be started from it.
+
+    For example:
+
+        >>> with testing.job(orders) as job:
+        ...     snapshot = job.snapshot()
+        >>> len(testing.run(orders, restore=snapshot).rows)
+        3
+    """
 
     metadata: CheckpointMetadata = field(repr=False)
     storage: MemoryStorage = field(repr=False)

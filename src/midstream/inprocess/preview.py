@@ -51,7 +51,23 @@ BATCH_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The first rows of one stream. `note`: what is special about them; "" if nothing is."""
+    """The first rows of one stream; a notebook or a terminal shows it as a table.
+
+    `name`: the stream's operator.
+    `table`: the rows, as an Arrow table with the types that they have in the job.
+    `note`: what is special about them; "" if nothing is.
+
+        >>> orders.preview(2)
+        orders (collection): 2 rows
+        ┌──────┬───────┐
+        │ user ┆ price │
+        │ ---  ┆ ---   │
+        │ str  ┆ i64   │
+        ╞══════╪═══════╡
+        │ ann  ┆ 3     │
+        │ bob  ┆ 5     │
+        └──────┴───────┘
+    """
 
     name: str
     table: pa.Table
@@ -59,10 +75,12 @@ class Preview:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
+        """The rows as dicts."""
         return table_rows(self.table)
 
     @property
     def frame(self) -> pl.DataFrame:
+        """The rows as a polars DataFrame."""
         return to_polars(self.table)
 
     def __repr__(self) -> str:

@@ -34,10 +34,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BadRecords:
-    """The records that a reader has dropped from one batch.
+    """The records that a reader has dropped from one batch; returned by `SplitReader.bad_records`.
 
-    `rows`: one row of BAD_RECORDS_SCHEMA for each. `at`: the position of each among all records of the batch, good and
-    bad, counted from 0; ascending.
+    `rows`: a record batch with one row of the columns of `side_output(BAD_RECORDS)` for each: source, partition,
+    position, bytes, error, key, timestamp.
+    `at`: the position of each among all records of the batch, good and bad, counted from 0; ascending.
+
+        def bad_records(self):
+            return BadRecords(self.dropped_rows, tuple(self.dropped_at)) if self.dropped_at else None
     """
 
     rows: pa.RecordBatch

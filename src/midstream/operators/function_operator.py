@@ -23,11 +23,22 @@ class Function:
     def open(self, context: Any) -> None:
         """Prepare the function; called once per subtask before any row.
 
-        `context` has `uid`, `name`, `subtask`, `parallelism` and `metrics`.
+        What cannot be pickled, such as a connection, is created here.
+
+        `context`: has `uid`, `name`, `subtask`, `parallelism` and `metrics`.
+
+            def open(self, context):
+                self.model = load_model("model.bin")
         """
 
     def close(self) -> None:
-        """Release what the function holds; called once at the end, also after a failure."""
+        """Release what the function holds; called once at the end, also after a failure.
+
+        For example:
+
+            def close(self):
+                self.connection.close()
+        """
 
 
 @dataclass(frozen=True, slots=True)

@@ -63,7 +63,14 @@ class _Launch(msgspec.Struct, frozen=True):
 
 
 class ProcessSlots:
-    """A SlotProvider of processes. `slots_max`: how many may run at once (None: no limit)."""
+    """Slots as plain processes of this machine, without Spark or a JVM; for tests and single machines.
+
+    `slots_max`: how many may run at once; a job that needs more raises ClusterError at its start. None for no limit.
+
+        from midstream.runtime.processes import ProcessSlots
+
+        status = env.execute(slots=ProcessSlots())
+    """
 
     bind_host = "127.0.0.1"
     driver_host = "127.0.0.1"

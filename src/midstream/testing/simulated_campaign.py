@@ -47,7 +47,14 @@ class Finished(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Report:
-    """The result of all seeds. `ok` if no run differs from the reference run."""
+    """The result of all seeds. `ok` if no run differs from the reference run.
+
+    For example:
+
+        >>> report = testing.simulate(orders.filter(pl.col("price") > 3), seeds=range(2))
+        >>> report.ok, report.seeds
+        (True, 2)
+    """
 
     job: str
     seeds: int = 0
@@ -76,10 +83,14 @@ class Report:
 
     @property
     def ok(self) -> bool:
+        """Whether no run differs from the reference run."""
         return not self.kind
 
     @property
     def text(self) -> str:
+        """What was run and, if a run differs, how: the rows, the failure that led there, and where in the job's code to
+        look.
+        """
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterable[str]:

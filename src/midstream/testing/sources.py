@@ -32,18 +32,22 @@ PARALLELISMS: Final = (1, 4)
 
 
 def check_source(source: Source, *, rows_max: int = 10_000, discoveries: int = 3) -> pa.Table:
-    """Check that a source of your own keeps what a job relies on; return its rows, for you to compare.
+    """Check that a source of your own keeps what a job relies on.
 
-        rows = testing.check_source(Countdown())
-        assert rows.column("n").to_pylist() == list(range(100, 0, -1))
+    `source`: it must have some rows to read, and must not get others meanwhile. Readers that return batches without
+    rows for a second have no more at present; those of a bounded source must reach their end.
+    `rows_max`: the approximate limit on rows read per split.
+    `discoveries`: how often an unbounded source is asked for more splits.
 
-    `source` must have some rows to read, and must not get others meanwhile. Readers that return batches without rows
-    for a second have no more at present; those of a bounded source must reach their end. `rows_max`: the approximate
-    limit on rows read per split. `discoveries`: how often an unbounded source is asked for more splits.
+    Returns its rows, for you to compare. Raises AssertionError saying which rule is broken, and by which call: it
+    pickles; `discover`, called again with a position, finds the same rows; batches have the schema; `open_split` at any
+    offset that was returned resumes exactly after the preceding rows, in batches of any size; all of this holds for a
+    copy without knowledge of earlier calls.
 
-    Raises AssertionError saying which rule is broken, and by which call: it pickles; `discover`, called again with a
-    position, finds the same rows; batches have the schema; `open_split` at any offset that was returned resumes exactly
-    after the preceding rows, in batches of any size; all of this holds for a copy without knowledge of earlier calls.
+        >>> from midstream.connectors.files import FileSource
+        >>> pl.DataFrame({"n": [1, 2, 3]}).write_parquet("numbers.parquet")
+        >>> testing.check_source(FileSource("numbers.parquet")).column("n").to_pylist()
+        [1, 2, 3]
     """
     if not isinstance(source, Source):
         raise AssertionError(f"check_source: {source!r} is not a Source; subclass it and give an instance")
