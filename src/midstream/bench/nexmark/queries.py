@@ -4,23 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from datetime import datetime, timezone
+from typing import Any, Final
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from midstream.api.stream import DataStream
 from midstream.bench.nexmark.generator import AUCTION, BID, FIRST_CATEGORY, PERSON
-from midstream.bench.summing_sink import Measure, SummingSink, Vector, summing
-from midstream.operators.aggregates import Aggregate, Columns, Count, Max
+from midstream.bench.summing_sink import Measure, SummingSink, Sums, Vector, summing
+from midstream.operators.aggregates import Aggregate, Columns, Count, Last, Max, Min, Sum
 from midstream.operators.batch_functions import BatchContext, CoBatchFunction, KeyedBatchFunction
 from midstream.operators.watermarks import WatermarkStrategy
-from midstream.operators.windows import sliding, tumbling
+from midstream.operators.windows import session, sliding, tumbling
 from midstream.state.table import TableState
 
 SIZE: Final = "10 s"
 SLIDE: Final = "2 s"
+DAY: Final = "1 d"
+EURO: Final = 0.908
+"""The price of a dollar, in q1 and q14."""
 CATEGORIES: Final = 5
 _TIME: Final = pa.timestamp("ms")
 
@@ -36,6 +41,8 @@ class Query:
     """The checks besides the number of rows: by default sums of columns of the result."""
     measure: Measure | None = None
     """Returns the rows of a batch, then what is checked."""
+    has_floats: bool = False
+    """Whether a sum depends, in its last digits, on the order in which it is made."""
 
     def sink(self) -> SummingSink:
         if self.measure is None:
@@ -53,7 +60,7 @@ def bids(events: DataStream, *columns: str) -> DataStream:
     return only(BID, events, *columns, auction=pl.col("bid_auction"))
 
 
-# ---- q0 to q2: row by row ----
+# ---- q0 to q2, q14, q21, q22: row by row ----
 
 
 def q0(events: DataStream) -> DataStream:
@@ -63,12 +70,80 @@ def q0(events: DataStream) -> DataStream:
 
 def q1(events: DataStream) -> DataStream:
     """Return the bids in another currency."""
-    return bids(events, "bidder", "price", "time").with_columns(price=pl.col("price") * 0.908)
+    return bids(events, "bidder", "price", "time").with_columns(price=pl.col("price") * EURO)
 
 
 def q2(events: DataStream) -> DataStream:
     """Return the bids of some auctions."""
     return bids(events, "price").filter(pl.col("auction") % 123 == 0)
+
+
+def count_char(text: pl.Expr, char: str) -> pl.Expr:
+    """Return how often a character occurs: the query's own function."""
+    return text.str.count_matches(char, literal=True).cast(pl.Int64)
+
+
+def q14(events: DataStream) -> DataStream:
+    """Return bids of some prices in another currency, with the time of day in words, and a character counted."""
+    hour = pl.col("time").dt.hour()
+    time_of_day = (
+        pl.when(hour.is_between(8, 18))
+        .then(pl.lit("dayTime"))
+        .when((hour <= 6) | (hour >= 20))
+        .then(pl.lit("nightTime"))
+        .otherwise(pl.lit("otherTime"))
+    )
+    return (
+        bids(events, "bidder", "price", "time", "extra")
+        .with_columns(price=pl.col("price") * EURO)
+        .filter(pl.col("price").is_between(1_000_000, 50_000_000, closed="none"))
+        .with_columns(bid_time_type=time_of_day, c_counts=count_char(pl.col("extra"), "c"))
+    )
+
+
+def q21(events: DataStream) -> DataStream:
+    """Return bids with the number of their channel: of four by name, of others from the URL, if it has one."""
+    numbers = {"apple": "0", "google": "1", "facebook": "2", "baidu": "3"}
+    by_name = pl.col("channel").str.to_lowercase().replace_strict(numbers, default=None)
+    in_url = pl.col("url").str.extract("(&|^)channel_id=([^&]*)", 2)
+    return (
+        bids(events, "bidder", "price", "channel", "url")
+        .select("auction", "bidder", "price", "channel", channel_id=pl.coalesce(by_name, in_url))
+        .filter(pl.col("channel_id").is_not_null())
+    )
+
+
+@dataclass(frozen=True)
+class ChannelIds:
+    """Adds the channels' numbers up."""
+
+    def __call__(self, batch: pa.RecordBatch) -> Vector:
+        numbers = float(pc.sum(batch.column("channel_id").cast(pa.int64())).as_py() or 0)
+        return np.append(Sums(("auction", "bidder", "price"))(batch), numbers)
+
+
+def q22(events: DataStream) -> DataStream:
+    """Return bids with the three directories of their URL."""
+    parts = bids(events, "bidder", "price", "channel", "url").with_columns(parts=pl.col("url").str.split("/"))
+    directories = {f"dir{k + 1}": pl.col("parts").list.get(3 + k, null_on_oob=True) for k in range(3)}
+    return parts.select("auction", "bidder", "price", "channel", **directories)
+
+
+@dataclass(frozen=True)
+class Directories:
+    """Adds the codes of the directories' first letters up, so that one that is not what it should be shows."""
+
+    def __call__(self, batch: pa.RecordBatch) -> Vector:
+        numbers = Sums(("auction", "bidder", "price", "channel"))(batch)
+        return np.concatenate([numbers, [self._first_letters(batch.column(f"dir{k}")) for k in (1, 2, 3)]])
+
+    def _first_letters(self, texts: pa.Array[Any]) -> float:
+        _, offsets, letters = texts.buffers()
+        if not len(texts):
+            return 0.0
+        assert offsets is not None and letters is not None, texts.type
+        begins = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts)]
+        return float(np.frombuffer(letters, np.uint8)[begins].sum())
 
 
 # ---- q3: an incremental join ----
@@ -102,14 +177,16 @@ def q3(events: DataStream) -> DataStream:
     )
 
 
-# ---- q4: a join by time, and a running average ----
+# ---- q4, q9: a join by time; a running average ----
 
 
-class WinningBids(CoBatchFunction):
-    """The highest of an auction's bids within its time, once that is over."""
+class BidsOfEndedAuctions(CoBatchFunction):
+    """Keeps auctions and their bids until an auction's time is over."""
 
-    auctions = TableState({"auction": int, "time": _TIME, "expires": _TIME, "category": int})
-    bids = TableState({"auction": int, "time": _TIME, "price": int})
+    auctions: TableState
+    """Has `auction`, `time`, `expires`."""
+    bids: TableState
+    """Has `auction`, `time`."""
 
     def process1(self, rows: pl.DataFrame, ctx: BatchContext) -> None:
         self.auctions.append(rows)
@@ -117,17 +194,64 @@ class WinningBids(CoBatchFunction):
     def process2(self, rows: pl.DataFrame, ctx: BatchContext) -> None:
         self.bids.append(rows)
 
-    def on_watermark(self, ctx: BatchContext) -> pl.DataFrame:
+    def ended(self, ctx: BatchContext) -> pl.DataFrame:
+        """Return the bids within the time of the auctions that are over by now, which are then forgotten.
+
+        A column that both have is the bid's; the auction's has the suffix `_of_auction`.
+        """
         auctions, bids = self.auctions.frame, self.bids.frame
         is_over = pl.col("expires") <= ctx.watermark
         over, alive = auctions.filter(is_over), auctions.filter(~is_over)
         # an auction comes before event time passes its first bid
         may_win = pl.col("auction").is_in(alive["auction"].implode()) | (pl.col("time") > ctx.watermark)
         self.auctions.frame, self.bids.frame = alive, bids.filter(may_win)
-        within = bids.join(over, on="auction", suffix="_begins").filter(
-            pl.col("time").is_between("time_begins", "expires")
+        return bids.join(over, on="auction", suffix="_of_auction").filter(
+            pl.col("time").is_between("time_of_auction", "expires")
         )
-        return within.group_by("auction").agg(pl.col("category").first(), pl.col("price").max()).drop("auction")
+
+
+class WinningPrices(BidsOfEndedAuctions):
+    """The highest of an auction's bids within its time, once that is over."""
+
+    auctions = TableState({"auction": int, "time": _TIME, "expires": _TIME, "category": int})
+    bids = TableState({"auction": int, "time": _TIME, "price": int})
+
+    def on_watermark(self, ctx: BatchContext) -> pl.DataFrame:
+        by_auction = self.ended(ctx).group_by("auction")
+        return by_auction.agg(pl.col("category").first(), pl.col("price").max()).drop("auction")
+
+
+class WinningBids(BidsOfEndedAuctions):
+    """Each auction with the highest of its bids, the earliest of several; of several at one time that of the bidder
+    with the smallest number.
+    """
+
+    auctions = TableState(
+        {
+            "auction": int,
+            "item": str,
+            "initial_bid": int,
+            "reserve": int,
+            "time": _TIME,
+            "expires": _TIME,
+            "seller": int,
+            "category": int,
+        }
+    )
+    bids = TableState({"auction": int, "bidder": int, "price": int, "time": _TIME, "extra": str})
+    result: Final = pa.schema(
+        [
+            *auctions.schema,
+            *((name, pa.int64()) for name in ("bidder", "price")),
+            ("bid_time", _TIME),
+            ("extra", pa.large_string()),
+        ]
+    )
+
+    def on_watermark(self, ctx: BatchContext) -> pl.DataFrame:
+        highest = self.ended(ctx).filter(pl.col("price") == pl.col("price").max().over("auction"))
+        first = highest.sort("time", "bidder").unique("auction", keep="first")
+        return first.rename({"time": "bid_time", "time_of_auction": "time"}).select(self.result.names)
 
 
 class RunningAverages(KeyedBatchFunction):
@@ -162,13 +286,23 @@ def q4(events: DataStream) -> DataStream:
     return (
         auctions.key_by("auction")
         .connect(bids(events, "time", "price").key_by("auction"))
-        .process_batches(WinningBids(), {"category": int, "price": int})
+        .process_batches(WinningPrices(), {"category": int, "price": int})
         .key_by("category")
         .process_batches(RunningAverages(), {"category": int, "price": int, "average": float})
     )
 
 
-# ---- q5, q7, q8: windows ----
+def q9(events: DataStream) -> DataStream:
+    """Return auctions as they end, with the bid that has won."""
+    auctions = only(AUCTION, events, *WinningBids.auctions.schema.names)
+    return (
+        auctions.key_by("auction")
+        .connect(bids(events, "bidder", "price", "time", "extra").key_by("auction"))
+        .process_batches(WinningBids(), WinningBids.result)
+    )
+
+
+# ---- q5, q7, q8, q11, q12: windows ----
 
 
 class Top(Aggregate):
@@ -237,19 +371,174 @@ def q8(events: DataStream) -> DataStream:
     )
 
 
+def q11(events: DataStream) -> DataStream:
+    """Return how many bids a user makes in each session."""
+    return bids(events, "bidder", "time").key_by("bidder").window(session(SIZE)).aggregate(bid_count=Count())
+
+
+def _stamped(frame: pl.DataFrame) -> pl.DataFrame:
+    now = datetime.now(timezone.utc).replace(tzinfo=None)
+    return frame.select("bidder", at=pl.lit(now, pl.Datetime("ms")))
+
+
+def q12(events: DataStream) -> DataStream:
+    """Return how many bids a user makes in windows by the wall clock: by the time at which they were read."""
+    return (
+        bids(events, "bidder")
+        .map_batches(_stamped, schema={"bidder": int, "at": _TIME})
+        .with_watermarks("at", WatermarkStrategy.monotonous())
+        .key_by("bidder")
+        .window(tumbling(SIZE))
+        .aggregate(bid_count=Count())
+    )
+
+
+@dataclass(frozen=True)
+class CountsOfBidders:
+    """Counts rows and bids, and adds the bids' bidders up: which window a bid is in makes no difference."""
+
+    def __call__(self, batch: pa.RecordBatch) -> Vector:
+        bidder, count = (batch.column(name).to_numpy() for name in ("bidder", "bid_count"))
+        return np.array([batch.num_rows, count.sum(), count @ bidder], np.float64)
+
+
+# ---- q15 to q18: reports of a day, as it ends ----
+
+RANKS: Final = 3
+RANK: Final = (pl.col("price") >= 10_000).cast(pl.Int64) + (pl.col("price") >= 1_000_000).cast(pl.Int64)
+"""Bids of low, middle and high prices: 0, 1, 2."""
+
+
+class CountRank(Aggregate):
+    """The number of bids of one rank."""
+
+    columns = ("price",)
+
+    def __init__(self, rank: int) -> None:
+        self.rank = rank
+
+    def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
+        return {"n": RANK.eq(self.rank).sum().cast(pl.Int64)}
+
+    def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
+        return {"n": part("n").sum()}
+
+    def finish(self, part: Columns) -> pl.Expr:
+        return part("n")
+
+
+class DistinctByRank(Aggregate):
+    """How many values a column of whole numbers has: in all bids, and in those of each rank. A struct."""
+
+    def __init__(self, column: str) -> None:
+        self.columns = (column, "price")
+
+    def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
+        return {"seen": (pl.col(self.columns[0]) * RANKS + RANK).unique()}  # one number stands for value and rank
+
+    def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
+        return {"seen": part("seen").explode().unique()}
+
+    def finish(self, part: Columns) -> pl.Expr:
+        seen = part("seen")
+        total = seen.list.eval(pl.element() // RANKS).list.n_unique()
+        ranks = [seen.list.eval(pl.element() % RANKS == rank).list.sum() for rank in range(RANKS)]
+        names = ("total", *(f"rank{rank + 1}" for rank in range(RANKS)))
+        return pl.struct(
+            *(count.cast(pl.Int64).alias(name) for name, count in zip(names, (total, *ranks), strict=True))
+        )
+
+
+_COUNTS: Final[Mapping[str, Aggregate]] = {
+    "total_bids": Count(),
+    **{f"rank{rank + 1}_bids": CountRank(rank) for rank in range(RANKS)},
+}
+_STATISTICS: Final[Mapping[str, Aggregate]] = {
+    **_COUNTS,
+    "bidders": DistinctByRank("bidder"),
+    "auctions": DistinctByRank("auction"),
+}
+_DISTINCT: Final = {
+    f"{rank}_{what}": pl.col(what).struct.field(rank)
+    for what in ("bidders", "auctions")
+    for rank in ("total", "rank1", "rank2", "rank3")
+}
+
+
+def q15(events: DataStream) -> DataStream:
+    """Return how many bids a day has, how many bidders and auctions they have, and the same of each rank of price."""
+    days = bids(events, "time", "bidder", "price").window_all(tumbling(DAY)).aggregate(**_STATISTICS)
+    return days.select(*_COUNTS, day=pl.col("window_start"), **_DISTINCT)
+
+
+def q16(events: DataStream) -> DataStream:
+    """Return the same of each channel, and the minute of its last bid."""
+    by_channel = bids(events, "time", "bidder", "price", "channel").key_by("channel")
+    days = by_channel.window(tumbling(DAY)).aggregate(last=Max("time"), **_STATISTICS)
+    minute = pl.col("last").dt.truncate("1m")
+    return days.select("channel", *_COUNTS, day=pl.col("window_start"), minute=minute, **_DISTINCT)
+
+
+def q17(events: DataStream) -> DataStream:
+    """Return how many bids an auction has on a day, and at which prices."""
+    days = (
+        bids(events, "time", "price")
+        .key_by("auction")
+        .window(tumbling(DAY))
+        .aggregate(**_COUNTS, min_price=Min("price"), max_price=Max("price"), sum_price=Sum("price"))
+    )
+    return days.with_columns(avg_price=pl.col("sum_price") // pl.col("total_bids"))
+
+
+_LAST: Final = ("price", "channel", "url", "time", "extra")
+
+
+def q18(events: DataStream) -> DataStream:
+    """Return the last bid of a bidder for an auction on a day."""
+    days = (
+        bids(events, "bidder", *_LAST)
+        .select("auction", "bidder", "time", bid=pl.struct(_LAST))
+        .key_by("bidder", "auction")
+        .window(tumbling(DAY))
+        .aggregate(bid=Last("bid"))
+    )
+    return days.select("bidder", "auction", **{name: pl.col("bid").struct.field(name) for name in _LAST})
+
+
 _BY_CATEGORY: Final = tuple(
     f"{what}_of_{FIRST_CATEGORY + k}" for what in ("auctions", "prices") for k in range(CATEGORIES)
 )
 
 _BID: Final = ("bid_auction", "bidder", "price")
+_RANKED: Final = (*_COUNTS, *_DISTINCT)
 
 QUERIES: Final[Mapping[str, Query]] = {
     "q0": Query(q0, _BID, ("auction", "bidder", "price")),
-    "q1": Query(q1, _BID, ("auction", "bidder", "price")),
+    "q1": Query(q1, _BID, ("auction", "bidder", "price"), has_floats=True),
     "q2": Query(q2, ("bid_auction", "price"), ("auction", "price")),
     "q3": Query(q3, ("person", "name", "city", "state", "auction", "seller", "category"), ("auction",)),
     "q4": Query(q4, ("auction", "category", "expires", "bid_auction", "price"), _BY_CATEGORY, ByCategory()),
     "q5": Query(q5, ("bid_auction",), ("n", "auction")),
     "q7": Query(q7, _BID, ("price", "auction", "bidder")),
     "q8": Query(q8, ("person", "name", "seller"), ("id",)),
+    "q9": Query(
+        q9,
+        (*_BID, "extra", "auction", "item", "initial_bid", "reserve", "expires", "seller", "category"),
+        ("auction", "item", "reserve", "expires", "seller", "bidder", "price", "bid_time", "extra"),
+    ),
+    "q11": Query(q11, _BID[:2], ("bidder", "bid_count", "window_start", "window_end")),
+    "q12": Query(q12, _BID[:2], ("bid_count", "bidders"), CountsOfBidders()),
+    "q14": Query(
+        q14, (*_BID, "extra"), ("auction", "bidder", "price", "bid_time_type", "c_counts", "extra"), has_floats=True
+    ),
+    "q15": Query(q15, _BID, _RANKED),
+    "q16": Query(q16, (*_BID, "channel"), ("channel", "minute", *_RANKED)),
+    "q17": Query(
+        q17, ("bid_auction", "price"), ("auction", *_COUNTS, "min_price", "max_price", "avg_price", "sum_price")
+    ),
+    "q18": Query(q18, (*_BID, "channel", "url", "extra"), ("bidder", "auction", *_LAST)),
+    "q21": Query(q21, (*_BID, "channel", "url"), ("auction", "bidder", "price", "channel_ids"), ChannelIds()),
+    "q22": Query(
+        q22, (*_BID, "channel", "url"), ("auction", "bidder", "price", "channel", "dir1", "dir2", "dir3"), Directories()
+    ),
 }
