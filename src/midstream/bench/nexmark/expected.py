@@ -206,6 +206,18 @@ def q18(count: int) -> list[float]:
     return _sums(last, "bidder", "bid_auction", "price", "channel", "url", "time", "extra")
 
 
+def q20(count: int) -> list[float]:
+    carried = ("item", "reserve", "expires", "seller")
+    auctions = whole(count, AUCTION, "auction", "category", *carried).filter(pl.col("category") == FIRST_CATEGORY)
+    auctions = auctions.select("auction", pl.col("item").str.len_bytes(), *carried[1:])
+    parts, texts = [], ("channel", "url", "extra")
+    for bids in frames(count, BID, "bid_auction", "bidder", "price", *texts):
+        joined = bids.join(auctions, left_on="bid_auction", right_on="auction")
+        lengths = joined.with_columns(pl.col(texts).str.len_bytes())
+        parts.append(_sums(lengths, "bid_auction", "bidder", "price", *texts, *carried))
+    return _added(iter(parts))
+
+
 def q21(count: int) -> list[float]:
     """The number of a channel that is not hot is in its name too."""
     parts = []
@@ -253,6 +265,7 @@ EXPECTED: Final[Mapping[str, Callable[[int], Sequence[float | None]]]] = {
     "q16": q16,
     "q17": q17,
     "q18": q18,
+    "q20": q20,
     "q21": q21,
     "q22": q22,
 }

@@ -146,7 +146,7 @@ class Directories:
         return float(np.frombuffer(letters, np.uint8)[begins].sum())
 
 
-# ---- q3: an incremental join ----
+# ---- q3, q20: incremental joins ----
 
 
 class PersonsAuctions(CoBatchFunction):
@@ -174,6 +174,58 @@ def q3(events: DataStream) -> DataStream:
         persons.key_by("person")
         .connect(auctions.select("seller", "auction").key_by("seller"))
         .process_batches(PersonsAuctions(), {"name": str, "city": str, "state": str, "auction": int})
+    )
+
+
+class AuctionsBids(CoBatchFunction):
+    """Each bid with its auction, which may come later, but before event time passes the bid."""
+
+    auctions = TableState(
+        {
+            "auction": int,
+            "item": str,
+            "initial_bid": int,
+            "reserve": int,
+            "opened": _TIME,
+            "expires": _TIME,
+            "seller": int,
+            "category": int,
+        }
+    )
+    waiting = TableState(
+        {"auction": int, "bidder": int, "price": int, "channel": str, "url": str, "time": _TIME, "extra": str}
+    )
+    result: Final = pa.schema([*waiting.schema, *list(auctions.schema)[1:]])
+
+    def process1(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
+        waiting = self.waiting.frame
+        self.auctions.append(rows)
+        self.waiting.frame = waiting.join(rows, on="auction", how="anti")
+        return waiting.join(rows, on="auction").select(self.result.names)
+
+    def process2(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
+        auctions = self.auctions.frame
+        self.waiting.append(self._early(rows, ctx).join(auctions, on="auction", how="anti"))
+        return rows.join(auctions, on="auction").select(self.result.names)
+
+    def on_watermark(self, ctx: BatchContext) -> None:
+        if self.waiting.frame.height:
+            self.waiting.frame = self._early(self.waiting.frame, ctx)
+
+    def _early(self, bids: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
+        return bids.filter(pl.col("time") > ctx.watermark)
+
+
+def q20(events: DataStream) -> DataStream:
+    """Return the bids for auctions of one category, with their auction."""
+    columns = ("item", "initial_bid", "reserve", "expires", "seller", "category")
+    auctions = only(AUCTION, events, "auction", *columns, opened=pl.col("time"))
+    auctions = auctions.filter(pl.col("category") == FIRST_CATEGORY).select(*AuctionsBids.auctions.schema.names)
+    offered = bids(events, "bidder", "price", "channel", "url", "time", "extra")
+    return (
+        auctions.key_by("auction")
+        .connect(offered.key_by("auction"))
+        .process_batches(AuctionsBids(), AuctionsBids.result)
     )
 
 
@@ -510,6 +562,7 @@ _BY_CATEGORY: Final = tuple(
 )
 
 _BID: Final = ("bid_auction", "bidder", "price")
+_AUCTION: Final = ("auction", "item", "initial_bid", "reserve", "expires", "seller", "category")
 _RANKED: Final = (*_COUNTS, *_DISTINCT)
 
 QUERIES: Final[Mapping[str, Query]] = {
@@ -523,7 +576,7 @@ QUERIES: Final[Mapping[str, Query]] = {
     "q8": Query(q8, ("person", "name", "seller"), ("id",)),
     "q9": Query(
         q9,
-        (*_BID, "extra", "auction", "item", "initial_bid", "reserve", "expires", "seller", "category"),
+        (*_BID, "extra", *_AUCTION),
         ("auction", "item", "reserve", "expires", "seller", "bidder", "price", "bid_time", "extra"),
     ),
     "q11": Query(q11, _BID[:2], ("bidder", "bid_count", "window_start", "window_end")),
@@ -537,6 +590,11 @@ QUERIES: Final[Mapping[str, Query]] = {
         q17, ("bid_auction", "price"), ("auction", *_COUNTS, "min_price", "max_price", "avg_price", "sum_price")
     ),
     "q18": Query(q18, (*_BID, "channel", "url", "extra"), ("bidder", "auction", *_LAST)),
+    "q20": Query(
+        q20,
+        (*_BID, "channel", "url", "extra", *_AUCTION),
+        ("auction", "bidder", "price", "channel", "url", "extra", "item", "reserve", "expires", "seller"),
+    ),
     "q21": Query(q21, (*_BID, "channel", "url"), ("auction", "bidder", "price", "channel_ids"), ChannelIds()),
     "q22": Query(
         q22, (*_BID, "channel", "url"), ("auction", "bidder", "price", "channel", "dir1", "dir2", "dir3"), Directories()
