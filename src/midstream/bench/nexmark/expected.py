@@ -9,7 +9,7 @@ import numpy as np
 import polars as pl
 
 from midstream.bench.nexmark.generator import AUCTION, BID, COLUMNS, FIRST_CATEGORY, PERSON, Int64s, kind_of, time_ms
-from midstream.bench.nexmark.queries import CATEGORIES
+from midstream.bench.nexmark.joins import CATEGORIES
 
 CHUNK: Final = 1_000_000
 WINDOW_MS: Final = 10_000
