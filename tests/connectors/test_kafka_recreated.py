@@ -29,13 +29,8 @@ def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None
         assert kafka_fetched._client() is not None
 
 
-def delete(kafka: Kafka, topic: str) -> None:
-    kafka.admin.delete_topics([topic])[topic].result(30)
-    until("it is gone", lambda: topic not in kafka.admin.list_topics(timeout=10).topics)
-
-
 def recreate(kafka: Kafka, topic: str, records: list[bytes | None]) -> None:
-    delete(kafka, topic)
+    kafka.delete(topic)
     assert kafka.topic() == topic
     kafka.produce(topic, records)
 
@@ -86,7 +81,8 @@ def test_a_partition_of_the_new_topic_is_not_the_end_of_the_old_one(kafka):
     topic = kafka.topic()
     kafka.produce(topic, as_json(*range(10)))
     source = source_of(kafka, topic, stop="latest")
-    taker = Taker(source, stopping_at(*all_splits(source), 20))
+    (split,) = all_splits(source)
+    taker = Taker(source, stopping_at(split, 20))
     assert values(taker.take(10)) == [*range(10)]
     recreate(kafka, topic, as_json(*range(100, 120)))
     with pytest.raises(ConfigError, match=RECREATED):
@@ -115,7 +111,7 @@ def test_a_topic_that_is_deleted_once_all_of_it_is_read_has_been_read(kafka):
     source = source_of(kafka, topic, stop="latest")
     taker = Taker(source, *all_splits(source))
     assert values(taker.take(10)) == [*range(10)]
-    delete(kafka, topic)
+    kafka.delete(topic)
     until("the end of the split", taker.look)
     taker.reader.close()
     source.close()

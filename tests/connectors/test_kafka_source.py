@@ -238,8 +238,7 @@ def test_a_topic_that_is_deleted_is_named_at_the_next_look(kafka):
     ):
         source = source_of(kafka, topics)
         position = find(source).position
-        kafka.admin.delete_topics([topic])[topic].result(30)
-        until("it is gone", lambda: topic not in kafka.admin.list_topics(timeout=10).topics)
+        kafka.delete(topic)
         with pytest.raises(ConfigError, match=message):
             find(source, position)
         source.close()
@@ -250,8 +249,7 @@ def test_a_topic_that_is_made_anew_is_not_taken_for_the_old_one(kafka):
     topic = kafka.topic()
     source = source_of(kafka, topic)
     found = find(source)
-    kafka.admin.delete_topics([topic])[topic].result(30)
-    until("it is gone", lambda: topic not in kafka.admin.list_topics(timeout=10).topics)
+    kafka.delete(topic)
     kafka.topic()
     with pytest.raises(ConfigError, match=f"topic '{topic}' was deleted and recreated"):
         find(source_of(kafka, topic), found.position)
