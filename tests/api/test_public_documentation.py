@@ -206,7 +206,7 @@ def examples(text: str) -> Iterator[str]:
     """The indented parts of a description."""
     for part in re.findall(r"(?:^    .*\n|^\n(?=    ))+", text + "\n", re.MULTILINE):
         if part.strip():
-            yield textwrap.dedent(part)
+            yield textwrap.dedent(part).strip("\n") + "\n"
 
 
 def lacking(public: Public) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from inspect import cleandoc
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -167,5 +168,5 @@ def components(types: Sequence[Any], ref_template: str) -> tuple[list[dict[str, 
     schemas, defined = msgspec.json.schema_components(types, ref_template=ref_template)
     for each in defined.values():
         if "description" in each:
-            each["description"] = _EXAMPLE.sub("", each["description"])
+            each["description"] = _EXAMPLE.sub("", cleandoc(each["description"]))
     return list(schemas), defined

@@ -155,7 +155,7 @@ class VertexStatus(msgspec.Struct, frozen=True):
 class FlowStatus(msgspec.Struct, frozen=True):
     """What has passed one edge since the job began; what was emitted again after a failure counts again.
 
-    For example:
+    `bytes`: the size in memory, whether or not the batches have left the process.
 
         for (source, target, how), flow in zip(status.edges, status.flows):
             print(source, how, target, flow.rows)
@@ -164,7 +164,6 @@ class FlowStatus(msgspec.Struct, frozen=True):
     rows: int
     """The rows; those sent to several subtasks (broadcast) count for each of them."""
     bytes: int
-    """The size in memory, whether or not the batches have left the process."""
     batches: int
     watermark_us: int | None = None
     """The lowest watermark that its consumers have received from producers that they wait for; None before the first
@@ -236,7 +235,7 @@ class CheckpointStatus(msgspec.Struct, frozen=True):
 class StateSize(msgspec.Struct, frozen=True):
     """The size of all operators' state in a completed checkpoint.
 
-    For example:
+    `bytes`: as they are stored.
 
         sizes = [(size.at_ms, size.bytes) for size in status.state_growth]
     """
@@ -244,7 +243,6 @@ class StateSize(msgspec.Struct, frozen=True):
     at_ms: int
     """When the checkpoint was completed, in milliseconds since 1970."""
     bytes: int
-    """Bytes as they are stored."""
 
 
 class FailureStatus(msgspec.Struct, frozen=True):
