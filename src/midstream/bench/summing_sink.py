@@ -111,7 +111,7 @@ def summing(*columns: str) -> SummingSink:
 
 def column_sum(batch: pa.RecordBatch, name: str) -> float:
     """Return the sum of a column: of numbers, of the lengths of texts in bytes, of times in their unit; 0 for no rows."""
-    column = batch.column(name)
+    column: Any = batch.column(name)  # of one of several types
     if pa.types.is_large_string(column.type):
         column = pc.binary_length(column)
     elif pa.types.is_timestamp(column.type):

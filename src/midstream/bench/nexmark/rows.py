@@ -94,5 +94,5 @@ class Directories:
         if not len(texts):
             return 0.0
         assert offsets is not None and letters is not None, texts.type
-        begins = np.frombuffer(offsets, np.int64)[texts.offset : texts.offset + len(texts)]
-        return float(np.frombuffer(letters, np.uint8)[begins].sum())
+        begins = np.frombuffer(memoryview(offsets), np.int64)[texts.offset : texts.offset + len(texts)]
+        return float(np.frombuffer(memoryview(letters), np.uint8)[begins].sum())
