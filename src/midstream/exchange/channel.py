@@ -1,7 +1,7 @@
-"""The consumer side of one channel. Local and remote ones differ only in where elements come from.
+"""The consumer side of one channel. A local one reads the producer's queue, a remote one receives buffers.
 
-A channel gives elements in the order they were emitted. A batch that it has given stays charged to the
-pool until its lease is over: it is processed in slices, and its rest is in-flight data.
+A channel returns elements in the order in which they were emitted. A batch that has been taken stays charged to the
+pool until its lease is over: it is processed in slices, and the rows that are left of it are in flight.
 """
 
 from __future__ import annotations
@@ -22,31 +22,33 @@ from midstream.exchange.wire import ELEMENT_BYTES_MAX, ELEMENT_LENGTH
 
 
 class InputChannel(Protocol):
+    """The consumer side of one channel, local or remote."""
+
     id: ChannelId
     queue: ElementQueue
-    """What has arrived and was not taken: captured from here when a barrier overtakes it."""
+    """The elements that have arrived and have not been taken. They are captured here when a barrier overtakes them."""
 
     def open(self) -> None:
-        """Ask the producer for rows. Events come without."""
+        """Ask the producer for rows. Events come without being asked for."""
         ...
 
     def take(self, rows_max: int) -> LeasedBatch | Event | None:
-        """See `ElementQueue.take`."""
+        """Take the next element from the queue, as `ElementQueue.take` does."""
         ...
 
     def has_data(self) -> bool: ...
 
     def discard(self) -> None:
-        """Drop everything and give back every buffer (the attempt is over)."""
+        """Drop everything and give back every buffer: the attempt is over."""
         ...
 
     def check(self, at_work: LeasedBatch | None = None) -> None:
-        """At least what waits here, and what the task has `at_work`, is charged."""
+        """Check that at least the queued batches, and the batch that the task has `at_work`, are charged."""
         ...
 
 
 class LocalChannel:
-    """Takes elements by reference from a subpartition in the same slot."""
+    """The channel to a producer in the same slot: it takes elements by reference from the producer's subpartition."""
 
     def __init__(self, subpartition: Subpartition) -> None:
         self.id = subpartition.channel
@@ -66,24 +68,24 @@ class LocalChannel:
         return not self._subpartition.is_empty
 
     def discard(self) -> None:
-        """The subpartition gives back everything that is charged to it."""
+        """Do nothing: the subpartition gives back every buffer that is charged to it."""
 
     def check(self, at_work: LeasedBatch | None = None) -> None:
         self._subpartition.check(at_work)
 
 
 class RemoteChannel:
-    """Receives buffers, puts batches together, and grants credit.
+    """The channel to a producer in another slot: it receives buffers, assembles batches, and grants credit.
 
-    `window` buffers of the quota are reserved for this channel. Every announced credit is charged
-    from its announcement until the lease of the batch that used it is over, and `credit + held <= window`:
-    a static window per channel, so that no channel can starve another and a batch never waits for
-    a round trip of credit while there is room. Within the window no more is asked for than the
-    queue's limit; the batch that is being processed does not count there, so that the next one
-    comes meanwhile.
+    `window` buffers of the quota are reserved for this channel. Every announced credit is charged from its announcement
+    until the lease of the batch that used it is over, and `credit + held <= window`. The window is static and each
+    channel has its own, so that no channel can starve another, and no batch waits for a round trip of credit while
+    there is room. Within the window, credit is granted only up to the queue's limit. The batch that is being processed
+    does not count there, so that the next one arrives meanwhile.
 
-    One exception: where nothing waits but the first part of a batch larger than that, its rest is
-    granted. Over the quota, if nothing else is held: only the rest could ever free those buffers.
+    There is one exception: if nothing is queued but the first part of a batch that is larger than this, credit for its
+    rest is granted. If the channel holds nothing else, that may even overdraw the quota, because these buffers become
+    free only after the rest has arrived.
     """
 
     def __init__(
@@ -107,9 +109,9 @@ class RemoteChannel:
         self.queue = ElementQueue(window, queue_time)
         self._sequence = 0
         self._credit = 0
-        """Announced and not yet used."""
+        """Buffers that have been announced to the producer and have not arrived."""
         self._held = 0
-        """Buffers charged for batches: the queued and the partial ones, the one being worked, and captured ones."""
+        """Buffers that are charged for batches: queued, partial, captured ones, and the one that is processed."""
         self._partial: bytearray | None = None
         self._partial_filled = 0
         self._partial_buffers = 0
@@ -122,7 +124,7 @@ class RemoteChannel:
     # ---- from the link ----
 
     def receive_data(self, sequence: int, payload: memoryview, *, was_short: bool = False) -> None:
-        """`was_short`: it waited for credit."""
+        """A buffer has arrived. `was_short` says that it had to wait for credit."""
         self._next_sequence(sequence)
         if self._credit <= 0:
             raise InvariantError(f"{self.id}: a buffer came without credit")
@@ -150,7 +152,7 @@ class RemoteChannel:
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
 
     def _assemble(self, payload: memoryview) -> None:
-        """A buffer holds the rest of at most one batch, or the start of one: batches begin in new buffers."""
+        """Add a buffer to the batch that is being assembled. A batch begins in a buffer of its own."""
         if self._partial is None:
             (length,) = ELEMENT_LENGTH.unpack_from(payload)
             if not 0 < length <= ELEMENT_BYTES_MAX:
@@ -180,7 +182,7 @@ class RemoteChannel:
 
     def freed(self, buffers: int) -> None:
         if self._closed:
-            return  # everything has been given back
+            return  # `discard` has given back every buffer
         self._held -= buffers
         self._quota.free(buffers)
         self._top_up()
@@ -199,7 +201,7 @@ class RemoteChannel:
             if self._held > self._partial_buffers:
                 wanted = min(wanted, room)
         elif wanted * 2 < min(self._window, limit) and self._credit:
-            return  # not worth a message yet
+            return  # the credit would be too little for a message of its own
         if wanted > 0:
             self._quota.charge(wanted)
             self._credit += wanted
@@ -213,7 +215,7 @@ class RemoteChannel:
         self._closed = True
 
     def describe(self) -> str:
-        """For a report: how its window of buffers is used."""
+        """A description, for reports, of how the window of buffers is used."""
         return (
             f"credit {self._credit}, held {self._held} (partial {self._partial_buffers}) of {self._window}, "
             f"limit {self.queue.limit}"

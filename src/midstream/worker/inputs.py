@@ -1,8 +1,8 @@
-"""What comes into one task through its gates: batches, processed in slices; event time; the end.
+"""Reads the gates of one task: it processes batches in slices, and handles watermarks, barriers and ends.
 
-A batch is processed in slices, of SHORT_SLICE_S where calls cost little and of up to SLICE_S where they cost more.
-Between two of them mails and the other gates have their turn: nobody waits for the whole of a slow batch. What is
-left of it is in flight, see `rests`.
+A slice takes SHORT_SLICE_S where calls cost little, and up to SLICE_S where they cost more. Between two slices mails
+and the other gates have their turn, so that none of them waits for the whole of a slow batch. The rows of the batch
+that have not been processed are in flight (see `rests`).
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from midstream.worker.source_pace import FIRST_ROWS
 from midstream.worker.valve import WatermarkValve
 
 SLICE_S = 0.01
-"""How long a step may keep the loop, as far as that can be foreseen, on a core of its own."""
+"""How long a step should keep the loop at most, on a core of its own. Longer ones come from rows slower than before."""
 SHORT_SLICE_S = 0.002
-"""A barrier waits for a slice at each task on its way, and for those of slow tasks in the same slots: no longer than
-this, where shorter slices cost next to nothing."""
+"""How long a slice takes where shorter calls cost next to nothing. A barrier waits for a slice at each task on its way,
+and for the slices of slow tasks in the same slots."""
 
 AWAITED_MAX = 64
-"""How many elements of gates that a checkpoint waits for are read before another gate has its turn."""
+"""How many elements are read in a row from `awaited` gates (see `work`). Then another gate has its turn."""
 
 
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """How far the batch at work in one gate has been processed, and how fast the rows of that gate are."""
+    """The reading of one gate: how far its batch at work has been processed, and how fast its rows are processed."""
 
     gate: InputGate
     port: int
@@ -57,9 +57,10 @@ class _Reader:
 
 
 class TaskInput:
-    """`handle` is told of barriers as they are read; `origins`: of each channel, see `WatermarkValve`.
+    """The input of one task.
 
-    `ended` is called once, when all channels have ended, and so has what was read from them.
+    `handle` gets barriers and ends as they are read. `origins` has the origin of each channel (see `WatermarkValve`).
+    `ended` is called once, when the data of all channels has ended and all rows read from them have been processed.
     """
 
     def __init__(
@@ -94,14 +95,15 @@ class TaskInput:
         self._awaited_in_a_row = 0
         self.rows_in = 0
         self.drains = True
-        """As far as is known: the input ends for good, so that operators finish."""
+        """Whether the input ends for good, so that operators finish. It becomes False with the first channel whose end
+        says otherwise."""
 
     def restore(self, watermark_us: int) -> None:
-        """Event time stood there."""
+        """Restore the event time that the task had reached."""
         self._valve.watermark_us = watermark_us
 
     def event_times(self) -> tuple[InputMetrics, ...]:
-        """How far event time has come on each gate, as far as its channels are waited for."""
+        """How far event time has come on each gate, over those of its channels that the valve waits for."""
         waited_for = sorted(self._valve.waited_for())
         found = []
         for reader, first, end in zip(self._readers, self._first_channel, self._first_channel[1:], strict=False):
@@ -116,9 +118,9 @@ class TaskInput:
         return tuple(found)
 
     def work(self, awaited: Sequence[int] = ()) -> bool:
-        """A slice of a batch, or the next element, of the next gate. False: nothing can be read now.
+        """Process a slice of a batch, or the next event, of the next gate. Returns False when no gate has an element.
 
-        `awaited`: gates that a checkpoint waits for come first; the others get a turn now and then.
+        The `awaited` gates, for whose barriers a checkpoint waits, come first. The others have a turn now and then.
         """
         if self._awaited_in_a_row < AWAITED_MAX:
             for index in awaited:
@@ -135,11 +137,11 @@ class TaskInput:
 
     @property
     def may_go_on(self) -> bool:
-        """Whether `work` may find something now; if not, one of the gates will wake the task."""
+        """Whether `work` may find an element now. If not, one of the gates will wake the task."""
         return any(reader.gate.at_work is not None or reader.gate.may_have_data for reader in self._readers)
 
     def rests(self) -> dict[int, tuple[LeasedBatch, int]]:
-        """By gate: the batch at work, and the first row that is left of it."""
+        """The batch at work, and its first row that has not been processed, by the number of the gate."""
         return {
             number: (reader.gate.at_work, reader.next_row)
             for number, reader in enumerate(self._readers)
@@ -193,7 +195,10 @@ class TaskInput:
                 assert_never(event)
 
     def _process_slice(self, reader: _Reader) -> None:
-        """About as many rows of the batch as fit the budget, judged by those of that gate before them; all slices alike."""
+        """Process as many rows of the batch at work as fit the budget, judged by the rows of this gate before them.
+
+        The rest of the batch is divided into slices of about the same size: a last slice of few rows costs a call.
+        """
         clock, at_work = self._clock, reader.gate.at_work
         assert at_work is not None
         batch = at_work.batch

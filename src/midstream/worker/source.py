@@ -1,10 +1,10 @@
 """Reads the splits of one source subtask and emits their batches.
 
-Every split carries the offset behind the last batch that was emitted; that is all there is to a
-source's state. What has been read ahead but not emitted is simply read again after a restore.
+Every split has the offset after the last batch that was emitted. These splits, and the tally of bad records, are the
+state of a source. A batch that has been read ahead but not emitted is read again after a restore.
 
-Every batch is of one split, and splits take turns, batch by batch: how far event time comes between
-them is a matter of batches, and each operator of the chain can know which split it is at (`Splits`).
+Every batch has rows of one split, and splits take turns, batch by batch. So their event times differ by a few batches
+at most, and each operator of the chain can know from which split its rows are (`Splits`).
 """
 
 from __future__ import annotations
@@ -29,32 +29,35 @@ from midstream.worker.seams import TaskSeams
 from midstream.worker.source_pace import SourcePace
 
 SPLITS = "splits"
-"""The part of a source's state that its readers' splits are in, each at its offset."""
+"""The name of the state part with the splits, each at its offset."""
 SPLITS_SCHEMA = pa.schema([("split", pa.binary())])
 REST_S_MIN = 0.004
-"""Before a split that had nothing for now is read again; twice as long each time that it still has nothing."""
+"""How long a split without rows for now rests before it is read again. The time doubles, up to REST_S_MAX, with each
+read that finds none."""
 REST_S_MAX = 0.05
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Split)
 
 
 def splits_of(part: StatePart) -> list[Split]:
-    """What is in the part SPLITS."""
+    """The splits in the state part SPLITS."""
     return [_decoder.decode(encoded) for encoded in to_list(part.table().column("split"))]
 
 
 class Progress(Enum):
+    """The result of one step of a source."""
+
     EMITTED = auto()
-    """Call again when the task can."""
+    """The source may have more to emit at once."""
     WAITING = auto()
-    """`wake` will be called."""
+    """The source has nothing to emit now, and will call `wake`."""
     ENDED = auto()
-    """All splits are read and there are no more."""
+    """All splits have been read, and there are no more."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """What a reader gave: rows, the offset behind them, and what it has left out beside them."""
+    """A batch that has been read ahead, the offset after it, and the bad records that its reader has left out of it."""
 
     batch: pa.RecordBatch
     offset: int
@@ -66,18 +69,18 @@ class _Ahead:
 
 
 class Reading(Enum):
-    """Where the reading of one open split stands."""
+    """The state of the reading of one open split."""
 
     IDLE = auto()
-    """It is read on when it has its turn."""
+    """The split is read when it next has its turn."""
     UNDER_WAY = auto()
-    """On the I/O pool; at most one read of a split at a time."""
+    """A read is on the I/O pool. A split has at most one read at a time."""
     AHEAD = auto()
-    """Rows have been read, and wait for their turn."""
+    """A batch has been read, and waits for its turn."""
     RESTING = auto()
-    """It had nothing for now, and is read again when its timer rings."""
+    """The split had no rows for now, and is read again when its timer fires."""
     AT_END = auto()
-    """All that it has is emitted."""
+    """Every row of the split has been emitted."""
 
 
 @dataclass(slots=True)
@@ -87,27 +90,28 @@ class _Open:
     split: Split
     number: int
     before: Split
-    """As it was before the rows that were emitted last."""
+    """The split as it was before the batch that was emitted last."""
     turn_s: float = float("-inf")
-    """When rows of it were emitted last."""
+    """When a batch of the split was last emitted."""
     reader: SplitReader | None = None
     state: Reading = Reading.IDLE
     ahead: _Ahead | None = None
-    """What AHEAD has read."""
+    """The batch of the state AHEAD."""
     rest: Timer | None = None
-    """Of RESTING."""
+    """The timer of the state RESTING."""
     rest_s: float = 0.0
+    """How long the split rested last; 0 if it has had rows since."""
 
 
 class Asking(Enum):
-    """Whether the driver asks the coordinator for splits."""
+    """Whether a source asks the coordinator for splits."""
 
     MAY_ASK = auto()
     ASKED = auto()
     NO_MORE = auto()
-    """There are none."""
+    """The coordinator has no more splits."""
     STOPPED = auto()
-    """It ends here, as if there were none and all were read (drain)."""
+    """The source ends now, as if every split had been read (drain)."""
     CLOSED = auto()
 
 
@@ -117,7 +121,7 @@ _MAY_ASK, _ASKED, _NO_MORE, _STOPPED, _CLOSED = Asking
 
 
 class SourceDriver(Splits):
-    """`operators.base.Splits` is what the operators of the chain see of it."""
+    """The source of one task. The operators of the chain see it as `operators.base.Splits`."""
 
     def __init__(
         self,
@@ -143,18 +147,19 @@ class SourceDriver(Splits):
         rows_per_s = source.rows_per_s / source.readers_max(parallelism) if source.rows_per_s else None
         self._pace = SourcePace(seams.config.batch_rows, rows_per_s)
         self._timer: Timer | None = None
-        """Rings when the rate allows the next batch."""
+        """Fires when the rate allows the next batch."""
         self._open: deque[_Open] = deque()
         self._opened = 0
         self._current = -1
         self._asking = _MAY_ASK
         self._all_assigned = False
-        """Until told otherwise: at first nobody knows which splits there are. Others may ask on when it is True."""
+        """Whether every split that discovery has found is assigned to some subtask. False at first, because discovery
+        may not have found any yet. Other subtasks may still ask for splits when it is True."""
         self._emitting: tuple[_Open, int] | None = None
-        """The split whose rows the chain has, and how many; still so when the chain has failed on them."""
+        """The split whose batch the chain processes, and the batch's rows. A failure of the chain leaves them here."""
         self._listeners: list[Callable[[], None]] = []
         self._changed = True
-        """The listeners are to be told, before anything else is emitted."""
+        """Whether the listeners have to be called before anything else is emitted."""
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         if SPLITS in parts:
@@ -164,7 +169,7 @@ class SourceDriver(Splits):
             self._tally.restore(parts[TALLY])
 
     def add_split(self, encoded: bytes, *, is_last: bool = True) -> None:
-        """`is_last`: see `all_assigned`."""
+        """Read this split, too. `is_last` says whether every split found so far is now assigned (`all_assigned`)."""
         if self._asking is _ASKED:
             self._asking = _MAY_ASK
         self._all_assigned = is_last
@@ -172,7 +177,7 @@ class SourceDriver(Splits):
         self._wake()
 
     def splits_assigned(self) -> None:
-        """All that were found have gone to some subtask, this one or others."""
+        """Every split that was found is assigned to some subtask, this one or another."""
         self._all_assigned = self._changed = True
         self._wake()
 
@@ -182,7 +187,7 @@ class SourceDriver(Splits):
         self._wake()
 
     def stop(self) -> None:
-        """End here, as if the input did (drain)."""
+        """End now, as if the input had ended (drain)."""
         self._asking = _STOPPED
         self._wake()
 
@@ -245,7 +250,7 @@ class SourceDriver(Splits):
             if current.state is not _UNDER_WAY:  # else the read's completion closes it
                 self._close_reader(current)
 
-    # ---- what operators see of it ----
+    # ---- the view of the operators ----
 
     @property
     def current(self) -> int:
@@ -260,7 +265,7 @@ class SourceDriver(Splits):
         return self._all_assigned
 
     def split_id(self, split: int) -> str | None:
-        """None where it is not open any more, which its listeners are told in the next step."""
+        """The id of the split, or None if it is not open any more. Listeners are called for that in the next step."""
         return next((current.split.id for current in self._open if current.number == split), None)
 
     def is_starved(self, split: int, since_s: float) -> bool:
@@ -271,7 +276,7 @@ class SourceDriver(Splits):
         self._listeners.append(changed)
 
     def _tell(self) -> bool:
-        """Whether anybody wants to know; a watermark may be what comes of it."""
+        """Call the listeners. Returns whether there are any: they may have emitted a watermark."""
         self._changed = False
         for changed in self._listeners:
             changed()
@@ -279,16 +284,16 @@ class SourceDriver(Splits):
 
     @property
     def bad_records(self) -> int:
-        """How many were left out since the task was deployed."""
+        """How many bad records have been left out since the task was deployed."""
         return self._tally.total
 
     @property
     def emitting_rows(self) -> int:
-        """How many rows the chain has in hand, or has failed on; 0 when it is not at work on rows from here."""
+        """How many rows from here the chain processes now, or has failed on. It is 0 when the chain processes none."""
         return 0 if self._emitting is None else self._emitting[1]
 
     def place(self, row: int | None) -> str:
-        """Where the input has this one of those rows, or (None) all of them."""
+        """The position in the input of this row of `emitting_rows`, or of all of them if `row` is None."""
         assert self._emitting is not None
         current, rows = self._emitting
         return self._source.place(current.before, *((0, rows - 1) if row is None else (row, row)))
@@ -301,7 +306,10 @@ class SourceDriver(Splits):
         self._changed = True
 
     def _emit_timed(self, current: _Open, batch: pa.RecordBatch) -> None:
-        """Emit, and size the batches to come by how long that took, and by how fast they are taken."""
+        """Emit a batch, and set the size of the next ones.
+
+        It depends on how long the chain took, and on how fast batches are taken downstream.
+        """
         started_s = self._clock.own_core_s()
         current.turn_s, self._current = self._clock.monotonic_s(), current.number
         self._emitting = current, batch.num_rows
@@ -312,7 +320,7 @@ class SourceDriver(Splits):
     # ---- reading ----
 
     def _next_ahead(self, current: _Open) -> _Ahead | None:
-        """The next batch of the split if there is one now; its offset counts as emitted."""
+        """The next batch of the split, or None if there is none now. The split's offset moves past it."""
         if self._source.blocking:
             ahead, current.ahead = current.ahead, None
             if current.state in (_IDLE, _AHEAD):
@@ -340,7 +348,7 @@ class SourceDriver(Splits):
                 return reader, _read(reader, rows_max)
             with ExitStack() as stack:
                 opened = source.open_split(split)
-                stack.callback(opened.close)  # nobody has it if it cannot be read
+                stack.callback(opened.close)  # a reader whose first read fails is not returned, and must be closed
                 ahead = _read(opened, rows_max)
                 stack.pop_all()
             return opened, ahead
@@ -366,7 +374,10 @@ class SourceDriver(Splits):
         self._executor.submit(work, done)
 
     def _let_rest(self, current: _Open, offset: int) -> None:
-        """The split has no rows for now; all that it had before are emitted, as a read begins when they are taken."""
+        """Read the split again later: it has no rows for now.
+
+        All rows that it had before have been emitted, because a read begins when the batch before it is taken.
+        """
         assert current.ahead is None, current.split.id
         current.split = msgspec.structs.replace(current.split, offset=offset)
         current.rest_s = min(max(2 * current.rest_s, REST_S_MIN), REST_S_MAX)

@@ -1,7 +1,6 @@
-"""What a task tells of itself in a heartbeat: totals since it was deployed.
+"""The figures that a task reports in a heartbeat: totals since it was deployed.
 
-Everything here is counted where it happens, by batch; what is added up over channels is added up here, once for
-each heartbeat.
+Everything is counted where it happens, once per batch. Sums over channels are made here, once per heartbeat.
 """
 
 from __future__ import annotations
@@ -33,13 +32,13 @@ def task_metrics(
     backpressured_s: float,
     to_recover_bytes: int,
 ) -> TaskMetrics:
-    """`to_recover_bytes`: what was in flight for the task when it started."""
+    """The task's metrics. `to_recover_bytes` is the size of the rows in flight that it recovers after its start."""
     chain, source, links, uids = operators.chain, operators.source, operators.chain.links, operators.uids
     rows = [(uid, chain.rows_in[index], links[index + 1].rows_out) for index, uid in enumerate(uids)]
     if vertex.source is not None:
         rows.insert(0, (vertex.source.uid, 0, links[0].rows_out))
     worked_us = [round(1e6 * worked_s) for worked_s in chain.worked_s[: len(uids)]]
-    if vertex.source is not None:  # what its steps take besides
+    if vertex.source is not None:  # the source has worked in all steps of the task while no operator and no edge did
         worked_us.insert(0, max(0, round(1e6 * (busy_s - sum(chain.worked_s[:-1])))))
     left_bytes = sum(gate.recovered.left_bytes() for gate in gates if isinstance(gate.recovered, GateRecovery))
     return TaskMetrics(
