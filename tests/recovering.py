@@ -140,7 +140,7 @@ class Recovering:
             self.pool.check()
         return None
 
-    def done(self) -> None:
+    def processed(self) -> None:
         assert self.at_work is not None
         self.at_work.release()
         self.at_work = None
@@ -150,6 +150,6 @@ class Recovering:
         rows: list[tuple[int, int]] = []
         while (found := self.take()) is not None:
             rows += found
-            self.done()
+            self.processed()
         assert self.pool.in_use == 0
         return rows

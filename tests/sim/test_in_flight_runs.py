@@ -16,7 +16,7 @@ from midstream.sim.run import Run, run
 from midstream.sim.scenario import BACKLOGGED, IN_RECOVERY, Fault, Scenario, draw
 from midstream.sim.shapes import FORWARD, KEYED, SHAPES, Input, Node, Shape
 from midstream.sim.topologies import with_parallelism
-from midstream.worker.checkpoints import TaskCheckpoints
+from midstream.worker.task_checkpoints import TaskCheckpoints
 
 
 def backpressured(seed: int, topology: str, parallelism: int = 3, rescale_to: int = 2) -> Scenario:

@@ -19,9 +19,9 @@ from midstream.exchange.lease import LeasedBatch
 from midstream.exchange.partition import ResultPartition
 from midstream.exchange.pool import BufferPool
 from midstream.graph.job_graph import Edge, Partitioning
-from midstream.worker.checkpoints import TaskCheckpoints
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
+from midstream.worker.task_checkpoints import TaskCheckpoints
 from recovering import SCHEMA, Steps, batch, rows_in, store, task_seams
 
 
@@ -89,7 +89,7 @@ class World:
             )
             self.gate.recovered.start()
             self.steps.run_io()
-        self.gate.open()
+        self.gate.ask()
         self.output.subpartitions[0].ask()
         seams = task_seams(
             self.steps,
@@ -148,7 +148,7 @@ class World:
         while (polled := self.gate.poll(1)) is not None:
             if isinstance(polled, LeasedBatch):
                 found += [n for _, n in rows_in(polled.batch)]
-                self.gate.done()
+                self.gate.processed()
             elif isinstance(polled[1], CheckpointBarrier):
                 self.checkpoints.handle(BarrierReceived(polled[0], polled[1]))
         return found
@@ -190,7 +190,7 @@ def test_the_rest_at_work_then_the_channels_then_the_output_are_written_and_rele
     world.run_io()
     assert world.numbers() == [(0, False, [1]), (0, False, [2, 4]), (1, False, [3]), (0, True, [9])]
     assert world.snapshots.stored[1].files == ("shared/e1-a0-c1-v1-s0.channels",)
-    world.gate.done()
+    world.gate.processed()
     assert sorted(world.read()) == [2, 3, 4, 5]
     world.close()
 
@@ -246,7 +246,7 @@ def test_buffers_are_not_kept_for_ever_while_a_barrier_is_slow_to_come() -> None
 def test_what_a_gate_still_has_to_recover_is_referred_to() -> None:
     world = World(recovered=True)
     assert isinstance(world.gate.poll(1), LeasedBatch) and not world.gate.read_from
-    world.gate.done()
+    world.gate.processed()
     world.put(0, world.barrier())
     world.put(1, world.barrier())
     world.run_io()
@@ -279,11 +279,11 @@ def test_producers_are_not_asked_for_rows_before_the_last_recovered_one_is_taken
         assert not world.inputs[0].is_available() and not woken
         assert isinstance(world.gate.poll(1), LeasedBatch) and not world.gate.read_from
         assert world.inputs[0].is_available() == (left == 0)
-        world.gate.done()
+        world.gate.processed()
     assert woken == [True] and world.inputs[1].is_available()
     world.put(0, 5)
     assert world.gate.poll(1) is not None
-    world.gate.done()
+    world.gate.processed()
     world.close()
 
 
@@ -292,13 +292,13 @@ def test_an_end_at_any_moment_leaves_the_pool_whole(moment: str) -> None:
     """Even when the recovered batch that is held was the last one, and the gate has forgotten its recovery."""
     world = World(recovered=True)
     world.gate.poll(1)
-    world.gate.done()
+    world.gate.processed()
     assert isinstance(world.gate.poll(1), LeasedBatch)
     world.output.emit(batch([(0, 9)]))
     world.put(0, 1, world.barrier())
     if moment != "capturing":
         world.put(1, world.barrier())
-    world.gate.done()
+    world.gate.processed()
     world.read()
     assert world.gate.recovered is None
     if moment == "written":

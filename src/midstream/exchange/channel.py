@@ -28,7 +28,7 @@ class InputChannel(Protocol):
     queue: ElementQueue
     """The elements that have arrived and have not been taken. They are captured here when a barrier overtakes them."""
 
-    def open(self) -> None:
+    def ask(self) -> None:
         """Ask the producer for rows. Events come without being asked for."""
         ...
 
@@ -58,7 +58,7 @@ class LocalChannel:
     def connect(self, on_data: Callable[[], None]) -> None:
         self._subpartition.connect(on_data, local=True)
 
-    def open(self) -> None:
+    def ask(self) -> None:
         self._subpartition.ask()
 
     def take(self, rows_max: int) -> LeasedBatch | Event | None:
@@ -78,7 +78,7 @@ class RemoteChannel:
     """The channel to a producer in another slot: it receives buffers, assembles batches, and grants credit.
 
     `window` buffers of the quota are reserved for this channel. Every announced credit is charged from its announcement
-    until the lease of the batch that used it is over, and `credit + held <= window`. The window is static and each
+    until the lease of the batch that used it is over, and `credit + batch buffers <= window`. The window is static and each
     channel has its own, so that no channel can starve another, and no batch waits for a round trip of credit while
     there is room. Within the window, credit is granted only up to the queue's limit. The batch that is being processed
     does not count there, so that the next one arrives meanwhile.
@@ -110,14 +110,14 @@ class RemoteChannel:
         self._sequence = 0
         self._credit = 0
         """Buffers that have been announced to the producer and have not arrived."""
-        self._held = 0
+        self._batch_buffers = 0
         """Buffers that are charged for batches: queued, partial, captured ones, and the one that is processed."""
         self._partial: bytearray | None = None
         self._partial_filled = 0
         self._partial_buffers = 0
         self._closed = False
 
-    def open(self) -> None:
+    def ask(self) -> None:
         """Announce the first credits."""
         self._top_up()
 
@@ -131,7 +131,7 @@ class RemoteChannel:
         if len(payload) > self._pool.buffer_bytes:
             raise InvariantError(f"{self.id}: a buffer of {len(payload)} bytes, agreed on {self._pool.buffer_bytes}")
         self._credit -= 1
-        self._held += 1
+        self._batch_buffers += 1
         self._partial_buffers += 1
         if was_short:
             self.queue.was_short = True
@@ -183,7 +183,7 @@ class RemoteChannel:
     def freed(self, buffers: int) -> None:
         if self._closed:
             return  # `discard` has given back every buffer
-        self._held -= buffers
+        self._batch_buffers -= buffers
         self._quota.free(buffers)
         self._top_up()
 
@@ -193,12 +193,12 @@ class RemoteChannel:
     def _top_up(self) -> None:
         if self._closed:
             return
-        room, limit = self._window - self._held, self.queue.limit
+        room, limit = self._window - self._batch_buffers, self.queue.limit
         wanted = min(room, limit - self.queue.waiting - self._partial_buffers) - self._credit
         if wanted <= 0 and not self._credit and not self.queue.waiting and self._partial_buffers:
             assert self._partial is not None
             wanted = -(-(len(self._partial) - self._partial_filled) // self._pool.buffer_bytes)
-            if self._held > self._partial_buffers:
+            if self._batch_buffers > self._partial_buffers:
                 wanted = min(wanted, room)
         elif wanted * 2 < min(self._window, limit) and self._credit:
             return  # the credit would be too little for a message of its own
@@ -208,8 +208,8 @@ class RemoteChannel:
             self._grant(self.id, wanted)
 
     def discard(self) -> None:
-        self._quota.free(self._credit + self._held)
-        self._credit = self._held = self._partial_buffers = 0
+        self._quota.free(self._credit + self._batch_buffers)
+        self._credit = self._batch_buffers = self._partial_buffers = 0
         self.queue.clear()
         self._partial = None
         self._closed = True
@@ -217,12 +217,14 @@ class RemoteChannel:
     def describe(self) -> str:
         """A description, for reports, of how the window of buffers is used."""
         return (
-            f"credit {self._credit}, held {self._held} (partial {self._partial_buffers}) of {self._window}, "
+            f"credit {self._credit}, batches {self._batch_buffers} (partial {self._partial_buffers}) of {self._window}, "
             f"limit {self.queue.limit}"
         )
 
     def check(self, at_work: LeasedBatch | None = None) -> None:
         self.queue.check()
         used = self.queue.waiting + (at_work.charged_to(self) if at_work is not None else 0)
-        if self._held < used + self._partial_buffers:
-            raise InvariantError(f"{self.id}: holds {self._held}, in use {used}, partial {self._partial_buffers}")
+        if self._batch_buffers < used + self._partial_buffers:
+            raise InvariantError(
+                f"{self.id}: {self._batch_buffers} buffers charged, {used} in use, {self._partial_buffers} partial"
+            )

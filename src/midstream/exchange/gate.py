@@ -50,11 +50,11 @@ class InputGate:
         self._wake = wake
         self.recovered: Recovered | None = None
         self.channels: Sequence[InputChannel] = ()
-        self._is_open = False
+        self._has_asked = False
         self._ready: deque[int] = deque()
         self._is_ready: list[bool] = []
         self.at_work: LeasedBatch | None = None
-        """The batch that was polled last, until `done` is called."""
+        """The batch that was polled last, until `processed` is called."""
         self.read_from: list[int] = []
         """The channels from which the rows of the batch at work are. It is empty if they are recovered."""
         self._blocked: set[int] = set()
@@ -63,12 +63,12 @@ class InputGate:
         self.channels = channels
         self._is_ready = [False] * len(channels)
 
-    def open(self) -> None:
+    def ask(self) -> None:
         """Ask the producers for rows, if nothing is left to recover."""
         if self.recovered is None or self.recovered.is_over:
-            self._is_open = True
+            self._has_asked = True
             for channel in self.channels:
-                channel.open()
+                channel.ask()
 
     def on_data(self, channel: int) -> None:
         """The channel at this index has data."""
@@ -82,12 +82,12 @@ class InputGate:
 
         A small batch is joined with small ones that wait in other channels, up to `rows_max` rows: the more channels
         there are, the smaller are their batches, and each call of an operator has a cost whatever its rows. A batch is
-        `at_work` until all its rows have been processed, and `done` is called.
+        `at_work` until all its rows have been processed, and `processed` is called.
         """
         assert self.at_work is None, f"edge {self.edge.id}, consumer {self.consumer}: polled with a batch at work"
         batch = self.recovered.take() if self.recovered is not None else None
-        if not self._is_open:
-            self.open()
+        if not self._has_asked:
+            self.ask()
         if self.recovered is not None:
             if batch is not None:
                 self.at_work = batch
@@ -139,17 +139,17 @@ class InputGate:
         self._ready.extend(more)
         return joined(batches)
 
-    def done(self) -> None:
+    def processed(self) -> None:
         """The rows of the batch at work have been processed."""
-        assert self.at_work is not None, f"edge {self.edge.id}, consumer {self.consumer}: done with nothing"
-        done, self.at_work = self.at_work, None
+        assert self.at_work is not None, f"edge {self.edge.id}, consumer {self.consumer}: no batch is at work"
+        batch, self.at_work = self.at_work, None
         self.read_from.clear()
-        done.release()
+        batch.release()
 
     @property
     def may_have_data(self) -> bool:
         """Whether `poll` may return an element now, or has to ask for rows. If not, `wake` will be called."""
-        return bool(self._ready) or self.recovered is not None or not self._is_open
+        return bool(self._ready) or self.recovered is not None or not self._has_asked
 
     def block(self, channel: int) -> None:
         if channel in self._blocked:
@@ -200,11 +200,11 @@ class InputGate:
         return f"{data}, blocked" if channel in self._blocked else data
 
     def check(self) -> None:
-        if self._is_open and self.recovered is not None and not self.recovered.is_over:
+        if self._has_asked and self.recovered is not None and not self.recovered.is_over:
             raise InvariantError(
                 f"edge {self.edge.id}, consumer {self.consumer}: asks for rows while others are left to be recovered"
             )
-        if not self._is_open and any(
+        if not self._has_asked and any(
             isinstance(item, LeasedBatch) for channel in self.channels for item in channel.queue
         ):
             raise InvariantError(

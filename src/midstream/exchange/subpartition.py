@@ -33,8 +33,8 @@ class Subpartition:
     __slots__ = (
         "_charged",
         "_on_asked",
+        "_on_barrier_sent",
         "_on_data",
-        "_on_sent",
         "_pool",
         "_quota",
         "_urgent",
@@ -55,7 +55,7 @@ class Subpartition:
         channel: ChannelId,
         pool: BufferPool,
         quota: Quota,
-        on_sent: Callable[[int], None],
+        on_barrier_sent: Callable[[int], None],
         on_asked: Callable[[], None],
         buffers_max: int,
         queue_time: QueueTime | None,
@@ -64,7 +64,7 @@ class Subpartition:
         self.queue = ElementQueue(buffers_max, queue_time)
         self._pool = pool
         self._quota = quota
-        self._on_sent = on_sent
+        self._on_barrier_sent = on_barrier_sent
         self._on_asked = on_asked
         self.asked = False
         """Whether the consumer has asked for rows. Events come without being asked for."""
@@ -128,7 +128,7 @@ class Subpartition:
             elif isinstance(taken, LeasedBatch):
                 self.sending = taken
             elif isinstance(taken, CheckpointBarrier):
-                self._on_sent(taken.checkpoint_id)
+                self._on_barrier_sent(taken.checkpoint_id)
         if self.on_empty is not None and self.is_empty:
             self.on_empty()
         return taken

@@ -61,12 +61,12 @@ def offset_before_emit() -> Replacements:
     original = SourceDriver.snapshot
 
     def snapshot(self: Any, new_id: Any) -> Any:
-        before = [current.split for current in self._open]
-        for current in self._open:
+        before = [current.split for current in self._splits]
+        for current in self._splits:
             if current.ahead is not None:
                 current.split = msgspec.structs.replace(current.split, offset=current.ahead.offset)
         parts = original(self, new_id)
-        for current, split in zip(self._open, before, strict=True):
+        for current, split in zip(self._splits, before, strict=True):
             current.split = split
         return parts
 

@@ -83,7 +83,7 @@ class SlotCommits:
         def done(outcome: Done[_Loaded] | Failed) -> None:
             self._loaded = outcome
             for lane in self._lanes.values():
-                self._go_on(lane)
+                self._start_next(lane)
 
         self._seams.executor.submit(work, done)
 
@@ -99,7 +99,7 @@ class SlotCommits:
             self.load(self._sinks)
         stopped = self._stopped
         lane.todo.append((partial(self._work, lane, message, stopped), partial(self._done, lane, message, stopped)))
-        self._go_on(lane)
+        self._start_next(lane)
 
     def attempt_over(self) -> None:
         """Tell the calls under way to stop, and close all committers: the attempt is over, or the slot ends."""
@@ -108,9 +108,9 @@ class SlotCommits:
         for lane in self._lanes.values():
             if lane.committer is not None or lane.unanswered is not None:
                 lane.todo.append((partial(self._close, lane), partial(self._closed, lane)))
-                self._go_on(lane)
+                self._start_next(lane)
 
-    def _go_on(self, lane: _Lane) -> None:
+    def _start_next(self, lane: _Lane) -> None:
         if self._loaded is None or lane.busy or not lane.todo:
             return
         work, done = lane.todo.popleft()
@@ -119,7 +119,7 @@ class SlotCommits:
         def finished(outcome: Done[None] | Failed) -> None:
             lane.busy = False
             done(outcome)
-            self._go_on(lane)
+            self._start_next(lane)
 
         self._seams.executor.submit(partial(work, self._loaded), finished)
 

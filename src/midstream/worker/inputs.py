@@ -86,7 +86,7 @@ class TaskInput:
         self._valve = WatermarkValve(origins)
         self._was_idle = False
         self._ended_data = [False] * channels
-        self._port_open = {
+        self._unended_channels = {
             port: sum(len(gate.channels) for gate in gates if gate.edge.port == port)
             for port in {gate.edge.port for gate in gates}
         }
@@ -136,7 +136,7 @@ class TaskInput:
         return False
 
     @property
-    def may_go_on(self) -> bool:
+    def may_have_data(self) -> bool:
         """Whether `work` may find an element now. If not, one of the gates will wake the task."""
         return any(reader.gate.at_work is not None or reader.gate.may_have_data for reader in self._readers)
 
@@ -211,7 +211,7 @@ class TaskInput:
         reader.pace.took(rows, clock.own_core_s() - started_s)
         reader.next_row += rows
         if reader.next_row == batch.num_rows:
-            reader.gate.done()
+            reader.gate.processed()
 
     def _advance(self, watermark_us: int | None) -> None:
         if watermark_us is not None:
@@ -226,8 +226,8 @@ class TaskInput:
             raise InvariantError(f"task {self._ref}: channel {channel} ends twice")
         self._ended_data[channel] = True
         self.drains = self.drains and drain
-        self._port_open[port] -= 1
-        if self._port_open[port] == 0 and drain:
+        self._unended_channels[port] -= 1
+        if self._unended_channels[port] == 0 and drain:
             self._chain.end_input(port)
         if all(self._ended_data):
             self._ended()

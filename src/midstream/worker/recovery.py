@@ -76,7 +76,7 @@ class GateRecovery:
         self._wake = wake
         self._fail = fail
         self._queue: deque[tuple[_Position, LeasedBatch]] = deque()
-        self._next: _Position | None = self._settle(_Position(0))
+        self._next: _Position | None = self._first_to_read(_Position(0))
         """The first batch that has not been read."""
         self._reading = False
         self._charged = 0
@@ -88,7 +88,7 @@ class GateRecovery:
         return not self._queue and self._next is None
 
     def start(self) -> None:
-        self._read_on()
+        self._read_next()
 
     def take(self) -> LeasedBatch | None:
         """The next batch, or None if none has been read. The caller has to release it."""
@@ -96,7 +96,7 @@ class GateRecovery:
             return None
         _, batch = self._queue.popleft()
         if not self._queue:
-            self._read_on()
+            self._read_next()
         return batch
 
     def remaining(self) -> tuple[ChannelState, ...]:
@@ -133,7 +133,7 @@ class GateRecovery:
 
     # ---- reading ----
 
-    def _settle(self, at: _Position) -> _Position | None:
+    def _first_to_read(self, at: _Position) -> _Position | None:
         """The position of the first batch at or after `at` that exists and is not to be skipped."""
         while at.state < len(self._states):
             state = self._states[at.state]
@@ -150,7 +150,7 @@ class GateRecovery:
                 at = replace(at, segment=at.segment + 1, batch=0, index=at.index + left)
         return None
 
-    def _read_on(self) -> None:
+    def _read_next(self) -> None:
         """Read the rest of the segment at `_next`, unless a read is under way."""
         at = self._next
         if self._reading or self._closed or at is None:
@@ -181,9 +181,9 @@ class GateRecovery:
                     position = replace(at, batch=at.batch + offset, index=at.index + offset)
                     self._queue.append((position, LeasedBatch(batch, buffers, self)))
             read = len(outcome.value)
-            self._next = self._settle(replace(at, segment=at.segment + 1, batch=0, index=at.index + read))
+            self._next = self._first_to_read(replace(at, segment=at.segment + 1, batch=0, index=at.index + read))
             if not self._queue:
-                self._read_on()  # every row of the segment belongs to another subtask
+                self._read_next()  # every row of the segment belongs to another subtask
             self._wake()
 
         self._executor.submit(work, done)

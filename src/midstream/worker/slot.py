@@ -72,9 +72,14 @@ SLOT_TABLE: Final[Table[SlotState, object]] = Table(
     "slot",
     (
         Row(_IDLE, m.Welcome, (_IDLE,), "it has a number"),
-        *_rows(SlotState, m.Deploy, "what runs is closed, state is read", _DEPLOYING),
-        Row(_DEPLOYING, SlotEvent.OPENED, (_DEPLOYED,), "the coordinator is told"),
-        Row(_DEPLOYING, SlotEvent.NOT_OPENED, (_IDLE,), "everything is closed, the coordinator is told why"),
+        *_rows(SlotState, m.Deploy, "running tasks are closed, state is read", _DEPLOYING),
+        Row(_DEPLOYING, SlotEvent.OPENED, (_DEPLOYED,), "it is reported to the coordinator"),
+        Row(
+            _DEPLOYING,
+            SlotEvent.NOT_OPENED,
+            (_IDLE,),
+            "everything is closed, the failure is reported to the coordinator",
+        ),
         Row(_DEPLOYED, m.Start, (_RUNNING,), "links to other slots are opened, tasks run"),
         *_rows((_DEPLOYED, _RUNNING), m.SplitsAssigned, "a mail for a source"),
         *_rows((_DEPLOYING, _DEPLOYED, _RUNNING), m.ReadOn, "a mail for tasks"),
@@ -148,10 +153,10 @@ class SlotMachine:
                 self._end_attempt()
             case m.Start(_, peers):
                 self._start(peers)
-            case m.TriggerCheckpoint(_, checkpoint_id, created_ms, tasks, timeout_ms, holds, completed_id):
+            case m.TriggerCheckpoint(_, checkpoint_id, created_ms, tasks, timeout_ms, pauses_sources, completed_id):
                 barrier = CheckpointBarrier(checkpoint_id, created_ms, timeout_ms, completed_id)
                 for ref in tasks:
-                    self._task(ref).trigger_checkpoint(barrier, holds=holds)
+                    self._task(ref).trigger_checkpoint(barrier, pauses_sources=pauses_sources)
             case m.CheckpointCompleted(_, checkpoint_id):
                 for task in self.tasks.values():
                     task.checkpoint_completed(checkpoint_id)

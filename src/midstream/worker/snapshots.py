@@ -96,7 +96,7 @@ class StoredInFlight:
 
 
 @dataclass(slots=True)
-class _Taken:
+class _Unacknowledged:
     """A snapshot that has not been acknowledged. It is once its state and its rows in flight have both been stored."""
 
     operators: tuple[m.OperatorSnapshot, ...]
@@ -133,7 +133,7 @@ class TaskSnapshots:
         self._closed = False
         self._stored: dict[str, m.ChunkHandle] = {}
         """The chunks that a completed checkpoint has in a file. They are not written again."""
-        self._taken: dict[int, _Taken] = {}
+        self._unacknowledged: dict[int, _Unacknowledged] = {}
         """The snapshots that have not been acknowledged, by checkpoint, oldest first."""
         self._unconfirmed: dict[int, StoredSnapshot] = {}
         """The snapshots whose checkpoints are not known to have completed, by checkpoint, oldest first."""
@@ -147,7 +147,7 @@ class TaskSnapshots:
         handle = self._stored.get(chunk_id)
         return None if handle is None else handle.length
 
-    def take(
+    def store(
         self,
         checkpoint_id: int,
         operators: list[tuple[m.OperatorSnapshot, Snapshot]],
@@ -160,13 +160,15 @@ class TaskSnapshots:
 
         `operators` are in the order of the chain. `began_s` is when the snapshot was begun, by the stopwatch.
         """
-        if self._taken and next(reversed(self._taken)) >= checkpoint_id:
-            raise InvariantError(f"checkpoint {checkpoint_id} after {list(self._taken)}")
+        if self._unacknowledged and next(reversed(self._unacknowledged)) >= checkpoint_id:
+            raise InvariantError(f"checkpoint {checkpoint_id} after {list(self._unacknowledged)}")
         seams = self._seams
         assert seams.storage is not None, f"checkpoint {checkpoint_id} of a job without checkpoint storage"
         file = state_file(seams.epoch, seams.attempt, checkpoint_id, *self._task)
         heads, now_s = tuple(head for head, _ in operators), seams.clock.stopwatch_s()
-        taken = self._taken[checkpoint_id] = _Taken(heads, alignment_ms, (now_s - began_s) * 1000, now_s, finished)
+        taken = self._unacknowledged[checkpoint_id] = _Unacknowledged(
+            heads, alignment_ms, (now_s - began_s) * 1000, now_s, finished
+        )
         uids = [head.uid for head in heads]
         snapshots = [snapshot for _, snapshot in operators]
         work = store_snapshot(seams.storage, uids, snapshots, self._stored, file, seams.inline_bytes_max)
@@ -185,7 +187,7 @@ class TaskSnapshots:
     def in_flight_stored(self, checkpoint_id: int, in_flight: StoredInFlight) -> None:
         """The rows in flight at this snapshot have been stored, or there were none, or they are not needed any more."""
         if not self._closed:
-            self._taken[checkpoint_id].in_flight = in_flight
+            self._unacknowledged[checkpoint_id].in_flight = in_flight
             self._acknowledge_in_order()
 
     def completed(self, checkpoint_id: int) -> None:
@@ -204,24 +206,24 @@ class TaskSnapshots:
     @property
     def is_idle(self) -> bool:
         """Whether every snapshot has been acknowledged or declined."""
-        return not self._taken
+        return not self._unacknowledged
 
     def close(self) -> None:
         """Send nothing more."""
         self._closed = True
 
     def _acknowledge_in_order(self) -> None:
-        while self._taken:
-            oldest, taken = next(iter(self._taken.items()))
+        while self._unacknowledged:
+            oldest, taken = next(iter(self._unacknowledged.items()))
             if taken.stored is None or taken.in_flight is None:
                 return
-            del self._taken[oldest]
+            del self._unacknowledged[oldest]
             self._acknowledge(oldest, taken, taken.stored, taken.in_flight)
-            if not self._taken:
+            if not self._unacknowledged:
                 self._on_idle()
 
     def _acknowledge(
-        self, checkpoint_id: int, taken: _Taken, stored: StoredSnapshot, in_flight: StoredInFlight
+        self, checkpoint_id: int, taken: _Unacknowledged, stored: StoredSnapshot, in_flight: StoredInFlight
     ) -> None:
         """Send the acknowledgement, or the refusal if something could not be written.
 

@@ -84,7 +84,7 @@ class Reading(Enum):
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenSplit:
     """A split that is being read."""
 
     split: Split
@@ -97,7 +97,7 @@ class _Open:
     state: Reading = Reading.IDLE
     ahead: _Ahead | None = None
     """The batch of the state AHEAD."""
-    rest: Timer | None = None
+    rest_timer: Timer | None = None
     """The timer of the state RESTING."""
     rest_s: float = 0.0
     """How long the split rested last; 0 if it has had rows since."""
@@ -148,14 +148,14 @@ class SourceDriver(Splits):
         self._pace = SourcePace(seams.config.batch_rows, rows_per_s)
         self._timer: Timer | None = None
         """Fires when the rate allows the next batch."""
-        self._open: deque[_Open] = deque()
+        self._splits: deque[_OpenSplit] = deque()
         self._opened = 0
         self._current = -1
         self._asking = _MAY_ASK
         self._all_assigned = False
         """Whether every split that discovery has found is assigned to some subtask. False at first, because discovery
         may not have found any yet. Other subtasks may still ask for splits when it is True."""
-        self._emitting: tuple[_Open, int] | None = None
+        self._emitting: tuple[_OpenSplit, int] | None = None
         """The split whose batch the chain processes, and the batch's rows. A failure of the chain leaves them here."""
         self._listeners: list[Callable[[], None]] = []
         self._changed = True
@@ -195,7 +195,7 @@ class SourceDriver(Splits):
         """Emit at most one batch. Splits take turns."""
         if self._asking is _STOPPED:
             return Progress.ENDED
-        if len(self._open) < self._splits_wanted and self._asking is _MAY_ASK:
+        if len(self._splits) < self._splits_wanted and self._asking is _MAY_ASK:
             self._asking = _ASKED
             self._request_split()
         if self._changed and self._tell():
@@ -204,15 +204,15 @@ class SourceDriver(Splits):
         if pace.has_rate and self._must_wait():
             pace.pause()
             return Progress.WAITING
-        for _ in range(len(self._open)):
-            current = self._open[0]
+        for _ in range(len(self._splits)):
+            current = self._splits[0]
             ahead = self._next_ahead(current)
             if ahead is None and current.state is _AT_END:
-                self._open.popleft()
+                self._splits.popleft()
                 self._close_reader(current)
                 self._tell()
                 return Progress.EMITTED
-            self._open.rotate(-1)
+            self._splits.rotate(-1)
             if ahead is not None:
                 bad_rows = 0 if ahead.bad is None else len(ahead.bad.at)
                 if pace.has_rate:
@@ -223,14 +223,14 @@ class SourceDriver(Splits):
                 if ahead.batch.num_rows:
                     self._emit_timed(current, ahead.batch)
                 return Progress.EMITTED
-        if not self._open and self._asking is _NO_MORE:
+        if not self._splits and self._asking is _NO_MORE:
             return Progress.ENDED
         pace.pause()
         return Progress.WAITING
 
     def snapshot(self, new_id: Callable[[], str]) -> dict[str, StatePart]:
         parts = {}
-        encoded = [_encoder.encode(current.split) for current in self._open]
+        encoded = [_encoder.encode(current.split) for current in self._splits]
         if encoded:
             table = pa.table({"split": pa.array(encoded, pa.binary())}, schema=SPLITS_SCHEMA)
             parts[SPLITS] = StatePart(Redistribute.SPLIT, (Chunk(new_id(), table),))
@@ -243,10 +243,10 @@ class SourceDriver(Splits):
         self._asking = _CLOSED
         if self._timer is not None:
             self._timer.cancel()
-        while self._open:
-            current = self._open.popleft()
-            if current.rest is not None:
-                current.rest.cancel()
+        while self._splits:
+            current = self._splits.popleft()
+            if current.rest_timer is not None:
+                current.rest_timer.cancel()
             if current.state is not _UNDER_WAY:  # else the read's completion closes it
                 self._close_reader(current)
 
@@ -258,7 +258,7 @@ class SourceDriver(Splits):
 
     @property
     def open(self) -> Iterator[int]:
-        return (current.number for current in self._open)
+        return (current.number for current in self._splits)
 
     @property
     def all_assigned(self) -> bool:
@@ -266,10 +266,10 @@ class SourceDriver(Splits):
 
     def split_id(self, split: int) -> str | None:
         """The id of the split, or None if it is not open any more. Listeners are called for that in the next step."""
-        return next((current.split.id for current in self._open if current.number == split), None)
+        return next((current.split.id for current in self._splits if current.number == split), None)
 
     def is_starved(self, split: int, since_s: float) -> bool:
-        current = next(current for current in self._open if current.number == split)
+        current = next(current for current in self._splits if current.number == split)
         return current.state not in (_UNDER_WAY, _RESTING) and current.turn_s < since_s
 
     def on_change(self, changed: Callable[[], None]) -> None:
@@ -301,11 +301,11 @@ class SourceDriver(Splits):
     # ---- emitting ----
 
     def _add(self, split: Split) -> None:
-        self._open.append(_Open(split, self._opened, split))
+        self._splits.append(_OpenSplit(split, self._opened, split))
         self._opened += 1
         self._changed = True
 
-    def _emit_timed(self, current: _Open, batch: pa.RecordBatch) -> None:
+    def _emit_timed(self, current: _OpenSplit, batch: pa.RecordBatch) -> None:
         """Emit a batch, and set the size of the next ones.
 
         It depends on how long the chain took, and on how fast batches are taken downstream.
@@ -319,7 +319,7 @@ class SourceDriver(Splits):
 
     # ---- reading ----
 
-    def _next_ahead(self, current: _Open) -> _Ahead | None:
+    def _next_ahead(self, current: _OpenSplit) -> _Ahead | None:
         """The next batch of the split, or None if there is none now. The split's offset moves past it."""
         if self._source.blocking:
             ahead, current.ahead = current.ahead, None
@@ -339,7 +339,7 @@ class SourceDriver(Splits):
         current.split = msgspec.structs.replace(current.split, offset=ahead.offset)
         return ahead
 
-    def _read_ahead(self, current: _Open) -> None:
+    def _read_ahead(self, current: _OpenSplit) -> None:
         current.state = _UNDER_WAY
         source, split, reader, rows_max = self._source, current.split, current.reader, self._pace.rows_max
 
@@ -373,7 +373,7 @@ class SourceDriver(Splits):
 
         self._executor.submit(work, done)
 
-    def _let_rest(self, current: _Open, offset: int) -> None:
+    def _let_rest(self, current: _OpenSplit, offset: int) -> None:
         """Read the split again later: it has no rows for now.
 
         All rows that it had before have been emitted, because a read begins when the batch before it is taken.
@@ -382,13 +382,13 @@ class SourceDriver(Splits):
         current.split = msgspec.structs.replace(current.split, offset=offset)
         current.rest_s = min(max(2 * current.rest_s, REST_S_MIN), REST_S_MAX)
         current.state = _RESTING
-        current.rest = self._executor.call_later(current.rest_s, partial(self._rested, current))
+        current.rest_timer = self._executor.call_later(current.rest_s, partial(self._rested, current))
 
-    def _rested(self, current: _Open) -> None:
-        current.rest = None
+    def _rested(self, current: _OpenSplit) -> None:
+        current.rest_timer = None
         self._read_ahead(current)
 
-    def _close_reader(self, current: _Open) -> None:
+    def _close_reader(self, current: _OpenSplit) -> None:
         reader, current.reader = current.reader, None
         if reader is None:
             return

@@ -29,7 +29,7 @@ class SourcePace:
 
     def __init__(self, rows_max: int, rows_per_s: float | None) -> None:
         self._chain = Pace(SLICE_S)
-        self._taken = Pace(BATCH_S)
+        self._downstream = Pace(BATCH_S)
         self._last: tuple[int, float] | None = None
         """The rows of the batch emitted last, and when it was emitted. None if the source has paused since."""
         self._rows_per_s = rows_per_s or 0.0
@@ -58,9 +58,9 @@ class SourcePace:
         """A batch of `rows` rows was emitted. The times are of the clock of the slot's own core."""
         self._chain.took(rows, ended_s - started_s)
         if self._last is not None:
-            self._taken.took(self._last[0], started_s - self._last[1])
+            self._downstream.took(self._last[0], started_s - self._last[1])
         self._last = rows, started_s
-        fitting = min(self._chain.rows(1), self._taken.rows(self._limit))
+        fitting = min(self._chain.rows(1), self._downstream.rows(self._limit))
         # The size changes at most by a factor of two at a time, because one batch may have been slow by chance.
         self.rows_max = max(1, min(self._limit, max(self.rows_max // 2, min(fitting, self.rows_max * 2))))
 

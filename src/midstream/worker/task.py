@@ -37,7 +37,6 @@ from midstream.operators.base import SnapshotResult
 from midstream.protocol import messages as m
 from midstream.protocol.live_rows import RowsShown, ShowRows
 from midstream.protocol.task_metrics import TaskMetrics
-from midstream.worker.checkpoints import TaskCheckpoints
 from midstream.worker.failures import place_of_failure, task_failed
 from midstream.worker.inputs import TaskInput
 from midstream.worker.live_rows import show_next
@@ -46,6 +45,7 @@ from midstream.worker.recovery import GateRecovery
 from midstream.worker.seams import TaskSeams
 from midstream.worker.snapshots import TaskSnapshots
 from midstream.worker.source import Progress, SourceDriver
+from midstream.worker.task_checkpoints import TaskCheckpoints
 from midstream.worker.task_metrics import task_metrics
 
 _log = logging.getLogger(__name__)
@@ -57,7 +57,7 @@ MAILS_IN_A_ROW_MAX = 32
 class TaskState(Enum):
     CREATED = "created"
     RUNNING = "running"
-    HELD = "held"
+    PAUSED = "paused"
     """The job stops or moves with a checkpoint: after its barrier the source is not read."""
     ENDING = "ending"
     """The input has ended. The last results are still to be emitted."""
@@ -78,7 +78,7 @@ class TaskEvent(Enum):
     """The events that change the state of a task."""
 
     START = "start"
-    HOLD = "hold"
+    PAUSE = "pause"
     READ_ON = "read on"
     INPUT_ENDED = "input ended"
     ALL_EMITTED = "all emitted"
@@ -88,22 +88,25 @@ class TaskEvent(Enum):
     CLOSE = "close"
 
 
-_CREATED, _RUNNING, _HELD, _ENDING, _AWAITS_CHECKPOINT, _AWAITS_SINKS, _AWAITS_SENT, _FINISHED, _CLOSED = TaskState
+_CREATED, _RUNNING, _PAUSED, _ENDING, _AWAITS_CHECKPOINT, _AWAITS_SINKS, _AWAITS_SENT, _FINISHED, _CLOSED = TaskState
 _FINISHING: Final = (_AWAITS_CHECKPOINT, _AWAITS_SINKS, _AWAITS_SENT)
-LIVE: Final = (_RUNNING, _HELD, _ENDING, *_FINISHING)
+LIVE: Final = (_RUNNING, _PAUSED, _ENDING, *_FINISHING)
 
 TASK_TABLE: Final[Table[TaskState, TaskEvent]] = Table(
     "task",
     (
-        Row(_CREATED, TaskEvent.START, (_RUNNING,), "consumers hear how far event time had come; recovery begins"),
-        Row(_RUNNING, TaskEvent.HOLD, (_HELD,), "the source is not read"),
-        Row(_HELD, TaskEvent.HOLD, (_HELD,), "the job tries again, with another checkpoint"),
-        Row(_HELD, TaskEvent.READ_ON, (_RUNNING,), "the checkpoint is aborted, or the job goes on all the same"),
+        Row(_CREATED, TaskEvent.START, (_RUNNING,), "consumers get the restored watermark; recovery begins"),
+        Row(_RUNNING, TaskEvent.PAUSE, (_PAUSED,), "the source is not read"),
+        Row(_PAUSED, TaskEvent.PAUSE, (_PAUSED,), "the job tries again, with another checkpoint"),
+        Row(_PAUSED, TaskEvent.READ_ON, (_RUNNING,), "the checkpoint is aborted, or the job continues all the same"),
         Row(_RUNNING, TaskEvent.INPUT_ENDED, (_ENDING,), "watermarks fire"),
         Row(_ENDING, TaskEvent.ALL_EMITTED, (_AWAITS_CHECKPOINT, _AWAITS_SINKS), "`EndOfData` goes out"),
         Row(_AWAITS_CHECKPOINT, TaskEvent.COMPLETED, (_AWAITS_SENT,), "nothing of the task can be lost any more"),
         *(Row(state, TaskEvent.END, (_FINISHED,), "channels are closed") for state in (_AWAITS_SINKS, _AWAITS_SENT)),
-        *(Row(state, TaskEvent.FAIL, (_CLOSED,), "the coordinator is told why") for state in (_CREATED, *LIVE)),
+        *(
+            Row(state, TaskEvent.FAIL, (_CLOSED,), "the failure is reported to the coordinator")
+            for state in (_CREATED, *LIVE)
+        ),
         *(Row(state, TaskEvent.CLOSE, (_CLOSED,), "everything is dropped") for state in (_CREATED, *LIVE)),
     ),
 )
@@ -117,17 +120,17 @@ class Step(Enum):
     MAIL = "handle a mail"
     """A mail handles barriers and bookkeeping, and needs no buffer."""
     WAIT = "wait for room in the output"
-    FIRE = "go on with a watermark"
+    FIRE = "fire a slice of a watermark"
     TIMER = "call a timer that is due"
     READ_GATES = "read from the gates"
     """Read rows, or once the data has ended the barriers and ends that still come."""
     READ_SOURCE = "read from the source"
-    HOLD = "hold the source still"
+    PAUSE = "wait while the source is paused"
     FINISH = "emit what is left"
 
 
 # A member takes ten times as long as a global to look up.
-_END, _MAIL, _WAIT, _FIRE, _TIMER, _READ_GATES, _READ_SOURCE, _HOLD, _FINISH = Step
+_END, _MAIL, _WAIT, _FIRE, _TIMER, _READ_GATES, _READ_SOURCE, _PAUSE, _FINISH = Step
 
 
 class Task:
@@ -155,9 +158,10 @@ class Task:
         self._input = TaskInput(
             ref, gates, heard, operators.chain, seams.clock, handle, self._input_ended, rows_max=rows_max
         )
-        self._awaited: int | None = None
-        """While HELD, the checkpoint after whose barrier the source is not read. While AWAITS_CHECKPOINT, the first
-        checkpoint that the task has joined since its data ended, or None before that."""
+        self._paused_after: int | None = None
+        """The checkpoint after whose barrier the source is not read, while the task is PAUSED."""
+        self._final_checkpoint: int | None = None
+        """The first checkpoint that the task has joined since its data ended, and that has not been aborted."""
         self.busy_s = 0.0
         self.backpressured_s = 0.0
         self._backpressured_since: float | None = None
@@ -249,10 +253,10 @@ class Task:
         self.mails.append(work)
         self.wake()
 
-    def trigger_checkpoint(self, barrier: CheckpointBarrier, *, holds: bool = False) -> None:
+    def trigger_checkpoint(self, barrier: CheckpointBarrier, *, pauses_sources: bool = False) -> None:
         """Begin this checkpoint in a task without gates.
 
-        `holds` says that the job stops or moves with this checkpoint: the source is not read after the barrier, unless
+        `pauses_sources` says that the job stops or moves with this checkpoint: the source is not read after the barrier, unless
         the checkpoint is aborted.
         """
         checkpoint_id = barrier.checkpoint_id
@@ -260,9 +264,9 @@ class Task:
         def trigger() -> None:
             self._story.append((self.state, f"trigger of checkpoint {checkpoint_id}"))
             self._checkpoints.handle(TriggerReceived(barrier))
-            if holds and self.operators.source is not None and self.state in (TaskState.RUNNING, TaskState.HELD):
-                self._become(TaskState.HELD, TaskEvent.HOLD)
-                self._awaited = checkpoint_id
+            if pauses_sources and self.operators.source is not None and self.state in (_RUNNING, _PAUSED):
+                self._become(TaskState.PAUSED, TaskEvent.PAUSE)
+                self._paused_after = checkpoint_id
 
         if self.state is TaskState.FINISHED:  # it finished while the trigger was on its way
             self._snapshots.decline(checkpoint_id, f"task {self.ref} has finished", counts=False)
@@ -276,7 +280,7 @@ class Task:
         self.mail(lambda: self._on_aborted(checkpoint_id))
 
     def read_on(self, checkpoint_id: int) -> None:
-        """Read the source again, which is HELD after the barrier of this checkpoint: the job continues."""
+        """Read the source again, which is PAUSED after the barrier of this checkpoint: the job continues."""
         self.mail(lambda: self._read_on(checkpoint_id))
 
     def add_split(self, split: bytes, is_last: bool) -> None:
@@ -337,8 +341,8 @@ class Task:
             return _TIMER
         if state is _RUNNING:
             return _READ_GATES if operators.source is None else _READ_SOURCE
-        if state is _HELD:
-            return _HOLD
+        if state is _PAUSED:
+            return _PAUSE
         return _FINISH if state is _ENDING else _READ_GATES
 
     def _step(self, started_s: float) -> bool:
@@ -347,16 +351,16 @@ class Task:
         if step is _MAIL:
             self._mails_in_a_row += 1
             self.mails.popleft()()
-            return self._may_go_on()
+            return self._may_have_work()
         self._mails_in_a_row = 0
         if step is _WAIT:
             self._backpressured_since = started_s
             return False
         self._last = step
         if step is _READ_GATES:
-            goes_on = self._input.work(self._checkpoints.awaited_gates) and self._may_go_on()
+            has_more = self._input.work(self._checkpoints.awaited_gates) and self._may_have_work()
         elif step is _READ_SOURCE:
-            goes_on = self._read_source()
+            has_more = self._read_source()
         elif step is _FIRE:
             self.operators.chain.pump()
             return True
@@ -370,15 +374,15 @@ class Task:
             self._end()
             return False
         else:
-            assert step is _HOLD, step
-            goes_on = False
-        return goes_on or bool(self.operators.due)
+            assert step is _PAUSE, step
+            has_more = False
+        return has_more or bool(self.operators.due)
 
-    def _may_go_on(self) -> bool:
+    def _may_have_work(self) -> bool:
         operators, state = self.operators, self.state
-        if operators.due or operators.chain.is_firing or self._input.may_go_on:
+        if operators.due or operators.chain.is_firing or self._input.may_have_data:
             return True
-        if state is _RUNNING or state is _HELD:
+        if state is _RUNNING or state is _PAUSED:
             return operators.source is not None
         return state is _ENDING or state is _AWAITS_SENT
 
@@ -470,17 +474,18 @@ class Task:
         checkpoint_id, began_s = barrier.checkpoint_id, self._seams.clock.stopwatch_s()
         self._snapshots.completed(barrier.completed_id)
         finished = self.state in _FINISHING
-        if finished and self._awaited is None:
-            self._awaited = checkpoint_id
+        if finished and self._final_checkpoint is None:
+            self._final_checkpoint = checkpoint_id
         snapshots = self.operators.snapshot(checkpoint_id)
-        self._snapshots.take(checkpoint_id, snapshots, alignment_ms=alignment_ms, began_s=began_s, finished=finished)
+        self._snapshots.store(checkpoint_id, snapshots, alignment_ms=alignment_ms, began_s=began_s, finished=finished)
 
     def _on_completed(self, checkpoint_id: int) -> None:
         self._story.append((self.state, f"checkpoint {checkpoint_id} completed"))
         self._snapshots.completed(checkpoint_id)
         for operator in self.operators.chain.operators:
             operator.checkpoint_completed(checkpoint_id)
-        if self.state is _AWAITS_CHECKPOINT and self._awaited is not None and checkpoint_id >= self._awaited:
+        final = self._final_checkpoint
+        if self.state is _AWAITS_CHECKPOINT and final is not None and checkpoint_id >= final:
             self._become(TaskState.AWAITS_SENT, TaskEvent.COMPLETED)
 
     def _on_aborted(self, checkpoint_id: int) -> None:
@@ -488,16 +493,16 @@ class Task:
         self._checkpoints.handle(CancelReceived(checkpoint_id))
         self._checkpoints.drop(checkpoint_id)
         self._read_on(checkpoint_id)
-        if self._awaited == checkpoint_id:
-            self._awaited = None
+        if self._final_checkpoint == checkpoint_id:
+            self._final_checkpoint = None
         for operator in self.operators.chain.operators:
             operator.checkpoint_aborted(checkpoint_id)
 
     def _read_on(self, checkpoint_id: int) -> None:
-        """Read the source again if it is HELD after the barrier of this checkpoint."""
-        if self.state is _HELD and self._awaited == checkpoint_id:
+        """Read the source again if it is PAUSED after the barrier of this checkpoint."""
+        if self.state is _PAUSED and self._paused_after == checkpoint_id:
             self._become(TaskState.RUNNING, TaskEvent.READ_ON)
-            self._awaited = None
+            self._paused_after = None
 
     # ---- metrics and checks ----------------------------------------------------
 

@@ -103,11 +103,11 @@ class WatermarkValve:
 
     def _furthest(self) -> int:
         """The event time of a task whose channels are all idle or have ended."""
-        open_ = [family.lowest(self._watermarks) for family in self._families]
-        capped_all = [MAX_WATERMARK_US] * len(open_)
+        unended = [family.lowest(self._watermarks) for family in self._families]
+        capped_all = [MAX_WATERMARK_US] * len(unended)
         """The limit on the watermarks of all channels of a family, by the family's number."""
-        capped_alike: list[dict[int, int]] = [{} for _ in open_]
-        for family, marks in zip(self._families, open_, strict=True):
+        capped_alike: list[dict[int, int]] = [{} for _ in unended]
+        for family, marks in zip(self._families, unended, strict=True):
             lowest = min(marks.values(), default=MAX_WATERMARK_US)
             for other in family.within_all:
                 capped_all[other] = min(capped_all[other], lowest)
