@@ -114,11 +114,8 @@ class Recovering:
         self.gate = GateRecovery(
             edge,
             states,
-            max_parallelism=max_parallelism,
-            pool=self.pool,
             quota=self.pool.quota("recovered", 1),
-            executor=self.steps,
-            storage=storage,
+            seams=task_seams(self.steps, storage, config=JobConfig(name="job", max_parallelism=max_parallelism)),
             read_ahead={},
             wake=self._wake,
             fail=self.failures.append,

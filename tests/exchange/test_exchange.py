@@ -69,7 +69,6 @@ class TwoSlots:
         self.channel = RemoteChannel(
             ChannelId(0, 0, 0),
             SCHEMA,
-            self.receiving_pool,
             quota,
             window,
             lambda: self.gate.on_data(0),

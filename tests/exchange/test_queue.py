@@ -314,7 +314,7 @@ def test_a_barrier_that_waits_its_turn_can_overtake_later_and_leaves_what_is_beh
 def test_a_barrier_that_has_left_in_its_turn_is_told_and_overtakes_nothing() -> None:
     world = Overtaking(window=8)
     sent: list[int] = []
-    world.partition.on_barrier_sent = sent.append
+    world.partition.subpartitions[0].on_barrier_sent = sent.append
     world.partition.broadcast(barrier(7))
     assert world.partition.is_waiting(7)
     world.carry_all()

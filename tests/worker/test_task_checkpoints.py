@@ -21,6 +21,7 @@ from midstream.exchange.pool import BufferPool
 from midstream.graph.job_graph import Edge, Partitioning
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
+from midstream.worker.task import Task
 from midstream.worker.task_checkpoints import TaskCheckpoints
 from recovering import SCHEMA, Steps, batch, rows_in, store, task_seams
 
@@ -73,16 +74,20 @@ class World:
         self.gate.set_channels(channels)
         for index, channel in enumerate(channels):
             channel.connect(lambda index=index: self.gate.on_data(index))  # type: ignore[misc]
+        seams = task_seams(
+            self.steps,
+            self.storage,
+            config=JobConfig(name="job", buffer_bytes=4096, max_parallelism=16),
+            clock=self.clock,
+            overtakable={e.id for e in (edge, self.output.edge) if e.partitioning.redistributable},
+        )
         if recovered:
             old = store(self.storage, [Captured(0, 0, 0, True, (batch([(0, 1)]), batch([(0, 2)])))], "old", 10**6)
             self.gate.recovered = GateRecovery(
                 edge,
                 old,
-                max_parallelism=16,
-                pool=self.pool,
                 quota=self.pool.quota("recovered", 1),
-                executor=self.steps,
-                storage=self.storage,
+                seams=seams,
                 read_ahead={},
                 wake=lambda: None,
                 fail=self.failures.append,
@@ -91,15 +96,8 @@ class World:
             self.steps.run_io()
         self.gate.ask()
         self.output.subpartitions[0].ask()
-        seams = task_seams(
-            self.steps,
-            self.storage,
-            config=JobConfig(name="job", buffer_bytes=4096),
-            clock=self.clock,
-            overtakable={e.id for e in (edge, self.output.edge) if e.partitioning.redistributable},
-        )
-        snapshots = cast(TaskSnapshots, self.snapshots)
-        self.checkpoints = TaskCheckpoints(TaskId(1, 0), seams, [self.gate], [self.output], snapshots, self)
+        self.ref, self.gates, self.partitions, self.input = TaskId(1, 0), [self.gate], [self.output], self
+        self.checkpoints = TaskCheckpoints(cast(Task, self), seams, cast(TaskSnapshots, self.snapshots))
 
     def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None:
         self.taken.append(barrier.checkpoint_id)

@@ -7,7 +7,7 @@ pool until its lease is over: it is processed in slices, and the rows that are l
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -15,36 +15,10 @@ from midstream.core.elements import CheckpointBarrier, Event
 from midstream.core.errors import InvariantError
 from midstream.core.ids import ChannelId
 from midstream.exchange.lease import LeasedBatch
-from midstream.exchange.pool import BufferPool, Quota
+from midstream.exchange.pool import Quota
 from midstream.exchange.queue import ElementQueue, QueueTime
 from midstream.exchange.subpartition import Subpartition
 from midstream.exchange.wire import ELEMENT_BYTES_MAX, ELEMENT_LENGTH
-
-
-class InputChannel(Protocol):
-    """The consumer side of one channel, local or remote."""
-
-    id: ChannelId
-    queue: ElementQueue
-    """The elements that have arrived and have not been taken. They are captured here when a barrier overtakes them."""
-
-    def ask(self) -> None:
-        """Ask the producer for rows. Events come without being asked for."""
-        ...
-
-    def take(self, rows_max: int) -> LeasedBatch | Event | None:
-        """Take the next element from the queue, as `ElementQueue.take` does."""
-        ...
-
-    def has_data(self) -> bool: ...
-
-    def discard(self) -> None:
-        """Drop everything and give back every buffer: the attempt is over."""
-        ...
-
-    def check(self, at_work: LeasedBatch | None = None) -> None:
-        """Check that at least the queued batches, and the batch that the task has `at_work`, are charged."""
-        ...
 
 
 class LocalChannel:
@@ -53,24 +27,25 @@ class LocalChannel:
     def __init__(self, subpartition: Subpartition) -> None:
         self.id = subpartition.channel
         self.queue = subpartition.queue
+        """The elements that have not been taken. They are captured here when a barrier overtakes them."""
         self._subpartition = subpartition
 
     def connect(self, on_data: Callable[[], None]) -> None:
         self._subpartition.connect(on_data, local=True)
 
     def ask(self) -> None:
+        """Ask the producer for rows. Events come without being asked for."""
         self._subpartition.ask()
 
     def take(self, rows_max: int) -> LeasedBatch | Event | None:
+        """Take the next element from the queue, as `ElementQueue.take` does."""
         return self._subpartition.take(rows_max)
-
-    def has_data(self) -> bool:
-        return not self._subpartition.is_empty
 
     def discard(self) -> None:
         """Do nothing: the subpartition gives back every buffer that is charged to it."""
 
     def check(self, at_work: LeasedBatch | None = None) -> None:
+        """Check that at least the queued batches, and the batch that the task has `at_work`, are charged."""
         self._subpartition.check(at_work)
 
 
@@ -92,7 +67,6 @@ class RemoteChannel:
         self,
         channel: ChannelId,
         schema: pa.Schema,
-        pool: BufferPool,
         quota: Quota,
         window: int,
         on_data: Callable[[], None],
@@ -101,12 +75,13 @@ class RemoteChannel:
     ) -> None:
         self.id = channel
         self._schema = schema
-        self._pool = pool
+        self._buffer_bytes = quota.pool.buffer_bytes
         self._quota = quota
         self._window = window
         self._on_data = on_data
         self._grant = grant
         self.queue = ElementQueue(window, queue_time)
+        """The elements that have arrived and have not been taken. They are captured here when a barrier overtakes them."""
         self._sequence = 0
         self._credit = 0
         """Buffers that have been announced to the producer and have not arrived."""
@@ -118,7 +93,7 @@ class RemoteChannel:
         self._closed = False
 
     def ask(self) -> None:
-        """Announce the first credits."""
+        """Ask the producer for rows, by announcing the first credits. Events come without being asked for."""
         self._top_up()
 
     # ---- from the link ----
@@ -128,8 +103,8 @@ class RemoteChannel:
         self._next_sequence(sequence)
         if self._credit <= 0:
             raise InvariantError(f"{self.id}: a buffer came without credit")
-        if len(payload) > self._pool.buffer_bytes:
-            raise InvariantError(f"{self.id}: a buffer of {len(payload)} bytes, agreed on {self._pool.buffer_bytes}")
+        if len(payload) > self._buffer_bytes:
+            raise InvariantError(f"{self.id}: a buffer of {len(payload)} bytes, agreed on {self._buffer_bytes}")
         self._credit -= 1
         self._batch_buffers += 1
         self._partial_buffers += 1
@@ -175,6 +150,7 @@ class RemoteChannel:
     # ---- to the task ----
 
     def take(self, rows_max: int) -> LeasedBatch | Event | None:
+        """Take the next element from the queue, as `ElementQueue.take` does."""
         taken = self.queue.take(rows_max)
         if taken is not None:
             self._top_up()
@@ -187,9 +163,6 @@ class RemoteChannel:
         self._quota.free(buffers)
         self._top_up()
 
-    def has_data(self) -> bool:
-        return bool(len(self.queue))
-
     def _top_up(self) -> None:
         if self._closed:
             return
@@ -197,7 +170,7 @@ class RemoteChannel:
         wanted = min(room, limit - self.queue.waiting - self._partial_buffers) - self._credit
         if wanted <= 0 and not self._credit and not self.queue.waiting and self._partial_buffers:
             assert self._partial is not None
-            wanted = -(-(len(self._partial) - self._partial_filled) // self._pool.buffer_bytes)
+            wanted = -(-(len(self._partial) - self._partial_filled) // self._buffer_bytes)
             if self._batch_buffers > self._partial_buffers:
                 wanted = min(wanted, room)
         elif wanted * 2 < min(self._window, limit) and self._credit:
@@ -208,23 +181,22 @@ class RemoteChannel:
             self._grant(self.id, wanted)
 
     def discard(self) -> None:
+        """Drop everything and give back every buffer: the attempt is over."""
         self._quota.free(self._credit + self._batch_buffers)
         self._credit = self._batch_buffers = self._partial_buffers = 0
         self.queue.clear()
         self._partial = None
         self._closed = True
 
-    def describe(self) -> str:
-        """A description, for reports, of how the window of buffers is used."""
-        return (
-            f"credit {self._credit}, batches {self._batch_buffers} (partial {self._partial_buffers}) of {self._window}, "
-            f"limit {self.queue.limit}"
-        )
-
     def check(self, at_work: LeasedBatch | None = None) -> None:
+        """Check that at least the queued batches, and the batch that the task has `at_work`, are charged."""
         self.queue.check()
         used = self.queue.waiting + (at_work.charged_to(self) if at_work is not None else 0)
         if self._batch_buffers < used + self._partial_buffers:
             raise InvariantError(
                 f"{self.id}: {self._batch_buffers} buffers charged, {used} in use, {self._partial_buffers} partial"
             )
+
+
+InputChannel: TypeAlias = LocalChannel | RemoteChannel
+"""The consumer side of one channel."""

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Protocol
 
 from midstream.core.elements import CheckpointBarrier, EndOfPartition, Event
@@ -21,11 +20,6 @@ from midstream.exchange.lease import LeasedBatch, joined
 from midstream.graph.job_graph import Edge
 
 Arrival = CheckpointBarrier | EndOfPartition
-
-
-def first_channels(gates: Sequence[InputGate]) -> list[int]:
-    """The number of each gate's first channel, with the channels of all gates counted, then the number of channels."""
-    return list(accumulate((len(gate.channels) for gate in gates), initial=0))
 
 
 class Recovered(Protocol):
@@ -107,7 +101,7 @@ class InputGate:
                 polled = self.at_work = self._join(element, rows_max) if self._ready else element
             else:
                 polled = channel, element
-            if self.channels[channel].has_data():
+            if self.channels[channel].queue:
                 self._is_ready[channel] = True
                 self._ready.append(channel)
             return polled
@@ -133,8 +127,8 @@ class InputGate:
             batches.append(batch)
             rows += batch.batch.num_rows
             self.read_from.append(index)
-            self._is_ready[index] = channel.has_data()
-            if self._is_ready[index]:
+            self._is_ready[index] = bool(channel.queue)
+            if channel.queue:
                 more.append(index)
         self._ready.extend(more)
         return joined(batches)
@@ -155,25 +149,27 @@ class InputGate:
         if channel in self._blocked:
             raise InvariantError(f"{self.channels[channel].id} is blocked twice")
         self._blocked.add(channel)
-        if self._is_ready[channel]:
-            self._is_ready[channel] = False
-            self._ready.remove(channel)
+        self._lose_turn(channel)
 
     def resume(self, channel: int) -> None:
         if channel not in self._blocked:
             raise InvariantError(f"{self.channels[channel].id} is resumed but was not blocked")
         self._blocked.discard(channel)
-        if self.channels[channel].has_data():
+        if self.channels[channel].queue:
             self.on_data(channel)
 
     def capture(self, channel: int, checkpoint_id: int) -> list[LeasedBatch]:
         """Capture the batches of one channel, as `ElementQueue.capture` does."""
         queue = self.channels[channel].queue
         captured = queue.capture(checkpoint_id)
-        if self._is_ready[channel] and not self.channels[channel].has_data():  # the barrier was the only element
+        if not queue:  # the barrier was the only element
+            self._lose_turn(channel)
+        return captured
+
+    def _lose_turn(self, channel: int) -> None:
+        if self._is_ready[channel]:
             self._is_ready[channel] = False
             self._ready.remove(channel)
-        return captured
 
     def is_clear(self, channel: int, event: Arrival) -> bool:
         """Whether every row of this channel before `event` has been processed, recovered ones included."""
@@ -194,11 +190,6 @@ class InputGate:
         self.at_work = None
         self.read_from.clear()
 
-    def describe(self, channel: int) -> str:
-        """A description, for reports, of what holds up the channel."""
-        data = "has data" if self.channels[channel].has_data() else "empty"
-        return f"{data}, blocked" if channel in self._blocked else data
-
     def check(self) -> None:
         if self._has_asked and self.recovered is not None and not self.recovered.is_over:
             raise InvariantError(
@@ -216,5 +207,5 @@ class InputGate:
             self.recovered.check(self.at_work)
         for index, channel in enumerate(self.channels):
             channel.check(self.at_work)
-            if self._is_ready[index] != (channel.has_data() and index not in self._blocked):
+            if self._is_ready[index] != (bool(channel.queue) and index not in self._blocked):
                 raise InvariantError(f"{channel.id}: marked ready={self._is_ready[index]}, which is wrong")

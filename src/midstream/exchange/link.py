@@ -77,11 +77,7 @@ class Sender:
         return sent
 
     def _frame(
-        self,
-        pieces: list[bytes | memoryview],
-        kind: FrameKind,
-        payload: tuple[bytes | memoryview, ...],
-        flag: bool,
+        self, pieces: list[bytes | memoryview], kind: FrameKind, payload: tuple[bytes | memoryview, ...], flag: bool
     ) -> int:
         """Append one frame, and return its size in bytes.
 

@@ -18,7 +18,7 @@ from midstream.core.ids import ChannelId
 from midstream.core.keys import key_groups, subtask_of
 from midstream.exchange.lease import LeasedBatch
 from midstream.exchange.pool import BufferPool
-from midstream.exchange.queue import QueueTime
+from midstream.exchange.queue import ElementQueue, QueueTime
 from midstream.exchange.subpartition import Subpartition
 from midstream.graph.job_graph import Edge, Partitioning
 
@@ -47,22 +47,13 @@ class ResultPartition:
         self._max_parallelism = max_parallelism
         self._pool = pool
         self._quota = pool.quota(f"output e{edge.id}/{producer}", reserved=len(consumers) + 1)
-        self.subpartitions = [
-            Subpartition(
-                ChannelId(edge.id, producer, consumer),
-                pool,
-                self._quota,
-                self._barrier_sent,
-                self._asked,
-                subpartition_buffers_max,
-                queue_time,
-            )
-            for consumer in consumers
-        ]
+        self.subpartitions: list[Subpartition] = []
+        for consumer in consumers:
+            channel, queue = ChannelId(edge.id, producer, consumer), ElementQueue(subpartition_buffers_max, queue_time)
+            self.subpartitions.append(Subpartition(channel, self._quota, queue, self._asked))
         self._unasked = len(self.subpartitions)
         self._wake_when_asked: Callable[[], None] | None = None
-        self.on_barrier_sent: Callable[[int], None] | None = None
-        """Called with the checkpoint's id when a barrier that was queued has left for a remote consumer."""
+
         self._next = producer % max(1, self._consumers)
         self._route = self._router()
 
@@ -153,18 +144,14 @@ class ResultPartition:
 
     def overtake_waiting(self, barrier: CheckpointBarrier) -> list[tuple[ChannelId, list[LeasedBatch]]]:
         """Do what `overtake` does, but only for consumers towards which the barrier is still queued."""
-        waiting = [
-            sub for sub in self.subpartitions if not sub.is_local and sub.queue.has_barrier(barrier.checkpoint_id)
-        ]
-        return [(sub.channel, sub.overtake(barrier)) for sub in waiting]
+        return [(sub.channel, sub.overtake(barrier)) for sub in self._with_barrier(barrier.checkpoint_id)]
 
     def is_waiting(self, checkpoint_id: int) -> bool:
         """Whether the barrier of this checkpoint is still queued towards a remote consumer."""
-        return any(not sub.is_local and sub.queue.has_barrier(checkpoint_id) for sub in self.subpartitions)
+        return bool(self._with_barrier(checkpoint_id))
 
-    def _barrier_sent(self, checkpoint_id: int) -> None:
-        if self.on_barrier_sent is not None:
-            self.on_barrier_sent(checkpoint_id)
+    def _with_barrier(self, checkpoint_id: int) -> list[Subpartition]:
+        return [sub for sub in self.subpartitions if not sub.is_local and sub.queue.has_barrier(checkpoint_id)]
 
     def _emit_to_all(self, batch: Batch) -> None:
         for sub in self.subpartitions:

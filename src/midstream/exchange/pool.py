@@ -71,10 +71,10 @@ class BufferPool:
 class Quota:
     """The share of one user of the pool. `reserved` buffers are its own."""
 
-    __slots__ = ("_pool", "in_use", "name", "reserved")
+    __slots__ = ("in_use", "name", "pool", "reserved")
 
     def __init__(self, pool: BufferPool, name: str, reserved: int) -> None:
-        self._pool = pool
+        self.pool = pool
         self.name = name
         self.reserved = reserved
         self.in_use = 0
@@ -82,20 +82,17 @@ class Quota:
     def available(self) -> int:
         """How many buffers can be charged without overdrawing the pool. If there are none it is 0 or less."""
         own = self.reserved - self.in_use
-        shared = self._pool.shared_free
+        shared = self.pool.shared_free
         return own + max(0, shared) if own > 0 else shared
-
-    def charge(self, buffers: int) -> None:
-        self._change(buffers)
 
     def free(self, buffers: int) -> None:
         if buffers > self.in_use:
             raise InvariantError(f"quota {self.name}: {buffers} buffers given back, {self.in_use} in use")
-        self._change(-buffers)
-        self._pool.returned()
+        self.charge(-buffers)
+        self.pool.returned()
 
-    def _change(self, buffers: int) -> None:
-        pool, beyond = self._pool, self.in_use - self.reserved
+    def charge(self, buffers: int) -> None:
+        pool, beyond = self.pool, self.in_use - self.reserved
         self.in_use += buffers
         pool.in_use += buffers
         if beyond > 0:

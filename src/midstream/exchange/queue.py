@@ -39,18 +39,6 @@ class ElementQueue:
     follows from how long the batch that was read last has waited. One batch, however large, is always allowed.
     """
 
-    __slots__ = (
-        "_buffers_max",
-        "_capture",
-        "_capture_id",
-        "_items",
-        "_queue_time",
-        "limit",
-        "on_event",
-        "waiting",
-        "was_short",
-    )
-
     def __init__(self, buffers_max: int, queue_time: QueueTime | None = None) -> None:
         self._buffers_max = buffers_max
         self._queue_time = queue_time
@@ -85,28 +73,23 @@ class ElementQueue:
                 item.queued_s, item.buffers_waiting = self._queue_time.now_s(), self.waiting
             if self._capture is not None:
                 self._capture.append(item.hold())
-        elif isinstance(item, CheckpointBarrier):
-            if self._capture is not None and item.checkpoint_id >= self._capture_id:
-                self._capture = None
-                if item.checkpoint_id == self._capture_id:
-                    self._tell(item)
-                    return  # the batches before it are captured, so that no task waits for its turn any more
-            self._items.append(item)
-            self._tell(item)
-            return
-        elif isinstance(item, EndOfPartition):
-            self._capture = None
-            self._items.append(item)
-            self._tell(item)
+        elif isinstance(item, (CheckpointBarrier, EndOfPartition)):
+            if not self._ends_capture(item):
+                self._items.append(item)
+            if self.on_event is not None:
+                self.on_event(item)
             return
         elif isinstance(item, Watermark) and item.timestamp_us != MAX_WATERMARK_US:
             if self._items and isinstance(self._items[-1], Watermark):
                 self._items.pop()
         self._items.append(item)
 
-    def _tell(self, event: CheckpointBarrier | EndOfPartition) -> None:
-        if self.on_event is not None:
-            self.on_event(event)
+    def _ends_capture(self, event: CheckpointBarrier | EndOfPartition) -> bool:
+        """Whether all batches before this barrier are captured, so that it need not wait for its turn."""
+        if self._capture is None or (isinstance(event, CheckpointBarrier) and event.checkpoint_id < self._capture_id):
+            return False
+        self._capture = None
+        return isinstance(event, CheckpointBarrier) and event.checkpoint_id == self._capture_id
 
     def take(self, rows_max: int) -> LeasedBatch | Event | None:
         """Remove the next element and return it. Small batches in a row are joined, up to `rows_max` rows.

@@ -19,8 +19,8 @@ from midstream.core.elements import CheckpointBarrier, Element, EndOfPartition, 
 from midstream.core.errors import InvariantError
 from midstream.core.ids import ChannelId
 from midstream.exchange.lease import LeasedBatch
-from midstream.exchange.pool import BufferPool, Quota
-from midstream.exchange.queue import ElementQueue, QueueTime
+from midstream.exchange.pool import Quota
+from midstream.exchange.queue import ElementQueue
 
 
 class Subpartition:
@@ -30,41 +30,11 @@ class Subpartition:
     channel's queue, so that its batches are captured by the consumer, never by the producer.
     """
 
-    __slots__ = (
-        "_charged",
-        "_on_asked",
-        "_on_barrier_sent",
-        "_on_data",
-        "_pool",
-        "_quota",
-        "_urgent",
-        "asked",
-        "batches_added",
-        "bytes_added",
-        "channel",
-        "closed",
-        "is_local",
-        "on_empty",
-        "queue",
-        "rows_added",
-        "sending",
-    )
-
-    def __init__(
-        self,
-        channel: ChannelId,
-        pool: BufferPool,
-        quota: Quota,
-        on_barrier_sent: Callable[[int], None],
-        on_asked: Callable[[], None],
-        buffers_max: int,
-        queue_time: QueueTime | None,
-    ) -> None:
+    def __init__(self, channel: ChannelId, quota: Quota, queue: ElementQueue, on_asked: Callable[[], None]) -> None:
         self.channel = channel
-        self.queue = ElementQueue(buffers_max, queue_time)
-        self._pool = pool
+        self.queue = queue
+        self._pool = quota.pool
         self._quota = quota
-        self._on_barrier_sent = on_barrier_sent
         self._on_asked = on_asked
         self.asked = False
         """Whether the consumer has asked for rows. Events come without being asked for."""
@@ -80,6 +50,8 @@ class Subpartition:
         self.closed = False
         self.on_empty: Callable[[], None] | None = None
         """Called when the last element has been taken."""
+        self.on_barrier_sent: Callable[[int], None] | None = None
+        """Called with the checkpoint's id when a barrier that was queued has left for a remote consumer."""
 
     def connect(self, on_data: Callable[[], None], *, local: bool = False) -> None:
         """Call `on_data` whenever an element is added, and once now if the queue has elements already."""
@@ -127,8 +99,8 @@ class Subpartition:
                 self._pool.returned()  # the batch waits no more, and so the queue may be below its limit
             elif isinstance(taken, LeasedBatch):
                 self.sending = taken
-            elif isinstance(taken, CheckpointBarrier):
-                self._on_barrier_sent(taken.checkpoint_id)
+            elif isinstance(taken, CheckpointBarrier) and self.on_barrier_sent is not None:
+                self.on_barrier_sent(taken.checkpoint_id)
         if self.on_empty is not None and self.is_empty:
             self.on_empty()
         return taken

@@ -240,10 +240,10 @@ def recovery_waits_for_pool() -> Replacements:
     original = GateRecovery._read_next
 
     def read_next(self: Any) -> None:
-        if self._pool.shared_free > 0 or self._closed:
+        if self._quota.pool.shared_free > 0 or self._closed:
             original(self)
         else:
-            self._pool.wake_when_available(self._quota, lambda: self._executor.post(lambda: read_next(self)))
+            self._quota.pool.wake_when_available(self._quota, lambda: self._executor.post(lambda: read_next(self)))
 
     return [(GateRecovery, "_read_next", read_next)]
 

@@ -205,31 +205,22 @@ class Deployment:
                 channels.append(local)
             else:
                 channel, grant = ChannelId(edge.id, producer, ref.subtask), partial(self._grant, slot)
-                remote_channel = RemoteChannel(
-                    channel, edge.schema, self.pool, quota, window, on_data, grant, self._queue_time
-                )
+                remote_channel = RemoteChannel(channel, edge.schema, quota, window, on_data, grant, self._queue_time)
                 self._remote.setdefault(slot, []).append(remote_channel)
                 channels.append(remote_channel)
         gate.set_channels(channels)
         states = [state for state in loaded.in_flight.get(ref, ()) if state.edge == edge.id]
         if states:
-            gate.recovered = self._recovery(edge, ref, states, loaded)
+            gate.recovered = GateRecovery(
+                edge,
+                states,
+                quota=self.pool.quota(f"recovered e{edge.id}/{ref.subtask}", reserved=1),
+                seams=self._seams,
+                read_ahead=loaded.read_ahead,
+                wake=partial(self._wake, ref),
+                fail=partial(self._fail, ref),
+            )
         return gate
-
-    def _recovery(self, edge: Edge, ref: TaskId, states: Sequence[m.ChannelState], loaded: Loaded) -> GateRecovery:
-        assert loaded.storage is not None, "in-flight data to restore, but no storage"
-        return GateRecovery(
-            edge,
-            states,
-            max_parallelism=self._seams.config.max_parallelism,
-            pool=self.pool,
-            quota=self.pool.quota(f"recovered e{edge.id}/{ref.subtask}", reserved=1),
-            executor=self._seams.executor,
-            storage=loaded.storage,
-            read_ahead=loaded.read_ahead,
-            wake=partial(self._wake, ref),
-            fail=partial(self._fail, ref),
-        )
 
     # ---- callbacks of gates, channels and links ----
 

@@ -35,12 +35,6 @@ class Edges:
         for partition in self._by_tag.get(tag, ()):
             partition.emit(batch)
 
-    def watermark(self, watermark_us: int) -> None:
-        self.broadcast(Watermark(watermark_us))
-
-    def idle(self, idle: bool) -> None:
-        self.broadcast(WatermarkStatus(idle))
-
     def has_reader(self, tag: str) -> bool:
         """Whether some edge carries the rows of this side output."""
         return tag in self._by_tag
@@ -148,16 +142,13 @@ class Chain:
             if watermark_us <= self.offered_us[index]:
                 return
             self.offered_us[index] = watermark_us
-            if index in self._pending:
-                self._pending[index] = watermark_us
-                return
-            if not self._fire(index, watermark_us):
+            if index in self._pending or not self._fire(index, watermark_us):
                 self._pending[index] = watermark_us
                 return
             index += 1
         if watermark_us > self.offered_us[-1]:
             self.offered_us[-1] = watermark_us
-            self._edges.watermark(watermark_us)
+            self._edges.broadcast(Watermark(watermark_us))
 
     def idle(self, index: int, idle: bool) -> None:
         """The input of the operator at `index` has become idle, or active again."""
@@ -173,7 +164,7 @@ class Chain:
         """
         if self._is_idle != self._is_idle_told and not (self._is_idle and self._pending):
             self._is_idle_told = self._is_idle
-            self._edges.idle(self._is_idle)
+            self._edges.broadcast(WatermarkStatus(self._is_idle))
 
     @property
     def watermark_us(self) -> int:
@@ -200,12 +191,14 @@ class Chain:
 
     def pump(self) -> None:
         """Fire one more slice of the pending watermark of the operator that is closest to the edges."""
-        index = max(self._pending)
+        self._fire_pending(max(self._pending))
+        self._tell_idle()
+
+    def _fire_pending(self, index: int) -> None:
         watermark_us = self._pending[index]
         if self._fire(index, watermark_us):
             del self._pending[index]
             self.offer(index + 1, watermark_us)
-            self._tell_idle()
 
     def _fire(self, index: int, watermark_us: int) -> bool:
         before = self.go_to((index, -1))
@@ -247,10 +240,7 @@ class Chain:
     def _finish_pending(self, index: int) -> None:
         """Let the operator at `index` finish firing, because rows are about to reach it."""
         while index in self._pending:
-            watermark_us = self._pending[index]
-            if self._fire(index, watermark_us):
-                del self._pending[index]
-                self.offer(index + 1, watermark_us)
+            self._fire_pending(index)
 
     def check(self) -> None:
         """Check that every operator without a pending watermark has forwarded the watermark that it was offered."""

@@ -55,10 +55,5 @@ class FinishedTask:
 
     def metrics(self) -> TaskMetrics:
         return TaskMetrics(
-            task=self.ref,
-            rows_in=0,
-            rows_out=0,
-            busy_ms=0,
-            backpressured_ms=0,
-            watermark_us=MAX_WATERMARK_US,
+            self.ref, rows_in=0, rows_out=0, busy_ms=0, backpressured_ms=0, watermark_us=MAX_WATERMARK_US
         )

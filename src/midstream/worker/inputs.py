@@ -8,8 +8,10 @@ that have not been processed are in flight (see `rests`).
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import pyarrow as pa
 
@@ -26,12 +28,13 @@ from midstream.core.elements import (
 from midstream.core.errors import InvariantError, assert_never
 from midstream.core.ids import TaskId
 from midstream.core.seams import Clock
-from midstream.exchange.gate import InputGate, first_channels
+from midstream.exchange.gate import InputGate
 from midstream.exchange.lease import LeasedBatch
 from midstream.graph.origins import Origin
 from midstream.protocol.task_metrics import InputMetrics
 from midstream.worker.chain import Chain
 from midstream.worker.pace import Pace
+from midstream.worker.recovery import GateRecovery
 from midstream.worker.source_pace import FIRST_ROWS
 from midstream.worker.valve import WatermarkValve
 
@@ -50,7 +53,6 @@ class _Reader:
     """The reading of one gate: how far its batch at work has been processed, and how fast its rows are processed."""
 
     gate: InputGate
-    port: int
     pace: Pace
     next_row: int = 0
     """The first row of the batch at work that has not been processed."""
@@ -80,20 +82,23 @@ class TaskInput:
         self._handle = handle
         self._ended = ended
         self._rows_max = rows_max
-        self._first_channel = first_channels(gates)
+        self._first_channel = list(accumulate((len(gate.channels) for gate in gates), initial=0))
+        """The number of each gate's first channel, with the channels of all gates counted, then the number of channels."""
         channels = self._first_channel[-1]
         assert len(origins) == channels, (ref, origins)
         self._valve = WatermarkValve(origins)
         self._was_idle = False
         self._ended_data = [False] * channels
-        self._unended_channels = {
-            port: sum(len(gate.channels) for gate in gates if gate.edge.port == port)
-            for port in {gate.edge.port for gate in gates}
-        }
-        self._readers = [_Reader(gate, gate.edge.port, Pace(SLICE_S, SHORT_SLICE_S)) for gate in gates]
+        self._unended_channels = Counter[int]()
+        """How many channels of each port have not ended their data."""
+        for gate in gates:
+            self._unended_channels[gate.edge.port] += len(gate.channels)
+        self._readers = [_Reader(gate, Pace(SLICE_S, SHORT_SLICE_S)) for gate in gates]
         self._next_gate = 0
         self._awaited_in_a_row = 0
         self.rows_in = 0
+        self.to_recover_bytes = 0
+        """The size of the rows in flight that the gates recover after the task's start."""
         self.drains = True
         """Whether the input ends for good, so that operators finish. It becomes False with the first channel whose end
         says otherwise."""
@@ -102,13 +107,20 @@ class TaskInput:
         """Restore the event time that the task had reached."""
         self._valve.watermark_us = watermark_us
 
+    def recover(self) -> None:
+        """Begin to recover the rows in flight of all gates."""
+        for reader in self._readers:
+            if isinstance(reader.gate.recovered, GateRecovery):
+                self.to_recover_bytes += reader.gate.recovered.total_bytes
+                reader.gate.recovered.start()
+
     def event_times(self) -> tuple[InputMetrics, ...]:
         """How far event time has come on each gate, over those of its channels that the valve waits for."""
         waited_for = sorted(self._valve.waited_for())
         found = []
         for reader, first, end in zip(self._readers, self._first_channel, self._first_channel[1:], strict=False):
             marks = [
-                (self._valve.watermark_of(channel), channel - first)
+                (self._valve.watermarks[channel], channel - first)
                 for channel in waited_for[bisect_left(waited_for, first) : bisect_left(waited_for, end)]
             ]
             if marks:
@@ -186,7 +198,7 @@ class TaskInput:
             case CancelCheckpointMarker(checkpoint_id):
                 self._handle(CancelReceived(checkpoint_id))
             case EndOfData(drain):
-                self._end_of_data(channel, reader.port, drain)
+                self._end_of_data(channel, reader.gate.edge.port, drain)
             case EndOfPartition():
                 if not self._ended_data[channel]:
                     raise InvariantError(f"{reader.gate.channels[index].id}: closed before the end of data")
@@ -207,7 +219,7 @@ class TaskInput:
         rows = -(-rest // max(1, round(rest / budget)))
         part = batch if rows == batch.num_rows else batch.slice(reader.next_row, rows)
         started_s = clock.own_core_s()
-        self._chain.process(part, reader.port)
+        self._chain.process(part, reader.gate.edge.port)
         reader.pace.took(rows, clock.own_core_s() - started_s)
         reader.next_row += rows
         if reader.next_row == batch.num_rows:

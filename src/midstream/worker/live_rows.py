@@ -27,12 +27,7 @@ VALUE_BYTES_MAX: Final = 64 * 1024
 
 
 def show_next(
-    asked: ShowRows,
-    subtask: int,
-    vertex: Vertex,
-    chain: Chain,
-    executor: Executor,
-    answer: Callable[[RowsShown], None],
+    asked: ShowRows, subtask: int, vertex: Vertex, chain: Chain, executor: Executor, answer: Callable[[RowsShown], None]
 ) -> None:
     """Answer with the next rows that the operator emits, if it is one of `chain` and emits any within WAIT_S.
 

@@ -33,19 +33,6 @@ class Pace:
     rows, down to one.
     """
 
-    __slots__ = (
-        "_alike",
-        "_budget_s",
-        "_call_s",
-        "_calls",
-        "_enough_s",
-        "_largest",
-        "_products",
-        "_rows",
-        "_seconds",
-        "_squares",
-    )
-
     def __init__(self, budget_s: float, enough_s: float | None = None) -> None:
         self._budget_s = budget_s
         self._enough_s = budget_s if enough_s is None else enough_s

@@ -24,11 +24,12 @@ from midstream.checkpoint.channel_state import ReadAhead, read_segment, rows_of,
 from midstream.checkpoint.references import left_bytes, without_first
 from midstream.core.batches import batch_bytes
 from midstream.core.errors import InvariantError
-from midstream.core.seams import Done, Executor, Failed, Storage
+from midstream.core.seams import Done, Failed
 from midstream.exchange.lease import LeasedBatch, buffers_of
-from midstream.exchange.pool import BufferPool, Quota
+from midstream.exchange.pool import Quota
 from midstream.graph.job_graph import Edge
 from midstream.protocol.messages import ChannelState
+from midstream.worker.seams import TaskSeams
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +53,8 @@ class GateRecovery:
         edge: Edge,
         states: Sequence[ChannelState],
         *,
-        max_parallelism: int,
-        pool: BufferPool,
         quota: Quota,
-        executor: Executor,
-        storage: Storage,
+        seams: TaskSeams,
         read_ahead: ReadAhead,
         wake: Callable[[], None],
         fail: Callable[[BaseException], None],
@@ -65,11 +63,9 @@ class GateRecovery:
         self._states = tuple(states)
         self.total_bytes = left_bytes(self._states)
         """The size of all batches to read, including rows that belong to other subtasks."""
-        self._max_parallelism = max_parallelism
-        self._pool = pool
         self._quota = quota
-        self._executor = executor
-        self._storage = storage
+        self._seams = seams
+        self._executor = seams.executor
         self._read_ahead = read_ahead
         """Segments that were kept in memory when they were verified. The gates of the slot share it, and each segment
         that is read is removed."""
@@ -158,8 +154,8 @@ class GateRecovery:
         self._reading = True
         state = self._states[at.state]
         segment = state.segments[at.segment]
-        storage, edge, max_parallelism = self._storage, self.edge, self._max_parallelism
-
+        storage, edge, max_parallelism = self._seams.storage, self.edge, self._seams.config.max_parallelism
+        assert storage is not None, "in-flight data to restore, but no storage"
         data = self._read_ahead.pop((segment.file, segment.offset), None)
 
         def work() -> Sequence[pa.RecordBatch]:
@@ -175,7 +171,7 @@ class GateRecovery:
                 return
             for offset, batch in enumerate(outcome.value):
                 if batch.num_rows:
-                    buffers = self._pool.buffers_for(batch_bytes(batch))
+                    buffers = self._quota.pool.buffers_for(batch_bytes(batch))
                     self._quota.charge(buffers)
                     self._charged += buffers
                     position = replace(at, batch=at.batch + offset, index=at.index + offset)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -51,26 +52,22 @@ def store_snapshot(
     known: Mapping[str, m.ChunkHandle],
     file: str,
     inline_bytes_max: int,
-) -> Callable[[], StoredSnapshot]:
-    """The call that completes and stores a snapshot, to be run once on the I/O pool.
+) -> StoredSnapshot:
+    """Complete and store a snapshot. It runs on the I/O pool, once.
 
-    The call raises any exception that an operator's `later` raises.
+    Raises any exception that an operator's `later` raises.
     """
-
-    def work() -> StoredSnapshot:
-        results = [snapshot.complete() for snapshot in snapshots]
-        committables = tuple(
-            (uid, result.committables) for uid, result in zip(uids, results, strict=True) if result.committables
-        )
-        try:
-            stored = store_parts(storage, [result.parts for result in results], known, file, inline_bytes_max)
-        except (StorageError, OSError) as error:
-            # The file may exist all the same: not every storage knows whether a failed write took effect.
-            return StoredSnapshot((), committables, {}, (file,), error=error)
-        parts = tuple(zip(uids, stored.parts, strict=True))
-        return StoredSnapshot(parts, committables, stored.in_files, stored.written.files, stored.written.stored_bytes)
-
-    return work
+    results = [snapshot.complete() for snapshot in snapshots]
+    committables = tuple(
+        (uid, result.committables) for uid, result in zip(uids, results, strict=True) if result.committables
+    )
+    try:
+        stored = store_parts(storage, [result.parts for result in results], known, file, inline_bytes_max)
+    except (StorageError, OSError) as error:
+        # The file may exist all the same: not every storage knows whether a failed write took effect.
+        return StoredSnapshot((), committables, {}, (file,), error=error)
+    parts = tuple(zip(uids, stored.parts, strict=True))
+    return StoredSnapshot(parts, committables, stored.in_files, stored.written.files, stored.written.stored_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +168,7 @@ class TaskSnapshots:
         )
         uids = [head.uid for head in heads]
         snapshots = [snapshot for _, snapshot in operators]
-        work = store_snapshot(seams.storage, uids, snapshots, self._stored, file, seams.inline_bytes_max)
+        work = partial(store_snapshot, seams.storage, uids, snapshots, self._stored, file, seams.inline_bytes_max)
 
         def done(outcome: Done[StoredSnapshot] | Failed) -> None:
             if self._closed:

@@ -63,10 +63,6 @@ class _Ahead:
     offset: int
     bad: BadRecords | None
 
-    @property
-    def is_empty(self) -> bool:
-        return self.batch.num_rows == 0 and self.bad is None
-
 
 class Reading(Enum):
     """The state of the reading of one open split."""
@@ -139,7 +135,7 @@ class SourceDriver(Splits):
         self._clock, self._executor = seams.clock, seams.executor
         self._emit = emit
         self._emit_bad = emit_bad
-        self._tally = Tally(source.bad_records_max)
+        self.tally = Tally(source.bad_records_max)
         self._request_split = request_split
         self._wake = wake
         self._fail = fail
@@ -166,7 +162,7 @@ class SourceDriver(Splits):
             for split in splits_of(parts[SPLITS]):
                 self._add(split)
         if TALLY in parts:
-            self._tally.restore(parts[TALLY])
+            self.tally.restore(parts[TALLY])
 
     def add_split(self, encoded: bytes, *, is_last: bool = True) -> None:
         """Read this split, too. `is_last` says whether every split found so far is now assigned (`all_assigned`)."""
@@ -217,7 +213,7 @@ class SourceDriver(Splits):
                 bad_rows = 0 if ahead.bad is None else len(ahead.bad.at)
                 if pace.has_rate:
                     pace.keep_rate(ahead.batch.num_rows + bad_rows, self._clock.monotonic_s())
-                self._tally.count(ahead.batch.num_rows, ahead.bad)
+                self.tally.count(ahead.batch.num_rows, ahead.bad)
                 if ahead.bad is not None:
                     self._emit_bad(ahead.bad.rows)
                 if ahead.batch.num_rows:
@@ -234,7 +230,7 @@ class SourceDriver(Splits):
         if encoded:
             table = pa.table({"split": pa.array(encoded, pa.binary())}, schema=SPLITS_SCHEMA)
             parts[SPLITS] = StatePart(Redistribute.SPLIT, (Chunk(new_id(), table),))
-        tally = self._tally.snapshot(new_id)
+        tally = self.tally.snapshot(new_id)
         if tally is not None:
             parts[TALLY] = tally
         return parts
@@ -281,11 +277,6 @@ class SourceDriver(Splits):
         for changed in self._listeners:
             changed()
         return bool(self._listeners)
-
-    @property
-    def bad_records(self) -> int:
-        """How many bad records have been left out since the task was deployed."""
-        return self._tally.total
 
     @property
     def emitting_rows(self) -> int:
@@ -340,7 +331,7 @@ class SourceDriver(Splits):
         return ahead
 
     def _read_ahead(self, current: _OpenSplit) -> None:
-        current.state = _UNDER_WAY
+        current.state, current.rest_timer = _UNDER_WAY, None
         source, split, reader, rows_max = self._source, current.split, current.reader, self._pace.rows_max
 
         def work() -> tuple[SplitReader, _Ahead | None]:
@@ -364,7 +355,7 @@ class SourceDriver(Splits):
             current.reader, ahead = outcome.value
             if self._asking is _CLOSED:
                 self._close_reader(current)
-            elif ahead is not None and ahead.is_empty:
+            elif ahead is not None and ahead.batch.num_rows == 0 and ahead.bad is None:
                 self._let_rest(current, ahead.offset)
             else:
                 current.state = _AT_END if ahead is None else _AHEAD
@@ -382,11 +373,7 @@ class SourceDriver(Splits):
         current.split = msgspec.structs.replace(current.split, offset=offset)
         current.rest_s = min(max(2 * current.rest_s, REST_S_MIN), REST_S_MAX)
         current.state = _RESTING
-        current.rest_timer = self._executor.call_later(current.rest_s, partial(self._rested, current))
-
-    def _rested(self, current: _OpenSplit) -> None:
-        current.rest_timer = None
-        self._read_ahead(current)
+        current.rest_timer = self._executor.call_later(current.rest_s, partial(self._read_ahead, current))
 
     def _close_reader(self, current: _OpenSplit) -> None:
         reader, current.reader = current.reader, None

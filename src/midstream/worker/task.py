@@ -24,12 +24,18 @@ from typing import Final
 import msgspec
 
 from midstream.checkpoint.barriers import CancelReceived, TriggerReceived
-from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US, CheckpointBarrier, EndOfData, EndOfPartition
+from midstream.core.elements import (
+    MAX_WATERMARK_US,
+    MIN_WATERMARK_US,
+    CheckpointBarrier,
+    EndOfData,
+    EndOfPartition,
+    Watermark,
+)
 from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed
 from midstream.core.transitions import Row, Story, Table, new_story
 from midstream.exchange.gate import InputGate
-from midstream.exchange.lease import LeasedBatch
 from midstream.exchange.partition import ResultPartition
 from midstream.graph.job_graph import JobGraph
 from midstream.graph.origins import channel_origins
@@ -41,7 +47,6 @@ from midstream.worker.failures import place_of_failure, task_failed
 from midstream.worker.inputs import TaskInput
 from midstream.worker.live_rows import show_next
 from midstream.worker.operators import RestoredOperators, TaskOperators
-from midstream.worker.recovery import GateRecovery
 from midstream.worker.seams import TaskSeams
 from midstream.worker.snapshots import TaskSnapshots
 from midstream.worker.source import Progress, SourceDriver
@@ -153,10 +158,16 @@ class Task:
         starve the rows. It is no state of its own, because it means the same in each state."""
         self.operators = operators = TaskOperators(ref, self.vertex, seams, partitions, self.wake, self.fail)
         self._snapshots = TaskSnapshots(ref, seams, self._answer, self.fail, self.wake)
-        self._checkpoints = TaskCheckpoints(ref, seams, gates, partitions, self._snapshots, self)
-        heard, handle, rows_max = channel_origins(graph, ref), self._checkpoints.handle, seams.config.batch_rows
-        self._input = TaskInput(
-            ref, gates, heard, operators.chain, seams.clock, handle, self._input_ended, rows_max=rows_max
+        self._checkpoints = TaskCheckpoints(self, seams, self._snapshots)
+        self.input = TaskInput(
+            ref,
+            gates,
+            channel_origins(graph, ref),
+            operators.chain,
+            seams.clock,
+            self._checkpoints.handle,
+            self._input_ended,
+            seams.config.batch_rows,
         )
         self._paused_after: int | None = None
         """The checkpoint after whose barrier the source is not read, while the task is PAUSED."""
@@ -165,7 +176,7 @@ class Task:
         self.busy_s = 0.0
         self.backpressured_s = 0.0
         self._backpressured_since: float | None = None
-        self._to_recover_bytes = 0
+
         self.failure: BaseException | None = None
 
     # ---- life --------------------------------------------------------------
@@ -175,18 +186,16 @@ class Task:
         self._snapshots.restored(restored.known)
         self.operators.open(restored, self._snapshots.stored_bytes)
         if self.gates:
-            self._input.restore(self.operators.chain.offered_us[0])
+            self.input.restore(self.operators.chain.offered_us[0])
 
     def start(self) -> None:
         self._become(TaskState.RUNNING, TaskEvent.START)
         self._seams.send(m.TaskRunning(self._seams.attempt, self.ref))
         watermark_us = self.operators.chain.watermark_us
         if watermark_us > MIN_WATERMARK_US:
-            self.operators.edges.watermark(watermark_us)  # consumers do not store the watermarks of their channels
-        for gate in self.gates:
-            if isinstance(gate.recovered, GateRecovery):
-                self._to_recover_bytes += gate.recovered.total_bytes
-                gate.recovered.start()
+            # Consumers do not store the watermarks of their channels.
+            self.operators.edges.broadcast(Watermark(watermark_us))
+        self.input.recover()
         self.wake()
 
     def close(self) -> None:
@@ -238,10 +247,6 @@ class Task:
     def is_finishing(self) -> bool:
         """Whether the task has processed all its data, and waits until that is committed."""
         return self.state in _FINISHING
-
-    @property
-    def rows_in(self) -> int:
-        return self._input.rows_in
 
     # ---- mails from the slot -------------------------------------------------
 
@@ -358,7 +363,7 @@ class Task:
             return False
         self._last = step
         if step is _READ_GATES:
-            has_more = self._input.work(self._checkpoints.awaited_gates) and self._may_have_work()
+            has_more = self.input.work(self._checkpoints.awaited_gates) and self._may_have_work()
         elif step is _READ_SOURCE:
             has_more = self._read_source()
         elif step is _FIRE:
@@ -380,7 +385,7 @@ class Task:
 
     def _may_have_work(self) -> bool:
         operators, state = self.operators, self.state
-        if operators.due or operators.chain.is_firing or self._input.may_have_data:
+        if operators.due or operators.chain.is_firing or self.input.may_have_data:
             return True
         if state is _RUNNING or state is _PAUSED:
             return operators.source is not None
@@ -411,7 +416,7 @@ class Task:
 
     def _finish(self) -> None:
         """Emit the last results and `EndOfData`. Then the task waits for its final checkpoint."""
-        operators, drains = self.operators, self._input.drains
+        operators, drains = self.operators, self.input.drains
         if drains:
             operators.chain.finish()
         operators.stop_timers()  # a timer would emit rows after the end of the data
@@ -465,10 +470,6 @@ class Task:
             message = msgspec.structs.replace(message, metrics=self.metrics())
         self._seams.send(message)
 
-    def rests(self) -> dict[int, tuple[LeasedBatch, int]]:
-        """The rests of the batches at work: see `TaskInput.rests`."""
-        return self._input.rests()
-
     def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None:
         """Take a snapshot of every operator's state and event time, as they are between two slices."""
         checkpoint_id, began_s = barrier.checkpoint_id, self._seams.clock.stopwatch_s()
@@ -510,17 +511,7 @@ class Task:
         backpressured_s = self.backpressured_s
         if self._backpressured_since is not None:
             backpressured_s += self._seams.clock.monotonic_s() - self._backpressured_since
-        return task_metrics(
-            self.ref,
-            self.vertex,
-            operators=self.operators,
-            read=self._input,
-            gates=self.gates,
-            partitions=self.partitions,
-            busy_s=self.busy_s,
-            backpressured_s=backpressured_s,
-            to_recover_bytes=self._to_recover_bytes,
-        )
+        return task_metrics(self, backpressured_s)
 
     def show(self, asked: ShowRows, answer: Callable[[RowsShown], None]) -> None:
         """Show the next rows of an operator, as `show_next` does."""

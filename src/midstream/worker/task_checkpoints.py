@@ -17,10 +17,9 @@ has not left, or has left in part, by its producer, and a recovered batch by the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from midstream.checkpoint.barriers import (
     AbortCheckpoint,
@@ -39,14 +38,16 @@ from midstream.checkpoint.channel_state import Captured, store_channels
 from midstream.checkpoint.state_files import channel_file
 from midstream.core.elements import CancelCheckpointMarker, CheckpointBarrier
 from midstream.core.errors import StorageError, assert_never
-from midstream.core.ids import ChannelId, TaskId
+from midstream.core.ids import ChannelId
 from midstream.core.seams import Done, Failed, Timer
-from midstream.exchange.gate import Arrival, InputGate
+from midstream.exchange.gate import Arrival
 from midstream.exchange.lease import LeasedBatch, release
-from midstream.exchange.partition import ResultPartition
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.seams import TaskSeams
 from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
+
+if TYPE_CHECKING:
+    from midstream.worker.task import Task
 
 SEGMENT_BUFFERS = 16
 """The size of a segment of channel state in buffers. A recovering gate reads a whole segment at once."""
@@ -95,41 +96,18 @@ class _InFlightState:
         release(self.drain()[1])
 
 
-class Checkpointed(Protocol):
-    """The methods of `Task` that its checkpoints call. `rests` is that of `TaskInput`."""
-
-    def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None: ...
-
-    def rests(self) -> dict[int, tuple[LeasedBatch, int]]: ...
-
-    def mail(self, work: Callable[[], None]) -> None: ...
-
-    def fail(self, error: BaseException) -> None: ...
-
-
 class TaskCheckpoints:
     """The checkpoints of one task. It is called when a barrier arrives in a channel or has left a partition."""
 
-    def __init__(
-        self,
-        ref: TaskId,
-        seams: TaskSeams,
-        gates: Sequence[InputGate],
-        partitions: Sequence[ResultPartition],
-        snapshots: TaskSnapshots,
-        task: Checkpointed,
-    ) -> None:
-        self._ref = ref
-        self._seams = seams
-        self._gates = gates
-        self._partitions = partitions
-        self._snapshots = snapshots
+    def __init__(self, task: Task, seams: TaskSeams, snapshots: TaskSnapshots) -> None:
         self._task = task
-        self._channels = [(gate, index) for gate, of in enumerate(gates) for index in range(len(of.channels))]
+        self._seams = seams
+        self._snapshots = snapshots
+        self._gates = task.gates
+        self._partitions = task.partitions
+        self._channels = [(gate, index) for gate in task.gates for index in range(len(gate.channels))]
         """The gate of each channel, and the channel's index in the gate. Their order gives the channels' numbers."""
-        capturable = [
-            number for number, (gate, _) in enumerate(self._channels) if gates[gate].edge.id in seams.overtakable
-        ]
+        capturable = [number for number, (gate, _) in enumerate(self._channels) if gate.edge.id in seams.overtakable]
         self._handler = BarrierHandler(len(self._channels), capturable)
         self.awaited_gates: tuple[int, ...] = ()
         """The gates for whose barriers a checkpoint waits, and whose rows cannot be captured for it."""
@@ -140,9 +118,10 @@ class TaskCheckpoints:
         self._seen_s: tuple[int, float] = (-1, 0.0)
         """The newest checkpoint, and when its first barrier was seen."""
         for number, (gate, index) in enumerate(self._channels):
-            gates[gate].channels[index].queue.on_event = partial(self.arrived, number)
-        for partition in partitions:
-            partition.on_barrier_sent = self._barrier_sent
+            gate.channels[index].queue.on_event = partial(self.arrived, number)
+        for partition in task.partitions:
+            for sub in partition.subpartitions:
+                sub.on_barrier_sent = self._barrier_sent
         self._closed = False
 
     def close(self) -> None:
@@ -165,7 +144,7 @@ class TaskCheckpoints:
         """A barrier, or the end of the partition, has arrived in the channel and waits there for its turn."""
         if self._closed:
             return
-        gate, index = self._locate(channel)
+        gate, index = self._channels[channel]
         if not isinstance(event, CheckpointBarrier):
             self._task.mail(lambda: self.handle(EndAnnounced(channel, gate.is_clear(index, event))))
         elif event.timeout_ms is not None:
@@ -176,11 +155,11 @@ class TaskCheckpoints:
         for instruction in self._handler.handle(event):
             match instruction:
                 case Block(channel):
-                    gate, index = self._locate(channel)
+                    gate, index = self._channels[channel]
                     gate.block(index)
                 case Resume(channels):
                     for channel in channels:
-                        gate, index = self._locate(channel)
+                        gate, index = self._channels[channel]
                         gate.resume(index)
                 case TakeSnapshot():
                     self._snapshot(instruction)
@@ -195,8 +174,8 @@ class TaskCheckpoints:
                     self._snapshots.decline(checkpoint_id, reason, counts=False)
                 case _:
                     assert_never(instruction)
-        awaited = self._handler.awaited
-        self.awaited_gates = tuple(sorted({self._channels[channel][0] for channel in awaited})) if awaited else ()
+        awaited = [self._channels[channel][0] for channel in self._handler.awaited]
+        self.awaited_gates = tuple(number for number, gate in enumerate(self._gates) if gate in awaited)
         pending = self._handler.pending
         if pending is not None:
             self._see(pending)
@@ -259,10 +238,6 @@ class TaskCheckpoints:
         if timer is not None:
             timer.cancel()
 
-    def _locate(self, channel: int) -> tuple[InputGate, int]:
-        gate, index = self._channels[channel]
-        return self._gates[gate], index
-
     # ---- the snapshot ----
 
     def _snapshot(self, taken: TakeSnapshot) -> None:
@@ -285,9 +260,9 @@ class TaskCheckpoints:
 
     def _capture(self, state: _InFlightState, channels: tuple[int, ...]) -> None:
         """Capture, gate by gate, the rest of the batch at work, the rows still to be recovered, and the queued rows."""
-        rests = self._task.rests()
+        rests = self._task.input.rests()
         for number, gate in enumerate(self._gates):
-            mine = [index for of, index in (self._channels[channel] for channel in channels) if of == number]
+            mine = [index for of, index in (self._channels[channel] for channel in channels) if of is gate]
             if not mine:
                 continue
             if number in rests:
@@ -341,7 +316,7 @@ class TaskCheckpoints:
         seams, storage, checkpoint_id = self._seams, self._seams.storage, state.barrier.checkpoint_id
         assert storage is not None
         segment_bytes = SEGMENT_BUFFERS * seams.config.buffer_bytes
-        file = channel_file(seams.epoch, seams.attempt, checkpoint_id, *self._ref, state.parts)
+        file = channel_file(seams.epoch, seams.attempt, checkpoint_id, *self._task.ref, state.parts)
         state.parts += 1
         inline_bytes_max = seams.inline_bytes_max - state.stored.inline_bytes
         assert inline_bytes_max >= 0, (seams.inline_bytes_max, state.stored.inline_bytes)

@@ -21,7 +21,7 @@ class WatermarkValve:
 
     def __init__(self, origins: Sequence[Origin]) -> None:
         """`origins` has the origin of each channel."""
-        self._watermarks = [MIN_WATERMARK_US] * len(origins)
+        self.watermarks = [MIN_WATERMARK_US] * len(origins)
         self._idle = [False] * len(origins)
         self._idle_count = 0
         self._reached = [MIN_WATERMARK_US] * len(origins)
@@ -36,10 +36,10 @@ class WatermarkValve:
 
     def advance(self, channel: int, watermark_us: int) -> int | None:
         """The watermark of a channel has advanced. Returns the task's new watermark, or None if it has not grown."""
-        if watermark_us <= self._watermarks[channel]:
+        if watermark_us <= self.watermarks[channel]:
             return None
-        self._at_lowest -= self._watermarks[channel] == self._lowest_us
-        self._watermarks[channel] = watermark_us
+        self._at_lowest -= self.watermarks[channel] == self._lowest_us
+        self.watermarks[channel] = watermark_us
         if watermark_us == MAX_WATERMARK_US:
             self._set_idle(channel, False)  # the channel has ended, and the valve does not wait for it any more
         else:
@@ -51,7 +51,7 @@ class WatermarkValve:
 
         A channel that has ended is never idle.
         """
-        self._set_idle(channel, idle and self._watermarks[channel] != MAX_WATERMARK_US)
+        self._set_idle(channel, idle and self.watermarks[channel] != MAX_WATERMARK_US)
         return self._merged()
 
     def _set_idle(self, channel: int, idle: bool) -> None:
@@ -62,7 +62,7 @@ class WatermarkValve:
     def is_idle(self) -> bool:
         """Whether some channels have not ended, and all of these are idle."""
         return self._idle_count > 0 and all(
-            idle or mark == MAX_WATERMARK_US for idle, mark in zip(self._idle, self._watermarks, strict=True)
+            idle or mark == MAX_WATERMARK_US for idle, mark in zip(self._idle, self.watermarks, strict=True)
         )
 
     def _merged(self) -> int | None:
@@ -70,31 +70,28 @@ class WatermarkValve:
             mark = self._furthest()
         elif self._idle_count:
             mark = min(
-                (self._watermarks[channel] for channel in self._waited_for_beside_idle()), default=MAX_WATERMARK_US
+                (self.watermarks[channel] for channel in self._waited_for_beside_idle()), default=MAX_WATERMARK_US
             )
         else:
             if not self._at_lowest:
-                self._lowest_us = min(self._watermarks, default=MAX_WATERMARK_US)
-                self._at_lowest = self._watermarks.count(self._lowest_us)
+                self._lowest_us = min(self.watermarks, default=MAX_WATERMARK_US)
+                self._at_lowest = self.watermarks.count(self._lowest_us)
             mark = self._lowest_us
         if mark <= self.watermark_us:
             return None
         self.watermark_us = mark
         return mark
 
-    def watermark_of(self, channel: int) -> int:
-        return self._watermarks[channel]
-
     def waited_for(self) -> list[int]:
         """The channels that may hold event time back: those that have not ended, except for idle ones that the valve
         does not wait for."""
         if self.is_idle:
             return []
-        channels = self._waited_for_beside_idle() if self._idle_count else range(len(self._watermarks))
-        return [channel for channel in channels if self._watermarks[channel] != MAX_WATERMARK_US]
+        channels = self._waited_for_beside_idle() if self._idle_count else range(len(self.watermarks))
+        return [channel for channel in channels if self.watermarks[channel] != MAX_WATERMARK_US]
 
     def _waited_for_beside_idle(self) -> Iterator[int]:
-        active = [family.active(self._watermarks, self._idle) for family in self._families]
+        active = [family.active(self.watermarks, self._idle) for family in self._families]
         for family, own in zip(self._families, active, strict=True):
             is_followed = any(active[other] for other in family.within_all)
             for subtask, channels in family.channels.items():
@@ -103,7 +100,7 @@ class WatermarkValve:
 
     def _furthest(self) -> int:
         """The event time of a task whose channels are all idle or have ended."""
-        unended = [family.lowest(self._watermarks) for family in self._families]
+        unended = [family.lowest(self.watermarks) for family in self._families]
         capped_all = [MAX_WATERMARK_US] * len(unended)
         """The limit on the watermarks of all channels of a family, by the family's number."""
         capped_alike: list[dict[int, int]] = [{} for _ in unended]
