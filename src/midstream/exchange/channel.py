@@ -53,10 +53,10 @@ class RemoteChannel:
     """The channel to a producer in another slot: it receives buffers, assembles batches, and grants credit.
 
     `window` buffers of the quota are reserved for this channel. Every announced credit is charged from its announcement
-    until the lease of the batch that used it is over, and `credit + batch buffers <= window`. The window is static and each
-    channel has its own, so that no channel can starve another, and no batch waits for a round trip of credit while
-    there is room. Within the window, credit is granted only up to the queue's limit. The batch that is being processed
-    does not count there, so that the next one arrives meanwhile.
+    until the lease of the batch that used it is over, and `credit + batch buffers <= window`. The window is static
+    and each channel has its own, so that no channel can starve another, and no batch waits for a round trip of credit
+    while there is room. Within the window, credit is granted only up to the queue's limit. The batch that is
+    processed does not count there, so that the next one arrives meanwhile.
 
     There is one exception: if nothing is queued but the first part of a batch that is larger than this, credit for its
     rest is granted. If the channel holds nothing else, that may even overdraw the quota, because these buffers become
@@ -81,7 +81,7 @@ class RemoteChannel:
         self._on_data = on_data
         self._grant = grant
         self.queue = ElementQueue(window, queue_time)
-        """The elements that have arrived and have not been taken. They are captured here when a barrier overtakes them."""
+        """The elements that have arrived and not been taken. They are captured here when a barrier overtakes them."""
         self._sequence = 0
         self._credit = 0
         """Buffers that have been announced to the producer and have not arrived."""

@@ -85,7 +85,10 @@ class ElementQueue:
         self._items.append(item)
 
     def _ends_capture(self, event: CheckpointBarrier | EndOfPartition) -> bool:
-        """Whether all batches before this barrier are captured, so that it need not wait for its turn."""
+        """End the capture if no batch after `event` belongs to it.
+
+        Returns whether all batches before `event` are captured, so that it need not wait for its turn.
+        """
         if self._capture is None or (isinstance(event, CheckpointBarrier) and event.checkpoint_id < self._capture_id):
             return False
         self._capture = None

@@ -252,5 +252,5 @@ class Chain:
                 behind = self.operators[index + 1 : index + 2]
                 if mark == MAX_WATERMARK_US or not any(each.makes_watermarks for each in behind):
                     raise InvariantError(
-                        f"operator {index} was offered {mark}, has passed on {left}, and none is pending"
+                        f"operator {index} was offered {mark}, has forwarded {left}, and none is pending"
                     )

@@ -39,7 +39,7 @@ def place_of_failure(source: SourceDriver | None, chain: Chain, error: BaseExcep
     try:
         return source.place(chain.row_of_the_batch(source.emitting_rows, row))
     except Exception:  # noqa: BLE001 - whatever `place` raises must not hide the failure itself
-        _log.warning("%s: where its rows are cannot be told", name, exc_info=True)
+        _log.warning("%s: the position of its rows in the input is not known", name, exc_info=True)
         return ""
 
 

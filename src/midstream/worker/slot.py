@@ -74,12 +74,7 @@ SLOT_TABLE: Final[Table[SlotState, object]] = Table(
         Row(_IDLE, m.Welcome, (_IDLE,), "it has a number"),
         *_rows(SlotState, m.Deploy, "running tasks are closed, state is read", _DEPLOYING),
         Row(_DEPLOYING, SlotEvent.OPENED, (_DEPLOYED,), "it is reported to the coordinator"),
-        Row(
-            _DEPLOYING,
-            SlotEvent.NOT_OPENED,
-            (_IDLE,),
-            "everything is closed, the failure is reported to the coordinator",
-        ),
+        Row(_DEPLOYING, SlotEvent.NOT_OPENED, (_IDLE,), "everything is closed, the failure is reported"),
         Row(_DEPLOYED, m.Start, (_RUNNING,), "links to other slots are opened, tasks run"),
         *_rows((_DEPLOYED, _RUNNING), m.SplitsAssigned, "a mail for a source"),
         *_rows((_DEPLOYING, _DEPLOYED, _RUNNING), m.ReadOn, "a mail for tasks"),

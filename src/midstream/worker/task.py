@@ -108,10 +108,7 @@ TASK_TABLE: Final[Table[TaskState, TaskEvent]] = Table(
         Row(_ENDING, TaskEvent.ALL_EMITTED, (_AWAITS_CHECKPOINT, _AWAITS_SINKS), "`EndOfData` goes out"),
         Row(_AWAITS_CHECKPOINT, TaskEvent.COMPLETED, (_AWAITS_SENT,), "nothing of the task can be lost any more"),
         *(Row(state, TaskEvent.END, (_FINISHED,), "channels are closed") for state in (_AWAITS_SINKS, _AWAITS_SENT)),
-        *(
-            Row(state, TaskEvent.FAIL, (_CLOSED,), "the failure is reported to the coordinator")
-            for state in (_CREATED, *LIVE)
-        ),
+        *(Row(state, TaskEvent.FAIL, (_CLOSED,), "the failure is reported") for state in (_CREATED, *LIVE)),
         *(Row(state, TaskEvent.CLOSE, (_CLOSED,), "everything is dropped") for state in (_CREATED, *LIVE)),
     ),
 )
@@ -261,8 +258,8 @@ class Task:
     def trigger_checkpoint(self, barrier: CheckpointBarrier, *, pauses_sources: bool = False) -> None:
         """Begin this checkpoint in a task without gates.
 
-        `pauses_sources` says that the job stops or moves with this checkpoint: the source is not read after the barrier, unless
-        the checkpoint is aborted.
+        `pauses_sources` says that the job stops or moves with this checkpoint: the source is not read after the barrier,
+        unless the checkpoint is aborted.
         """
         checkpoint_id = barrier.checkpoint_id
 

@@ -174,7 +174,7 @@ class TaskCheckpoints:
                     self._snapshots.decline(checkpoint_id, reason, counts=False)
                 case _:
                     assert_never(instruction)
-        awaited = [self._channels[channel][0] for channel in self._handler.awaited]
+        awaited = {self._channels[channel][0] for channel in self._handler.awaited}
         self.awaited_gates = tuple(number for number, gate in enumerate(self._gates) if gate in awaited)
         pending = self._handler.pending
         if pending is not None:
