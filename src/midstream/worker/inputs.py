@@ -83,7 +83,8 @@ class TaskInput:
         self._ended = ended
         self._rows_max = rows_max
         self._first_channel = list(accumulate((len(gate.channels) for gate in gates), initial=0))
-        """The number of each gate's first channel, with the channels of all gates counted; last the number of channels."""
+        """The number of each gate's first channel, with the channels of all gates counted. The last entry is
+        the number of channels."""
         channels = self._first_channel[-1]
         assert len(origins) == channels, (ref, origins)
         self._valve = WatermarkValve(origins)

@@ -256,10 +256,10 @@ class Task:
         self.wake()
 
     def trigger_checkpoint(self, barrier: CheckpointBarrier, *, pauses_sources: bool = False) -> None:
-        """Begin this checkpoint in a task without gates.
+        """Begin this checkpoint, in a task that reads a source or whose producers have all finished.
 
-        `pauses_sources` says that the job stops or moves with this checkpoint: the source is not read after the barrier,
-        unless the checkpoint is aborted.
+        `pauses_sources` says that the job stops or moves with this checkpoint: the source is not read after the
+        barrier, unless the checkpoint is aborted.
         """
         checkpoint_id = barrier.checkpoint_id
 
@@ -282,7 +282,7 @@ class Task:
         self.mail(lambda: self._on_aborted(checkpoint_id))
 
     def read_on(self, checkpoint_id: int) -> None:
-        """Read the source again, which is PAUSED after the barrier of this checkpoint: the job continues."""
+        """The job continues: read the source again if it is PAUSED after the barrier of this checkpoint."""
         self.mail(lambda: self._read_on(checkpoint_id))
 
     def add_split(self, split: bytes, is_last: bool) -> None:
