@@ -32,7 +32,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     def capture(self: Any, state: Any, channels: Any) -> None:
         found["captured"] += 1
-        found["rest of a slice"] += len(self._task.rests())
+        found["rest of a slice"] += len(self._task.input.rests())
         original(self, state, channels)
 
     monkeypatch.setattr(TaskCheckpoints, "_capture", capture)
