@@ -100,6 +100,6 @@ def test_event_time_of_a_task_is_that_of_its_channel_furthest_behind() -> None:
     assert valve.set_idle(1, False) is None
     assert valve.advance(1, 9) is None
     assert not world.bugs
-    valve._watermarks[0], valve._at_lowest = 99, 0  # as if it had not listened
+    valve.watermarks[0], valve._at_lowest = 99, 0  # as if it had not listened
     valve.advance(1, 50)
     assert world.bugs

@@ -560,8 +560,8 @@ class Slot:
                 waiting = [item for item in (sub.sending, *sub.queue) if isinstance(item, LeasedBatch)]
                 if waiting and not sub.is_local:
                     self._world.bug(f"{ref} ends, and {len(waiting)} batches to {sub.channel} have not been sent")
-        if task is not None and task._snapshots._taken:
-            self._world.bug(f"{ref} ends, and owes an answer for checkpoints {sorted(task._snapshots._taken)}")
+        if task is not None and task._snapshots._unacknowledged:
+            self._world.bug(f"{ref} ends, and owes an answer for checkpoints {sorted(task._snapshots._unacknowledged)}")
 
     def _beat(self) -> None:
         assert self.machine is not None

@@ -20,7 +20,7 @@ from midstream.coordinator.placement import sources
 from midstream.coordinator.placement.rescaling import Rescaling, Stage
 from midstream.coordinator.placement.slots import Slots
 from midstream.coordinator.requests.requests import Requests
-from midstream.core.elements import MAX_WATERMARK_US, EndOfData
+from midstream.core.elements import MAX_WATERMARK_US, EndOfData, Watermark
 from midstream.core.ids import TaskId
 from midstream.operators import watermarks
 from midstream.operators.process_operator import ProcessOperator
@@ -286,7 +286,7 @@ def watermark_before_timers() -> Replacements:
             index += 1
         if watermark_us > self.offered_us[-1]:
             self.offered_us[-1] = watermark_us
-            self._edges.watermark(watermark_us)
+            self._edges.broadcast(Watermark(watermark_us))
 
     return [(Chain, "offer", offer)]
 

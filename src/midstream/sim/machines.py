@@ -218,7 +218,7 @@ def watch_tasks() -> Sequence[Watched]:
 
     def of_mail(mail: str) -> Callable[..., tuple[str, str]]:
         def of_call(task: Any, *_: Any, **__: Any) -> tuple[str, str]:
-            tasks[task._input] = ref(task)
+            tasks[task.input] = ref(task)
             return _task_state(task), mail
 
         return of_call
@@ -454,19 +454,19 @@ def watch_channels() -> Sequence[Watched]:
         def of_call(channel: Any, *_: Any, inside: bool = False, **__: Any) -> tuple[str, str]:
             part = " and a part" if channel._partial is not None else ""
             event = f"{what} inside a batch" if inside else what
-            return f"remote: {'data' if channel.has_data() else 'empty'}{part}", event
+            return f"remote: {'data' if channel.queue else 'empty'}{part}", event
 
         return of_call
 
     def local(what: str) -> Callable[..., tuple[str, str]]:
-        return lambda channel, *_: (f"local: {'data' if channel.has_data() else 'empty'}", what)
+        return lambda channel, *_: (f"local: {'data' if channel.queue else 'empty'}", what)
 
     def gate(what: str) -> Callable[..., tuple[str, str]]:
         def of_call(gate: Any, index: int) -> tuple[str, str]:
             channel = gate.channels[index]
             where = "remote" if isinstance(channel, RemoteChannel) else "local"
             part = " and a part" if getattr(channel, "_partial", None) is not None else ""
-            return f"{where}: {'data' if channel.has_data() else 'empty'}{part}", what
+            return f"{where}: {'data' if channel.queue else 'empty'}{part}", what
 
         return of_call
 

@@ -79,8 +79,8 @@ MACHINES: Final[tuple[Machine, ...]] = (
         (
             (_NOT_LIVE, "|".join(ELEMENTS), "only a live task reads"),
             (f"ENDING|{_FINISHING}", _AFTER_DATA, "all its data has ended"),
-            (f"RUNNING|HELD|ENDING|{_FINISHING}|FINISHED|CLOSED", "open|start", "it happens once"),
-            ("HELD", "|".join(ELEMENTS), "it has a source and no gates"),
+            (f"RUNNING|PAUSED|ENDING|{_FINISHING}|FINISHED|CLOSED", "open|start", "it happens once"),
+            ("PAUSED", "|".join(ELEMENTS), "it has a source and no gates"),
             ("CREATED", "trigger_checkpoint|checkpoint_completed|checkpoint_aborted", "all tasks run before the first"),
             ("CREATED", "fail", "a failure to open is the slot's"),
             ("CREATED", "add_split|no_more_splits|stop_source", "sent behind Start, in order"),

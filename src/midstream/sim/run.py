@@ -347,7 +347,7 @@ class Run:
             if slot.machine is not None:
                 attempts.append(slot.machine.attempt)
                 for task in slot.machine.tasks.values():
-                    moved += task.rows_in + sum(partition.bytes_out for partition in task.partitions)
+                    moved += task.input.rows_in + sum(partition.bytes_out for partition in task.partitions)
                     ending += task.is_finishing or task.state is TaskState.FINISHED
         progress = (
             moved,
