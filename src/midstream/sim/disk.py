@@ -33,6 +33,14 @@ class Disk:
         """How many of the next writes and deletions happen, and are said to have failed."""
         self.denials = 0
         """How many of the next files that are created exclusively are said to have been there before."""
+        self.lying_names: set[str] = set()
+        """Base names: the next write of such a file happens, and is said to have failed."""
+        self.failing_parts = 0
+        """How many of the next reads of parts of files fail."""
+        self.failing_deletes = 0
+        """How many of the next deletions fail."""
+        self.slow_us = 0
+        """How long a file takes to be written, while others get on."""
         self.lied = 0
         self.denied: set[str] = set()
         """Directories in which it has made a file and said that it was there before."""
@@ -69,11 +77,17 @@ class Disk:
         return data
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
-        return self.read(path)[offset : offset + length]
+        data = self.read(path)
+        if self.failing_parts and not self._world.is_looking:
+            self.failing_parts -= 1
+            raise StorageError(f"cannot read {path}: input/output error {SIM}")
+        return data[offset : offset + length]
 
     def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
         name = _confined(path)
         data = b"".join(parts)
+        if self.slow_us:
+            self._world.hang(self.slow_us)
         self._begin_write(name, data)
         if name in self.files:
             self._world.bug(f"{name} is written a second time")
@@ -81,9 +95,10 @@ class Disk:
         self.files[name] = data
         self._world.note(("wrote", name, str(len(data)), "bytes"))
         self._tell(name, data)
-        if self.lies:
+        base = name.rpartition("/")[2]
+        if self.lies or base in self.lying_names:
             self._unseen[name] = data
-            self._lie(name)
+            self._lie(name, base)
         if self.on_write is not None:
             self.on_write(name, data)
 
@@ -109,6 +124,10 @@ class Disk:
         name = _confined(path)
         if self._world.torn:
             raise Killed
+        if self.failing_deletes:
+            self.failing_deletes -= 1
+            self._world.note(("it cannot be deleted:", name))
+            raise StorageError(f"cannot delete {name}: input/output error {SIM}")
         below = name + "/"
         for file in [name] if name in self.files else [file for file in self.files if file.startswith(below)]:
             del self.files[file]
@@ -140,8 +159,11 @@ class Disk:
         for told in self.on_change:
             told(name, data)
 
-    def _lie(self, name: str) -> None:
-        self.lies -= 1
+    def _lie(self, name: str, base: str = "") -> None:
+        if base in self.lying_names:
+            self.lying_names.remove(base)
+        else:
+            self.lies -= 1
         self.lied += 1
         self._world.note(("it is said to have failed:", name))
         raise StorageError(f"no answer about {name} {SIM}")

@@ -19,13 +19,18 @@ from midstream.sim.scenario import (
     AT_IT,
     BACKLOGGED,
     COMMITTING,
+    DELETE_FAILS,
     IN_FLIGHT,
     IN_RECOVERY,
     KILL_ANOTHER,
     LEAVING,
+    LOADS_FAIL,
+    PUBLISH_LIES,
     RECOVERING,
     REQUESTS,
+    SAVEPOINT_SLOW,
     STALLS,
+    UNREADABLE,
     Fault,
 )
 from midstream.sim.slot_ledger import Calls
@@ -34,8 +39,11 @@ from midstream.sim.world import World
 
 
 class AskedForSavepoints(Protocol):
-    def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False) -> None:
-        """For one, at a place that `victim` chooses; `stop`: of a job that stops with it; `fails`: where the disk fails."""
+    def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0) -> None:
+        """For one, at a place that `victim` chooses; `stop`: of a job that stops with it; `fails`: where the disk fails;
+
+        `slow_us`: where each file takes so long to be written.
+        """
         ...
 
 
@@ -272,6 +280,38 @@ def _storage_lies(stage: Stage, victim: int) -> bool:
     return True
 
 
+def _publish_lies(stage: Stage, victim: int) -> bool:
+    """The next checkpoint's metadata is written, and is said not to be."""
+    stage.disk.lying_names.add("_metadata")
+    return True
+
+
+def _delete_fails(stage: Stage, victim: int) -> bool:
+    """As soon as the sources have come to their ends, or a while later, a file cannot be deleted."""
+
+    def is_time() -> bool:
+        attempt = stage.driver.coordinator.attempt
+        return attempt is not None and attempt.all_finished
+
+    def another() -> None:
+        _strikes_now(stage)
+        stage.disk.failing_deletes = 1
+
+    _when(stage, is_time, 0, another, "a file cannot be deleted")
+    return True
+
+
+def _strike_unreadable(stage: Stage, victim: int) -> bool:
+    """As soon as rows in flight are being recovered, or a while later, some of them cannot be read."""
+
+    def another() -> None:
+        _strikes_now(stage)
+        stage.disk.failing_parts += 1 + victim % 2
+
+    _when(stage, lambda: is_recovering(stage.cluster.live_slots), victim // 7 % 1_000, another, "rows cannot be read")
+    return True
+
+
 def _write_fails(stage: Stage, victim: int) -> bool:
     first = stage.disk.writes + 1 + victim % 5
     stage.disk.failing_writes.update(range(first, first + 1 + victim % 3))
@@ -387,6 +427,12 @@ def _slot_fails(stage: Stage, victim: int) -> bool:
     return _kill_slot(stage, victim)
 
 
+def _loads_fail(stage: Stage, victim: int) -> bool:
+    """The next slot that loads sinks to commit with cannot open the storage at first; so that one does, another dies."""
+    stage.cluster.load_failures = 1
+    return _kill_slot(stage, victim)
+
+
 def _cluster_gone(stage: Stage, victim: int) -> bool:
     """What the slots run on ends, for good, and they with it: the job has to be started again."""
     if not stage.cluster.live_slots or not stage.driver.process.alive:
@@ -425,6 +471,12 @@ def _stop_savepoint(stage: Stage, victim: int) -> bool:
 def _savepoint_fails(stage: Stage, victim: int) -> bool:
     """Of a savepoint, or of a stop with one: the disk fails at its place only, so the job must run on."""
     stage.savepoints.ask(stage.driver, victim // 4, stop=victim % 4 > 0, fails=True)
+    return True
+
+
+def _savepoint_slow(stage: Stage, victim: int) -> bool:
+    """It is copied to a place that takes its time."""
+    stage.savepoints.ask(stage.driver, victim, stop=False, slow_us=1_000 + victim % 10_000)
     return True
 
 
@@ -554,6 +606,9 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "crash_at_publish": _crash_at_publish,
     "freeze_at_publish": _freeze_at_publish,
     "storage_lies": _storage_lies,
+    PUBLISH_LIES: _publish_lies,
+    DELETE_FAILS: _delete_fails,
+    UNREADABLE: _strike_unreadable,
     "write_fails": _write_fails,
     "disk_full": _disk_full,
     "slow_storage": _slow_storage,
@@ -563,6 +618,7 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "read_fails": _read_fails,
     "commit_fails": _commit_fails,
     "slot_fails": _slot_fails,
+    LOADS_FAIL: _loads_fail,
     LEAVING: _slot_leaves,
     "cluster_gone": _cluster_gone,
     "stop": _stop,
@@ -578,10 +634,12 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "stop_savepoint": _stop_savepoint,
     "savepoint_fails": _savepoint_fails,
     "savepoint_struck": _savepoint_struck,
+    SAVEPOINT_SLOW: _savepoint_slow,
     BACKLOGGED: _strike_backlogged,
     IN_FLIGHT: _strike_in_flight,
     COMMITTING: _strike_committing,
     RECOVERING: _strike_recovering,
 }
-BESIDES: Final = tuple(name for name in STRIKES if not name.endswith("_struck") and name != STALLS)
+OF_REGIONS: Final = (STALLS, PUBLISH_LIES, DELETE_FAILS, UNREADABLE, SAVEPOINT_SLOW, LOADS_FAIL)
+BESIDES: Final = tuple(name for name in STRIKES if not name.endswith("_struck") and name not in OF_REGIONS)
 """What may befall a job beside a request."""

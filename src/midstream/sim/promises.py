@@ -17,6 +17,7 @@ _FAILED_IN_A_ROW: Final = re.compile(r"(\d+) checkpoints in a row have failed")
 _NUMBER: Final = re.compile(r"chk-(\d+)$")
 ROUNDING_US: Final = 1_500
 """A pause is counted in whole milliseconds, from one to another."""
+NOT_OPENED: Final = "the checkpoint directory cannot be opened"
 
 
 class Promises:
@@ -144,3 +145,30 @@ class Promises:
                 self._acknowledged[attempt, task] = max(newest, number)
             case _:  # the others promise nothing
                 pass
+
+
+class OwedCommits:
+    """Commits and aborts that a slot has been asked for and has not answered."""
+
+    def __init__(self, bug: Callable[[str], None], name: str) -> None:
+        self.requests: dict[int, bool] = {}
+        """Each with whether one had failed by then because the storage could not be opened, which has not failed since."""
+        self._bug = bug
+        self._name = name
+        self._has_failed = False
+
+    def asked(self, request: int) -> None:
+        self.requests[request] = self._has_failed
+
+    def not_opened(self) -> None:
+        """What was asked for may fail by this."""
+        self._has_failed = False
+        self.requests = dict.fromkeys(self.requests, False)
+
+    def answered(self, answer: m.CommitDone | m.CommitFailed) -> None:
+        """Where the storage could not be opened, the next commit tries again: one failure of it is a reason only once."""
+        had_failed = self.requests.pop(answer.request)
+        if isinstance(answer, m.CommitFailed) and NOT_OPENED in answer.summary:
+            if had_failed:
+                self._bug(f"{self._name} fails commit {answer.request} for a storage that it has not tried again to open")
+            self._has_failed = True

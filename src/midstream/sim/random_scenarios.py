@@ -94,6 +94,17 @@ NAMED: Final[Mapping[str, Callable[[int], Scenario]]] = {
     "timers_in_pieces": regions.in_pieces(partial(draw, topology="timers", faults=("kill_slot", "user_error"))),
     "joins_in_pieces": regions.in_pieces(partial(draw, topology="join")),
     "in_pieces": regions.in_pieces(of_one_topology),
+    "read_badly": regions.read_badly,
+    "scant": regions.scant,
+    "dying_drained": regions.dying_drained,
+    "saving_slowly": regions.saving_slowly,
+    "far_apart": regions.far_apart,
+    "denied": regions.denied,
+    "barriers_ever_first": regions.barriers_ever_first,
+    "joined_in_pieces": regions.joined_in_pieces,
+    "shrinking": at_rest.shrinking,
+    "loaded_again": at_rest.loaded_again,
+    "deleted_again": at_rest.deleted_again,
 }
 VISITS: Final = 0.3
 """Of the runs of the random campaign, how many are drawn from a region; the others from all that there can be."""

@@ -100,10 +100,18 @@ RECOVERING: Final = "strike_recovering"
 """They wait until there is much in flight, or until that is being recovered. Drawn by `with_backlog` only."""
 COMMITTING: Final = "strike_committing"
 """It waits until a slot is in the midst of a commit. Drawn by `with_commits_on_slots` only."""
+PUBLISH_LIES: Final = "publish_lies"
+DELETE_FAILS: Final = "delete_fails"
+UNREADABLE: Final = "strike_unreadable"
+SAVEPOINT_SLOW: Final = "savepoint_slow"
+"""One operation of the storage, the one in question, fails or takes long. Drawn by regions only."""
+LOADS_FAIL: Final = "loads_fail"
+"""Drawn by `with_commits_on_slots` only."""
 IN_FLIGHT: Final = "strike_in_flight"
 """It waits until a checkpoint with rows in flight is complete."""
 REQUESTS: Final = frozenset(
     ("stop", "drain", "checkpoint", "rescale", "savepoint", "stop_savepoint", "savepoint_fails", LEAVING)
+    + (SAVEPOINT_SLOW,)
 )
 """Those of them that are no faults: a job that is asked for something has no excuse."""
 WITHOUT_CHECKPOINTS: Final = frozenset(
@@ -348,8 +356,10 @@ def with_commits_on_slots(scenario: Scenario, random: Random) -> Scenario:
         Fault(random.randrange(horizon), COMMITTING, random.randrange(1 << 20))
         for _ in range(random.choice((0, 1, 1, 2, 3)))
     )
-    faults = tuple(sorted((*scenario.faults, *found), key=lambda fault: fault.step))
-    return replace(scenario, on_slots=random.choice((0.5, 1.0)), faults=faults)
+    faults, share = (*scenario.faults, *found), random.choice((0.5, 1.0))
+    if scenario.has_checkpoints and random.random() < 0.1:
+        faults += (Fault(random.randrange(horizon), LOADS_FAIL, random.randrange(1 << 20)),)
+    return replace(scenario, on_slots=share, faults=tuple(sorted(faults, key=lambda fault: fault.step)))
 
 
 def _behind(scenario: Scenario, base: Shape, random: Random) -> Scenario:
