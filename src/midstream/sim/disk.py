@@ -6,6 +6,7 @@ the process may die and where others may get on (`World.io_point`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -37,8 +38,11 @@ class Disk:
         """Base names: the next write of such a file happens, and is said to have failed."""
         self.failing_parts = 0
         """How many of the next reads of parts of files fail."""
-        self.failing_deletes = 0
-        """How many of the next deletions fail."""
+        self.deletes_late = False
+        """Whether the oldest checkpoint of a piece of I/O can be deleted with the third try only."""
+        self._not_deleted: Counter[str] = Counter()
+        self._deleted_in = -1
+        """The last step in which something was."""
         self.slow_us = 0
         """How long a file takes to be written, while others get on."""
         self.lied = 0
@@ -124,10 +128,12 @@ class Disk:
         name = _confined(path)
         if self._world.torn:
             raise Killed
-        if self.failing_deletes:
-            self.failing_deletes -= 1
+        is_first = self._world.step_number != self._deleted_in
+        if self.deletes_late and is_first and name.endswith("/_metadata") and self._not_deleted[name] < 2:
+            self._not_deleted[name] += 1
             self._world.note(("it cannot be deleted:", name))
             raise StorageError(f"cannot delete {name}: input/output error {SIM}")
+        self._deleted_in = self._world.step_number
         below = name + "/"
         for file in [name] if name in self.files else [file for file in self.files if file.startswith(below)]:
             del self.files[file]

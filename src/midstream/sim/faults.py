@@ -287,26 +287,17 @@ def _publish_lies(stage: Stage, victim: int) -> bool:
 
 
 def _delete_fails(stage: Stage, victim: int) -> bool:
-    """As soon as the sources have come to their ends, or a while later, a file cannot be deleted."""
-
-    def is_time() -> bool:
-        attempt = stage.driver.coordinator.attempt
-        return attempt is not None and attempt.all_finished
-
-    def another() -> None:
-        _strikes_now(stage)
-        stage.disk.failing_deletes = 1
-
-    _when(stage, is_time, 0, another, "a file cannot be deleted")
+    """From now on checkpoints can be deleted with the third try only: that is how often it is tried before the job ends."""
+    stage.disk.deletes_late = True
     return True
 
 
 def _strike_unreadable(stage: Stage, victim: int) -> bool:
-    """As soon as rows in flight are being recovered, or a while later, some of them cannot be read."""
+    """As soon as rows in flight are being recovered, or a while later, some of them cannot be read at first."""
 
     def another() -> None:
         _strikes_now(stage)
-        stage.disk.failing_parts += 1 + victim % 2
+        stage.disk.failing_parts = 1
 
     _when(stage, lambda: is_recovering(stage.cluster.live_slots), victim // 7 % 1_000, another, "rows cannot be read")
     return True
@@ -475,8 +466,17 @@ def _savepoint_fails(stage: Stage, victim: int) -> bool:
 
 
 def _savepoint_slow(stage: Stage, victim: int) -> bool:
-    """It is copied to a place that takes its time."""
-    stage.savepoints.ask(stage.driver, victim, stop=False, slow_us=1_000 + victim % 10_000)
+    """It is copied to a place that takes its time, and every other time the job is cancelled meanwhile."""
+    driver = stage.driver
+
+    def cancel() -> None:
+        if stage.driver is driver and driver.outcome is None:
+            strike(stage, Fault(stage.world.step_number, "cancel", 0))
+
+    stage.savepoints.ask(driver, victim, stop=False, slow_us=1_000 + victim % 10_000)
+    if victim % 2:
+        copied = lambda: not driver.coordinator.savepoints.idle  # noqa: E731 - as for the others
+        _when(stage, copied, victim // 7 % 10_000, cancel, "cancel while a savepoint is copied")
     return True
 
 

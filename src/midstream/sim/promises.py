@@ -170,5 +170,7 @@ class OwedCommits:
         had_failed = self.requests.pop(answer.request)
         if isinstance(answer, m.CommitFailed) and NOT_OPENED in answer.summary:
             if had_failed:
-                self._bug(f"{self._name} fails commit {answer.request} for a storage that it has not tried again to open")
+                self._bug(
+                    f"{self._name} fails commit {answer.request} for a storage that it has not tried again to open"
+                )
             self._has_failed = True

@@ -75,12 +75,6 @@ def barriers_first(seed: int) -> Scenario:
     return replace(drawn, tempo=tempo, interval_s=0.001, min_pause_s=0.0, retained=1, aligned_timeout_s=0.0)
 
 
-def barriers_ever_first(seed: int) -> Scenario:
-    """The same of a job that runs for longer, so that most of its state is older than the checkpoint before."""
-    drawn = replace(barriers_first(seed), batch_rows=3, row_us=1000, sink_rows=0, keys=50, skew=0.0, splits=7, rounds=1)
-    return replace(drawn, tempo=replace(drawn.tempo, clock_tick_us=0), timeout_s=60.0, queue_time_s=None)
-
-
 def poisoned(seed: int) -> Scenario:
     """One row after the other fails in a function, and checkpoints complete in between."""
     drawn = draw(seed, topology="keyed", parallelism=2, rows=100, faults=())
@@ -98,6 +92,13 @@ def on_time(seed: int) -> Scenario:
 
 def several_splits(seed: int, splits: int = 3) -> Scenario:
     return replace(draw(seed, topology="splits", rows=100), splits=splits, rounds=1)
+
+
+def many_splits(seed: int) -> Scenario:
+    """Many splits, of several files, are handed out one by one over slow lines, and opening each takes its time."""
+    drawn = draw(seed, topology="splits", parallelism=3, faults=(), rows=200)
+    tempo = replace(drawn.tempo, mail_us=40, control_us=5000, data_us=20, io_us=10_000, clock_tick_us=0)
+    return replace(drawn, tempo=tempo, splits=20, rounds=1, readers=1, blocking=True, batch_rows=10, row_us=0)
 
 
 def always_due(seed: int) -> Scenario:
@@ -277,16 +278,6 @@ def unreadable(seed: int) -> Scenario:
     return replace(drawn, pool_buffers=0, batch_rows=10, interval_s=0.02)
 
 
-def read_badly(seed: int) -> Scenario:
-    """Nothing befalls the job but that rows in flight, of which there are many segments, cannot be read at first."""
-    random = Random(f"read badly {seed}")
-    faults = [Fault(100, BACKLOGGED, 0), Fault(101, IN_FLIGHT, 0)]
-    faults += (Fault(300 + 400 * i, UNREADABLE, random.randrange(1 << 20)) for i in range(3))
-    drawn = replace(backpressured(seed), rows=400, text_bytes=2000, buffer_bytes=4096, pool_buffers=0, batch_rows=10)
-    tempo = replace(drawn.tempo, mail_us=40, control_us=50, io_us=10_000, clock_tick_us=0, interleave=0.0)
-    return replace(drawn, faults=tuple(faults), tempo=tempo, timeout_s=60.0, interval_s=0.02)
-
-
 def sliced(seed: int) -> Scenario:
     """Slow functions and large batches: barriers come in the middle of them."""
     return replace(backpressured(seed), batch_rows=50, row_us=2000, sink_rows=0, interval_s=0.0005)
@@ -304,13 +295,25 @@ def tight_pool(seed: int) -> Scenario:
 def scant(seed: int) -> Scenario:
     """No buffer more than a slot's tasks need, slow sinks, and jobs that die with more rows in flight than fit in there."""
     drawn = draw(seed, topology=("keyed", "pipeline")[seed % 2], parallelism=2, faults=(), rows=200)
-    inputs = ((node.parallelism, drawn.shape[input_.node].parallelism) for node in drawn.shape for input_ in node.inputs)
+    inputs = (
+        (node.parallelism, drawn.shape[input_.node].parallelism) for node in drawn.shape for input_ in node.inputs
+    )
     spare = sum(consumers + 1 + 2 * producers for consumers, producers in inputs)  # see `run.least_buffers`
     tempo = replace(drawn.tempo, mail_us=40, control_us=50, data_us=20, io_us=100, clock_tick_us=0)
-    faults = (Fault(100, BACKLOGGED, 0), Fault(101, IN_FLIGHT, 0), Fault(102, IN_FLIGHT, 3))
+    faults = (Fault(100, BACKLOGGED, 0), *(Fault(101 + 300 * i, IN_FLIGHT, 0) for i in range(6)))
     drawn = replace(drawn, pool_buffers=-spare, tempo=tempo, faults=faults, timeout_s=60.0, interval_s=0.02)
     drawn = replace(drawn, aligned_timeout_s=0.0, queue_time_s=None, sink_rows=1, sink_pause_s=0.003, row_us=0)
     return replace(drawn, text_bytes=2000, buffer_bytes=4096, batch_rows=3, blocking=False, rounds=1)
+
+
+def read_badly(seed: int) -> Scenario:
+    """The same; nothing befalls the job then but that rows in flight cannot be read at first."""
+    drawn = scant(seed)
+    random = Random(f"read badly {seed}")
+    faults = tuple(Fault(102 + 900 * i, UNREADABLE, random.randrange(1 << 20)) for i in range(3))
+    faults += tuple(Fault(101 + 900 * i, IN_FLIGHT, 0) for i in range(3))
+    faults = tuple(sorted(faults, key=lambda fault: fault.step))
+    return replace(drawn, faults=faults, tempo=replace(drawn.tempo, io_us=10_000))
 
 
 def ending(topology: str) -> Callable[[int], Scenario]:
@@ -343,12 +346,14 @@ def draining(seed: int) -> Scenario:
 
 
 def dying_drained(seed: int) -> Scenario:
-    """The same; and the driver dies with the first checkpoint behind that, or the second."""
+    """The same of a short job, whose sources end one after the other."""
     drawn = draining(seed)
-    drain, kill = drawn.faults
-    crash = replace(kill, step=drain.step + 5 + seed * 53 % 40, kind="crash_at_publish", victim=1 + 15 * (seed % 60))
-    tempo = replace(drawn.tempo, mail_us=40, control_us=50, io_us=400, clock_tick_us=0)
-    return replace(drawn, faults=(drain, crash), tempo=tempo, rows=100, interval_s=0.005, text_bytes=200)
+    drain = Fault(60 + seed * 37 % 120, "drain", 0)
+    kill = Fault(drain.step + 40 + seed * 53 % 120, "kill_driver", 0)
+    tempo = replace(drawn.tempo, mail_us=40, control_us=50, io_us=100, clock_tick_us=0)
+    return replace(
+        drawn, faults=(drain, kill), tempo=tempo, rows=60, interval_s=0.002, batch_rows=1, sink_pause_s=0.002
+    )
 
 
 def changing(seed: int) -> Scenario:
@@ -380,13 +385,6 @@ def summed(seed: int) -> Scenario:
 def alarmed(seed: int) -> Scenario:
     """Rows wait for the clock while slots die."""
     return replace(draw(seed, topology="alarms", parallelism=2, faults=("kill_slot",), rows=100), interval_s=0.002)
-
-
-def joined_in_pieces(seed: int) -> Scenario:
-    """Rows of two streams wait for each other while checkpoints follow at once, with state in small pieces."""
-    drawn = draw(seed, topology="join", parallelism=2, rows=100, faults=("kill_slot",))
-    drawn = replace(drawn, interval_s=0.002, min_pause_s=0.0, timeout_s=60.0, batch_rows=3, row_us=1000, sink_rows=0)
-    return replace(drawn, tempo=replace(drawn.tempo, io_us=100, clock_tick_us=0), small_chunks=True)
 
 
 def in_tables(seed: int) -> Scenario:
@@ -437,12 +435,10 @@ def saving(seed: int) -> Scenario:
 def saving_slowly(seed: int) -> Scenario:
     """Savepoints are copied to slow places, while checkpoints follow at once and only one is kept; or the job ends meanwhile."""
     drawn = draw(seed, topology="keyed", parallelism=2, faults=(), rows=200)
-    faults = [Fault(60 + seed * 37 % 100 + 200 * i, SAVEPOINT_SLOW, seed * 7919 + i) for i in range(3)]
-    if seed % 2:
-        faults += (Fault(fault.step + 100 + seed * 17 % 300, "cancel", 0) for fault in faults[:2])
+    faults = tuple(Fault(60 + seed * 37 % 100 + 200 * i, SAVEPOINT_SLOW, seed * 7919 + i) for i in range(3))
     tempo = replace(drawn.tempo, mail_us=40, control_us=50, data_us=20, io_us=100, clock_tick_us=0)
-    drawn = replace(drawn, tempo=tempo, faults=tuple(sorted(faults, key=lambda fault: fault.step)), timeout_s=60.0)
-    drawn = replace(drawn, aligned_timeout_s=0.0, queue_time_s=None, interval_s=0.0005, min_pause_s=0.0, retained=1)
+    drawn = replace(drawn, tempo=tempo, faults=faults, timeout_s=60.0, retained=1, interval_s=0.0005, min_pause_s=0.0)
+    drawn = replace(drawn, aligned_timeout_s=0.0, queue_time_s=None)
     return replace(drawn, batch_rows=3, row_us=1000, sink_rows=0, rounds=1, keys=10, skew=0.0)
 
 
@@ -471,17 +467,6 @@ def stalled(seed: int) -> Scenario:
     tempo = replace(drawn.tempo, mail_us=40, control_us=400, data_us=20, io_us=2000, clock_tick_us=0)
     drawn = replace(drawn, tempo=tempo, aligned_timeout_s=(None, 0.0)[seed // 2 % 2], interval_s=0.0005, timeout_s=60.0)
     return replace(drawn, min_pause_s=0.0, rounds=1, batch_rows=3, row_us=1000, sink_rows=0, faults=tuple(faults))
-
-
-def far_apart(seed: int) -> Scenario:
-    """All lines are slow: barriers come long after each other, what comes in between cannot be written, word of that is late."""
-    drawn = draw(seed, topology=("keyed", "same_upstream")[seed % 2], parallelism=2, faults=(), rows=100)
-    random = Random(f"far apart {seed}")
-    faults = tuple(Fault(100 + 40 * i, "write_fails", random.randrange(15)) for i in range(12))
-    tempo = replace(drawn.tempo, data_us=600_000, control_us=600_000, io_us=100, clock_tick_us=0, interleave=0.0)
-    drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.02, min_pause_s=0.0, timeout_s=60.0)
-    drawn = replace(drawn, aligned_timeout_s=0.0, batch_rows=1, row_us=4000, text_bytes=10, sink_rows=0)
-    return replace(drawn, pool_buffers=1024, queue_time_s=None, splits=7, rounds=1)
 
 
 def timed_out(seed: int) -> Scenario:

@@ -145,12 +145,13 @@ def loaded_again(seed: int) -> Scenario:
 
 
 def deleted_again(seed: int) -> Scenario:
-    """When the job comes to its end, something of the last checkpoint but one cannot be deleted at first."""
+    """No old checkpoint can be deleted at first, not even the last one of a short job."""
     drawn = draw(seed, topology=("keyed", "pipeline")[seed % 2], parallelism=2, faults=(), rows=25)
-    faults = (Fault(20 + seed * 37 % 100, DELETE_FAILS, seed),)
-    tempo = replace(drawn.tempo, mail_us=40, io_us=(100, 2000)[seed % 2], clock_tick_us=0)
-    drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.005, min_pause_s=0.0, timeout_s=60.0, retained=1)
-    return replace(drawn, batch_rows=3, row_us=1000)
+    tempo = replace(
+        drawn.tempo, mail_us=5, control_us=50, io_us=(2000, 10_000)[seed % 2], clock_tick_us=0, interleave=0.0
+    )
+    drawn = replace(drawn, tempo=tempo, faults=(Fault(20, DELETE_FAILS, 0),), interval_s=0.005, min_pause_s=0.0)
+    return replace(drawn, timeout_s=60.0, retained=1, batch_rows=3, row_us=1000)
 
 
 def dealt_anew(*topologies: str) -> Callable[[int], Scenario]:
