@@ -28,7 +28,8 @@ from midstream.core.seams import Done, Failed, Signal, Storage
 from midstream.exchange.lease import LeasedBatch
 from midstream.protocol import messages as m
 from midstream.sim.checked import CheckedMachine, CheckedShell
-from midstream.sim.network import SIM, Network, Pipe, SimTransport
+from midstream.sim.connection import Connection
+from midstream.sim.network import SIM, Network, SimTransport
 from midstream.sim.older_version import patience_of
 from midstream.sim.pickling import Pickler
 from midstream.sim.promises import NOT_OPENED, OwedCommits, Promises
@@ -117,33 +118,6 @@ class Cluster:
     @property
     def live_slots(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.process.alive]
-
-
-class Connection:
-    """A control connection between a driver and a slot process, from the driver's side."""
-
-    def __init__(self, driver: Driver, slot: Slot) -> None:
-        world = driver.cluster.world
-        self.number = -1
-        """Of the slot, once it is one of the job's."""
-        self.slot = slot
-        self.to_slot = Pipe(world, slot.process, slot.received)
-        self.to_driver = Pipe(world, driver.process, partial(driver.received, self))
-        self.is_open = True
-        """Whether the driver still listens to it."""
-        self.heard_us = world.now_us
-
-    def cut(self) -> None:
-        """Neither side hears anything more."""
-        self.is_open = False
-        self.to_slot.is_cut = True
-        self.to_driver.is_cut = True
-
-    def release(self) -> None:
-        """The slot ends once it has got all that was sent; the driver hears no more of it."""
-        self.is_open = False
-        self.to_driver.is_cut = True
-        self.to_slot.send(m.Release())
 
 
 class Driver:

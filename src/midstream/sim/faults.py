@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from midstream.protocol.messages import DoCheckpoint, DoRescale, DoStop, GetStatus
+from midstream.sim import storage_faults
 from midstream.sim.cluster import Cluster, Driver, Slot
 from midstream.sim.disk import Disk
 from midstream.sim.network import SIM, stall
@@ -207,11 +208,6 @@ def _stop_driver(stage: Stage, victim: int) -> bool:
     return True
 
 
-def _publish_fails(stage: Stage, victim: int) -> bool:
-    stage.disk.failing_names["_metadata"] = 1 + victim % 3
-    return True
-
-
 def _publish_hangs(stage: Stage, victim: int) -> bool:
     """The next checkpoint's metadata is written late, often when it has been given up; a slot may die before."""
     world = stage.world
@@ -271,27 +267,6 @@ def _freeze_at_publish(stage: Stage, victim: int) -> bool:
     return True
 
 
-def _storage_lies(stage: Stage, victim: int) -> bool:
-    """What is written, created or deleted is there, or gone, and is said to have failed."""
-    if victim % 3:
-        stage.disk.lies += 1 + victim // 3 % 4
-    else:
-        stage.disk.denials += 1
-    return True
-
-
-def _publish_lies(stage: Stage, victim: int) -> bool:
-    """The next checkpoint's metadata is written, and is said not to be."""
-    stage.disk.lying_names.add("_metadata")
-    return True
-
-
-def _delete_fails(stage: Stage, victim: int) -> bool:
-    """From now on checkpoints can be deleted with the third try only: that is how often it is tried before the job ends."""
-    stage.disk.deletes_late = True
-    return True
-
-
 def _strike_unreadable(stage: Stage, victim: int) -> bool:
     """As soon as rows in flight are being recovered, or a while later, some of them cannot be read at first."""
 
@@ -300,49 +275,6 @@ def _strike_unreadable(stage: Stage, victim: int) -> bool:
         stage.disk.failing_parts = 1
 
     _when(stage, lambda: is_recovering(stage.cluster.live_slots), victim // 7 % 1_000, another, "rows cannot be read")
-    return True
-
-
-def _write_fails(stage: Stage, victim: int) -> bool:
-    first = stage.disk.writes + 1 + victim % 5
-    stage.disk.failing_writes.update(range(first, first + 1 + victim % 3))
-    return True
-
-
-def _disk_full(stage: Stage, victim: int) -> bool:
-    disk = stage.disk
-    disk.is_full = True
-
-    def room() -> None:
-        disk.is_full = False
-
-    stage.world.schedule(1_000 + victim % 40_000, None, Kind.FAULT, room, "the disk has room again")
-    return True
-
-
-def _disk_gone(stage: Stage, victim: int) -> bool:
-    """Nothing can be read, listed, written or deleted for a while."""
-    disk = stage.disk
-    disk.is_gone = True
-
-    def back() -> None:
-        disk.is_gone = False
-
-    stage.world.schedule(1_000 + victim % 30_000, None, Kind.FAULT, back, "the disk is back")
-    return True
-
-
-def _slow_storage(stage: Stage, victim: int) -> bool:
-    """Everything on the I/O pools takes fifty times as long for a while."""
-    processes = [process for process in stage.world.processes if process.alive and process.io_us < 100_000]
-    for process in processes:
-        process.io_us *= 50
-
-    def fast() -> None:
-        for process in processes:
-            process.io_us //= 50
-
-    stage.world.schedule(1_000 + victim % 200_000, None, Kind.FAULT, fast, "storage is as fast as before")
     return True
 
 
@@ -601,18 +533,18 @@ STRIKES: Final[Mapping[str, Strike]] = {
     STALLS: _stall,
     "kill_driver": _kill_driver,
     "stop_driver": _stop_driver,
-    "publish_fails": _publish_fails,
+    "publish_fails": storage_faults.publish_fails,
     "publish_hangs": _publish_hangs,
     "crash_at_publish": _crash_at_publish,
     "freeze_at_publish": _freeze_at_publish,
-    "storage_lies": _storage_lies,
-    PUBLISH_LIES: _publish_lies,
-    DELETE_FAILS: _delete_fails,
+    "storage_lies": storage_faults.storage_lies,
+    PUBLISH_LIES: storage_faults.publish_lies,
+    DELETE_FAILS: storage_faults.delete_fails,
     UNREADABLE: _strike_unreadable,
-    "write_fails": _write_fails,
-    "disk_full": _disk_full,
-    "slow_storage": _slow_storage,
-    "disk_gone": _disk_gone,
+    "write_fails": storage_faults.write_fails,
+    "disk_full": storage_faults.disk_full,
+    "slow_storage": storage_faults.slow_storage,
+    "disk_gone": storage_faults.disk_gone,
     "user_error": _user_error,
     "open_fails": _open_fails,
     "read_fails": _read_fails,

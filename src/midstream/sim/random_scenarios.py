@@ -99,7 +99,7 @@ NAMED: Final[Mapping[str, Callable[[int], Scenario]]] = {
     "dying_drained": regions.dying_drained,
     "saving_slowly": regions.saving_slowly,
     "denied": regions.denied,
-    "shrinking": at_rest.shrinking,
+    "shrinking_committing": at_rest.shrinking_committing,
     "loaded_again": at_rest.loaded_again,
     "deleted_again": at_rest.deleted_again,
 }

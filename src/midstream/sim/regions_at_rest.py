@@ -131,7 +131,7 @@ def struck_committing(*kinds: str) -> Callable[[int], Scenario]:
     return scenario
 
 
-def shrinking(seed: int) -> Scenario:
+def shrinking_committing(seed: int) -> Scenario:
     """All sinks commit on slots, slowly, and the job goes on with fewer of them, and with more, again and again."""
     drawn = struck_committing("rescale")(seed)
     steps = (60 + 150 * i + seed * 31 % 150 for i in range(6))
