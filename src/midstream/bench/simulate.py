@@ -34,7 +34,7 @@ _FAULTS: Final = {
 """The faults; at parallelism 1 there is only one slot, which has no links."""
 _FAULT_STEP: Final = {1: 40, 2: 160}
 """The step of the fault, chosen so that it strikes before the end."""
-_INTERVAL_S: Final = {1: 0.0012, 2: 0.0009}
+_INTERVAL_S: Final = 0.0009
 
 
 class SimulateResult(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,7 +74,7 @@ def small(number: int, parallelism: int) -> Scenario:
         text_bytes=10,
         blocking=True,
         batch_rows=25,
-        interval_s=_INTERVAL_S[parallelism],
+        interval_s=_INTERVAL_S,
         timeout_s=60.0,
         min_pause_s=0.0,
         retained=1,

@@ -13,27 +13,27 @@ if TYPE_CHECKING:
 
 
 class Connection:
-    """From the driver's side."""
+    """The connection from the driver's side."""
 
     def __init__(self, driver: Driver, slot: Slot) -> None:
         world = driver.cluster.world
         self.number = -1
-        """Of the slot, once it is one of the job's."""
+        """The slot's number, once it has been accepted; -1 before."""
         self.slot = slot
         self.to_slot = Pipe(world, slot.process, slot.received)
         self.to_driver = Pipe(world, driver.process, partial(driver.received, self))
         self.is_open = True
-        """Whether the driver still listens to it."""
+        """Whether the driver still receives messages from it."""
         self.heard_us = world.now_us
 
     def cut(self) -> None:
-        """Neither side hears anything more."""
+        """Cut the connection: neither side receives anything more."""
         self.is_open = False
         self.to_slot.is_cut = True
         self.to_driver.is_cut = True
 
     def release(self) -> None:
-        """The slot ends once it has got all that was sent; the driver hears no more of it."""
+        """Release the slot: it ends once it has received everything that was sent, and the driver ignores it."""
         self.is_open = False
         self.to_driver.is_cut = True
         self.to_slot.send(m.Release())

@@ -1,4 +1,4 @@
-"""All state machines that coverage looks at, and which of their states and events never meet, with the reason."""
+"""All state machines that coverage records, and their impossible pairs of state and event, with the reasons."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Who waits for whom: every task, channel, and message that is still to come, in lines for people."""
+"""A report on a stuck run, as text: all tasks and channels, with what they wait for, and the next scheduled steps."""
 
 from __future__ import annotations
 

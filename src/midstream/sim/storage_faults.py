@@ -1,4 +1,4 @@
-"""What befalls the storage of a job, or one operation of it: see `faults`."""
+"""The faults of a job's storage, or of one operation of it; `faults` lists all kinds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def publish_fails(stage: Stage, victim: int) -> bool:
 
 
 def storage_lies(stage: Stage, victim: int) -> bool:
-    """What is written, created or deleted is there, or gone, and is said to have failed."""
+    """Carry out writes, creations and deletions, and nevertheless report them as failed."""
     if victim % 3:
         stage.disk.lies += 1 + victim // 3 % 4
     else:
@@ -25,13 +25,13 @@ def storage_lies(stage: Stage, victim: int) -> bool:
 
 
 def publish_lies(stage: Stage, victim: int) -> bool:
-    """The next checkpoint's metadata is written, and is said not to be."""
+    """Write the metadata of the next checkpoint, and nevertheless report that as failed."""
     stage.disk.lying_names.add("_metadata")
     return True
 
 
 def delete_fails(stage: Stage, victim: int) -> bool:
-    """From now on checkpoints can be deleted with the third try only: that is how often it is tried before the job ends."""
+    """Let only the third try delete a checkpoint from now on: the coordinator tries that often before the job ends."""
     stage.disk.deletes_late = True
     return True
 
@@ -54,7 +54,7 @@ def disk_full(stage: Stage, victim: int) -> bool:
 
 
 def disk_gone(stage: Stage, victim: int) -> bool:
-    """Nothing can be read, listed, written or deleted for a while."""
+    """Refuse every operation of the disk for a while."""
     disk = stage.disk
     disk.is_gone = True
 
@@ -66,7 +66,7 @@ def disk_gone(stage: Stage, victim: int) -> bool:
 
 
 def slow_storage(stage: Stage, victim: int) -> bool:
-    """Everything on the I/O pools takes fifty times as long for a while."""
+    """Let everything on the I/O pools take fifty times as long for a while."""
     processes = [process for process in stage.world.processes if process.alive and process.io_us < 100_000]
     for process in processes:
         process.io_us *= 50
