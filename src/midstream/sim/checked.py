@@ -21,6 +21,7 @@ from midstream.coordinator.events import (
 )
 from midstream.coordinator.phase import Phase
 from midstream.coordinator.placement.rescaling import Rescaling
+from midstream.coordinator.requests.savepoints import Savepoints
 from midstream.coordinator.shell import CoordinatorMachine, Host, Lines, Loop, Shell
 from midstream.core.errors import MidstreamError
 from midstream.core.seams import Done, Failed
@@ -34,6 +35,7 @@ class CheckedMachine(CoordinatorMachine, Protocol):
     rescaling: Rescaling
     phase: Phase
     outcome: tuple[EndState, MidstreamError | None] | None
+    savepoints: Savepoints
 
     @property
     def checkpoints(self) -> Checkpoints: ...

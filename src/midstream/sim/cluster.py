@@ -22,16 +22,17 @@ from midstream.checkpoint.store import FencedError, UnknownOutcomeError
 from midstream.coordinator.events import JobEnded, JobPlan
 from midstream.coordinator.placement.rescaling import Stage
 from midstream.coordinator.placement.slots import PYTHON
-from midstream.core.errors import ClusterError
+from midstream.core.errors import ClusterError, StorageError
 from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Signal, Storage
 from midstream.exchange.lease import LeasedBatch
 from midstream.protocol import messages as m
 from midstream.sim.checked import CheckedMachine, CheckedShell
-from midstream.sim.network import SIM, Network, Pipe, SimTransport
+from midstream.sim.connection import Connection
+from midstream.sim.network import SIM, Network, SimTransport
 from midstream.sim.older_version import patience_of
 from midstream.sim.pickling import Pickler
-from midstream.sim.promises import Promises
+from midstream.sim.promises import NOT_OPENED, OwedCommits, Promises
 from midstream.sim.reasons import Reasons
 from midstream.sim.signals import SimSignal
 from midstream.sim.trace import Kind
@@ -89,6 +90,8 @@ class Cluster:
         """Whether a file here may rightly be reported as existing, because of another driver or a lying storage."""
         self.slot_failures = 0
         """How many of the next requests for a slot fail."""
+        self.load_failures = 0
+        """How many of the next slots that load sinks to commit with cannot open the storage for them at first."""
         self.finished: dict[tuple[str, int], set[tuple[str, int]]] = {}
         """The uid and subtask of each operator that is deployed as finished, by job id and attempt."""
         self.drained: set[str] = set()
@@ -115,33 +118,6 @@ class Cluster:
     @property
     def live_slots(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.process.alive]
-
-
-class Connection:
-    """A control connection between a driver and a slot process, from the driver's side."""
-
-    def __init__(self, driver: Driver, slot: Slot) -> None:
-        world = driver.cluster.world
-        self.number = -1
-        """The slot's number, once it has been accepted; -1 before."""
-        self.slot = slot
-        self.to_slot = Pipe(world, slot.process, slot.received)
-        self.to_driver = Pipe(world, driver.process, partial(driver.received, self))
-        self.is_open = True
-        """Whether the driver still receives messages from it."""
-        self.heard_us = world.now_us
-
-    def cut(self) -> None:
-        """Cut the connection: neither side receives anything more."""
-        self.is_open = False
-        self.to_slot.is_cut = True
-        self.to_driver.is_cut = True
-
-    def release(self) -> None:
-        """Release the slot: it ends once it has received everything that was sent, and the driver ignores it."""
-        self.is_open = False
-        self.to_driver.is_cut = True
-        self.to_slot.send(m.Release())
 
 
 class Driver:
@@ -501,6 +477,9 @@ class Slot:
         self.calls_since_us: int | None = None
         """The time since which its loop has been in one call; None if it is not."""
         self.machine: SlotMachine | None = None
+        self.owed = OwedCommits(self._world.bug, self.process.name)
+        self._opens = True
+        """Whether it can open the storage, the next time that it does."""
         self.process.on_death.append(self._died)
         self.process.after_step = self._check
         register = m.Register(self.process.name, 1, len(cluster.slots), PYTHON, request)
@@ -525,6 +504,11 @@ class Slot:
             self._begin(message)
         else:
             assert self.machine is not None
+            if isinstance(message, m.Commit):
+                self.owed.asked(message.request)
+            elif isinstance(message, m.CommitSinks) and self.cluster.load_failures:
+                self.cluster.load_failures -= 1
+                self._opens = False
             self.machine.handle(message)
 
     def _begin(self, welcome: m.Welcome) -> None:
@@ -537,7 +521,7 @@ class Slot:
                 executor=self.process,
                 ids=self.process,
                 transport=self.transport,
-                open_storage=self.cluster.open_storage,
+                open_storage=self._open_storage,
                 send=self._send,
                 make_signal=partial(SimSignal, self._world),
                 unpickle=self.cluster.unpickle,
@@ -546,8 +530,18 @@ class Slot:
         self.machine.handle(welcome)
         self._beat()
 
+    def _open_storage(self, root: str) -> Storage:
+        if not self._opens:
+            self._opens = True
+            self._world.note(("it cannot be opened:", root))
+            self.owed.not_opened()
+            raise StorageError(f"{NOT_OPENED} {SIM}")
+        return self.cluster.open_storage(root)
+
     def _send(self, message: m.FromSlot) -> None:
         assert self.connection is not None
+        if isinstance(message, (m.CommitDone, m.CommitFailed)):
+            self.owed.answered(message)
         if isinstance(message, m.TaskFinished) and self.driver.plan.config.checkpoint_dir is not None:
             self._check_finished(message.task)
         self.connection.to_driver.send(_from_slot.decode(_encoder.encode(message)))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -403,7 +402,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "parts_among_files": Mutation(
         "event time does not wait for the second part of one file among several",
         parts_among_files,
-        partial(regions.several_splits, splits=8),
+        regions.many_splits,
     ),
     "broadcast_of_the_first": Mutation(
         "broadcast state is taken from subtask 0, finished or not",

@@ -6,6 +6,7 @@ the process may die and where other processes may run (`World.io_point`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -33,6 +34,17 @@ class Disk:
         """How many of the next writes and deletions happen and are nevertheless reported as failed."""
         self.denials = 0
         """How many of the next exclusively created files are reported as having existed before."""
+        self.lying_names: set[str] = set()
+        """Base names: the next write of such a file is carried out, and reported as failed."""
+        self.failing_parts = 0
+        """How many of the next reads of parts of files fail."""
+        self.deletes_late = False
+        """Whether only the third try deletes the oldest checkpoint of a piece of I/O."""
+        self._not_deleted: Counter[str] = Counter()
+        self._deleted_in = -1
+        """The last step in which something was deleted."""
+        self.slow_us = 0
+        """How long writing a file takes, during which other steps happen."""
         self.lied = 0
         self.denied: set[str] = set()
         """The directories in which a file was created and reported as having existed before."""
@@ -69,11 +81,17 @@ class Disk:
         return data
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
-        return self.read(path)[offset : offset + length]
+        data = self.read(path)
+        if self.failing_parts and not self._world.is_looking:
+            self.failing_parts -= 1
+            raise StorageError(f"cannot read {path}: input/output error {SIM}")
+        return data[offset : offset + length]
 
     def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
         name = _confined(path)
         data = b"".join(parts)
+        if self.slow_us:
+            self._world.hang(self.slow_us)
         self._begin_write(name, data)
         if name in self.files:
             self._world.bug(f"{name} is written a second time")
@@ -81,9 +99,10 @@ class Disk:
         self.files[name] = data
         self._world.note(("wrote", name, str(len(data)), "bytes"))
         self._tell(name, data)
-        if self.lies:
+        base = name.rpartition("/")[2]
+        if self.lies or base in self.lying_names:
             self._unseen[name] = data
-            self._lie(name)
+            self._lie(name, base)
         if self.on_write is not None:
             self.on_write(name, data)
 
@@ -109,6 +128,12 @@ class Disk:
         name = _confined(path)
         if self._world.torn:
             raise Killed
+        is_first = self._world.step_number != self._deleted_in
+        if self.deletes_late and is_first and name.endswith("/_metadata") and self._not_deleted[name] < 2:
+            self._not_deleted[name] += 1
+            self._world.note(("it cannot be deleted:", name))
+            raise StorageError(f"cannot delete {name}: input/output error {SIM}")
+        self._deleted_in = self._world.step_number
         below = name + "/"
         for file in [name] if name in self.files else [file for file in self.files if file.startswith(below)]:
             del self.files[file]
@@ -140,8 +165,11 @@ class Disk:
         for told in self.on_change:
             told(name, data)
 
-    def _lie(self, name: str) -> None:
-        self.lies -= 1
+    def _lie(self, name: str, base: str = "") -> None:
+        if base in self.lying_names:
+            self.lying_names.remove(base)
+        else:
+            self.lies -= 1
         self.lied += 1
         self._world.note(("it is said to have failed:", name))
         raise StorageError(f"no answer about {name} {SIM}")

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from midstream.protocol.messages import DoCheckpoint, DoRescale, DoStop, GetStatus
+from midstream.sim import storage_faults
 from midstream.sim.cluster import Cluster, Driver, Slot
 from midstream.sim.disk import Disk
 from midstream.sim.network import SIM, stall
@@ -19,13 +20,18 @@ from midstream.sim.scenario import (
     AT_IT,
     BACKLOGGED,
     COMMITTING,
+    DELETE_FAILS,
     IN_FLIGHT,
     IN_RECOVERY,
     KILL_ANOTHER,
     LEAVING,
+    LOADS_FAIL,
+    PUBLISH_LIES,
     RECOVERING,
     REQUESTS,
+    SAVEPOINT_SLOW,
     STALLS,
+    UNREADABLE,
     Fault,
 )
 from midstream.sim.slot_ledger import Calls
@@ -34,9 +40,9 @@ from midstream.sim.world import World
 
 
 class AskedForSavepoints(Protocol):
-    def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False) -> None:
+    def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0) -> None:
         """Request a savepoint at a place chosen by `victim`. `stop`: the job stops with it. `fails`: the disk there
-        fails.
+        fails. `slow_us`: how long the disk there takes to write a file.
         """
         ...
 
@@ -204,11 +210,6 @@ def _stop_driver(stage: Stage, victim: int) -> bool:
     return True
 
 
-def _publish_fails(stage: Stage, victim: int) -> bool:
-    stage.disk.failing_names["_metadata"] = 1 + victim % 3
-    return True
-
-
 def _publish_hangs(stage: Stage, victim: int) -> bool:
     """Let the next checkpoint's metadata be written late, often after it was given up; a slot may die before that."""
     world = stage.world
@@ -268,55 +269,14 @@ def _freeze_at_publish(stage: Stage, victim: int) -> bool:
     return True
 
 
-def _storage_lies(stage: Stage, victim: int) -> bool:
-    """Carry out writes, creations and deletions, and nevertheless report them as failed."""
-    if victim % 3:
-        stage.disk.lies += 1 + victim // 3 % 4
-    else:
-        stage.disk.denials += 1
-    return True
+def _strike_unreadable(stage: Stage, victim: int) -> bool:
+    """Make one read of rows in flight fail, as soon as such rows are being recovered or a while later."""
 
+    def another() -> None:
+        _strikes_now(stage)
+        stage.disk.failing_parts = 1
 
-def _write_fails(stage: Stage, victim: int) -> bool:
-    first = stage.disk.writes + 1 + victim % 5
-    stage.disk.failing_writes.update(range(first, first + 1 + victim % 3))
-    return True
-
-
-def _disk_full(stage: Stage, victim: int) -> bool:
-    disk = stage.disk
-    disk.is_full = True
-
-    def room() -> None:
-        disk.is_full = False
-
-    stage.world.schedule(1_000 + victim % 40_000, None, Kind.FAULT, room, "the disk has room again")
-    return True
-
-
-def _disk_gone(stage: Stage, victim: int) -> bool:
-    """Refuse every operation of the disk for a while."""
-    disk = stage.disk
-    disk.is_gone = True
-
-    def back() -> None:
-        disk.is_gone = False
-
-    stage.world.schedule(1_000 + victim % 30_000, None, Kind.FAULT, back, "the disk is back")
-    return True
-
-
-def _slow_storage(stage: Stage, victim: int) -> bool:
-    """Let everything on the I/O pools take fifty times as long for a while."""
-    processes = [process for process in stage.world.processes if process.alive and process.io_us < 100_000]
-    for process in processes:
-        process.io_us *= 50
-
-    def fast() -> None:
-        for process in processes:
-            process.io_us //= 50
-
-    stage.world.schedule(1_000 + victim % 200_000, None, Kind.FAULT, fast, "storage is as fast as before")
+    _when(stage, lambda: is_recovering(stage.cluster.live_slots), victim // 7 % 1_000, another, "rows cannot be read")
     return True
 
 
@@ -392,6 +352,12 @@ def _slot_fails(stage: Stage, victim: int) -> bool:
     return _kill_slot(stage, victim)
 
 
+def _loads_fail(stage: Stage, victim: int) -> bool:
+    """Let the next slot that loads sinks to commit with fail to open the storage once, and kill a slot, so that one comes."""
+    stage.cluster.load_failures = 1
+    return _kill_slot(stage, victim)
+
+
 def _cluster_gone(stage: Stage, victim: int) -> bool:
     """End the cluster for good, with all slots: the job has to be started again."""
     if not stage.cluster.live_slots or not stage.driver.process.alive:
@@ -430,6 +396,21 @@ def _stop_savepoint(stage: Stage, victim: int) -> bool:
 def _savepoint_fails(stage: Stage, victim: int) -> bool:
     """Request a savepoint, or a stop with one, at a place where the disk fails; the job must run on."""
     stage.savepoints.ask(stage.driver, victim // 4, stop=victim % 4 > 0, fails=True)
+    return True
+
+
+def _savepoint_slow(stage: Stage, victim: int) -> bool:
+    """Request a savepoint at a slow place; every other time, cancel the job while it is being copied there."""
+    driver = stage.driver
+
+    def cancel() -> None:
+        if stage.driver is driver and driver.outcome is None:
+            strike(stage, Fault(stage.world.step_number, "cancel", 0))
+
+    stage.savepoints.ask(driver, victim, stop=False, slow_us=1_000 + victim % 10_000)
+    if victim % 2:
+        copied = lambda: not driver.coordinator.savepoints.idle  # noqa: E731 - as for the others
+        _when(stage, copied, victim // 7 % 10_000, cancel, "cancel while a savepoint is copied")
     return True
 
 
@@ -554,20 +535,24 @@ STRIKES: Final[Mapping[str, Strike]] = {
     STALLS: _stall,
     "kill_driver": _kill_driver,
     "stop_driver": _stop_driver,
-    "publish_fails": _publish_fails,
+    "publish_fails": storage_faults.publish_fails,
     "publish_hangs": _publish_hangs,
     "crash_at_publish": _crash_at_publish,
     "freeze_at_publish": _freeze_at_publish,
-    "storage_lies": _storage_lies,
-    "write_fails": _write_fails,
-    "disk_full": _disk_full,
-    "slow_storage": _slow_storage,
-    "disk_gone": _disk_gone,
+    "storage_lies": storage_faults.storage_lies,
+    PUBLISH_LIES: storage_faults.publish_lies,
+    DELETE_FAILS: storage_faults.delete_fails,
+    UNREADABLE: _strike_unreadable,
+    "write_fails": storage_faults.write_fails,
+    "disk_full": storage_faults.disk_full,
+    "slow_storage": storage_faults.slow_storage,
+    "disk_gone": storage_faults.disk_gone,
     "user_error": _user_error,
     "open_fails": _open_fails,
     "read_fails": _read_fails,
     "commit_fails": _commit_fails,
     "slot_fails": _slot_fails,
+    LOADS_FAIL: _loads_fail,
     LEAVING: _slot_leaves,
     "cluster_gone": _cluster_gone,
     "stop": _stop,
@@ -583,10 +568,12 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "stop_savepoint": _stop_savepoint,
     "savepoint_fails": _savepoint_fails,
     "savepoint_struck": _savepoint_struck,
+    SAVEPOINT_SLOW: _savepoint_slow,
     BACKLOGGED: _strike_backlogged,
     IN_FLIGHT: _strike_in_flight,
     COMMITTING: _strike_committing,
     RECOVERING: _strike_recovering,
 }
-BESIDES: Final = tuple(name for name in STRIKES if not name.endswith("_struck") and name != STALLS)
+OF_REGIONS: Final = (STALLS, PUBLISH_LIES, DELETE_FAILS, UNREADABLE, SAVEPOINT_SLOW, LOADS_FAIL)
+BESIDES: Final = tuple(name for name in STRIKES if not name.endswith("_struck") and name not in OF_REGIONS)
 """The kinds that may strike a job while it handles a request."""

@@ -17,6 +17,7 @@ _FAILED_IN_A_ROW: Final = re.compile(r"(\d+) checkpoints in a row have failed")
 _NUMBER: Final = re.compile(r"chk-(\d+)$")
 ROUNDING_US: Final = 1_500
 """The tolerance for pauses, since the coordinator measures them in whole milliseconds."""
+NOT_OPENED: Final = "the checkpoint directory cannot be opened"
 
 
 class Promises:
@@ -146,3 +147,32 @@ class Promises:
                 self._acknowledged[attempt, task] = max(newest, number)
             case _:  # no other message is checked
                 pass
+
+
+class OwedCommits:
+    """The commits and aborts that a slot was asked for and has not answered."""
+
+    def __init__(self, bug: Callable[[str], None], name: str) -> None:
+        self.requests: dict[int, bool] = {}
+        """By request: whether a commit had failed by then because the storage could not be opened, and no later opening."""
+        self._bug = bug
+        self._name = name
+        self._has_failed = False
+
+    def asked(self, request: int) -> None:
+        self.requests[request] = self._has_failed
+
+    def not_opened(self) -> None:
+        """Note that opening the storage has failed: the open requests may fail because of that."""
+        self._has_failed = False
+        self.requests = dict.fromkeys(self.requests, False)
+
+    def answered(self, answer: m.CommitDone | m.CommitFailed) -> None:
+        """Check that a commit that comes after such a failure has tried again to open the storage."""
+        had_failed = self.requests.pop(answer.request)
+        if isinstance(answer, m.CommitFailed) and NOT_OPENED in answer.summary:
+            if had_failed:
+                self._bug(
+                    f"{self._name} fails commit {answer.request} for a storage that it has not tried again to open"
+                )
+            self._has_failed = True

@@ -131,11 +131,14 @@ class Savepoints:
 
     # ---- requests and answers
 
-    def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False) -> None:
-        """Request a savepoint at a new place, below the job's directory, or at a place that was requested before."""
+    def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0) -> None:
+        """Request a savepoint at a new place, below the job's directory, or at a place that was requested before.
+
+        `slow_us`: at a new place whose disk takes so long to write a file.
+        """
         root = driver.plan.config.checkpoint_dir or "sim://nowhere"
         self._places += 1
-        where = 2 if fails else victim % 8
+        where = 2 if fails or slow_us else victim % 8
         url: str | None = f"sim://saved/{self._places}"
         if where == 0:
             url = f"{root}/savepoints/mine-{self._places}" if stop else None
@@ -144,6 +147,8 @@ class Savepoints:
         if url is not None:
             self._named[url] += 1
             self.open(url)
+            if slow_us:
+                self._disks[url].slow_us = slow_us
             if fails:
                 self._break(self._disks[url], victim // 8)
         client = driver.ask(DoStop(savepoint=url) if stop else DoSavepoint(url))

@@ -103,10 +103,18 @@ RECOVERING: Final = "strike_recovering"
 """`BACKLOGGED` waits until much is in flight, `RECOVERING` until that is being recovered."""
 COMMITTING: Final = "strike_committing"
 """A kind that waits until a slot is in the middle of a commit. Only `with_commits_on_slots` draws it."""
+PUBLISH_LIES: Final = "publish_lies"
+DELETE_FAILS: Final = "delete_fails"
+UNREADABLE: Final = "strike_unreadable"
+SAVEPOINT_SLOW: Final = "savepoint_slow"
+"""Kinds that make one operation of the storage fail or take long. Only regions draw them."""
+LOADS_FAIL: Final = "loads_fail"
+"""Only `with_commits_on_slots` and regions draw it."""
 IN_FLIGHT: Final = "strike_in_flight"
 """A kind that waits until a checkpoint with rows in flight is complete."""
 REQUESTS: Final = frozenset(
     ("stop", "drain", "checkpoint", "rescale", "savepoint", "stop_savepoint", "savepoint_fails", LEAVING)
+    + (SAVEPOINT_SLOW,)
 )
 """The kinds that are requests and not faults: they do not excuse a failure."""
 WITHOUT_CHECKPOINTS: Final = frozenset(
@@ -353,8 +361,10 @@ def with_commits_on_slots(scenario: Scenario, random: Random) -> Scenario:
         Fault(random.randrange(horizon), COMMITTING, random.randrange(1 << 20))
         for _ in range(random.choice((0, 1, 1, 2, 3)))
     )
-    faults = tuple(sorted((*scenario.faults, *found), key=lambda fault: fault.step))
-    return replace(scenario, on_slots=random.choice((0.5, 1.0)), faults=faults)
+    faults, share = (*scenario.faults, *found), random.choice((0.5, 1.0))
+    if scenario.has_checkpoints and random.random() < 0.1:
+        faults += (Fault(random.randrange(horizon), LOADS_FAIL, random.randrange(1 << 20)),)
+    return replace(scenario, on_slots=share, faults=tuple(sorted(faults, key=lambda fault: fault.step)))
 
 
 def _behind(scenario: Scenario, base: Shape, random: Random) -> Scenario:

@@ -163,6 +163,8 @@ class Calls:
         for call in self._under_way:
             if call.process is slot.process:
                 self._world.bug(f"{slot.process.name} is let go while it commits {call.uid}, lane {call.lane}")
+        if slot.process.alive and slot.owed.requests:
+            self._world.bug(f"{slot.process.name} is let go while it owes answers for commits {[*slot.owed.requests]}")
 
 
 def subtask_of(committable: bytes) -> int:

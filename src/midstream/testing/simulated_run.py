@@ -296,11 +296,12 @@ class _Savepoints:
         disk = self._disks[root] = Disk(self._world)
         return disk
 
-    def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False) -> None:
-        """Request a savepoint at a new place; `fails`: its disk refuses the first writes."""
+    def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0) -> None:
+        """Request a savepoint at a new place; `fails`: its disk refuses the first writes; `slow_us`: each takes so long."""
         self._places += 1
         url = f"sim://saved/{self._places}"
         self.open(url)
+        self._disks[url].slow_us = slow_us
         if fails:
             self._disks[url].failing_writes.update(range(1, 5))
         driver.ask(DoStop(savepoint=url) if stop else DoSavepoint(url))
