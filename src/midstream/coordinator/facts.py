@@ -1,8 +1,8 @@
-"""What one part of the coordinator finds out and others have to hear of: who, in which order, and why in that order.
+"""Facts: what one part of the coordinator finds out and other parts must be told, in a certain order, for a reason.
 
-A part states a fact (`Effects.facts`) and does not know who hears of it. All that do are called at once, one after the
-other, before it goes on. `who_hears` is the one table of them; what follows from facts together, `machine` finds out by
-looking, in `_step`.
+A part states a fact (`Effects.facts`) without knowing which parts are told. All of these are called immediately, one
+after the other, before the stating part continues. `who_hears` is the one table of them. What follows from several
+facts together is decided in `machine`, by `_step`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ P = ParamSpec("P")
 
 
 class Fact(Generic[P]):
-    """`hearers`: in their order, each with the reason for its place."""
+    """One kind of fact. `hearers` are the functions to call, in order, each with the reason for its place."""
 
     def __init__(self, *hearers: tuple[Callable[P, object], str]) -> None:
         self.hearers = hearers
@@ -33,36 +33,40 @@ class Fact(Generic[P]):
 
 
 class Facts:
-    """All there are, each stated by a call."""
+    """All facts, each of which is stated by calling it."""
 
     warned: Fact[[str]]
-    """Something is lost or tried again, and the job goes on."""
+    """Something is lost or tried again, and the job continues."""
     attempt_failed: Fact[[Failure]]
     start_failed: Fact[[Failure]]
-    """What an attempt begins with does not work."""
+    """Something fails that every attempt begins with: deploying tasks, or finding splits."""
     slots_failed: Fact[[Failure]]
-    """They do not come, or cannot be used."""
+    """Slots do not come, or cannot be used."""
     storage_opened: Fact[[OpenedStorage]]
     commit_failed: Fact[[]]
-    """It is tried again, or given up for now."""
+    """A commit has failed: it is tried again, or given up for now."""
     fenced: Fact[[StorageError]]
     """Another coordinator has taken the job over."""
     checkpoint_completed: Fact[[Completed]]
     checkpoint_aborted: Fact[[Aborted]]
     stop_asked: Fact[[bool]]
-    """The first one. True: the sources are to end now."""
+    """The job is asked to stop, and was not before. True: with drain, so the sources are to end now."""
     stop_failed: Fact[[Stop, str]]
-    """One with a savepoint is off, and why: its clients are still to be told."""
+    """A stop with a savepoint is cancelled, for the given reason: its clients have still to be told."""
     attempt_runs: Fact[[]]
-    """All its tasks do."""
+    """All tasks of the attempt run."""
     attempt_over: Fact[[str, bool]]
-    """Why, and whether the checkpoint in progress was to stop the job. Its tasks are to be cancelled, others deployed."""
+    """The attempt is over, for the given reason: its tasks are to be cancelled, and new ones deployed. True: the
+    checkpoint in progress was to stop the job.
+    """
     job_ends: Fact[[str, bool]]
-    """Why, and whether it was stopped."""
+    """The job ends, for the given reason. True: it was stopped."""
 
 
 def who_hears(job: Coordinator, facts: Facts) -> None:
-    """Fact by fact: who hears of it, in this order, and why in this order. Long, because it is one table."""
+    """List, for each fact, the functions to call, in order, with the reason for this order. It is long because it is
+    one table.
+    """
     facts.warned = Fact((job.warnings.append, "people see it in the status"))
     facts.attempt_failed = Fact((job.fail_attempt, "it says whether the job tries again, or ends"))
     facts.start_failed = Fact((job.start_failed, "the same, and a job that has never run ends"))
