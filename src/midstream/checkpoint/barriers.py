@@ -17,7 +17,7 @@ once, None is never). Ids only grow. At most one checkpoint is pending, and a ne
 
 A handler dispatches by `BARRIER_TABLE`, which has every possible pair of state and event, and the states that may
 follow. Two kinds of events are about another checkpoint than the pending one, whatever their class: an event about a
-SETTLED checkpoint changes nothing, and a barrier of a NEWER one ends the pending checkpoint first and is then handled
+OVER checkpoint changes nothing, and a barrier of a NEWER one ends the pending checkpoint first and is then handled
 in IDLE. An event without a row is refused: a barrier that was overtaken is never received, a timer fires once, writing
 can only fail for what is being captured, and a task is triggered once.
 
@@ -177,7 +177,7 @@ class Alignment(Enum):
 class OtherCheckpoint(Enum):
     """The kinds of events that are about another checkpoint than the pending one."""
 
-    SETTLED = auto()
+    OVER = auto()
     """The event is about a checkpoint that was taken, cancelled or given up here: it changes nothing."""
     NEWER = auto()
     """The event is a barrier of a newer checkpoint than the pending one. Once the pending one is given up, the event is
@@ -211,7 +211,7 @@ class BarrierHandler:
     def __init__(self, channels: int, capturable: Collection[int] = ()) -> None:
         self._open: set[int] = set(range(channels))
         """The channels whose end has not been read."""
-        self._ending: set[int] = set()
+        self._end_announced: set[int] = set()
         """The channels in `_open` whose end has arrived."""
         self._must_align = self._open - set(capturable)
         self._pending: _Pending | None = None
@@ -274,20 +274,20 @@ class BarrierHandler:
         pending_id = self.pending_id
         match event:
             case BarrierAnnounced(channel) if channel not in self._open:
-                return OtherCheckpoint.SETTLED  # it was captured, and the channel's end was read before this event
+                return OtherCheckpoint.OVER  # it was captured, and the channel's end was read before this event
             case BarrierReceived(_, barrier) | BarrierAnnounced(_, barrier) | TriggerReceived(barrier):
                 checkpoint_id = barrier.checkpoint_id
                 is_newer = pending_id is not None and checkpoint_id > pending_id
             case CancelReceived(checkpoint_id):
                 is_newer = False  # a cancellation also ends the pending checkpoint, whichever it is about
             case TimedOut(checkpoint_id) | CaptureFailed(checkpoint_id):
-                return type(event) if checkpoint_id == pending_id else OtherCheckpoint.SETTLED
+                return type(event) if checkpoint_id == pending_id else OtherCheckpoint.OVER
             case EndAnnounced() | ChannelEnded():
                 return type(event)
             case _:
                 assert_never(event)
         if checkpoint_id <= self._last_id and checkpoint_id != pending_id:
-            return OtherCheckpoint.SETTLED
+            return OtherCheckpoint.OVER
         return OtherCheckpoint.NEWER if is_newer else type(event)
 
     def _on_announced(self, event: BarrierAnnounced) -> list[BarrierInstruction]:
@@ -295,13 +295,13 @@ class BarrierHandler:
         pending.announced.add(event.channel)
         if event.is_clear:
             pending.clear.add(event.channel)
-        return self._go_on()
+        return self._advance()
 
     def _on_received(self, event: BarrierReceived) -> list[BarrierInstruction]:
         pending = self._begun(event.barrier)
         pending.announced.add(event.channel)
         pending.received.add(event.channel)
-        return self._go_on(newly_received=event.channel) or [Block(event.channel)]
+        return self._advance(newly_received=event.channel) or [Block(event.channel)]
 
     def _begun(self, barrier: CheckpointBarrier) -> _Pending:
         """Return the pending checkpoint, which is that of this barrier, and begins now if none is pending."""
@@ -321,30 +321,30 @@ class BarrierHandler:
 
     def _on_end_announced(self, event: EndAnnounced) -> list[BarrierInstruction]:
         if event.channel in self._open:
-            self._ending.add(event.channel)
+            self._end_announced.add(event.channel)
             if event.is_clear:
                 self._must_align.discard(event.channel)
-        return self._go_on()
+        return self._advance()
 
     def _on_end(self, event: ChannelEnded) -> list[BarrierInstruction]:
-        for channels in (self._open, self._ending, self._must_align):
+        for channels in (self._open, self._end_announced, self._must_align):
             channels.discard(event.channel)
-        return self._go_on()
+        return self._advance()
 
     def _on_trigger(self, event: TriggerReceived) -> list[BarrierInstruction]:
         self._begun(event.barrier)
-        return self._go_on()
+        return self._advance()
 
     def _on_timeout(self, _: TimedOut) -> list[BarrierInstruction]:
         assert self._pending is not None
         self._pending.may_overtake = True
-        return self._go_on()
+        return self._advance()
 
     def _on_capture_failed(self, _: CaptureFailed) -> list[BarrierInstruction]:
         self._pending = None
         return []
 
-    def _go_on(self, newly_received: int | None = None) -> list[BarrierInstruction]:
+    def _advance(self, newly_received: int | None = None) -> list[BarrierInstruction]:
         """Take the snapshot, or complete it, if the time has come. `newly_received` is not blocked yet."""
         pending = self._pending
         if pending is None:
@@ -364,7 +364,7 @@ class BarrierHandler:
         return []
 
     def _complete_capture(self, pending: _Pending) -> list[BarrierInstruction]:
-        if self._open - pending.announced - self._ending:
+        if self._open - pending.announced - self._end_announced:
             return []
         self._pending = None
         return [CaptureComplete(pending.barrier.checkpoint_id)]
@@ -379,11 +379,11 @@ class BarrierHandler:
     def check(self) -> None:
         """Assert that a barrier is missing while a checkpoint is pending, and that only open channels are blocked."""
         pending = self._pending
-        assert self._ending <= self._open, (self._ending, self._open)
+        assert self._end_announced <= self._open, (self._end_announced, self._open)
         if pending is None:
             return
         if pending.capturing:
-            assert self._open - pending.announced - self._ending, pending.barrier
+            assert self._open - pending.announced - self._end_announced, pending.barrier
         else:
             assert pending.received <= self._open, (pending.received, self._open)
             assert not pending.received >= self._open, pending.barrier
@@ -391,7 +391,7 @@ class BarrierHandler:
 
 _IDLE, _ALIGNING, _OVERTAKING, _CAPTURING = _ANY = tuple(Alignment)
 _NEWER, _H = OtherCheckpoint.NEWER, BarrierHandler
-_SETTLED: BarrierKind = OtherCheckpoint.SETTLED
+_OVER: BarrierKind = OtherCheckpoint.OVER
 _URGENT = (_OVERTAKING, _CAPTURING, _IDLE)
 BARRIER_TABLE: Final[Table[Alignment, BarrierKind]] = Table(
     "barrier handler",
@@ -421,7 +421,7 @@ BARRIER_TABLE: Final[Table[Alignment, BarrierKind]] = Table(
         Row(_CAPTURING, EndAnnounced, (_CAPTURING, _IDLE), "the last: CaptureComplete", _H._on_end_announced),
         Row(_CAPTURING, ChannelEnded, (_CAPTURING, _IDLE), "the last: CaptureComplete", _H._on_end),
         Row(_CAPTURING, _NEWER, (_IDLE,), "AbortCheckpoint", _H._on_newer),
-        *(Row(state, _SETTLED, (state,)) for state in Alignment),
+        *(Row(state, _OVER, (state,)) for state in Alignment),
     ),
 )
 """The text of a row names the instructions that may be given, in their order."""

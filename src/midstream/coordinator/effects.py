@@ -56,7 +56,7 @@ class IoKind(Enum):
     CLEAN = "clean"
     EPOCH = "epoch"
     DISCOVER = "discover"
-    SETTLED = "settled"
+    NOTIFY = "notify"
     """A source is told of a completed checkpoint."""
     CLOSE = "close"
     """A source or a committer is closed."""

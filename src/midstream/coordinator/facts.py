@@ -72,12 +72,12 @@ def who_hears(job: Coordinator, facts: Facts) -> None:
     facts.start_failed = Fact((job.start_failed, "the same, and a job that has never run ends"))
     facts.slots_failed = Fact((job.slots_failed, "the same, unless only a rescale needs them"))
     facts.storage_opened = Fact(
-        (job.cleaning.open, "nothing is under way yet: these may come in any order"),
-        (job.sources.open, "they may keep files there"),
-        (job.committing.open, "before what the checkpoint holds is added"),
-        (job.checkpoints.open, "the newest one is what the job goes on from"),
+        (job.cleaning.storage_opened, "nothing is under way yet: these may come in any order"),
+        (job.sources.storage_opened, "they may keep files there"),
+        (job.committing.storage_opened, "before what the checkpoint holds is added"),
+        (job.checkpoints.storage_opened, "the newest one is what the job goes on from"),
     )
-    facts.commit_failed = Fact((job.checkpoints.look_at_the_epochs, "perhaps another coordinator has taken over"))
+    facts.commit_failed = Fact((job.checkpoints.check_epochs, "perhaps another coordinator has taken over"))
     facts.fenced = Fact(
         (job.cleaning.stop, "the files are another one's now: before the end of the job has any deleted"),
         (job.committing.abandon, "so is the output: before the end of the job has any cleaned up"),
@@ -115,8 +115,8 @@ def who_hears(job: Coordinator, facts: Facts) -> None:
     facts.attempt_over = Fact(
         (job.requests.attempt_over, "a stop is off before its checkpoint is, whose failure is not its reason"),
         (job.checkpoints.attempt_over, "the checkpoint in progress fails, unless it is being written"),
-        (job.committing.abort_held, "what finished tasks have prepared is made anew: it is cleaned up"),
-        (job.checkpoints.look_at_the_epochs, "perhaps it failed because another coordinator has taken over"),
+        (job.committing.abort_kept, "what finished tasks have prepared is made anew: it is cleaned up"),
+        (job.checkpoints.check_epochs, "perhaps it failed because another coordinator has taken over"),
         (job.attempts.cancel, "slots are told to cancel: no message of before comes behind that"),
         (job.slots.gather, "those that are missing are asked for meanwhile"),
     )

@@ -131,7 +131,10 @@ class Coordinator:
             assert self.attempt is not None, self.phase
             assert self.attempt.all_finished or self.slots.live.keys() >= set(self.attempt.slots), self.phase
         pending = self.checkpoints.pending
-        assert pending is None or not self.checkpoints.settled or self.phase is Phase.RUNNING, (self.phase, pending)
+        assert pending is None or not self.checkpoints.outcome_is_known or self.phase is Phase.RUNNING, (
+            self.phase,
+            pending,
+        )
         assert (self.outcome is None) == (self.phase not in (Phase.ENDING, Phase.ENDED)), (self.phase, self.outcome)
 
     # ---- events ----
@@ -305,7 +308,7 @@ class Coordinator:
                 self.checkpoints.acknowledge(slot, message, attempt)
             case m.Cancelled():
                 if cancelling:  # else the job is ending already
-                    attempt.awaited.discard(slot)
+                    attempt.unanswered.discard(slot)
             case m.TaskFailed() | m.DeployFailed() if cancelling and self.rescaling.leaves_tasks:
                 return  # these tasks are being replaced: they fail mostly because their peers are cancelled
             case m.TaskFailed(_, _, summary, details, fatal, symptom, same):
@@ -315,12 +318,12 @@ class Coordinator:
             case _ if cancelling:
                 return
             case m.Deployed():
-                attempt.awaited.discard(slot)
+                attempt.unanswered.discard(slot)
             case m.TaskRunning(_, ref) | m.TaskEndOfData(_, ref):
                 attempt.advance(ref, type(message))
             case m.TaskFinished(_, ref, committables):
                 attempt.advance(ref, type(message))
-                self.committing.hold(ref, committables)
+                self.committing.keep(ref, committables)
                 self.checkpoints.task_finished(ref)
             case m.CheckpointDecline():
                 self.checkpoints.decline(message)
@@ -355,9 +358,9 @@ class Coordinator:
     def _try_deploy(self) -> bool:
         if self.slots.leaving and not self.committing.on_slots:
             self.slots.let_leave(*sorted(self.slots.leaving))
-        if not self.checkpoints.settled:
+        if not self.checkpoints.outcome_is_known:
             return False
-        self.committing.abort(self.checkpoints.take_unsettled())
+        self.committing.abort(self.checkpoints.take_prepared())
         if self.restarts.delayed:
             return False
         if not self._restoring.is_ready(self.checkpoints.newest, self.plan, self._cannot_restore):
@@ -430,8 +433,8 @@ class Coordinator:
                 return True
             return False
         if self.attempt.all_finished:
-            self.committing.commit_held()
-            if self.committing.idle and self.checkpoints.settled and self.savepoints.idle:
+            self.committing.commit_kept()
+            if self.committing.idle and self.checkpoints.outcome_is_known and self.savepoints.idle:
                 self._end("finished", None, "the job has finished")
                 return True
             return False
@@ -501,7 +504,7 @@ class Coordinator:
         before = self.rescaling.give_up(failure.summary)
         if before is not None:
             self.sources.pause()
-            self._go_on_with(before)
+            self._switch_to(before)
         if self.phase in (Phase.CANCELLING, Phase.OPENING) and (before is not None or not failure.fatal):
             return
         # a job without checkpoints that has committed some of its output must not begin again: it would be duplicated
@@ -522,7 +525,7 @@ class Coordinator:
             return
         self._cancel_attempt(f"the job failed: {failure.summary}")
 
-    def _go_on_with(self, plan: ev.JobPlan) -> None:
+    def _switch_to(self, plan: ev.JobPlan) -> None:
         """Run the same job at another parallelism from the next attempt on."""
         self.plan = plan
         self.slots.resize(plan.graph.slots)
@@ -540,7 +543,7 @@ class Coordinator:
         self.attempts.cancelled()
         self._turn(PhaseTurn.CANCELLED)
         if self.rescaling.stage is Stage.SWITCHING:
-            self._go_on_with(self.rescaling.plan)
+            self._switch_to(self.rescaling.plan)
             self.slots.gather()
         return True
 
@@ -565,8 +568,8 @@ class Coordinator:
             self._conclude()
             return True
         self._closing = True
-        self.committing.abort_held()
-        self.committing.abort(self.checkpoints.take_unsettled())
+        self.committing.abort_kept()
+        self.committing.abort(self.checkpoints.take_prepared())
         self.committing.close()
         self.cleaning.run()
         self.sources.close()

@@ -3,7 +3,7 @@
 Its states, and what leads from one to the next, are in `pending.CHECKPOINT_TABLE`.
 
 While the metadata is being written, the outcome is unknown, whatever happens to the job meanwhile: no attempt restores
-before the outcome is known (`settled`), or the checkpoint has timed out. A write that has not returned by then may
+before the outcome is known (`outcome_is_known`), or the checkpoint has timed out. A write that has not returned by then may
 still happen, at any time. So its outcome remains unknown for good, like that of a write that could neither be finished
 nor undone: what it refers to and what was prepared for it is not deleted, its id is never used again, and nothing is
 committed before a newer checkpoint has completed. A coordinator that finds it later finds a checkpoint like any other,
@@ -87,12 +87,12 @@ class Checkpoints:
         self._uncertain_id = 0
         """The newest checkpoint whose outcome is unknown for good: it may exist, so its files are kept."""
         self._uncertain_files: frozenset[str] = frozenset()
-        self._unsettled: dict[tuple[int, TaskId], tuple[tuple[str, tuple[bytes, ...]], ...]] = {}
+        self._prepared: dict[tuple[int, TaskId], tuple[tuple[str, tuple[bytes, ...]], ...]] = {}
         """What the sinks of this attempt have prepared for checkpoints that have not completed, by checkpoint and task:
         the sink's uid, and its committables.
         """
 
-    def open(self, found: OpenedStorage) -> None:
+    def storage_opened(self, found: OpenedStorage) -> None:
         opened = found.opened
         self.storage = found.storage
         self.epoch = opened.epoch
@@ -114,19 +114,19 @@ class Checkpoints:
 
     def rescale(self, plan: JobPlan) -> None:
         """Continue with the same job at another parallelism. This is called between two attempts."""
-        assert self.settled
+        assert self.outcome_is_known
         self._plan = plan
         self._names = names_of(plan.graph)
 
     @property
-    def settled(self) -> bool:
+    def outcome_is_known(self) -> bool:
         """Whether it is known which checkpoint is the newest."""
         return self.progress in (Progress.NONE, Progress.COLLECTING)
 
     @property
     def publishing_call(self) -> str | None:
         """What is waited for while the outcome is unknown."""
-        if self.pending is None or self.settled:
+        if self.pending is None or self.outcome_is_known:
             return None
         return f"the metadata of checkpoint {self.pending.checkpoint_id} to be written in {self._plan.config.checkpoint_dir}"
 
@@ -179,7 +179,7 @@ class Checkpoints:
             raise InvariantError(f"slot {slot} acknowledges checkpoint {ack.checkpoint_id}, which was never triggered")
         prepared = tuple((op.uid, op.committables) for op in ack.operators if op.committables)
         if prepared:
-            self._unsettled[ack.checkpoint_id, ack.task] = prepared
+            self._prepared[ack.checkpoint_id, ack.task] = prepared
         pending = self.pending
         if pending is None or pending.checkpoint_id != ack.checkpoint_id:
             if ack.checkpoint_id > self._uncertain_id:
@@ -199,7 +199,7 @@ class Checkpoints:
         assert message.checkpoint_id not in self._completed_ids, message
         self._cleaning.drop((), message.files)
         pending = self.pending
-        if pending is None or not self.settled or pending.checkpoint_id != message.checkpoint_id:
+        if pending is None or not self.outcome_is_known or pending.checkpoint_id != message.checkpoint_id:
             return
         reason = f"{self._task_names([message.task])}: {message.reason}" if message.counts else message.reason
         self._abort(pending, reason, counts=message.counts, retry=not message.counts)
@@ -207,7 +207,7 @@ class Checkpoints:
     def task_finished(self, ref: TaskId) -> None:
         """A task has finished. If it finished while the trigger was on its way, it will never acknowledge."""
         pending = self.pending
-        if pending is None or not self.settled or ref in pending.acks:
+        if pending is None or not self.outcome_is_known or ref in pending.acks:
             return
         if ref in pending.plan.expected:
             self._abort(pending, f"task {ref} finished meanwhile", counts=False, retry=True)
@@ -217,13 +217,13 @@ class Checkpoints:
         pending = self.pending
         if pending is not None:
             pending.attempt_is_over = True
-            if self.settled:
+            if self.outcome_is_known:
                 self._abort(pending, why, counts=False, retry=False)
             else:
                 self._turn(CheckpointTurn.ATTEMPT_OVER)
         self.due.attempt_over()
 
-    def look_at_the_epochs(self, *_: object) -> None:
+    def check_epochs(self, *_: object) -> None:
         """Check whether another coordinator has taken over, and deleted files of this one: else the job would restart
         for ever.
         """
@@ -236,16 +236,16 @@ class Checkpoints:
         if isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
             self._effects.facts.fenced(outcome.error)
 
-    def take_unsettled(self) -> tuple[Committables, ...]:
+    def take_prepared(self) -> tuple[Committables, ...]:
         """Remove and return what the last attempt prepared for checkpoints that will never complete."""
-        assert self.settled
+        assert self.outcome_is_known
         items = [
             (checkpoint_id, ref, uid, committables)
-            for (checkpoint_id, ref), prepared in self._unsettled.items()
+            for (checkpoint_id, ref), prepared in self._prepared.items()
             for uid, committables in prepared
             if checkpoint_id > self._uncertain_id
         ]
-        self._unsettled.clear()
+        self._prepared.clear()
         return merged(items, self._names)
 
     def referenced_files(self) -> frozenset[str]:
@@ -304,7 +304,7 @@ class Checkpoints:
         assert pending is not None and pending.checkpoint_id == checkpoint_id, (pending, checkpoint_id)
         pending.timer = None
         within = f"not complete within {timeout_s:g} s"
-        if self.settled:
+        if self.outcome_is_known:
             reason = f"{within}: no answer from {self.unanswered(pending)}"
             self._abort(pending, reason, counts=True, retry=False)
             return
@@ -389,8 +389,8 @@ class Checkpoints:
         self._completed_ids.add(metadata.checkpoint_id)
         if len(self._completed_ids) > 2 * IDS_KEPT:
             self._completed_ids = {known for known in self._completed_ids if known > self._newest_id - IDS_KEPT}
-        for settled in [known for known in self._unsettled if known[0] <= metadata.checkpoint_id]:
-            del self._unsettled[settled]
+        for over in [known for known in self._prepared if known[0] <= metadata.checkpoint_id]:
+            del self._prepared[over]
         self.retained = (*self.retained, Retained(metadata.checkpoint_id, frozenset(metadata.files)))
         self.due.failures = 0
         self.due.ended()  # the writing of the metadata is part of it
@@ -453,8 +453,8 @@ class Checkpoints:
         assert (pending is None) == (self.progress is Progress.NONE), (pending, self.progress)
         if pending is not None:
             assert pending.acks.keys() <= pending.plan.expected, pending
-            assert self.settled == (len(pending.acks) < len(pending.plan.expected)), (pending, self.progress)
-            assert self.settled or pending.attempt_is_over == (self.progress is Progress.ORPHANED), pending
+            assert self.outcome_is_known == (len(pending.acks) < len(pending.plan.expected)), (pending, self.progress)
+            assert self.outcome_is_known or pending.attempt_is_over == (self.progress is Progress.ORPHANED), pending
             assert pending.checkpoint_id == self._next_id - 1, (pending.checkpoint_id, self._next_id)
         ids = [retained.checkpoint_id for retained in self.retained]
         assert ids == sorted(set(ids)), ids

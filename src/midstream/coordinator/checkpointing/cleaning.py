@@ -30,7 +30,7 @@ class Cleaning:
         """Whether the pass that is running repeats one that has failed."""
         self._stopped = False
 
-    def open(self, found: OpenedStorage) -> None:
+    def storage_opened(self, found: OpenedStorage) -> None:
         self._storage, self._epoch = found.storage, found.opened.epoch
 
     def drop(self, checkpoints: Iterable[int], files: Iterable[str]) -> None:

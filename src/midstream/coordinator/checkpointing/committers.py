@@ -29,7 +29,7 @@ class Committers:
         self._made: dict[tuple[str, int], Committer | None] = {}
         """The committers made so far, by uid and lane; None if the sink has none."""
 
-    def open(self, found: OpenedStorage) -> None:
+    def storage_opened(self, found: OpenedStorage) -> None:
         self._storage, self._epoch = found.storage, found.opened.epoch
 
     def stop(self) -> None:

@@ -54,7 +54,7 @@ class Committing:
         self._lanes = Lanes(effects, plan, slots)
         self._commits: deque[_Commit] = deque()
         self._aborts: deque[Committables] = deque()
-        self._held: list[tuple[int, TaskId, str, tuple[bytes, ...]]] = []
+        self._kept: list[tuple[int, TaskId, str, tuple[bytes, ...]]] = []
         self._names = names_of(plan.graph)
         self._running = False
         self._timer: str | None = None
@@ -66,9 +66,9 @@ class Committing:
         self._closing = False
         self._last_holder = -1
 
-    def open(self, found: OpenedStorage) -> None:
+    def storage_opened(self, found: OpenedStorage) -> None:
         """The job has a checkpoint directory. This is called before anything is added."""
-        self._committers.open(found)
+        self._committers.storage_opened(found)
         self._lanes.epoch = found.opened.epoch
 
     @property
@@ -98,18 +98,18 @@ class Committing:
                 self._commits.append(_Commit(what, holder))
         self._next()
 
-    def hold(self, ref: TaskId, committables: Iterable[tuple[str, tuple[bytes, ...]]]) -> None:
+    def keep(self, ref: TaskId, committables: Iterable[tuple[str, tuple[bytes, ...]]]) -> None:
         """Keep what a task of a job without checkpoints has prepared; it is committed when all tasks have finished."""
-        self._held += [(0, ref, uid, items) for uid, items in committables]
+        self._kept += [(0, ref, uid, items) for uid, items in committables]
 
-    def commit_held(self) -> None:
-        held, self._held = self._held, []
-        if held:
-            self.add(0, merged(held, self._names))
+    def commit_kept(self) -> None:
+        kept, self._kept = self._kept, []
+        if kept:
+            self.add(0, merged(kept, self._names))
 
-    def abort_held(self, *_: object) -> None:
-        held, self._held = self._held, []
-        self.abort(merged(held, self._names))
+    def abort_kept(self, *_: object) -> None:
+        kept, self._kept = self._kept, []
+        self.abort(merged(kept, self._names))
 
     def abort(self, committables: Iterable[Committables]) -> None:
         """Queue `committables` to be cleaned up: no checkpoint holds them, or ever will."""

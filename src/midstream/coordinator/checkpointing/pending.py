@@ -45,7 +45,7 @@ CHECKPOINT_TABLE: Final[Table[Progress, CheckpointTurn]] = Table(
         Row(Progress.NONE, _TRIGGERED, (Progress.COLLECTING,), "tasks without a living producer are told"),
         Row(Progress.COLLECTING, _ACKNOWLEDGED, (Progress.PUBLISHING,), "the metadata is written"),
         Row(Progress.COLLECTING, _FAILED, (Progress.NONE,), "slots and those who wait for it are told"),
-        Row(Progress.PUBLISHING, _ATTEMPT_OVER, (Progress.ORPHANED,), "no attempt restores before it is settled"),
+        Row(Progress.PUBLISHING, _ATTEMPT_OVER, (Progress.ORPHANED,), "no attempt restores before its outcome is known"),
         Row(Progress.ORPHANED, _ATTEMPT_OVER, (Progress.ORPHANED,), "the job ends before the tasks are cancelled"),
         Row(Progress.PUBLISHING, _COMPLETED, (Progress.NONE,), "it is the newest one from now on"),
         Row(Progress.ORPHANED, _COMPLETED, (Progress.NONE,), "it is the newest one, from which the job goes on"),

@@ -17,7 +17,7 @@ def trigger_when_due(job: Coordinator, sources: Sources, program: JobGraph) -> N
     """Trigger a checkpoint of a running job if one is due. `program`: its graph at the program's own parallelism."""
     attempt, checkpoints, requests, rescaling = job.attempt, job.checkpoints, job.requests, job.rescaling
     assert attempt is not None
-    if checkpoints.storage is None or checkpoints.pending is not None or attempt.ending:
+    if checkpoints.storage is None or checkpoints.pending is not None or attempt.finished_at_start:
         return
     if rescaling.stage is Stage.DEALING:
         return  # a newer checkpoint would have to be dealt out in its place, and might not fit to the new tasks
@@ -26,7 +26,7 @@ def trigger_when_due(job: Coordinator, sources: Sources, program: JobGraph) -> N
     rescale, savepoint = rescaling.wants_checkpoint, job.savepoints.wants_checkpoint
     wanted = requests.wants_checkpoint or rescaling.is_urgent or savepoint
     if checkpoints.due.is_now(wanted, attempt.awaits_checkpoint):
-        clients, is_stop = requests.take_checkpoint(), requests.wants_stop
+        clients, is_stop = requests.take_waiting(), requests.wants_stop
         align = savepoint or (rescale and rescaling.must_align)
         if is_stop:  # the job resumes when the program is started again, at the program's own parallelism
             align = align or loses_edges(job.plan.graph, program)

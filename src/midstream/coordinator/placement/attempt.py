@@ -27,9 +27,9 @@ class TaskPhase(Enum):
 
 _FINISHING, _FINISHED = TaskPhase.FINISHING, TaskPhase.FINISHED
 
-Said: TypeAlias = TaskRunning | TaskEndOfData | TaskFinished
+TaskReport: TypeAlias = TaskRunning | TaskEndOfData | TaskFinished
 
-ATTEMPT_TABLE: Final[Table[TaskPhase, type[Said]]] = Table(
+ATTEMPT_TABLE: Final[Table[TaskPhase, type[TaskReport]]] = Table(
     "task, to the coordinator",
     (
         Row(TaskPhase.DEPLOYING, TaskRunning, (TaskPhase.RUNNING,), "once all tasks run, checkpoints begin"),
@@ -69,9 +69,9 @@ class Attempt:
         self._in[TaskPhase.DEPLOYING] = len(self.phases)
         self._not_final: set[TaskId] = set()
         """The tasks that are FINISHING and not in `final`."""
-        self.awaited = set(slots)
+        self.unanswered = set(slots)
         """The slots that have still to answer `Deployed`, or later `Cancelled`."""
-        self.ending = set(finished)
+        self.finished_at_start = set(finished)
         """The tasks deployed as finished that have not ended yet. They end at once, so no checkpoint is triggered
         before: it would have to be aborted because they end meanwhile.
         """
@@ -99,15 +99,15 @@ class Attempt:
         self.final.update(finished)
         self._not_final -= self.final
 
-    def advance(self, ref: TaskId, said: type[Said]) -> None:
+    def advance(self, ref: TaskId, report: type[TaskReport]) -> None:
         """Note a task's message. Raises InvariantError if it cannot come in the phase of the task."""
         before = self.phases[ref]
-        phase = ATTEMPT_TABLE.next(before, said)
+        phase = ATTEMPT_TABLE.next(before, report)
         self.phases[ref] = phase
         self._in[before] -= 1
         self._in[phase] += 1
         if phase is _FINISHED:
-            self.ending.discard(ref)
+            self.finished_at_start.discard(ref)
             self._not_final.discard(ref)
         elif phase is _FINISHING and ref not in self.final:
             self._not_final.add(ref)

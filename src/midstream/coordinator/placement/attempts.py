@@ -64,18 +64,18 @@ class Attempts:
             self.tell(CheckpointCompleted(attempt.number, pending.checkpoint_id))
             attempt.checkpoint_completed(ref for ref, ack in pending.acks.items() if ack.finished)
 
-    def read_on(self, checkpoint_id: int) -> None:
+    def resume_sources(self, checkpoint_id: int) -> None:
         """Resume the sources, which are paused after this checkpoint: the tasks continue."""
         self.tell(ReadOn(self._attempt().number, checkpoint_id))
 
     def slot_lost(self, slot: int) -> None:
         if self.current is not None:
-            self.current.awaited.discard(slot)
+            self.current.unanswered.discard(slot)
 
     @property
     def answered(self) -> bool:
         """Whether every slot that is still present has answered: the attempt is deployed, or cancelled, everywhere."""
-        return not self._attempt().awaited
+        return not self._attempt().unanswered
 
     def has_symptom(self, failure: Failure) -> None:
         """A task has reported that a peer is gone. Wait a moment for the cause, which is the failure to show to users."""
@@ -85,8 +85,8 @@ class Attempts:
 
     def cancel(self, *_: object) -> None:
         attempt = self._attempt()
-        attempt.awaited = set(attempt.slots) & self._slots.live.keys()
-        for slot in sorted(attempt.awaited):
+        attempt.unanswered = set(attempt.slots) & self._slots.live.keys()
+        for slot in sorted(attempt.unanswered):
             self._effects.send(slot, Cancel(attempt.number))
         self._effects.cancel_timer(self._symptom)
         self._symptom = None
@@ -96,13 +96,13 @@ class Attempts:
         """Release the slots that have not answered. They may still write files, which the attempt's number sets apart."""
         self._cancel_timer = None
         attempt = self._attempt()
-        for slot in sorted(attempt.awaited):
+        for slot in sorted(attempt.unanswered):
             self._effects.close_slot(slot, "it did not cancel its tasks in time")
             lost = self._slots.lost(slot)
             call = lost.in_call if lost is not None else None
             why = "" if call is None else f": {call.operator} had been in one call for {call.for_ms // 1000} s"
             self._effects.facts.warned(f"slot {slot} did not cancel its tasks in time and was given up{why}")
-        attempt.awaited.clear()
+        attempt.unanswered.clear()
         self._slots.gather()
 
     def cancelled(self) -> None:

@@ -255,7 +255,7 @@ class Rescaling:
         """The checkpoint that was made for this has completed."""
         rescale = self._current
         if rescale is None or self.stage is not Stage.STORING:
-            self._attempts.read_on(metadata.checkpoint_id)
+            self._attempts.resume_sources(metadata.checkpoint_id)
             return
         rescale.checkpoint, rescale.checkpoint_id = path, metadata.checkpoint_id
         self._turn(RescaleTurn.COMPLETED)
@@ -285,7 +285,7 @@ class Rescaling:
     def give_up(self, reason: str) -> JobPlan | None:
         """Give up the rescale or move: the job continues with the plan before, which is returned if it has been left."""
         self._leave_checkpoint()
-        stage, rescale = self.stage, self._take()
+        stage, rescale = self.stage, self._remove()
         if rescale is None:
             return None
         if rescale.client is not None:
@@ -299,11 +299,11 @@ class Rescaling:
         return None
 
     def job_ended(self, why: str, _: bool) -> None:
-        rescale = self._take()
+        rescale = self._remove()
         if rescale is not None and rescale.client is not None:
             self._refuse(rescale.client, why)
 
-    def _take(self) -> _Rescale | None:
+    def _remove(self) -> _Rescale | None:
         """Remove and return the current rescale or move, which is over."""
         rescale, self._current = self._current, None
         if rescale is not None:
@@ -313,7 +313,7 @@ class Rescaling:
     def _leave_checkpoint(self) -> None:
         """Resume the sources, if they are paused after the checkpoint for this, which becomes an ordinary one."""
         if self._current is not None and self.stage is Stage.DEALING:
-            self._attempts.read_on(self._current.checkpoint_id)
+            self._attempts.resume_sources(self._current.checkpoint_id)
 
     def _stay(self, why: str) -> None:
         leaving = sorted(self._slots.leaving)

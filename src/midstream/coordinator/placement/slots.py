@@ -94,7 +94,7 @@ class Slots:
         """Whether the job has had all its slots once, so that the cluster has room for it."""
         self._effects = effects
         self._timeout_s = timeout_s
-        self._open: set[str] = set()
+        self._requested: set[str] = set()
         self._requests = 0
         self._requests_failed = 0
         self._timer: str | None = None
@@ -115,10 +115,10 @@ class Slots:
     def gather(self, *_: object) -> None:
         """Request all slots that are missing, and set a timer for their arrival."""
         self._is_gathering = True
-        while self.staying + len(self._open) < self.needed:
+        while self.staying + len(self._requested) < self.needed:
             request = f"slot-{self._requests}"
             self._requests += 1
-            self._open.add(request)
+            self._requested.add(request)
             self._effects.request_slot(request)
         if not self.complete and self._timer is None:
             self.gathers_since_s = self._effects.elapsed_s
@@ -130,9 +130,9 @@ class Slots:
         """
         self.needed = needed
         self.changes += 1
-        surplus = self.staying + len(self._open) - needed
-        for request in sorted(self._open)[: max(0, surplus)]:
-            self._open.discard(request)
+        surplus = self.staying + len(self._requested) - needed
+        for request in sorted(self._requested)[: max(0, surplus)]:
+            self._requested.discard(request)
         for slot in self.ids()[needed:]:
             self._effects.close_slot(slot, "this slot is not needed any more")
             del self.live[slot]
@@ -169,7 +169,7 @@ class Slots:
     def release(self, why: str, _: bool) -> None:
         """Release all slots, because the job ends."""
         self._is_gathering = False
-        self._open.clear()
+        self._requested.clear()
         for slot in sorted(self.live):
             self._effects.close_slot(slot, why)
         self.live.clear()
@@ -178,7 +178,7 @@ class Slots:
 
     def _timed_out(self) -> None:
         self._timer = None
-        self._open.clear()
+        self._requested.clear()
         there = self.staying
         came = f"{there} came within {self._timeout_s:g} s"
         cure = "give Spark more cores, or raise slot_timeout"
@@ -195,9 +195,9 @@ class Slots:
 
     def request_failed(self, request: str, reason: str) -> None:
         """A request will not lead to a slot. Once the job has run, only the timeout can make it fail for that."""
-        if request not in self._open:
+        if request not in self._requested:
             return
-        self._open.discard(request)
+        self._requested.discard(request)
         self._requests_failed += 1
         text = f"a slot could not be started ({self.staying} of {self.needed} are there): {reason}"
         if not self.job_has_run and self._requests_failed >= FIRST_REQUESTS_FAILED_MAX:
@@ -244,9 +244,9 @@ class Slots:
 
     def connected(self, slot: int, register: Register) -> bool:
         """A slot has connected. False: it was not requested, or the request was withdrawn."""
-        if register.request not in self._open or slot in self.live:
+        if register.request not in self._requested or slot in self.live:
             return False
-        self._open.discard(register.request)
+        self._requested.discard(register.request)
         self.live[slot] = Slot(slot, register)
         self.changes += 1
         return True
@@ -299,7 +299,12 @@ class Slots:
         self.rates[metrics.task] = rate
 
     def check(self) -> None:
-        assert self.staying + len(self._open) <= self.needed, (self.live, self.leaving, self._open, self.needed)
+        assert self.staying + len(self._requested) <= self.needed, (
+            self.live,
+            self.leaving,
+            self._requested,
+            self.needed,
+        )
         assert self.leaving <= self.live.keys(), (self.live, self.leaving)
 
 

@@ -44,7 +44,7 @@ _decoder = msgspec.msgpack.Decoder(Split)
 
 
 @dataclass(frozen=True, slots=True)
-class _Settled:
+class _Notice:
     """What a source is told about a completed checkpoint."""
 
     position: bytes | None
@@ -135,7 +135,7 @@ class _State:
     busy: bool = False
     """Whether a call of the source is running."""
     timer: str | None = None
-    settled: _Settled | None = None
+    notice: _Notice | None = None
 
 
 class Sources:
@@ -145,7 +145,7 @@ class Sources:
         """Whether the sources are at the positions from which the next attempt begins, and discover."""
         self._effects = effects
         self._attempt: Attempt | None = None
-        self._is_open = False
+        self._discovers = False
         """Whether sources discover: not before the first reset, and never again after `stop`."""
         self._stopped = False
         self._states = {
@@ -155,7 +155,7 @@ class Sources:
         }
         self._by_vertex = {state.vertex: state for state in self._states.values()}
 
-    def open(self, found: OpenedStorage) -> None:
+    def storage_opened(self, found: OpenedStorage) -> None:
         self.storage = found.storage
 
     # ---- attempts ----
@@ -176,7 +176,7 @@ class Sources:
         """
         self._attempt = None
         self.are_reset = True
-        self._is_open = not self._stopped
+        self._discovers = not self._stopped
         for uid, state in self._states.items():
             self._quiesce(state)
             old = positions.get(uid)
@@ -209,7 +209,7 @@ class Sources:
     def stop(self) -> None:
         """Discover nothing more in this job, and assign no further split."""
         self._stopped = True
-        self._is_open = False
+        self._discovers = False
         for state in self._states.values():
             self._effects.cancel_timer(state.timer)
             state.timer = None
@@ -240,7 +240,7 @@ class Sources:
         if attempt is None:
             return
         while state.waiting:
-            if state.pending and self._is_open:
+            if state.pending and self._discovers:
                 ref = _in_turn(state)
                 if ref is None:
                     return
@@ -253,7 +253,7 @@ class Sources:
                 self._effects.send(attempt.slot_of(ref), AssignSplit(attempt.number, ref, split, is_last))
                 state.told_assigned = state.told_assigned and is_last
                 self._tell_assigned(state)
-            elif state.exhausted or not self._is_open:
+            elif state.exhausted or not self._discovers:
                 ref = state.waiting.first()
                 state.waiting.remove(ref)
                 self._effects.send(attempt.slot_of(ref), NoMoreSplits(attempt.number, ref))
@@ -291,7 +291,7 @@ class Sources:
                 continue
             # of finished subtasks, too: the rest of a split that a drain has cut off was never read
             parts = tuple(part for subtask in operator.subtasks for part in subtask.parts if part.name == SPLITS)
-            state.settled = _Settled(position.position, position.pending, parts)
+            state.notice = _Notice(position.position, position.pending, parts)
             self._next_call(state)
 
     # ---- calls of the source, one at a time ----
@@ -299,14 +299,14 @@ class Sources:
     def _next_call(self, state: _State) -> None:
         if state.busy:
             return
-        if state.settled is not None:
-            settled, state.settled = state.settled, None
+        if state.notice is not None:
+            notice, state.notice = state.notice, None
             state.busy = state.called = True
-            work = partial(_tell, state.spec, settled, self.storage)
+            work = partial(_tell, state.spec, notice, self.storage)
             what = f"source {state.spec.name!r} to take note of a checkpoint"
             told = partial(self._told, state)
-            self._effects.run_io(IoKind.SETTLED, work, told, about=state.spec.uid, waits_for=what, has_limit=True)
-        elif self._is_open and not state.exhausted and state.timer is None and not state.pending:
+            self._effects.run_io(IoKind.NOTIFY, work, told, about=state.spec.uid, waits_for=what, has_limit=True)
+        elif self._discovers and not state.exhausted and state.timer is None and not state.pending:
             state.busy = state.called = True
             context = DiscoveryContext(state.spec.uid, state.parallelism, self.storage)
             work_discover = partial(state.spec.source.discover, state.position, context)
@@ -330,7 +330,7 @@ class Sources:
 
     def _discovered(self, state: _State, generation: int, outcome: Done[Discovery] | Failed) -> None:
         state.busy = False
-        if generation != state.generation or not self._is_open:
+        if generation != state.generation or not self._discovers:
             self._next_call(state)
             return
         if isinstance(outcome, Failed):
@@ -402,12 +402,12 @@ def _beginnings(splits: Iterable[Split]) -> int:
     return sum(not split.follows for split in splits)
 
 
-def _tell(spec: SourceSpec, settled: _Settled, storage: Storage | None) -> None:
+def _tell(spec: SourceSpec, notice: _Notice, storage: Storage | None) -> None:
     """Read which splits are unfinished, and tell the source. For the I/O pool."""
-    unfinished = [_decoder.decode(split) for split in settled.pending]
-    if settled.parts:
+    unfinished = [_decoder.decode(split) for split in notice.pending]
+    if notice.parts:
         assert storage is not None
-        parts = read_parts(storage, settled.parts, range(0), f"source {spec.uid!r}")
+        parts = read_parts(storage, notice.parts, range(0), f"source {spec.uid!r}")
         for part in parts.values():
             unfinished += splits_of(part)
-    spec.source.checkpoint_completed(settled.position, unfinished)
+    spec.source.checkpoint_completed(notice.position, unfinished)

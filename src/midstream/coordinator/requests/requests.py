@@ -103,7 +103,7 @@ class Requests:
         if self.stop is not None and not self.stop.drain and (self.stop.is_stored or was_to_stop):
             self.stop_failed(f"{why}; the job runs on; the stop is cancelled")
 
-    def take_checkpoint(self) -> tuple[int, ...]:
+    def take_waiting(self) -> tuple[int, ...]:
         """A checkpoint is triggered: return the clients that waited for one, and now wait for this one."""
         clients, self._checkpoint = tuple(self._checkpoint), []
         return clients
@@ -130,5 +130,5 @@ class Requests:
                 reply_to_stop = Reply(error=f"no savepoint was made: {reason}")
             for client in self.stop.clients:
                 self._effects.reply(client, reply_to_stop)
-        self.refuse(self.take_checkpoint(), reason)
+        self.refuse(self.take_waiting(), reason)
         self.stop = None

@@ -130,12 +130,12 @@ class Waiting:
                 for_ms = round((self._effects.elapsed_s - job.slots.gathers_since_s) * 1000)
                 yield WaitStatus(what, for_ms, round(config.slot_timeout_s * 1000))
             case Phase.DEPLOYING if attempt is not None:
-                what = f"{_slots(attempt.awaited)} to read the state to go on from, and to open the operators"
+                what = f"{_slots(attempt.unanswered)} to read the state to go on from, and to open the operators"
                 yield WaitStatus(what, for_ms, general_ms)
             case Phase.STARTING:
                 yield WaitStatus("the tasks to start", for_ms, general_ms)
-            case Phase.CANCELLING if attempt is not None and attempt.awaited:
-                what = f"{_slots(attempt.awaited)} to cancel the tasks"
+            case Phase.CANCELLING if attempt is not None and attempt.unanswered:
+                what = f"{_slots(attempt.unanswered)} to cancel the tasks"
                 yield WaitStatus(what, for_ms, round(config.heartbeat_timeout_s * 1000))
             case Phase.GATHERING | Phase.DEPLOYING | Phase.CANCELLING:
                 pass  # nothing is missing
@@ -147,7 +147,7 @@ class Waiting:
     def _of_tasks(self, job: Coordinator) -> Iterator[WaitStatus]:
         checkpoints = job.checkpoints
         pending = checkpoints.pending
-        if pending is not None and checkpoints.settled:
+        if pending is not None and checkpoints.outcome_is_known:
             for_ms = round((self._effects.elapsed_s - checkpoints.due.triggered_s) * 1000)
             if for_ms > SHOWN_S * 1000:  # a shorter wait is not shown, and there may be many tasks to name
                 what = f"checkpoint {pending.checkpoint_id}, of {checkpoints.unanswered(pending)}"
