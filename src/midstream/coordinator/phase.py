@@ -50,7 +50,7 @@ PHASE_TABLE: Final[Table[Phase, PhaseTurn]] = Table(
     "coordinator",
     (
         Row(Phase.CREATED, PhaseTurn.STARTED, (Phase.OPENING,), "the checkpoint directory is opened, if there is one"),
-        Row(Phase.OPENING, PhaseTurn.OPENED, (Phase.GATHERING,), "sources are reset, slots asked for"),
+        Row(Phase.OPENING, PhaseTurn.OPENED, (Phase.GATHERING,), "sources are reset, slots requested"),
         Row(Phase.GATHERING, PhaseTurn.DEPLOYED, (Phase.DEPLOYING,), "each slot is told what to build"),
         Row(Phase.DEPLOYING, PhaseTurn.ANSWERED, (Phase.STARTING,), "splits are handed out, tasks started"),
         Row(Phase.STARTING, PhaseTurn.RUNS, (Phase.RUNNING,), "checkpoints begin"),
@@ -58,12 +58,12 @@ PHASE_TABLE: Final[Table[Phase, PhaseTurn]] = Table(
             Row(phase, PhaseTurn.ATTEMPT_OVER, (Phase.CANCELLING,), "slots are told to cancel their tasks")
             for phase in (Phase.DEPLOYING, Phase.STARTING, Phase.RUNNING)
         ),
-        Row(Phase.CANCELLING, PhaseTurn.CANCELLED, (Phase.GATHERING,), "slots that are missing are asked for"),
+        Row(Phase.CANCELLING, PhaseTurn.CANCELLED, (Phase.GATHERING,), "missing slots are requested"),
         *(
             Row(phase, PhaseTurn.ENDS, (Phase.ENDING,), "slots are released, sources and committers closed")
             for phase in Phase
             if phase not in (Phase.ENDING, Phase.ENDED)
         ),
-        Row(Phase.ENDING, PhaseTurn.CONCLUDED, (Phase.ENDED,), "those who still wait are answered"),
+        Row(Phase.ENDING, PhaseTurn.CONCLUDED, (Phase.ENDED,), "clients that still wait are answered"),
     ),
 )

@@ -42,15 +42,17 @@ _TRIGGERED, _ACKNOWLEDGED, _ATTEMPT_OVER, _COMPLETED, _FAILED = CheckpointTurn
 CHECKPOINT_TABLE: Final[Table[Progress, CheckpointTurn]] = Table(
     "checkpoint",
     (
-        Row(Progress.NONE, _TRIGGERED, (Progress.COLLECTING,), "tasks without a living producer are told"),
+        Row(Progress.NONE, _TRIGGERED, (Progress.COLLECTING,), "tasks without an unfinished producer are told"),
         Row(Progress.COLLECTING, _ACKNOWLEDGED, (Progress.PUBLISHING,), "the metadata is written"),
-        Row(Progress.COLLECTING, _FAILED, (Progress.NONE,), "slots and those who wait for it are told"),
-        Row(Progress.PUBLISHING, _ATTEMPT_OVER, (Progress.ORPHANED,), "no attempt restores before its outcome is known"),
+        Row(Progress.COLLECTING, _FAILED, (Progress.NONE,), "slots and waiting clients are told"),
+        Row(
+            Progress.PUBLISHING, _ATTEMPT_OVER, (Progress.ORPHANED,), "no attempt restores before its outcome is known"
+        ),
         Row(Progress.ORPHANED, _ATTEMPT_OVER, (Progress.ORPHANED,), "the job ends before the tasks are cancelled"),
         Row(Progress.PUBLISHING, _COMPLETED, (Progress.NONE,), "it is the newest one from now on"),
-        Row(Progress.ORPHANED, _COMPLETED, (Progress.NONE,), "it is the newest one, from which the job goes on"),
+        Row(Progress.ORPHANED, _COMPLETED, (Progress.NONE,), "it is the newest one, from which the job resumes"),
         Row(Progress.PUBLISHING, _FAILED, (Progress.NONE,), "nothing is deleted if it may yet have been written"),
-        Row(Progress.ORPHANED, _FAILED, (Progress.NONE,), "the job goes on from the one before"),
+        Row(Progress.ORPHANED, _FAILED, (Progress.NONE,), "the job resumes from the one before"),
     ),
 )
 

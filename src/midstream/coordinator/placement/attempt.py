@@ -33,16 +33,14 @@ ATTEMPT_TABLE: Final[Table[TaskPhase, type[TaskReport]]] = Table(
     "task, to the coordinator",
     (
         Row(TaskPhase.DEPLOYING, TaskRunning, (TaskPhase.RUNNING,), "once all tasks run, checkpoints begin"),
-        Row(TaskPhase.RUNNING, TaskEndOfData, (_FINISHING,), "once all are here, a last checkpoint is made"),
+        Row(TaskPhase.RUNNING, TaskEndOfData, (_FINISHING,), "once all tasks are, a last checkpoint is made"),
         Row(
             TaskPhase.RUNNING,
             TaskFinished,
             (_FINISHED,),
-            "a checkpoint has it as finished, or the job makes none: it need not wait for one",
+            "a checkpoint records it as finished, or the job makes none: it need not wait for one",
         ),
-        Row(
-            _FINISHING, TaskFinished, (_FINISHED,), "once all are here, what they wrote is committed, and the job ends"
-        ),
+        Row(_FINISHING, TaskFinished, (_FINISHED,), "once all tasks are, their output is committed, and the job ends"),
     ),
 )
 

@@ -74,19 +74,19 @@ RESCALE_TABLE: Final[Table[Stage, RescaleTurn]] = Table(
     "rescale",
     (
         Row(Stage.NONE, _ASKED, (Stage.PLANNING,), "the job is planned anew"),
-        Row(Stage.NONE, _SLOT_LEAVES, (Stage.GATHERING,), "a move, with the plan that there is"),
-        Row(Stage.PLANNING, _PLANNED, (Stage.GATHERING,), "slots are asked for, beside those that there are"),
+        Row(Stage.NONE, _SLOT_LEAVES, (Stage.GATHERING,), "a move, with the present plan"),
+        Row(Stage.PLANNING, _PLANNED, (Stage.GATHERING,), "slots are requested, besides the present ones"),
         Row(Stage.GATHERING, _GATHERED, (Stage.STORING,), "a checkpoint is wanted"),
-        Row(Stage.STORING, _COMPLETED, (Stage.DEALING,), "sources hold still, the checkpoint is dealt out"),
-        Row(Stage.DEALING, _DEALT, (Stage.STORED,), "new tasks can go on from it"),
+        Row(Stage.STORING, _COMPLETED, (Stage.DEALING,), "sources are paused, the checkpoint is dealt out"),
+        Row(Stage.DEALING, _DEALT, (Stage.STORED,), "new tasks can resume from it"),
         *(
-            Row(stage, _SLOT_MISSING, (Stage.GATHERING,), "another one is asked for; sources that hold read on")
+            Row(stage, _SLOT_MISSING, (Stage.GATHERING,), "another one is requested; paused sources are resumed")
             for stage in (Stage.GATHERING, Stage.STORING, Stage.DEALING)
         ),
         Row(Stage.STORED, _SWITCHES, (Stage.SWITCHING,), "the old tasks are cancelled"),
-        Row(Stage.SWITCHING, _RUNS, (Stage.NONE,), "who asked is told"),
+        Row(Stage.SWITCHING, _RUNS, (Stage.NONE,), "the client is told"),
         *(
-            Row(stage, _OFF, (Stage.NONE,), "who asked is told; while SWITCHING, a rescale goes back to its old plan")
+            Row(stage, _OFF, (Stage.NONE,), "the client is told; while SWITCHING, a rescale returns to its old plan")
             for stage in Stage
             if stage is not Stage.NONE
         ),

@@ -69,9 +69,11 @@ SAVEPOINT_TABLE: Final[Table[Stage, SavepointTurn]] = Table(
         Row(Stage.STORING, _COMPLETED, (Stage.COMMITTING,), "the checkpoint is kept from here on"),
         Row(Stage.STORING, _TO_BE_REPEATED, (Stage.WAITING,), "the next one is for it"),
         Row(Stage.COMMITTING, _COMMITTED, (Stage.COPYING,), "the checkpoint is copied to the place"),
-        Row(Stage.COPYING, _COPIED, (Stage.COPIED,), "who asked is answered; a stop, when the job has stopped"),
+        Row(
+            Stage.COPYING, _COPIED, (Stage.COPIED,), "the client is answered; that of a stop, when the job has stopped"
+        ),
         *(
-            Row(stage, _OFF, (Stage.DISCARDING,), "the place is given back, then who asked is told")
+            Row(stage, _OFF, (Stage.DISCARDING,), "the place is given back, then the client is told")
             for stage in Stage
             if stage not in (Stage.COPYING, Stage.DISCARDING)
         ),
