@@ -26,7 +26,7 @@ from midstream.coordinator.checkpointing.checkpoints import Checkpoints
 from midstream.coordinator.effects import IoKind, TimerKind, io_kind, timer_kind
 from midstream.coordinator.machine import Coordinator
 from midstream.coordinator.placement import rescaling
-from midstream.coordinator.placement.attempt import Attempt, Said
+from midstream.coordinator.placement.attempt import Attempt, TaskReport
 from midstream.coordinator.placement.rescaling import Rescaling
 from midstream.coordinator.requests import savepoints
 from midstream.coordinator.requests.savepoints import Savepoints
@@ -172,7 +172,7 @@ def _barrier_events() -> Iterable[str]:
         about = kind.__dataclass_fields__
         yield kind.__name__
         if "barrier" in about or "checkpoint_id" in about:
-            yield f"{kind.__name__}, settled"
+            yield f"{kind.__name__}, over"
         if "barrier" in about:
             yield f"{kind.__name__}, newer"
 
@@ -286,11 +286,11 @@ def watch_attempt_tasks() -> Sequence[Watched]:
     def of_call(attempt: Any, task: Any, said: Any) -> tuple[str, str]:
         return attempt.phases[task].name, said.__name__
 
-    return [Watched(Attempt, "advance", of_call, classes_of(Said))]
+    return [Watched(Attempt, "advance", of_call, classes_of(TaskReport))]
 
 
 _CHECKPOINT_READS: Final = frozenset(
-    ("open", "path_of", "in_progress", "unanswered", "take_unsettled", "referenced_files", "retain", "check")
+    ("storage_opened", "path_of", "in_progress", "unanswered", "take_prepared", "referenced_files", "retain", "check")
     + ("drop_older_attempts",)
 )
 """The methods that do not change the checkpoint in progress."""

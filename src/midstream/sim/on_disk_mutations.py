@@ -230,16 +230,16 @@ def fresh_is_not_written_down() -> Replacements:
 
 def uncertain_is_aborted() -> Replacements:
     """What was prepared for a checkpoint of unknown outcome is cleaned up."""
-    original = Checkpoints.take_unsettled
+    original = Checkpoints.take_prepared
 
-    def take_unsettled(self: Any) -> Any:
+    def take_prepared(self: Any) -> Any:
         before, self._uncertain_id = self._uncertain_id, 0
         try:
             return original(self)
         finally:
             self._uncertain_id = before
 
-    return [(Checkpoints, "take_unsettled", take_unsettled)]
+    return [(Checkpoints, "take_prepared", take_prepared)]
 
 
 _Bug = tuple[str, Callable[[], Replacements], Callable[[int], Scenario]]

@@ -65,7 +65,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
         (
             (
                 "*",
-                "TriggerReceived, settled|TriggerReceived, newer",
+                "TriggerReceived, over|TriggerReceived, newer",
                 "it comes once, in order, while nothing is pending",
             ),
         ),
@@ -161,7 +161,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
             ("PUBLISHING|ORPHANED", "acknowledge", "all have answered"),
             ("*", "acknowledge again", "a task answers once, on a connection without duplicates"),
             ("PUBLISHING|ORPHANED", "decline", "a task answers once"),
-            ("COLLECTING|PUBLISHING|ORPHANED", "rescale", "between two attempts, and only when it is settled"),
+            ("COLLECTING|PUBLISHING|ORPHANED", "rescale", "between two attempts, and only when its outcome is known"),
         ),
     ),
     Machine(

@@ -316,7 +316,7 @@ def dealt_state_by_state() -> Replacements:
 
 def rescaled_from_the_one_before() -> Replacements:
     """A rescale goes on from the checkpoint before the one that was made for it."""
-    published, go_on_with = Checkpoints._published, machine.Coordinator._go_on_with
+    published, go_on_with = Checkpoints._published, machine.Coordinator._switch_to
 
     def keep(self: Any, *arguments: Any) -> None:
         before = self.newest
@@ -330,7 +330,7 @@ def rescaled_from_the_one_before() -> Replacements:
         if before is not None:
             self.checkpoints.newest = before
 
-    return [(Checkpoints, "_published", keep), (machine.Coordinator, "_go_on_with", switch)]
+    return [(Checkpoints, "_published", keep), (machine.Coordinator, "_switch_to", switch)]
 
 
 def state_of_the_restore_before() -> Replacements:

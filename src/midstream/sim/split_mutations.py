@@ -41,7 +41,7 @@ def _in_two_steps(first: Callable[[Any, Any], None]) -> Callable[..., None]:
     original = Sources._discovered
 
     def discovered(self: Any, state: Any, generation: int, outcome: Any) -> None:
-        if generation != state.generation or not self._is_open or not isinstance(outcome, Done):
+        if generation != state.generation or not self._discovers or not isinstance(outcome, Done):
             original(self, state, generation, outcome)
             return
         first(state, outcome.value)
@@ -104,8 +104,8 @@ def told_of_now() -> Replacements:
     def completed(self: Any, fact: Any) -> None:
         original(self, fact)
         for state in self._states.values():
-            if state.settled is not None:
-                state.settled = replace(state.settled, position=state.position, pending=tuple(state.pending))
+            if state.notice is not None:
+                state.notice = replace(state.notice, position=state.position, pending=tuple(state.pending))
 
     original = Sources.checkpoint_completed
     return [(Sources, "checkpoint_completed", completed)]
