@@ -69,8 +69,9 @@ format: setup-python  ## let ruff put the code in order
 bench: setup  ## the benchmarks of benchmarks/README.md (BENCHES="window latency" picks some)
 	@for name in $(BENCHES); do $(BIN)/midstream bench $$name || exit; done
 
-peers: setup  ## Flink, PyFlink and Bytewax in .peers/, for python benchmarks/compare.py; needs a JDK 17 and 2 GB of disk
+peers: setup  ## Flink, PyFlink, Bytewax and Spark's Kafka connector in .peers/, for python benchmarks/compare.py; needs a JDK 17 and 2 GB of disk
 	@tools/peers_flink.sh
+	@tools/peers_spark.sh
 	@tools/peers_python.sh
 	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 

@@ -44,6 +44,10 @@ class Kafka:
         until(f"{topic} is known", lambda: self._partitions(topic) == partitions)
         return topic
 
+    def delete(self, topic: str) -> None:
+        self.admin.delete_topics([topic])[topic].result(30)
+        until(f"{topic} is gone", lambda: topic not in self.admin.list_topics(timeout=10).topics)
+
     def allow(self, name: str, *operations: str, kind: str = "topic") -> None:
         """To USER; `name` is that of a topic, or what those of another kind (group, transactional_id) begin with."""
         from confluent_kafka.admin import (

@@ -114,11 +114,8 @@ class Recovering:
         self.gate = GateRecovery(
             edge,
             states,
-            max_parallelism=max_parallelism,
-            pool=self.pool,
             quota=self.pool.quota("recovered", 1),
-            executor=self.steps,
-            storage=storage,
+            seams=task_seams(self.steps, storage, config=JobConfig(name="job", max_parallelism=max_parallelism)),
             read_ahead={},
             wake=self._wake,
             fail=self.failures.append,
@@ -140,7 +137,7 @@ class Recovering:
             self.pool.check()
         return None
 
-    def done(self) -> None:
+    def processed(self) -> None:
         assert self.at_work is not None
         self.at_work.release()
         self.at_work = None
@@ -150,6 +147,6 @@ class Recovering:
         rows: list[tuple[int, int]] = []
         while (found := self.take()) is not None:
             rows += found
-            self.done()
+            self.processed()
         assert self.pool.in_use == 0
         return rows

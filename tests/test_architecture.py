@@ -234,8 +234,10 @@ def test_protocol_code_reaches_the_outside_only_through_the_seams(file):
             assert called not in OUTSIDE_CALLS, f"{name_of(file)}:{node.lineno}: calls {called}(); use core.seams"
 
 
-LINES_MAX = 600
-"""A file is one idea; past some 500 lines look for the second one."""
+LINES_MAX = 580
+"""A file is one idea; past some 500 lines look for the second one. Docstrings are not counted: those of what users call
+are long, since they have all parameters and an example.
+"""
 
 FUNCTION_LINES_MAX = 60
 """Its docstring not counted."""
@@ -273,7 +275,10 @@ FORBIDDEN_NAMES = re.compile(r"(Manager|Helper|Helpers|Util|Utils|Impl)$")
 
 @pytest.mark.parametrize("file", files(), ids=name_of)
 def test_a_file_is_one_idea(file):
-    lines = len(file.read_text(encoding="utf-8").splitlines())
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    texts = [ast.get_docstring(node, clean=False) for node in ast.walk(tree_of(file)) if isinstance(node, documented)]
+    in_docstrings = sum(text.count("\n") + 1 for text in texts if text is not None)
+    lines = len(file.read_text(encoding="utf-8").splitlines()) - in_docstrings
     assert lines <= LINES_MAX, f"{name_of(file)} has {lines} lines: split it"
 
 

@@ -98,12 +98,12 @@ def halves(n: int) -> Ranges:
     return [(0, n // 2), (n // 2, n)]
 
 
-def require(expected: Mapping[str, float], got: Mapping[str, float], *, relative: float = 0.0) -> None:
-    """Raises ValueError when a result is not what it must be, or there is nothing to compare."""
+def require(expected: Mapping[str, float | None], got: Mapping[str, float], *, relative: float = 0.0) -> None:
+    """Raises ValueError when a result is not what it must be, or there is nothing to compare. None: it may be anything."""
     if not any(expected.values()):
         raise ValueError("no result is due yet, so there is nothing to check: allow more time, or take smaller batches")
     for what, wanted in expected.items():
-        if not abs(got[what] - wanted) <= relative * abs(wanted):  # nor when it is no number
+        if wanted is not None and not abs(got[what] - wanted) <= relative * abs(wanted):  # nor when it is no number
             raise ValueError(f"the result is wrong: {what} must be {wanted} and is {got[what]}")
 
 

@@ -52,7 +52,7 @@ def _as_restructured_text(app: Any, what: str, name: str, obj: Any, options: Any
     for paragraph in "\n".join(lines).split("\n\n"):
         is_example = paragraph.startswith("    ")
         if is_example and not was_example:
-            made += [".. code-block:: python", ""]
+            made += [f".. code-block:: {'pycon' if paragraph.startswith('    >>>') else 'python'}", ""]
         made += [*(paragraph.split("\n") if is_example else _with_parameters(paragraph)), ""]
         was_example = is_example
     lines[:] = made

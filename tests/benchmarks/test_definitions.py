@@ -13,6 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "pee
 import definitions
 from definitions import expected, halves, label, require, require_rate
 
+from midstream.bench.nexmark.expected import EXPECTED
+
 WINDOW_MS, SLIDE_MS, PER_MS, SLIDING_KEYS = 100, 20, 5, 1000
 
 
@@ -89,6 +91,11 @@ def test_flinks_results_are_checked_before_its_figures_are_given():
         checked(about | {"workload": "keyed_process", "result": [7, total - 0.5]})
     with pytest.raises(ValueError, match="rows must be"):
         checked(about | {"workload": "q8", "result": [1, 1]})
+    depends_on_the_clock, *rest = EXPECTED["q12"](3000)
+    assert depends_on_the_clock is None
+    assert checked(about | {"workload": "q12", "result": [7, *rest]})["result_rows"] == 7
+    with pytest.raises(ValueError, match="bid_count must be"):
+        checked(about | {"workload": "q12", "result": [7, 7, rest[1]]})
     assert checked({"workload": "recovery", "drained_s": 3.0}) == {
         "workload": "recovery", "drained_s": 3.0, "correct": True,
     }  # fmt: skip

@@ -122,7 +122,7 @@ class World:
                 if rows[cut:]:
                     inputs.append(Captured(0, subtask, subtask, False, (batch(rows[cut:]),)))
                     break  # a slice of it is still to be worked when the checkpoint comes
-                gate.done()
+                gate.processed()
             inputs.append(Captured(0, 0, subtask, False, stored=gate.gate.remaining()))
             inputs += [item for item in live if item.consumer == subtask and not item.is_output]
             left += self.store(inputs)
@@ -188,7 +188,7 @@ def test_what_each_consumer_reads_does_not_grow_with_the_number_of_rescales() ->
             gate = Recovering(graph(1, parallelism).edges[0], assigned[TaskId(1, subtask)], storage)
             for _ in range(subtask % 3 if step < 6 else 0):
                 assert gate.take() is not None
-                gate.done()
+                gate.processed()
             channels += gate.gate.remaining()
         now = parallelism
         assert left_bytes(each_once(channels)) <= sum(map(len, storage.files.values()))

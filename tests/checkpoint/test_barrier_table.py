@@ -59,7 +59,7 @@ def test_every_event_has_a_row_in_every_state_or_is_refused_on_purpose() -> None
 @pytest.mark.parametrize("row", BARRIER_TABLE.rows, ids=lambda row: f"{row.state.name}-{row.event}")
 def test_what_a_row_does_takes_its_event(row: Row[Alignment, BarrierKind]) -> None:
     if row.do is nothing:
-        assert row.event is OtherCheckpoint.SETTLED
+        assert row.event is OtherCheckpoint.OVER
         return
     (taken,) = [kind for name, kind in get_type_hints(row.do).items() if name != "return"]
     assert row.event is OtherCheckpoint.NEWER or row.event is taken
@@ -81,7 +81,7 @@ def snapshot(handler: BarrierHandler) -> Hashable:
         frozenset(pending.clear),
         frozenset(pending.received),
     )
-    channels = (frozenset(channels) for channels in (handler._open, handler._ending, handler._must_align))
+    channels = (frozenset(channels) for channels in (handler._open, handler._end_announced, handler._must_align))
     return (*channels, handler._last_id, of_pending)
 
 
@@ -156,6 +156,6 @@ def test_a_state_that_does_not_follow_is_found(monkeypatch: pytest.MonkeyPatch) 
 
     handler = BarrierHandler(2)
     handler.handle(BarrierReceived(0, CheckpointBarrier(1, 0)))
-    monkeypatch.setattr(BarrierHandler, "_go_on", go_on)
+    monkeypatch.setattr(BarrierHandler, "_advance", go_on)
     with pytest.raises(InvariantError, match="EndAnnounced while ALIGNING leads to IDLE; its last events:"):
         handler.handle(EndAnnounced(1))

@@ -137,6 +137,17 @@ def with_records_out(reader: _PartitionReader) -> kafka_fetched.Fetched:
     return found[0]
 
 
+def queued(reader: _PartitionReader) -> int:
+    """How many records, and reports beside them, wait in the client for the reader of partition 1. None is taken."""
+    handle = ctypes.c_void_p.from_address(id(reader._consumer) + object.__basicsize__).value
+    pointer = ctypes.c_void_p
+    queue_of = _call("rd_kafka_queue_get_partition", pointer, pointer, ctypes.c_char_p, ctypes.c_int32)
+    queue = queue_of(handle, TOPIC.encode(), 1)
+    length: int = _call("rd_kafka_queue_length", ctypes.c_size_t, pointer)(queue)
+    _call("rd_kafka_queue_destroy", None, pointer)(queue)
+    return length
+
+
 # ---- cases ----
 
 
@@ -151,8 +162,10 @@ def topic_deleted(mock: Mock) -> None:
 def topic_deleted_with_records_unread(mock: Mock) -> None:
     reader = mock.reader()
     records = with_records_out(reader)
+    until("the other records have come, and the report of their end", lambda: queued(reader) > RECORDS - 10)
+    before = queued(reader)
     mock.delete()
-    time.sleep(1)  # until the client knows of it: to look would take the records
+    until("the client knows of it, and reports it behind the records", lambda: queued(reader) > before)
     assert len(records) == 10 and records.values().to_pylist() == [b"%d" % n for n in range(10)]
     records.close()
     hears(reader, "topic does not exist")
@@ -239,7 +252,7 @@ def taken_over_records_that_are_out(mock: Mock) -> None:
 def failing_with_records_out(mock: Mock) -> None:
     """Between the client's call and whoever wants its records."""
     reader = mock.reader()
-    time.sleep(0.5)  # until records have come: to look would take them
+    until("records have come", lambda: queued(reader) >= RECORDS)
     patched = "_followed" if isinstance(reader._tap, kafka_fetched._MemoryTap) else "ObjectRecords"
     original = getattr(kafka_fetched, patched)
 

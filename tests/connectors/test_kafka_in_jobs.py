@@ -110,6 +110,44 @@ def test_records_that_are_gone_end_the_job_until_it_is_told_to_go_on_without_the
     assert sorted(written(tmp_path)["n"].to_list()) == [*range(1000), *range(2000, 3000)]
 
 
+def test_a_topic_that_is_recreated_while_a_job_reads_it_ends_the_job_and_every_one_that_resumes(
+    kafka, tmp_path, running
+):
+    topic = kafka.topic()
+    kafka.produce(topic, records(0, 1000))
+    running.append(job(kafka, topic, tmp_path).start(slots=ProcessSlots()))
+    until("all is written", lambda: len(written(tmp_path)) == 1000)
+    kafka.delete(topic)
+    assert kafka.topic() == topic
+    kafka.produce(topic, records(5000, 7000))
+    recreated = f"topic '{topic}' was deleted and recreated"
+    with pytest.raises(MidstreamError, match=f"{recreated}|there is no topic '{topic}'"):  # as discovery met it
+        running[0].wait(60)
+    running.append(job(kafka, topic, tmp_path).start(slots=ProcessSlots(), restore_from="latest"))
+    with pytest.raises(MidstreamError, match=recreated):
+        running[1].wait(60)
+
+
+def test_a_job_with_an_end_does_not_resume_in_a_topic_that_was_recreated(kafka, tmp_path, running):
+    topic = kafka.topic()
+    kafka.produce(topic, records(0, 1000))
+    first = job(kafka, topic, tmp_path, stop="latest", rows_per_s=200)
+    running.append(first.start(slots=ProcessSlots()))
+    until("something is written", lambda: len(written(tmp_path)) > 0)
+    running[0].stop(timeout_s=60)
+    before = len(written(tmp_path))
+    assert before < 1000
+    kafka.delete(topic)
+    assert kafka.topic() == topic
+    kafka.produce(topic, records(5000, 7000))
+    again = job(kafka, topic, tmp_path, stop="latest")
+    running.append(again.start(slots=ProcessSlots(), restore_from="latest"))
+    with pytest.raises(MidstreamError, match=f"topic '{topic}' was deleted and recreated"):
+        running[1].wait(60)
+    assert running[1].status().restarts == 0, "trying again would not bring its records back"
+    assert len(written(tmp_path)) == before
+
+
 @own_broker_only
 def test_new_partitions_a_rescale_and_a_broker_that_crashes_cost_no_row(kafka, kafka_broker: Broker, tmp_path, running):
     topic = kafka.topic(partitions=2)

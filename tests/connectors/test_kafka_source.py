@@ -10,12 +10,13 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from confluent_kafka import Uuid
 from connector_worlds import all_splits, values
 
 from kafka_broker import BACK_SOON, PASSWORD, USER, Broker, Kafka
 from midstream import ConfigError, SchemaError, StorageError
 from midstream.connectors.kafka import KafkaSource
-from midstream.connectors.kafka_cluster import Topic
+from midstream.connectors.kafka_cluster import Topic, are_two_topics
 from midstream.operators.source import Discovery, DiscoveryContext, Split, SplitReader
 from waiting import until
 
@@ -237,8 +238,7 @@ def test_a_topic_that_is_deleted_is_named_at_the_next_look(kafka):
     ):
         source = source_of(kafka, topics)
         position = find(source).position
-        kafka.admin.delete_topics([topic])[topic].result(30)
-        until("it is gone", lambda: topic not in kafka.admin.list_topics(timeout=10).topics)
+        kafka.delete(topic)
         with pytest.raises(ConfigError, match=message):
             find(source, position)
         source.close()
@@ -249,12 +249,18 @@ def test_a_topic_that_is_made_anew_is_not_taken_for_the_old_one(kafka):
     topic = kafka.topic()
     source = source_of(kafka, topic)
     found = find(source)
-    kafka.admin.delete_topics([topic])[topic].result(30)
-    until("it is gone", lambda: topic not in kafka.admin.list_topics(timeout=10).topics)
+    kafka.delete(topic)
     kafka.topic()
     with pytest.raises(ConfigError, match=f"topic '{topic}' was deleted and recreated"):
         find(source_of(kafka, topic), found.position)
     source.close()
+
+
+def test_ids_that_brokers_do_not_give_tell_no_topics_apart():
+    none = str(Uuid(0, 0))
+    assert are_two_topics("cUlLlJfVQpK4uiyhoCUpYg", "lVJfVQpK4uiyhoCUpYgcUl")
+    for before, now in (("x", "x"), (none, none), (none, "x"), ("x", none), ("", "x")):
+        assert not are_two_topics(before, now), (before, now)
 
 
 BAD = {

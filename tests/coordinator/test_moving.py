@@ -27,7 +27,7 @@ def left(**config: object) -> Bench:
 def test_the_job_goes_on_without_it_from_a_checkpoint_behind_which_nothing_is_read() -> None:
     bench = left()
     assert bench.state == "running" and bench.slots == (0, 1)
-    assert all(trigger.holds for trigger in bench.messages(m.TriggerCheckpoint))
+    assert all(trigger.pauses_sources for trigger in bench.messages(m.TriggerCheckpoint))
     bench.answers[m.Cancel] = False
     acknowledged_by_all(bench)
     assert bench.state == "moving" and bench.closed == []
@@ -174,7 +174,7 @@ def test_a_checkpoint_that_fails_is_made_again_in_its_time() -> None:
     bench.say(TaskId(0, 0), m.CheckpointDecline(0, 1, TaskId(0, 0), "the disk is full", True))
     assert bench.state == "running" and bench.triggers == [1]
     bench.wait(10)
-    assert bench.triggers == [1, 2] and bench.messages(m.TriggerCheckpoint)[-1].holds
+    assert bench.triggers == [1, 2] and bench.messages(m.TriggerCheckpoint)[-1].pauses_sources
     acknowledged_by_all(bench)
     assert bench.slots == (0, 2)
 

@@ -205,7 +205,7 @@ def test_a_failure_of_the_job_does_not_disturb_a_savepoint_whose_checkpoint_is_c
 def test_a_job_stops_with_a_savepoint() -> None:
     bench = Bench(held=("savepoint:",)).run()
     client = bench.ask(m.DoStop(savepoint=SAVED))
-    assert all(trigger.holds for trigger in bench.messages(m.TriggerCheckpoint))
+    assert all(trigger.pauses_sources for trigger in bench.messages(m.TriggerCheckpoint))
     acknowledge(bench, 1)
     assert bench.ended is None and bench.state == "stopping"
     bench.wait(30)

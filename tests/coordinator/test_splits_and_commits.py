@@ -380,7 +380,7 @@ def test_a_source_that_cannot_be_told_is_warned_about_and_told_again() -> None:
 
 
 def test_sources_are_not_called_side_by_side() -> None:
-    bench, source = world(("a",), ("b",), held=("settled",))
+    bench, source = world(("a",), ("b",), held=("notify",))
     bench.run()
     ask_split(bench, READ0)
     bench.checkpoint()

@@ -69,7 +69,6 @@ class TwoSlots:
         self.channel = RemoteChannel(
             ChannelId(0, 0, 0),
             SCHEMA,
-            self.receiving_pool,
             quota,
             window,
             lambda: self.gate.on_data(0),
@@ -82,7 +81,7 @@ class TwoSlots:
         self.right.attach(self.pipes[1])
         self.right.add_receiver(self.channel)
         self.left.add_sender(self.partition.subpartitions[0])
-        self.gate.open()
+        self.gate.ask()
 
     def carry(self, source: PeerLink, target: PeerLink, bytes_max: int) -> bool:
         stream = b"".join(source.pull(bytes_max))
@@ -161,7 +160,7 @@ def test_elements_arrive_whole_and_in_order_however_small_the_window(
             if polled is not None:
                 got.append(element_of(polled))
                 if isinstance(polled, LeasedBatch):
-                    world.gate.done()
+                    world.gate.processed()
                 moved = True
         world.check()
         idle = 0 if moved else idle + (steps >= 2_000)
@@ -182,7 +181,7 @@ def test_an_element_of_many_times_the_window_gets_through_and_the_overdraft_ends
     assert world.receiving_pool.in_use > 2
     polled = world.gate.poll(1000)
     assert isinstance(polled, LeasedBatch) and polled.batch.equals(big)
-    world.gate.done()
+    world.gate.processed()
     world.check()
     assert world.receiving_pool.in_use <= 2 + 1  # the window again, and at most the credit the rest did not use
 
@@ -203,7 +202,7 @@ def test_a_consumer_that_does_not_read_stops_the_producer_within_the_pool() -> N
     while not woken:
         moved = world.carry(world.left, world.right, 1 << 20)
         if world.gate.poll(1000) is not None:
-            world.gate.done()
+            world.gate.processed()
             moved = True
         assert world.carry(world.right, world.left, 1 << 20) or moved, "stuck"
         world.check()
@@ -222,7 +221,7 @@ def test_watermarks_that_wait_are_joined() -> None:
     while (polled := world.gate.poll(10)) is not None:
         got.append(element_of(polled))
         if isinstance(polled, LeasedBatch):
-            world.gate.done()
+            world.gate.processed()
     assert flatten(got) == [0, 1, 2, Watermark(4)]
 
 

@@ -37,7 +37,7 @@ class World:
         self.gate.set_channels(channels)
         for index, channel in enumerate(channels):
             channel.connect(partial(self.gate.on_data, index))
-        self.gate.open()
+        self.gate.ask()
         self._emitted = [0] * producers
 
     def emit(self, producer: int, rows: int) -> None:
@@ -71,7 +71,7 @@ def test_what_waits_in_all_channels_comes_in_one_batch() -> None:
         world.emit(producer, 2)
     assert world.poll(100) == (0, [*numbers(0, [0, 1]), *numbers(1, [0, 1]), *numbers(2, [0, 1])])
     assert world.pool.in_use == 3
-    world.gate.done()
+    world.gate.processed()
     assert world.pool.in_use == 0 and world.poll(100) is None
 
 
@@ -80,10 +80,10 @@ def test_no_more_rows_are_joined_than_are_asked_for_and_large_batches_are_not_co
     for producer, rows in enumerate([40, 50, 20]):
         world.emit(producer, rows)
     assert world.poll(99) == (0, [*numbers(0, range(40)), *numbers(1, range(50))])
-    world.gate.done()
+    world.gate.processed()
     world.emit(0, 80)
     assert world.poll(99) == (2, numbers(2, range(20))), "80 more would be one too many"
-    world.gate.done()
+    world.gate.processed()
     assert world.poll(99) == (0, numbers(0, range(40, 120)))
 
 
@@ -92,7 +92,7 @@ def test_a_batch_that_fills_half_of_a_slice_comes_alone() -> None:
     world.emit(0, 50)
     world.emit(1, 1)
     assert world.poll(99) == (0, numbers(0, range(50)))
-    world.gate.done()
+    world.gate.processed()
     assert world.poll(99) == (1, numbers(1, [0]))
 
 
@@ -105,10 +105,10 @@ def test_rows_behind_an_event_or_in_a_blocked_channel_are_not_joined() -> None:
     world.gate.block(2)
     world.emit(3, 1)
     assert world.poll(100) == (0, [*numbers(0, [0]), *numbers(3, [0])])
-    world.gate.done()
+    world.gate.processed()
     assert world.poll(100) == (1, Watermark(7))
     assert world.poll(100) == (1, numbers(1, [0]))
-    world.gate.done()
+    world.gate.processed()
     assert world.poll(100) is None
     world.gate.resume(2)
     assert world.poll(100) == (2, numbers(2, [0]))
@@ -126,7 +126,7 @@ def test_what_a_checkpoint_holds_of_a_joined_batch_is_all_of_it() -> None:
     assert world.gate.at_work is not None
     held = world.gate.at_work.rest(0)
     assert held.batch.num_rows == 2
-    world.gate.done()
+    world.gate.processed()
     world.check()
     assert world.pool.in_use == 2, "until they are written"
     held.release()
@@ -155,7 +155,7 @@ def test_every_channel_stays_in_its_order(said: list[tuple[int, int]], asked: li
             if isinstance(element, list):
                 for row in element:
                     found[row // NUMBERS].append(row % NUMBERS)
-                world.gate.done()
+                world.gate.processed()
             else:
                 assert isinstance(element, Watermark)
                 found[channel].append(-element.timestamp_us)

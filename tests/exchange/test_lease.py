@@ -70,7 +70,7 @@ def test_a_gate_finds_that_what_it_has_at_work_is_not_charged_any_more() -> None
     gate = InputGate(partition.edge, 0, lambda: None)
     gate.set_channels([channel])
     channel.connect(lambda: gate.on_data(0))
-    gate.open()
+    gate.ask()
     partition.emit(batch(0, 1))
     polled = gate.poll(1)
     assert isinstance(polled, LeasedBatch)

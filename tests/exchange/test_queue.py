@@ -187,7 +187,7 @@ def test_a_local_channel_captures_at_the_consumer_and_the_producer_captures_noth
     gate = InputGate(partition.edge, 0, lambda: None)
     gate.set_channels([channel])
     channel.connect(lambda: gate.on_data(0))
-    gate.open()
+    gate.ask()
     for n in range(4):
         partition.emit(batch(n, 1))
     assert not partition.is_available(), "four buffers are queued"
@@ -200,9 +200,9 @@ def test_a_local_channel_captures_at_the_consumer_and_the_producer_captures_noth
     assert numbers(rest) == [0] and numbers(captured) == [1, 2, 3]
     gate.check()
     for _ in range(3):
-        gate.done()
+        gate.processed()
         assert gate.poll(1) is not None
-    gate.done()
+    gate.processed()
     assert gate.poll(1) is None, "the barrier was taken out"
     gate.check()
     assert sub.waiting == 0 and partition.is_available()
@@ -265,12 +265,12 @@ class Overtaking(TwoSlots):
                 return found
             if isinstance(polled, LeasedBatch):
                 found += to_list(polled.batch.column("k"))
-                self.gate.done()
+                self.gate.processed()
 
     def whole(self) -> None:
         self.check()
         assert self.sending_pool.in_use == 0
-        assert self.channel._held == 0 and self.receiving_pool.in_use == self.channel._credit
+        assert self.channel._batch_buffers == 0 and self.receiving_pool.in_use == self.channel._credit
 
 
 def test_a_barrier_overtakes_the_rest_of_an_element_without_credit() -> None:
@@ -314,7 +314,7 @@ def test_a_barrier_that_waits_its_turn_can_overtake_later_and_leaves_what_is_beh
 def test_a_barrier_that_has_left_in_its_turn_is_told_and_overtakes_nothing() -> None:
     world = Overtaking(window=8)
     sent: list[int] = []
-    world.partition.on_barrier_sent = sent.append
+    world.partition.subpartitions[0].on_barrier_sent = sent.append
     world.partition.broadcast(barrier(7))
     assert world.partition.is_waiting(7)
     world.carry_all()
@@ -386,7 +386,7 @@ def test_every_row_is_before_the_snapshot_or_captured_once_or_behind_the_barrier
                 if polled is not None:
                     assert isinstance(polled, LeasedBatch)
                     read += to_list(polled.batch.column("k"))
-                    world.gate.done()
+                    world.gate.processed()
             case "snapshot":
                 before = list(read)
                 received = world.gate.capture(0, 1)

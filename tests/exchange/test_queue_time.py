@@ -136,7 +136,7 @@ def test_a_remote_channel_asks_for_no_more_than_its_reader_manages_and_for_the_r
             slots.check()
         now.s += 0.02
         if in_work:
-            slots.gate.done()
+            slots.gate.processed()
         polled = slots.gate.poll(1)
         in_work = polled is not None
         if isinstance(polled, LeasedBatch):
@@ -155,7 +155,7 @@ def test_a_producer_gets_on_when_its_rows_are_read_even_if_a_checkpoint_still_ho
     gate = InputGate(edge, 0, lambda: None)
     gate.set_channels([channel])
     channel.connect(lambda: gate.on_data(0))
-    gate.open()
+    gate.ask()
     for n in range(FIRST_BUFFERS):
         partition.emit(batch(n, 1))
     woken: list[bool] = []
@@ -165,12 +165,12 @@ def test_a_producer_gets_on_when_its_rows_are_read_even_if_a_checkpoint_still_ho
     captured = gate.capture(0, 1)
     now.s += 10
     assert gate.poll(1) is not None
-    gate.done()
+    gate.processed()
     assert woken == [False], "one still waits, and one is all that such a reader gets"
     partition.wake_when_available(lambda: woken.append(partition.is_available()))
     assert gate.poll(1) is not None
     assert woken == [False, True], "nobody else would wake it before the checkpoint is written"
-    gate.done()
+    gate.processed()
     release(captured)
     assert pool.in_use == 0
 
@@ -201,7 +201,7 @@ def test_rows_that_wait_for_credit_on_the_other_side_raise_the_limit() -> None:
         while slots.carry(slots.left, slots.right, 1):  # one buffer at a time, each read at once
             polled = slots.gate.poll(1)
             assert polled is not None
-            slots.gate.done()
+            slots.gate.processed()
         now.s += 0.001
         slots.carry(slots.right, slots.left, 1 << 20)
     assert slots.channel.queue.limit > 16

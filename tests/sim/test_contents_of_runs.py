@@ -261,7 +261,7 @@ def ends_too_soon() -> Patches:
     original = SourceDriver.step
 
     def step(self: Any) -> Step:
-        return Step.ENDED if self._asking is Asking.NO_MORE and len(self._open) == 1 else original(self)
+        return Step.ENDED if self._asking is Asking.NO_MORE and len(self._splits) == 1 else original(self)
 
     return [(SourceDriver, "step", step)]
 

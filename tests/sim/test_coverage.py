@@ -31,7 +31,7 @@ def test_known_pairs_are_seen_and_no_impossible_one() -> None:
         ("barrier handler", "IDLE", "BarrierReceived"),
         ("barrier handler", "ALIGNING", "BarrierReceived"),
         ("barrier handler", "CAPTURING", "BarrierAnnounced"),
-        ("barrier handler", "IDLE", "BarrierAnnounced, settled"),
+        ("barrier handler", "IDLE", "BarrierAnnounced, over"),
         ("task", "RUNNING, IDLE", "rows"),
         ("task", "RUNNING, ALIGNING", "rows"),
         ("task", "AWAITS_CHECKPOINT, IDLE", "checkpoint_completed"),

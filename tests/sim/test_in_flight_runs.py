@@ -16,7 +16,7 @@ from midstream.sim.run import Run, run
 from midstream.sim.scenario import BACKLOGGED, IN_RECOVERY, Fault, Scenario, draw
 from midstream.sim.shapes import FORWARD, KEYED, SHAPES, Input, Node, Shape
 from midstream.sim.topologies import with_parallelism
-from midstream.worker.checkpoints import TaskCheckpoints
+from midstream.worker.task_checkpoints import TaskCheckpoints
 
 
 def backpressured(seed: int, topology: str, parallelism: int = 3, rescale_to: int = 2) -> Scenario:
@@ -32,7 +32,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     def capture(self: Any, state: Any, channels: Any) -> None:
         found["captured"] += 1
-        found["rest of a slice"] += len(self._task.rests())
+        found["rest of a slice"] += len(self._task.input.rests())
         original(self, state, channels)
 
     monkeypatch.setattr(TaskCheckpoints, "_capture", capture)

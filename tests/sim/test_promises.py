@@ -8,7 +8,7 @@ from midstream.core.config import JobConfig
 from midstream.core.ids import TaskId
 from midstream.graph.origins import Origin
 from midstream.protocol import messages as m
-from midstream.sim.promises import Promises
+from midstream.sim.promises import NOT_OPENED, OwedCommits, Promises
 from midstream.sim.valves import CheckedValve
 from midstream.sim.world import Tempo, World
 
@@ -92,6 +92,23 @@ def test_no_more_failures_are_counted_than_there_were() -> None:
     assert len(watched.bugs) == 1
 
 
+def test_a_storage_that_could_not_be_opened_is_tried_again_with_the_next_commit() -> None:
+    bugs: list[str] = []
+    owed = OwedCommits(bugs.append, "slot1")
+    owed.asked(1)
+    owed.not_opened()
+    owed.asked(2)
+    for request in (1, 2):  # both were waiting for it
+        owed.answered(m.CommitFailed(request, f"StorageError: {NOT_OPENED}", ""))
+    owed.asked(3)
+    owed.not_opened()
+    owed.answered(m.CommitFailed(3, f"StorageError: {NOT_OPENED}", ""))
+    assert not bugs and not owed.requests
+    owed.asked(4)
+    owed.answered(m.CommitFailed(4, f"StorageError: {NOT_OPENED}", ""))
+    assert len(bugs) == 1
+
+
 def test_event_time_of_a_task_is_that_of_its_channel_furthest_behind() -> None:
     world = World(0, Tempo())
     valve = CheckedValve(world, [Origin(one=frozenset((0,)), subtask=subtask) for subtask in range(2)])
@@ -100,6 +117,6 @@ def test_event_time_of_a_task_is_that_of_its_channel_furthest_behind() -> None:
     assert valve.set_idle(1, False) is None
     assert valve.advance(1, 9) is None
     assert not world.bugs
-    valve._watermarks[0], valve._at_lowest = 99, 0  # as if it had not listened
+    valve.watermarks[0], valve._at_lowest = 99, 0  # as if it had not listened
     valve.advance(1, 50)
     assert world.bugs

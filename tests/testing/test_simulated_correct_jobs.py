@@ -374,7 +374,7 @@ def test_the_example_of_the_flights_is_not_blamed(tmp_path: Path, monkeypatch: p
     assert simulate(load_job(example), seeds=SEEDS[: len(SEEDS) // 2], rows_max=100).rows > 200
 
 
-@pytest.mark.parametrize("name", QUERIES)
+@pytest.mark.parametrize("name", [name for name in QUERIES if name != "q12"])  # which depends on the clock
 def test_a_query_of_nexmark_is_not_blamed(name: str) -> None:
     query = QUERIES[name]
     env = Environment(name, parallelism=2)

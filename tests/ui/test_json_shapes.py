@@ -51,6 +51,12 @@ def test_the_schema_in_the_docs_is_that_of_the_types():
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
 
+def test_a_description_has_all_of_a_docstring_but_its_example():
+    described = {name: shape.get("description", "") for name, shape in SCHEMA["$defs"].items()}
+    assert described["JobStatus"] == "The complete status of a job."
+    assert described["StateSize"].endswith("\n\n`bytes`: as they are stored.")
+
+
 def test_every_command_has_a_shape():
     commands = {name for name in app if not name.startswith("-")}
     assert commands == set(SHAPES)

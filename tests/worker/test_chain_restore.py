@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
+from midstream.core.elements import Event, Watermark, WatermarkStatus
 from midstream.operators.base import Operator
 from midstream.worker.chain import Chain, Edges
 from standing_clock import StandingClock
@@ -33,11 +34,11 @@ class Heard(Edges):
         super().__init__(())
         self.watermarks: list[int] = []
 
-    def watermark(self, watermark_us: int) -> None:
-        self.watermarks.append(watermark_us)
-
-    def idle(self, idle: bool) -> None:
-        self.watermarks.append(-1 if idle else -2)
+    def broadcast(self, event: Event) -> None:
+        if isinstance(event, Watermark):
+            self.watermarks.append(event.timestamp_us)
+        elif isinstance(event, WatermarkStatus):
+            self.watermarks.append(-1 if event.idle else -2)
 
 
 def restored(marks: dict[int, tuple[int, int]], *operators: Fires) -> tuple[Chain, Heard]:

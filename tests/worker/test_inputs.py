@@ -42,7 +42,7 @@ class Gate:
             self.at_work = LeasedBatch(self.left.popleft(), 1, self)
         return self.at_work
 
-    def done(self) -> None:
+    def processed(self) -> None:
         self.at_work = None
 
     def freed(self, buffers: int) -> None: ...
@@ -106,7 +106,7 @@ def test_the_others_are_not_starved_by_it() -> None:
 
 def test_a_slow_batch_gives_the_other_gate_a_turn_between_its_slices() -> None:
     task, rows = task_input([1000], [1] * 20)
-    while task.may_go_on:
+    while task.may_have_data:
         assert task.work()
     assert [n for port, n in rows.seen if port == SLOW] == list(range(1000))
     assert [port for port, _ in rows.slices[:40]] == [SLOW, RULES] * 20

@@ -50,7 +50,7 @@ def test_nothing_is_given_before_it_is_read_and_the_task_is_woken_when_it_is() -
     assert gate.woken == 1
     assert gate.take() is not None and gate.gate.is_over
     assert gate.pool.in_use == 1, "the last batch is charged until it is processed"
-    gate.done()
+    gate.processed()
     assert gate.pool.in_use == 0
 
 
@@ -69,7 +69,7 @@ def test_at_most_one_segment_is_read_ahead() -> None:
     assert not gate.steps.io and gate.pool.in_use == segment
     for left in reversed(range(segment)):
         assert gate.take() is not None
-        gate.done()
+        gate.processed()
         assert bool(gate.steps.io) == (left == 0)
 
 
@@ -124,7 +124,7 @@ def test_segments_that_have_been_taken_are_not_referred_to_any_more() -> None:
     gate = Recovering(EDGE, states, storage)
     for taken in range(1, 11):
         gate.take()
-        gate.done()
+        gate.processed()
         remaining = gate.gate.remaining()
         left = sum(segment.rows for state in remaining for segment in state.segments)
         assert len(rows) - 2 * taken <= left < len(rows) - 2 * taken + 2 * batches
@@ -140,7 +140,7 @@ def test_progress_goes_from_nothing_to_all() -> None:
     left = [gate.gate.left_bytes()]
     assert left[0] == total < sum(segment.length for state in states for segment in state.segments)
     while gate.take() is not None:
-        gate.done()
+        gate.processed()
         left.append(gate.gate.left_bytes())
     assert left == sorted(left, reverse=True) and len(set(left)) == len(left) == 9
     assert left[-1] == 0
@@ -171,7 +171,7 @@ def test_a_read_that_fails_fails_the_task_with_its_cause(when: int) -> None:
     gate = Recovering(EDGE, states, storage)
     if when:
         gate.take()
-        gate.done()
+        gate.processed()
     content = bytearray(storage.files["f"])
     content[-5 if when else 10] ^= 1
     storage.files["f"] = bytes(content)
@@ -188,7 +188,7 @@ def test_what_is_discarded_during_a_read_stays_silent_and_leaks_nothing() -> Non
     _, states = some(storage, [[2, 2], [2]])
     gate = Recovering(EDGE, states, storage)
     gate.take()
-    gate.done()
+    gate.processed()
     assert gate.steps.io
     gate.gate.discard()
     assert gate.pool.in_use == 0
@@ -204,7 +204,7 @@ def test_a_batch_that_a_checkpoint_holds_is_charged_until_that_releases_it_even_
     gate.take()
     assert gate.at_work is not None
     held = gate.at_work.rest(1)
-    gate.done()
+    gate.processed()
     assert gate.pool.in_use == 1 and rows_in(held.batch) == rows[1:]
     gate.gate.discard()
     assert gate.pool.in_use == 0

@@ -35,7 +35,7 @@ class World:
     def take(self, checkpoint_id: int, *chunks: str, in_flight: StoredInFlight | None = None) -> m.FromSlot:
         part = StatePart(Redistribute.UNION, tuple(Chunk(chunk, ROWS) for chunk in chunks))
         operators = [(m.OperatorSnapshot("count"), Snapshot(SnapshotResult(parts={"s": part})))]
-        self.snapshots.take(checkpoint_id, operators, alignment_ms=0, began_s=0.0, finished=False)
+        self.snapshots.store(checkpoint_id, operators, alignment_ms=0, began_s=0.0, finished=False)
         assert self.steps.run_io()
         self.snapshots.in_flight_stored(checkpoint_id, in_flight or StoredInFlight())
         return self.sent[-1]

@@ -580,7 +580,7 @@ def test_bad_records_are_emitted_once_in_whatever_step_a_job_is_restored(blockin
         assert second.run(1000) is Progress.ENDED
         assert first.rows + second.rows == list(range(0, 12, 2)), steps
         assert first.bad + second.bad == list(range(1, 12, 2)), steps
-        assert first.driver.bad_records + second.driver.bad_records == 6
+        assert first.driver.tally.total + second.driver.tally.total == 6
 
 
 @pytest.mark.parametrize("batch_rows", [1, 3, 7, 100])

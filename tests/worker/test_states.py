@@ -77,8 +77,8 @@ class World:
     def state(self) -> TaskState:
         return self.task.state
 
-    def trigger(self, checkpoint_id: int, *, holds: bool = False) -> None:
-        self.task.trigger_checkpoint(CheckpointBarrier(checkpoint_id, 0), holds=holds)
+    def trigger(self, checkpoint_id: int, *, pauses_sources: bool = False) -> None:
+        self.task.trigger_checkpoint(CheckpointBarrier(checkpoint_id, 0), pauses_sources=pauses_sources)
 
     def run(self) -> list[Step]:
         """The steps that it takes until it waits."""
@@ -98,11 +98,11 @@ def test_a_task_does_one_step_at_a_time_and_says_which_comes_next() -> None:
     for _, timer in world.io.timers:
         timer.ring()
     assert world.run() == [Step.TIMER, Step.READ_SOURCE]
-    world.trigger(1, holds=True)
-    assert world.run() == [Step.MAIL, Step.HOLD]
-    assert world.state() is TaskState.HELD
+    world.trigger(1, pauses_sources=True)
+    assert world.run() == [Step.MAIL, Step.PAUSE]
+    assert world.state() is TaskState.PAUSED
     world.task.no_more_splits()
-    assert world.run() == [Step.MAIL, Step.HOLD], "it is not read"
+    assert world.run() == [Step.MAIL, Step.PAUSE], "it is not read"
     world.task.read_on(1)
     assert world.run() == [Step.MAIL, Step.READ_SOURCE, Step.FINISH, Step.READ_GATES]
     assert world.state() is TaskState.AWAITS_CHECKPOINT and world.task.is_finishing
@@ -119,11 +119,11 @@ def test_a_task_does_one_step_at_a_time_and_says_which_comes_next() -> None:
 def test_a_source_holds_behind_the_checkpoint_that_asked_for_it_and_no_other(aborted: int) -> None:
     world = World()
     world.task.start()
-    world.trigger(2, holds=True)
+    world.trigger(2, pauses_sources=True)
     world.run()
     world.task.checkpoint_aborted(aborted)
     world.run()
-    assert world.state() is (TaskState.RUNNING if aborted == 2 else TaskState.HELD)
+    assert world.state() is (TaskState.RUNNING if aborted == 2 else TaskState.PAUSED)
 
 
 def test_to_read_on_is_nothing_to_a_task_that_awaits_that_checkpoint_as_its_final_one() -> None:
@@ -131,7 +131,7 @@ def test_to_read_on_is_nothing_to_a_task_that_awaits_that_checkpoint_as_its_fina
     world.task.start()
     world.task.no_more_splits()
     world.run()
-    world.trigger(1, holds=True)
+    world.trigger(1, pauses_sources=True)
     world.run()
     world.task.read_on(1)
     world.task.checkpoint_completed(1)

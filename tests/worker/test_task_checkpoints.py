@@ -19,9 +19,10 @@ from midstream.exchange.lease import LeasedBatch
 from midstream.exchange.partition import ResultPartition
 from midstream.exchange.pool import BufferPool
 from midstream.graph.job_graph import Edge, Partitioning
-from midstream.worker.checkpoints import TaskCheckpoints
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
+from midstream.worker.task import Task
+from midstream.worker.task_checkpoints import TaskCheckpoints
 from recovering import SCHEMA, Steps, batch, rows_in, store, task_seams
 
 
@@ -73,33 +74,30 @@ class World:
         self.gate.set_channels(channels)
         for index, channel in enumerate(channels):
             channel.connect(lambda index=index: self.gate.on_data(index))  # type: ignore[misc]
+        seams = task_seams(
+            self.steps,
+            self.storage,
+            config=JobConfig(name="job", buffer_bytes=4096, max_parallelism=16),
+            clock=self.clock,
+            overtakable={e.id for e in (edge, self.output.edge) if e.partitioning.redistributable},
+        )
         if recovered:
             old = store(self.storage, [Captured(0, 0, 0, True, (batch([(0, 1)]), batch([(0, 2)])))], "old", 10**6)
             self.gate.recovered = GateRecovery(
                 edge,
                 old,
-                max_parallelism=16,
-                pool=self.pool,
                 quota=self.pool.quota("recovered", 1),
-                executor=self.steps,
-                storage=self.storage,
+                seams=seams,
                 read_ahead={},
                 wake=lambda: None,
                 fail=self.failures.append,
             )
             self.gate.recovered.start()
             self.steps.run_io()
-        self.gate.open()
+        self.gate.ask()
         self.output.subpartitions[0].ask()
-        seams = task_seams(
-            self.steps,
-            self.storage,
-            config=JobConfig(name="job", buffer_bytes=4096),
-            clock=self.clock,
-            overtakable={e.id for e in (edge, self.output.edge) if e.partitioning.redistributable},
-        )
-        snapshots = cast(TaskSnapshots, self.snapshots)
-        self.checkpoints = TaskCheckpoints(TaskId(1, 0), seams, [self.gate], [self.output], snapshots, self)
+        self.ref, self.gates, self.partitions, self.input = TaskId(1, 0), [self.gate], [self.output], self
+        self.checkpoints = TaskCheckpoints(cast(Task, self), seams, cast(TaskSnapshots, self.snapshots))
 
     def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None:
         self.taken.append(barrier.checkpoint_id)
@@ -148,7 +146,7 @@ class World:
         while (polled := self.gate.poll(1)) is not None:
             if isinstance(polled, LeasedBatch):
                 found += [n for _, n in rows_in(polled.batch)]
-                self.gate.done()
+                self.gate.processed()
             elif isinstance(polled[1], CheckpointBarrier):
                 self.checkpoints.handle(BarrierReceived(polled[0], polled[1]))
         return found
@@ -190,7 +188,7 @@ def test_the_rest_at_work_then_the_channels_then_the_output_are_written_and_rele
     world.run_io()
     assert world.numbers() == [(0, False, [1]), (0, False, [2, 4]), (1, False, [3]), (0, True, [9])]
     assert world.snapshots.stored[1].files == ("shared/e1-a0-c1-v1-s0.channels",)
-    world.gate.done()
+    world.gate.processed()
     assert sorted(world.read()) == [2, 3, 4, 5]
     world.close()
 
@@ -246,7 +244,7 @@ def test_buffers_are_not_kept_for_ever_while_a_barrier_is_slow_to_come() -> None
 def test_what_a_gate_still_has_to_recover_is_referred_to() -> None:
     world = World(recovered=True)
     assert isinstance(world.gate.poll(1), LeasedBatch) and not world.gate.read_from
-    world.gate.done()
+    world.gate.processed()
     world.put(0, world.barrier())
     world.put(1, world.barrier())
     world.run_io()
@@ -279,11 +277,11 @@ def test_producers_are_not_asked_for_rows_before_the_last_recovered_one_is_taken
         assert not world.inputs[0].is_available() and not woken
         assert isinstance(world.gate.poll(1), LeasedBatch) and not world.gate.read_from
         assert world.inputs[0].is_available() == (left == 0)
-        world.gate.done()
+        world.gate.processed()
     assert woken == [True] and world.inputs[1].is_available()
     world.put(0, 5)
     assert world.gate.poll(1) is not None
-    world.gate.done()
+    world.gate.processed()
     world.close()
 
 
@@ -292,13 +290,13 @@ def test_an_end_at_any_moment_leaves_the_pool_whole(moment: str) -> None:
     """Even when the recovered batch that is held was the last one, and the gate has forgotten its recovery."""
     world = World(recovered=True)
     world.gate.poll(1)
-    world.gate.done()
+    world.gate.processed()
     assert isinstance(world.gate.poll(1), LeasedBatch)
     world.output.emit(batch([(0, 9)]))
     world.put(0, 1, world.barrier())
     if moment != "capturing":
         world.put(1, world.barrier())
-    world.gate.done()
+    world.gate.processed()
     world.read()
     assert world.gate.recovered is None
     if moment == "written":

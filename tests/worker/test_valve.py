@@ -46,7 +46,7 @@ def test_of_many_channels_not_all_are_looked_at_whenever_one_advances() -> None:
 
     channels = 1000
     valve = WatermarkValve(apart(channels))
-    valve._watermarks = Counted(valve._watermarks)
+    valve.watermarks = Counted(valve.watermarks)
     for second in range(5):
         for channel in range(channels):
             assert valve.advance(channel, second) == (second if channel == channels - 1 else None)
@@ -74,7 +74,7 @@ def test_those_that_may_hold_it_back_are_neither_idle_nor_at_their_end() -> None
     valve.advance(0, 10)
     valve.advance(3, MAX_WATERMARK_US)
     valve.set_idle(1, True)
-    assert valve.waited_for() == [0, 2] and valve.watermark_of(0) == 10
+    assert valve.waited_for() == [0, 2] and valve.watermarks[0] == 10
     valve.set_idle(2, True)
     valve.set_idle(0, True)
     assert valve.is_idle and valve.waited_for() == []

@@ -6,6 +6,7 @@ from typing import cast
 
 import pyarrow as pa
 
+from midstream.core.elements import Event
 from midstream.operators.base import Operator
 from midstream.operators.stateless import Stateless
 from midstream.worker.chain import Chain, Edges
@@ -38,7 +39,7 @@ class SlowEdges:
     def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
         self._clock.passes(100.0)
 
-    def watermark(self, watermark_us: int) -> None:
+    def broadcast(self, event: Event) -> None:
         self._clock.passes(1000.0)
 
     def has_reader(self, tag: str | None) -> bool:

@@ -30,6 +30,41 @@ final class NexmarkEvents implements IndexSource.Generator<NexmarkEvents.Event> 
         }
     }
 
+    private static final String[] HOT_CHANNEL = {"Google", "Facebook", "Baidu", "Apple"};
+    private static final int OTHER_CHANNELS = 10_000;
+    private static final int DIRECTORY_LETTERS = 5;
+    private static final String[] CHANNEL = new String[HOT_CHANNEL.length + OTHER_CHANNELS];
+    private static final String[] URL = new String[CHANNEL.length];
+    private static final String[] EXTRA = new String[4096];
+
+    static {
+        long letter = 0;
+        for (int i = 0; i < CHANNEL.length; i++) {
+            int other = i - HOT_CHANNEL.length;
+            CHANNEL[i] = other < 0 ? HOT_CHANNEL[i] : "channel-" + other;
+            StringBuilder url = new StringBuilder("https://www.nexmark.com/");
+            for (int directory = 0; directory < 3; directory++) {
+                url.append(letters(14, letter, DIRECTORY_LETTERS)).append('/');
+                letter += DIRECTORY_LETTERS;
+            }
+            url.append("item.htm?query=1");
+            URL[i] = other >= 0 && other % 10 > 0 ? url.append("&channel_id=").append(other).toString() : url.toString();
+        }
+        letter = 0;
+        for (int i = 0; i < EXTRA.length; i++) {
+            EXTRA[i] = letters(15, letter, 54 + i % 28);
+            letter += EXTRA[i].length();
+        }
+    }
+
+    private static String letters(int salt, long first, int count) {
+        StringBuilder letters = new StringBuilder(count);
+        for (long i = first; i < first + count; i++) {
+            letters.append((char) ('a' + draw(i, salt, 26)));
+        }
+        return letters.toString();
+    }
+
     /** Never serialised: queries draw what they read of it, and nothing else, in the source's chain. */
     public static final class Event {
         public int kind;
@@ -137,5 +172,34 @@ final class NexmarkEvents implements IndexSource.Generator<NexmarkEvents.Event> 
 
     static long price(long n) {
         return PRICE[(int) draw(n, 4, PRICES)];
+    }
+
+    /** What `channel` and `url` are of. */
+    static int channelNumber(long n) {
+        return (int) (draw(n, 5, 2) > 0 ? draw(n, 6, HOT_CHANNEL.length) : HOT_CHANNEL.length + draw(n, 7, OTHER_CHANNELS));
+    }
+
+    static String channel(int number) {
+        return CHANNEL[number];
+    }
+
+    static String url(int number) {
+        return URL[number];
+    }
+
+    static String extra(long n) {
+        return EXTRA[(int) draw(n, 8, EXTRA.length)];
+    }
+
+    static String item(long n) {
+        return "item-" + lastAuction(n);
+    }
+
+    static long initialBid(long n) {
+        return 100 + draw(n, 3, 1_000_000);
+    }
+
+    static long reserve(long n) {
+        return initialBid(n) + draw(n, 5, 1_000_000);
     }
 }

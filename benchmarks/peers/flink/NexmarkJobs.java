@@ -13,15 +13,23 @@ import org.apache.flink.api.java.tuple.Tuple3;
 import org.apache.flink.api.java.tuple.Tuple4;
 import org.apache.flink.configuration.Configuration;
 import org.apache.flink.streaming.api.datastream.DataStream;
+import org.apache.flink.streaming.api.datastream.KeyedStream;
 import org.apache.flink.streaming.api.datastream.SingleOutputStreamOperator;
 import org.apache.flink.streaming.api.environment.StreamExecutionEnvironment;
 import org.apache.flink.streaming.api.functions.windowing.WindowFunction;
+import org.apache.flink.streaming.api.windowing.assigners.EventTimeSessionWindows;
 import org.apache.flink.streaming.api.windowing.assigners.SlidingEventTimeWindows;
 import org.apache.flink.streaming.api.windowing.assigners.TumblingEventTimeWindows;
+import org.apache.flink.streaming.api.windowing.assigners.TumblingProcessingTimeWindows;
+import org.apache.flink.streaming.api.windowing.triggers.Trigger;
+import org.apache.flink.streaming.api.windowing.triggers.TriggerResult;
 import org.apache.flink.streaming.api.windowing.windows.TimeWindow;
 import org.apache.flink.util.Collector;
 
-/** NEXMark q0 to q5, q7, q8. Every query takes its columns out of the events in the source's chain. */
+/**
+ * NEXMark: how a query is run, and q0 to q5, q7, q8, q11, q12. Every query takes its columns out of the events in the
+ * source's chain. Those of single rows are in NexmarkRows, those that report a day in NexmarkReports.
+ */
 final class NexmarkJobs {
     private static final Duration WINDOW = Duration.ofSeconds(10);
     private static final Duration SLIDE = Duration.ofSeconds(2);
@@ -31,7 +39,12 @@ final class NexmarkJobs {
 
     /** How many numbers each query's sink adds up: rows, then what midstream.bench.nexmark says is checked. */
     private static final Map<String, Integer> SUMS =
-            Map.of("q0", 4, "q1", 4, "q2", 3, "q3", 2, "q4", 11, "q5", 3, "q7", 4, "q8", 2);
+            Map.ofEntries(
+                    Map.entry("q0", 4), Map.entry("q1", 4), Map.entry("q2", 3), Map.entry("q3", 2),
+                    Map.entry("q4", 11), Map.entry("q5", 3), Map.entry("q7", 4), Map.entry("q8", 2),
+                    Map.entry("q9", 10), Map.entry("q11", 5), Map.entry("q12", 3), Map.entry("q14", 7),
+                    Map.entry("q15", 13), Map.entry("q16", 15), Map.entry("q17", 10), Map.entry("q18", 8),
+                    Map.entry("q20", 11), Map.entry("q21", 5), Map.entry("q22", 8));
 
     private NexmarkJobs() {}
 
@@ -67,7 +80,7 @@ final class NexmarkJobs {
         return env.fromSource(source, WatermarkStrategy.forMonotonousTimestamps(), "events");
     }
 
-    private static DataStream<NexmarkEvents.Event> only(DataStream<NexmarkEvents.Event> events, int kind) {
+    static DataStream<NexmarkEvents.Event> only(DataStream<NexmarkEvents.Event> events, int kind) {
         return events.filter(event -> event.kind == kind);
     }
 
@@ -79,11 +92,22 @@ final class NexmarkJobs {
             case "q4" -> q4(events);
             case "q5" -> q5(events);
             case "q7" -> q7(events);
-            default -> q8(events);
+            case "q8" -> q8(events);
+            case "q9" -> q9(events);
+            case "q11" -> q11(events);
+            case "q12" -> q12(events);
+            case "q14" -> NexmarkRows.q14(events);
+            case "q15" -> NexmarkReports.q15(events);
+            case "q16" -> NexmarkReports.q16(events);
+            case "q17" -> NexmarkReports.q17(events);
+            case "q18" -> NexmarkReports.q18(events);
+            case "q20" -> q20(events);
+            case "q21" -> NexmarkRows.q21(events);
+            default -> NexmarkRows.q22(events);
         }
     }
 
-    private static <T> Totals<T> sink(String query, Totals.Measure<T> measure) {
+    static <T> Totals<T> sink(String query, Totals.Measure<T> measure) {
         return new Totals<>(SINK, SUMS.get(query), measure);
     }
 
@@ -292,6 +316,129 @@ final class NexmarkJobs {
                 .flatMap(sink("q8", (Tuple3<Long, Integer, String> row, double[] sums) -> {
                     sums[0] += 1;
                     sums[1] += row.f0;
+                }));
+    }
+
+    private static void q9(DataStream<NexmarkEvents.Event> events) {
+        DataStream<NexmarkWinners.Auction> auctions = only(events, NexmarkEvents.AUCTION)
+                .map(one -> NexmarkWinners.Auction.of(one.n, one.timeMs))
+                .returns(Types.POJO(NexmarkWinners.Auction.class));
+        DataStream<NexmarkWinners.Bid> bids = only(events, NexmarkEvents.BID)
+                .map(one -> NexmarkWinners.Bid.of(one.n, one.timeMs))
+                .returns(Types.POJO(NexmarkWinners.Bid.class));
+        auctions.keyBy(one -> one.id, Types.LONG)
+                .connect(bids.keyBy(one -> one.auction, Types.LONG))
+                .process(new NexmarkWinners.WinningBid())
+                .returns(NexmarkWinners.WinningBid.TYPE)
+                .flatMap(sink("q9", (Tuple2<NexmarkWinners.Auction, NexmarkWinners.Bid> row, double[] sums) -> {
+                    sums[0] += 1;
+                    sums[1] += row.f0.id;
+                    sums[2] += row.f0.item.length();
+                    sums[3] += row.f0.reserve;
+                    sums[4] += row.f0.expiresMs;
+                    sums[5] += row.f0.seller;
+                    sums[6] += row.f1.bidder;
+                    sums[7] += row.f1.price;
+                    sums[8] += row.f1.timeMs;
+                    sums[9] += row.f1.extra.length();
+                }));
+    }
+
+    private static void q20(DataStream<NexmarkEvents.Event> events) {
+        DataStream<NexmarkWinners.Auction> auctions = only(events, NexmarkEvents.AUCTION)
+                .filter(one -> NexmarkEvents.category(one.n) == 10)
+                .map(one -> NexmarkWinners.Auction.of(one.n, one.timeMs))
+                .returns(Types.POJO(NexmarkWinners.Auction.class));
+        DataStream<NexmarkWinners.WholeBid> bids = only(events, NexmarkEvents.BID)
+                .map(one -> NexmarkWinners.WholeBid.of(one.n, one.timeMs))
+                .returns(Types.POJO(NexmarkWinners.WholeBid.class));
+        auctions.keyBy(one -> one.id, Types.LONG)
+                .connect(bids.keyBy(one -> one.auction, Types.LONG))
+                .process(new NexmarkWinners.WithAuction())
+                .returns(NexmarkWinners.WithAuction.TYPE)
+                .flatMap(sink("q20", (Tuple2<NexmarkWinners.WholeBid, NexmarkWinners.Auction> row, double[] sums) -> {
+                    sums[0] += 1;
+                    sums[1] += row.f0.auction;
+                    sums[2] += row.f0.bidder;
+                    sums[3] += row.f0.price;
+                    sums[4] += row.f0.channel.length();
+                    sums[5] += row.f0.url.length();
+                    sums[6] += row.f0.extra.length();
+                    sums[7] += row.f1.item.length();
+                    sums[8] += row.f1.reserve;
+                    sums[9] += row.f1.expiresMs;
+                    sums[10] += row.f1.seller;
+                }));
+    }
+
+    /** Bidder, bids, begin and end of the window. */
+    private static final TypeInformation<Tuple4<Long, Long, Long, Long>> BIDDER_COUNT =
+            Types.TUPLE(Types.LONG, Types.LONG, Types.LONG, Types.LONG);
+
+    private static final class OfBidder
+            implements WindowFunction<Long, Tuple4<Long, Long, Long, Long>, Long, TimeWindow> {
+        @Override
+        public void apply(
+                Long bidder, TimeWindow window, Iterable<Long> counts, Collector<Tuple4<Long, Long, Long, Long>> out) {
+            out.collect(Tuple4.of(bidder, counts.iterator().next(), window.getStart(), window.getEnd()));
+        }
+    }
+
+    private static KeyedStream<Long, Long> bidders(DataStream<NexmarkEvents.Event> events) {
+        return only(events, NexmarkEvents.BID)
+                .map(bid -> NexmarkEvents.bidder(bid.n))
+                .returns(Types.LONG)
+                .keyBy(bidder -> bidder, Types.LONG);
+    }
+
+    private static void q11(DataStream<NexmarkEvents.Event> events) {
+        bidders(events)
+                .window(EventTimeSessionWindows.withGap(WINDOW))
+                .aggregate(new Counting(), new OfBidder(), Types.LONG, BIDDER_COUNT)
+                .flatMap(sink("q11", (Tuple4<Long, Long, Long, Long> row, double[] sums) -> {
+                    sums[0] += 1;
+                    sums[1] += row.f0;
+                    sums[2] += row.f1;
+                    sums[3] += row.f2;
+                    sums[4] += row.f3;
+                }));
+    }
+
+    /** By the clock, and when the input ends: Flink drops timers of the clock that are pending then. */
+    private static final class ByClock extends Trigger<Object, TimeWindow> {
+        @Override
+        public TriggerResult onElement(Object row, long timestamp, TimeWindow window, TriggerContext context) {
+            context.registerProcessingTimeTimer(window.maxTimestamp());
+            context.registerEventTimeTimer(Long.MAX_VALUE);
+            return TriggerResult.CONTINUE;
+        }
+
+        @Override
+        public TriggerResult onProcessingTime(long timeMs, TimeWindow window, TriggerContext context) {
+            return TriggerResult.FIRE_AND_PURGE;
+        }
+
+        @Override
+        public TriggerResult onEventTime(long timeMs, TimeWindow window, TriggerContext context) {
+            return TriggerResult.FIRE_AND_PURGE;
+        }
+
+        @Override
+        public void clear(TimeWindow window, TriggerContext context) {
+            context.deleteProcessingTimeTimer(window.maxTimestamp());
+            context.deleteEventTimeTimer(Long.MAX_VALUE);
+        }
+    }
+
+    private static void q12(DataStream<NexmarkEvents.Event> events) {
+        bidders(events)
+                .window(TumblingProcessingTimeWindows.of(WINDOW))
+                .trigger(new ByClock())
+                .aggregate(new Counting(), new OfBidder(), Types.LONG, BIDDER_COUNT)
+                .flatMap(sink("q12", (Tuple4<Long, Long, Long, Long> row, double[] sums) -> {
+                    sums[0] += 1;
+                    sums[1] += row.f1;
+                    sums[2] += (double) row.f0 * row.f1;
                 }));
     }
 }

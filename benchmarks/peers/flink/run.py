@@ -32,7 +32,7 @@ HOME = HERE.parents[2] / ".peers" / "flink"
 MAIN = "midstream.peers.Main"
 SAMPLE_S = 0.2
 STOP_S = 10.0
-RELATIVE = {"udf": 1e-6, "q1": 1e-9}
+RELATIVE = {"udf": 1e-6, "q1": 1e-9, "q14": 1e-9}
 """How exact a result must be if it need not be right to the last bit; numpy's round() is not Python's."""
 RELATIVE_OF_PANDAS = 1e-5
 OPENED = "java.base/{}=ALL-UNNAMED"

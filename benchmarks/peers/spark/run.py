@@ -14,6 +14,7 @@ from pathlib import Path
 
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1])]
 
+import kafka
 import latency
 import nexmark
 import pyspark
@@ -26,11 +27,12 @@ WINDOWED = {
     "strings": {"native": windows.run_strings},
     "sliding": {"native": windows.run_sliding},
     "udf": {name: partial(windows.run_udf, variant=name) for name in windows.UDF_VARIANTS},
+    "kafka": {"native": kafka.run_kafka},
     **{query: {"native": partial(nexmark.run_nexmark, query=query)} for query in nexmark.QUERIES},
 }
-EVENTS = {"window": 20_000_000, "strings": 10_000_000, "sliding": 10_000_000, "udf": 4_000_000}
+EVENTS = {"window": 20_000_000, "strings": 10_000_000, "sliding": 10_000_000, "udf": 4_000_000, "kafka": kafka.EVENTS}
 NEXMARK_EVENTS = 10_000_000
-BATCH = {"window": 4_000_000, "strings": 1_000_000, "sliding": 200_000, "udf": 400_000}
+BATCH = {"window": 4_000_000, "strings": 1_000_000, "sliding": 200_000, "udf": 400_000, "kafka": 500_000}
 NEXMARK_BATCH = {"q0": 2_000_000, "q1": 2_000_000, "q2": 2_000_000}
 NEXMARK_BATCH_OTHERS = 500_000
 """Events in a micro-batch: so many that one takes about a second."""
@@ -47,6 +49,8 @@ def main() -> None:
     if variant not in variants:
         sys.exit(f"error: {workload} has the variants {', '.join(variants)}, not {variant}")
     settings = latency.settings(variant, args.parallelism) if workload == "latency" else {}
+    if workload == "kafka":
+        settings = kafka.settings()
     spark = open_session(args.parallelism, **settings)
     try:
         if workload == "latency":

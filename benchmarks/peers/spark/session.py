@@ -7,14 +7,15 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime, timezone
 from typing import Any
 
 import psutil
 from definitions import peak_mb
 from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql.streaming import DataStreamWriter
 
 WARM_UP_BATCHES = 3
 WARM_UP_S_MAX = 15.0
@@ -51,6 +52,8 @@ class Run:
     """The time was up before the last batch."""
     memory_mb: float
     result_rows: int = 0
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """Figures that only this workload has."""
 
     @property
     def seconds(self) -> float:
@@ -84,6 +87,7 @@ class Run:
             "result_rows": self.result_rows,
             "memory_mb": self.memory_mb,
             **({"bounded": True} if self.is_bounded else {}),
+            **self.more,
         }
 
 
@@ -125,18 +129,30 @@ def run_query(
 
 
 def _run(frame: DataFrame, names: list[str], last_batch: int, max_seconds: float | None) -> Run:
+    writer = frame.writeStream.format("noop").outputMode("append")
+    return run_until(writer, lambda progress: progress["batchId"] >= last_batch, max_seconds, names)
+
+
+def run_until(
+    writer: DataStreamWriter, is_last: Callable[[Any], bool], max_seconds: float | None, names: Sequence[str] = ()
+) -> Run:
+    """Run a query until the batch has been committed of whose progress `is_last`. `names`: of the observed metrics."""
     directory = tempfile.mkdtemp(prefix="peer-spark-")
     try:
-        query = frame.writeStream.format("noop").outputMode("append").option("checkpointLocation", directory).start()
+        query = writer.option("checkpointLocation", directory).start()
         try:
-            is_bounded = wait_until(query, lambda progress: progress["batchId"] >= last_batch, max_seconds)
+            is_bounded = wait_until(query, is_last, max_seconds)
             memory_mb = session_memory_mb()
         finally:
             query.stop()
-        progress = [p for p in query.recentProgress if p["batchId"] <= last_batch]
-        # A trigger that found nothing to do is reported too, under the number of the batch to come.
-        done = {p["batchId"]: p for p in progress if "addBatch" in p["durationMs"]}
-        return Run([_batch(p, names) for p in done.values()], is_bounded, memory_mb)
+        batches = []
+        for progress in query.recentProgress:
+            # A trigger that found nothing to do is reported too, under the number of the batch to come.
+            if "addBatch" in progress["durationMs"]:
+                batches.append(_batch(progress, names))
+            if is_last(progress):
+                break
+        return Run(batches, is_bounded, memory_mb)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
 
@@ -162,19 +178,24 @@ def wait_until(query: Any, is_done: Callable[[Any], bool], max_seconds: float | 
         time.sleep(POLL_S)
 
 
-def _batch(progress: Any, names: list[str]) -> Batch:
+def _batch(progress: Any, names: Sequence[str]) -> Batch:
     observed = progress["observedMetrics"].get("totals")
     operators = progress["stateOperators"]
     return Batch(
         number=progress["batchId"],
         began_s=_unix_s(progress["timestamp"]),
         took_s=progress["durationMs"]["triggerExecution"] / 1000,
-        watermark_ms=round(_unix_s(progress["eventTime"].get("watermark", "1970-01-01T00:00:00.000Z")) * 1000),
+        watermark_ms=watermark_ms(progress),
         observed=tuple(0.0 if observed is None or observed[name] is None else observed[name] for name in names),
         state_bytes=sum(operator["memoryUsedBytes"] for operator in operators),
         state_rows=sum(operator["numRowsTotal"] for operator in operators),
         blocks=progress["numInputRows"],
     )
+
+
+def watermark_ms(progress: Any) -> int:
+    """By which the batch fired its windows."""
+    return round(_unix_s(progress["eventTime"].get("watermark", "1970-01-01T00:00:00.000Z")) * 1000)
 
 
 def _unix_s(text: str) -> float:

@@ -24,7 +24,17 @@ from midstream.operators.process_operator import ProcessOperator
 class ConnectedStreams:
     """Two streams as the inputs of one function; if both are keyed, their rows share the states of a key.
 
-    Event time is the minimum of both: it does not advance while one of them has no watermark.
+    Event time is the minimum of both: it does not advance while one of them has no watermark. No order holds between
+    the two inputs.
+
+        >>> class Tagged(CoProcessFunction):
+        ...     def process1(self, row, ctx):
+        ...         return {"what": f"order of {row['user']}"}
+        ...     def process2(self, row, ctx):
+        ...         return {"what": f"click of {row['user']}"}
+        >>> tagged = orders.connect(clicks).process(Tagged(), {"what": str})
+        >>> sorted({row["what"] for row in testing.run(tagged).rows})
+        ['click of ann', 'order of ann', 'order of bob']
     """
 
     def __init__(self, first: StreamCore, second: StreamCore) -> None:
@@ -42,10 +52,29 @@ class ConnectedStreams:
         *,
         side_outputs: Mapping[str, SchemaLike] | None = None,
     ) -> DataStream:
-        """Call `process1` of `function` with each row of the first stream, `process2` with each row of the second.
+        """Call a function with each row of the two streams.
 
-        `schema`: the columns of the rows that `function` returns. `side_outputs`: the columns of each side output,
-        by tag. No order holds between the two inputs.
+        `function`: an instance of your own subclass of CoProcessFunction: `process1` gets the rows of the first stream,
+        `process2` those of the second.
+        `schema`: the columns of the rows that the function returns, as an Arrow or polars schema or as `{"column":
+        type}`.
+        `side_outputs`: the columns of each side output, by its tag.
+
+        Returns the stream of the returned rows. Raises JobError for a function that cannot be sent to the slots,
+        SchemaError for columns that do not fit.
+
+            >>> class Spent(CoProcessFunction):
+            ...     clicks = ValueState(pa.int64(), default=0)
+            ...     def process1(self, row, ctx):
+            ...         return {"user": ctx.key, "price": row["price"], "clicks": self.clicks.value}
+            ...     def process2(self, row, ctx):
+            ...         self.clicks.value += 1
+            >>> both = orders.key_by("user").connect(clicks.key_by("user"))
+            >>> spent = both.process(Spent(), {"user": str, "price": int, "clicks": int})
+            >>> with testing.job(spent) as job:
+            ...     _ = job.feed("clicks", {"user": "ann", "at": "2024-01-01 12:00"})
+            ...     job.feed("orders", {"user": "ann", "price": 3}).take()
+            [{'user': 'ann', 'price': 3, 'clicks': 1}]
         """
         require_function(function, CoProcessFunction, "process")
         made = as_schema(schema, "process")
@@ -62,10 +91,26 @@ class ConnectedStreams:
 
     @located
     def process_batches(self, function: CoBatchFunction, schema: SchemaLike) -> DataStream:
-        """Call `function` with batches of rows of many keys, as polars DataFrames; its state is in tables.
+        """Call a function with batches of rows of many keys, as polars DataFrames; its state is in tables.
 
-        `schema`: the columns of the frames that `function` returns. The engine decides where batches are cut:
-        a result must not depend on which rows share one. Raises JobError if the streams are not keyed.
+        `function`: an instance of your own subclass of CoBatchFunction. The engine decides where batches are cut: a
+        result must not depend on which rows share one.
+        `schema`: the columns of the frames that the function returns; forms as for `process`.
+
+        Returns the stream of the returned rows. Raises JobError if the streams are not keyed or the function cannot be
+        sent to the slots, SchemaError for columns that do not fit.
+
+            >>> class Known(CoBatchFunction):
+            ...     users = TableState({"user": str})
+            ...     def process1(self, rows, ctx):
+            ...         return rows.join(self.users.frame, on="user", how="semi")
+            ...     def process2(self, rows, ctx):
+            ...         self.users.frame = pl.concat([self.users.frame, rows.select("user")]).unique()
+            >>> both = orders.key_by("user").connect(clicks.key_by("user"))
+            >>> with testing.job(both.process_batches(Known(), orders.schema)) as job:
+            ...     _ = job.feed("clicks", {"user": "ann", "at": "2024-01-01 12:00"})
+            ...     job.feed("orders", [{"user": "ann", "price": 3}, {"user": "bob", "price": 5}]).take()
+            [{'user': 'ann', 'price': 3}]
         """
         require_function(function, CoBatchFunction, "process_batches")
         if not self._first.keys:
@@ -85,15 +130,26 @@ class ConnectedStreams:
 
     @located
     def interval_join(self, lower: Duration, upper: Duration) -> DataStream:
-        """Join rows with the same key of which the second has an event time `lower` to `upper` after that of the first.
+        """Join rows with the same key whose event times are no further apart than given.
 
-        Both bounds are included, and may be negative: `interval_join("-1 min", 0)` joins each row of the first
-        stream with the rows of the second in the minute before. A pair has the columns of the first row, then those
-        of the second without its keys. Its event time is the first's if `upper` is not above 0, the second's if
-        `lower` is not below 0; otherwise it has none. A late row is joined with the rows that are still in state.
+        Both bounds are included, and may be negative: `interval_join("-1 min", 0)` joins each row of the first stream
+        with the rows of the second in the minute before. A pair is emitted as soon as the later of its rows has
+        arrived. A late row is joined with the rows that are still in state.
 
+        `lower`, `upper`: the bounds of the second row's event time less that of the first: durations such as "10 s" or
+        "-1 min", numbers of seconds, or timedeltas.
+
+        Returns a stream of pairs: the columns of the first row, then those of the second without its keys. Its event
+        time is the first's if `upper` is not above 0, the second's if `lower` is not below 0; otherwise it has none.
         Raises JobError if a stream lacks keys or event time, or if both have another column of the same name;
         ConfigError if `lower` is above `upper`.
+
+            >>> sales = env.from_collection([{"user": "ann", "sold": datetime(2024, 1, 1, 12, 2, 30)}])
+            >>> sales = sales.with_watermarks("sold", WatermarkStrategy.monotonous())
+            >>> pairs = sales.key_by("user").connect(clicks.key_by("user")).interval_join("-1 min", 0)
+            >>> for row in testing.run(pairs).rows:
+            ...     print(row["user"], row["sold"], row["at"])
+            ann 2024-01-01 12:02:30 2024-01-01 12:02:00
         """
         first, second = self._first, self._second
         if not first.keys or first.event_time is None or second.event_time is None:
@@ -126,6 +182,9 @@ class BroadcastConnectedStreams:
     """A stream, keyed or not, and a broadcast stream, as the inputs of one function.
 
     Event time is the minimum of both: a broadcast stream without watermarks holds it back until it ends.
+
+        >>> rules = env.from_collection([{"least": 4}])
+        >>> both = orders.key_by("user").connect(rules.broadcast())
     """
 
     def __init__(self, stream: StreamCore, broadcast: StreamCore) -> None:
@@ -140,10 +199,31 @@ class BroadcastConnectedStreams:
         *,
         side_outputs: Mapping[str, SchemaLike] | None = None,
     ) -> DataStream:
-        """Call `process` of `function` with each row of the stream, `process_broadcast` with each broadcast row.
+        """Call a function with each row of the stream, and in every subtask with each broadcast row.
 
-        Every subtask gets all broadcast rows. `schema`: the columns of the rows that `function` returns.
-        `side_outputs`: the columns of each side output, by tag. No order holds between the two inputs.
+        No order holds between the two inputs.
+
+        `function`: an instance of your own subclass of BroadcastProcessFunction: `process` gets the rows of the stream,
+        `process_broadcast` the broadcast ones.
+        `schema`: the columns of the rows that the function returns, as an Arrow or polars schema or as `{"column":
+        type}`.
+        `side_outputs`: the columns of each side output, by its tag.
+
+        Returns the stream of the returned rows. Raises JobError for a function that cannot be sent to the slots,
+        SchemaError for columns that do not fit.
+
+            >>> class Dear(BroadcastProcessFunction):
+            ...     limits = BroadcastState()
+            ...     def process_broadcast(self, row, ctx):
+            ...         self.limits["least"] = row["least"]
+            ...     def process(self, row, ctx):
+            ...         return row if row["price"] >= self.limits.get("least", 0) else None
+            >>> rules = env.from_collection([{"least": 4}]).uid("rules")
+            >>> dear = orders.connect(rules.broadcast()).process(Dear(), orders.schema)
+            >>> with testing.job(dear) as job:
+            ...     _ = job.feed("rules", {"least": 4})
+            ...     job.feed("orders", [{"user": "ann", "price": 3}, {"user": "bob", "price": 5}]).take()
+            [{'user': 'bob', 'price': 5}]
         """
         stream, broadcast = self._stream, self._broadcast
         require_function(function, BroadcastProcessFunction, "process")

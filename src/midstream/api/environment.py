@@ -63,31 +63,37 @@ FILES_BEING_LOADED: list[str] = []
 class Environment:
     """One job: begin with a source, end with sinks, then call `execute()` or `start()`.
 
+    Durations are texts such as "250 ms", "10 s", "5 min", "1 h", numbers of seconds, or timedeltas; sizes are numbers
+    of bytes, or texts such as "64 MiB".
+
+    `name`: the name of the job in messages, displays and records.
     `parallelism`: the number of subtasks of operators that do not set it, and so, usually, the number of slots.
-    `max_parallelism`: the number of key groups; it cannot change for a job that resumes from its checkpoints.
+    `max_parallelism`: the number of key groups, up to 32768; it cannot change for a job that resumes from its
+    checkpoints.
     `checkpoint_dir`: a directory or storage URL that all slots reach; without one a failure starts the job over.
     `checkpoint_interval`: the time from the start of one checkpoint to the next; None for no periodic checkpoints.
-    `checkpoint_timeout`: a checkpoint that takes longer fails. `min_pause`: the minimum time from the end of one
-    checkpoint to the start of the next. `tolerable_failures`: if more checkpoints than this fail in a row, the
-    job restarts. `retained_checkpoints`: how many completed checkpoints are kept at least.
-    `aligned_timeout`: how long a checkpoint's barriers wait for rows in flight before they overtake and store
-    them; 0 for at once, None for never.
-    `queue_time`: how long rows should wait between two tasks at most, as far as batches of that size allow.
-    Queues before a slow task are kept that short, so that a checkpoint has little to wait for, or to store;
-    None fills the buffers. On a busy machine it is longer, by as much as slots wait for a core.
-    `restart`: `no_restart()`, `fixed_restarts(…)` or `exponential_restarts(…)`; the default restarts until the
-    same failure has come ten times in a row without a checkpoint in between.
+    `checkpoint_timeout`: a checkpoint that takes longer fails.
+    `aligned_timeout`: how long a checkpoint's barriers wait for rows in flight before they overtake and store them; 0
+    for at once, None for never.
+    `queue_time`: how long rows should wait between two tasks at most, as far as batches of that size allow. Queues
+    before a slow task are kept that short, so that a checkpoint has little to wait for, or to store; None fills the
+    buffers. On a busy machine it is longer, by as much as slots wait for a core.
+    `min_pause`: the minimum time from the end of one checkpoint to the start of the next.
+    `tolerable_failures`: if more checkpoints than this fail in a row, the job restarts.
+    `retained_checkpoints`: how many completed checkpoints are kept at least.
+    `restart`: `no_restart()`, `fixed_restarts(…)` or `exponential_restarts(…)`; the default restarts until the same
+    failure has come ten times in a row without a checkpoint in between.
     `buffer_size`, `pool_size`: the size of a network buffer, and of all buffers of one slot.
     `batch_rows`: the maximum number of rows in a batch of a source; smaller batches make the job slower.
-    `slot_timeout`: how long the job waits for its slots. `heartbeat_timeout`: a slot that is silent for longer
-    is lost.
+    `slot_timeout`: how long the job waits for its slots.
+    `heartbeat_timeout`: a slot that is silent for longer is lost.
     `tls`: whether connections between driver, slots and commands are encrypted. "auto" encrypts them unless all
     processes run on this machine; "on" and "off" do what they say. A directory: with the certificate in its files
     tls.crt, tls.key and ca.crt, which every machine has, in place of one that each start of the job makes.
-    `trusted_packages`: packages whose objects untyped state may hold, besides plain values and objects of the
-    job's own classes. Reading a checkpoint can then call any function of these packages.
-    `modules`: Python files, directories of packages, and zips that slots need besides the modules whose import
-    is visible in the program's text.
+    `trusted_packages`: packages whose objects untyped state may hold, besides plain values and objects of the job's own
+    classes. Reading a checkpoint can then call any function of these packages.
+    `modules`: Python files, directories of packages, and zips that slots need besides the modules whose import is
+    visible in the program's text.
 
     Raises ConfigError for a setting with an impossible value.
 
@@ -158,13 +164,24 @@ class Environment:
 
     @property
     def name(self) -> str:
+        """The name of the job."""
         return self.program.config.name
 
     # ---- sources
 
     @located
     def source(self, source: Source) -> DataStream:
-        """Read from `source`: one of `midstream.connectors`, or your own subclass of Source."""
+        """Read from a source.
+
+        `source`: one of `midstream.connectors`, or an instance of your own subclass of Source.
+
+        Returns a stream with the columns of the source's `schema`. Raises JobError for anything that is not a Source.
+
+            >>> from midstream.connectors.files import FileSource
+            >>> pl.DataFrame({"n": [1, 2]}).write_parquet("numbers.parquet")
+            >>> env.source(FileSource("numbers.parquet")).uid("numbers").preview().rows
+            [{'n': 1}, {'n': 2}]
+        """
         if not isinstance(source, Source):
             raise JobError(
                 f"source: {source!r} is not a Source; make one first, for example FileSource('in/*.parquet')"
@@ -186,17 +203,29 @@ class Environment:
         filesystem: pyarrow.fs.FileSystem | None = None,
         rows_per_s: float | None = None,
     ) -> DataStream:
-        """Read Parquet, CSV or JSON lines.
+        """Read Parquet, CSV or JSON lines, once to their end or for ever as files come.
 
-        `path`: a path, a glob, a directory, or a list of these. `format`: "parquet", "csv" or "jsonl", by default
-        from the suffix. `schema`: the columns to read, by default those of the first file. `watch`: never end, and
-        look for new files every `interval`. `csv`: how CSV files are written. `filesystem`: by default that of the
-        path. `rows_per_s`: a limit for all subtasks together. `on_bad_record`: of lines; "drop" leaves out those that
-        cannot be read, and `side_output(BAD_RECORDS)` has them. `bad_records_max=(100, 10_000)`: the job fails when
-        more than 100 of 10,000 lines that a subtask reads are bad.
+        `path`: a path, a glob, a directory, or a list of these; local ones or storage URLs.
+        `format`: "parquet", "csv" or "jsonl", by default from the suffix.
+        `schema`: the columns to read, by default those of the first file; other columns are then ignored. One that a
+        file or a line lacks is null, unless its field is `nullable=False`.
+        `watch`: never end, and look for new files; a file is read once it has not changed for 2 s.
+        `interval`: how often new files are looked for.
+        `csv`: how CSV files are written.
+        `on_bad_record`: of lines that cannot be read: "fail", or "drop", and `side_output(BAD_RECORDS)` of the stream
+        has them.
+        `bad_records_max`: with "drop": `(100, 10_000)` fails the job when more than 100 of 10,000 lines that a subtask
+        reads are bad; None for no limit.
+        `filesystem`: a pyarrow filesystem, with `path` in it; by default that of the path.
+        `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
 
-        Raises ConfigError (no such file, unknown format), StorageError (an unreadable file) or SchemaError (files
-        with different columns), here for the first file and otherwise when a file is read.
+        Returns a stream of the files' rows. Raises ConfigError (no such file, unknown format), StorageError (an
+        unreadable file) or SchemaError (files with different columns), here for the first file and otherwise when a
+        file is read.
+
+            >>> pl.DataFrame({"n": [1, 2], "word": ["a", "b"]}).write_csv("words.csv")
+            >>> env.read_files("*.csv").preview().rows
+            [{'n': 1, 'word': 'a'}, {'n': 2, 'word': 'b'}]
         """
         columns = None if schema is None else as_schema(schema, "read_files")
         source = FileSource(
@@ -234,11 +263,35 @@ class Environment:
         interval: Duration = "30 s",
         rows_per_s: float | None = None,
     ) -> DataStream:
-        """Topics of Kafka: a name, a list, or a compiled pattern; without `stop` for ever. See KafkaSource.
+        """Read topics of Kafka (2.5 or later); each partition is a split.
 
-        `format`: "json" or "csv" with a `schema`, "avro" with the text of a schema and a `registry`, "protobuf" with a `message` class, "bytes" or "text". `metadata`: topic, partition, offset, timestamp, key,
-        headers as columns. `on_bad_record`, `bad_records_max`: as in read_files, of records. `options`: librdkafka's, such as those of SASL and TLS. `interval`: how often new
-        topics and partitions are looked for. `rows_per_s`: of all subtasks together.
+        Needs `pip install 'midstream[kafka]'`. KafkaSource describes the formats.
+
+        `servers`: one or more `host:port`, as a list or separated by commas.
+        `topics`: a name, a list of names, or a compiled pattern that must match the whole name.
+        `format`: "json" or "csv" with a `schema`, "avro" with a `registry`, "protobuf" with a `message`, "bytes" or
+        "text" for one column `value`.
+        `schema`: the columns; for "avro" the text of an Avro schema, by default the newest of the subject
+        `<topic>-value`.
+        `csv`: how a record of "csv" is written.
+        `registry`: options of a schema registry, such as `{"url": "http://registry:8081"}`.
+        `message`: the generated message class, for "protobuf".
+        `start`: where a new job begins: "earliest", "latest", "group" (the committed offsets of `group.id`), a datetime
+        with a zone, or an offset for each partition of a single topic. A job that resumes continues where it was.
+        `stop`: "latest" (what exists and is committed when the job starts), a datetime with a zone, or None for never.
+        `metadata`: parts of a record to add as columns: topic, partition, offset, timestamp, key, headers; a dict
+        renames them.
+        `on_gap`: of offsets that the broker no longer has: "fail", or "skip" to continue after them.
+        `on_bad_record`, `bad_records_max`: as for `read_files`, of records.
+        `options`: librdkafka's, such as those of SASL and TLS; a value `env:NAME` or `file:/path` is replaced where the
+        job connects.
+        `interval`: how often new topics and partitions are looked for.
+        `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
+
+        Returns a stream of the records. Raises ConfigError or SchemaError for invalid arguments; the cluster is asked
+        when the job starts.
+
+            env.read_kafka("kafka-1:9092", "orders", schema={"user": str, "price": int}).uid("orders")
         """
         from midstream.connectors.kafka import KafkaSource
 
@@ -272,10 +325,22 @@ class Environment:
         splits: int | None = None,
         rows_per_s: float | None = None,
     ) -> DataStream:
-        """Read rows from memory: dicts, an Arrow table or record batch, or a polars DataFrame.
+        """Read rows from memory; they travel with the job, so this is for small inputs and tests.
 
-        `schema`: the columns of the dicts, by default inferred. `splits`: how many subtasks can read at once; 1 keeps
-        all rows in order. `rows_per_s`: a limit for all subtasks together.
+        `data`: dicts, an Arrow table or record batch, or a polars DataFrame.
+        `schema`: the columns of the dicts, by default inferred from all of them; a dict may lack columns, which are
+        then null.
+        `splits`: how many parts the rows are cut into, and so how many subtasks can read at once; by default the
+        parallelism. 1 keeps all rows in order.
+        `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
+
+        Returns a stream of the rows. Raises SchemaError for a value that does not fit its column and if there is no row
+        to infer columns from, JobError for data that is not a collection of rows and for a schema given with a table,
+        ConfigError for an impossible number.
+
+            >>> rows = env.from_collection([{"n": 1, "x": 0.5}, {"n": 2}])
+            >>> testing.run(rows).rows
+            [{'n': 1, 'x': 0.5}, {'n': 2, 'x': None}]
         """
         if isinstance(data, (pa.Table, pa.RecordBatch, pl.DataFrame)):
             if schema is not None:
@@ -301,13 +366,23 @@ class Environment:
         splits: int | None = None,
         rows_per_s: float | None = None,
     ) -> DataStream:
-        """Compute a row for each index from 0 (up to `count`, or without end).
+        """Compute a row for each index from 0.
 
-        `function`: takes an int64 array of indices and returns as many rows, as a record batch, a polars DataFrame
-        or a dict of columns; the same indices must always give the same rows. `splits`: how many subtasks can read
-        at once; with `count`, 1 keeps all rows in order. `rows_per_s`: a limit for all subtasks together.
+        `function`: takes an int64 array of indices and returns as many rows, as a record batch, a polars DataFrame or a
+        dict of columns; the same indices must always give the same rows.
+        `count`: the number of rows; None for a source that never ends.
+        `schema`: the columns of the rows, by default those that the function returns.
+        `splits`: how many subtasks can read at once, by default one per subtask; without `count`, 16. With `count`, 1
+        keeps all rows in order.
+        `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
 
-            env.generate(lambda i: {"n": i, "user": i % 7}, count=1_000)
+        Returns a stream of the rows. Raises JobError for a function that cannot be called, cannot be sent to the slots,
+        fails, or returns something other than rows; SchemaError for columns that do not fit; ConfigError for an
+        impossible number.
+
+            >>> numbers = env.generate(lambda i: {"n": i, "user": i % 2}, count=3)
+            >>> testing.run(numbers).rows
+            [{'n': 0, 'user': 0}, {'n': 1, 'user': 1}, {'n': 2, 'user': 0}]
         """
         require_callable(function, "generate", "write for example generate(lambda i: {'n': i}, count=1000)")
         check_shippable(function, "generate")
@@ -318,10 +393,16 @@ class Environment:
 
     @located
     def from_dataframe(self, frame: DataFrame, *, rows_per_s: float | None = None) -> DataStream:
-        """Read the rows of a bounded Spark DataFrame as they are when the job starts.
+        """Read the rows of a bounded Spark DataFrame as they are when the job starts; they are staged once, as files.
 
-        The rows are staged once, as files. `rows_per_s`: a limit for all subtasks together. A streaming DataFrame,
-        or a column whose values would change on the way, is refused.
+        `frame`: a DataFrame of the active Spark session. A streaming DataFrame, or a column whose values would change
+        on the way, is refused.
+        `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
+
+        Returns a stream of the rows. Raises ConfigError for anything that is not such a DataFrame, SchemaError for a
+        type without an Arrow form.
+
+            env.from_dataframe(spark.read.table("orders").where("price > 3")).uid("orders")
         """
         from midstream.spark.dataframe import DataFrameSource
 
@@ -338,10 +419,19 @@ class Environment:
         interval: Duration = "1 s",
         rows_per_s: float | None = None,
     ) -> DataStream:
-        """Read a PySpark Python Data Source: its batch reader, or with `streaming` its stream reader, without end.
+        """Read a PySpark Python Data Source.
 
-        `data_source`: its class, or an instance. `interval`: how often a stream reader is asked for its latest
-        offset. `rows_per_s`: a limit for all subtasks together.
+        `data_source`: its class, or an instance.
+        `streaming`: read its stream reader, without end, instead of its batch reader.
+        `options`: the options for a class, as strings.
+        `schema`: a Spark schema or its DDL text; by default that of the Data Source.
+        `interval`: how often a stream reader is asked for its latest offset.
+        `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
+
+        Returns a stream of the rows. Raises ConfigError for a Data Source without such a reader, SchemaError for a type
+        without an Arrow form, JobError for what its methods raise.
+
+            env.from_datasource(MyQueue, streaming=True, options={"queue": "orders"}).uid("orders")
         """
         from midstream.spark.datasource import DataSourceBatchSource, DataSourceStreamSource
 
@@ -364,12 +454,37 @@ class Environment:
     # ---- running it
 
     def explain(self) -> str:
-        """Return the job graph as text: chains of operators, their parallelism, and the partitioning between them."""
+        """Return the job graph as text: chains of operators, their parallelism, and the partitioning between them.
+
+        Raises JobError or ConfigError for a program that cannot run, for example one with a stream that leads to no
+        sink.
+
+            >>> env = Environment("shop", parallelism=2)
+            >>> _ = env.from_collection([{"n": 1}]).filter(pl.col("n") > 0).rebalance().print()
+            >>> print(env.explain())
+            2 vertices, 2 slots, at most 128 key groups
+            [0] ×2  collection → filter
+            [1] ×2  print
+                  ← [0] rebalance
+        """
         return describe_text(build_job_graph(self.program.graph, self.program.config))
 
     @located
     def preview(self, rows: int = 20, *, seconds: float = 1.0) -> list[Preview]:
-        """The first rows of each stream that the job ends with, as `DataStream.preview`; sinks are not written to."""
+        """Return the first rows of each stream that the job ends with, computed in this process; sinks are not written
+        to.
+
+        `rows`: the number of rows of each stream at most.
+        `seconds`: about how long to read, in seconds.
+
+        Returns a list of Previews, one for each sink. Raises as `DataStream.preview` does.
+
+            >>> env = Environment("shop")
+            >>> _ = env.generate(lambda i: {"n": i}).filter(pl.col("n") > 7).print()
+            >>> [found] = env.preview(2)
+            >>> found.rows
+            [{'n': 16}, {'n': 32}]
+        """
         from midstream.inprocess.preview import preview
 
         return preview(self.program.graph, self.program.config, None, rows, seconds, time.time_ns() // 1000)
@@ -388,10 +503,25 @@ class Environment:
         aligned_timeout: Duration | None = None,
         slots: SlotProvider | None = None,
     ) -> JobStatus:
-        """Run the job to its end; the arguments are those of `start`.
+        """Run the job to its end. Ctrl-C ends it without a checkpoint.
 
-        Returns the final JobStatus. Raises the error that the job failed with (JobError), and what `start` raises.
-        Ctrl-C ends the job without a checkpoint.
+        `parallelism`, `checkpoint_dir`, `aligned_timeout`: override the environment's.
+        `master`: a Spark master URL; by default the active Spark session, else `local[*]`.
+        `restore_from`: "latest", the id or path of a checkpoint, or the path of a savepoint; None for a new start.
+        `allow_dropped_state`: resume even if the checkpoint has state of operators that the job no longer has.
+        `newer_output`: what happens to committed output that is newer than the checkpoint: "take-back" or "keep"; see
+        `start`.
+        `fresh`: start over, although `checkpoint_dir` has completed checkpoints of the job; such a start is refused
+        without `fresh`, `resume` and `restore_from`.
+        `resume`: go on from the newest checkpoint, or begin if none was completed; see `start`.
+        `slots`: where the job runs instead of Spark: `midstream.runtime.processes.ProcessSlots()` for plain processes
+        of this machine.
+
+        Returns the final JobStatus. Raises the error that the job failed with (JobError for an error of a user's
+        function), and what `start` raises.
+
+            status = env.execute(parallelism=4, restore_from="latest")
+            assert status.state == "finished"
         """
         job = self.start(
             parallelism=parallelism,
@@ -429,18 +559,23 @@ class Environment:
 
         `parallelism`, `checkpoint_dir`, `aligned_timeout`: override the environment's.
         `master`: a Spark master URL; by default the active Spark session, else `local[*]`.
-        `restore_from`: "latest", the id or path of a checkpoint, or the path of a savepoint.
+        `restore_from`: "latest", the id or path of a checkpoint, or the path of a savepoint; None for a new start.
         `allow_dropped_state`: resume even if the checkpoint has state of operators that the job no longer has.
-        `newer_output`: what happens to committed output that is newer than the checkpoint: "take-back" makes the
-        sinks remove it, "keep" leaves it, and its rows are there twice.
-        `fresh`: start over, although `checkpoint_dir` has completed checkpoints of the job.
+        `newer_output`: what happens to committed output that is newer than the checkpoint: "take-back" makes the sinks
+        remove it, "keep" leaves it, and its rows are there twice.
+        `fresh`: start over, although `checkpoint_dir` has completed checkpoints of the job; such a start is refused
+        without `fresh`, `resume` and `restore_from`.
         `resume`: go on from the newest checkpoint, or begin if none was completed; for programs that a supervisor
         starts again. A start with `fresh` that has completed none is begun again.
-        `slots`: where the job runs instead of Spark: `runtime.processes.ProcessSlots()` for plain processes of
-        this machine.
+        `slots`: where the job runs instead of Spark: `midstream.runtime.processes.ProcessSlots()` for plain processes
+        of this machine.
 
-        Raises JobError, ConfigError or SchemaError if the program cannot be run, StorageError or ClusterError if
-        its environment does not permit it.
+        Returns a Job. Raises JobError, ConfigError or SchemaError if the program cannot be run, StorageError or
+        ClusterError if its environment does not permit it.
+
+            job = env.start(checkpoint_dir="state/visits")
+            job.checkpoint()
+            job.stop(drain=True)
         """
         from midstream.api.submit import StartOptions
 

@@ -29,7 +29,17 @@ if TYPE_CHECKING:
 
 
 class KeyedStream:
-    """A stream partitioned by the values of `keys`. Its methods process each key on its own."""
+    """A stream partitioned by the values of `keys`, as `DataStream.key_by` returns it. Its methods process each key on
+    its own.
+
+    For example:
+
+        >>> per_user = orders.key_by("user")
+        >>> per_user.keys
+        ('user',)
+        >>> testing.run(per_user.process(Total(), {"user": str, "total": int})).rows
+        [{'user': 'ann', 'total': 3}, {'user': 'bob', 'total': 5}, {'user': 'ann', 'total': 7}]
+    """
 
     def __init__(self, core: StreamCore) -> None:
         self.core = core  # for midstream's own modules
@@ -39,12 +49,18 @@ class KeyedStream:
 
     @located
     def window(self, window: Window) -> WindowedStream:
-        """Put the rows of each key into event-time windows; `aggregate` of the result computes a row per window.
+        """Put the rows of each key into event-time windows.
 
-        `window`: `tumbling("1 h")`, `sliding("1 h", "5 min")` or `session("30 min")`. Raises JobError if the
-        stream has no event time.
+        `window`: `tumbling("1 h")`, `sliding("1 h", "5 min")` or `session("30 min")`.
 
-            stream.key_by("user").window(tumbling("1 h")).aggregate(clicks=Count(), spent=Sum("price"))
+        Returns a WindowedStream, whose `aggregate` computes a row per key and window. Raises JobError if the stream has
+        no event time, or if `window` is not a window.
+
+            >>> per_minute = clicks.key_by("user").window(tumbling("1 min")).aggregate(n=Count())
+            >>> for row in testing.run(per_minute).rows:
+            ...     print(*row.values())
+            ann 2024-01-01 12:00:00 2024-01-01 12:01:00 1
+            ann 2024-01-01 12:02:00 2024-01-01 12:03:00 1
         """
         return WindowedStream(self.core, window)
 
@@ -56,11 +72,19 @@ class KeyedStream:
         *,
         side_outputs: Mapping[str, SchemaLike] | None = None,
     ) -> DataStream:
-        """Call `function` row by row, with states and timers of the row's key.
+        """Call a function row by row, with states and timers of the row's key.
 
-        `schema`: the columns of the rows that `function` returns. `side_outputs`: the columns of each side output,
-        by tag. Returns the stream of the returned rows; its `.side_output(tag)` has the rows of a side output.
-        Raises JobError for a function that cannot be sent to the slots, SchemaError for columns that do not fit.
+        `function`: an instance of your own subclass of KeyedProcessFunction.
+        `schema`: the columns of the rows that the function returns, as an Arrow or polars schema or as `{"column":
+        type}`.
+        `side_outputs`: the columns of each side output, by its tag.
+
+        Returns the stream of the returned rows; its `side_output(tag)` has the rows of a side output. Raises JobError
+        for a function that cannot be sent to the slots, SchemaError for columns that do not fit.
+
+            >>> per_user = orders.key_by("user").process(Total(), {"user": str, "total": int})
+            >>> testing.run(per_user).rows
+            [{'user': 'ann', 'total': 3}, {'user': 'bob', 'total': 5}, {'user': 'ann', 'total': 7}]
         """
         require_function(function, KeyedProcessFunction, "process")
         made = as_schema(schema, "process")
@@ -81,10 +105,25 @@ class KeyedStream:
 
     @located
     def process_batches(self, function: KeyedBatchFunction, schema: SchemaLike) -> DataStream:
-        """Call `function` with batches of rows of many keys, as polars DataFrames; its state is in tables.
+        """Call a function with batches of rows of many keys, as polars DataFrames; its state is in tables.
 
-        `schema`: the columns of the frames that `function` returns. The engine decides where batches are cut:
-        a result must not depend on which rows share one. Raises as `process` does.
+        `function`: an instance of your own subclass of KeyedBatchFunction. The engine decides where batches are cut: a
+        result must not depend on which rows share one.
+        `schema`: the columns of the frames that the function returns; forms as for `process`.
+
+        Returns the stream of the returned rows. Raises as `process` does.
+
+            >>> class RunningTotal(KeyedBatchFunction):
+            ...     totals = TableState({"user": str, "total": int})
+            ...     def process(self, rows, ctx):
+            ...         known = rows.join(self.totals.frame, on="user", how="left", maintain_order="left")
+            ...         sums = pl.col("total").fill_null(0) + pl.col("price").cum_sum().over("user")
+            ...         made = known.select("user", total=sums)
+            ...         self.totals.frame = pl.concat([self.totals.frame, made]).unique("user", keep="last")
+            ...         return made
+            >>> running = orders.key_by("user").process_batches(RunningTotal(), {"user": str, "total": int})
+            >>> testing.run(running).rows
+            [{'user': 'ann', 'total': 3}, {'user': 'bob', 'total': 5}, {'user': 'ann', 'total': 7}]
         """
         require_function(function, KeyedBatchFunction, "process_batches")
         made = as_schema(schema, "process_batches")
@@ -103,7 +142,24 @@ class KeyedStream:
     def connect(self, other: KeyedStream | BroadcastStream) -> ConnectedStreams | BroadcastConnectedStreams:
         """Connect with another keyed stream, which shares the states of a key, or with a broadcast stream.
 
-        Both keyed streams need key columns of the same types in the same order, else JobError is raised.
+        `other`: a keyed stream with key columns of the same types in the same order, or a stream behind `broadcast()`,
+        of the same Environment.
+
+        Returns ConnectedStreams or BroadcastConnectedStreams, whose `process` takes the function. Raises JobError for
+        other keys and other streams.
+
+            >>> class Greet(CoProcessFunction):
+            ...     name = ValueState(pa.string())
+            ...     def process1(self, row, ctx):
+            ...         return {"name": self.name.value, "price": row["price"]}
+            ...     def process2(self, row, ctx):
+            ...         self.name.value = row["name"]
+            >>> names = env.from_collection([{"user": "ann", "name": "Ann"}]).uid("names")
+            >>> greeted = orders.key_by("user").connect(names.key_by("user")).process(Greet(), {"name": str, "price": int})
+            >>> with testing.job(greeted) as job:
+            ...     _ = job.feed("names", {"user": "ann", "name": "Ann"})
+            ...     job.feed("orders", {"user": "ann", "price": 3}).take()
+            [{'name': 'Ann', 'price': 3}]
         """
         from midstream.api.connected import BroadcastConnectedStreams, ConnectedStreams
 
@@ -124,7 +180,14 @@ class KeyedStream:
 
 
 class WindowedStream:
-    """Rows in windows; `aggregate` computes the result."""
+    """Rows in event-time windows; `aggregate` computes the result.
+
+    A window is emitted when the watermark reaches its end.
+
+        >>> hours = clicks.key_by("user").window(tumbling("1 h"))
+        >>> [row["n"] for row in testing.run(hours.aggregate(n=Count())).rows]
+        [2]
+    """
 
     def __init__(self, core: StreamCore, window: Window, allowed_lateness: Duration = 0) -> None:
         if not isinstance(window, (Sliding, Session)):
@@ -143,17 +206,41 @@ class WindowedStream:
 
     @located
     def allowed_lateness(self, lateness: Duration) -> WindowedStream:
-        """Accept rows that are up to `lateness` too late; each of them makes its windows be emitted again, updated."""
+        """Accept rows that are too late for their windows by up to a duration.
+
+        Each batch with such rows makes the windows that they change be emitted again, updated.
+
+        `lateness`: a duration, such as "1 min", a number of seconds, or a timedelta; 0 without this call.
+
+        Returns the same rows in windows, with this lateness. Raises ConfigError for an invalid duration.
+
+            >>> minutes = clicks.key_by("user").window(tumbling("1 min")).allowed_lateness("1 h")
+            >>> with testing.job(minutes.aggregate(n=Count())) as job:
+            ...     _ = job.feed({"user": "ann", "at": "2024-01-01 12:00:10"}).advance_to("2024-01-01 12:05")
+            ...     _ = job.feed({"user": "ann", "at": "2024-01-01 12:00:20"})
+            ...     [row["n"] for row in job.take()]
+            [1, 2]
+        """
         duration_s(lateness, "allowed_lateness")
         return WindowedStream(self._core, self._window, lateness)
 
     @located
     def aggregate(self, **aggregates: AnyAggregate) -> DataStream:
-        """Return the key columns, `window_start`, `window_end`, and a column per aggregate, one row per key and window.
+        """Compute one row per key and window.
 
-        `aggregates`: the name of each column with its aggregate, `n=Count(), total=Sum("value")`. Rows that came
-        too late are in `.side_output(LATE)` of the result, unchanged. The result has no event time; to window it
-        again, declare one: `.with_watermarks("window_start", WatermarkStrategy.bounded(window_size))`.
+        `aggregates`: the name of each column with its aggregate: `n=Count(), total=Sum("price")`.
+
+        Returns a stream of the key columns, `window_start`, `window_end`, and a column per aggregate. Rows that came
+        too late are in its `side_output(LATE)`, unchanged. It has no event time; to window it again, declare one:
+        `with_watermarks("window_start", WatermarkStrategy.bounded(window_size))`. Raises JobError for an argument that
+        is not an aggregate, and if there is none, SchemaError for a column that is missing or does not fit, ConfigError
+        for two columns of one name.
+
+            >>> per_minute = clicks.key_by("user").window(tumbling("1 min")).aggregate(n=Count(), last=Last("at"))
+            >>> for row in testing.run(per_minute).rows:
+            ...     print(row["user"], row["window_start"], row["n"], row["last"])
+            ann 2024-01-01 12:00:00 1 2024-01-01 12:00:00
+            ann 2024-01-01 12:02:00 1 2024-01-01 12:02:00
         """
         core = self._core
         event_time = core.event_time

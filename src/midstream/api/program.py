@@ -130,21 +130,52 @@ class Handle:
     def uid(self: H, uid: str) -> H:
         """Set the operator's stable id, by which its state is found when a changed program resumes from a checkpoint.
 
-        `uid`: up to 128 letters, digits, `_`, `.`, `:` or `-`. The default is made of the operator's kind and a
-        count of these (`window-1`, `window-2` …); it changes if one of that kind is added before it.
+        `uid`: up to 128 letters, digits, `_`, `.`, `:` or `-`. The default is made of the operator's kind and a count
+        of these (`window-1`, `window-2` …); it changes if one of that kind is added before it.
+
+        Returns the same object. Raises ConfigError for another uid, JobError if there is no operator directly before
+        it, as behind a union. A uid that occurs twice is refused when the job starts.
+
+            >>> dear = orders.filter(pl.col("price") > 4).uid("dear")
+            >>> list(testing.run(dear))
+            ['dear (filter)']
         """
         self._program.identify(self._named("uid"), uid)
         return self
 
     @located
     def name(self: H, name: str) -> H:
-        """Set the operator's name in messages and displays."""
+        """Set the operator's name in messages and displays.
+
+        `name`: a text that is not empty; by default the operator's kind.
+
+        Returns the same object. Raises ConfigError for another name, JobError if there is no operator directly before
+        it.
+
+            >>> dear = orders.filter(pl.col("price") > 4).name("dear orders")
+        """
         self._program.rename(self._named("name"), name)
         return self
 
     @located
     def parallelism(self: H, parallelism: int) -> H:
-        """Set the operator's number of subtasks; the default is the environment's."""
+        """Set the operator's number of subtasks.
+
+        `parallelism`: from 1 to the environment's `max_parallelism`; by default the environment's `parallelism`.
+
+        Returns the same object. Raises ConfigError for a value that is not a positive whole number, JobError for
+        windows over all rows, which have one subtask, and if there is no operator directly before it.
+
+            >>> env = Environment("shop", parallelism=2)
+            >>> _ = env.generate(lambda i: {"n": i}, count=9).map(lambda row: row).parallelism(4).print()
+            >>> print(env.explain())
+            3 vertices, 4 slots, at most 128 key groups
+            [0] ×2  generate
+            [1] ×4  map
+                  ← [0] rebalance
+            [2] ×2  print
+                  ← [1] rebalance
+        """
         self._program.widen(self._named("parallelism"), parallelism)
         return self
 

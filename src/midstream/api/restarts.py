@@ -7,12 +7,25 @@ from midstream.core.errors import ConfigError
 
 
 def no_restart() -> RestartStrategy:
-    """Let the first failure end the job."""
+    """Let the first failure end the job.
+
+    Returns a strategy for `Environment(restart=…)`.
+
+        >>> env = Environment("shop", restart=no_restart())
+    """
     return RestartStrategy(kind="none")
 
 
 def fixed_restarts(attempts: int, delay: Duration = "1 s") -> RestartStrategy:
-    """Restart at most `attempts` times from the newest checkpoint, `delay` after each failure."""
+    """Restart a limited number of times from the newest checkpoint.
+
+    `attempts`: the maximum number of restarts, at least 1.
+    `delay`: the time after each failure: a duration such as "1 s", a number of seconds, or a timedelta.
+
+    Returns a strategy for `Environment(restart=…)`. Raises ConfigError for another number or duration.
+
+        >>> env = Environment("shop", restart=fixed_restarts(3, "5 s"))
+    """
     return RestartStrategy(kind="fixed", attempts=_attempts(attempts, 1), delay_s=duration_s(delay, "delay"))
 
 
@@ -21,8 +34,14 @@ def exponential_restarts(
 ) -> RestartStrategy:
     """Restart after a delay that doubles with every failure.
 
-    `delay`, `max_delay`: the first and the longest delay. `reset_after`: after this long without a failure the
-    delay starts over. `attempts`: the maximum number of restarts in a row; 0 for no limit.
+    `delay`, `max_delay`: the first and the longest delay, as durations.
+    `reset_after`: after this long without a failure the delay starts over.
+    `attempts`: the maximum number of restarts in a row; 0 for no limit.
+
+    Returns a strategy for `Environment(restart=…)`. Raises ConfigError for invalid durations and numbers, and if
+    `delay` is 0 or longer than `max_delay`.
+
+        >>> env = Environment("shop", restart=exponential_restarts(delay="1 s", max_delay="5 min"))
     """
     strategy = RestartStrategy(
         kind="exponential",

@@ -51,15 +51,30 @@ if TYPE_CHECKING:
 
 
 class StreamSink(Handle):
-    """The end of a stream, returned by the methods that write. It takes `uid`, `name` and `parallelism`."""
+    """The end of a stream, returned by the methods that write; its `uid`, `name` and `parallelism` are those of the
+    sink.
+
+    For example:
+
+        >>> kept = orders.write_parquet("orders").uid("kept")
+        >>> testing.run(env)["kept"][0]
+        {'user': 'ann', 'price': 3}
+    """
 
 
 class DataStream(Handle):
     """A stream of rows with one schema. Streams are created by an Environment and by methods of other streams.
 
-    Each method adds an operator and returns the stream of its output. Arguments are checked against `schema`
-    at once: the SchemaError, JobError or ConfigError begins with the file and line of the call. The event-time
-    column stays the event time as long as the output has a timestamp column of that name.
+    Each method adds an operator and returns the stream of its output; the stream itself stays as it is, and may be used
+    again. Arguments are checked against `schema` at once: the SchemaError, JobError or ConfigError begins with the file
+    and line of the call. The event-time column stays the event time as long as the output has a timestamp column of
+    that name.
+
+        >>> dear = orders.filter(pl.col("price") > 3).select("user", cents=pl.col("price") * 100)
+        >>> testing.run(dear).rows
+        [{'user': 'bob', 'cents': 500}, {'user': 'ann', 'cents': 400}]
+        >>> dear.schema.names
+        ['user', 'cents']
     """
 
     def __init__(self, core: StreamCore, node: int | None = None) -> None:
@@ -76,7 +91,16 @@ class DataStream(Handle):
     def filter(self, predicate: pl.Expr | Callable[[Row], object]) -> DataStream:
         """Keep the rows for which `predicate` is true; rows for which it is null are dropped.
 
-        `predicate`: a boolean polars expression, or a function that takes a row as a dict.
+        `predicate`: a boolean polars expression that computes each row on its own, or a function that takes a row as a
+        dict and returns a truth value.
+
+        Returns a stream with the same columns. Raises SchemaError for an expression that names an unknown column or is
+        not boolean, JobError for a function that cannot be sent to the slots.
+
+            >>> testing.run(orders.filter(pl.col("price") > 4)).rows
+            [{'user': 'bob', 'price': 5}]
+            >>> testing.run(orders.filter(lambda row: row["user"] == "ann")).rows
+            [{'user': 'ann', 'price': 3}, {'user': 'ann', 'price': 4}]
         """
         if not isinstance(predicate, pl.Expr):
             require_callable(predicate, "filter", "write for example filter(pl.col('x') > 0) or filter(lambda row: …)")
@@ -85,35 +109,68 @@ class DataStream(Handle):
 
     @located
     def select(self, *columns: str | pl.Expr, **named: pl.Expr) -> DataStream:
-        """Keep only these columns: names, polars expressions, and `new_name=expression`.
+        """Keep only these columns, in this order.
 
-        Expressions compute each row on its own; an expression that reads other rows of its batch is refused.
+        `columns`: names of columns, or polars expressions. An expression computes each row on its own; one that reads
+        other rows of its batch, such as `pl.col("price").sum()`, is refused.
+        `named`: further expressions, each with the name of its column: `total=pl.col("price") * 2`.
 
-            stream.select("user", pl.col("at").dt.date(), total=pl.col("price") * pl.col("count"))
+        Returns a stream of these columns. Raises SchemaError for an unknown column, JobError for an argument that is
+        not an expression, and if there is none.
+
+            >>> testing.run(orders.select("user", double=pl.col("price") * 2)).rows
+            [{'user': 'ann', 'double': 6}, {'user': 'bob', 'double': 10}, {'user': 'ann', 'double': 8}]
         """
         exprs = _expressions("select", columns, named)
         return self._then("select", lambda name: ProjectOperator(name, exprs, self.schema, keep=False))
 
     @located
     def with_columns(self, *columns: pl.Expr, **named: pl.Expr) -> DataStream:
-        """Keep all columns, and add or replace those that the expressions compute; otherwise like `select`."""
+        """Keep all columns, and add or replace those that the expressions compute.
+
+        `columns`: polars expressions that compute each row on its own, as for `select`.
+        `named`: further expressions, each with the name of its column.
+
+        Returns a stream with the columns as they were, replaced ones in their place and new ones behind them. Raises as
+        `select` does.
+
+            >>> testing.run(orders.with_columns(is_dear=pl.col("price") > 4)).rows
+            [{'user': 'ann', 'price': 3, 'is_dear': False}, {'user': 'bob', 'price': 5, 'is_dear': True}, {'user': 'ann', 'price': 4, 'is_dear': False}]
+        """
         exprs = _expressions("with_columns", columns, named)
         return self._then("with_columns", lambda name: ProjectOperator(name, exprs, self.schema, keep=True))
 
     @located
     def map(self, function: Callable[[Row], Row], schema: SchemaLike | None = None) -> DataStream:
-        """Replace each row: `function` takes a row as a dict and returns a dict with the columns of `schema`.
+        """Replace each row by the row that a function returns.
 
-        `schema`: the columns of the result, by default those of this stream.
+        `function`: takes a row as a dict and returns a dict with the columns of `schema`. A value that does not fit its
+        column fails the job.
+        `schema`: the columns of the result, as an Arrow or polars schema or as `{"column": type}` with Arrow, polars or
+        Python types; by default those of this stream.
+
+        Returns a stream of these columns. Raises SchemaError for an invalid schema, JobError for a function that cannot
+        be sent to the slots.
+
+            >>> lengths = orders.map(lambda row: {"length": len(row["user"])}, schema={"length": int})
+            >>> testing.run(lengths).rows
+            [{'length': 3}, {'length': 3}, {'length': 3}]
         """
         made = self._schema_of(function, schema, "map")
         return self._then("map", lambda name: MapOperator(name, function, made))
 
     @located
     def flat_map(self, function: Callable[[Row], Iterable[Row] | None], schema: SchemaLike | None = None) -> DataStream:
-        """Replace each row by any number of rows: `function` takes a dict and returns or yields dicts, or returns None.
+        """Replace each row by any number of rows.
 
-        `schema`: the columns of the result, by default those of this stream.
+        `function`: takes a row as a dict, and returns or yields dicts with the columns of `schema`, or returns None for
+        no row.
+        `schema`: the columns of the result, by default those of this stream; forms as for `map`.
+
+        Returns a stream of these columns. Raises as `map` does.
+
+            >>> testing.run(orders.flat_map(lambda row: [row] * (row["price"] - 3))).rows
+            [{'user': 'bob', 'price': 5}, {'user': 'bob', 'price': 5}, {'user': 'ann', 'price': 4}]
         """
         made = self._schema_of(function, schema, "flat_map")
         return self._then("flat_map", lambda name: FlatMapOperator(name, function, made))
@@ -126,10 +183,21 @@ class DataStream(Handle):
         *,
         form: Literal["polars", "arrow"] = "polars",
     ) -> DataStream:
-        """Call `function` with whole batches: polars DataFrames, or Arrow RecordBatches with form="arrow".
+        """Replace whole batches of rows, for functions that are faster on many rows at once.
 
-        It may return either form, with any number of rows and the columns of `schema` (by default those of this
-        stream). The engine decides where batches are cut: a result must not depend on which rows share one.
+        `function`: takes a batch, and returns a polars DataFrame or an Arrow RecordBatch or Table with the columns of
+        `schema` and any number of rows. The engine decides where batches are cut, so a result must not depend on which
+        rows share one.
+        `schema`: the columns of the result, by default those of this stream; forms as for `map`.
+        `form`: what the function takes: "polars" for a DataFrame, "arrow" for a RecordBatch.
+
+        Returns a stream of these columns. Raises JobError for another `form` and for a function that cannot be sent to
+        the slots, SchemaError for an invalid schema and for columns that polars cannot hold.
+
+            >>> def doubled(frame):
+            ...     return frame.with_columns(price=pl.col("price") * 2)
+            >>> testing.run(orders.map_batches(doubled)).rows
+            [{'user': 'ann', 'price': 6}, {'user': 'bob', 'price': 10}, {'user': 'ann', 'price': 8}]
         """
         made = self._schema_of(function, schema, "map_batches")
         if form not in ("polars", "arrow"):
@@ -140,11 +208,20 @@ class DataStream(Handle):
 
     @located
     def with_watermarks(self, column: str, strategy: WatermarkStrategy) -> DataStream:
-        """Make timestamp column `column` the event time; `strategy` declares how far out of order rows may be.
+        """Make a timestamp column the event time of the rows.
 
         Call it directly after the source, so that event time is tracked for each of its splits.
 
-            stream.with_watermarks("at", WatermarkStrategy.bounded("5 s", idle_after="1 min"))
+        `column`: the name of a timestamp column, in which no row is null.
+        `strategy`: how far out of order rows may be: `WatermarkStrategy.monotonous()` or `WatermarkStrategy.bounded("5
+        s")`.
+
+        Returns a stream of the same rows, with event time. Raises SchemaError if there is no such column or it is not a
+        timestamp, JobError if `strategy` is not a WatermarkStrategy.
+
+            >>> visits = env.from_collection([{"user": "ann", "at": datetime(2024, 1, 1)}])
+            >>> visits.with_watermarks("at", WatermarkStrategy.bounded("5 s", idle_after="1 min")).event_time
+            'at'
         """
         if not isinstance(strategy, WatermarkStrategy):
             raise JobError(
@@ -159,9 +236,16 @@ class DataStream(Handle):
 
     @located
     def union(self, *others: DataStream) -> DataStream:
-        """Return the rows of all these streams, in no particular order.
+        """Put the rows of several streams into one, in no particular order.
 
-        All streams must have the same columns in the same order (else SchemaError) and the same event time.
+        `others`: streams with the same columns in the same order, and the same event time, as this one.
+
+        Returns the stream of all rows. Raises SchemaError for a stream with other columns, JobError for one with
+        another event time, of another Environment or behind `rebalance()` and the like, and if none is given.
+
+            >>> more = env.from_collection([{"user": "eve", "price": 1}])
+            >>> len(testing.run(orders.union(more)).rows)
+            4
         """
         if not others:
             raise JobError("union: needs at least one other stream")
@@ -192,8 +276,23 @@ class DataStream(Handle):
     def connect(self, other: DataStream) -> ConnectedStreams | BroadcastConnectedStreams:
         """Make two streams with different columns the inputs of one function.
 
-        With `other.broadcast()` every subtask of the function gets all rows of `other`. Two keyed streams are
-        connected by `KeyedStream.connect`. Returns a stream whose `process` takes the function.
+        `other`: a stream of the same Environment. With `other.broadcast()` every subtask of the function gets all of
+        its rows. Two keyed streams are connected by `KeyedStream.connect`.
+
+        Returns ConnectedStreams, or BroadcastConnectedStreams, whose `process` takes the function. Raises JobError if
+        the two cannot be connected.
+
+            >>> class Dear(BroadcastProcessFunction):
+            ...     limits = BroadcastState()
+            ...     def process_broadcast(self, row, ctx):
+            ...         self.limits["least"] = row["least"]
+            ...     def process(self, row, ctx):
+            ...         return row if row["price"] >= self.limits.get("least", 0) else None
+            >>> rules = env.from_collection([{"least": 4}]).uid("rules")
+            >>> dear = orders.connect(rules.broadcast()).process(Dear(), orders.schema)
+            >>> with testing.job(dear) as job:
+            ...     job.feed("rules", {"least": 4}).feed("orders", {"user": "bob", "price": 5}).take()
+            [{'user': 'bob', 'price': 5}]
         """
         from midstream.api.connected import BroadcastConnectedStreams, ConnectedStreams
 
@@ -206,10 +305,17 @@ class DataStream(Handle):
 
     @located
     def key_by(self, *columns: str) -> KeyedStream:
-        """Partition the rows by the values of `columns`: one subtask gets all rows of a key, and keeps their state.
+        """Partition the rows by the values of columns: one subtask gets all rows of a key, and keeps their state.
 
-        Key columns are integers, booleans, dates, times, timestamps, durations, text or binary; other types
-        raise SchemaError. Returns a KeyedStream.
+        `columns`: the names of one or more columns. They are integers, booleans, dates, times, timestamps, durations,
+        text or binary; floats and decimals have to be cast first.
+
+        Returns a KeyedStream. Raises SchemaError for an unknown column or one of another type, JobError if none is
+        named, one is named twice, or another method has decided where rows go.
+
+            >>> per_user = orders.key_by("user").process(Total(), {"user": str, "total": int})
+            >>> testing.run(per_user).rows
+            [{'user': 'ann', 'total': 3}, {'user': 'bob', 'total': 5}, {'user': 'ann', 'total': 7}]
         """
         from midstream.api.keyed import KeyedStream
 
@@ -231,18 +337,34 @@ class DataStream(Handle):
 
     @located
     def window_all(self, window: Window) -> WindowedStream:
-        """Put all rows into windows, whatever their key, in a single subtask; see `KeyedStream.window`."""
+        """Put all rows into event-time windows, whatever their key, in a single subtask.
+
+        `window`: `tumbling("1 h")`, `sliding("1 h", "5 min")` or `session("30 min")`.
+
+        Returns a WindowedStream, whose `aggregate` computes a row per window. Raises JobError if the stream has no
+        event time, or if `window` is not a window. To use more than one subtask, call `key_by` and then
+        `KeyedStream.window`.
+
+            >>> per_hour = clicks.window_all(tumbling("1 h")).aggregate(n=Count())
+            >>> [row["n"] for row in testing.run(per_hour).rows]
+            [2]
+        """
         from midstream.api.keyed import WindowedStream
 
         return WindowedStream(self.core, window)
 
     @located
     def side_output(self, tag: str) -> DataStream:
-        """Return the rows that the operator before it emits under `tag`, apart from its main output.
+        """Return the rows that the operator before it emits apart from its main output.
 
-        `LATE` is the side output of windows; a function's tags are those of `side_outputs=`; `BAD_RECORDS` is that of a
-        source that drops bad records. Raises JobError
-        for a tag that the operator does not have.
+        `tag`: which side output. `LATE` is that of windows; a function's tags are those of `side_outputs=`;
+        `BAD_RECORDS` is that of a source that drops bad records.
+
+        Returns a stream with the columns of the side output. Raises JobError for a tag that the operator does not have.
+
+            >>> per_minute = clicks.key_by("user").window(tumbling("1 min")).aggregate(n=Count())
+            >>> per_minute.side_output(LATE).schema.names
+            ['user', 'at']
         """
         core = self.core
         if tag not in core.side_outputs:
@@ -263,26 +385,81 @@ class DataStream(Handle):
     # ---- which subtask gets a row
 
     def rebalance(self) -> DataStream:
-        """Send batches to the subtasks of the next operator in turn."""
+        """Send batches to the subtasks of the next operator in turn.
+
+        Returns a stream of the same rows. By default rows stay with their subtask if the next operator has the same
+        parallelism, and are rebalanced if not.
+
+            >>> env = Environment("shop", parallelism=2)
+            >>> _ = env.generate(lambda i: {"n": i}, count=9).rebalance().print()
+            >>> print(env.explain())
+            2 vertices, 2 slots, at most 128 key groups
+            [0] ×2  generate
+            [1] ×2  print
+                  ← [0] rebalance
+        """
         return DataStream(self.core.toward(Partitioning.REBALANCE))
 
     def forward(self) -> DataStream:
-        """Send the rows of subtask i to subtask i of the next operator, which must have the same parallelism."""
+        """Send the rows of subtask i to subtask i of the next operator, which must have the same parallelism.
+
+        Returns a stream of the same rows. When the job starts, JobError is raised if the parallelism of the next
+        operator differs.
+
+            >>> env = Environment("shop", parallelism=2)
+            >>> _ = env.generate(lambda i: {"n": i}, count=9).forward().print()
+            >>> print(env.explain())
+            1 vertex, 2 slots, at most 128 key groups
+            [0] ×2  generate → print
+        """
         return DataStream(self.core.toward(Partitioning.FORWARD))
 
     def global_(self) -> DataStream:
-        """Send all rows to the first subtask of the next operator."""
+        """Send all rows to the first subtask of the next operator.
+
+        Returns a stream of the same rows.
+
+            >>> env = Environment("shop", parallelism=2)
+            >>> _ = env.generate(lambda i: {"n": i}, count=9).global_().print()
+            >>> print(env.explain())
+            2 vertices, 2 slots, at most 128 key groups
+            [0] ×2  generate
+            [1] ×2  print
+                  ← [0] global
+        """
         return DataStream(self.core.toward(Partitioning.GLOBAL))
 
     def broadcast(self) -> BroadcastStream:
-        """Send all rows to every subtask of the next operator."""
+        """Send all rows to every subtask of the next operator.
+
+        Returns a BroadcastStream of the same rows: the argument of `connect`, or a stream to go on with.
+
+            >>> env = Environment("shop", parallelism=2)
+            >>> _ = env.generate(lambda i: {"n": i}, count=9).broadcast().print()
+            >>> print(env.explain())
+            2 vertices, 2 slots, at most 128 key groups
+            [0] ×2  generate
+            [1] ×2  print
+                  ← [0] broadcast
+        """
         return BroadcastStream(self.core.toward(Partitioning.BROADCAST))
 
     # ---- ends
 
     @located
     def sink(self, sink: Sink) -> StreamSink:
-        """Write the rows to `sink`: one of `midstream.connectors`, or your own subclass of Sink."""
+        """Write the rows to a sink.
+
+        `sink`: one of `midstream.connectors`, or an instance of your own subclass of Sink.
+
+        Returns a StreamSink, on which the sink is named. Raises JobError for anything that is not a sink, and for a
+        sink that cannot be sent to the slots.
+
+            >>> kept = CollectSink()
+            >>> _ = orders.sink(kept).uid("kept")
+            >>> len(testing.run(env)["kept"])
+            3
+        """
         if not isinstance(sink, Sink):
             raise JobError(f"sink: {sink!r} is not a Sink; make one first, for example PrintSink()")
         return self._end(_kind_of(sink), sink)
@@ -296,10 +473,21 @@ class DataStream(Handle):
         append: bool = False,
         filesystem: pyarrow.fs.FileSystem | None = None,
     ) -> StreamSink:
-        """Write every row exactly once into Parquet files below `directory`, a local path or a storage URL.
+        """Write every row exactly once into Parquet files.
 
-        A new job refuses a directory that is not empty, unless `append`. `roll_size`: a file is closed when it
-        has about this size, and at every checkpoint. `filesystem`: by default that of the URL.
+        Files appear, whole, with the checkpoint that covers their rows. They are prepared in a hidden directory next to
+        `directory`.
+
+        `directory`: a local path or a storage URL. A new job refuses one that is not empty.
+        `roll_size`: a file is closed when it has about this size, and at every checkpoint: a number of bytes, or a text
+        such as "128 MiB".
+        `append`: add files to a directory that is not empty.
+        `filesystem`: a pyarrow filesystem, with `directory` as a path in it; by default that of the URL.
+
+        Returns a StreamSink. Raises ConfigError for an invalid directory or size; a directory that is in use is refused
+        when the job starts.
+
+            >>> _ = orders.write_parquet("orders").uid("orders-in-files")
         """
         sink = FileSink(directory, format="parquet", roll_size=roll_size, append=append, filesystem=filesystem)
         return self._end("parquet", sink)
@@ -313,7 +501,20 @@ class DataStream(Handle):
         append: bool = False,
         filesystem: pyarrow.fs.FileSystem | None = None,
     ) -> StreamSink:
-        """Write every row exactly once into files of JSON lines; arguments as for `write_parquet`."""
+        """Write every row exactly once into files of JSON lines, with an object per row.
+
+        Times and decimals are written as strings, NaN and infinity as null. Files appear as those of `write_parquet`
+        do.
+
+        `directory`: a local path or a storage URL. A new job refuses one that is not empty.
+        `roll_size`: a file is closed when it has about this size, and at every checkpoint.
+        `append`: add files to a directory that is not empty.
+        `filesystem`: a pyarrow filesystem, with `directory` as a path in it; by default that of the URL.
+
+        Returns a StreamSink. Raises as `write_parquet` does.
+
+            >>> _ = orders.write_jsonl("orders").uid("orders-in-files")
+        """
         sink = FileSink(directory, format="jsonl", roll_size=roll_size, append=append, filesystem=filesystem)
         return self._end("jsonl", sink)
 
@@ -323,7 +524,15 @@ class DataStream(Handle):
     ) -> StreamSink:
         """Write through the stream writer of a PySpark Python Data Source, or its batch writer, with checkpoints.
 
-        `data_source`: its class, or an instance. `options`: the options for a class.
+        A writer's `commit` gets the checkpoint's id, and must be idempotent per id, since it is repeated after a
+        restore. A batch writer's has no id: what it commits just before a crash may be committed twice.
+
+        `data_source`: its class, or an instance.
+        `options`: the options for a class, as strings.
+
+        Returns a StreamSink. Raises ConfigError for a Data Source that cannot be written to.
+
+            orders.write_datasource(MyWarehouse, options={"table": "orders"}).uid("warehouse")
         """
         from midstream.spark.datasource_sink import DataSourceSink
 
@@ -340,9 +549,23 @@ class DataStream(Handle):
         append: bool = False,
         staging_schema: str | None = None,
     ) -> StreamSink:
-        """Write every row exactly once into a table of PostgreSQL; with `key`, rows are upserted by these columns.
+        """Write every row exactly once into a table of PostgreSQL (12 or later).
 
-        A new job refuses a table that has rows, unless `append` or with a `key`. PostgresSink describes the arguments.
+        Rows appear when the checkpoint that covers them completes. Needs `pip install 'midstream[postgres]'`.
+
+        `dsn`: a connection string of libpq; give the password in PGPASSWORD or a password file instead.
+        `table`: the name of the table as it is, not SQL. A missing table is created. A new job refuses one that has
+        rows, unless `append` or with a `key`.
+        `schema`: the schema of the table; without it the server's search_path decides.
+        `key`: columns by which rows are upserted, those of a primary key or unique constraint; call `key_by` with the
+        same columns first. Without it, rows are inserted.
+        `append`: add to a table that has rows.
+        `staging_schema`: the schema in which rows wait for their checkpoint, by default that of the table.
+
+        Returns a StreamSink. Raises ConfigError for invalid arguments; the table and the rights are checked when the
+        job starts.
+
+            orders.write_postgres("host=db dbname=shop user=etl", "orders").uid("orders-table")
         """
         from midstream.connectors.postgres import PostgresSink
 
@@ -362,7 +585,19 @@ class DataStream(Handle):
     ) -> StreamSink:
         """Write every row exactly once into a Delta table, one version per checkpoint.
 
-        A new job refuses a table that has rows, unless `append`. DeltaSink describes the arguments.
+        Needs `pip install 'midstream[delta]'` for the Python of the driver.
+
+        `table`: a local path or a storage URL. A missing table is created. A new job refuses one that has rows, unless
+        `append`.
+        `partition_by`: the partition columns of a table that is created; an existing one keeps its own.
+        `append`: add to a table that has rows.
+        `roll_size`: a file is closed when it has about this size, and at every checkpoint.
+        `storage_options`: what deltalake needs to write the table's log, such as credentials, as strings.
+        `filesystem`: the pyarrow filesystem with which files are written, by default that of the URL.
+
+        Returns a StreamSink. Raises ConfigError for invalid arguments; the table is checked when the job starts.
+
+            orders.write_delta("s3://lake/orders", partition_by=["user"]).uid("orders-table")
         """
         from midstream.connectors.delta import DeltaSink
 
@@ -391,9 +626,29 @@ class DataStream(Handle):
         message: object = None,
         options: Mapping[str, OptionValue] | None = None,
     ) -> StreamSink:
-        """Every row once into a topic of Kafka, when its checkpoint completes; or at once, and at least once. See KafkaSink.
+        """Write every row to a topic of Kafka (2.5 or later), exactly once or at least once.
 
-        `key`, `headers`, `partition`: columns. `registry`: of schemas, for `format="avro"` and `"protobuf"`. `message`: the class for `format="protobuf"`. `options`: librdkafka's, such as those of SASL and TLS.
+        Needs `pip install 'midstream[kafka]'`. KafkaSink describes the formats.
+
+        `servers`: one or more `host:port`, as a list or separated by commas.
+        `topic`: the name of the topic.
+        `guarantee`: "exactly_once" needs a checkpoint directory, and rows appear with the checkpoint that covers them,
+        to readers with `isolation.level=read_committed`. With "at_least_once" rows appear at once, and again after a
+        failure.
+        `format`: "json", "avro", "protobuf", "bytes" or "text".
+        `key`: the column of the record's key, text or binary; it also determines the partition.
+        `headers`: the column of the record's headers, lists of structs of `name` and `value`.
+        `partition`: the column of the partition's number, int32 or int64; where it is null, the key determines the
+        partition.
+        `registry`: options of a schema registry, such as `{"url": "http://registry:8081"}`; for "avro" and "protobuf".
+        `message`: the generated message class, for "protobuf".
+        `options`: librdkafka's, such as those of SASL and TLS; a value `env:NAME` or `file:/path` is replaced where the
+        job connects.
+
+        Returns a StreamSink. Raises ConfigError for invalid arguments, SchemaError for columns without a form in the
+        format; the cluster is asked when the job starts.
+
+            orders.write_kafka("kafka-1:9092", "orders", key="user").uid("orders-topic")
         """
         from midstream.connectors.kafka_sink import KafkaSink
 
@@ -413,14 +668,28 @@ class DataStream(Handle):
 
     @located
     def print(self, prefix: str = "", limit: int | None = None) -> StreamSink:
-        """Print rows to the standard output of the slots, at least once; each subtask stops after `limit` rows."""
+        """Print rows to the standard output of the slots, at least once: after a failure some are printed again.
+
+        `prefix`: put before every line.
+        `limit`: the number of rows that each subtask prints; None for all.
+
+        Returns a StreamSink. Raises ConfigError for a limit that is not a whole number.
+
+            >>> _ = orders.print("order: ", limit=10)
+        """
         return self._end("print", PrintSink(prefix, limit))
 
     @located
     def collect(self) -> CollectSink:
-        """Collect the rows of completed checkpoints in this process, exactly once.
+        """Collect the rows of completed checkpoints in this process, exactly once; for notebooks, tests and small
+        results.
 
-        Returns a CollectSink, whose rows are read with `.rows()`, `.table()` or `.frame()`.
+        Returns a CollectSink, whose rows are read with `rows()`, `table()` or `frame()` while the job runs and after
+        it.
+
+            >>> kept = orders.collect()
+            >>> testing.run(env)[kept][0]
+            {'user': 'ann', 'price': 3}
         """
         sink = CollectSink()
         self._end("collect", sink)
@@ -428,10 +697,21 @@ class DataStream(Handle):
 
     @located
     def preview(self, rows: int = 20, *, seconds: float = 1.0) -> Preview:
-        """The first rows of this stream, in this process, within about so many seconds; to be looked at in a notebook.
+        """Return the first rows of this stream, computed in this process; to be looked at in a notebook.
 
-        Reads the job's own files, collections, generators and other sources, all but Spark's. Nothing is written.
-        Where there are fewer rows by then, the input ends where it is, and the answer's `note` says so.
+        The job's own files, collections, generators and other sources are read, all but Spark's. Sinks are not written
+        to.
+
+        `rows`: the number of rows at most. Where there are fewer in time, the input ends where it is, and `note` of the
+        result says so.
+        `seconds`: about how long to read, in seconds.
+
+        Returns a Preview, which shows itself as a table; `rows` and `frame` are its rows as dicts and as a polars
+        DataFrame. Raises ConfigError for other values of `rows` and `seconds`, JobError for a source that is read with
+        Spark, and what a function of the job raises.
+
+            >>> orders.preview(2).rows
+            [{'user': 'ann', 'price': 3}, {'user': 'bob', 'price': 5}]
         """
         from midstream.inprocess.preview import preview
         from midstream.inprocess.rewriting import End
@@ -464,7 +744,13 @@ class DataStream(Handle):
 
 
 class BroadcastStream(DataStream):
-    """A stream whose rows go to every subtask of the operator that consumes it."""
+    """A stream whose rows go to every subtask of the operator that consumes it; `DataStream.broadcast` returns it.
+
+    For example:
+
+        >>> rules = env.from_collection([{"least": 4}]).broadcast()
+        >>> both = orders.connect(rules)
+    """
 
 
 _METHOD = {

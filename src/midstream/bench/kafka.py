@@ -249,17 +249,27 @@ def latency(slots: Slots, servers: str, parallelism: int, rate: int) -> npt.NDAr
         stream = env.read_kafka(servers, source, schema={"i": int, "made_us": int})
         stream.rebalance().write_kafka(servers, sink)
         job = start_on(slots, env, parallelism)
-        taken = Taking(servers, sink)
         try:
             while job.status().state in ("created", "deploying"):
                 time.sleep(0.05)
-            sent, took_s = send(servers, source, rate)
-            if sent < rate * took_s * (1 - SHORTFALL_MAX):
-                raise InvariantError(f"only {sent / took_s:,.0f} of {rate:,} rows/s were sent: the machine is too busy")
-            taken.wait_for(sent)
+            return latencies_at_rate(servers, source, sink, rate)
         finally:
-            taken.stop()
             job.cancel("the benchmark is over")
+
+
+def latencies_at_rate(servers: str, source: str, sink: str, rate: int) -> npt.NDArray[np.float64]:
+    """Send rows to the topic `source` and read them in `sink`; return the milliseconds of each row that counts.
+
+    Raises InvariantError if the rate is missed, or rows are not in `sink` exactly once.
+    """
+    taken = Taking(servers, sink)
+    try:
+        sent, took_s = send(servers, source, rate)
+        if sent < rate * took_s * (1 - SHORTFALL_MAX):
+            raise InvariantError(f"only {sent / took_s:,.0f} of {rate:,} rows/s were sent: the machine is too busy")
+        taken.wait_for(sent)
+    finally:
+        taken.stop()
     require("the number of rows that arrived", sent, len(set(taken.rows)))
     require("the number of records that arrived", sent, len(taken.rows))
     found = np.array(taken.latencies_ms)

@@ -110,5 +110,10 @@ def summing(*columns: str) -> SummingSink:
 
 
 def column_sum(batch: pa.RecordBatch, name: str) -> float:
-    """Return the sum of a column; 0 for no rows."""
-    return float(pc.sum(batch.column(name)).as_py() or 0)
+    """Return the sum of a column: of numbers, of the lengths of texts in bytes, of times in their unit; 0 for no rows."""
+    column: Any = batch.column(name)  # of one of several types
+    if pa.types.is_large_string(column.type):
+        column = pc.binary_length(column)
+    elif pa.types.is_timestamp(column.type):
+        column = column.view(pa.int64())
+    return float(pc.sum(column).as_py() or 0)

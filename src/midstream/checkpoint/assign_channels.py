@@ -52,8 +52,8 @@ def assign_channels(
             raise _lost_edge_error(metadata, ends, states, edge)
         _check_columns(metadata, ends, old, edge)
         had = metadata.vertices[old.target].parallelism
-        # A later checkpoint may hold it still: it knows only its own consumers, and what lay with them then
-        # (all of this) comes before what did not.
+        # A later checkpoint may still hold these rows. It knows only its own consumers, and what these had received
+        # (all of this) precedes what they had not. So everything becomes the consumers' input part.
         refs = [TaskId(edge.target, subtask) for subtask in range(graph.vertices[edge.target].parallelism)]
         for state in _deal(states, old, edge, had, graph):
             found.setdefault(refs[state.consumer], []).append(state)

@@ -1,31 +1,28 @@
-"""The barrier handler of one task: when is its snapshot due, and what does it wait for?
+"""The barrier handler of one task, which decides when the task's snapshot is taken, and for which channels it waits.
 
-Theory of operation. Rows that came before barrier n on their channel belong to checkpoint n, rows
-behind it do not. A barrier is *announced* when it arrives at the channel, and *received* when the
-task has read everything before it. The snapshot is taken
+Theory of operation. Rows before barrier n of their channel belong to checkpoint n, rows after it do not. A barrier is
+*announced* when it arrives at the channel, and *received* when the task has read everything before it. The snapshot is
+taken either
 
-- aligned: when every channel's barrier has been received. A channel is blocked from its barrier
-  until then, so nothing behind a barrier gets into the snapshot.
-- overtaking: as soon as one barrier is announced. What lies before the others' barriers is not
-  in the operators' state then; it is captured from the channels, as it is there and as it comes
-  in, until every barrier has been announced. Only channels whose rows can be given to any
-  subtask later can be captured (`capturable`): the others' barriers must have been received, or
-  announced with no row before them (`is_clear`), so that a task that may not emit anything, and
-  therefore reads nothing, holds no checkpoint up.
+- aligned: when every channel's barrier has been received. A channel is blocked from its barrier until then, so that no
+  row after a barrier gets into the snapshot; or
+- overtaking: as soon as one barrier is announced. The rows before the barriers of the other channels are not in the
+  operators' state then; they are captured from the channels, those already there and those that arrive later, until
+  every barrier has been announced. Only channels whose rows can later be given to any subtask can be captured
+  (`capturable`). The barriers of all other channels must have been received, or announced with no row before them
+  (`is_clear`), so that a task that may not emit anything, and therefore reads nothing, does not delay a checkpoint.
 
-Which of the two is a matter of time: a barrier says how long after its creation (`timeout_ms`)
-it may overtake; 0 is at once, None never. Ids only grow; at most one checkpoint is pending, and
-a newer one aborts it.
+The time decides which of the two: a barrier says how long after its creation it may overtake (`timeout_ms`; 0 is at
+once, None is never). Ids only grow. At most one checkpoint is pending, and a newer one aborts it.
 
-A handler dispatches by `BARRIER_TABLE`, which has every pair of state and event that can be, and the
-states that may follow. Two kinds of events are about another checkpoint than the pending one, whatever
-their class: one that is about a SETTLED checkpoint changes nothing, and a barrier of a NEWER one ends
-the pending checkpoint first and is then handled in IDLE. What has no row is refused: a barrier that
-was overtaken is never received, a timer fires once, only what is being captured can fail to be
-written, and a task is triggered once.
+A handler dispatches by `BARRIER_TABLE`, which has every possible pair of state and event, and the states that may
+follow. Two kinds of events are about another checkpoint than the pending one, whatever their class: an event about a
+OVER checkpoint changes nothing, and a barrier of a NEWER one ends the pending checkpoint first and is then handled
+in IDLE. An event without a row is refused: a barrier that was overtaken is never received, a timer fires once, writing
+can only fail for what is being captured, and a task is triggered once.
 
-A channel that has ended, or whose end has arrived, counts as having delivered every later
-barrier. This machine does not know what a channel is: channels are numbers from 0.
+A channel that has ended, or whose end has arrived, counts as having delivered every later barrier. This machine knows
+channels only as numbers from 0.
 """
 
 from __future__ import annotations
@@ -44,7 +41,7 @@ from midstream.core.transitions import Row, Story, Table, new_story
 
 @dataclass(frozen=True, slots=True)
 class BarrierAnnounced:
-    """It has arrived at the channel; rows may be waiting before it, unless it `is_clear`."""
+    """A barrier has arrived at the channel; rows may be waiting before it, unless it `is_clear`."""
 
     channel: int
     barrier: CheckpointBarrier
@@ -53,7 +50,7 @@ class BarrierAnnounced:
 
 @dataclass(frozen=True, slots=True)
 class BarrierReceived:
-    """Everything before it has been read."""
+    """Everything before a barrier has been read, and the barrier itself."""
 
     channel: int
     barrier: CheckpointBarrier
@@ -61,7 +58,7 @@ class BarrierReceived:
 
 @dataclass(frozen=True, slots=True)
 class CancelReceived:
-    """A marker from upstream, or the coordinator's word: checkpoint `checkpoint_id` is cancelled."""
+    """Checkpoint `checkpoint_id` is cancelled, by an event from upstream or a message of the coordinator."""
 
     checkpoint_id: int
 
@@ -76,17 +73,17 @@ class EndAnnounced:
 
 @dataclass(frozen=True, slots=True)
 class ChannelEnded:
-    """Everything in it has been read, its end too."""
+    """Everything in the channel has been read, including its end."""
 
     channel: int
 
 
 @dataclass(frozen=True, slots=True)
 class TriggerReceived:
-    """From the coordinator, to a source, or to a task all of whose producers have finished.
+    """The coordinator triggers a checkpoint, at a source, or at a task all of whose producers have finished.
 
-    In the latter the last rows and the ends of the channels may still be on their way: nobody
-    would replay them, so the snapshot waits until every channel has ended, or captures them.
+    In the second case, the last rows and the ends of the channels may still be on their way. They would not be sent
+    again, so the snapshot waits until every channel has ended, or the rows are captured.
     """
 
     barrier: CheckpointBarrier
@@ -94,14 +91,14 @@ class TriggerReceived:
 
 @dataclass(frozen=True, slots=True)
 class TimedOut:
-    """The checkpoint may overtake from now on."""
+    """The barriers of the checkpoint may overtake from now on."""
 
     checkpoint_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class CaptureFailed:
-    """What was captured for the checkpoint could not be written: its barriers are not overtaken any more."""
+    """The rows captured for the checkpoint could not be written, so nothing more is captured for it."""
 
     checkpoint_id: int
 
@@ -132,11 +129,11 @@ class Resume:
 
 @dataclass(frozen=True, slots=True)
 class TakeSnapshot:
-    """Forward the barrier, then snapshot, before anything else is read.
+    """Forward the barrier, then take the snapshot, before anything else is read.
 
-    `overtaking`: the barrier overtakes what is queued for the consumers, too. `capture`: channels
-    whose rows are to be captured until their barriers are announced, then comes `CaptureComplete`.
-    Where one is announced already, it is not received any more.
+    `overtaking`: the barrier also overtakes what is queued for the consumers. `capture`: the channels whose rows are to
+    be captured until their barriers are announced; `CaptureComplete` follows then. A barrier of these channels is not
+    received any more, even if it was already announced.
     """
 
     barrier: CheckpointBarrier
@@ -146,14 +143,14 @@ class TakeSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class CaptureComplete:
-    """Every barrier is there: what was captured is all of it."""
+    """Every barrier has been announced, so all rows before them have been captured."""
 
     checkpoint_id: int
 
 
 @dataclass(frozen=True, slots=True)
 class AbortCheckpoint:
-    """Forward the cancellation, tell the coordinator, drop what was captured."""
+    """Forward the cancellation, tell the coordinator, and drop what was captured."""
 
     checkpoint_id: int
     reason: str
@@ -163,25 +160,29 @@ BarrierInstruction: TypeAlias = Block | Resume | TakeSnapshot | CaptureComplete 
 
 
 class Alignment(Enum):
-    """The state of a handler, as its table names it."""
+    """The states of a handler."""
 
     IDLE = auto()
     """No checkpoint is pending."""
     ALIGNING = auto()
-    """Channels whose barrier has been received are blocked; the others are read up to theirs."""
+    """Channels whose barrier has been received are blocked; the others are read up to their barriers."""
     OVERTAKING = auto()
-    """ALIGNING, and it may overtake: only channels that cannot be captured are still to be read up to their barriers."""
+    """Like ALIGNING, but barriers may overtake: only channels that cannot be captured have still to be read up to their
+    barriers.
+    """
     CAPTURING = auto()
-    """The snapshot has been taken; what lies before the barriers that are still to come is captured."""
+    """The snapshot has been taken; the rows before barriers that have still to be announced are captured."""
 
 
 class OtherCheckpoint(Enum):
-    """What the table calls an event that is not about the pending checkpoint."""
+    """The kinds of events that are about another checkpoint than the pending one."""
 
-    SETTLED = auto()
+    OVER = auto()
     """The event is about a checkpoint that was taken, cancelled or given up here: it changes nothing."""
     NEWER = auto()
-    """A barrier is of a newer checkpoint than the pending one. Once that is given up, it comes again, in IDLE."""
+    """The event is a barrier of a newer checkpoint than the pending one. Once the pending one is given up, the event is
+    handled again, in IDLE.
+    """
 
 
 BarrierKind: TypeAlias = type[BarrierEvent] | OtherCheckpoint
@@ -194,22 +195,24 @@ class _Pending:
         self.barrier = barrier
         self.may_overtake = barrier.timeout_ms == 0
         self.announced: set[int] = set()
-        """Channels whose barrier has arrived, received or not."""
+        """The channels whose barrier has arrived, received or not."""
         self.clear: set[int] = set()
-        """Those of them that had no row before it."""
+        """The channels whose barrier had no row before it when it arrived."""
         self.received: set[int] = set()
-        """Blocked, unless the snapshot has been taken."""
+        """The channels whose barrier has been received. They are blocked, unless the snapshot has been taken."""
         self.capturing = False
 
 
 class BarrierHandler:
-    """All state of one task's alignment. Channels are blocked exactly while they are in `received`, before the snapshot."""
+    """The state of one task's alignment. Channels are blocked exactly while they are in `received`, before the
+    snapshot.
+    """
 
     def __init__(self, channels: int, capturable: Collection[int] = ()) -> None:
         self._open: set[int] = set(range(channels))
-        """Channels whose end has not been read."""
-        self._ending: set[int] = set()
-        """Those of them whose end has arrived."""
+        """The channels whose end has not been read."""
+        self._end_announced: set[int] = set()
+        """The channels in `_open` whose end has arrived."""
         self._must_align = self._open - set(capturable)
         self._pending: _Pending | None = None
         self._last_id = -1
@@ -227,7 +230,7 @@ class BarrierHandler:
 
     @property
     def pending_id(self) -> int | None:
-        """The checkpoint that is being aligned or captured for."""
+        """The checkpoint for which the handler is aligning or capturing."""
         return self._pending.barrier.checkpoint_id if self._pending else None
 
     @property
@@ -236,14 +239,14 @@ class BarrierHandler:
 
     @property
     def awaited(self) -> Collection[int]:
-        """Channels that have to be read up to their barriers before the pending checkpoint may overtake the others."""
+        """The channels that have to be read up to their barriers before the pending checkpoint may overtake the others."""
         pending = self._pending
         if pending is None or pending.capturing or not pending.may_overtake:
             return ()
         return self._must_align - pending.received - pending.clear
 
     def handle(self, event: BarrierEvent) -> list[BarrierInstruction]:
-        """Raises InvariantError, with the last events, for one that cannot come now."""
+        """Process an event. Raises InvariantError, with the last events, if it cannot come in the current state."""
         if isinstance(event, BarrierReceived | ChannelEnded):
             self._check_can_be_read(event)
         kind = self._kind_of(event)
@@ -271,20 +274,20 @@ class BarrierHandler:
         pending_id = self.pending_id
         match event:
             case BarrierAnnounced(channel) if channel not in self._open:
-                return OtherCheckpoint.SETTLED  # it was captured, and the end behind it was read before this was
+                return OtherCheckpoint.OVER  # it was captured, and the channel's end was read before this event
             case BarrierReceived(_, barrier) | BarrierAnnounced(_, barrier) | TriggerReceived(barrier):
                 checkpoint_id = barrier.checkpoint_id
                 is_newer = pending_id is not None and checkpoint_id > pending_id
             case CancelReceived(checkpoint_id):
-                is_newer = False  # it is for the pending one, too
+                is_newer = False  # a cancellation also ends the pending checkpoint, whichever it is about
             case TimedOut(checkpoint_id) | CaptureFailed(checkpoint_id):
-                return type(event) if checkpoint_id == pending_id else OtherCheckpoint.SETTLED
+                return type(event) if checkpoint_id == pending_id else OtherCheckpoint.OVER
             case EndAnnounced() | ChannelEnded():
                 return type(event)
             case _:
                 assert_never(event)
         if checkpoint_id <= self._last_id and checkpoint_id != pending_id:
-            return OtherCheckpoint.SETTLED
+            return OtherCheckpoint.OVER
         return OtherCheckpoint.NEWER if is_newer else type(event)
 
     def _on_announced(self, event: BarrierAnnounced) -> list[BarrierInstruction]:
@@ -292,16 +295,16 @@ class BarrierHandler:
         pending.announced.add(event.channel)
         if event.is_clear:
             pending.clear.add(event.channel)
-        return self._go_on()
+        return self._advance()
 
     def _on_received(self, event: BarrierReceived) -> list[BarrierInstruction]:
         pending = self._begun(event.barrier)
         pending.announced.add(event.channel)
         pending.received.add(event.channel)
-        return self._go_on(newly_received=event.channel) or [Block(event.channel)]
+        return self._advance(newly_received=event.channel) or [Block(event.channel)]
 
     def _begun(self, barrier: CheckpointBarrier) -> _Pending:
-        """The pending checkpoint, which is this barrier's, or becomes it."""
+        """Return the pending checkpoint, which is that of this barrier, and begins now if none is pending."""
         if self._pending is None:
             self._pending = _Pending(barrier)
             self._last_id = barrier.checkpoint_id
@@ -318,30 +321,30 @@ class BarrierHandler:
 
     def _on_end_announced(self, event: EndAnnounced) -> list[BarrierInstruction]:
         if event.channel in self._open:
-            self._ending.add(event.channel)
+            self._end_announced.add(event.channel)
             if event.is_clear:
                 self._must_align.discard(event.channel)
-        return self._go_on()
+        return self._advance()
 
     def _on_end(self, event: ChannelEnded) -> list[BarrierInstruction]:
-        for channels in (self._open, self._ending, self._must_align):
+        for channels in (self._open, self._end_announced, self._must_align):
             channels.discard(event.channel)
-        return self._go_on()
+        return self._advance()
 
     def _on_trigger(self, event: TriggerReceived) -> list[BarrierInstruction]:
         self._begun(event.barrier)
-        return self._go_on()
+        return self._advance()
 
     def _on_timeout(self, _: TimedOut) -> list[BarrierInstruction]:
         assert self._pending is not None
         self._pending.may_overtake = True
-        return self._go_on()
+        return self._advance()
 
     def _on_capture_failed(self, _: CaptureFailed) -> list[BarrierInstruction]:
         self._pending = None
         return []
 
-    def _go_on(self, newly_received: int | None = None) -> list[BarrierInstruction]:
+    def _advance(self, newly_received: int | None = None) -> list[BarrierInstruction]:
         """Take the snapshot, or complete it, if the time has come. `newly_received` is not blocked yet."""
         pending = self._pending
         if pending is None:
@@ -361,7 +364,7 @@ class BarrierHandler:
         return []
 
     def _complete_capture(self, pending: _Pending) -> list[BarrierInstruction]:
-        if self._open - pending.announced - self._ending:
+        if self._open - pending.announced - self._end_announced:
             return []
         self._pending = None
         return [CaptureComplete(pending.barrier.checkpoint_id)]
@@ -374,13 +377,13 @@ class BarrierHandler:
         return [AbortCheckpoint(pending.barrier.checkpoint_id, reason), *([Resume(blocked)] if blocked else [])]
 
     def check(self) -> None:
-        """While a checkpoint is pending, a barrier is still missing; only open channels are blocked."""
+        """Assert that a barrier is missing while a checkpoint is pending, and that only open channels are blocked."""
         pending = self._pending
-        assert self._ending <= self._open, (self._ending, self._open)
+        assert self._end_announced <= self._open, (self._end_announced, self._open)
         if pending is None:
             return
         if pending.capturing:
-            assert self._open - pending.announced - self._ending, pending.barrier
+            assert self._open - pending.announced - self._end_announced, pending.barrier
         else:
             assert pending.received <= self._open, (pending.received, self._open)
             assert not pending.received >= self._open, pending.barrier
@@ -388,7 +391,7 @@ class BarrierHandler:
 
 _IDLE, _ALIGNING, _OVERTAKING, _CAPTURING = _ANY = tuple(Alignment)
 _NEWER, _H = OtherCheckpoint.NEWER, BarrierHandler
-_SETTLED: BarrierKind = OtherCheckpoint.SETTLED
+_OVER: BarrierKind = OtherCheckpoint.OVER
 _URGENT = (_OVERTAKING, _CAPTURING, _IDLE)
 BARRIER_TABLE: Final[Table[Alignment, BarrierKind]] = Table(
     "barrier handler",
@@ -418,7 +421,7 @@ BARRIER_TABLE: Final[Table[Alignment, BarrierKind]] = Table(
         Row(_CAPTURING, EndAnnounced, (_CAPTURING, _IDLE), "the last: CaptureComplete", _H._on_end_announced),
         Row(_CAPTURING, ChannelEnded, (_CAPTURING, _IDLE), "the last: CaptureComplete", _H._on_end),
         Row(_CAPTURING, _NEWER, (_IDLE,), "AbortCheckpoint", _H._on_newer),
-        *(Row(state, _SETTLED, (state,)) for state in Alignment),
+        *(Row(state, _OVER, (state,)) for state in Alignment),
     ),
 )
-"""What is done names the instructions that may be given, in their order."""
+"""The text of a row names the instructions that may be given, in their order."""

@@ -53,7 +53,11 @@ def _lost(metadata: CheckpointMetadata, uid: str, new: list[str]) -> str:
     """Describe the state of a missing operator, and what its uid may be now."""
     operator = next((op for op in metadata.operators if op.uid == uid), None)
     name = operator.name if operator is not None else uid
-    chunks = {chunk.id: chunk for part in _held(operator) for chunk in part.chunks} if operator is not None else {}
+    chunks = (
+        {chunk.id: chunk for part in _parts_to_restore(operator) for chunk in part.chunks}
+        if operator is not None
+        else {}
+    )
     what = [f"{sum(c.length for c in chunks.values()):,} bytes, {sum(c.rows for c in chunks.values()):,} rows"]
     if any(position.uid == uid for position in metadata.sources):
         what.append("where the source was")
@@ -100,7 +104,7 @@ def check_settings(metadata: CheckpointMetadata, graph: JobGraph) -> None:
             before = old.get(spec.uid)
             if before is None or not before.settings:
                 continue
-            held = {part.name for part in _held(before)}
+            held = {part.name for part in _parts_to_restore(before)}
             now = spec.operator.state_settings()
             for part, what, was in before.settings:
                 found = now.get(part, {}).get(what)
@@ -120,7 +124,7 @@ def check_settings(metadata: CheckpointMetadata, graph: JobGraph) -> None:
                 )
 
 
-def _held(operator: OperatorState) -> Iterator[PartHandle]:
+def _parts_to_restore(operator: OperatorState) -> Iterator[PartHandle]:
     """Yield the parts that the subtasks still running would take over."""
     for i in operator.running:
         yield from operator.subtasks[i].parts

@@ -1,4 +1,6 @@
-"""The ends of an edge: what it is known by wherever its number may be another, in another version or parallelism of a job."""
+"""The ends of an edge, by which it is identified in another version or parallelism of a job, where its number may
+differ.
+"""
 
 from __future__ import annotations
 
@@ -11,18 +13,20 @@ from midstream.graph.job_graph import JobGraph
 
 
 class EdgeEnds(NamedTuple):
-    """`source` is the uid of the last operator before the edge, with its side output `tag`; `target` that of the first after it."""
+    """Identifies an edge. `source` is the uid of the last operator before it, `tag` the side output of that operator,
+    and `target` the uid of the first operator after it.
+    """
 
     source: str
     target: str
     port: int
     tag: str | None
     number: int
-    """Counts the edges between the same ends: a stream may be united with itself, by other keys."""
+    """The number of the edge among those between the same ends: a stream may be united with itself, by other keys."""
 
 
 def edge_ends(vertices: Sequence[VertexLayout], edges: Sequence[EdgeLayout]) -> list[EdgeEnds]:
-    """The ends of each edge of a graph, in order."""
+    """Return the ends of each edge of a graph, in order."""
     seen: Counter[tuple[str, str, int, str | None]] = Counter()
     found = []
     for edge in edges:
@@ -33,11 +37,11 @@ def edge_ends(vertices: Sequence[VertexLayout], edges: Sequence[EdgeLayout]) -> 
 
 
 def loses_edges(graph: JobGraph, other: JobGraph) -> bool:
-    """Whether rows in flight in `graph` could have nowhere to go in `other`."""
+    """Return whether an edge of `graph` that may have rows in flight does not exist in `other`."""
     return graph is not other and bool(_redistributable(graph) - _redistributable(other))
 
 
 def _redistributable(graph: JobGraph) -> set[EdgeEnds]:
-    """Between which ends rows can be in flight."""
+    """Return the ends between which rows in flight can be stored and assigned again."""
     pairs = zip(edge_ends(*layout_of(graph)), graph.edges, strict=True)
     return {ends for ends, edge in pairs if edge.partitioning.redistributable}

@@ -1,7 +1,7 @@
 """Conversion between Avro values and columns.
 
 Avro has no checksum, so its bytes are parsed strictly: what the specification does not allow (a number that is too
-long, a branch that a union does not have, a boolean of 2) is refused, where other parsers would make a value of it. How
+long, a branch that a union does not have, a boolean of 2) is refused, where other parsers would accept it. How
 each part is converted is determined once for each pair of writer's and reader's schema, then done column by column; no
 intermediate Python object, such as a datetime, is narrower than the value.
 """
@@ -261,7 +261,7 @@ def _default(kind: AvroType, given: Any, where: str) -> Any:  # noqa: PLR0912 - 
                     raise SchemaError(f"{where}: its default has no field {field.name!r}")
                 found.append(_default(field.type, given.get(field.name, field.default), f"{where}.{field.name}"))
             return found
-        case _:  # JSON has the others as they are
+        case _:  # JSON values of other types need no conversion
             return given
 
 
@@ -321,7 +321,7 @@ def _build(writer: AvroType, reader: AvroType, kind: pa.DataType, where: str) ->
             return _enum(writer, reader, where)
         case "fixed" if writer.size != reader.size:
             raise SchemaError(f"{where} was written with {writer.size} bytes, and read as {reader.size}")
-        case _:  # the others need no columns of their own, and are converted below
+        case _:  # other types have no nested columns, and are converted below
             pass
     if reader.logical == "decimal":
         return lambda values: _decimals(values, reader, kind, where)

@@ -108,7 +108,7 @@ class AvroType:
         return self.kind == "null" or any(branch.kind == "null" for branch in self.branches)
 
     def of(self) -> AvroType:
-        """The items of an array or the values of a map; an error for other types."""
+        """Return the type of the items of an array, or of the values of a map. Other types have neither."""
         assert self.items is not None, self.kind
         return self.items
 

@@ -62,7 +62,7 @@ def check_on_bad_record(on_bad_record: object, most: object, who: str) -> None:
 def parsed_apart(parse: Callable[[int, int], T], first: int, last: int, error: str) -> Iterator[T | tuple[int, str]]:
     """Parse the records `first` up to `last`, which `parse` has refused as a whole, giving the reason.
 
-    Yields, in order, what `parse` returns for those that do parse, and the number of each one that does not, with the
+    Yields, in order, the results of `parse` for records that parse, and for each other record its number and the
     reason.
     """
     if last - first == 1:

@@ -22,8 +22,8 @@ BYTES_MAX: Final = 64 * 2**20
 _committed: set[str] = set()
 """The rows that sinks of this process have committed.
 
-A job that resumes from another's checkpoint commits that one's last rows again; if its results were in this process,
-they have been seen already.
+A job that resumes from another's checkpoint commits the last rows of the other job again; if that job's results were in
+this process, these rows have been seen already.
 """
 _committing = threading.Lock()
 
@@ -41,6 +41,11 @@ class CollectSink(Sink):
     `rows()`, `table()` and `frame()` may be called from any thread, while the job runs and after it. They show the last
     job in which this sink was used. A job restored in a new process begins with the rows of the checkpoint from which
     it resumes, since it is unknown whether those were seen.
+
+        kept = CollectSink()
+        orders.sink(kept).uid("kept")
+        env.execute()
+        print(kept.frame())
     """
 
     def __init__(self) -> None:
@@ -52,10 +57,14 @@ class CollectSink(Sink):
         return {"_job_id": None, "_schema": None, "_batches": []}
 
     def rows(self) -> list[dict[str, Any]]:
-        """The rows committed so far, as dicts.
+        """Return the rows committed so far, as dicts.
 
-        Raises ConfigError, as the other methods do, before the first job with this sink has started. Raises SchemaError
-        for a value that Python's own types cannot hold; use `table()` or `frame()` for those.
+        Raises ConfigError before the first job with this sink has started, SchemaError for a value that Python's own
+        types cannot hold; use `table()` or `frame()` for those.
+
+            kept = orders.collect()
+            env.execute()
+            assert len(kept.rows()) == 3
         """
         table = self.table()
         names = table.column_names
@@ -63,6 +72,14 @@ class CollectSink(Sink):
         return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
 
     def table(self) -> pa.Table:
+        """Return the rows committed so far, as an Arrow table.
+
+        Raises ConfigError before the first job with this sink has started.
+
+            kept = orders.collect()
+            env.execute()
+            assert kept.table().num_rows == 3
+        """
         batches = tuple(self._batches)
         schema = batches[0].schema if batches else self._schema
         if schema is None:
@@ -70,6 +87,15 @@ class CollectSink(Sink):
         return pa.Table.from_batches(batches, schema=schema)
 
     def frame(self) -> pl.DataFrame:
+        """Return the rows committed so far, as a polars DataFrame.
+
+        Raises ConfigError before the first job with this sink has started, SchemaError for a column that polars cannot
+        hold.
+
+            kept = orders.collect()
+            env.execute()
+            assert kept.frame()["price"].sum() == 12
+        """
         table = self.table()
         check_held_by_polars(table.schema, "frame()")
         return to_polars(table)

@@ -4,12 +4,12 @@
     table/_delta_log/00000000000000000007.json            adds the files of a checkpoint, and names their job
 
 Each commit is one transaction of the table, with an application id for the job and sink and the checkpoint's id as its
-version. The log keeps the newest version of each application, and lets no two writers agree on one transaction: the
-second one finds that there is nothing left to do.
+version. The log keeps the newest version of each application, and accepts a transaction from only one of two writers:
+the other one finds that there is nothing left to do.
 
-A committable names the table to which its file belongs, and is committed there even if the sink writes to another one
-by now. It comes from a checkpoint, so it is not trusted: it can only name files below their table that have the form of
-such a sink's names.
+A committable names the table to which its file belongs, and is committed there even if the sink now writes to another
+one. It comes from a checkpoint, so it is not trusted: it can only name files below their table whose names have the
+form that such a sink gives them.
 
 A job that resumes from another's checkpoint writes `_SUPERSEDED` plus that checkpoint as the other's version:
 afterwards the other job can commit nothing more, even if it has not yet learned that it is over.
@@ -90,21 +90,27 @@ class WrittenFile(msgspec.Struct, frozen=True, array_like=True):
     partition: dict[str, str | None]
     statistics: str
     place: str = ""
-    """See `place_of`. Older versions did not record it: then it is the sink's own."""
+    """The table's place, see `place_of`; empty, as written by older versions, for the sink's own place."""
 
 
 class DeltaSink(Sink):
     """Writes every row once into a Delta table.
 
-    `table`: a local path, or a URL that pyarrow and deltalake know (s3://…); with `filesystem`, that is what files are
-    written with. `storage_options`: what deltalake needs to write the log there; only deltalake, on the driver,
-    receives them. A missing table is created, partitioned by `partition_by`; an existing one keeps its partition
-    columns. A fresh job needs a table without rows, unless `append`. `roll_size`: a file is closed when it reaches
-    about this size, and with every checkpoint.
-
     Rows appear, in one version of the table, when the checkpoint that covers them completes. Files of killed attempts
     are in no version; VACUUM deletes them, like those of any other writer. Delta has no empty string as a partition
     value: it becomes NULL.
+
+    `table`: a local path, or a URL that pyarrow and deltalake know (s3://…). A missing table is created. A fresh job
+    needs a table without rows, unless `append`.
+    `partition_by`: the partition columns of a table that is created; an existing one keeps its own.
+    `append`: add to a table that has rows.
+    `roll_size`: a file is closed when it reaches about this size, and with every checkpoint.
+    `storage_options`: what deltalake needs to write the log there; only deltalake, on the driver, receives them.
+    `filesystem`: the pyarrow filesystem that files are written with, by default that of the URL.
+
+    Raises ConfigError for invalid arguments; the table is checked when the job starts.
+
+        orders.sink(DeltaSink("s3://lake/orders", partition_by=["user"])).uid("orders-table")
     """
 
     def __init__(
@@ -201,14 +207,14 @@ class DeltaSink(Sink):
                 try:
                     at = self.at(place)
                 except ConfigError:
-                    newest.append(checkpoint_id)  # it cannot be seen whether it was committed there
+                    newest.append(checkpoint_id)  # it may have been committed there
                     continue
                 if at is not self:
                     newest += map(_checkpoint_of, at._marks(at._opened_to_read(), output).values())
         return max(newest, default=0)
 
     def check_take_back(self, output: Output, after: int) -> None:
-        """Raise ConfigError if rows are in another table, others have written to this one, or its log is too short."""
+        """Raise ConfigError if rows are in another table, if this one has other writers, or if its log is too short."""
         for checkpoint_id, committable in output.held:
             for _, _, place in _grouped([committable]):
                 if self.at(place) is not self:
@@ -301,8 +307,8 @@ class DeltaSink(Sink):
         return place_of(self.filesystem, self.directory)
 
     def at(self, place: str) -> DeltaSink:
-        """Return this sink as it was when it wrote to `place`; the sink itself if there is no table any more, as it may
-        have moved.
+        """Return this sink as it was when it wrote to `place`; the sink itself if there is no table any more, since the
+        table may have moved.
 
         Raises ConfigError for a place that cannot be reached from here.
         """

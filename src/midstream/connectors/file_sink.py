@@ -4,13 +4,13 @@
     .out.midstream/<uid>/<job>/<attempt>-<subtask>-<n>  pending
     .out.midstream/<uid>/<job>/committed                the newest checkpoint that is committed
 
-Pending files are not below the directory, since not every reader ignores hidden names. A move is a rename where there
-is one; on object stores it is a server-side copy, then a delete. Every file has a unique name, so repeating the move
-after a crash in between writes the same bytes again.
+Pending files are not below the directory, since not every reader ignores hidden names. A move is a rename where the
+filesystem has one; on object stores it is a server-side copy, then a delete. Every file has a unique name, so repeating
+the move after a crash in between writes the same bytes again.
 
-A committable names the directory to which its file belongs, and is committed there even if the sink writes to another
-one by now. It comes from a checkpoint, so it is not trusted: it can only name files that have the form of a sink's
-names.
+A committable names the directory to which its file belongs, and is committed there even if the sink now writes to
+another one. It comes from a checkpoint, so it is not trusted: it can only name files whose names have the form that a
+sink gives them.
 """
 
 from __future__ import annotations
@@ -63,18 +63,27 @@ class PendingFile(msgspec.Struct, frozen=True, array_like=True):
     size: int
     rows: int
     place: str = ""
-    """See `place_of`. Older versions did not record it: then it is the sink's own."""
+    """The directory's place, see `place_of`; empty, as written by older versions, for the sink's own place."""
 
 
 class FileSink(Sink):
-    """Writes every row once, in Parquet or JSON lines files below `directory`.
+    """Writes every row once, in Parquet or JSON lines files.
 
-    `directory`: a local path or a URL that pyarrow knows; with `filesystem`, a path inside it. A fresh job needs it to
-    be empty or absent, unless `append`. Files become visible, whole, when the checkpoint that covers their rows
-    completes: `part-<checkpoint>-<subtask>-<n>-<token>.<format>`. `roll_size`: a file is closed when it reaches about
-    this size, and with every checkpoint.
+    Files become visible, whole, when the checkpoint that covers their rows completes:
+    `part-<checkpoint>-<subtask>-<n>-<token>.<format>`. In JSON lines, times and decimals are written as strings, NaN
+    and infinity as null.
 
-    In JSON lines, times and decimals are written as strings, NaN and infinity as null.
+    `directory`: a local path or a URL that pyarrow knows. A fresh job needs it to be empty or absent, unless `append`.
+    `format`: "parquet" or "jsonl".
+    `roll_size`: a file is closed when it reaches about this size, and with every checkpoint: a number of bytes, or a
+    text such as "128 MiB".
+    `append`: add files to a directory that is not empty.
+    `filesystem`: a pyarrow filesystem, with `directory` as a path in it; by default that of the URL.
+
+    Raises ConfigError for invalid arguments; a directory that is in use is refused when the job starts.
+
+        >>> from midstream.connectors.file_sink import FileSink
+        >>> _ = orders.sink(FileSink("orders", format="jsonl", roll_size="16 MiB")).uid("kept")
     """
 
     def __init__(
@@ -171,7 +180,7 @@ class FileSink(Sink):
             return max([self._files_of(output).newest(), *self._committed_of(output.held)])
 
     def check_take_back(self, output: Output, after: int) -> None:
-        """Raise ConfigError if newer files are elsewhere, or have been removed by others, who may have read them."""
+        """Raise ConfigError if newer files are elsewhere, or have been removed, possibly after being read."""
         own = _Place(self.filesystem, self.directory)
         with explained(f"cannot look into {self.directory}"):
             for checkpoint_id, committable in output.held:
@@ -190,7 +199,7 @@ class FileSink(Sink):
             self._files_of(output).take_back(after, {file.pending for file in files})
 
     def _committed_of(self, held: Sequence[tuple[int, bytes]]) -> Iterator[int]:
-        """Yield the checkpoints of these committables that are no longer pending, wherever the sink wrote then."""
+        """Yield the checkpoints of these committables whose files are no longer pending where the sink wrote them."""
         committer = _FileCommitter(self, "")
         for checkpoint_id, committable in held:
             file = _decoded(committable)
@@ -254,7 +263,7 @@ class _Place:
         return bool(self.filesystem.get_file_info(path).type == pyarrow.fs.FileType.File)
 
     def committed(self, folder: str) -> int:
-        """Return the newest checkpoint of that job of which everything was committed; -1 if there is none."""
+        """Return that job's newest checkpoint whose files are all committed; -1 if there is none."""
         path = below(self.filesystem, self.hidden, f"{folder}/{JOURNAL}")
         if not self.is_file(path):
             return -1
@@ -318,8 +327,8 @@ class _FileCommitter(Committer):
     def find(self, file: PendingFile, checkpoint_id: int) -> tuple[_Place, bool]:
         """Return where the file is or was committed, and whether it still has to be moved.
 
-        That is where it was written, or the place to which all of that was moved. Raises StorageError if it is nowhere;
-        ConfigError if it was written where this sink cannot look.
+        That is the place where it was written or, if that was moved, the sink's own. Raises StorageError if the file is
+        in neither, ConfigError if it was written where this sink cannot look.
         """
         places = self.places(file)
         for place in places:
@@ -329,7 +338,7 @@ class _FileCommitter(Committer):
                 return place, False
         for place in places:
             if place.committed(_folder_of(file)) >= checkpoint_id:
-                return place, False  # it was committed, and its reader has removed it since, which is allowed
+                return place, False  # it was committed, and a reader has removed it since, as readers may
         if len(places) == 1 and file.place and file.place != place_of(self._own.filesystem, self._own.directory):
             raise ConfigError(
                 f"{file.rows} rows were to be committed with checkpoint {checkpoint_id} to {file.place}, and the "
@@ -353,7 +362,7 @@ class _FileCommitter(Committer):
     def _sweep(self, files: Sequence[PendingFile]) -> None:
         """Delete the pending files of ended attempts, once something of a newer attempt is committed.
 
-        By then the checkpoint from which that was restored is committed, so nothing needs these files.
+        By then the checkpoint from which that attempt was restored is committed, so nothing needs these files.
         """
         own = [file for file in files if file.job_id == self._job_id]
         if not own:
@@ -363,7 +372,7 @@ class _FileCommitter(Committer):
         if self._swept == (folder, attempt):
             return
         above = folder.rpartition("/")[0]
-        # other jobs may be at work where adding is allowed
+        # with `append`, other jobs may be writing here as well
         jobs = [self._job_id] if self._sink.append else names_in(self._own.filesystem, f"{self._own.hidden}/{above}")
         for job in jobs:
             self._own.delete_pending(f"{above}/{job}", attempt if job == self._job_id else None)

@@ -66,22 +66,36 @@ class FileSplit(msgspec.Struct, frozen=True, array_like=True):
 
 
 class FileSource(Source):
-    """Reads files of one format: a path, a glob, a directory (recursively), or a list of these.
+    """Reads files of one format: Parquet, CSV or JSON lines.
 
-    `path`: local paths or URLs that pyarrow knows (file, s3, gs, hdfs …); with `filesystem`, paths inside it. `format`:
-    by default from the suffix (.parquet, .csv, .jsonl; the latter two also with .gz, .bz2, .zst or .zip). `schema`: the
-    columns to read and their types; one that a file or a line lacks is null there, unless its field is
-    `nullable=False`. By default they are those of the first file, and all files must have the same ones. `watch`: never
-    end; list the directory every `interval` and read new files in order of modification time, each once it has not
-    changed for 2 s. The interval grows if a listing, of 100,000s of files, would take more than a tenth of it. Below a
-    directory, names that begin with `.` or `_` or end in .tmp or .part are ignored: write a file under such a name,
-    then rename it. Afterwards a file must not change; one that does is an error. `on_bad_record`, for CSV and JSON
-    lines: "fail", or "drop" to drop lines that cannot be read, which then go to the stream's
-    `side_output(BAD_RECORDS)`. `bad_records_max`: with "drop", (bad, lines): the job fails if more lines than that are
-    bad, of so many that a subtask reads.
+    Below a directory, names that begin with `.` or `_` or end in .tmp or .part are ignored: write a file under such a
+    name, then rename it. Afterwards a file must not change; one that does is an error.
+
+    `path`: a path, a glob, a directory (recursively), or a list of these; local ones or URLs that pyarrow knows (file,
+    s3, gs, hdfs …).
+    `format`: "parquet", "csv" or "jsonl"; by default from the suffix (.parquet, .csv, .jsonl; the latter two also with
+    .gz, .bz2, .zst or .zip).
+    `schema`: the columns to read and their types; one that a file or a line lacks is null there, unless its field is
+    `nullable=False`. By default they are those of the first file, and all files must have the same ones.
+    `watch`: never end; list the directory again and again, and read new files in order of modification time, each once
+    it has not changed for 2 s.
+    `interval`: how often a watched directory is listed. It grows if a listing, of 100,000s of files, would take more
+    than a tenth of it.
+    `csv`: how CSV files are written.
+    `on_bad_record`: for CSV and JSON lines: "fail", or "drop" to drop lines that cannot be read, which then go to the
+    stream's `side_output(BAD_RECORDS)`.
+    `bad_records_max`: with "drop", (bad, lines): the job fails if more lines than that are bad, of so many that a
+    subtask reads; None for no limit.
+    `filesystem`: a pyarrow filesystem, with `path` in it; by default that of the path.
+    `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
 
     Raises ConfigError (no file, unknown format), StorageError (unreadable or incomplete file) or SchemaError (files
     disagree): for the first file at once, for others when they are found or read.
+
+        >>> from midstream.connectors.files import FileSource
+        >>> pl.DataFrame({"n": [1, 2]}).write_parquet("numbers.parquet")
+        >>> FileSource("*.parquet").schema.names
+        ['n']
     """
 
     def __init__(
@@ -138,7 +152,7 @@ class FileSource(Source):
             self._check_some_have(files)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_watch": None}  # it is the driver's
+        return {**self.__dict__, "_watch": None}  # only the driver uses it
 
     # ---- on the driver ----
 
@@ -151,11 +165,11 @@ class FileSource(Source):
         known = decoded_position(position, "FileSource")
         if self._watch is None:
             self._watch = Watch(appears_whole(self._filesystem))
-        # an empty file is one whose writer has just begun
+        # an empty file may be one whose writer has just begun
         listing = Listing.of([info for info in self._find() if info.size])
         new, after = self._watch.look(listing, known, now_ns=time.time_ns(), now_s=time.monotonic())
         splits = tuple(self._splits(new, known.files))
-        # in parallel to the driver's loop, and at most a tenth of the time
+        # Listing runs beside the driver's loop; it may take at most a tenth of the time.
         self.discovery_interval_s = max(self._interval_s, 9 * (time.thread_time() - began_s))
         return Discovery(splits, after.encoded(), exhausted=False)
 
@@ -204,7 +218,7 @@ class FileSource(Source):
             return open_parquet(self._filesystem, first.path, stack).schema_arrow
 
     def _check_some_have(self, files: list[Any]) -> None:
-        """Raise SchemaError for a declared column that neither the first nor the last file has: its name is misspelt.
+        """Raise SchemaError for a declared column that neither the first nor the last file has: it may be misspelt.
 
         JSON files are not checked, since any line may have the column.
         """
@@ -294,7 +308,7 @@ class FileSource(Source):
 
 
 def row_group_place(part: FileSplit, offset_rows: int, first: int, last: int) -> str:
-    """See `Source.place`; for a split of a Parquet file."""
+    """Describe the place of rows of a split of a Parquet file, for `Source.place`."""
     since = f" from row group {part.first} on" if part.first else ""
     return f"{part.path}, {rows_text(offset_rows + first, offset_rows + last)}{since}, counted from 0"
 

@@ -68,10 +68,10 @@ def file_info(filesystem: pyarrow.fs.FileSystem, path: str) -> Any:
 
 
 def find_files(filesystem: pyarrow.fs.FileSystem, path: str) -> list[Any]:
-    """Return FileInfos of the file, of what is below the directory, or of what matches the glob; sorted by path.
+    """Return FileInfos of the file, of the files below the directory, or of those that match the glob; sorted by path.
 
-    Below a directory or glob, files that `is_ignored` excludes are left out. [] if there are none. Raises StorageError
-    if a directory cannot be listed.
+    Below a directory or glob, files that `is_ignored` excludes are left out. Returns [] if there are none. Raises
+    StorageError if a directory cannot be listed.
     """
     info = file_info(filesystem, path)
     if info.type == pyarrow.fs.FileType.File:

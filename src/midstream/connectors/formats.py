@@ -53,7 +53,7 @@ class Wanted:
 
 
 def format_of(path: str) -> Format | None:
-    """Return the format of a file's suffix, ignoring one of a compression; None if there is no known one."""
+    """Return the format that a file's suffix names, ignoring a compression suffix; None if it names none."""
     lower = path.lower()
     for suffix in _COMPRESSION:
         lower = lower.removesuffix(suffix)

@@ -24,7 +24,7 @@ import pyarrow as pa
 
 from midstream.connectors.bad_records import BadRecord, BadRecordsMax, OnBadRecord, check_on_bad_record, reported
 from midstream.connectors.kafka_client import ANSWER_S, Connection, OptionValue, Silence, explained, made
-from midstream.connectors.kafka_cluster import EARLIEST, LATEST, Cluster, Names, Place, Topic
+from midstream.connectors.kafka_cluster import EARLIEST, LATEST, Cluster, Names, Place, Topic, are_two_topics
 from midstream.connectors.kafka_fetched import Fetched, Note, new_tap
 from midstream.connectors.kafka_records import KafkaFormat, RecordParser
 from midstream.connectors.outside import Wait
@@ -73,6 +73,8 @@ _ASK_S: Final = 5.0
 """The interval at which the broker of a silent partition is asked whether it is back."""
 _ASKED_S: Final = 0.5
 """The time for which a reading thread waits for that answer."""
+_CHECK_S: Final = 5.0
+"""The time for which a reading thread waits for the id of its topic."""
 _log = logging.getLogger(__name__)
 
 
@@ -86,6 +88,10 @@ class _Partition(msgspec.Struct, frozen=True, array_like=True):
     """Records from this offset on are not read; None: without end."""
     from_earliest: bool = False
     """The split begins where the broker's records begin when it is opened; `start` is where that was."""
+    topic_id: str = ""
+    """The id of the topic in which the offsets are. Empty: an earlier version of midstream, which did not record it,
+    found the split.
+    """
 
 
 class _Found(msgspec.Struct, frozen=True, array_like=True):
@@ -98,26 +104,42 @@ class _Found(msgspec.Struct, frozen=True, array_like=True):
 class KafkaSource(Source):
     """Reads topics of a Kafka cluster (2.5 or later), from `start` to `stop` or for ever.
 
-    `servers`: one or more `host:port`. `topics`: a name, a list of names, or a compiled pattern that must match the
-    whole name; new matching topics, and new partitions of all topics, are discovered every `interval`, and read from
-    their beginning. `format`: "json" (objects, as `schema` says, by the rules of JSON lines), "csv" (a line without a
-    header; `schema` has its columns in order, `csv` its options), "avro" (each value with the id of its schema in
-    `registry`, read by the rules of Avro with `schema`, the text of a schema, by default the newest version of the
-    subject `<topic>-value`), "protobuf" (the message class `message`, whose fields are the columns; with a `registry`
-    each value begins with the id of its schema), "bytes" or "text" (one column `value`). A record without a value is a
-    row of nulls. `metadata`: further parts of a record to add as columns: topic, partition, offset, timestamp, key,
-    headers; a dict renames them. `start`: "earliest", "latest", "group" (the committed offsets of the group `group.id`,
-    else the earliest), a datetime (the first record that is not older), or, for a single topic, an offset for each
-    partition. `stop`: "latest" (what exists and is committed when the job starts) or a datetime (up to the first record
-    that is not older); None: never. `on_gap`: what to do about offsets that the broker no longer has: "fail", or "skip"
-    to continue after them. `on_bad_record`: "fail", or "drop" to drop records that do not have the format, which then
-    go to the stream's `side_output(BAD_RECORDS)`. `bad_records_max`: with "drop", (bad, records): the job fails if more
-    records than that are bad, of so many that a subtask reads. `options`: librdkafka's options, such as security;
-    values `env:NAME` and `file:/path` are replaced by the variable or file where the job connects. With `group.id`,
-    offsets are committed after each checkpoint, for tools that show lag.
+    A record without a value is a row of nulls. With the option `group.id`, offsets are committed after each checkpoint,
+    for tools that show lag.
+
+    `servers`: one or more `host:port`, as a list or separated by commas.
+    `topics`: a name, a list of names, or a compiled pattern that must match the whole name.
+    `format`: "json" (objects, as `schema` says, by the rules of JSON lines), "csv" (a line without a header), "avro"
+    (each value with the id of its schema in `registry`, read by the rules of Avro), "protobuf" (the message class
+    `message`, whose fields are the columns; with a `registry` each value begins with the id of its schema), "bytes" or
+    "text" (one column `value`).
+    `schema`: the columns of "json", or of "csv" in their order. Of "avro" the text of a schema, by default the newest
+    version of the subject `<topic>-value`.
+    `csv`: how a line of "csv" is written.
+    `registry`: options of a schema registry, such as `{"url": "http://registry:8081"}`.
+    `message`: the generated message class, for "protobuf".
+    `start`: "earliest", "latest", "group" (the committed offsets of the group `group.id`, else the earliest), a
+    datetime with a zone (the first record that is not older), or, for a single topic, an offset for each partition.
+    `stop`: "latest" (what exists and is committed when the job starts) or a datetime with a zone (up to the first
+    record that is not older); None for never.
+    `metadata`: further parts of a record to add as columns: topic, partition, offset, timestamp, key, headers; a dict
+    renames them.
+    `on_gap`: what to do about offsets that the broker no longer has: "fail", or "skip" to continue after them.
+    `on_bad_record`: "fail", or "drop" to drop records that do not have the format, which then go to the stream's
+    `side_output(BAD_RECORDS)`.
+    `bad_records_max`: with "drop", (bad, records): the job fails if more records than that are bad, of so many that a
+    subtask reads; None for no limit.
+    `options`: librdkafka's options, such as security; values `env:NAME` and `file:/path` are replaced by the variable
+    or file where the job connects.
+    `interval`: how often new matching topics, and new partitions of all topics, are looked for; they are read from
+    their beginning.
+    `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
 
     Raises ConfigError or SchemaError for invalid arguments at once, and for problems with the cluster when the job
     starts.
+
+        source = KafkaSource("kafka-1:9092", "orders", schema=pa.schema({"user": pa.large_string()}), start="latest")
+        env.source(source).uid("orders")
     """
 
     def __init__(  # noqa: PLR0913 - what users may choose
@@ -255,7 +277,8 @@ class KafkaSource(Source):
         places = [(name, partition) for name, topic in topics.items() for partition in range(topic.partitions)]
         starts = self._offsets(places, self._start)
         stops = dict.fromkeys(places) if self._stop is None else self._offsets(places, self._stop)
-        parts = [_Partition(*place, starts[place], stops[place], self._start == "earliest") for place in places]
+        is_earliest = self._start == "earliest"
+        parts = [_Partition(*at, starts[at], stops[at], is_earliest, topics[at[0]].id) for at in places]
         return topics, parts
 
     def _newly_found(self, known: Mapping[str, Topic]) -> tuple[dict[str, Topic], list[_Partition]]:
@@ -271,13 +294,17 @@ class KafkaSource(Source):
         found = []
         for name, topic in topics.items():
             before = known.get(name, Topic(topic.id, 0))
-            if before.id != topic.id:
-                raise ConfigError(
-                    f"{self._where}: topic {name!r} was deleted and recreated since the job began to read it; it no "
-                    "longer has the records that were read before, so the job cannot resume: start with --fresh"
-                )
-            found += [_Partition(name, new, 0, None, True) for new in range(before.partitions, topic.partitions)]
+            if are_two_topics(before.id, topic.id):
+                raise self._recreated(name)
+            new = range(before.partitions, topic.partitions)
+            found += [_Partition(name, partition, 0, None, True, topic.id) for partition in new]
         return topics, found
+
+    def _recreated(self, topic: str) -> ConfigError:
+        return ConfigError(
+            f"{self._where}: topic {topic!r} was deleted and recreated since the job began to read it; it no "
+            "longer has the records that were read before, so the job cannot resume: start with --fresh"
+        )
 
     def _offsets(self, places: list[Place], when: Start | Stop) -> dict[Place, int]:
         if isinstance(when, Mapping):
@@ -336,6 +363,11 @@ class _PartitionReader(SplitReader):
         self._silence = Silence(self._where, source._connection.servers, what_for=f"of topic {part.topic!r}")
         self._registry_wait = Wait()
         self._ask_again_s = 0.0
+        self._is_checked = part.from_earliest and not offset
+        """The topic was found to be the one in which the offset is. Reading that begins where the broker's records begin
+        does not depend on an offset.
+        """
+        self._check_again_s = 0.0
         with ExitStack() as stack:
             with made(self._where):
                 self._consumer = source._new_consumer(self._silence)
@@ -357,11 +389,13 @@ class _PartitionReader(SplitReader):
         for note in notes:
             self._take_note(*note)
         stop = self._part.stop
-        if stop is not None and self._next >= stop:
+        if stop is not None and self._next >= stop and self._is_read_to_its_end():
             return None
         with explained(self._where):
             records, self._notes = self._tap.take(min(rows_max, _RECORDS_MAX))
         self._silence.looked(self._silence.is_doubted and self._is_answered())  # records may have come before
+        if len(records) and not self._is_checked:
+            self._check_topic()
         before = self._next
         if stop is not None and len(records) and records.offset(-1) >= stop:
             records.cut(stop)
@@ -414,6 +448,41 @@ class _PartitionReader(SplitReader):
         except KafkaException:  # nothing is concluded from it but that it is still silent
             return False
 
+    def _is_read_to_its_end(self) -> bool:
+        """Whether what was read up to `stop` is of one topic, as far as can be known; False: no broker answers at present.
+
+        No later discovery compares the topics of a source that ends.
+        """
+        now_s = time.monotonic()
+        if now_s < self._check_again_s:
+            return False
+        self._check_again_s = now_s + _ASK_S
+        try:
+            self._check_topic(may_be_gone=True)
+        except StorageError as error:
+            _log.info("%s: is not at its end before brokers have named the topic's id: %s", self._where, error)
+            return False
+        return True
+
+    def _check_topic(self, *, may_be_gone: bool = False) -> None:
+        """Raise ConfigError if the topic is not that in which the offsets are; StorageError without an answer.
+
+        The client goes on at the same offset of a topic that was recreated, and says nothing, if the offset exists
+        there. No topic gets the id of an earlier one: if it has not changed, all that was read before is of one topic.
+        """
+        part = self._part
+        if part.topic_id:
+            cluster = Cluster(self._source._connection, self._where)
+            try:
+                found = cluster.topic_id(part.topic, _CHECK_S)
+            finally:
+                cluster.close()
+            if found is None and not may_be_gone:
+                raise self._gone()
+            if found is not None and are_two_topics(part.topic_id, found):
+                raise self._source._recreated(part.topic)
+        self._is_checked = True
+
     def _assign(self, offset: int | None) -> None:
         """None: wherever the broker's records begin. Without a word from it yet, librdkafka would wait 0.5 s before it asks."""
         from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
@@ -453,6 +522,7 @@ class _PartitionReader(SplitReader):
     def _meet_gap(self) -> None:
         from confluent_kafka import KafkaError, KafkaException, TopicPartition
 
+        self._check_topic()
         at = TopicPartition(self._part.topic, self._part.partition)
         with explained(f"{self._where}: cannot determine which offsets exist"):
             try:

@@ -168,8 +168,8 @@ class Silence:
         self.is_doubted = False
         """A connection has failed since a broker last answered.
 
-        librdkafka reports that all brokers are down only if it finds all connections down at the same instant, so the
-        one who waits asks, and concludes from a missing answer.
+        librdkafka reports that all brokers are down only if it finds all connections down at the same instant, so a
+        reader or writer that waits also asks a broker, and concludes from a missing answer.
         """
         self._unanswered_s: float | None = None
         self._is_said = False

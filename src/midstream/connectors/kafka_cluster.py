@@ -1,6 +1,7 @@
-"""Queries to a Kafka cluster from the driver: topics, the first and last offsets, the committed offsets of a group.
+"""Queries to a Kafka cluster: topics, the first and last offsets, the committed offsets of a group.
 
-Nothing here reads or writes records, and nothing creates a topic.
+The driver asks them; readers ask for the id of their topic. Nothing here reads or writes records, and nothing creates a
+topic.
 """
 
 from __future__ import annotations
@@ -32,8 +33,17 @@ class Topic(msgspec.Struct, frozen=True, array_like=True):
     partitions: int
 
 
+_NO_ID: Final = "A" * 22
+"""The id of every topic of brokers before Kafka 2.8: 16 bytes of 0 in base64."""
+
+
+def are_two_topics(before: str, now: str) -> bool:
+    """Whether a name had the id `before` and has another one `now`; false if either is not known."""
+    return before != now and not {before, now} & {"", _NO_ID}
+
+
 class Cluster:
-    """Queries on the driver. Blocking; one call at a time. Raises ConfigError, and StorageError if no broker answers."""
+    """Blocking queries of one caller, one call at a time. Raises ConfigError, and StorageError if no broker answers."""
 
     def __init__(self, connection: Connection, where: str) -> None:
         self._connection = connection
@@ -69,6 +79,22 @@ class Cluster:
             return found
 
         found: dict[str, Topic] = self._answer(ask)
+        return found
+
+    def topic_id(self, name: str, answer_s: float) -> str | None:
+        """Return the id of the topic, for whose answer a broker has `answer_s`; None if there is no topic of this name."""
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+        def ask() -> str | None:
+            asked = self._client().describe_topics(TopicCollection([name]), request_timeout=answer_s)
+            try:
+                return str(asked[name].result().topic_id)
+            except KafkaException as error:
+                if error.args[0].code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+                    return None
+                raise topic_error(error.args[0], name, self._where) from error
+
+        found: str | None = self._answer(ask)
         return found
 
     def check_writable(self, topic: str) -> None:

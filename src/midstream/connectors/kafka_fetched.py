@@ -1,17 +1,18 @@
-"""What the consumer of one partition has fetched: as Python objects, or straight from the client's memory.
+"""The records that the consumer of one partition has fetched, as Python objects or straight from the client's memory.
 
-To make a Python object for each record takes three times as long as to parse its JSON, and Python's collector looks at
-all of them again and again. librdkafka's own call fills an array with pointers to its records instead; numpy follows
-these, and Arrow copies all keys or values in one go, which takes a fifth of the time.
+Making a Python object for each record takes three times as long as parsing its JSON, and Python's garbage collector
+visits all of them repeatedly. librdkafka has a call that fills an array with pointers to its records instead; numpy
+follows the pointers, and Arrow copies all keys or values at once, which takes a fifth of the time.
 
-That call needs the client's handle, which confluent-kafka keeps to itself, as the first field of a consumer. Whether it
-is, is asked: librdkafka must say that the handle is that of this very object. Where anything is otherwise (another Python,
-a version of the client with which it has not been tried, a system on which the calls are not found), and for headers,
-records come as Python objects.
+The call needs the client's handle. confluent-kafka has it as the first field of a consumer and does not expose it, so
+the place is checked: librdkafka must confirm that the handle found there belongs to this very object. Records are read
+as Python objects where anything differs (another Python, a version of the client that was not tested, a system on which
+the calls are not found), and for headers.
 
-The call takes only from the queue of the partition, which is cut off from that of the consumer. What comes beside
-records goes on coming through the consumer, whose callbacks work only while it calls the client itself. Of these only
-errors come through the partition's queue too (a topic that is deleted, or refused), so that errors get another callback.
+The call takes only from the partition's queue, which is therefore no longer forwarded to the consumer's. Everything
+else still arrives through the consumer, whose callbacks only work during calls that confluent-kafka itself makes. Of
+these, only errors also arrive through the partition's queue (the topic was deleted, or is refused); so errors get
+another callback.
 """
 
 from __future__ import annotations
@@ -39,54 +40,60 @@ if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError, Message
 
 Note: TypeAlias = "tuple[KafkaError, int | None]"
-"""What a broker or the client says beside records, and at which offset."""
+"""A report of a broker or the client other than records, and its offset."""
 Words: TypeAlias = npt.NDArray[np.int64]
 _NOTES_MAX: Final = 100
-"""At one look, of those that come through the consumer."""
+"""The largest number of reports that one `take` accepts from the consumer."""
 _AT_ONCE: Final = 4_096
-"""So many records are given back before Python may let another thread run."""
+"""The number of records that are released before Python may let another thread run."""
 _TOPIC_BYTES_MAX: Final = 512
-"""The client gives nothing for longer names, and confluent-kafka does not expect that. Brokers have up to 249."""
+"""For longer names the client returns a null pointer, which confluent-kafka does not expect. Brokers allow up to 249."""
 _ERR, _VALUE, _VALUE_BYTES, _KEY, _KEY_BYTES, _OFFSET = 0, 3, 4, 5, 6, 7
-"""Words of 8 bytes in librdkafka's `rd_kafka_message_t`, which is part of its interface; the first is an int of 4 bytes."""
+"""Indices of the fields in librdkafka's `rd_kafka_message_t`, as words of 8 bytes; the first field is an int of 4 bytes.
+
+The struct is part of librdkafka's public interface.
+"""
 _WORDS: Final = 8
 _INLINE_BYTES: Final = 12
-"""In Arrow's views a value that is not longer is in the view itself."""
+"""Arrow stores a value of up to this length in the view itself."""
 _WINDOW_BITS: Final = 30
-"""A view reaches 2 GiB into its buffer: half of that, and a record of the same size behind it."""
+"""A view reaches 2 GiB into its buffer: half of that is for the window, and the other half for a record at its end."""
 _TRIED: Final = frozenset({("2.16.0", "2.16.0"), ("2.16.1", "2.16.0")})
-"""Versions of confluent-kafka and of the librdkafka in it with which the tests of this module have passed.
+"""Versions of confluent-kafka, and of the librdkafka in it, with which the tests of this module have passed.
 
-Another version may call back on other occasions, which ends the process: it is added here when it has passed them.
+Another version may make callbacks on other occasions, which would abort the process. It is added here once it has
+passed the tests.
 """
 _SLOWER: Final = "records of Kafka come as Python objects, which is slower: %s"
 _log = logging.getLogger(__name__)
 
 
 class Fetched(Records, Protocol):
-    """Records of one partition in their order, which must not be used after `close`."""
+    """The records of one partition in their order. They must not be used after `close`."""
 
     def cut(self, stop: int) -> None:
-        """Leave out the records at offset `stop` and behind it."""
+        """Drop the records from offset `stop` on."""
 
     def close(self) -> None: ...
 
 
 class Tap(Protocol):
-    """Takes from a consumer what has come for one partition. `take` never waits, and closes what was taken before."""
+    """Takes from a consumer what has arrived for one partition. `take` never waits, and closes the records of the call
+    before it.
+    """
 
     def assign(self, offset: int) -> None: ...
 
     def take(self, records_max: int) -> tuple[Fetched, list[Note]]: ...
 
     def close(self) -> None:
-        """Before the consumer is closed. What was taken last is closed with it."""
+        """Close the records that were taken last. To be called before the consumer is closed."""
 
 
 def new_tap(
     consumer: Consumer, topic: str, partition: int, metadata: Collection[str], heard: Callable[[KafkaError], None]
 ) -> Tap:
-    """`metadata`: what besides values is wanted of records. `heard`: the `error_cb` of the consumer."""
+    """`metadata`: the parts of records that are needed besides their values. `heard`: the `error_cb` of the consumer."""
     if len(topic.encode()) > _TOPIC_BYTES_MAX:
         raise StorageError(f"Kafka's client cannot read a topic of so long a name: {topic}")
     client = _client()
@@ -140,7 +147,7 @@ class ObjectRecords:
 
 
 def _known(kind: int, ms: int) -> int | None:
-    """A timestamp, if the record has one."""
+    """Return the timestamp, None if the record has none."""
     return ms if kind else None
 
 
@@ -176,12 +183,12 @@ def _notes(messages: Sequence[Message]) -> list[Note]:
 
 
 class _Client:
-    """The calls of librdkafka that are needed. Raises OSError or AttributeError where they are not to be found."""
+    """The calls of librdkafka that are needed. Raises OSError or AttributeError where they are not found."""
 
     def __init__(self, path: str) -> None:
-        """`path`: of a library that is linked to it."""
+        """`path`: that of a library that is linked to librdkafka."""
         free, held = ctypes.CDLL(path), ctypes.PyDLL(path)
-        # Short calls hold Python's lock: to let go of it and take it again would take longer than they do.
+        # Short calls hold Python's lock (PyDLL): releasing and taking it again would take longer than the call.
         pointer, text, number, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_size_t
         self.version = _typed(held.rd_kafka_version, number)
         self.consume = _typed(free.rd_kafka_consume_batch_queue, ctypes.c_ssize_t, pointer, number, pointer, size)
@@ -196,12 +203,12 @@ class _Client:
         self._call_on_error = _typed(held.rd_kafka_conf_set_error_cb, None, pointer, _ON_ERROR)
 
     def handle_at(self, address: int) -> int | None:
-        """Of the consumer at this address; None if it is not where it is looked for, or the consumer is closed."""
+        """Return the handle of the consumer at this address; None if it is not in its place, or the consumer is closed."""
         handle = ctypes.c_void_p.from_address(address + object.__basicsize__).value
         return handle if handle and handle % 8 == 0 and self._owner(handle) == address else None
 
     def hear_errors(self, handle: int) -> None:
-        """Have errors told to `_on_error`, which may be called by calls of the client from anywhere."""
+        """Make `_on_error` the callback for errors. Any call of the client, from any place, may call it."""
         self._call_on_error(self._settings(handle), _on_error)
 
 
@@ -236,13 +243,15 @@ class _MemoryRecords:
         self._partition = partition
         self._pointers: Words = np.empty(records_max, np.int64)
         self._out = 0
-        """So many of the pointers are to be given back."""
+        """The number of pointers that are still to be released."""
         self._good: Words = self._pointers[:0]
-        """Those to records, and not to what is said beside them."""
+        """The pointers to records; the others are to reports."""
         self._words = self._at = self._good
 
     def take(self, queue: int) -> list[Note]:
-        """To be called once; the object that is closed has the pointers from the moment at which they are out."""
+        """Take what is in the queue; to be called once. From this call on the pointers are released by `close`, also if
+        the call fails after they were taken.
+        """
         self._out = self._client.consume(queue, 0, self._pointers.ctypes.data, len(self._pointers))
         if self._out < 0:
             raise StorageError("Kafka's client does not say what it has fetched")
@@ -331,17 +340,17 @@ class _MemoryTap:
         self._client = client
         self._place = topic, partition
         self._is_astray = False
-        """Records came through the consumer, and none through the partition's queue since."""
+        """Records arrived through the consumer, and none through the partition's queue since."""
         self._heard = heard
         self._failed: BaseException | None = None
-        """What cannot be raised where an error is heard."""
+        """An exception that could not be raised in the callback."""
         _taps[id(consumer)] = self
         client.hear_errors(handle)
 
     def assign(self, offset: int) -> None:
         from confluent_kafka import TopicPartition
 
-        self.close()  # a topic that is made anew has a queue of its own
+        self.close()  # a topic that was recreated has a new queue
         topic, partition = self._place
         handle = self._client.handle_at(id(self._consumer))
         if handle is None:
@@ -369,9 +378,10 @@ class _MemoryTap:
         return taken, notes
 
     def _find_back(self, beside: Sequence[Message]) -> tuple[Fetched, list[Note]]:
-        """The partition has got another queue, which is not cut off: assign it again from the first of these records.
+        """The partition has got another queue, which is forwarded to the consumer: assign it again from the first of
+        these records.
 
-        What is said behind that record will be said again.
+        Reports behind that record will come again.
         """
         if self._is_astray:
             raise InvariantError("records came through the consumer, and not through the queue of their partition")
@@ -383,29 +393,29 @@ class _MemoryTap:
         return ObjectRecords(()), _notes(before)
 
     def hear(self, code: int, text: bytes | None) -> None:
-        """An error; to be called by the client, to which nothing can be raised. Fatal ones come beside the records."""
+        """Process an error. The client calls this and cannot take exceptions. Fatal errors also arrive beside records."""
         try:
             self._heard(_error(code, text))
         except BaseException as error:  # noqa: BLE001 - the next `take` raises it
             self._failed = error
 
     def close(self) -> None:
-        self._taken.close()  # a client that lacks some of its records waits for them when it is closed
+        self._taken.close()  # closing a client waits for all records that it has given out
         queue, self._queue = self._queue, None
         if queue is not None:
             self._client.forget_queue(queue)
 
     __del__ = close
-    """The tap of a reader that was not closed: its consumer is closed behind the tap, and would wait for ever."""
+    """For a reader that was not closed: its consumer is closed after the tap, and would wait for ever."""
 
 
 _taps: WeakValueDictionary[int, _MemoryTap] = WeakValueDictionary()
-"""By the address of their consumer."""
+"""Taps by the address of their consumer."""
 _ON_ERROR: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 
 
 def _told(handle: int, code: int, text: bytes | None, owner: int) -> None:
-    """Confluent-kafka's own callback would end the process outside of the calls that it makes itself."""
+    """The callback for errors; confluent-kafka's own would abort the process outside of the calls that it makes itself."""
     tap = _taps.get(owner)
     if tap is not None:
         tap.hear(code, text)
@@ -421,17 +431,17 @@ def _memory(start: int, count: int) -> npt.NDArray[np.uint8]:
 
 
 def _followed(pointers: Words) -> tuple[Words, Words]:
-    """Memory as words, and where in it each of what `pointers` point to begins; nothing in between may be looked at."""
+    """Return memory as words, and the index of the first word at each pointer. The memory in between must not be read."""
     base = int(pointers.min())
     words = _memory(base, int(pointers.max()) - base + 8 * _WORDS).view(np.int64)
     return words, (pointers - base) >> 3
 
 
 def copied(starts: Words, sizes: Words, *, window_bits: int = _WINDOW_BITS) -> pa.Array[Any]:
-    """The bytes that begin at these addresses, as large_binary; null for an address of 0.
+    """Return the bytes at these addresses as large_binary; null for an address of 0.
 
-    Views into the client's memory, which Arrow then copies. In a view is a number of 32 bits: how far into a buffer.
-    `window_bits`: if that is not enough for all of the memory, buffers begin so far from each other.
+    Arrow copies them from views into the client's memory. A view has an offset of 32 bits into a buffer. `window_bits`:
+    if that does not reach all of the memory, there are several buffers, which begin 2**window_bits bytes apart.
     """
     is_there = starts != 0
     count, there = len(starts), int(np.count_nonzero(is_there))

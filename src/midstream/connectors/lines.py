@@ -132,7 +132,7 @@ def last_line(data: bytes, edges: npt.NDArray[np.int64], begins_inside: bool = F
         end = data.rfind(b"\n", 0, stop) + 1
         if not end:
             end = data.rfind(b"\r", 0, stop) + 1
-            if end == len(data):  # it may belong to a line feed to come
+            if end == len(data):  # a line feed may follow, which belongs to it
                 end = data.rfind(b"\r", 0, max(0, end - 1)) + 1
         before = int(np.searchsorted(edges, end - 1))
         if not end or (before + begins_inside) % 2 == 0:
@@ -289,7 +289,7 @@ class Lines:
                 inside = self._quotes.rather_inside(data[: cut - 1 - start])
             end = next_line(data, cut - start, edges_of(self._quotes, data, inside), inside)
             if end == len(data) and data[-1:] == b"\r" and not at_end:
-                end = 0  # it may belong to a line feed to come
+                end = 0  # a line feed may follow, which belongs to it
             if end or at_end:
                 return start + (end or len(data))
             if ahead >= LINE_BYTES_MAX:

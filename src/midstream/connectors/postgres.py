@@ -9,8 +9,8 @@ moved a second time. Types and constraints of single rows are those of the targe
 before the checkpoint completes; values that the server would silently round, truncate or pad are refused before they
 are sent.
 
-A committable names the table to which its rows belong, and is committed there even if the sink writes to another table
-of the database by now. It comes from a checkpoint, so it is not trusted: it can only name tables to move from, or to
+A committable names the table to which its rows belong, and is committed there even if the sink now writes to another
+table of the database. It comes from a checkpoint, so it is not trusted: it can only name tables to move from, or to
 drop, that such a sink has made.
 
 `midstream_commits` distinguishes a table that was moved from one that was lost. It also fences: staging and committing
@@ -103,7 +103,7 @@ class _Place(msgspec.Struct, frozen=True, array_like=True):
         return identifier(self.staging, name)
 
     def sink_of(self, uid: str) -> str:
-        """The sink's name in `midstream_commits`: a sink with another table has committed nothing under this one."""
+        """Return the sink's name in `midstream_commits`; it includes the table, so each table has its own commits."""
         return f"{uid} > {self.schema}.{self.table}"
 
 
@@ -116,25 +116,31 @@ class StagedRows(msgspec.Struct, frozen=True, array_like=True):
     table: str
     rows: int
     place: _Place | None = None
-    """The place of the rows. Older versions did not record it: then it is the sink's own."""
+    """The place of the rows; None, as written by older versions, for the sink's own place."""
 
 
 class PostgresSink(Sink):
     """Writes every row once to a table of a PostgreSQL database (12 or later).
 
+    Rows appear when the checkpoint that covers them completes. Columns of the stream go to columns of the same name.
+    Each subtask has one connection and one open transaction from its first row to the checkpoint, and for a moment a
+    second one, when the next rows come while it is prepared; each commit has one connection.
+
     `dsn`: a connection string of libpq, `"host=db dbname=shop user=etl"` or `"postgresql://etl@db/shop"`. Give the
     password as PGPASSWORD, in a password file (~/.pgpass) or a service file, on the driver and wherever slots run; one
-    in `dsn` is sent to the slots with the job, and is neither stored nor shown. `table`, `schema`: names as they are,
-    not SQL; without `schema` the server's search_path decides. A missing table is created. Columns of the stream go to
-    columns of the same name. `key`: a row replaces the one with the same values in these columns (ON CONFLICT … DO
-    UPDATE), for which the table needs a primary key or unique constraint; of several such rows the last one remains,
-    provided that one subtask has them all: call `key_by` with the same columns first. `append`: add to a table that has
-    rows; otherwise a fresh job needs an empty one (or a `key`). `staging_schema`: where rows wait for their checkpoint,
-    if not beside the table; the user of `dsn` needs the right to create tables there.
+    in `dsn` is sent to the slots with the job, and is neither stored nor shown.
+    `table`, `schema`: names as they are, not SQL; without `schema` the server's search_path decides. A missing table is
+    created.
+    `key`: a row replaces the one with the same values in these columns (ON CONFLICT … DO UPDATE), for which the table
+    needs a primary key or unique constraint; of several such rows the last one remains, provided that one subtask has
+    them all: call `key_by` with the same columns first.
+    `append`: add to a table that has rows; otherwise a fresh job needs an empty one (or a `key`).
+    `staging_schema`: where rows wait for their checkpoint, if not beside the table; the user of `dsn` needs the right
+    to create tables there.
 
-    Rows appear when the checkpoint that covers them completes. Each subtask has one connection and one open transaction
-    from its first row to the checkpoint, and for a moment a second one, when the next rows come while it is prepared;
-    each commit has one connection.
+    Raises ConfigError for invalid arguments; the table and the rights are checked when the job starts.
+
+        orders.sink(PostgresSink("host=db dbname=shop user=etl", "orders", key=["id"])).uid("orders-table")
     """
 
     def __init__(
@@ -176,7 +182,7 @@ class PostgresSink(Sink):
         check_names(schema.names, self._where)
         self._check_columns(schema)
         with self._connected(self._where) as connection:
-            connection.execute("SELECT pg_advisory_xact_lock(hashtext('midstream'))")  # two jobs that start at once
+            connection.execute("SELECT pg_advisory_xact_lock(hashtext('midstream'))")  # two jobs may start at once
             table = find_table(connection, self.schema, self.table)
             if table is None:
                 create_table(connection, self.schema, self.table, schema, self.key, self._where)
@@ -244,7 +250,7 @@ class PostgresSink(Sink):
                 for (_, _, noted), (part,) in _grouped([committable]).items():
                     at, _ = self._at(connection, noted)
                     if find_table(connection, at.staging, part.table) is None:
-                        newest = max(newest, checkpoint_id)  # committed, if not here, then where the sink wrote then
+                        newest = max(newest, checkpoint_id)  # committed, here or at an earlier target
         return max(0, newest)
 
     def check_take_back(self, output: Output, after: int) -> None:
@@ -262,8 +268,8 @@ class PostgresSink(Sink):
             yield connection
 
     def _connect(self, where: str, patience_s: float) -> Connection[Any]:
-        """Connect. Blocks, retrying for `patience_s`, since all connections may be in use, or the server may be
-        restarting.
+        """Connect, retrying for `patience_s`, since all connections may be in use, or the server may be restarting. The
+        call blocks.
         """
         deadline_s, pause_s = time.monotonic() + patience_s, _PAUSE_MIN_S
         while True:
@@ -296,9 +302,9 @@ class PostgresSink(Sink):
             ) from error
         connection.isolation_level = (
             psycopg.IsolationLevel.READ_COMMITTED
-        )  # commits of others come while rows are staged
+        )  # other transactions commit while rows are staged
         with explained(where):
-            # What is acknowledged must outlive a crash of the server, and rows may take as long as a checkpoint.
+            # Acknowledged rows must survive a crash of the server, and staging may take as long as a checkpoint.
             connection.execute(
                 "SELECT set_config('statement_timeout', '0', true),"
                 " set_config('idle_in_transaction_session_timeout', '0', true),"
@@ -409,7 +415,7 @@ class _StagedPart(Part):
                 raise InvariantError(
                     f"{self._where}: sent {self._rows} rows, but the server has {self._cursor.rowcount}"
                 )
-            # A newer attempt's commit drops what older ones have staged: after it nothing of theirs may come.
+            # A newer attempt's commit drops what older ones have staged; after it they must not stage anything.
             committed, _ = _last(connection, self._place, context.job_id, context.uid, alone=False)
             if committed > context.attempt:
                 raise StorageError(f"{self._where}: a newer attempt than {context.attempt} has committed already")
@@ -441,7 +447,7 @@ class _PostgresCommitter(Committer):
                 place, table = self._sink._at(connection, noted)
                 self._move(connection, place, table, job_id, uid, checkpoint_id, group, where)
         if any(job_id == self._job_id for job_id, _, _ in groups):
-            self._predecessors.clear()  # swept
+            self._predecessors.clear()  # `_move` has swept them
 
     def abort(self, committables: Sequence[bytes]) -> None:
         groups = _grouped(committables)

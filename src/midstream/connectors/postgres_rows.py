@@ -62,13 +62,13 @@ def _plain(column: pa.Array[Any], base: str) -> pa.Array[Any]:
         words = (pa.scalar(text, pa.large_string()) for text in ("microseconds", " "))
         return join_texts(microseconds, *words)
     if pa.types.is_timestamp(kind):
-        # in UTC: the offsets of a zone's early years have seconds, which the text would not have
+        # in UTC, since the offsets of a zone's early years have seconds, which the text would lose
         return column.cast(pa.timestamp("us", None if kind.tz is None else "UTC"))
     if pa.types.is_time64(kind) and kind.unit == "ns":
         return column.cast(pa.time64("us"))
     if pa.types.is_date64(kind):
         return column.cast(pa.date32())
-    if pa.types.is_floating(kind):  # the digits that tell two floats of 32 bits apart name another one of 64
+    if pa.types.is_floating(kind):  # the digits that identify a 32-bit float identify another 64-bit float
         return column.cast(pa.float32() if base == "float4" else pa.float64())
     if is_list_of_any_length(kind):
         floats = pa.types.is_floating(kind.value_type) and base != "float4"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from typing_extensions import LiteralString  # in typing from Python 3.11 on
 
 ROW_NUMBER: Final = "midstream_row"
-"""The column for the order of staged rows that are to be upserted, so that the last one of a key wins."""
+"""The column with the order of staged rows that will be upserted, so that the last one of a key wins."""
 
 NAME_BYTES_MAX: Final = 63
 _SYSTEM_COLUMNS: Final = ("tableoid", "xmin", "cmin", "xmax", "cmax", "ctid")
@@ -140,7 +140,7 @@ class Table:
         return SQL("CREATE TABLE {} ({})").format(staged, SQL(", ").join(parts))
 
     def move_sql(self, staged: Composable, columns: Sequence[str], key: Sequence[str]) -> Composed:
-        """Return SQL that inserts the staged rows; with `key`, the last row of each key replaces what has that key."""
+        """Return SQL that inserts the staged rows; with `key`, the last row of each key replaces the row with that key."""
         from psycopg.sql import SQL, Identifier
 
         names = SQL(", ").join(map(Identifier, columns))
@@ -216,7 +216,7 @@ def _verbatim(text: str) -> LiteralString:
 
 
 def find_table(connection: Connection[Any], schema: str | None, name: str) -> Table | None:
-    """Return the table; None if there is none of that name. Raises ConfigError for what is not a table."""
+    """Return the table; None if there is none of that name. Raises ConfigError if the name is not that of a table."""
     names = (schema, name) if schema else (name,)
     found = connection.execute(_FIND, [identifier(*names).as_string(connection)]).fetchone()
     if found is None:
@@ -280,9 +280,9 @@ def explained(what: str) -> Iterator[None]:
 
 def _error_of(error: Error) -> type[MidstreamError]:
     category = (error.sqlstate or "")[:2]
-    if category in ("22", "23", "44", "54"):  # values, constraints, and values beyond what the server can do
+    if category in ("22", "23", "44", "54"):  # values, constraints, limits of the server
         return SchemaError
-    if category in ("28", "3D", "3F", "42"):  # who may do what, and what there is
+    if category in ("28", "3D", "3F", "42"):  # permissions, and objects that do not exist
         return ConfigError
     return StorageError
 

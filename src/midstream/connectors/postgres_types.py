@@ -214,7 +214,7 @@ def _repeats_a_key(text: str) -> bool:
         json.loads(text, object_pairs_hook=_check_pairs)
     except _Repeated:
         return True
-    except (ValueError, RecursionError):  # the server says what is wrong
+    except (ValueError, RecursionError):  # the server reports what is wrong
         return False
     return False
 

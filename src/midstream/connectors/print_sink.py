@@ -15,10 +15,16 @@ from midstream.operators.sink import Sink, SinkWriter, WriterContext
 
 
 class PrintSink(Sink):
-    """Prints rows as they arrive, at least once: after a failure some are printed again.
+    """Prints rows to the standard output of the slots as they arrive, at least once: after a failure some are printed
+    again.
 
-    `prefix`: put before every line. `limit`: the number of rows that each subtask prints per attempt (None: all).
-    Raises ConfigError for an invalid limit.
+    `prefix`: put before every line.
+    `limit`: the number of rows that each subtask prints per attempt; None for all.
+
+    Raises ConfigError for a limit that is not a whole number.
+
+        >>> from midstream.connectors.print_sink import PrintSink
+        >>> _ = orders.sink(PrintSink("order: ", limit=10))
     """
 
     def __init__(self, prefix: str = "", limit: int | None = None) -> None:

@@ -81,7 +81,7 @@ def _column(field: FieldDescriptor, where: str) -> Values:
         entry = arrow_type(field, where)
 
         def maps(messages: list[Any]) -> pa.Array[Any]:
-            # the order within a map is not that of the bytes, so it is made one that every reader of the bytes finds
+            # A map does not keep the order of the bytes, so it is sorted: every reader gets the same order.
             pairs = [
                 () if message is None else sorted(getattr(message, name).items(), key=_first) for message in messages
             ]
@@ -123,7 +123,7 @@ def _values(field: FieldDescriptor, where: str) -> Values:
     message = field.message_type
     enum = field.enum_type
     if enum is not None:
-        names = {value.number: value.name for value in reversed(enum.values)}  # of aliases the first
+        names = {value.number: value.name for value in reversed(enum.values)}  # among aliases, the first one counts
 
         def enums(values: list[Any]) -> pa.Array[Any]:
             try:
@@ -360,7 +360,7 @@ def _fill_value(field: FieldDescriptor, kind: pa.DataType, where: str) -> Fill:
     def structs(column: pa.Array[Any]) -> list[Any]:
         assert is_struct_array(column), column.type
         there = column.is_valid()
-        # what is within a struct that is null is of no value, so it is not looked at
+        # values inside a null struct have no meaning, so they are not examined
         kept = column.filter(there)
         assert is_struct_array(kept), kept.type
         made = iter(filled.rows([kept.field(name) for name in filled.names]))

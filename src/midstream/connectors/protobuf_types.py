@@ -67,8 +67,8 @@ class MessageType:
     """A message type, by its name and the descriptors that it needs. Pickles; two are equal if these are."""
 
     def __init__(self, message: object, who: str) -> None:
-        """`message`: a class of generated code. Raises ConfigError for anything else, SchemaError for one that is not a
-        row.
+        """Take over the descriptors of `message`, a class of generated code. Raises ConfigError for anything else,
+        SchemaError for a message that is not a row.
         """
         require("google.protobuf", EXTRA, who)
         from google.protobuf.descriptor import Descriptor

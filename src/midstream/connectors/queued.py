@@ -53,7 +53,7 @@ class Part(ABC):
         """Make everything durable, and return the committables."""
         with self._turn:
             self._take_all()
-            if self._closed:  # the attempt has ended: nothing will request it
+            if self._closed:  # the attempt has ended, so nothing needs the committables
                 return ()
             self._closed = True
             try:

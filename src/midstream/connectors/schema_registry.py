@@ -51,7 +51,7 @@ class UnknownSchema(Exception):
 class Registry:
     """The address and credentials of the registry: the options of confluent-kafka's client. Pickles; `repr` hides them.
 
-    Blocking; called on any thread.
+    Its methods block, and may be called on any thread.
     """
 
     def __init__(self, options: Mapping[str, OptionValue], who: str, extra: str = AVRO_EXTRA) -> None:
@@ -164,7 +164,7 @@ class Registry:
         except OAuthTokenError as error:
             raise self._silent(f"cannot be queried without a token: {error}") from error
         except Exception as error:
-            # what is not JSON, or JSON of something else, is no answer of a registry
+            # an answer that is not JSON, or not the expected JSON, does not come from a registry
             if not isinstance(error, (*_transport_errors(self._client), ValueError, KeyError, TypeError)):
                 raise
             raise self._silent(f"does not answer: {type(error).__name__}: {error}") from error

@@ -1,9 +1,9 @@
-"""What a file sink has committed, by checkpoint, and how it is taken back.
+"""The output that a file sink has committed, by checkpoint, and how it is taken back.
 
 Two things record it: the journal of each job, written when all files of a checkpoint are in place, and the names of the
-files, which exist as soon as they are moved. Taking back first deletes pending files, so that a driver that resumes has
-nothing to move; then lowers the journals, so that such a driver cannot conclude that it has moved them; and deletes
-files last. If it is killed in between, the next call finds the rest.
+files, which exist as soon as they are moved. Taking output back first deletes pending files, so that a driver that
+resumes has nothing to move. Then it lowers the journals, so that such a driver cannot conclude that it has moved them.
+It deletes committed files last. If it is killed in between, the next call finds the rest.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ JOURNAL: Final = "committed"
 _LOWERED: Final = "lowered"
 """The suffix of a note next to a lowered journal: it no longer implies that files of exactly that checkpoint exist."""
 ATTEMPTS_MAX: Final = 10_000
-"""The number of attempts of a job that are tried: where others write too, files are recognised by a hash of job and
+"""The number of attempts of a job that are tried: in a shared directory, files are recognised by a hash of job and
 attempt.
 """
 _FILE = re.compile(r"part-(\d+)-\d+-\d+-([0-9a-f]{16})\.(?:parquet|jsonl)")
@@ -68,7 +68,7 @@ class CommittedFiles:
         return max((checkpoint_id for checkpoint_id, _ in self._files(journals)), default=journals)
 
     def check(self, after: int) -> None:
-        """Raise ConfigError if some of what is newer than `after` is missing."""
+        """Raise ConfigError if files of checkpoints newer than `after` are missing."""
         there = {checkpoint_id for checkpoint_id, _ in self._files(after)}
         for job in sorted(self._output.jobs):
             journal = self._journal(job)
@@ -78,7 +78,7 @@ class CommittedFiles:
                 )
 
     def take_back(self, after: int, kept: Collection[str]) -> None:
-        """Remove what is newer than `after`. `kept`: paths of pending files that are still to be committed."""
+        """Remove output newer than `after`. `kept`: the paths of pending files that must still be committed."""
         jobs = self._output.jobs if self._is_shared else {*self._output.jobs, *names_in(self._filesystem, self._above)}
         for job in sorted(jobs):
             for name in names_in(self._filesystem, f"{self._above}/{job}"):

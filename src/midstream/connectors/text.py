@@ -55,12 +55,19 @@ _NULL_LINE = re.compile(rb"null[ \t]*(?:[\r\n]|\Z)")
 
 
 class CsvOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a CSV file.
+    r"""How CSV files are written.
 
-    `null_values`: strings that stand for null, in every column, unless quoted. `header`: the first line names the
-    columns; without one, the schema must be declared and names them in order. `newlines_in_values`: read each file in
-    one piece. Quoted values with line ends are read in any case, but a large file that is read in parts may be refused
-    because of them. `timestamp_formats`: strptime formats, tried after ISO 8601.
+    `delimiter`, `quote`: one character each.
+    `header`: the first line names the columns; without one, the schema must be declared and names them in order.
+    `null_values`: strings that stand for null, in every column, unless quoted.
+    `newlines_in_values`: read each file in one piece. Quoted values with line ends are read in any case, but a large
+    file that is read in parts may be refused because of them.
+    `timestamp_formats`: strptime formats, tried after ISO 8601.
+
+        >>> _ = Path("words.csv").write_text("1;a\n2;b\n")
+        >>> csv = CsvOptions(delimiter=";", header=False)
+        >>> env.read_files("words.csv", schema={"n": int, "word": str}, csv=csv).preview().rows
+        [{'n': 1, 'word': 'a'}, {'n': 2, 'word': 'b'}]
     """
 
     delimiter: str = ","
@@ -160,7 +167,7 @@ class TextReader(SplitReader):
     def _open_block(self, data: bytes) -> None:
         if data.isspace() and self._has_no_rows(data):
             return
-        begins = self._lines.position - len(data)  # before it is parsed: a block that is cut again is longer
+        begins = self._lines.position - len(data)  # taken before parsing, since a block that is cut again is longer
         block = self._parsed(data)
         self._block_start, self._done_rows = begins, min(self._skip_rows, block.rows)
         self._skip_rows -= self._done_rows
@@ -222,7 +229,7 @@ class TextReader(SplitReader):
         return _Block(batch, bad)
 
     def _culprit(self, data: bytes, text: str) -> tuple[int, str]:
-        """Return where the line begins that does not parse, and why; the first line if that cannot be determined."""
+        """Return where the line that does not parse begins, and why; the first line if that cannot be determined."""
         begins = line_begins(data, edges_of(self._quotes, data))
         good, bad = 0, len(begins) - 1  # the first `good` lines parse, the first `bad` do not
         while bad - good > 1:
@@ -242,7 +249,7 @@ class TextReader(SplitReader):
         if self._format == "jsonl" and "unexpected field" in text:
             try:
                 found = msgspec.json.decode(line, type=dict[str, Any])
-            except (msgspec.DecodeError, RecursionError):  # there are more errors after that field
+            except (msgspec.DecodeError, RecursionError):  # the line has more errors after that field
                 found = {}
             extra = ", ".join(repr(name) for name in found if name not in self._names)
             text = f"unexpected field {extra or 'in a nested value'}; the columns are {', '.join(self._names)}"
@@ -288,7 +295,7 @@ def csv_parser(csv: CsvOptions, wanted: Wanted, names: list[str]) -> Callable[[b
     convert = _csv_convert(csv, {field.name: field.type for field in wanted.schema}, wanted.schema.names)
 
     def parsed(data: bytes) -> pa.Table:
-        if data.startswith(_BOM):  # not at the beginning of the file, so it is of a value; pyarrow takes one away
+        if data.startswith(_BOM):  # part of a value, since the file does not begin here; pyarrow removes one
             data = _BOM + data
         ends.clear()
         if csv.quote:
@@ -325,7 +332,7 @@ def _read_json(data: bytes, parse: pyarrow.json.ParseOptions | None) -> pa.Table
         raise pa.ArrowInvalid("JSON parse error: null is not an object")
     if not data.isascii():
         try:
-            data.decode()  # names too: an invalid one would be taken for that of another field, which is ignored
+            data.decode()  # names too: an invalid one would be taken for an unknown field and ignored
         except UnicodeDecodeError as error:
             raise pa.ArrowInvalid(f"JSON parse error: Invalid UTF8: {error.reason}") from error
     read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
@@ -382,7 +389,7 @@ def check_types(
                 f"{who}: column {field.name!r} is {field.type}, which cannot be read from {format}: {error}"
             ) from error
         except pa.ArrowInvalid:
-            pass  # "x" is no value of most types
+            pass  # most types have no value "x"
 
 
 def read_header(file: TextFile, csv: CsvOptions, schema: pa.Schema) -> tuple[list[str], int]:

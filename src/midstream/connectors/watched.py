@@ -37,8 +37,8 @@ def _no_hashes() -> Hashes:
 class _Stored(msgspec.Struct, frozen=True, array_like=True):
     files: int
     newest_ns: int
-    """The newest modification time. Older versions had bytes in this place: they refuse this form, and this version
-    theirs.
+    """The newest modification time. Older versions had bytes in this place, which distinguishes the two forms: older
+    versions refuse this one, and this version reads theirs as `_StoredBefore`.
     """
     seen: bytes
     gone: bytes = b""
@@ -199,7 +199,10 @@ class Watch:
 
 
 def _forget(known: Position, listed: Hashes, now_s: int) -> tuple[Hashes, Hashes, tuple[int, ...]]:
-    """Return what is remembered, what of it is missing, and since when. `listed`: known files that exist."""
+    """Return the remembered hashes, those of missing files, and since when each is missing.
+
+    `listed`: the known files that exist.
+    """
     missing = np.setdiff1d(known.seen, listed)
     before = dict(zip(known.gone.tolist(), known.since_s, strict=True))
     since = {each: before.get(each, now_s) for each in missing.tolist()}

@@ -1,8 +1,8 @@
-"""What a part of the coordinator does to others: facts that it states, the instructions of one step, and who waits for
-the outcome of those that have one.
+"""The effects of the coordinator's parts: the facts that they state, the instructions of one step, and the callbacks
+for those instructions that have an outcome.
 
-Tokens are handed out here, so that none is ever used twice; whoever asks for a timer or for I/O
-says at once what is to happen then.
+Tokens are made here, so that none is ever used twice. A part that sets a timer or runs I/O passes the callback for its
+outcome along.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ T = TypeVar("T")
 
 
 class TimerKind(Enum):
-    """What a timer is for. The first word of its token."""
+    """The purpose of a timer, which is the first word of its token."""
 
     WAKE = "wake"
     """The next checkpoint may be due."""
     CHECKPOINT = "checkpoint"
-    """One has not been completed in time."""
+    """A checkpoint has not completed in time."""
     COMMIT = "commit"
     """A commit that has failed is tried again."""
     DISCOVER = "discover"
     """A source is asked for splits again."""
     SYMPTOM = "symptom"
-    """Nothing has explained by now what a task has said of its peers."""
+    """A task has reported that a peer is gone, and the cause has not been reported since."""
     CANCEL = "cancel"
     """Slots have not cancelled their tasks in time."""
     SLOTS = "slots"
@@ -45,18 +45,18 @@ class TimerKind(Enum):
 
 
 class IoKind(Enum):
-    """What a piece of I/O does. The first word of its token."""
+    """The purpose of a piece of I/O, which is the first word of its token."""
 
     OPEN = "open"
     DEAL = "deal"
-    """A checkpoint is dealt out to the tasks that go on from it."""
+    """The state of a checkpoint is assigned to the tasks that resume from it."""
     PUBLISH = "publish"
     COMMIT = "commit"
     ABORT = "abort"
     CLEAN = "clean"
     EPOCH = "epoch"
     DISCOVER = "discover"
-    SETTLED = "settled"
+    NOTIFY = "notify"
     """A source is told of a completed checkpoint."""
     CLOSE = "close"
     """A source or a committer is closed."""
@@ -68,30 +68,31 @@ class IoKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """I/O, here or on a slot, that has not come back."""
+    """I/O that has not returned, on the driver's I/O pool or on a slot."""
 
     waits_for: str
-    """Behind "waiting for": what is to happen."""
+    """What is to happen, to complete "waiting for …"."""
     began_s: float
-    """On the clock of `Effects.elapsed_s`."""
+    """When the call began, on the clock of `Effects.elapsed_s`."""
     done: Callable[[Done[object] | Failed], None] | None
-    """None: a slot does it, and says so in a message."""
+    """The callback for its outcome. None: a slot does it, and answers with a message."""
     has_limit: bool
+    """See `Effects.run_io`."""
 
 
 class Effects:
     def __init__(self) -> None:
         self.facts = Facts()
-        """To be stated to the other parts."""
+        """The facts that any part may state, and of which the other parts are told."""
         self.cause = 0
-        """Number of the event that is being handled."""
+        """The number of the event that is being handled."""
         self.now_ms = 0
-        """When it is being handled; wall clock, milliseconds."""
+        """The time at which it is being handled: wall clock, in milliseconds."""
         self._out: list[ev.Instruction] = []
         self._tokens = 0
         self._timers: dict[str, Callable[[], None]] = {}
         self.elapsed_s = 0.0
-        """What `TimePassed` has told in all. A wall clock that is set must not make a wait look long."""
+        """The sum of all `TimePassed`: waits are measured on it, because a wall clock may be set."""
         self._calls: dict[str, Call] = {}
 
     # ---- asking ----
@@ -115,14 +116,14 @@ class Effects:
         self._out.append(ended)
 
     def set_timer(self, kind: TimerKind, delay_s: float, then: Callable[[], None], about: object = None) -> str:
-        """Its token, for `cancel_timer`. `about` is for who reads a trace."""
+        """Set a timer and return its token, for `cancel_timer`. `about` is part of the token, for readers of a trace."""
         token = self._token(kind, about)
         self._timers[token] = then
         self._out.append(ev.SetTimer(token, max(0.0, delay_s), cause=self.cause))
         return token
 
     def cancel_timer(self, token: str | None) -> None:
-        """Nothing happens if there is none or it has fired."""
+        """Cancel a timer. Nothing happens if `token` is None or the timer has fired."""
         if token is not None and self._timers.pop(token, None) is not None:
             self._out.append(ev.CancelTimer(token, cause=self.cause))
 
@@ -136,21 +137,25 @@ class Effects:
         waits_for: str,
         has_limit: bool = False,
     ) -> None:
-        """`has_limit`: the job cannot go on without its outcome, nor call it again: see `coordinator.requests.waiting`."""
+        """Run `work` on the I/O pool, then call `done` with its outcome. `waits_for` completes "waiting for …".
+
+        `has_limit`: the job can neither continue without the outcome nor repeat the call, so the wait for it is limited
+        (see `coordinator.requests.waiting`).
+        """
         token = self._token(kind, about)
         told = cast("Callable[[Done[object] | Failed], None]", done)
         self._calls[token] = Call(waits_for, self.elapsed_s, told, has_limit)
         self._out.append(ev.RunIo(token, work, cause=self.cause))
 
     def wait_for_slot(self, waits_for: str) -> str:
-        """A slot was asked for what would be I/O here, with a limit; the token ends the wait (see `slot_is_done`)."""
+        """Register a limited wait for something that a slot was asked to do; `slot_is_done` ends it, given the token."""
         self._tokens += 1
         token = f"slot-{self._tokens}"
         self._calls[token] = Call(waits_for, self.elapsed_s, None, has_limit=True)
         return token
 
     def slot_is_done(self, token: str) -> None:
-        """It has answered, or will not any more."""
+        """End a wait: the slot has answered, or will not answer any more."""
         del self._calls[token]
 
     def _token(self, kind: TimerKind | IoKind, about: object) -> str:
@@ -171,7 +176,7 @@ class Effects:
 
     @property
     def calls(self) -> tuple[Call, ...]:
-        """Under way, the oldest first."""
+        """The calls that have not returned, oldest first."""
         return tuple(self._calls.values())
 
     @property
@@ -200,7 +205,7 @@ def _first_word(token: str) -> str:
 
 
 def brief(event: ev.CoordinatorEvent) -> str:
-    """For the story of a machine: short, and cheap however much the event carries."""
+    """Describe an event for the story of the coordinator: shortly, and cheaply whatever the event carries."""
     match event:
         case ev.SlotMessage(slot, message):
             parts = [getattr(message, name) for name in ("attempt", "checkpoint_id", "task") if hasattr(message, name)]

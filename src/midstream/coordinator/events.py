@@ -1,8 +1,8 @@
-"""What can happen to a coordinator, and what it can ask for: the whole border between it and the world.
+"""The events and instructions of a coordinator: its whole interface to the outside.
 
-The shell around a coordinator (`shell`) feeds it events one at a time, until it has ended, and
-carries out the instructions of each step in order before the next event. What an instruction
-leads to comes back as another event, later. Nothing else crosses this border.
+The shell around a coordinator (`shell`) feeds it events one at a time, until it has ended, and carries out the
+instructions of each step in order before the next event. The result of an instruction comes back later, as another
+event. Nothing else passes between the coordinator and its surroundings.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ EndState: TypeAlias = Literal["finished", "stopped", "failed"]
 NewerOutput: TypeAlias = Literal["take-back", "keep"]
 
 NO_STORAGE: Final = "job has no checkpoint_dir: pass checkpoint_dir=…"
-"""Why what needs checkpoints is refused."""
+"""Why a request that needs checkpoints is refused."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,25 +30,29 @@ class JobPlan:
     """Everything that is known about a job before it runs."""
 
     job_id: str
-    """New for every start of the program, so that two runs never share a file or a port's secret."""
+    """The id of this start of the program; two starts never share a file or a port's secret."""
     graph: JobGraph
     graph_bytes: bytes
-    """`graph` pickled, as slots get it."""
+    """The pickled `graph`, as slots receive it."""
     config: JobConfig
     restore: str | None = None
-    """None: from the beginning. "latest", a checkpoint's id ("17") or its path: from there."""
+    """The checkpoint from which to resume: "latest", an id ("17") or a path. None: begin at the beginning."""
     allow_dropped_state: bool = False
-    """Whether state of operators that the graph no longer has may be left behind."""
+    """Whether state of operators that the graph no longer has may be dropped."""
     newer_output: NewerOutput | None = None
-    """What becomes of output that is newer than the checkpoint to restore. None: there must be none."""
+    """What happens to output that is newer than the checkpoint to restore. None: the start is refused if there is any.
+    """
     fresh: bool = False
-    """From the beginning although there are completed checkpoints."""
+    """Whether to begin at the beginning although there are completed checkpoints."""
     resume: bool = False
-    """With `restore` "latest": a start over (`fresh`) that has completed no checkpoint yet is begun again, not refused."""
+    """With `restore` "latest": whether a fresh start that has completed no checkpoint is begun again, and not refused.
+    """
     modules: JobModules = field(default=JobModules(), repr=False)
-    """Imported by slots; those of the program's start, for as long as the job runs."""
+    """The modules that slots import. They stay those of the program's start for as long as the job runs."""
     rescaled: Callable[[int], JobPlan] | None = field(default=None, compare=False, repr=False)
-    """The same job at another parallelism; runs on the I/O pool. Raises MidstreamError when that cannot be."""
+    """Returns the plan of the same job at another parallelism. It runs on the I/O pool, and raises MidstreamError if
+    there is no such plan. None: the job cannot be rescaled while it runs.
+    """
 
 
 # ---- events ----------------------------------------------------------------
@@ -56,14 +60,15 @@ class JobPlan:
 
 @dataclass(frozen=True, slots=True)
 class Started:
-    """The first event, once: go."""
+    """The first event, which comes once: the job starts."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotConnected:
     """A slot has authenticated itself and registered.
 
-    `slot` is a number from 0 that is given to each connection and never given again. It is the slot's id everywhere; the answer `Welcome` tells it to the slot.
+    `slot` is the number of the connection, from 0, which is never used again. It is the slot's id everywhere; the
+    answer `Welcome` tells it to the slot.
     """
 
     slot: int
@@ -72,7 +77,7 @@ class SlotConnected:
 
 @dataclass(frozen=True, slots=True)
 class SlotMessage:
-    """A message of a connected slot, in the order in which the slot sent it. Never a `Register`."""
+    """A message of a connected slot has arrived, in the order in which the slot sent it. It is never a `Register`."""
 
     slot: int
     message: FromSlot
@@ -80,19 +85,19 @@ class SlotMessage:
 
 @dataclass(frozen=True, slots=True)
 class SlotLost:
-    """The connection is gone or no heartbeat came in time. Heartbeats are the business of the lines."""
+    """The connection is closed, or no heartbeat came in time. Heartbeats are checked by the connections, not here."""
 
     slot: int
     reason: str
     crash: str = ""
-    """How its process has ended, if that was of its own doing: it may do so each time. Empty: an outage, or unknown."""
+    """How its process has ended, if it crashed: the same crash may happen each time. Empty: an outage, or unknown."""
     last_lines: str = ""
-    """What its tasks have printed and logged last."""
+    """The last lines that its tasks have printed and logged."""
 
 
 @dataclass(frozen=True, slots=True)
 class SlotLeaving:
-    """What the slot runs on is to end, and takes no other slot any more. Until then, `SlotLost`, it works as before."""
+    """The executor or host of the slot is going to end, and takes no other slot. The slot works until `SlotLost`."""
 
     slot: int
     reason: str
@@ -100,7 +105,7 @@ class SlotLeaving:
 
 @dataclass(frozen=True, slots=True)
 class SlotRequestFailed:
-    """`RequestSlot(request)` will not lead to a slot (any more): its process ended or never began."""
+    """`RequestSlot(request)` will not lead to a slot: its process has ended, or has never begun."""
 
     request: str
     reason: str
@@ -108,14 +113,14 @@ class SlotRequestFailed:
 
 @dataclass(frozen=True, slots=True)
 class SlotsGone:
-    """No slot can be had any more, and those that there were end: what they ran on has ended."""
+    """No slot can be had any more, and the present ones end, because what they ran on has ended, as a Spark session."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class ClientAsked:
-    """`client` names whom to answer; each question gets exactly one `ReplyTo`."""
+    """A client has sent a request. Each request gets exactly one `ReplyTo`, with the same `client`."""
 
     client: int
     request: ClientRequest
@@ -123,28 +128,30 @@ class ClientAsked:
 
 @dataclass(frozen=True, slots=True)
 class CancelRequested:
-    """End the job now, without a checkpoint (Ctrl-C, the program exits). What has been committed stays."""
+    """The job is to end now, without a checkpoint (Ctrl-C, or the program exits). What has been committed stays."""
 
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class TimerFired:
-    """A timer that was set and not cancelled. One that fires although it was just cancelled is ignored."""
+    """A timer that was set has fired. A timer that fires although it was just cancelled is ignored."""
 
     token: str
 
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """So many seconds since the last one, on a clock that nobody sets. Told about once a second from the start to the end."""
+    """`seconds` have passed since the last such event, on a monotonic clock. It comes about once a second, from the
+    start of the job to its end.
+    """
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
 class IoDone:
-    """The outcome of `RunIo(token)`, good or bad."""
+    """`RunIo(token)` has returned or raised."""
 
     token: str
     outcome: Done[object] | Failed
@@ -172,7 +179,7 @@ CoordinatorEvent: TypeAlias = (
 
 @dataclass(frozen=True, slots=True)
 class Send:
-    """Send to a slot, after everything sent to it before. To a slot that is gone: drop it."""
+    """Send a message to a slot, after everything sent to it before. If the slot is gone, drop the message."""
 
     slot: int
     message: ToSlot
@@ -181,7 +188,7 @@ class Send:
 
 @dataclass(frozen=True, slots=True)
 class RequestSlot:
-    """Start one more slot; it registers with `request`. Failing that: `SlotRequestFailed`."""
+    """Start one more slot, which registers with `request`. If that fails, `SlotRequestFailed` follows."""
 
     request: str
     cause: int = field(default=0, compare=False, kw_only=True)
@@ -189,7 +196,7 @@ class RequestSlot:
 
 @dataclass(frozen=True, slots=True)
 class CloseSlot:
-    """Flush what was sent to the slot, then close its connection. No `SlotLost` is expected for it."""
+    """Flush what was sent to the slot, then close its connection. No `SlotLost` follows for it."""
 
     slot: int
     reason: str
@@ -198,7 +205,7 @@ class CloseSlot:
 
 @dataclass(frozen=True, slots=True)
 class SetTimer:
-    """`TimerFired(token)` once, in `delay_s` seconds. Tokens are never used twice."""
+    """Feed `TimerFired(token)` once, in `delay_s` seconds. Tokens are never used twice."""
 
     token: str
     delay_s: float
@@ -215,10 +222,10 @@ class CancelTimer:
 
 @dataclass(frozen=True, slots=True)
 class RunIo:
-    """Run `work` on the I/O pool, then `IoDone(token)`. Tokens are never used twice.
+    """Run `work` on the I/O pool, then feed `IoDone(token)`. Tokens are never used twice.
 
-    Several may run at once, in any order: where order matters the coordinator waits. `work` does
-    storage I/O or calls a user's source or committer; it raises whatever it raises.
+    Several may run at once, in any order: where order matters, the coordinator waits. `work` does storage I/O or calls
+    a user's source or committer, and may raise any exception.
     """
 
     token: str
@@ -235,7 +242,7 @@ class ReplyTo:
 
 @dataclass(frozen=True, slots=True)
 class Tell:
-    """People are to hear of it now: a failure, and the restart that follows it."""
+    """Show a text to the user at once: a failure, and the restart that follows it."""
 
     text: str
     cause: int = field(default=0, compare=False, kw_only=True)
@@ -243,17 +250,17 @@ class Tell:
 
 @dataclass(frozen=True, slots=True)
 class JobEnded:
-    """The last instruction of all: slots are released, I/O is over.
+    """The job has ended: slots are released, and I/O is over. This is the last instruction of all.
 
-    `error` is set when the state is `failed`; it is ready to be raised to the user, and carries the
-    traceback of the user's function in its text where there is one.
+    `error` is set if the state is `failed`; it is ready to be raised to the user, and its text contains the traceback
+    of the user's function if there is one.
     """
 
     state: EndState
     error: MidstreamError | None
     status: JobStatus
     checkpoint: str | None = None
-    """Path of the checkpoint that a stop made; None otherwise."""
+    """The path of the checkpoint or savepoint with which a stop ended the job; None otherwise."""
     cause: int = field(default=0, compare=False, kw_only=True)
 
 

@@ -1,8 +1,8 @@
-"""What one part of the coordinator finds out and others have to hear of: who, in which order, and why in that order.
+"""Facts: what one part of the coordinator finds out and other parts must be told, in a certain order, for a reason.
 
-A part states a fact (`Effects.facts`) and does not know who hears of it. All that do are called at once, one after the
-other, before it goes on. `who_hears` is the one table of them; what follows from facts together, `machine` finds out by
-looking, in `_step`.
+A part states a fact (`Effects.facts`) without knowing which parts are told. All of these are called immediately, one
+after the other, before the stating part continues. `who_hears` is the one table of them. What follows from several
+facts together is decided in `machine`, by `_step`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ P = ParamSpec("P")
 
 
 class Fact(Generic[P]):
-    """`hearers`: in their order, each with the reason for its place."""
+    """One kind of fact. `hearers` are the functions to call, in order, each with the reason for its place."""
 
     def __init__(self, *hearers: tuple[Callable[P, object], str]) -> None:
         self.hearers = hearers
@@ -33,97 +33,104 @@ class Fact(Generic[P]):
 
 
 class Facts:
-    """All there are, each stated by a call."""
+    """All facts, each of which is stated by calling it."""
 
     warned: Fact[[str]]
-    """Something is lost or tried again, and the job goes on."""
+    """Something is lost or tried again, and the job continues."""
     attempt_failed: Fact[[Failure]]
     start_failed: Fact[[Failure]]
-    """What an attempt begins with does not work."""
+    """Something fails that every attempt begins with: deploying tasks, or finding splits."""
     slots_failed: Fact[[Failure]]
-    """They do not come, or cannot be used."""
+    """Slots do not come, or cannot be used."""
     storage_opened: Fact[[OpenedStorage]]
     commit_failed: Fact[[]]
-    """It is tried again, or given up for now."""
+    """A commit has failed: it is tried again, or given up for now."""
     fenced: Fact[[StorageError]]
     """Another coordinator has taken the job over."""
     checkpoint_completed: Fact[[Completed]]
     checkpoint_aborted: Fact[[Aborted]]
     stop_asked: Fact[[bool]]
-    """The first one. True: the sources are to end now."""
+    """The job is asked to stop, and was not before. True: with drain, so the sources are to end now."""
     stop_failed: Fact[[Stop, str]]
-    """One with a savepoint is off, and why: its clients are still to be told."""
+    """A stop with a savepoint is cancelled, for the given reason: its clients have still to be told."""
     attempt_runs: Fact[[]]
-    """All its tasks do."""
+    """All tasks of the attempt run."""
     attempt_over: Fact[[str, bool]]
-    """Why, and whether the checkpoint in progress was to stop the job. Its tasks are to be cancelled, others deployed."""
+    """The attempt is over, for the given reason: its tasks are to be cancelled, and new ones deployed. True: the
+    checkpoint in progress was to stop the job.
+    """
     job_ends: Fact[[str, bool]]
-    """Why, and whether it was stopped."""
+    """The job ends, for the given reason. True: it was stopped."""
 
 
 def who_hears(job: Coordinator, facts: Facts) -> None:
-    """Fact by fact: who hears of it, in this order, and why in this order. Long, because it is one table."""
-    facts.warned = Fact((job.warnings.append, "people see it in the status"))
-    facts.attempt_failed = Fact((job.fail_attempt, "it says whether the job tries again, or ends"))
+    """List, for each fact, the functions to call, in order, with the reason for this order. It is long because it is
+    one table.
+    """
+    facts.warned = Fact((job.warnings.append, "the status shows it"))
+    facts.attempt_failed = Fact((job.fail_attempt, "the job restarts, or ends"))
     facts.start_failed = Fact((job.start_failed, "the same, and a job that has never run ends"))
-    facts.slots_failed = Fact((job.slots_failed, "the same, unless only a rescale needs them"))
+    facts.slots_failed = Fact((job.slots_failed, "the same, unless only a rescale or a move needs them"))
     facts.storage_opened = Fact(
-        (job.cleaning.open, "nothing is under way yet: these may come in any order"),
-        (job.sources.open, "they may keep files there"),
-        (job.committing.open, "before what the checkpoint holds is added"),
-        (job.checkpoints.open, "the newest one is what the job goes on from"),
+        (job.cleaning.storage_opened, "nothing is in progress yet, so these may come in any order"),
+        (job.sources.storage_opened, "they may keep files there"),
+        (job.committing.storage_opened, "before the committables of the checkpoint are added"),
+        (job.checkpoints.storage_opened, "the job resumes from the newest one"),
     )
-    facts.commit_failed = Fact((job.checkpoints.look_at_the_epochs, "perhaps another coordinator has taken over"))
+    facts.commit_failed = Fact((job.checkpoints.check_epochs, "perhaps another coordinator has taken over"))
     facts.fenced = Fact(
-        (job.cleaning.stop, "the files are another one's now: before the end of the job has any deleted"),
-        (job.committing.abandon, "so is the output: before the end of the job has any cleaned up"),
-        (job.fenced, "the job ends, last, because all that it lets go of must know that"),
+        (job.cleaning.stop, "another coordinator owns the files: the end of the job must not delete any"),
+        (job.committing.abandon, "nor may the end of the job clean up any output"),
+        (job.fenced, "last: the job ends, and the parts that it closes must be told before"),
     )
     facts.checkpoint_completed = Fact(
-        (job.attempts.checkpoint_completed, "slots first: whatever they are sent from here on builds on it"),
+        (job.attempts.checkpoint_completed, "slots first: all later messages to them presuppose it"),
         (
             job.checkpoints.drop_older_attempts,
-            "files of earlier attempts that no checkpoint has are of no use now",
+            "files of earlier attempts that no checkpoint references are not needed any more",
         ),
-        (job.rescaling.checkpoint_completed, "behind the slots' word of it: they may be told to read on"),
-        (job.savepoints.checkpoint_completed, "it is kept for them until its output is committed and it is copied"),
-        (job.restarts.progressed, "before its output: should that fail at once, it fails for the first time"),
+        (job.rescaling.checkpoint_completed, "after the slots know of it, which may be told to resume their sources"),
+        (job.savepoints.checkpoint_completed, "it is retained for them until its output is committed and it is copied"),
+        (job.restarts.progressed, "before its output is committed: if that fails at once, it fails for the first time"),
         (job.committing.checkpoint_completed, "its output is made visible, in the order of checkpoints"),
-        (job.sources.checkpoint_completed, "behind the output: what they forget now can never be read again"),
-        (job.requests.checkpoint_completed, "people last: what they are told is so by then"),
+        (job.sources.checkpoint_completed, "after the output: what sources forget now can never be read again"),
+        (job.requests.checkpoint_completed, "clients last: what they are told has been done by then"),
     )
     facts.checkpoint_aborted = Fact(
-        (job.savepoints.checkpoint_aborted, "first: it may wait for the next one, or fail its stop with it"),
-        (job.requests.checkpoint_aborted, "whoever waits is told, and a stop that is still there is off"),
-        (job.rescaling.checkpoint_aborted, "last: the job stays as it is, and nobody else waits for this one"),
+        (
+            job.savepoints.checkpoint_aborted,
+            "first: a savepoint may wait for the next one, or fail together with its stop",
+        ),
+        (job.requests.checkpoint_aborted, "waiting clients are told, and a stop that still waits for it is cancelled"),
+        (job.rescaling.checkpoint_aborted, "last: the job stays as it is"),
     )
     facts.stop_asked = Fact(
-        (job.stop_asked, "sources that are to end are told first: a rescale given up has them read on"),
-        (job.rescaling.stop_asked, "a job that stops goes on at the program's own parallelism"),
+        (job.stop_asked, "sources that are to end are told first: giving up a rescale resumes them"),
+        (job.rescaling.stop_asked, "a job that was stopped resumes at the program's own parallelism"),
     )
-    facts.stop_failed = Fact((job.savepoints.stop_failed, "its place is given back, then clients are told"))
+    facts.stop_failed = Fact((job.savepoints.stop_failed, "the place is given back, then clients are told"))
     facts.attempt_runs = Fact(
-        (job.slots.running, "from here on a slot that does not start is tried again"),
-        (job.restarts.running, "it counts from now how long the job has run"),
+        (job.slots.running, "from now on a slot that does not start is requested again"),
+        (job.restarts.running, "the time for which the job runs is counted from now"),
         (job.checkpoints.due.running, "the first one comes one interval after this"),
-        (job.rescaling.running, "who asked for these tasks is told"),
+        (job.rescaling.running, "the client that requested a rescale is told"),
     )
     facts.attempt_over = Fact(
-        (job.requests.attempt_over, "a stop is off before its checkpoint is, whose failure is not its reason"),
+        (job.requests.attempt_over, "a stop is cancelled before its checkpoint fails, which is not the reason"),
         (job.checkpoints.attempt_over, "the checkpoint in progress fails, unless it is being written"),
-        (job.committing.abort_held, "what finished tasks have prepared is made anew: it is cleaned up"),
-        (job.checkpoints.look_at_the_epochs, "perhaps it failed because another coordinator has taken over"),
-        (job.attempts.cancel, "slots are told to cancel: no message of before comes behind that"),
-        (job.slots.gather, "those that are missing are asked for meanwhile"),
+        (job.committing.abort_kept, "what finished tasks have prepared is cleaned up, and will be prepared again"),
+        (job.checkpoints.check_epochs, "perhaps it failed because another coordinator has taken over"),
+        (job.attempts.cancel, "slots are told to cancel, after all other messages about the attempt"),
+        (job.slots.gather, "missing ones are requested meanwhile"),
     )
     facts.job_ends = Fact(
         (
             job.savepoints.job_ended,
-            "first: those of a checkpoint that fails next are off for the job's reason",
+            "first: savepoints whose checkpoint fails next fail for the job's reason",
         ),
         (job.checkpoints.attempt_over, "the checkpoint in progress fails, unless it is being written"),
-        (job.rescaling.job_ended, "who asked is told"),
+        (job.rescaling.job_ended, "the client is told"),
         (job.sources.end, "nothing more is discovered"),
-        (job.committing.give_up, "no more is tried again, and slots are not waited for: they are let go next"),
-        (job.slots.release, "last: what is still to be sent to them is sent before"),
+        (job.committing.give_up, "nothing is retried, and slots are not waited for: they are released next"),
+        (job.slots.release, "last: all other messages to them are sent before"),
     )

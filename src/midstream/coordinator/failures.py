@@ -1,4 +1,4 @@
-"""What went wrong, and whether the job is to try again."""
+"""Failures of the job, and the decision whether it restarts."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ from midstream.protocol.job_status import FailureStatus
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """`details`: traceback, or empty. `fatal`: trying again cannot help."""
+    """A failure of the job. `details` is a traceback, or empty. `fatal`: a restart cannot help."""
 
     summary: str
     details: str
     error: MidstreamError
-    """What the user gets to see if the job ends of it."""
+    """The error that is raised to the user if the job ends because of this failure."""
     fatal: bool = False
     same: str = ""
-    """Equal whenever the same code fails the same way; empty when the next time may be otherwise."""
+    """Equal whenever the same code fails in the same way; empty if the next time may differ."""
 
     def status(self, at_ms: int, attempt: int) -> FailureStatus:
-        """As people see it."""
+        """Return the failure as the job's status shows it."""
         return FailureStatus(at_ms, attempt, self.summary, self.details, users_part(self.details))
 
 
 def failure_of_user_code(summary: str, details: str, fatal: bool, same: str) -> Failure:
-    """As a slot reports it: `details` is the traceback."""
+    """Return the failure that a slot has reported; `details` is the traceback."""
     return Failure(summary, details, JobError(f"{summary}\n\n{details}" if details else summary), fatal, same)
 
 
 def failure_of(error: BaseException, where: str) -> Failure:
-    """Of something that ran on the driver. Errors of our own keep their kind."""
+    """Return the failure of something that ran on the driver. A MidstreamError keeps its class."""
     summary = f"{where}: {error}" if isinstance(error, MidstreamError) else f"{where}: {type(error).__name__}: {error}"
     details = "".join(traceback.format_exception(error))
     if isinstance(error, MidstreamError):
@@ -57,13 +57,13 @@ def failure_of(error: BaseException, where: str) -> Failure:
 
 
 def slot_lost(text: str, last_lines: str, crash: str) -> Failure:
-    """`text`: which slot, and how. `crash`: see `Failure.same`."""
+    """Return the failure of a lost slot. `text` says which slot, and how it was lost. `crash`: see `Failure.same`."""
     last = f"Its last lines:\n{last_lines}" if last_lines else ""
     return Failure(text, last, ClusterError(f"{text}\n\n{last}" if last else text), same=crash)
 
 
 def slots_gone(reason: str, newest_checkpoint: str | None) -> Failure:
-    """What the slots ran on has ended: the job can only be started again."""
+    """Return the failure of all slots at once, after which the job can only be started again."""
     last = f"its last checkpoint is {newest_checkpoint}" if newest_checkpoint else "it has no checkpoint to go on from"
     error = UnavailableError(f"{reason}, and all slots of the job with it; {last}. Start the job again")
     return Failure(str(error), "", error, fatal=True)
@@ -77,14 +77,14 @@ class Restarts:
         self._effects = effects
         self._strategy = strategy
         self._delay: str | None = None
-        """Timer before whose end the next attempt is not deployed."""
+        """The timer of the pause before the next attempt, which is not deployed before it fires."""
         self._recent = 0
-        """Restarts since the job last ran for `reset_after_s` (exponential only)."""
+        """The number of restarts since the job last ran for `reset_after_s` (exponential only)."""
         self._running_since_ms: int | None = None
         self._same = ""
-        """How the job has failed last, of the failures that are the same each time."""
+        """The last `Failure.same` that was not empty."""
         self._same_count = 0
-        """How often in a row, without a completed checkpoint in between."""
+        """How often that failure occurred in a row, without a completed checkpoint in between."""
 
     @property
     def delayed(self) -> bool:
@@ -94,13 +94,13 @@ class Restarts:
         self._running_since_ms = self._effects.now_ms
 
     def progressed(self, _: object) -> None:
-        """What fails from now on fails elsewhere, or later."""
+        """A checkpoint has completed: a failure from now on is not the same failure as before."""
         self._same = ""
         self._same_count = 0
 
     def try_again(self, failure: Failure) -> float | None:
-        """After a failure: in how many seconds the job is started again. None: no more, the job is to fail."""
-        if failure.same:  # others do not interrupt the row: they say nothing about it
+        """Count a failure, and return in how many seconds the job restarts. None: it does not restart, and fails."""
+        if failure.same:  # a failure that may differ next time does not interrupt the row
             self._same_count = self._same_count + 1 if failure.same == self._same else 1
             self._same = failure.same
             if self._is_stuck(failure):
@@ -114,7 +114,7 @@ class Restarts:
         return 0 < self._strategy.same_failures <= self._same_count and failure.same == self._same
 
     def told(self, failure: Failure, what_follows: str) -> str:
-        """A failure as people are told of it at once; a traceback that was told before is not repeated."""
+        """Return the text that is shown to the user at once; a traceback that was shown before is not repeated."""
         times = self._same_count if failure.same and failure.same == self._same else 1
         text = failure.summary
         if times > 1:
@@ -135,7 +135,7 @@ class Restarts:
         self._delay = None
 
     def _after_failure(self, now_ms: int) -> float | None:
-        """Delay in seconds before the restart; None: the job is to fail."""
+        """Return the delay in seconds before the restart; None: the job fails."""
         strategy = self._strategy
         since, self._running_since_ms = self._running_since_ms, None
         if strategy.kind == "none":
@@ -155,7 +155,7 @@ class Restarts:
         return delay_s
 
     def last_word(self, failure: Failure) -> MidstreamError:
-        """What the user gets to see of a job that is not restarted any more."""
+        """Return the error that is raised to the user when the job is not restarted any more."""
         if not self.total:
             return failure.error
         if failure.same and self._is_stuck(failure):

@@ -1,13 +1,13 @@
-"""The coordinator of one job: what is running, what comes next.
+"""The coordinator of one job: what is running, and what comes next.
 
-Its phases, and what leads from one to the next, are in `phase.PHASE_TABLE`: CREATED, OPENING, then GATHERING, DEPLOYING,
-STARTING, RUNNING for each attempt, CANCELLING after a failure; at last ENDING, ENDED.
+Its phases, and what leads from one to the next, are in `phase.PHASE_TABLE`: CREATED, OPENING, then GATHERING,
+DEPLOYING, STARTING, RUNNING for each attempt, CANCELLING after a failure; finally ENDING, ENDED.
 
-`handle` takes one event: `_on` notes what it means, then `_step` looks, as often as something
-changes, whether the job can go on. Conditions are looked at anew each time and are nowhere
-remembered, so it does not matter in which order their parts come true.
+`handle` processes one event: `_on` records what it means, then `_step` advances the job, and is called again until
+nothing changes any more. `_step` evaluates its conditions each time and stores none of them, so the order in which
+their parts become true does not matter.
 
-What a slot says about another attempt than the current one is ignored.
+Messages of slots about another attempt than the current one are ignored.
 """
 
 from __future__ import annotations
@@ -47,26 +47,28 @@ from midstream.protocol import messages as m
 from midstream.protocol.job_status import FailureStatus, JobStatus
 
 END_TIMEOUT_S: Final = 10.0
-"""How long I/O that is still under way may keep the job from ending."""
+"""The time for which I/O that is still running may keep the job from ending."""
 STORY_MAX: Final = 30
 REMEMBERED_MAX: Final = 20
 
 
 class Coordinator:
-    """`open_storage` makes a Storage of the checkpoint directory, on the I/O pool. `stopped` is set when the job ends.
+    """The machine that decides everything about one job.
 
-    It has more attributes than a class should: half of them are its parts, which only it knows all, the others are what
-    people are shown of the job as a whole, and how it ends.
+    `open_storage` returns the Storage of a directory; it is called on the I/O pool. `stopped` is set when the job ends.
+
+    The class has more attributes than a class should: half of them are the parts of the coordinator, and this is the
+    only place that knows all of them; the others are what the status shows of the job as a whole, and how it ends.
     """
 
     def __init__(self, plan: ev.JobPlan, now_ms: int, open_storage: Callable[[str], Storage], stopped: Signal) -> None:
         self.plan = plan
         self._program = plan.graph
-        """At the program's own parallelism."""
+        """The graph at the program's own parallelism, which a rescale does not change."""
         self.phase = Phase.CREATED
         self.started_ms = now_ms
         self.failures: deque[FailureStatus] = deque(maxlen=REMEMBERED_MAX)
-        """Newest first."""
+        """The most recent failures, newest first."""
         self.warnings: deque[str] = deque(maxlen=REMEMBERED_MAX)
         self.restored_from: str | None = None
         self.outcome: tuple[ev.EndState, MidstreamError | None] | None = None
@@ -92,9 +94,9 @@ class Coordinator:
         who_hears(self, self._effects.facts)
 
         self.had_finished = False
-        """In the checkpoint that it was started from: there is nothing to run, and nothing runs."""
+        """Whether the job had finished in the checkpoint from which it was started: then nothing runs."""
         self._closing = False
-        """While ENDING: nothing is left but closing the sources and cleaning up."""
+        """Whether, while ENDING, only closing the sources and cleaning up remain."""
 
     @property
     def attempt(self) -> Attempt | None:
@@ -103,7 +105,7 @@ class Coordinator:
     # ---- the border ----
 
     def handle(self, event: ev.CoordinatorEvent, now_ms: int) -> list[ev.Instruction]:
-        """One step. Raises InvariantError, with what happened before, when a rule of the protocol is broken."""
+        """Process one event. Raises InvariantError, with the events before it, when a rule of the protocol is broken."""
         self._effects.cause, self._effects.now_ms = self._effects.cause + 1, now_ms
         beats = isinstance(event, ev.SlotMessage) and isinstance(event.message, (m.SlotStatus, m.InCall))
         if not (beats or isinstance(event, ev.TimePassed)):
@@ -121,7 +123,7 @@ class Coordinator:
         return shown.job_status(self, now_ms)
 
     def check(self) -> None:
-        """Everything that must hold between two events."""
+        """Assert everything that must hold between two events."""
         self.slots.check()
         self.checkpoints.check()
         self.committing.check()
@@ -129,7 +131,10 @@ class Coordinator:
             assert self.attempt is not None, self.phase
             assert self.attempt.all_finished or self.slots.live.keys() >= set(self.attempt.slots), self.phase
         pending = self.checkpoints.pending
-        assert pending is None or not self.checkpoints.settled or self.phase is Phase.RUNNING, (self.phase, pending)
+        assert pending is None or not self.checkpoints.outcome_is_known or self.phase is Phase.RUNNING, (
+            self.phase,
+            pending,
+        )
         assert (self.outcome is None) == (self.phase not in (Phase.ENDING, Phase.ENDED)), (self.phase, self.outcome)
 
     # ---- events ----
@@ -241,7 +246,7 @@ class Coordinator:
         self._one_is_missing()
 
     def _slot_leaving(self, slot: int, reason: str) -> None:
-        """No further attempt runs on it; `_run_on` has the one that does move away."""
+        """No later attempt runs on this slot; `_run_on` moves the current one off it."""
         if self.phase is Phase.ENDING or not self.slots.leaves(slot, reason):
             return
         if self._is_spare(slot):
@@ -258,14 +263,17 @@ class Coordinator:
         return self.phase is Phase.RUNNING and self.attempt is not None and slot not in self.attempt.slots
 
     def slots_failed(self, failure: Failure) -> None:
-        """While the job runs only a rescale needs slots that are not there."""
+        """Slots did not come. While the job runs, only a rescale or a move needs slots that are missing."""
         if self.phase is Phase.RUNNING:
             self.rescaling.slots_failed(failure.summary)
         else:
             self.fail_attempt(failure)
 
     def _slots_gone(self, reason: str) -> None:
-        """To try again cannot help. What only waits to be committed needs no slot. Every slot that ends may say so."""
+        """No slot can be had any more, so a restart cannot help. A job that only commits what it wrote needs no slot.
+
+        Several slots may report this, one after the other.
+        """
         if self.phase is Phase.ENDING:
             return
         if self.phase is Phase.RUNNING and self.attempt is not None and self.attempt.all_finished:
@@ -299,10 +307,10 @@ class Coordinator:
                 self.slots.acknowledged(message.metrics, self._effects.now_ms)
                 self.checkpoints.acknowledge(slot, message, attempt)
             case m.Cancelled():
-                if cancelling:  # else the job has come to its end meanwhile
-                    attempt.awaited.discard(slot)
+                if cancelling:  # else the job is ending already
+                    attempt.unanswered.discard(slot)
             case m.TaskFailed() | m.DeployFailed() if cancelling and self.rescaling.leaves_tasks:
-                return  # what is left of them, above all that others have gone before
+                return  # these tasks are being replaced: they fail mostly because their peers are cancelled
             case m.TaskFailed(_, _, summary, details, fatal, symptom, same):
                 self._task_failed(failure_of_user_code(summary, details, fatal, same), symptom)
             case m.DeployFailed(_, summary, details, fatal, same):
@@ -310,12 +318,12 @@ class Coordinator:
             case _ if cancelling:
                 return
             case m.Deployed():
-                attempt.awaited.discard(slot)
+                attempt.unanswered.discard(slot)
             case m.TaskRunning(_, ref) | m.TaskEndOfData(_, ref):
                 attempt.advance(ref, type(message))
             case m.TaskFinished(_, ref, committables):
                 attempt.advance(ref, type(message))
-                self.committing.hold(ref, committables)
+                self.committing.keep(ref, committables)
                 self.checkpoints.task_finished(ref)
             case m.CheckpointDecline():
                 self.checkpoints.decline(message)
@@ -327,10 +335,10 @@ class Coordinator:
     # ---- going on ----
 
     def _step(self) -> bool:
-        """Look whether the job can go on; True if it did, and may again."""
+        """Advance the job if it can; True if it advanced, and may be able to advance again."""
         self.committing.look()
         match self.phase:
-            case Phase.RUNNING:  # first, because it is so nearly always
+            case Phase.RUNNING:  # first, because the job is nearly always in this phase
                 return self._run_on()
             case Phase.GATHERING:
                 return self._try_deploy()
@@ -350,9 +358,9 @@ class Coordinator:
     def _try_deploy(self) -> bool:
         if self.slots.leaving and not self.committing.on_slots:
             self.slots.let_leave(*sorted(self.slots.leaving))
-        if not self.checkpoints.settled:
+        if not self.checkpoints.outcome_is_known:
             return False
-        self.committing.abort(self.checkpoints.take_unsettled())
+        self.committing.abort(self.checkpoints.take_prepared())
         if self.restarts.delayed:
             return False
         if not self._restoring.is_ready(self.checkpoints.newest, self.plan, self._cannot_restore):
@@ -425,8 +433,8 @@ class Coordinator:
                 return True
             return False
         if self.attempt.all_finished:
-            self.committing.commit_held()
-            if self.committing.idle and self.checkpoints.settled and self.savepoints.idle:
+            self.committing.commit_kept()
+            if self.committing.idle and self.checkpoints.outcome_is_known and self.savepoints.idle:
                 self._end("finished", None, "the job has finished")
                 return True
             return False
@@ -466,7 +474,7 @@ class Coordinator:
             self._stop_sources()
 
     def _stop_sources(self) -> None:
-        """Drain. Before the tasks run there is nobody to tell; they are told when they start."""
+        """Begin to drain the job. Tasks that do not run yet are told when they start."""
         self.sources.stop()
         if self.phase in (Phase.STARTING, Phase.RUNNING):
             assert self.attempt is not None
@@ -478,17 +486,17 @@ class Coordinator:
         self._end("failed", error, str(error))
 
     def start_failed(self, failure: Failure) -> None:
-        """A job that has never run is not started again: what it was given does not work."""
+        """A job that has never run is not restarted, since its program or its configuration does not work."""
         self.fail_attempt(replace(failure, fatal=failure.fatal or not self.slots.job_has_run))
 
     def _task_failed(self, failure: Failure, symptom: bool) -> None:
         if not symptom:
             self._effects.facts.attempt_failed(failure)
-        elif self.phase in (Phase.STARTING, Phase.RUNNING):  # else it comes after its cause
+        elif self.phase in (Phase.STARTING, Phase.RUNNING):  # else its cause was reported before
             self.attempts.has_symptom(failure)
 
     def fail_attempt(self, failure: Failure) -> None:
-        """Note it, and end the attempt; only the first failure of an attempt counts as a restart."""
+        """Record a failure, and end the attempt; only the first failure of an attempt leads to a restart."""
         number = self.attempt.number if self.attempt else 0
         self.failures.appendleft(failure.status(self._effects.now_ms, number))
         if self.phase in (Phase.ENDING, Phase.ENDED):
@@ -496,12 +504,12 @@ class Coordinator:
         before = self.rescaling.give_up(failure.summary)
         if before is not None:
             self.sources.pause()
-            self._go_on_with(before)
+            self._switch_to(before)
         if self.phase in (Phase.CANCELLING, Phase.OPENING) and (before is not None or not failure.fatal):
             return
-        # a job without checkpoints that has committed in part must not begin again
+        # a job without checkpoints that has committed some of its output must not begin again: it would be duplicated
         final = failure.fatal or (self.committing.stalled and self.checkpoints.storage is None)
-        if before is not None:  # not the job has failed, but what was to become of it
+        if before is not None:  # the rescale has failed, and not the job
             self.restarts.delay(0.0)
             follows = "The job goes on as it was before it was to be rescaled."
         elif final or (after_s := self.restarts.try_again(failure)) is None:
@@ -517,8 +525,8 @@ class Coordinator:
             return
         self._cancel_attempt(f"the job failed: {failure.summary}")
 
-    def _go_on_with(self, plan: ev.JobPlan) -> None:
-        """The same job at another parallelism, from the next attempt on."""
+    def _switch_to(self, plan: ev.JobPlan) -> None:
+        """Run the same job at another parallelism from the next attempt on."""
         self.plan = plan
         self.slots.resize(plan.graph.slots)
         self.checkpoints.rescale(plan)
@@ -530,19 +538,19 @@ class Coordinator:
         self._turn(PhaseTurn.ATTEMPT_OVER)
 
     def _try_gather(self) -> bool:
-        if not self.attempts.answered or self.committing.on_slots:  # a slot that a rescale lets go may be at it
+        if not self.attempts.answered or self.committing.on_slots:  # a slot that a rescale releases may be committing
             return False
         self.attempts.cancelled()
         self._turn(PhaseTurn.CANCELLED)
         if self.rescaling.stage is Stage.SWITCHING:
-            self._go_on_with(self.rescaling.plan)
+            self._switch_to(self.rescaling.plan)
             self.slots.gather()
         return True
 
     # ---- the end ----
 
     def _end(self, state: ev.EndState, error: MidstreamError | None, why: str) -> None:
-        """Let go of everything; `why` answers those who still wait for a checkpoint."""
+        """Begin to end the job: release everything. `why` is the answer to clients that still wait for a checkpoint."""
         if self.phase in (Phase.ENDING, Phase.ENDED):
             return
         assert (error is None) == (state != "failed"), (state, error)
@@ -560,8 +568,8 @@ class Coordinator:
             self._conclude()
             return True
         self._closing = True
-        self.committing.abort_held()
-        self.committing.abort(self.checkpoints.take_unsettled())
+        self.committing.abort_kept()
+        self.committing.abort(self.checkpoints.take_prepared())
         self.committing.close()
         self.cleaning.run()
         self.sources.close()

@@ -1,11 +1,11 @@
-"""The shell around a coordinator: carries out what it decides, and feeds it what happens.
+"""The shell around a coordinator: it carries out the coordinator's instructions, and feeds it events.
 
-The coordinator is a pure machine, and what it runs on differs: threads, sockets and Spark
-(`midstream.runtime`), a simulated world (`midstream.sim`), a bench of tests. What must not differ is
-in here: one event at a time and its instructions in order, timers and I/O by their tokens, slots
-that are requested, register once, are lost and abandoned, questions that are answered once each, and
-the end of the job, after which the coordinator gets no event. The program that owns a shell gives it a
-loop and a `Host`, and reports to it what the host observes. Everything happens on that loop's thread.
+The coordinator is a pure machine, and its surroundings differ: threads, sockets and Spark (`midstream.runtime`), a
+simulated world (`midstream.sim`), or a test. What must not differ is in the shell: one event at a time and its
+instructions in order, timers and I/O by their tokens, slots that are requested, register once, are lost and abandoned,
+requests that are answered once each, and the end of the job, after which the coordinator gets no event. The program
+that owns a shell gives it a loop and a `Host`, and reports to it what the host observes. Everything happens on that
+loop's thread.
 """
 
 from __future__ import annotations
@@ -21,16 +21,18 @@ from midstream.protocol.job_status import JobStatus
 from midstream.protocol.messages import ClientRequest, FromSlot, Register, Reply, ToSlot
 
 RELEASE_WAIT_S: Final = 10.0
-"""How long the process of a slot that was released may take to end by itself."""
+"""The time that the process of a released slot may take to end by itself."""
 TELL_TIME_S: Final = 1.0
 EXIT_WAIT_S_MAX: Final = 0.8
-"""How long a slot whose connection is gone waits for word of how its process has ended, before it counts as lost. Shorter
-than the coordinator waits for the cause of what its peers see of it."""
+"""The time for which the shell waits to learn how the process of a slot has ended whose connection is closed, before it
+reports the slot as lost. It is shorter than the coordinator's wait for the cause of a symptom
+(`attempts.CAUSE_WAIT_S`).
+"""
 _ENDED_HOW: Final = {"finished": "finished", "stopped": "was stopped", "failed": "failed"}
 
 
 class CoordinatorMachine(Protocol):
-    """`midstream.coordinator.Coordinator`, or a probe in tests."""
+    """The interface of `midstream.coordinator.Coordinator`, which tests replace by a probe."""
 
     def handle(self, event: ev.CoordinatorEvent, now_ms: int) -> list[ev.Instruction]: ...
 
@@ -38,18 +40,18 @@ class CoordinatorMachine(Protocol):
 
 
 class Loop(Clock, Executor, Protocol):
-    """The thread that the shell lives on."""
+    """The loop of the thread on which the shell runs."""
 
 
 class Lines(Protocol):
-    """The connections of registered slots, by their numbers."""
+    """The connections of registered slots, by the slots' numbers."""
 
     def send(self, slot: int, message: ToSlot) -> None:
-        """To a slot that is gone: dropped."""
+        """Send a message, or drop it if the slot is gone."""
         ...
 
     def release(self, slot: int) -> None:
-        """Send what waits, then have the slot end; it is not reported lost any more."""
+        """Send what is queued, then have the slot end; it is not reported lost any more."""
         ...
 
     def drop(self, slot: int) -> bool:
@@ -58,44 +60,44 @@ class Lines(Protocol):
 
 
 class Host(Protocol):
-    """Where slots come from, and who hears of what."""
+    """The surroundings of a shell: they start slots, and deliver answers, texts and the outcome of the job."""
 
     @property
     def slots_gone(self) -> str:
-        """Why no slot can be had any more; empty as long as there can be some. It never changes back."""
+        """Why no slot can be had any more; empty as long as slots can be had. Once set, it stays set."""
         ...
 
     def request_slot(self, request: str) -> None:
-        """Start one more slot. `Shell.slot_failed` follows when that fails, or when its process has ended, and before
-        that `Shell.slot_leaving` if it is known that it will.
+        """Start one more slot. `Shell.slot_failed` follows if that fails, or when its process has ended; before that,
+        `Shell.slot_leaving` follows if the host learns that its executor is going to end.
 
         Raises ClusterError when no slot can be had any more.
         """
         ...
 
     def abandon(self, request: str) -> None:
-        """The slot that has answered is lost: see that its process ends, even if it hangs."""
+        """Make sure that the process started for this request ends, even if it hangs."""
         ...
 
     def last_lines(self, slot: int) -> str:
-        """What its tasks have printed and logged last, as far as it was sent."""
+        """Return the last lines that the slot's tasks have printed and logged, as far as they have arrived."""
         ...
 
     def answer(self, client: int, reply: Reply) -> None:
-        """Called once for each `Shell.ask`."""
+        """Deliver the answer to a request. This is called once for each `Shell.ask`."""
         ...
 
     def tell(self, text: str) -> None:
-        """People are to hear of it now."""
+        """Show the text to the user at once."""
         ...
 
     def ended_with(self, outcome: ev.JobEnded) -> None:
-        """All is over, and everybody who had asked is answered. Called once."""
+        """The job has ended, and every request has been answered. This is called once."""
         ...
 
 
 class Shell:
-    """From `start` to `outcome`."""
+    """Runs a coordinator from `start` until `outcome` is set."""
 
     def __init__(self, coordinator: CoordinatorMachine, loop: Loop, lines: Lines, host: Host) -> None:
         self.coordinator = coordinator
@@ -107,13 +109,15 @@ class Shell:
         self._stepping = False
         self._timers: dict[str, Timer] = {}
         self._requests: dict[str, int | None] = {}
-        """Requests that are open (None) or that a registered slot answers."""
+        """The requests for slots, each with the slot that has registered for it; None if none has yet."""
         self._answered: dict[int, str] = {}
-        """Of the latter: the request of each slot."""
+        """The request of each registered slot."""
         self._lost: dict[int, str] = {}
-        """Slots whose connection is gone, and how; see `EXIT_WAIT_S_MAX`."""
+        """The slots whose connection is closed and that are not reported lost yet, with the reason; see
+        `EXIT_WAIT_S_MAX`.
+        """
         self._unanswered: dict[int, None] = {}
-        """Clients that wait for an answer, in the order in which they have asked."""
+        """The clients that wait for an answer, in the order of their requests."""
 
     def start(self) -> None:
         self.feed(ev.Started())
@@ -125,13 +129,13 @@ class Shell:
 
     @property
     def slots(self) -> int:
-        """How many there are, or are asked for."""
+        """The number of slots that are present or requested."""
         return len(self._requests)
 
     # ---- events and instructions
 
     def feed(self, event: ev.CoordinatorEvent) -> None:
-        """One event after the other: what an instruction brings about at once waits for its turn."""
+        """Process an event, or queue it if another one is being processed, as when an instruction leads to one at once."""
         if self.outcome is not None:
             return
         self._events.append(event)
@@ -149,7 +153,9 @@ class Shell:
             self._execute(instruction)
 
     def _tell_time(self, since_s: float) -> None:
-        """As a machine that slept has slept: no wait is longer for it than one interval."""
+        """Feed `TimePassed`, at most two intervals at once, so that a suspended computer does not make a wait look
+        long.
+        """
         if self.outcome is not None:
             return
         now_s = self._loop.monotonic_s()
@@ -201,7 +207,7 @@ class Shell:
             self.feed(ev.SlotsGone(str(error)))
 
     def slot_failed(self, request: str, reason: str, crash: str = "", last_lines: str = "") -> None:
-        """The process of this request is no more, or never was. The arguments are those of `SlotLost`."""
+        """The process for this request has ended, or could not be started. The arguments are those of `SlotLost`."""
         if self._host.slots_gone:
             self.feed(ev.SlotsGone(self._host.slots_gone))
         if request not in self._requests:
@@ -216,19 +222,19 @@ class Shell:
             self.feed(ev.SlotLost(slot, reason, crash, said))
 
     def slot_leaving(self, request: str, reason: str) -> None:
-        """What runs for this request has to leave what it runs on."""
+        """The executor or host of the slot for this request is going to end."""
         if request not in self._requests:
             return
         slot = self._requests[request]
         if slot is not None:
             self.feed(ev.SlotLeaving(slot, reason))
-        else:  # it has not come yet, and is not worth the trouble
+        else:  # it has not registered yet: another one is requested in its place
             del self._requests[request]
             self._host.abandon(request)
             self.feed(ev.SlotRequestFailed(request, reason))
 
     def unwanted(self, register: Register) -> str:
-        """Why this slot is not wanted, "" if it is: a request is good for one slot, and Spark may run a task again."""
+        """Return why a slot is refused, "" if it is not: a request is for one slot, but Spark may run its task twice."""
         if self.outcome is not None:
             return "the job has ended"
         if register.request not in self._requests:
@@ -236,18 +242,18 @@ class Shell:
         return "its request was answered before" if self._requests[register.request] is not None else ""
 
     def slot_registered(self, slot: int, register: Register) -> None:
-        """One that is not unwanted. `slot` is a number that no other connection is ever given."""
+        """A slot that is not refused has registered. `slot` is a number that no other connection ever gets."""
         assert self._requests[register.request] is None, register
         self._requests[register.request] = slot
         self._answered[slot] = register.request
         self.feed(ev.SlotConnected(slot, register))
 
     def slot_said(self, slot: int, message: FromSlot) -> None:
-        """Never a `Register`."""
+        """A slot has sent a message, which is never a `Register`."""
         self.feed(ev.SlotMessage(slot, message))
 
     def slot_lost(self, slot: int, reason: str) -> None:
-        """Its connection is gone. How its process has ended, if it has, says more."""
+        """The connection of a slot is closed. Report it lost after a moment in which its process's end may be reported."""
         self._lost[slot] = reason
         self._loop.call_later(EXIT_WAIT_S_MAX, partial(self._lost_without_a_word, slot))
 
@@ -258,7 +264,7 @@ class Shell:
             self.feed(ev.SlotLost(slot, reason, last_lines=self._host.last_lines(slot)))
 
     def _abandon(self, slot: int) -> None:
-        """The slot is lost or does not end although released: its process may live on and hold a core."""
+        """Make sure that the process of a lost or released slot ends: it may still run, and occupy a core."""
         request = self._answered.pop(slot, None)
         if request is not None:
             del self._requests[request]
@@ -267,7 +273,9 @@ class Shell:
     # ---- clients
 
     def ask(self, client: int, request: ClientRequest) -> None:
-        """Exactly one `Host.answer` follows, at the latest when the job ends. `client` is a number that never asks again."""
+        """A client has sent a request. Exactly one `Host.answer` follows, at the latest when the job ends. `client` is
+        a number that is never used again.
+        """
         if client in self._unanswered:
             raise InvariantError(f"client {client} asks a second time")
         self._unanswered[client] = None
@@ -284,14 +292,14 @@ class Shell:
 
     @property
     def last_reply(self) -> Reply:
-        """What everybody is told who asks something of a job that has ended."""
+        """The answer to every request to a job that has ended."""
         assert self.outcome is not None
         return Reply(error=f"the job has ended: it {_ENDED_HOW[self.outcome.state]}", status=self.outcome.status)
 
     # ---- the end
 
     def conclude(self, outcome: ev.JobEnded) -> None:
-        """The end, by the coordinator's word or because it or its host is broken. The first one counts."""
+        """The job has ended: the coordinator says so, or the coordinator or its host has failed. The first call counts."""
         if self.outcome is not None:
             return
         self.outcome = outcome

@@ -158,7 +158,7 @@ def _is_foreign(dtype: Any) -> bool:
 
 
 def frame_schema(frame: pl.DataFrame) -> pa.Schema:
-    """The canonical Arrow schema of a polars frame."""
+    """Return the canonical Arrow schema of a polars frame."""
     return canonical_schema(to_arrow(frame.clear()).schema)
 
 

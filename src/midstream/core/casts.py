@@ -68,13 +68,13 @@ def _cast(column: pa.Array[Any], kind: pa.DataType, path: str) -> pa.Array[Any]:
         )
     try:
         if pa.types.is_integer(given) and pa.types.is_decimal(kind):
-            column = column.cast(pa.decimal128(20, 0))  # pyarrow asks for room for all integers, not for these
+            column = column.cast(pa.decimal128(20, 0))  # pyarrow would demand digits for every possible integer
         if pa.types.is_decimal(column.type) and pa.types.is_decimal(kind) and _must_be_one_by_one(column.type, kind):
             return _cast_one_by_one(column, kind, path)
         made = column.cast(kind)
     except pa.ArrowException as error:
         raise CastRefused(_refusal(given, kind, path, str(error))) from error
-    # float16 fits into all floats; into fewer bits pyarrow cuts decimals off
+    # float16 fits into every float type; casts to floats with fewer bits lose digits without an error
     may_change = pa.types.is_floating(kind) and not pa.types.is_float16(given)
     if may_change or (pa.types.is_decimal(column.type) and pa.types.is_decimal(kind)):
         changed = _changed(column, made)
@@ -101,7 +101,7 @@ def _cast_struct(column: pa.StructArray, kind: pa.StructType, path: str) -> pa.A
 
 def _cast_list(column: ListArray, kind: ListType, path: str) -> pa.Array[Any]:
     if pa.types.is_fixed_size_list(column.type) or pa.types.is_fixed_size_list(kind):
-        # their items also lie where a list is null, so they are cut to those that count
+        # A fixed-size list has items below null lists too; the cast to large lists drops them.
         between = column.cast(pa.large_list(column.type.value_type))
         items = pa.large_list(kind.value_type)
         try:

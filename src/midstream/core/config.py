@@ -76,12 +76,17 @@ def size_bytes(value: Size, name: str) -> int:
 
 
 class RestartStrategy(msgspec.Struct, frozen=True, kw_only=True):
-    """What the job does after a failure.
+    """What a job does after a failure; made by `no_restart`, `fixed_restarts` and `exponential_restarts`.
 
-    `fixed`: at most `attempts` restarts, `delay_s` apart. `exponential`: the delay doubles from `delay_s` up to
-    `max_delay_s`, and is reset once the job has run for `reset_after_s` without failing; `attempts` counts the restarts
-    since then (0: no limit). `none`: the job fails. `same_failures`: the job fails once the same code has failed in the
-    same way this many times in a row, without a completed checkpoint in between (0: no limit).
+    `kind`: "none": the job fails. "fixed": at most `attempts` restarts, `delay_s` apart. "exponential": the delay
+    doubles from `delay_s` up to `max_delay_s`, and is reset once the job has run for `reset_after_s` without failing.
+    `attempts`: the maximum number of restarts; of "exponential" since the last reset (0: no limit).
+    `delay_s`, `max_delay_s`, `reset_after_s`: in seconds.
+    `same_failures`: the job fails once the same code has failed in the same way this many times in a row, without a
+    completed checkpoint in between (0: no limit).
+
+        >>> fixed_restarts(3).attempts
+        3
     """
 
     kind: Literal["fixed", "exponential", "none"] = "exponential"
@@ -108,7 +113,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     aligned_timeout_s: float | None = 1.0
     """How long a checkpoint's barriers wait behind rows in flight before they overtake them; None: they never overtake."""
     queue_time_s: float | None = 0.01
-    """How long rows should wait in a queue at most, if that is less than one batch; None: until the queues are full."""
+    """How long rows should wait in a queue at most. A queue may always hold one batch; None: queues may fill up."""
     min_pause_s: float = 0.0
     tolerable_failures: int = 3
     retained_checkpoints: int = 2
@@ -125,7 +130,7 @@ class JobConfig(msgspec.Struct, frozen=True, kw_only=True):
     a directory with the user's own certificate.
     """
     trusted_packages: tuple[str, ...] = ()
-    """Packages, besides the job's own, of which pickles in a checkpoint may call anything."""
+    """Packages, besides the job's own, from which pickles in a checkpoint may call anything."""
 
     def check(self) -> JobConfig:
         """Return the config itself. Raises ConfigError naming the first setting that is invalid."""

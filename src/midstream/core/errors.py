@@ -6,32 +6,79 @@ from typing import NoReturn
 
 
 class MidstreamError(Exception):
-    """Base of all errors that midstream raises on purpose."""
+    """Base of all errors that midstream raises on purpose.
+
+    For example:
+
+        >>> try:
+        ...     Environment("shop", parallelism=0)
+        ... except MidstreamError as error:
+        ...     print(type(error).__name__)
+        ConfigError
+    """
 
 
 class JobError(MidstreamError):
     """The job cannot run as it was written, or one of its own functions failed.
 
     `row`: for an error about one row, its position in the batch that the operator was given.
+
+        >>> orders.filter("price > 3")
+        Traceback (most recent call last):
+            ...
+        midstream.core.errors.JobError: ...filter: 'price > 3' is not a function; write for example filter(pl.col('x') > 0) or filter(lambda row: …)
     """
 
     row: int | None = None
 
 
 class ConfigError(MidstreamError):
-    """A setting or option is missing, malformed, or contradicts another."""
+    """A setting or option is missing, malformed, or contradicts another.
+
+    For example:
+
+        >>> Environment("shop", parallelism=0)
+        Traceback (most recent call last):
+            ...
+        midstream.core.errors.ConfigError: ...the job: parallelism 0 is not a positive whole number
+    """
 
 
 class SchemaError(MidstreamError):
-    """A column is missing, or its type differs from the declared one."""
+    """A column is missing, or its type differs from the declared one.
+
+    For example:
+
+        >>> orders.select("prize")
+        Traceback (most recent call last):
+            ...
+        midstream.core.errors.SchemaError: ...operator 'select': column 'prize' is not in the stream's schema (user, price)
+    """
 
 
 class StorageError(MidstreamError):
-    """A file or directory cannot be read, cannot be written, or is corrupt."""
+    """A file or directory cannot be read, cannot be written, or is corrupt.
+
+    For example:
+
+        >>> _ = Path("numbers.parquet").write_bytes(b"1, 2, 3")
+        >>> env.read_files("numbers.parquet")
+        Traceback (most recent call last):
+            ...
+        midstream.core.errors.StorageError: .../numbers.parquet: cannot be read as parquet; it is incomplete, damaged, ...
+    """
 
 
 class ClusterError(MidstreamError):
-    """Spark, a slot, or the network failed to provide what the job needs."""
+    """Spark, a slot, or the network failed to provide what the job needs.
+
+    For example:
+
+        try:
+            env.execute()
+        except ClusterError:
+            ...  # the same program may run when it is started again
+    """
 
 
 class UnavailableError(ClusterError):

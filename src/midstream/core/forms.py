@@ -337,7 +337,7 @@ class DurationForm(Form):
 
     def __init__(self, kind: pa.DurationType[Any]) -> None:
         super().__init__(kind)
-        self._per_us = {"ns": 1000, "us": 1}.get(kind.unit, 0)  # all there are fit into coarser ones
+        self._per_us = {"ns": 1000, "us": 1}.get(kind.unit, 0)  # coarser units hold every timedelta
         self._step_us = _STEP_US[kind.unit]
 
     def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
@@ -360,7 +360,7 @@ class DurationForm(Form):
 
 
 class TimestampForm(Form):
-    """The form of timestamps: naive datetimes without a zone, aware ones, converted to the zone, with one."""
+    """The form of timestamps: naive datetimes for a type without a zone, aware ones converted to the type's zone."""
 
     kind: TimestampType
 
@@ -380,7 +380,7 @@ class TimestampForm(Form):
             zones = _zones(values)
             if zones <= {None} if self._zone is None else None not in zones and all(map(is_fixed, zones)):
                 column: pa.Array[Any] = pa.array(values, self._micros)
-                if self._zone is None or fits_datetime(column, margin_s=86_400):  # in whichever zone
+                if self._zone is None or fits_datetime(column, margin_s=86_400):  # a margin for any zone's offset
                     return column.cast(self.kind)
         return None
 

@@ -50,7 +50,7 @@ def key_type_supported(kind: pa.DataType) -> bool:
 
 
 def key_cast(kind: pa.DataType) -> str:
-    """Say what to cast a column to whose type cannot be a key, and why."""
+    """Describe, for a column whose type cannot be a key, what to cast it to, and why."""
     if pa.types.is_floating(kind):
         why = (
             "a float that is almost equal would be another key, and NaN equals nothing: round and cast it to an integer"

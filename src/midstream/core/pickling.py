@@ -1,6 +1,6 @@
 """Pickling of a job, and unpickling in the process that pickled it.
 
-Functions and classes of the job's own file travel by value, with the variables that they use. What is unpickled in the
+Functions and classes of the job's own file travel by value, with the variables that they use. Objects unpickled in the
 program's own process must be separate from the program: see `ApartUnpickler`.
 """
 
@@ -100,7 +100,7 @@ class ApartUnpickler(pickle.Unpickler):
         try:
             return super().load()
         finally:
-            self.memo = {}  # it refers back to this object, and Python 3.10 does not collect that circle
+            self.memo = {}  # the memo refers back to this object, and Python 3.10 does not collect that cycle
 
     def _untracked(self, make: Callable[..., Any], *arguments: Any) -> Any:
         at = list(signature(make).parameters).index("class_tracker_id")

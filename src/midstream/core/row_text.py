@@ -38,7 +38,7 @@ def value_text(column: pa.Array[Any]) -> str:
 
 
 def _as_arrow_shows(column: pa.Array[Any]) -> str:
-    """Format the first value by Arrow, and not from a scalar: values that Python cannot represent have no other text."""
+    """Format the first value with Arrow, from the array: a scalar that Python cannot represent has no text."""
     shown = column.slice(0, 1).to_string(indent=0, window=1, skip_new_lines=True)
     return " ".join(shown.removeprefix("[").removesuffix("]").split())
 

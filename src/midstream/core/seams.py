@@ -17,11 +17,29 @@ Mail = Callable[[], None]
 
 @dataclass(frozen=True, slots=True)
 class Done(Generic[T]):
+    """The outcome of work that succeeded: `value` is what it returned.
+
+    For example:
+
+        def uploaded(self, outcome):
+            if isinstance(outcome, Done):
+                self.committables.append(outcome.value)
+    """
+
     value: T
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
+    """The outcome of work that raised `error`.
+
+    For example:
+
+        def uploaded(self, outcome):
+            if isinstance(outcome, Failed):
+                self.context.fail(outcome.error)
+    """
+
     error: BaseException
 
 
@@ -57,77 +75,193 @@ class Clock(Protocol):
 
 
 class Timer(Protocol):
-    def cancel(self) -> None: ...
+    """A call that is due later.
+
+    For example:
+
+        timer = self.executor.call_later(1.0, self.flush)
+    """
+
+    def cancel(self) -> None:
+        """Prevent the call. Without effect if it was made.
+
+        For example:
+
+            self.timer.cancel()
+        """
+        ...
 
 
 class Executor(Protocol):
-    """The loop thread's queue of mails, and the pool that does pure I/O for it."""
+    """The loop thread's queue of mails, and the pool that does pure I/O for it; `context.executor` of a writer is one.
+
+    For example:
+
+        def write(self, batch):
+            self.executor.submit(lambda: self.upload(batch), self.uploaded)
+    """
 
     def post(self, mail: Mail) -> None:
-        """Run `mail` on the loop thread, after the mails already posted. Callable from any thread."""
+        """Run a function on the loop thread, after what was already posted. Callable from any thread.
+
+        `mail`: a function without parameters.
+
+            self.executor.post(self.wake)
+        """
         ...
 
     def call_later(self, delay_s: float, mail: Mail) -> Timer:
-        """Run `mail` on the loop thread once `delay_s` has passed. Loop thread only."""
+        """Run a function on the loop thread after a time. Loop thread only.
+
+        `delay_s`: the time, in seconds.
+        `mail`: a function without parameters.
+
+        Returns a timer, whose `cancel()` prevents the call.
+
+            timer = self.executor.call_later(1.0, self.flush)
+        """
         ...
 
     def submit(self, work: Callable[[], T], done: Callable[[Done[T] | Failed], None]) -> None:
-        """Run `work` (pure I/O: bytes in, bytes out) on the pool; its outcome, success or failure, arrives as a mail."""
+        """Run work on the pool.
+
+        `work`: pure I/O, bytes in and bytes out; a function without parameters.
+        `done`: called on the loop thread with `Done(value)`, or `Failed(error)` for what `work` raised.
+
+            self.executor.submit(lambda: self.upload(data), self.uploaded)
+        """
         ...
 
 
 class Storage(Protocol):
-    """A directory tree of immutable files. It blocks: call it only inside `Executor.submit`.
+    """A directory tree of immutable files: the job's checkpoint storage. It blocks: call it only on the I/O pool.
 
     Paths are relative, with `/`; a path that would leave the root raises StorageError.
+
+        def commit(self, checkpoint_id, committables):
+            if self.storage.create(f"mine/{checkpoint_id}", b""):
+                self.send(committables)
     """
 
-    def read(self, path: str) -> bytes: ...
+    def read(self, path: str) -> bytes:
+        """Return the contents of a file.
+
+        `path`: the file; StorageError is raised if it does not exist.
+
+            data = self.storage.read("mine/plan")
+        """
+        ...
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
-        """Return at most `length` bytes from `offset`; fewer where the file ends."""
+        """Return a part of a file.
+
+        `path`: the file.
+        `offset`, `length`: at most `length` bytes from `offset`; fewer where the file ends.
+
+            header = self.storage.read_range("mine/plan", 0, 8)
+        """
         ...
 
     def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
         """Write a new file. When this returns, the file is complete, durable, and under its final name.
 
-        `parts` are consumed one after the other, so they need not all be in memory at once.
+        `path`: the file.
+        `parts`: its bytes; consumed one after the other, so they need not all be in memory at once.
+
+            self.storage.write("mine/plan", [header, body])
         """
         ...
 
     def create(self, path: str, data: bytes, durable: bool = True) -> bool:
-        """Create a small file unless one of that name exists; False if one does.
+        """Create a small file unless one of that name exists.
 
-        With `durable` False the file need not outlive a power failure, for example a claim that is of no use after one.
+        `path`: the file.
+        `data`: its bytes.
+        `durable`: if False, the file need not outlive a power failure, for example a claim that is of no use after one.
+
+        Returns whether it was created; False if one exists.
+
+            is_first = self.storage.create("mine/claim", b"")
         """
         ...
 
     def delete(self, path: str) -> None:
-        """Delete a file, or a directory with its contents. A path that does not exist is not an error."""
+        """Delete a file, or a directory with its contents.
+
+        `path`: one that does not exist is not an error.
+
+            self.storage.delete("mine")
+        """
         ...
 
     def list(self, path: str) -> list[str]:
-        """List the names (not paths) of files and directories right under `path`, sorted; [] if the directory does not
-        exist.
+        """Return the names (not paths) of files and directories right under a directory, sorted.
+
+        `path`: the directory; the list is empty if it does not exist.
+
+            names = self.storage.list("mine")
         """
         ...
 
     def sweep(self, path: str, unwanted: Callable[[str], bool]) -> None:
-        """Delete unfinished files that killed writers left right under `path`, if their names are `unwanted`."""
+        """Delete unfinished files that killed writers left right under a directory.
+
+        `path`: the directory.
+        `unwanted`: takes a file's name, and returns whether it is to be deleted.
+
+            self.storage.sweep("mine", lambda name: name.startswith(self.job_id))
+        """
         ...
 
-    def exists(self, path: str) -> bool: ...
+    def exists(self, path: str) -> bool:
+        """Return whether there is a file or directory.
+
+        `path`: its place.
+
+            is_planned = self.storage.exists("mine/plan")
+        """
+        ...
 
 
 class Signal(Protocol):
-    """A flag that can be set from any thread and is never cleared. `threading.Event` is one."""
+    """A flag that can be set from any thread and is never cleared. `threading.Event` is one.
 
-    def set(self) -> None: ...
+    For example:
 
-    def is_set(self) -> bool: ...
+        while not self.server_has_answered():
+            if self.stopped.wait(1.0):
+                raise StorageError("the commit is no longer needed")
+    """
+
+    def set(self) -> None:
+        """Set the flag.
+
+        For example:
+
+            stopped.set()
+        """
+        ...
+
+    def is_set(self) -> bool:
+        """Return whether the flag is set.
+
+        For example:
+
+            if self.stopped.is_set():
+                raise StorageError("the commit is no longer needed")
+        """
+        ...
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Block for at most `timeout` seconds until the signal is set, and return whether it is. I/O pool only."""
+        """Block until the flag is set. I/O pool only.
+
+        `timeout`: how long at most, in seconds; None for no limit.
+
+        Returns whether it is set.
+
+            if self.stopped.wait(1.0):
+                raise StorageError("the commit is no longer needed")
+        """
         ...
 
 

@@ -1,7 +1,7 @@
 """Tables of state machines: data on which the machines run, and from which the docs and the coverage report read.
 
-A machine asks its table for every event. A pair of state and event that has no row, or a state that
-does not follow from it, is a bug, and raises at once. A machine that keeps its story has it in the error.
+A machine looks up every event in its table. A pair of state and event without a row, or a next state that the
+row does not allow, is a bug and raises at once. If the machine keeps its story, the error contains it.
 """
 
 from __future__ import annotations
@@ -27,26 +27,26 @@ def new_story() -> Story[Any]:
 
 
 def nothing(*_: object) -> list[Any]:
-    """This is what a machine does by a row that names nothing else."""
+    """Do nothing: the action of a row that names no other."""
     return []
 
 
 @dataclass(frozen=True, slots=True)
 class Row(Generic[S, E]):
-    """What may follow when `event` comes in `state`."""
+    """The states that may follow when `event` comes in `state`, and the action taken then."""
 
     state: S
     event: E
     """A member of an enum, or a class of events."""
     then: tuple[S, ...]
     what: str = ""
-    """What is done, for readers."""
+    """A description of the action, for readers."""
     do: Callable[..., Any] = nothing
-    """What does it, given the machine and the event, if the machine dispatches by its table."""
+    """The action, called with the machine and the event by a machine that dispatches by its table."""
 
 
 class Table(Generic[S, E]):
-    """The rows of one machine, by state and event. Raises ValueError if two rows are of one pair."""
+    """The rows of one machine, by state and event. Raises ValueError if two rows have the same pair."""
 
     def __init__(self, machine: str, rows: Iterable[Row[S, E]]) -> None:
         self.machine: Final = machine
@@ -56,19 +56,19 @@ class Table(Generic[S, E]):
             raise ValueError(f"{machine}: two rows of one state and event")
 
     def row(self, state: S, event: E, story: Iterable[tuple[S, object]] = ()) -> Row[S, E]:
-        """Raises InvariantError, with the story, if the event cannot come in this state."""
+        """Return the row of this pair. Raises InvariantError, with the story, if there is none."""
         found = self._by_pair.get((state, event))
         if found is None:
             raise self.broken(f"{name_of(event)} while {state.name}", story)
         return found
 
     def next(self, state: S, event: E, story: Iterable[tuple[S, object]] = ()) -> S:
-        """The one state that follows."""
+        """Return the next state, for a pair whose row allows exactly one."""
         (then,) = self.row(state, event, story).then
         return then
 
     def check(self, state: S, event: E, then: S, story: Iterable[tuple[S, object]] = ()) -> S:
-        """`then`, if it may follow; raises InvariantError, with the story, if not."""
+        """Return `then` if it may follow; raises InvariantError, with the story, if not."""
         if then not in self.row(state, event, story).then:
             raise self.broken(f"{name_of(event)} while {state.name} leads to {then.name}", story)
         return then
@@ -77,7 +77,7 @@ class Table(Generic[S, E]):
         return (state, event) in self._by_pair
 
     def broken(self, rule: str, story: Iterable[tuple[S, object]]) -> InvariantError:
-        """The error of a machine that broke this rule after these events, the newest last."""
+        """Return the error for a machine that broke `rule` after the events of `story`, the newest last."""
         events = "".join(f"\n    {state.name}: {name_of(event)}" for state, event in story)
         return InvariantError(f"{self.machine}: {rule}" + (f"; its last events:{events}" if events else ""))
 

@@ -1,9 +1,9 @@
-"""How elements get from one task to another: pool, partitions, channels, gates, links.
+"""This room carries elements from task to task in bounded memory, through partitions, channels, gates and links.
 
-May import `core` (and the edge descriptions of `graph`). Confined to a slot's loop thread: no locks,
-no threads, no sockets; links are pumped by the transport through `core.seams.LinkEnd`.
+It may import `core` and the edge descriptions of `graph`. Everything runs on the slot's loop thread: there are no
+locks, threads or sockets here. The transport pumps links through `core.seams.LinkEnd`.
 
-Reading order: pool (what is charged), lease (until when), queue (what waits, and how much of it may),
-subpartition and partition (producer side), channel and gate (consumer side), capacity (how large a pool
-a job needs), wire and link (what crosses between slots).
+Reading order: pool (buffers are charged), lease (until a batch is processed), queue (elements wait, up to a limit),
+subpartition and partition (the producer side), channel and gate (the consumer side), capacity (how large a pool a job
+needs), wire and link (frames between two slots).
 """

@@ -1,12 +1,12 @@
-"""How many buffers a slot needs at least, known before anything runs. Pure.
+"""Computes how many buffers a slot needs at least, before anything runs.
 
-A slot's tasks reserve, for each of their edges, what keeps them going whatever the others have queued:
+A slot's tasks reserve, for each of their edges, as many buffers as let them continue whatever other tasks have queued:
 
     output   one buffer for each consumer, and one more
     input    `WINDOW_BUFFERS_MIN` for each producer in another slot, and one for rows that are to be recovered
 
-So an exchange between p subtasks and p others takes 3p buffers of each slot. What the pool has beyond that all share, and
-windows grow with it, up to `WINDOW_BUFFERS_MAX`.
+So an exchange between p subtasks and p others takes 3p buffers of each slot. All tasks share the other buffers of the
+pool, and windows grow with them, up to `WINDOW_BUFFERS_MAX`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from midstream.core.errors import ConfigError
 from midstream.graph.job_graph import JobGraph
 
 WINDOW_BUFFERS_MAX: Final = 64
-"""Credit window of a remote channel and bound of a subpartition's queue: enough for a batch in flight and one being worked."""
+"""The largest credit window of a remote channel, and the bound of a subpartition's queue. It is enough for a batch on
+its way and one that is processed."""
 WINDOW_BUFFERS_MIN: Final = 2
-"""One that is on its way or waits, and one that is being worked."""
+"""The smallest credit window: one buffer on its way or in the queue, and one of the batch that is processed."""
 
 
 def least_buffers(graph: JobGraph, slot: int) -> int:
-    """Of the slot that runs subtask `slot` of every vertex, where each slot runs one."""
+    """The buffers that the slot needs which runs subtask `slot` of every vertex."""
     needed = 0
     for vertex in graph.vertices:
         if slot < vertex.parallelism:
@@ -44,7 +45,7 @@ def check_pool(graph: JobGraph, config: JobConfig) -> None:
 
 
 def too_small(needed: int, buffer_bytes: int, pool_bytes: int, exchanges: int = 0, parallelism: int = 0) -> str:
-    """The message for a pool that has fewer than `needed` buffers, with settings that would do."""
+    """The message for a pool that has fewer than `needed` buffers. It names settings that would be enough."""
     smaller = buffer_bytes // 2
     while smaller > BUFFER_BYTES_MIN and 2 * needed * smaller > pool_bytes:
         smaller //= 2

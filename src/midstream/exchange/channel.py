@@ -1,13 +1,13 @@
-"""The consumer side of one channel. Local and remote ones differ only in where elements come from.
+"""The consumer side of one channel. A local one reads the producer's queue, a remote one receives buffers.
 
-A channel gives elements in the order they were emitted. A batch that it has given stays charged to the
-pool until its lease is over: it is processed in slices, and its rest is in-flight data.
+A channel returns elements in the order in which they were emitted. A batch that has been taken stays charged to the
+pool until its lease is over: it is processed in slices, and the rows that are left of it are in flight.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Protocol
+from typing import TypeAlias
 
 import pyarrow as pa
 
@@ -15,82 +15,58 @@ from midstream.core.elements import CheckpointBarrier, Event
 from midstream.core.errors import InvariantError
 from midstream.core.ids import ChannelId
 from midstream.exchange.lease import LeasedBatch
-from midstream.exchange.pool import BufferPool, Quota
+from midstream.exchange.pool import Quota
 from midstream.exchange.queue import ElementQueue, QueueTime
 from midstream.exchange.subpartition import Subpartition
 from midstream.exchange.wire import ELEMENT_BYTES_MAX, ELEMENT_LENGTH
 
 
-class InputChannel(Protocol):
-    id: ChannelId
-    queue: ElementQueue
-    """What has arrived and was not taken: captured from here when a barrier overtakes it."""
-
-    def open(self) -> None:
-        """Ask the producer for rows. Events come without."""
-        ...
-
-    def take(self, rows_max: int) -> LeasedBatch | Event | None:
-        """See `ElementQueue.take`."""
-        ...
-
-    def has_data(self) -> bool: ...
-
-    def discard(self) -> None:
-        """Drop everything and give back every buffer (the attempt is over)."""
-        ...
-
-    def check(self, at_work: LeasedBatch | None = None) -> None:
-        """At least what waits here, and what the task has `at_work`, is charged."""
-        ...
-
-
 class LocalChannel:
-    """Takes elements by reference from a subpartition in the same slot."""
+    """The channel to a producer in the same slot: it takes elements by reference from the producer's subpartition."""
 
     def __init__(self, subpartition: Subpartition) -> None:
         self.id = subpartition.channel
         self.queue = subpartition.queue
+        """The elements that have not been taken. They are captured here when a barrier overtakes them."""
         self._subpartition = subpartition
 
     def connect(self, on_data: Callable[[], None]) -> None:
         self._subpartition.connect(on_data, local=True)
 
-    def open(self) -> None:
+    def ask(self) -> None:
+        """Ask the producer for rows. Events come without being asked for."""
         self._subpartition.ask()
 
     def take(self, rows_max: int) -> LeasedBatch | Event | None:
+        """Take the next element from the queue, as `ElementQueue.take` does."""
         return self._subpartition.take(rows_max)
 
-    def has_data(self) -> bool:
-        return not self._subpartition.is_empty
-
     def discard(self) -> None:
-        """The subpartition gives back everything that is charged to it."""
+        """Do nothing: the subpartition gives back every buffer that is charged to it."""
 
     def check(self, at_work: LeasedBatch | None = None) -> None:
+        """Check that at least the queued batches, and the batch that the task has `at_work`, are charged."""
         self._subpartition.check(at_work)
 
 
 class RemoteChannel:
-    """Receives buffers, puts batches together, and grants credit.
+    """The channel to a producer in another slot: it receives buffers, assembles batches, and grants credit.
 
-    `window` buffers of the quota are reserved for this channel. Every announced credit is charged
-    from its announcement until the lease of the batch that used it is over, and `credit + held <= window`:
-    a static window per channel, so that no channel can starve another and a batch never waits for
-    a round trip of credit while there is room. Within the window no more is asked for than the
-    queue's limit; the batch that is being processed does not count there, so that the next one
-    comes meanwhile.
+    `window` buffers of the quota are reserved for this channel. Every announced credit is charged from its announcement
+    until the lease of the batch that used it is over, and `credit + batch buffers <= window`. The window is static
+    and each channel has its own, so that no channel can starve another, and no batch waits for a round trip of credit
+    while there is room. Within the window, credit is granted only up to the queue's limit. The batch that is
+    processed does not count there, so that the next one arrives meanwhile.
 
-    One exception: where nothing waits but the first part of a batch larger than that, its rest is
-    granted. Over the quota, if nothing else is held: only the rest could ever free those buffers.
+    There is one exception: if nothing is queued but the first part of a batch that is larger than this, credit for its
+    rest is granted. If the channel holds nothing else, that may even overdraw the quota, because these buffers become
+    free only after the rest has arrived.
     """
 
     def __init__(
         self,
         channel: ChannelId,
         schema: pa.Schema,
-        pool: BufferPool,
         quota: Quota,
         window: int,
         on_data: Callable[[], None],
@@ -99,37 +75,38 @@ class RemoteChannel:
     ) -> None:
         self.id = channel
         self._schema = schema
-        self._pool = pool
+        self._buffer_bytes = quota.pool.buffer_bytes
         self._quota = quota
         self._window = window
         self._on_data = on_data
         self._grant = grant
         self.queue = ElementQueue(window, queue_time)
+        """The elements that have arrived and not been taken. They are captured here when a barrier overtakes them."""
         self._sequence = 0
         self._credit = 0
-        """Announced and not yet used."""
-        self._held = 0
-        """Buffers charged for batches: the queued and the partial ones, the one being worked, and captured ones."""
+        """Buffers that have been announced to the producer and have not arrived."""
+        self._batch_buffers = 0
+        """Buffers that are charged for batches: queued, partial, captured ones, and the one that is processed."""
         self._partial: bytearray | None = None
         self._partial_filled = 0
         self._partial_buffers = 0
         self._closed = False
 
-    def open(self) -> None:
-        """Announce the first credits."""
+    def ask(self) -> None:
+        """Ask the producer for rows, by announcing the first credits. Events come without being asked for."""
         self._top_up()
 
     # ---- from the link ----
 
     def receive_data(self, sequence: int, payload: memoryview, *, was_short: bool = False) -> None:
-        """`was_short`: it waited for credit."""
+        """A buffer has arrived. `was_short` says that it had to wait for credit."""
         self._next_sequence(sequence)
         if self._credit <= 0:
             raise InvariantError(f"{self.id}: a buffer came without credit")
-        if len(payload) > self._pool.buffer_bytes:
-            raise InvariantError(f"{self.id}: a buffer of {len(payload)} bytes, agreed on {self._pool.buffer_bytes}")
+        if len(payload) > self._buffer_bytes:
+            raise InvariantError(f"{self.id}: a buffer of {len(payload)} bytes, agreed on {self._buffer_bytes}")
         self._credit -= 1
-        self._held += 1
+        self._batch_buffers += 1
         self._partial_buffers += 1
         if was_short:
             self.queue.was_short = True
@@ -150,7 +127,7 @@ class RemoteChannel:
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
 
     def _assemble(self, payload: memoryview) -> None:
-        """A buffer holds the rest of at most one batch, or the start of one: batches begin in new buffers."""
+        """Add a buffer to the batch that is being assembled. A batch begins in a buffer of its own."""
         if self._partial is None:
             (length,) = ELEMENT_LENGTH.unpack_from(payload)
             if not 0 < length <= ELEMENT_BYTES_MAX:
@@ -173,6 +150,7 @@ class RemoteChannel:
     # ---- to the task ----
 
     def take(self, rows_max: int) -> LeasedBatch | Event | None:
+        """Take the next element from the queue, as `ElementQueue.take` does."""
         taken = self.queue.take(rows_max)
         if taken is not None:
             self._top_up()
@@ -180,47 +158,45 @@ class RemoteChannel:
 
     def freed(self, buffers: int) -> None:
         if self._closed:
-            return  # everything has been given back
-        self._held -= buffers
+            return  # `discard` has given back every buffer
+        self._batch_buffers -= buffers
         self._quota.free(buffers)
         self._top_up()
-
-    def has_data(self) -> bool:
-        return bool(len(self.queue))
 
     def _top_up(self) -> None:
         if self._closed:
             return
-        room, limit = self._window - self._held, self.queue.limit
+        room, limit = self._window - self._batch_buffers, self.queue.limit
         wanted = min(room, limit - self.queue.waiting - self._partial_buffers) - self._credit
         if wanted <= 0 and not self._credit and not self.queue.waiting and self._partial_buffers:
             assert self._partial is not None
-            wanted = -(-(len(self._partial) - self._partial_filled) // self._pool.buffer_bytes)
-            if self._held > self._partial_buffers:
+            wanted = -(-(len(self._partial) - self._partial_filled) // self._buffer_bytes)
+            if self._batch_buffers > self._partial_buffers:
                 wanted = min(wanted, room)
         elif wanted * 2 < min(self._window, limit) and self._credit:
-            return  # not worth a message yet
+            return  # the credit would be too little for a message of its own
         if wanted > 0:
             self._quota.charge(wanted)
             self._credit += wanted
             self._grant(self.id, wanted)
 
     def discard(self) -> None:
-        self._quota.free(self._credit + self._held)
-        self._credit = self._held = self._partial_buffers = 0
+        """Drop everything and give back every buffer: the attempt is over."""
+        self._quota.free(self._credit + self._batch_buffers)
+        self._credit = self._batch_buffers = self._partial_buffers = 0
         self.queue.clear()
         self._partial = None
         self._closed = True
 
-    def describe(self) -> str:
-        """For a report: how its window of buffers is used."""
-        return (
-            f"credit {self._credit}, held {self._held} (partial {self._partial_buffers}) of {self._window}, "
-            f"limit {self.queue.limit}"
-        )
-
     def check(self, at_work: LeasedBatch | None = None) -> None:
+        """Check that at least the queued batches, and the batch that the task has `at_work`, are charged."""
         self.queue.check()
         used = self.queue.waiting + (at_work.charged_to(self) if at_work is not None else 0)
-        if self._held < used + self._partial_buffers:
-            raise InvariantError(f"{self.id}: holds {self._held}, in use {used}, partial {self._partial_buffers}")
+        if self._batch_buffers < used + self._partial_buffers:
+            raise InvariantError(
+                f"{self.id}: {self._batch_buffers} buffers charged, {used} in use, {self._partial_buffers} partial"
+            )
+
+
+InputChannel: TypeAlias = LocalChannel | RemoteChannel
+"""The consumer side of one channel."""

@@ -1,18 +1,16 @@
-"""The consumer side of one edge: its channels, and which of them has something to give.
+"""The consumer side of one edge for one subtask: all its channels, which are read in turn.
 
-Channels with data take turns. A blocked channel (aligning for a checkpoint) keeps its data and
-its turn until it is resumed. No channel is read before the gate's recovered data is consumed, and
-none is asked for rows before the last of that has been taken. A task polls only when all that is
-behind it has asked for rows: so recovery goes on from the sinks upwards, and as long as anything is
-recovered downstream of a source, that brings in no new rows. What was in flight only gets less, and
-on the channels that cannot be captured there is none, so that no checkpoint has to wait for them.
+Channels with data take turns. A blocked channel (aligning for a checkpoint) keeps its data until it is resumed. No
+channel is read before the gate's recovered rows have been processed, and no channel asks for rows before the last of
+these has been taken. A task polls its gates only when all its consumers have asked for rows. So recovery proceeds from
+the sinks upstream, and a source brings in no new rows while anything downstream of it is recovered. The rows in flight
+only become fewer, and there are none on channels that cannot be captured, so that no checkpoint has to wait for them.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Sequence
-from itertools import accumulate
 from typing import Protocol
 
 from midstream.core.elements import CheckpointBarrier, EndOfPartition, Event
@@ -24,13 +22,8 @@ from midstream.graph.job_graph import Edge
 Arrival = CheckpointBarrier | EndOfPartition
 
 
-def first_channels(gates: Sequence[InputGate]) -> list[int]:
-    """The number of each gate's first channel when the channels of all gates are counted, and how many there are."""
-    return list(accumulate((len(gate.channels) for gate in gates), initial=0))
-
-
 class Recovered(Protocol):
-    """In-flight data that a checkpoint held for this gate (see `worker.recovery`)."""
+    """The rows in flight that a checkpoint has for a gate (see `worker.recovery`)."""
 
     @property
     def is_over(self) -> bool: ...
@@ -43,7 +36,7 @@ class Recovered(Protocol):
 
 
 class InputGate:
-    """`wake` is called whenever a channel that is not blocked gets data while the gate had none."""
+    """All channels of one input of a task. `wake` is called whenever a channel has data that `poll` can return."""
 
     def __init__(self, edge: Edge, consumer: int, wake: Callable[[], None]) -> None:
         self.edge = edge
@@ -51,44 +44,44 @@ class InputGate:
         self._wake = wake
         self.recovered: Recovered | None = None
         self.channels: Sequence[InputChannel] = ()
-        self._is_open = False
+        self._has_asked = False
         self._ready: deque[int] = deque()
         self._is_ready: list[bool] = []
         self.at_work: LeasedBatch | None = None
-        """The batch that was polled last, until `done`."""
+        """The batch that was polled last, until `processed` is called."""
         self.read_from: list[int] = []
-        """The channels that its rows are from; none if they are recovered."""
+        """The channels from which the rows of the batch at work are. It is empty if they are recovered."""
         self._blocked: set[int] = set()
 
     def set_channels(self, channels: Sequence[InputChannel]) -> None:
         self.channels = channels
         self._is_ready = [False] * len(channels)
 
-    def open(self) -> None:
-        """Ask for rows, if nothing is left to recover."""
+    def ask(self) -> None:
+        """Ask the producers for rows, if nothing is left to recover."""
         if self.recovered is None or self.recovered.is_over:
-            self._is_open = True
+            self._has_asked = True
             for channel in self.channels:
-                channel.open()
+                channel.ask()
 
     def on_data(self, channel: int) -> None:
-        """Channel `channel` (an index into `channels`) has data."""
+        """The channel at this index has data."""
         if not self._is_ready[channel] and channel not in self._blocked:
             self._is_ready[channel] = True
             self._ready.append(channel)
             self._wake()
 
     def poll(self, rows_max: int) -> LeasedBatch | tuple[int, Event] | None:
-        """The next batch, or event and the index of its channel; None when nothing can be read now.
+        """The next batch, or the next event with its channel's index, or None when nothing can be read now.
 
-        A small batch comes joined with those that wait in other channels, up to `rows_max` rows: the more channels there
-        are, the smaller are their batches, and each call of an operator costs something whatever its rows.
-        A batch is `at_work` until all its rows are processed, and `done` is called.
+        A small batch is joined with small ones that wait in other channels, up to `rows_max` rows: the more channels
+        there are, the smaller are their batches, and each call of an operator has a cost whatever its rows. A batch is
+        `at_work` until all its rows have been processed, and `processed` is called.
         """
         assert self.at_work is None, f"edge {self.edge.id}, consumer {self.consumer}: polled with a batch at work"
         batch = self.recovered.take() if self.recovered is not None else None
-        if not self._is_open:
-            self.open()
+        if not self._has_asked:
+            self.ask()
         if self.recovered is not None:
             if batch is not None:
                 self.at_work = batch
@@ -108,14 +101,17 @@ class InputGate:
                 polled = self.at_work = self._join(element, rows_max) if self._ready else element
             else:
                 polled = channel, element
-            if self.channels[channel].has_data():
+            if self.channels[channel].queue:
                 self._is_ready[channel] = True
                 self._ready.append(channel)
             return polled
         return None
 
     def _join(self, first: LeasedBatch, rows_max: int) -> LeasedBatch:
-        """Only if the copy pays, as in a queue. The channels that give rows for it have had their turn."""
+        """Join `first` with batches of other channels, if it is small enough for the copy to pay, as in a queue.
+
+        The channels of these batches have had their turn.
+        """
         rows = first.batch.num_rows
         if rows * 2 > rows_max:
             return first
@@ -131,50 +127,52 @@ class InputGate:
             batches.append(batch)
             rows += batch.batch.num_rows
             self.read_from.append(index)
-            self._is_ready[index] = channel.has_data()
-            if self._is_ready[index]:
+            self._is_ready[index] = bool(channel.queue)
+            if channel.queue:
                 more.append(index)
         self._ready.extend(more)
         return joined(batches)
 
-    def done(self) -> None:
+    def processed(self) -> None:
         """The rows of the batch at work have been processed."""
-        assert self.at_work is not None, f"edge {self.edge.id}, consumer {self.consumer}: done with nothing"
-        done, self.at_work = self.at_work, None
+        assert self.at_work is not None, f"edge {self.edge.id}, consumer {self.consumer}: no batch is at work"
+        batch, self.at_work = self.at_work, None
         self.read_from.clear()
-        done.release()
+        batch.release()
 
     @property
     def may_have_data(self) -> bool:
-        """Whether `poll` may give something now, or has to open the gate; if not, `wake` will be called."""
-        return bool(self._ready) or self.recovered is not None or not self._is_open
+        """Whether `poll` may return an element now, or has to ask for rows. If not, `wake` will be called."""
+        return bool(self._ready) or self.recovered is not None or not self._has_asked
 
     def block(self, channel: int) -> None:
         if channel in self._blocked:
             raise InvariantError(f"{self.channels[channel].id} is blocked twice")
         self._blocked.add(channel)
-        if self._is_ready[channel]:
-            self._is_ready[channel] = False
-            self._ready.remove(channel)
+        self._lose_turn(channel)
 
     def resume(self, channel: int) -> None:
         if channel not in self._blocked:
             raise InvariantError(f"{self.channels[channel].id} is resumed but was not blocked")
         self._blocked.discard(channel)
-        if self.channels[channel].has_data():
+        if self.channels[channel].queue:
             self.on_data(channel)
 
     def capture(self, channel: int, checkpoint_id: int) -> list[LeasedBatch]:
-        """See `ElementQueue.capture`."""
+        """Capture the batches of one channel, as `ElementQueue.capture` does."""
         queue = self.channels[channel].queue
         captured = queue.capture(checkpoint_id)
-        if self._is_ready[channel] and not self.channels[channel].has_data():  # the barrier was all that there was
-            self._is_ready[channel] = False
-            self._ready.remove(channel)
+        if not queue:  # the barrier was the only element
+            self._lose_turn(channel)
         return captured
 
+    def _lose_turn(self, channel: int) -> None:
+        if self._is_ready[channel]:
+            self._is_ready[channel] = False
+            self._ready.remove(channel)
+
     def is_clear(self, channel: int, event: Arrival) -> bool:
-        """Whether no row lies before `event` in that channel, nor is one being processed, nor left to be recovered."""
+        """Whether every row of this channel before `event` has been processed, recovered ones included."""
         if self.recovered is not None or channel in self.read_from:
             return False
         return self.channels[channel].queue.is_clear(event)
@@ -192,17 +190,12 @@ class InputGate:
         self.at_work = None
         self.read_from.clear()
 
-    def describe(self, channel: int) -> str:
-        """For a report: what holds channel `channel` up."""
-        data = "has data" if self.channels[channel].has_data() else "empty"
-        return f"{data}, blocked" if channel in self._blocked else data
-
     def check(self) -> None:
-        if self._is_open and self.recovered is not None and not self.recovered.is_over:
+        if self._has_asked and self.recovered is not None and not self.recovered.is_over:
             raise InvariantError(
                 f"edge {self.edge.id}, consumer {self.consumer}: asks for rows while others are left to be recovered"
             )
-        if not self._is_open and any(
+        if not self._has_asked and any(
             isinstance(item, LeasedBatch) for channel in self.channels for item in channel.queue
         ):
             raise InvariantError(
@@ -214,5 +207,5 @@ class InputGate:
             self.recovered.check(self.at_work)
         for index, channel in enumerate(self.channels):
             channel.check(self.at_work)
-            if self._is_ready[index] != (channel.has_data() and index not in self._blocked):
+            if self._is_ready[index] != (bool(channel.queue) and index not in self._blocked):
                 raise InvariantError(f"{channel.id}: marked ready={self._is_ready[index]}, which is wrong")

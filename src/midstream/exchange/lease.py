@@ -1,4 +1,4 @@
-"""A batch on its way, together with its lease: the buffers of the pool that are charged for it.
+"""A batch in flight together with its lease: the buffers of the pool that are charged for it.
 
     queued --take--> at work --release--------------------------> over: the account has its buffers back
        |                |                                          ^
@@ -9,8 +9,8 @@ is the gate of a task, or the sender of a remote channel. Each checkpoint that c
 well. Each holder releases it once: the reader when the rows have been processed or sent, a checkpoint when they have
 been written or it is given up. After the last release the lease is over, and the account frees the buffers.
 
-Batches that are processed as one are one batch with one lease, which holds the leases of its parts. So is what is left
-of a batch that a checkpoint comes upon in the middle.
+Batches that are joined become one batch with one lease, which holds the leases of its parts. The same is true of the
+rest of a batch that a checkpoint captures after a part of it has been processed.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from midstream.core.errors import InvariantError
 
 
 class Account(Protocol):
-    """The account is what batches are charged to: it has taken their buffers from the pool."""
+    """The account of batches has charged their buffers to the pool, and gives them back."""
 
     def freed(self, buffers: int) -> None:
         """A lease on `buffers` buffers is over."""
@@ -37,9 +37,9 @@ class LeasedBatch:
     __slots__ = ("_account", "_holders", "batch", "buffers", "buffers_waiting", "queued_s")
 
     queued_s: float
-    """When it came into its queue, which sets this and the next if it judges how fast it is read."""
+    """When the batch was added to its queue. A queue with a `QueueTime` sets this and `buffers_waiting`."""
     buffers_waiting: int
-    """Buffers in its queue when it came, with its own."""
+    """The buffers in the queue when the batch was added, its own included."""
 
     def __init__(self, batch: Batch, buffers: int, account: Account) -> None:
         self.batch = batch
@@ -48,7 +48,7 @@ class LeasedBatch:
         self._holders = 1
 
     def hold(self) -> LeasedBatch:
-        """The same lease, with one more holder, which has to release it."""
+        """Add a holder to the lease, which has to release it. Returns this batch."""
         self._holders += 1
         return self
 
@@ -59,18 +59,18 @@ class LeasedBatch:
             self._account.freed(self.buffers)
 
     def rest(self, first_row: int) -> LeasedBatch:
-        """The rows from `first_row` on, held for a checkpoint."""
+        """The rows from `first_row` on, as a batch that a checkpoint holds."""
         held = self.hold()
         return LeasedBatch(self.batch.slice(first_row), held.buffers, _Parts((held,)))
 
     def charged_to(self, account: Account) -> int:
-        """How many of its buffers are those of `account`."""
+        """How many of the batch's buffers are charged to `account`."""
         if isinstance(self._account, _Parts):
             return sum(part.charged_to(account) for part in self._account.parts)
         return self.buffers if self._account is account else 0
 
     def check(self) -> None:
-        """A lease that is not over has holders and buffers."""
+        """Check that the lease has holders and buffers: it is not over."""
         if self._holders < 1 or self.buffers < 1:
             raise InvariantError(
                 f"a batch of {self.batch.num_rows} rows is in use with {self.buffers} buffers and {self._holders} holders"
@@ -81,7 +81,7 @@ class LeasedBatch:
 
 
 class _Parts:
-    """The account of a batch that was made of others: these are charged to their own."""
+    """The account of a batch that was made of other batches. These are charged to accounts of their own."""
 
     __slots__ = ("parts",)
 
@@ -94,7 +94,7 @@ class _Parts:
 
 
 def joined(parts: Sequence[LeasedBatch]) -> LeasedBatch:
-    """The rows of all of them, in that order, with the leases of their reader."""
+    """One batch with the rows of all parts, in their order. It takes over the reader's leases on the parts."""
     if len(parts) == 1:
         return parts[0]
     return LeasedBatch(concat([part.batch for part in parts]), sum([part.buffers for part in parts]), _Parts(parts))
@@ -106,7 +106,7 @@ def release(items: Iterable[LeasedBatch]) -> None:
 
 
 def buffers_of(items: Iterable[LeasedBatch | Event]) -> int:
-    buffers = 0  # a loop: most often there is nothing, or next to nothing, and a generator takes longer to make
+    buffers = 0  # a loop, because there are few items if any, and a generator takes longer to create
     for item in items:
         if isinstance(item, LeasedBatch):
             buffers += item.buffers

@@ -1,8 +1,8 @@
-"""Our end of the data connection to one peer slot: many channels over one byte stream.
+"""This slot's end of the data connection to one peer slot: many channels over one byte stream.
 
-The transport pulls frames when the socket can take them, so at most a small bounded number of
-bytes is ever out of reach behind it. Credits go first (they free the other side), then the
-subpartitions that may send take turns, one buffer each.
+The transport pulls frames when the socket can take them, so that only a small number of bytes is ever in the socket,
+where no barrier can overtake them. Credits go first, because the peer's senders wait for them. Then the subpartitions
+that may send take turns, one buffer each.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from midstream.exchange.wire import ELEMENT_LENGTH, HEADER, FrameKind, header
 
 
 class Sender:
-    """Sends one subpartition to its remote consumer, as far as the consumer's credit goes."""
+    """Sends the elements of one subpartition to its remote consumer, as far as the consumer's credit allows."""
 
     __slots__ = ("_buffer_bytes", "_credit", "_element", "_rows_max", "_sequence", "_sub", "_was_short")
 
@@ -34,10 +34,10 @@ class Sender:
         self._rows_max = rows_max
         self._credit = 0
         self._was_short = False
-        """Of credit, since the last buffer."""
+        """Whether rows have waited for credit since the last buffer was sent."""
         self._sequence = 0
         self._element: memoryview | None = None
-        """The rest of the batch that is on its way."""
+        """The bytes that are still to be sent of the current batch."""
 
     def grant(self, credits: int) -> None:
         if not self._credit and (self._element is not None or self._sub.queue.waiting):
@@ -51,7 +51,7 @@ class Sender:
         return self._sub.head_is_event() or (self._credit > 0 and not self._sub.is_empty)
 
     def next_frame(self, pieces: list[bytes | memoryview]) -> int:
-        """Append one frame to `pieces`; how many bytes it has. Only when `can_send`."""
+        """Append one frame to `pieces`, and return its size in bytes. It may only be called if `can_send`."""
         inside = self._element is not None
         if not inside or self._sub.is_urgent:
             element = self._sub.take(self._rows_max)
@@ -77,13 +77,12 @@ class Sender:
         return sent
 
     def _frame(
-        self,
-        pieces: list[bytes | memoryview],
-        kind: FrameKind,
-        payload: tuple[bytes | memoryview, ...],
-        flag: bool,
+        self, pieces: list[bytes | memoryview], kind: FrameKind, payload: tuple[bytes | memoryview, ...], flag: bool
     ) -> int:
-        """`flag`: of an event whether it comes inside a batch, of data whether it waited for credit."""
+        """Append one frame, and return its size in bytes.
+
+        `flag` says of an event that it is inside a batch, and of data that it had to wait for credit.
+        """
         size = sum(map(len, payload))
         head = header(kind, self._sub.channel, self._sequence, int(flag), size)
         self._sequence = (self._sequence + 1) & 0xFFFFFFFF
@@ -93,7 +92,7 @@ class Sender:
 
 
 class PeerLink:
-    """Implements `core.seams.LinkEnd`."""
+    """This slot's end of the link to one peer slot. It implements `core.seams.LinkEnd`."""
 
     def __init__(self, peer: int, buffer_bytes: int, rows_max: int, on_lost: Callable[[str], None]) -> None:
         self.peer = peer

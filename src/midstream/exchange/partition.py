@@ -1,7 +1,7 @@
 """The producer side of an edge: one result partition per subtask, which routes rows to one subpartition per consumer.
 
-Rows are produced only for consumers that have asked for them, which one that still has recovered rows
-to process has not: else every restart would put another pool full of rows behind what is in flight.
+Rows are produced only for consumers that have asked for them. A consumer that still has rows to recover has not asked:
+otherwise every restart would add another pool full of rows to those in flight.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from midstream.core.keys import key_groups, subtask_of
 from midstream.exchange.combining import Combining
 from midstream.exchange.lease import LeasedBatch
 from midstream.exchange.pool import BufferPool
-from midstream.exchange.queue import QueueTime
+from midstream.exchange.queue import ElementQueue, QueueTime
 from midstream.exchange.subpartition import Subpartition
 from midstream.graph.job_graph import Edge, Partitioning
 
 REBALANCE_SPLIT_ROWS = 4096
-"""Batches with at least so many rows per consumer are dealt out in parts."""
+"""A rebalanced batch is split into parts if each of them has at least so many rows."""
 FEW_ROWS = 1024
 """Batches of up to so many rows are split with one gather."""
 
 
 class ResultPartition:
-    """What one subtask emits on one edge."""
+    """The output of one subtask on one edge."""
 
     def __init__(
         self,
@@ -48,34 +48,28 @@ class ResultPartition:
         self._max_parallelism = max_parallelism
         self._pool = pool
         self._quota = pool.quota(f"output e{edge.id}/{producer}", reserved=len(consumers) + 1)
-        self.subpartitions = [
-            Subpartition(
-                ChannelId(edge.id, producer, consumer),
-                pool,
-                self._quota,
-                self._barrier_sent,
-                self._asked,
-                subpartition_buffers_max,
-                queue_time,
-            )
-            for consumer in consumers
-        ]
+        self.subpartitions: list[Subpartition] = []
+        for consumer in consumers:
+            channel, queue = ChannelId(edge.id, producer, consumer), ElementQueue(subpartition_buffers_max, queue_time)
+            self.subpartitions.append(Subpartition(channel, self._quota, queue, self._asked))
         self._unasked = len(self.subpartitions)
         self._wake_when_asked: Callable[[], None] | None = None
-        self.on_barrier_sent: Callable[[int], None] | None = None
-        """Called with the checkpoint's id when a barrier that waited its turn has left for a remote consumer."""
+
         self._next = producer % max(1, self._consumers)
         self._route = self._router()
         self._combining = Combining(edge.combiner) if edge.combiner is not None else None
 
     def is_available(self) -> bool:
-        """Whether a step may start that emits here: all consumers want rows, the pool is whole, and none is too far behind."""
+        """Whether a step may start that emits here.
+
+        It may if all consumers have asked for rows, the quota is not overdrawn, and every queue is below its limit.
+        """
         if self._unasked or self._quota.available() <= 0:
             return False
         return all(sub.waiting < sub.queue.limit for sub in self.subpartitions)
 
     def wake_when_available(self, wake: Callable[[], None]) -> None:
-        """Call `wake` once, when `is_available` may have become true. Only one may wait."""
+        """Call `wake` once, when `is_available` may have become true. Only one task may wait."""
         if self._unasked:
             self._wake_when_asked = wake
             return
@@ -83,11 +77,14 @@ class ResultPartition:
 
     @property
     def is_sent(self) -> bool:
-        """Whether everything is with the consumers, and theirs to store. What a local one has not read yet is, too."""
+        """Whether the consumers have received everything, so that they store it in checkpoints.
+
+        A local consumer counts as having received all elements of its queue.
+        """
         return all(sub.is_local or (sub.is_empty and sub.sending is None) for sub in self.subpartitions)
 
     def wake_when_sent(self, wake: Callable[[], None]) -> None:
-        """Call `wake`, from now on, whenever `is_sent` may have become true."""
+        """From now on, call `wake` whenever `is_sent` may have become true."""
         for sub in self.subpartitions:
             sub.on_empty = wake
 
@@ -98,23 +95,23 @@ class ResultPartition:
             wake()
 
     def emit(self, batch: Batch) -> None:
-        """Route the rows of `batch`, combined if that pays; order is kept towards each consumer (and so for each key)."""
+        """Route the rows of `batch`, combined if that pays. Each consumer gets its rows in their order, and so does each key."""
         if batch.num_rows:
             self._route(batch if self._combining is None else self._combining.apply(batch))
 
     @property
     def rows_out(self) -> int:
-        """To all consumers, so far: what goes to several of them counts for each."""
+        """The rows emitted to all consumers since the deployment. A row counts once for each consumer that gets it."""
         return sum(sub.rows_added for sub in self.subpartitions)
 
     @property
     def bytes_out(self) -> int:
-        """Likewise."""
+        """The bytes emitted to all consumers, counted in the same way."""
         return sum(sub.bytes_added for sub in self.subpartitions)
 
     @property
     def batches_out(self) -> int:
-        """Likewise."""
+        """The batches emitted to all consumers, counted in the same way."""
         return sum(sub.batches_added for sub in self.subpartitions)
 
     def _router(self) -> Callable[[Batch], None]:
@@ -135,7 +132,10 @@ class ResultPartition:
             sub.add(event)
 
     def overtake(self, barrier: CheckpointBarrier) -> list[tuple[ChannelId, list[LeasedBatch]]]:
-        """Send the barrier before everything else; what it overtakes is the producer's to store, by channel."""
+        """Send the barrier ahead of everything that is queued for remote consumers.
+
+        Returns the batches that it has overtaken, by channel. The producer has to store them.
+        """
         captured = []
         for sub in self.subpartitions:
             if sub.is_local:
@@ -145,19 +145,15 @@ class ResultPartition:
         return captured
 
     def overtake_waiting(self, barrier: CheckpointBarrier) -> list[tuple[ChannelId, list[LeasedBatch]]]:
-        """Likewise, but only where the barrier is still waiting its turn."""
-        waiting = [
-            sub for sub in self.subpartitions if not sub.is_local and sub.queue.has_barrier(barrier.checkpoint_id)
-        ]
-        return [(sub.channel, sub.overtake(barrier)) for sub in waiting]
+        """Do what `overtake` does, but only for consumers towards which the barrier is still queued."""
+        return [(sub.channel, sub.overtake(barrier)) for sub in self._with_barrier(barrier.checkpoint_id)]
 
     def is_waiting(self, checkpoint_id: int) -> bool:
-        """Whether that barrier waits its turn towards a remote consumer."""
-        return any(not sub.is_local and sub.queue.has_barrier(checkpoint_id) for sub in self.subpartitions)
+        """Whether the barrier of this checkpoint is still queued towards a remote consumer."""
+        return bool(self._with_barrier(checkpoint_id))
 
-    def _barrier_sent(self, checkpoint_id: int) -> None:
-        if self.on_barrier_sent is not None:
-            self.on_barrier_sent(checkpoint_id)
+    def _with_barrier(self, checkpoint_id: int) -> list[Subpartition]:
+        return [sub for sub in self.subpartitions if not sub.is_local and sub.queue.has_barrier(checkpoint_id)]
 
     def _emit_to_all(self, batch: Batch) -> None:
         for sub in self.subpartitions:
@@ -206,8 +202,8 @@ def _split_few(batch: Batch, owners: npt.NDArray[np.int32], consumers: int) -> l
 def split_rows(batch: Batch, owners: npt.NDArray[np.int32], consumers: int, buffer_bytes: int) -> list[Batch]:
     """The rows of each consumer, in their order: one pass over the owners and one gather per consumer.
 
-    Of few rows in no more than a buffer one gather for all, cut into slices: there a call costs more than what
-    it moves. Parts keep each other's memory then, but none of them more than the buffer it is charged.
+    A batch of few rows in no more than a buffer is gathered once and cut into slices, because there a call costs more
+    than moving the rows. The slices share their memory, which is no more than the buffer that each of them is charged.
 
     Measured on 128k rows of three columns, two consumers: 270 M rows/s, against 110 M with boolean
     masks and 70 M with one stable sort (benchmarks/split_rows.py).

@@ -1,11 +1,11 @@
-"""Elements that wait for their consumer, and the capture of them for an unaligned checkpoint.
+"""The queue of elements that wait for their consumer, and their capture for an unaligned checkpoint.
 
-A queue holds whole elements in order. What is captured is held, not copied: its lease (`exchange.lease`) is over
-once the consumer has processed it *and* it has been written.
+A queue has whole elements in order. A captured batch is held, not copied: its lease (`exchange.lease`) is over once the
+consumer has processed it *and* it has been written.
 
-Capture of checkpoint n: every batch that lies before barrier n, whether it is here or still to
-come. Who captures what: the queue in which a batch lies when the barrier overtakes it, and only
-that one; a batch of which any byte is still with the producer lies there.
+The capture for checkpoint n has every batch before barrier n, whether it is in the queue or still arrives. Only one
+queue captures a batch: the one in which it is when the barrier overtakes it. A batch that has not been sent completely
+is still in the producer's queue.
 """
 
 from __future__ import annotations
@@ -20,47 +20,37 @@ from midstream.core.errors import InvariantError
 from midstream.exchange.lease import LeasedBatch, buffers_of, joined
 
 FIRST_BUFFERS: Final = 2
-"""May wait in a queue of which it is not known yet how fast it is read."""
+"""The limit of a queue while it is not known how fast the queue is read."""
 
 
 @dataclass(frozen=True, slots=True)
 class QueueTime:
-    """How long a batch should wait in a queue at most; `now_s` is of a clock that never goes back."""
+    """How long a batch should wait in a queue at most. `now_s` is a clock that never goes back."""
 
     wanted_s: float
     now_s: Callable[[], float]
 
 
 class ElementQueue:
-    """`on_event` hears of barriers and of the end as they arrive, before anybody has read what lies before them.
+    """The queue of one channel, or of one subpartition.
 
-    Whoever fills the queue is to stop at `limit` buffers: `buffers_max`, or as many of them as are read in
-    `queue_time`, judged by how long the batch read last has waited. One batch, however large, is always in order.
+    `on_event` is called with barriers and with the end as they arrive, before the elements ahead of them are read. The
+    producer has to stop at `limit` buffers. That is `buffers_max`, or as many of them as are read in `queue_time`: it
+    follows from how long the batch that was read last has waited. One batch, however large, is always allowed.
     """
-
-    __slots__ = (
-        "_buffers_max",
-        "_capture",
-        "_capture_id",
-        "_items",
-        "_queue_time",
-        "limit",
-        "on_event",
-        "waiting",
-        "was_short",
-    )
 
     def __init__(self, buffers_max: int, queue_time: QueueTime | None = None) -> None:
         self._buffers_max = buffers_max
         self._queue_time = queue_time
         self.limit = buffers_max if queue_time is None else min(FIRST_BUFFERS, buffers_max)
         self.waiting = 0
-        """Buffers charged for the batches here."""
+        """The buffers that are charged for the batches in the queue."""
         self.was_short = False
-        """Somewhere rows waited because of the limit, which nobody can tell from what is here."""
+        """Whether the producer's rows had to wait for credit because of the limit. The queue's own length does not show
+        that."""
         self._items: deque[LeasedBatch | Event] = deque()
         self._capture: list[LeasedBatch] | None = None
-        """Where to put what arrives before barrier `_capture_id`."""
+        """The list for batches that arrive before barrier `_capture_id`. None if none are captured."""
         self._capture_id = -1
         self.on_event: Callable[[CheckpointBarrier | EndOfPartition], None] | None = None
 
@@ -71,9 +61,11 @@ class ElementQueue:
         return iter(self._items)
 
     def append(self, item: LeasedBatch | Event) -> None:
-        """A watermark behind a watermark replaces it: a slow consumer would collect them without bound.
+        """Add an element at the end. A watermark right after another one replaces it: otherwise a slow consumer would
+        collect them without bound.
 
-        The last one, which says that the channel has ended, does not: how far the channel came matters to who has heard it.
+        The final watermark, which says that the channel has ended, replaces none: the consumer's valve still needs the
+        last watermark before the end.
         """
         if isinstance(item, LeasedBatch):
             self.waiting += item.buffers
@@ -81,33 +73,31 @@ class ElementQueue:
                 item.queued_s, item.buffers_waiting = self._queue_time.now_s(), self.waiting
             if self._capture is not None:
                 self._capture.append(item.hold())
-        elif isinstance(item, CheckpointBarrier):
-            if self._capture is not None and item.checkpoint_id >= self._capture_id:
-                self._capture = None
-                if item.checkpoint_id == self._capture_id:
-                    self._tell(item)
-                    return  # what lies before it is captured: nobody waits for it any more
-            self._items.append(item)
-            self._tell(item)
-            return
-        elif isinstance(item, EndOfPartition):
-            self._capture = None
-            self._items.append(item)
-            self._tell(item)
+        elif isinstance(item, (CheckpointBarrier, EndOfPartition)):
+            if not self._ends_capture(item):
+                self._items.append(item)
+            if self.on_event is not None:
+                self.on_event(item)
             return
         elif isinstance(item, Watermark) and item.timestamp_us != MAX_WATERMARK_US:
             if self._items and isinstance(self._items[-1], Watermark):
                 self._items.pop()
         self._items.append(item)
 
-    def _tell(self, event: CheckpointBarrier | EndOfPartition) -> None:
-        if self.on_event is not None:
-            self.on_event(event)
+    def _ends_capture(self, event: CheckpointBarrier | EndOfPartition) -> bool:
+        """End the capture if no batch after `event` belongs to it.
+
+        Returns whether all batches before `event` are captured, so that it need not wait for its turn.
+        """
+        if self._capture is None or (isinstance(event, CheckpointBarrier) and event.checkpoint_id < self._capture_id):
+            return False
+        self._capture = None
+        return isinstance(event, CheckpointBarrier) and event.checkpoint_id == self._capture_id
 
     def take(self, rows_max: int) -> LeasedBatch | Event | None:
-        """The next element; small batches that wait behind one another come joined, up to `rows_max` rows.
+        """Remove the next element and return it. Small batches in a row are joined, up to `rows_max` rows.
 
-        A batch is the taker's to release.
+        The caller has to release a batch.
         """
         if not self._items:
             return None
@@ -122,9 +112,10 @@ class ElementQueue:
         return taken
 
     def _set_limit(self, first: LeasedBatch, last: LeasedBatch, queue_time: QueueTime) -> None:
-        """Of what was read together, and as if that were one batch.
+        """Set the limit by how long the batches from `first` to `last` have waited. They were read as one batch.
 
-        Down at once: `buffers_waiting` were read while `first` waited. Up by one batch, if the limit held back more.
+        The limit is lowered at once: `buffers_waiting` were read while `first` waited. It is raised by one batch at a
+        time, and only if it has kept the producer waiting.
         """
         waited_s, wanted_s = queue_time.now_s() - first.queued_s, queue_time.wanted_s
         if waited_s > wanted_s:
@@ -135,7 +126,7 @@ class ElementQueue:
         self.was_short = False
 
     def _run(self, first: LeasedBatch, rows_max: int) -> list[LeasedBatch]:
-        """The batches to join. One is only joined if the copy pays: not to a batch that is already of full size."""
+        """The batches to join, beginning with `first`. Joining copies them, and does not pay for a large batch."""
         run = [first]
         rows = first.batch.num_rows
         if rows * 2 > rows_max:
@@ -153,16 +144,16 @@ class ElementQueue:
         return bool(self._items) and not isinstance(self._items[0], LeasedBatch)
 
     def head_rows(self) -> int:
-        """Of the batch that is next; 0 if that is none."""
+        """The number of rows of the next element, which is 0 if that is an event or if there is none."""
         head = self._items[0] if self._items else None
         return head.batch.num_rows if isinstance(head, LeasedBatch) else 0
 
     # ---- capture ----
 
     def capture(self, checkpoint_id: int) -> list[LeasedBatch]:
-        """Every batch before barrier `checkpoint_id`, which is removed; the list grows until that has come.
+        """Every batch before barrier `checkpoint_id`, which is removed. The list grows until that barrier has arrived.
 
-        Each is held, for whoever gets the list.
+        Each batch is held, and the caller has to release it.
         """
         captured: list[LeasedBatch] = []
         for index, item in enumerate(self._items):
@@ -177,11 +168,11 @@ class ElementQueue:
         return captured
 
     def stop_capture(self) -> None:
-        """The checkpoint is given up."""
+        """Capture no more batches: the checkpoint is given up."""
         self._capture = None
 
     def is_clear(self, event: Event) -> bool:
-        """Whether no batch lies before `event`."""
+        """Whether there is no batch before `event`."""
         for item in self._items:
             if item == event:
                 return True
@@ -193,7 +184,7 @@ class ElementQueue:
         return any(isinstance(i, CheckpointBarrier) and i.checkpoint_id == checkpoint_id for i in self._items)
 
     def check(self) -> None:
-        """What waits is what is here, its leases last, and there is always room for something where nothing is."""
+        """Check that `waiting` counts the queued batches, that their leases last, and that a batch is allowed."""
         if self.waiting != buffers_of(self._items) or self.limit < 1:
             raise InvariantError(
                 f"a queue counts {self.waiting} of {buffers_of(self._items)} buffers, limit {self.limit}"

@@ -1,11 +1,10 @@
-"""What one subtask emits to one consumer on one edge: a queue of whole elements.
+"""The output of one subtask to one consumer on one edge: a queue of whole elements.
 
-They are serialised, and cut into buffers, only when a remote consumer's credit lets them go; a local
-consumer takes them by reference. That is why small batches can still be joined while they wait, and why
-nothing is ever half emitted.
+Elements are serialised, and cut into buffers, only when a remote consumer's credit allows it. A local consumer takes
+them by reference. That is why small batches can still be joined while they wait, and no batch is ever emitted in part.
 
-Order: as emitted. Consecutive watermarks are one (the last): a consumer that cannot keep up would
-otherwise collect them without bound.
+Elements keep their order, except for barriers that overtake. The last of several watermarks in a row replaces the
+others: a consumer that cannot keep up would otherwise collect them without bound.
 """
 
 from __future__ import annotations
@@ -20,77 +19,49 @@ from midstream.core.elements import CheckpointBarrier, Element, EndOfPartition, 
 from midstream.core.errors import InvariantError
 from midstream.core.ids import ChannelId
 from midstream.exchange.lease import LeasedBatch
-from midstream.exchange.pool import BufferPool, Quota
-from midstream.exchange.queue import ElementQueue, QueueTime
+from midstream.exchange.pool import Quota
+from midstream.exchange.queue import ElementQueue
 
 
 class Subpartition:
-    """FIFO queue of elements for one consumer: the account of its batches, with the partition's quota.
+    """The queue of elements for one consumer, and the account of its batches, which uses the partition's quota.
 
-    A remote consumer has a `queue` of its own, and gets what `take` gives; a local one reads `queue`
-    itself, so that what lies here is captured by the consumer, never by the producer.
+    A remote consumer has a queue of its own, and a `Sender` takes elements for it. For a local consumer `queue` is the
+    channel's queue, so that its batches are captured by the consumer, never by the producer.
     """
 
-    __slots__ = (
-        "_charged",
-        "_on_asked",
-        "_on_data",
-        "_on_sent",
-        "_pool",
-        "_quota",
-        "_urgent",
-        "asked",
-        "batches_added",
-        "bytes_added",
-        "channel",
-        "closed",
-        "is_local",
-        "on_empty",
-        "queue",
-        "rows_added",
-        "sending",
-    )
-
-    def __init__(
-        self,
-        channel: ChannelId,
-        pool: BufferPool,
-        quota: Quota,
-        on_sent: Callable[[int], None],
-        on_asked: Callable[[], None],
-        buffers_max: int,
-        queue_time: QueueTime | None,
-    ) -> None:
+    def __init__(self, channel: ChannelId, quota: Quota, queue: ElementQueue, on_asked: Callable[[], None]) -> None:
         self.channel = channel
-        self.queue = ElementQueue(buffers_max, queue_time)
-        self._pool = pool
+        self.queue = queue
+        self._pool = quota.pool
         self._quota = quota
-        self._on_sent = on_sent
         self._on_asked = on_asked
         self.asked = False
-        """Whether the consumer wants rows; events need not be asked for."""
+        """Whether the consumer has asked for rows. Events come without being asked for."""
         self._on_data: Callable[[], None] | None = None
         self._urgent: deque[CheckpointBarrier] = deque()
-        """Barriers that have overtaken everything here."""
+        """The barriers that have overtaken every element in the queue."""
         self.sending: LeasedBatch | None = None
-        """The batch that is on its way to a remote consumer."""
+        """The batch that is being sent to a remote consumer."""
         self._charged = 0
         self.rows_added = self.bytes_added = self.batches_added = 0
-        """All so far."""
+        """The rows, bytes and batches that have been added since the deployment."""
         self.is_local = False
         self.closed = False
         self.on_empty: Callable[[], None] | None = None
         """Called when the last element has been taken."""
+        self.on_barrier_sent: Callable[[int], None] | None = None
+        """Called with the checkpoint's id when a barrier that was queued has left for a remote consumer."""
 
     def connect(self, on_data: Callable[[], None], *, local: bool = False) -> None:
-        """`on_data` is called whenever an element is added, and once now if some already were."""
+        """Call `on_data` whenever an element is added, and once now if the queue has elements already."""
         self._on_data = on_data
         self.is_local = local
         if len(self.queue):
             on_data()
 
     def ask(self) -> None:
-        """The consumer takes rows from now on."""
+        """The consumer asks for rows, and takes them from now on."""
         if not self.asked:
             self.asked = True
             self._on_asked()
@@ -114,7 +85,10 @@ class Subpartition:
             self._on_data()
 
     def take(self, rows_max: int) -> LeasedBatch | Event | None:
-        """The next element. A batch is a local consumer's to release; of a remote one, `sent` must follow."""
+        """Remove the next element and return it.
+
+        A local consumer has to release a batch. For a remote consumer, `sent` must be called when it has been sent.
+        """
         if self._urgent:
             taken: LeasedBatch | Event | None = self._urgent.popleft()
         else:
@@ -122,30 +96,30 @@ class Subpartition:
             if taken is None:
                 return None
             if self.is_local:
-                self._pool.returned()  # what is being processed waits no more
+                self._pool.returned()  # the batch waits no more, and so the queue may be below its limit
             elif isinstance(taken, LeasedBatch):
                 self.sending = taken
-            elif isinstance(taken, CheckpointBarrier):
-                self._on_sent(taken.checkpoint_id)
+            elif isinstance(taken, CheckpointBarrier) and self.on_barrier_sent is not None:
+                self.on_barrier_sent(taken.checkpoint_id)
         if self.on_empty is not None and self.is_empty:
             self.on_empty()
         return taken
 
     def sent(self) -> None:
-        """All of the batch that was taken is with the remote consumer."""
+        """The batch that was taken has been sent to the remote consumer completely."""
         assert self.sending is not None, f"{self.channel}: sent without having been taken"
         sent, self.sending = self.sending, None
         sent.release()
-        self._pool.returned()  # even if a checkpoint still holds the batch, there is room here
+        self._pool.returned()  # even if a checkpoint still holds the batch, the queue has room
 
     def freed(self, buffers: int) -> None:
-        if self._charged:  # else everything has been given back
+        if self._charged:  # it is 0 after `discard`, which gives back every buffer
             self._charged -= buffers
             self._quota.free(buffers)
 
     @property
     def waiting(self) -> int:
-        """Buffers that have not been sent, or that a local consumer has not begun with."""
+        """The buffers of batches that have not been sent completely, or that a local consumer has not taken."""
         return self.queue.waiting + (0 if self.sending is None else self.sending.buffers)
 
     @property
@@ -157,13 +131,13 @@ class Subpartition:
 
     @property
     def is_urgent(self) -> bool:
-        """Whether the next element goes out at once, even inside a batch that is being sent."""
+        """Whether the next element is sent at once, even inside a batch that is being sent."""
         return bool(self._urgent)
 
     def overtake(self, barrier: CheckpointBarrier) -> list[LeasedBatch]:
-        """Send the barrier before everything that is here, which is returned: it is the producer's to store.
+        """Send the barrier ahead of every batch here. Returns these batches, which the producer has to store.
 
-        The barrier may be here already, waiting its turn: then what lies behind it is not returned.
+        If the barrier is in the queue already, the batches after it are not returned.
         """
         assert not self.is_local, self.channel
         captured = [] if self.sending is None else [self.sending.hold()]
@@ -175,7 +149,7 @@ class Subpartition:
         return captured
 
     def discard(self) -> None:
-        """Drop everything that is queued (the attempt is over)."""
+        """Drop everything that is queued: the attempt is over."""
         charged, self._charged = self._charged, 0
         self._quota.free(charged)
         self.queue.clear()
@@ -185,7 +159,7 @@ class Subpartition:
         self.closed = True
 
     def check(self, at_work: LeasedBatch | None = None) -> None:
-        """At least what waits here, and what is being sent or, by a local consumer, `at_work`, is charged."""
+        """Check that at least the queued batches are charged, and the one being sent or `at_work` locally."""
         self.queue.check()
         taken = at_work if self.is_local else self.sending
         used = self.queue.waiting + (taken.charged_to(self) if taken is not None else 0)

@@ -9,13 +9,13 @@ Every frame is a little-endian uint32 length, then a 15-byte header, then the pa
 | producer | 2     |                                                                      |
 | consumer | 2     |                                                                      |
 | sequence | 4     | counts the DATA and EVENT frames of the channel; a gap is an error   |
-| value    | 4     | CREDIT: buffers granted; EVENT: 1 inside a batch; else 0              |
+| value    | 4     | CREDIT: buffers granted; EVENT: 1 inside a batch, else 0;            |
+|          |       | DATA: 1 after a wait for credit, else 0                              |
 
 DATA frames carry at most `buffer_bytes` of the channel's byte stream, which is a series of
 (uint64 length, Arrow IPC record batch message); the schema is the edge's and never sent.
-EVENT frames carry one encoded event. They lie between two batches of the stream, but for barriers
-that overtake: these may come inside a batch, which then counts as behind them.
-CREDIT frames go the other way.
+EVENT frames carry one encoded event. They come between two batches of the stream, except for barriers that overtake:
+these may come inside a batch, which then counts as after them. CREDIT frames go from the consumer to the producer.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ FRAME: Final = struct.Struct("<IBHHHII")
 HEADER: Final = struct.Struct("<BHHHII")
 ELEMENT_LENGTH: Final = struct.Struct("<Q")
 ELEMENT_BYTES_MAX: Final = 2**31
-"""A larger serialised batch is refused before memory is taken for it."""
+"""A serialised batch that is larger is refused before memory is allocated for it."""
 
 
 def header(kind: FrameKind, channel: ChannelId, sequence: int, value: int, payload_bytes: int) -> bytes:

@@ -68,7 +68,15 @@ class InProcessFailure(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """The state and event time of a job between two rows. Any number of runs can be started from it."""
+    """The state and event time of a job between two rows. Any number of runs can be started from it.
+
+    For example:
+
+        >>> with testing.job(orders) as job:
+        ...     snapshot = job.snapshot()
+        >>> len(testing.run(orders, restore=snapshot).rows)
+        3
+    """
 
     metadata: CheckpointMetadata = field(repr=False)
     storage: MemoryStorage = field(repr=False)
@@ -199,7 +207,7 @@ class Engine:
         self._slot.close()
         self._closed = True
 
-    # ---- what the slot says ----
+    # ---- what the slot reports ----
 
     def _heard(self, message: m.FromSlot) -> None:
         match message:
@@ -211,7 +219,7 @@ class Engine:
                 self._declined = message.reason
             case m.RequestSplit():
                 self.asked(message)
-            case _:  # what a coordinator would keep account of, and a single slot needs not
+            case _:  # only a coordinator of several slots needs the others
                 pass
 
     def _settle(self, enough: Callable[[], bool] = lambda: False) -> None:
@@ -221,8 +229,8 @@ class Engine:
         self._raise_failure()
 
     def _until(self, enough: Callable[[], bool]) -> Callable[[], bool]:
-        """Return when to stop. Raises JobError if a call does not end, as with a timer that sets itself again and
-        again.
+        """Return a function that says when to stop. It raises JobError if a call does not end, for example because a
+        timer sets itself again and again.
         """
         began_s = time.process_time()
 
@@ -299,7 +307,7 @@ class Engine:
         return all(task.is_finishing for task in self._slot.tasks.values())
 
     def rows_read(self) -> dict[str, int]:
-        """The rows read by each source that has not ended or has had rows, by uid."""
+        """Return the number of rows read by each source that has not ended or has had rows, by uid."""
         heads = {vertex.source.uid for vertex in self.graph.vertices if vertex.source is not None}
         found: dict[str, int] = {}
         for task in self._slot.tasks.values():
@@ -338,7 +346,7 @@ class Engine:
         self._settle()
 
     def event_times(self) -> dict[str, list[str]]:
-        """For each source, by uid, the uids of the with_watermarks() that its rows pass first."""
+        """Return, for each source by uid, the uids of the with_watermarks() that its rows pass first."""
         found: dict[str, list[str]] = {}
         for node in self._logical.nodes:
             if node.source is not None:
@@ -436,7 +444,7 @@ def surfaced(failure: InProcessFailure) -> BaseException:
     if isinstance(error, MidstreamError) and cause is not None and raised_by_users_code(cause):
         noted(cause, failure.summary)
         return cause
-    if not isinstance(error, Exception):  # an exit, or a panic of a library, would end more than the job
+    if not isinstance(error, Exception):  # an exit, or a panic of a library, would end more than the test
         wrapped = JobError(failure.summary)
         wrapped.__cause__ = error
         return wrapped

@@ -36,7 +36,9 @@ class Loop:
     """core.seams.Clock, Executor and Ids."""
 
     def __init__(self, now_us: int, passed_s: Callable[[], float] = lambda: 0.0) -> None:
-        """`passed_s`: real time, which the monotonic clock adds to virtual time; work is cut into slices by it."""
+        """Begin at `now_us`. `passed_s`: returns real time, which the monotonic clock adds to virtual time; work is cut
+        into slices by it.
+        """
         self.now_us = now_us
         """The wall clock, in microseconds since the epoch."""
         self._passed_s = passed_s
@@ -69,7 +71,7 @@ class Loop:
         def run() -> None:
             try:
                 outcome: Done[T] | Failed = Done(work())
-            except Exception as error:  # noqa: BLE001 - the outcome, good or bad, goes to who has asked
+            except Exception as error:  # noqa: BLE001 - the outcome, good or bad, goes to the caller
                 outcome = Failed(error)
             done(outcome)
 
@@ -82,7 +84,7 @@ class Loop:
 
     @property
     def next_timer_us(self) -> int | None:
-        """The time of the next timer; None if there is none."""
+        """Return the time of the next timer; None if there is none."""
         while self._timers and self._timers[0][2].mail is None:
             heapq.heappop(self._timers)
         return self._timers[0][0] if self._timers else None
@@ -132,7 +134,7 @@ class MemoryStorage:
         return sorted({file[len(below) :].split("/", 1)[0] for file in self._files if file.startswith(below)})
 
     def sweep(self, path: str, unwanted: Callable[[str], bool]) -> None:
-        """Nothing is ever left unfinished in memory."""
+        """Do nothing: in memory, no file is ever left unfinished."""
 
     def exists(self, path: str) -> bool:
         return path in self._files or any(file.startswith(f"{path}/") for file in self._files)

@@ -40,7 +40,7 @@ def own_modules(logical: LogicalGraph) -> list[ModuleType]:
             found[module.__name__] = module
             if module.__name__ not in already and _is_separable(logical, [*taken, module]):
                 taken.append(module)
-        if len(taken) == before:  # what the job refers to is what it was
+        if len(taken) == before:  # the job refers to no other modules than before
             return taken
 
 
@@ -48,7 +48,7 @@ def _is_separable(logical: LogicalGraph, modules: list[ModuleType]) -> bool:
     try:
         with by_value(modules):
             unpickled_apart(pickled(logical))
-    except Exception:  # noqa: BLE001 - any __reduce__, and what it answers, may raise anything
+    except Exception:  # noqa: BLE001 - any __reduce__, and what it returns, may raise anything
         return False
     return True
 
@@ -79,7 +79,7 @@ class _Recorder(JobPickler):
 
 
 def is_users(item: FunctionType | type) -> bool:
-    """Whether the user has written it: it is not part of midstream, an installed package or the standard library."""
+    """Whether the item is the user's own: not part of midstream, an installed package or the standard library."""
     module = sys.modules.get(item.__module__ or "")
     file = getattr(module, "__file__", None) if module is not None else file_of(item)
     return (
@@ -90,7 +90,7 @@ def is_users(item: FunctionType | type) -> bool:
 
 
 def file_of(item: FunctionType | type) -> str | None:
-    """Return the file in which it was written, if its code tells."""
+    """Return the file in which the item was written; None if its code does not name one."""
     if isinstance(item, FunctionType):
         return item.__code__.co_filename
     return next((m.__code__.co_filename for m in methods_of(item)), None)

@@ -1,7 +1,8 @@
 """The first rows of a job's streams, from its own sources, in process and within about a second.
 
-Splits are found and assigned as in a job (`coordinator.placement.sources`). Virtual time only passes when nothing else is to be
-done: what waits for the wall clock, such as a source with a rate, gets at most TIME_S of it, all at once.
+Splits are found and assigned as in a job (`coordinator.placement.sources`). Virtual time only passes when there is
+nothing else to do. Whatever waits for the wall clock, such as a source with a rate, gets at most TIME_S of it, all at
+once.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from midstream.operators.source import Source, Split, SplitReader
 from midstream.protocol import messages as m
 
 TIME_S: Final = 10.0
-"""The virtual time that passes at most, at once, when nothing else is to be done."""
+"""The largest virtual time that passes at once when there is nothing else to do."""
 FIRST_ROW_S: Final = 9.0
 """The additional time allowed for the first row of each source, which a storage may need to answer."""
 END_S: Final = 1.0
@@ -50,7 +51,23 @@ BATCH_S: Final = 0.05
 
 @dataclass(frozen=True, slots=True)
 class Preview:
-    """The first rows of one stream. `note`: what is special about them; "" if nothing is."""
+    """The first rows of one stream; a notebook or a terminal shows it as a table.
+
+    `name`: the stream's operator.
+    `table`: the rows, as an Arrow table with the types that they have in the job.
+    `note`: what is special about them; "" if nothing is.
+
+        >>> orders.preview(2)
+        orders (collection): 2 rows
+        ┌──────┬───────┐
+        │ user ┆ price │
+        │ ---  ┆ ---   │
+        │ str  ┆ i64   │
+        ╞══════╪═══════╡
+        │ ann  ┆ 3     │
+        │ bob  ┆ 5     │
+        └──────┴───────┘
+    """
 
     name: str
     table: pa.Table
@@ -58,10 +75,12 @@ class Preview:
 
     @property
     def rows(self) -> list[dict[str, Any]]:
+        """The rows as dicts."""
         return table_rows(self.table)
 
     @property
     def frame(self) -> pl.DataFrame:
+        """The rows as a polars DataFrame."""
         return to_polars(self.table)
 
     def __repr__(self) -> str:
@@ -241,7 +260,7 @@ class _OwnSources:
         """Close the sources."""
         self._sources.stop()
         self._carry_out()
-        self._engine.loop.run()  # what `discover` has under way comes back first
+        self._engine.loop.run()  # calls of `discover` that are under way return first
         self._sources.close()
         self._carry_out()
         self._engine.loop.run()

@@ -119,7 +119,7 @@ def _needed(program: LogicalGraph, ends: Sequence[End] | None) -> list[Node]:
 
 
 def _loose_ends(program: LogicalGraph, kept: Sequence[Node]) -> list[End]:
-    """Return the streams that end without a sink, which a test may examine all the same."""
+    """Return the streams that end without a sink, which a test may examine nevertheless."""
     consumers = program.consumers()
     return [
         End(((node.id, None),), node.schema)

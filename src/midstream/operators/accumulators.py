@@ -40,7 +40,7 @@ class AccumulatorAggregate(Aggregate):
         self._result_type = empty_frame(pa.schema([("result", self._kind)]), where).schema["result"]
 
     def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
-        # the event time gives groups a length also where no column is read
+        # The event time gives each group a length even if the accumulator reads no column.
         exprs = [event_time, *(pl.col(name) for name in self.columns)]
         return {"accumulator": pl.map_groups(exprs, self._add, return_dtype=pl.Binary, returns_scalar=True)}
 
@@ -65,7 +65,7 @@ class AccumulatorAggregate(Aggregate):
     def _merge(self, columns: Sequence[pl.Series]) -> bytes:
         def work() -> bytes:
             parts = columns[0].to_list()
-            if not parts:  # polars asks for nothing's result to learn the type
+            if not parts:  # polars calls this without parts to learn the type
                 return b""
             first, *rest = map(self._read, parts)
             for other in rest:

@@ -25,40 +25,92 @@ A = TypeVar("A")
 
 
 class Aggregate(ABC):
-    """Subclass this for an aggregate of your own; instances must pickle.
+    """An aggregate of your own, as three steps that are polars expressions; instances must pickle.
 
-    Within `partial`, rows are in order of arrival; within `merge`, parts are in the order in which they were made.
-    `event_time` is the expression of the stream's event-time column.
+    Rows are reduced batch by batch, and the parts put together later: `partial` reduces rows to a few columns, `merge`
+    reduces such parts to one, `finish` computes the value from it. Within `partial`, rows are in order of arrival;
+    within `merge`, parts are in the order in which they were made. What only Python code can express is an Accumulator.
+    `testing.check_aggregate` checks it.
+
+        >>> class Spread(Aggregate):
+        ...     def __init__(self, column):
+        ...         self.columns = (column,)
+        ...     def partial(self, event_time):
+        ...         column = pl.col(self.columns[0])
+        ...         return {"low": column.min(), "high": column.max()}
+        ...     def merge(self, part):
+        ...         return {"low": part("low").min(), "high": part("high").max()}
+        ...     def finish(self, part):
+        ...         return part("high") - part("low")
+        >>> testing.check_aggregate(Spread("price"), [{"price": 3}, {"price": 9}, {"price": 5}])
+        6
     """
 
     columns: tuple[str, ...] = ()
     """The input columns that the aggregate reads; a missing one is reported before the job runs."""
 
     def bind(self, schema: pa.Schema) -> Aggregate:
-        """Return the aggregate for rows of `schema`, which has all of `columns`. Raises SchemaError for unsupported
-        types.
+        """Return the aggregate for the rows of one stream; by default itself.
+
+        `schema`: the columns of the stream, among them all of `columns`.
+
+        Raises SchemaError for a column of a type that the aggregate does not support.
+
+            >>> bound = Sum("price").bind(pa.schema({"price": pa.int32()}))
         """
         return self
 
     @abstractmethod
     def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
-        """Return named columns, each an expression that reduces a group of input rows to one value."""
+        """Return named columns, each an expression that reduces a group of input rows to one value.
+
+        `event_time`: the expression of the stream's event-time column.
+
+            >>> list(Mean("price").partial(pl.col("at")))
+            ['sum', 'n']
+        """
 
     @abstractmethod
     def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
-        """Return, for each name in `partial`, an expression that reduces a group of parts to one of the same type."""
+        """Return, for each name in `partial`, an expression that reduces a group of parts to one of the same type.
+
+        `part`: returns the expression of a column of `partial`, given its name.
+
+            >>> list(Mean("price").merge(pl.col))
+            ['sum', 'n']
+        """
 
     @abstractmethod
     def finish(self, part: Columns) -> pl.Expr:
-        """Return the expression of the result, computed row by row from a merged part."""
+        """Return the expression of the result, computed row by row from a merged part.
+
+        `part`: returns the expression of a column of `partial`, given its name.
+
+            >>> pl.select(Count().finish(lambda name: pl.lit(7).alias(name))).item()
+            7
+        """
 
     def overflow(self, part: Columns) -> pl.Expr | None:
-        """Return a boolean expression: whether the result of a merged part does not fit its type, which fails the job."""
+        """Return a boolean expression: whether the result of a merged part does not fit its type, which fails the job.
+
+        `part`: returns the expression of a column of `partial`, given its name.
+
+        By default returns None: the result always fits.
+
+            >>> Count().overflow(pl.col) is None
+            True
+        """
         return None
 
 
 class Count(Aggregate):
-    """The number of rows or, with a column, of rows in which it is not null. int64."""
+    """The number of rows, or of rows in which a column is not null, as int64.
+
+    `column`: the name of the column; without one all rows are counted.
+
+        >>> testing.check_aggregate(Count("x"), [{"x": 3}, {"x": None}, {"x": 5}])
+        2
+    """
 
     def __init__(self, column: str | None = None) -> None:
         self.columns = () if column is None else (column,)
@@ -75,10 +127,15 @@ class Count(Aggregate):
 
 
 class Sum(Aggregate):
-    """The sum of a numeric, boolean, decimal or duration column. Nulls are ignored; the sum of no values is 0.
+    """The sum of a numeric, boolean, decimal or duration column; nulls are ignored, and the sum of no values is 0.
 
     Integers and booleans give int64 (uint64 for unsigned ones), floats float64, decimals decimals of 38 digits. A sum
     that does not fit fails the job instead of wrapping around.
+
+    `column`: the name of the column. A column of another type raises SchemaError when the window is declared.
+
+        >>> testing.check_aggregate(Sum("x"), [{"x": 3}, {"x": None}, {"x": 5}])
+        8
     """
 
     def __init__(self, column: str) -> None:
@@ -108,8 +165,8 @@ class Sum(Aggregate):
         wide = column if self._widened is None else column.cast(self._widened)
         if self._wraps_at is None:
             return {"sum": wide.sum()}
-        # Integer sums wrap around, and back if later rows bring them down again. The sum in floats
-        # next to them is off by rounding only, so it shows in the end whether they wrapped.
+        # An integer sum that wraps around is right again once later rows bring it back into range. The float sum
+        # beside it deviates only by rounding, so it shows at the end whether the integer sum is still wrapped.
         return {"sum": wide.sum(), "rough": _float(wide).sum()}
 
     def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
@@ -160,7 +217,7 @@ class _DecimalSum(Aggregate):
 
 
 _DIGITS: Final = 38
-"""The digits of a decimal."""
+"""The number of digits that a decimal has."""
 _HALVES: Final = pl.Decimal(_DIGITS, 0)
 _HALF: Final = pl.lit(10 ** (_DIGITS // 2), pl.Int128)
 
@@ -172,8 +229,14 @@ def _carried(part: Columns) -> tuple[pl.Expr, pl.Expr]:
 
 
 class Min(Aggregate):
-    """The smallest value of a column; null if there is none. Nulls are ignored, and NaN counts only if there is nothing
-    else.
+    """The smallest value of a column; null if there is none.
+
+    Nulls are ignored, and NaN counts only if there is nothing else.
+
+    `column`: the name of a column whose values have an order; lists and structs raise SchemaError.
+
+        >>> testing.check_aggregate(Min("x"), [{"x": 3}, {"x": None}, {"x": 5}])
+        3
     """
 
     def __init__(self, column: str) -> None:
@@ -194,8 +257,14 @@ class Min(Aggregate):
 
 
 class Max(Aggregate):
-    """The largest value of a column; null if there is none. Nulls are ignored, and NaN counts only if there is nothing
-    else.
+    """The largest value of a column; null if there is none.
+
+    Nulls are ignored, and NaN counts only if there is nothing else.
+
+    `column`: the name of a column whose values have an order; lists and structs raise SchemaError.
+
+        >>> testing.check_aggregate(Max("x"), [{"x": 3}, {"x": None}, {"x": 5}])
+        5
     """
 
     def __init__(self, column: str) -> None:
@@ -216,7 +285,13 @@ class Max(Aggregate):
 
 
 class Mean(Aggregate):
-    """The mean of a numeric, boolean or decimal column as float64, ignoring nulls; null if there is no value."""
+    """The mean of a numeric, boolean or decimal column as float64, ignoring nulls; null if there is no value.
+
+    `column`: the name of the column. A column of another type raises SchemaError when the window is declared.
+
+        >>> testing.check_aggregate(Mean("x"), [{"x": 3}, {"x": None}, {"x": 5}])
+        4.0
+    """
 
     def __init__(self, column: str) -> None:
         self.columns = (column,)
@@ -237,7 +312,13 @@ class Mean(Aggregate):
 
 
 class First(Aggregate):
-    """The value, possibly null, of the row with the smallest event time; among equals, of the one that arrived first."""
+    """The value, possibly null, of the row with the smallest event time; among equals, of the one that arrived first.
+
+    `column`: the name of the column, of any type.
+
+        >>> testing.check_aggregate(First("x"), [{"x": 3}, {"x": 9}, {"x": 5}])
+        3
+    """
 
     def __init__(self, column: str) -> None:
         self.columns = (column,)
@@ -253,7 +334,13 @@ class First(Aggregate):
 
 
 class Last(Aggregate):
-    """The value, possibly null, of the row with the largest event time; among equals, of the one that arrived last."""
+    """The value, possibly null, of the row with the largest event time; among equals, of the one that arrived last.
+
+    `column`: the name of the column, of any type.
+
+        >>> testing.check_aggregate(Last("x"), [{"x": 3}, {"x": 9}, {"x": 5}])
+        5
+    """
 
     def __init__(self, column: str) -> None:
         self.columns = (column,)
@@ -274,6 +361,20 @@ class Accumulator(ABC, Generic[A]):
     The accumulator is a plain value or an object of a class of your own, as in untyped state. `add` and `merge` may
     change and return their first argument. `columns`: the input columns that are read; `type`: the Arrow type of the
     result.
+
+        >>> class Words(Accumulator):
+        ...     columns = ("text",)
+        ...     type = pa.int64()
+        ...     def init(self):
+        ...         return set()
+        ...     def add(self, accumulator, row):
+        ...         return accumulator | set(row["text"].split())
+        ...     def merge(self, first, second):
+        ...         return first | second
+        ...     def result(self, accumulator):
+        ...         return len(accumulator)
+        >>> testing.check_aggregate(Words(), [{"text": "to be"}, {"text": "or not"}, {"text": "to be"}])
+        4
     """
 
     columns: tuple[str, ...] = ()
@@ -281,18 +382,51 @@ class Accumulator(ABC, Generic[A]):
 
     @abstractmethod
     def init(self) -> A:
-        """Return a new, empty accumulator."""
+        """Return a new, empty accumulator.
+
+        For example:
+
+            def init(self):
+                return set()
+        """
 
     @abstractmethod
     def add(self, accumulator: A, row: dict[str, object]) -> A:
-        """Add a row, which has exactly `columns`, and return the accumulator."""
+        """Add a row.
+
+        `accumulator`: what `init`, `add` or `merge` has returned.
+        `row`: a dict of exactly `columns`.
+
+        Returns the accumulator with the row; it may be the same object.
+
+            def add(self, accumulator, row):
+                return accumulator | set(row["text"].split())
+        """
 
     @abstractmethod
     def merge(self, first: A, second: A) -> A:
-        """Combine two accumulators; `first` is the one made earlier."""
+        """Combine two accumulators.
+
+        `first`, `second`: `first` has the earlier rows.
+
+        Returns an accumulator with the rows of both; it may be `first`.
+
+            def merge(self, first, second):
+                return first | second
+        """
 
     @abstractmethod
-    def result(self, accumulator: A) -> object: ...
+    def result(self, accumulator: A) -> object:
+        """Compute the value of the window.
+
+        `accumulator`: the rows of one key and window.
+
+        Returns a value of `type`, or None for null.
+
+            def result(self, accumulator):
+                return len(accumulator)
+        """
+        ...
 
 
 AnyAggregate: TypeAlias = "Aggregate | Accumulator[Any]"
@@ -308,10 +442,10 @@ def _of_last(value: pl.Expr, at: pl.Expr) -> Mapping[str, pl.Expr]:
 
 
 def _unmarked(at: pl.Expr) -> pl.Expr:
-    """A column that polars does not consider sorted.
+    """Return the column as one that polars does not consider sorted.
 
-    If it does (it considers concatenated frames of one row to be sorted in descending order), arg_min returns the last
-    of equals, and reverse() within groups changes the order but not the mark.
+    polars considers concatenated frames of one row to be sorted in descending order. For a column that it considers
+    sorted, arg_min returns the last of equals, and reverse() within groups changes the order but not the mark.
     """
     return at.to_physical().xor(0)
 

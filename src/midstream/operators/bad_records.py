@@ -20,7 +20,7 @@ BAD_RECORDS_SCHEMA: Final = schema_of(
         ("source", pa.large_string()),  # the topic, or the file
         ("partition", pa.int32()),  # of the topic; null for a file
         ("position", pa.int64()),  # the offset in the partition, or the byte of the file at which the line begins
-        ("bytes", pa.large_binary()),  # as they came
+        ("bytes", pa.large_binary()),  # the unchanged record
         ("error", pa.large_string()),
         ("key", pa.large_binary()),  # of the record; null for a file, as is the timestamp
         ("timestamp", pa.timestamp("ms", "UTC")),
@@ -34,10 +34,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class BadRecords:
-    """The records that a reader has dropped from one batch.
+    """The records that a reader has dropped from one batch; returned by `SplitReader.bad_records`.
 
-    `rows`: one row of BAD_RECORDS_SCHEMA for each. `at`: the position of each among all records of the batch, good and
-    bad, counted from 0; ascending.
+    `rows`: a record batch with one row of the columns of `side_output(BAD_RECORDS)` for each: source, partition,
+    position, bytes, error, key, timestamp.
+    `at`: the position of each among all records of the batch, good and bad, counted from 0; ascending.
+
+        def bad_records(self):
+            return BadRecords(self.dropped_rows, tuple(self.dropped_at)) if self.dropped_at else None
     """
 
     rows: pa.RecordBatch
@@ -81,8 +85,8 @@ class Tally:
         self._go_on(good + len(bad.at) - before)
 
     def restore(self, part: StatePart) -> None:
-        """Restore the tally. After a rescale a subtask may get several; it continues with the one with most bad
-        records.
+        """Restore the tally. After a rescale a subtask may get several tallies; it continues with the one that has the
+        most bad records.
         """
         if self._most is not None:
             found = part.table().to_pylist()

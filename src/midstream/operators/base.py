@@ -46,12 +46,12 @@ class Splits(Protocol):
 
     @property
     def open(self) -> Iterable[int]:
-        """The splits that the task has and has not read to the end, begun or not."""
+        """The splits of the task that it has not read to the end, begun or not."""
         ...
 
     @property
     def all_assigned(self) -> bool:
-        """Whether each split that was found has been assigned to a task (those that follow all others do not count)."""
+        """Whether each split that was found has been assigned to a task; splits marked `follows` do not count."""
         ...
 
     def is_starved(self, split: int, since_s: float) -> bool:
@@ -94,11 +94,11 @@ class OperatorContext:
     attempt: int = 0
     """The number of the attempt, which grows with every restart of the job (for sinks: see WriterContext)."""
     stored_bytes: Callable[[str], int | None] = never_stored
-    """Returns the size of the chunk with this id in a file of a completed checkpoint, to which a snapshot then only
-    refers; None if it is in none.
+    """Returns the size of the chunk with this id if a file of a completed checkpoint holds it, so that a snapshot need
+    only refer to it; None otherwise.
     """
     splits: Splits | None = None
-    """The splits of the source in this task, if every operator in between keeps their rows apart."""
+    """The splits of the source in this task; None unless every operator in between keeps their rows apart."""
     metrics: UserMetrics = field(default_factory=UserMetrics)
 
 
@@ -169,8 +169,8 @@ class Operator(ABC):
     """The metrics of the user's function, once it is open."""
 
     def state_settings(self) -> Mapping[str, Mapping[str, str]]:
-        """What the operator's state depends on, before `open`: for each part ("" for all of it), settings and their
-        values.
+        """Return the settings on which the operator's state depends, with their values, for each part ("" for all of
+        it). Called before `open`.
 
         State that was made with another value is not restored; the error shows both values.
         """
@@ -197,7 +197,7 @@ class Operator(ABC):
         """React to event time having reached `watermark_us` on all ports: fire what is due.
 
         Returns False when the slice is used up and more is due: the task calls again with the same watermark, and
-        forwards it only after True. What has not fired must still be in state.
+        forwards it only after True. Everything that has not fired must still be in state.
         """
         return True
 
@@ -215,7 +215,7 @@ class Operator(ABC):
         return NOTHING
 
     def checkpoint_completed(self, checkpoint_id: int) -> None:
-        """React to the settlement of every checkpoint up to this one."""
+        """React to the completion of this checkpoint; no earlier checkpoint is pending any more."""
 
     def checkpoint_aborted(self, checkpoint_id: int) -> None: ...
 

@@ -10,10 +10,10 @@
             self.totals.frame = both.unique("user", keep="last")
             return made.select("user", "price", "total")
 
-A batch holds rows of many keys. Those of a key come in the order in which its channel brings them,
-but where batches are cut is the engine's business: what comes out must not depend on which rows
-share one. What is not in a TableState declared on the class is not in a checkpoint. All methods
-return a polars DataFrame (or an Arrow RecordBatch or Table) with the columns of the schema, or None.
+A batch holds rows of many keys. The rows of a key keep the order of their channel, but the engine
+decides where batches are cut: the output must not depend on which rows share a batch. A checkpoint
+contains only the TableStates declared on the class. All methods return a polars DataFrame (or an
+Arrow RecordBatch or Table) with the columns of the schema, or None.
 """
 
 from __future__ import annotations
@@ -41,7 +41,14 @@ Result: TypeAlias = "pl.DataFrame | pa.RecordBatch | pa.Table | None"
 
 
 class BatchContext(Protocol):
-    """The context of a function on batches. It is valid only during the call."""
+    """The context of a function on batches. It is valid only during the call.
+
+    For example:
+
+        def on_watermark(self, ctx):
+            ctx.metrics.gauge("waiting").set(self.waiting.frame.height)
+            return self.waiting.frame.filter(pl.col("at") <= ctx.watermark)
+    """
 
     @property
     def watermark(self) -> datetime:
@@ -69,15 +76,52 @@ class BatchFunction(Function):
     def on_watermark(self, ctx: BatchContext) -> Result:
         """React to a new watermark: no more rows up to `ctx.watermark` follow, except late ones.
 
-        Called for each watermark, before it is forwarded. After a restore it may be lower than before.
+        Called for each watermark, before it is forwarded; at the end of the input with `datetime.max`. After a restore
+        it may be lower than before.
+
+        `ctx`: the watermark, the wall clock and metrics; valid during the call only.
+
+        Return rows as `process` does, or None, as this default does.
+
+            def on_watermark(self, ctx):
+                due = pl.col("at") <= ctx.watermark
+                made, self.waiting.frame = self.waiting.frame.filter(due), self.waiting.frame.filter(~due)
+                return made
         """
         return None
 
 
 class KeyedBatchFunction(BatchFunction):
-    """A function on batches of a keyed stream; the module shows an example."""
+    """A function on batches of a keyed stream, whose state is in tables.
+
+    A batch has rows of many keys; those of a key come in the order in which they were sent. Where batches are cut is
+    the engine's business: what comes out must not depend on which rows share one. Only tables declared on the class are
+    in a checkpoint.
+
+        >>> class RunningTotal(KeyedBatchFunction):
+        ...     totals = TableState({"user": str, "total": int})
+        ...     def process(self, rows, ctx):
+        ...         known = rows.join(self.totals.frame, on="user", how="left", maintain_order="left")
+        ...         sums = pl.col("total").fill_null(0) + pl.col("price").cum_sum().over("user")
+        ...         made = known.select("user", total=sums)
+        ...         self.totals.frame = pl.concat([self.totals.frame, made]).unique("user", keep="last")
+        ...         return made
+        >>> running = orders.key_by("user").process_batches(RunningTotal(), {"user": str, "total": int})
+        >>> testing.run(running, cut="whole").rows
+        [{'user': 'ann', 'total': 3}, {'user': 'bob', 'total': 5}, {'user': 'ann', 'total': 7}]
+    """
 
     def process(self, rows: pl.DataFrame, ctx: BatchContext) -> Result:
+        """Process a batch of rows.
+
+        `rows`: a polars DataFrame with the columns of the stream.
+        `ctx`: the watermark, the wall clock and metrics; valid during the call only.
+
+        Return a polars DataFrame, or an Arrow RecordBatch or Table, with the columns of the output, or None.
+
+            def process(self, rows, ctx):
+                return rows.join(self.users.frame, on="user", how="semi")
+        """
         raise NotImplementedError
 
 
@@ -86,12 +130,43 @@ class CoBatchFunction(BatchFunction):
 
     A key's rows of both streams go to the same subtask, in no particular order between the two. Tables have the key
     columns of the first stream.
+
+        >>> class Known(CoBatchFunction):
+        ...     users = TableState({"user": str})
+        ...     def process1(self, rows, ctx):
+        ...         return rows.join(self.users.frame, on="user", how="semi")
+        ...     def process2(self, rows, ctx):
+        ...         self.users.frame = pl.concat([self.users.frame, rows]).unique()
+        >>> known = testing.harness(Known(), orders.schema, orders.schema, key="user", second={"user": str})
+        >>> _ = known.process2({"user": "ann"})
+        >>> known.process1([{"user": "ann", "price": 3}, {"user": "bob", "price": 5}])
+        [{'user': 'ann', 'price': 3}]
     """
 
     def process1(self, rows: pl.DataFrame, ctx: BatchContext) -> Result:
+        """Process a batch of rows of the first stream.
+
+        `rows`: a polars DataFrame with the columns of the first stream.
+        `ctx`: the watermark, the wall clock and metrics; valid during the call only.
+
+        Return a polars DataFrame, or an Arrow RecordBatch or Table, with the columns of the output, or None.
+
+            def process1(self, rows, ctx):
+                return rows.join(self.users.frame, on="user", how="semi")
+        """
         raise NotImplementedError
 
     def process2(self, rows: pl.DataFrame, ctx: BatchContext) -> Result:
+        """Process a batch of rows of the second stream.
+
+        `rows`: a polars DataFrame with the columns of the second stream.
+        `ctx`: the watermark, the wall clock and metrics; valid during the call only.
+
+        Return a polars DataFrame, or an Arrow RecordBatch or Table, with the columns of the output, or None.
+
+            def process2(self, rows, ctx):
+                self.users.append(rows.select("user"))
+        """
         raise NotImplementedError
 
 
@@ -110,7 +185,7 @@ class BatchFunctionOperator(FunctionOperator):
             check_held_by_polars(state.schema, f"{self._where}: TableState {state_name!r}")
         for port in self._ports:
             check_held_by_polars(port.schema, self._where)
-        # from here on: set when it opens
+        # The following attributes are set when the operator opens.
         self._states: dict[str, TableState] = {}
         self._context: TimeContext
 
@@ -136,7 +211,7 @@ class BatchFunctionOperator(FunctionOperator):
         check_keys(batch, spec.keys, self._where)
         time = self._times[port]
         if time is not None:
-            time.native(batch)  # raises for a row without
+            time.native(batch)  # raises for a row without an event time
         self._run(spec.method, lambda: getattr(self._function, spec.method)(to_polars(batch), self._context))
 
     def advance_watermark(self, watermark_us: int) -> bool:
@@ -168,5 +243,5 @@ class BatchFunctionOperator(FunctionOperator):
         )
 
     def contents(self) -> dict[str, pl.DataFrame]:
-        """The current rows of each table, by its name."""
+        """Return the current rows of each table, by its name."""
         return {state.name: state.frame for state in self._states.values()}

@@ -33,7 +33,7 @@ def empty_frame(schema: pa.Schema, where: str) -> pl.DataFrame:
 
 
 def infer_schema(schema: pa.Schema, exprs: Sequence[pl.Expr], where: str, *, keep: bool) -> pa.Schema:
-    """Return the schema of `exprs` over rows of `schema`; with `keep`, after all columns of that.
+    """Return the schema of `exprs` over rows of `schema`; with `keep`, all columns of `schema` come first.
 
     A column that no expression computes keeps its type: it does not pass through polars. Raises SchemaError naming
     `where` for a column that does not exist or types that do not match.
@@ -87,14 +87,16 @@ def infer_type(schema: pa.Schema, expr: pl.Expr, where: str) -> pa.DataType:
 
 def columns_read(exprs: Sequence[pl.Expr], schema: pa.Schema) -> list[str]:
     """Return the columns that a frame needs for `exprs`: at least one, since a frame without columns has no row count."""
-    if any(expr.meta.has_multiple_outputs() for expr in exprs):  # a selector, whose meaning depends on what there is
+    if any(
+        expr.meta.has_multiple_outputs() for expr in exprs
+    ):  # the meaning of a selector depends on the columns of the frame
         return list(schema.names)
     names = {name for expr in exprs for name in expr.meta.root_names()}
     return [name for name in schema.names if name in names] or [_any_held(schema)]
 
 
 def _any_held(schema: pa.Schema) -> str:
-    """Return a column that polars can hold, if there is one."""
+    """Return the first column that polars can hold, or just the first column if it can hold none."""
     held = [field.name for field in schema if is_held_by_polars(field.type)]
     names: list[str] = held or schema.names
     return names[0]
@@ -116,8 +118,8 @@ def check_row_by_row(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) ->
 
 
 def _is_row_by_row(expr: pl.Expr, schema: pa.Schema, where: str) -> bool:
-    """Whether polars says so or, where it cannot tell, whether a few rows give the same results together and one by
-    one.
+    """Whether the expression works row by row: polars says so or, where it cannot tell, a few rows give the same
+    results together and one by one.
     """
     if expr.meta.is_literal() or is_plain_column(expr):
         return True
@@ -125,14 +127,14 @@ def _is_row_by_row(expr: pl.Expr, schema: pa.Schema, where: str) -> bool:
         if not expr.meta.is_row_separable():
             return False
     except EXPRESSION_ERRORS:
-        pass  # a selector or a function in it: polars cannot tell before it knows the columns
+        pass  # with a selector or a function in it, polars cannot tell before it knows the columns
     frame = empty_frame(pa.schema([schema.field(name) for name in columns_read([expr], schema)]), where)
     rows = pl.DataFrame([_probe(name, kind) for name, kind in frame.schema.items()])
     try:
         apart = pl.concat([rows[index : index + 1].with_columns(expr) for index in range(rows.height)])
         return rows.with_columns(expr).equals(apart)
     except EXPRESSION_ERRORS:
-        return True  # not for these values; its schema is inferred next, and says what is wrong with it
+        return True  # it fails for these values; the error follows when its schema is inferred next
 
 
 def _probe(name: str, kind: pl.DataType) -> pl.Series:

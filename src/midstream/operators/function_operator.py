@@ -23,16 +23,27 @@ class Function:
     def open(self, context: Any) -> None:
         """Prepare the function; called once per subtask before any row.
 
-        `context` has `uid`, `name`, `subtask`, `parallelism` and `metrics`.
+        What cannot be pickled, such as a connection, is created here.
+
+        `context`: has `uid`, `name`, `subtask`, `parallelism` and `metrics`.
+
+            def open(self, context):
+                self.model = load_model("model.bin")
         """
 
     def close(self) -> None:
-        """Release what the function holds; called once at the end, also after a failure."""
+        """Release what the function holds; called once at the end, also after a failure.
+
+        For example:
+
+            def close(self):
+                self.connection.close()
+        """
 
 
 @dataclass(frozen=True, slots=True)
 class Port:
-    """One input.
+    """One input of the operator.
 
     `method`: the method of the function for its rows. Rows of a broadcast input have no key, and may write broadcast
     state.
@@ -73,7 +84,7 @@ class FunctionOperator(Operator):
         ]
         self._calendar = Calendar(aware=any(time is not None and time.kind.tz for time in self._times))
         self._opened = False
-        # from here on: set when it opens
+        # The following attributes are set when the operator opens.
         self._runtime: OperatorContext
         self._out: Output
 

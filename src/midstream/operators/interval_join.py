@@ -80,7 +80,7 @@ class IntervalJoinOperator(BatchFunctionOperator):
         return [state for state in self._states.values() if isinstance(state, Timeline)]
 
     def snapshot(self, checkpoint_id: int) -> Snapshot:
-        if any(side.holds_late for side in self._sides):  # event time says of these that they are dead
+        if any(side.holds_late for side in self._sides):  # a restore would drop them by the stored progress
             for side in self._sides:
                 side.without_dead()
         rows = super().snapshot(checkpoint_id)

@@ -23,7 +23,7 @@ def instant_us(at: Any) -> int:
     """Convert a datetime (UTC if it has no zone) or an int to microseconds since the epoch. Raises JobError for others."""
     if type(at) is datetime or (
         isinstance(at, datetime) and not getattr(at, "nanosecond", 0)
-    ):  # pandas' have some, NaT too
+    ):  # a pandas Timestamp may have nanoseconds, and so may NaT
         return (at - (_EPOCH if at.tzinfo is None else _EPOCH_UTC)) // _MICROSECOND
     if isinstance(at, int) and not isinstance(at, bool) and MIN_WATERMARK_US <= at <= MAX_WATERMARK_US:
         return at
@@ -34,8 +34,8 @@ class Calendar:
     """Converts times to datetimes that can be compared with those in the rows: naive, or aware if the event time has a
     zone.
 
-    Aware ones are in UTC and not in the stream's zone: Python adds to such a datetime by wall clock, and a timer "in an
-    hour" would be off by one when daylight saving time begins or ends.
+    Aware ones are in UTC and not in the stream's zone: Python adds to a datetime by wall clock, so a timer "in an hour"
+    would be off by an hour when daylight saving time begins or ends.
     """
 
     def __init__(self, aware: bool) -> None:
@@ -44,7 +44,7 @@ class Calendar:
     def datetime(self, time_us: int) -> datetime:
         """Convert a time. Those beyond the years 1 to 9999 become the first or last instant that a datetime can hold."""
         try:
-            return self._epoch + _MICROSECOND * time_us  # half as long as timedelta(microseconds=time_us)
+            return self._epoch + _MICROSECOND * time_us  # takes half as long as timedelta(microseconds=time_us)
         except OverflowError:
             return (datetime.max if time_us > 0 else datetime.min).replace(tzinfo=self._epoch.tzinfo)
 
@@ -52,7 +52,8 @@ class Calendar:
 class Timers:
     """See `process.Timers`. `changed` is called when a processing-time timer is set.
 
-    After the end of processing time (`has_ended`) no timer is set; attempts are counted in `dropped`.
+    After the end of processing time (`has_ended`) no processing-time timer is set; attempts to set one are counted in
+    `dropped`.
     """
 
     def __init__(self, scope: KeyScope, changed: Callable[[], None]) -> None:

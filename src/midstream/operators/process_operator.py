@@ -54,7 +54,7 @@ class ProcessOperator(FunctionOperator):
         self.side_outputs = {tag: canonical_schema(side) for tag, side in side_outputs.items()}
         self._check_keys()
         self._check_states()
-        # from here on: set when it opens
+        # The following attributes are set when the operator opens.
         self._states: dict[str, State] = {}
         self._scope = KeyScope()
         self._broadcast_scope = KeyScope(is_set=True, writable=False)
@@ -100,7 +100,8 @@ class ProcessOperator(FunctionOperator):
     def _key_settings(self) -> dict[str, str]:
         found = super()._key_settings()
         if len(self._key_fields) == 1:
-            # The name apart: checkpoints of before have only the type, and what they do not have is not compared.
+            # The name is a setting of its own: older checkpoints have only the type, and a setting that a checkpoint
+            # lacks is not compared.
             field = self._key_fields[0]
             found |= {KEY: str(field.type), f"{KEY}'s column": field.name}
         return found
@@ -194,7 +195,7 @@ class ProcessOperator(FunctionOperator):
 
     def _take(self, result: Any, index: Origin, method: str) -> None:
         """Take the rows that the function returned; a generator runs here, while the key is still set."""
-        if type(result) is GeneratorType:  # nearly always, and the other questions take as long as a row
+        if type(result) is GeneratorType:  # the usual case; the other checks take as long as a row
             self._rows.extend(map(self._as_it_is_now, result))
         elif isinstance(result, dict):
             self._rows.append(self._as_it_is_now(result))
@@ -234,7 +235,8 @@ class ProcessOperator(FunctionOperator):
         return all_fired
 
     def _fire_last(self) -> bool:
-        """Fire the timers that are set when the input, and with it processing time, ends. False: more are left to fire.
+        """Fire the timers that are still set at the end of the input, which also ends processing time. Returns False if
+        more are left to fire.
 
         Event-time timers that these set fire too, since event time is at its end. Processing-time timers are dropped:
         one that sets itself again each time would never end.
@@ -246,7 +248,7 @@ class ProcessOperator(FunctionOperator):
         return fired
 
     def _fire(self, until_us: int, *, event_time: bool) -> bool:
-        """Fire the timers that are due. False if the slice was used up first."""
+        """Fire the timers that are due. Returns False if the slice was used up first."""
         queue = self._timers.event if event_time else self._timers.processing
         clock = self._runtime.clock
         end_s = clock.monotonic_s() + self._runtime.slice_s
@@ -322,7 +324,7 @@ class ProcessOperator(FunctionOperator):
         return Snapshot(later=later)
 
     def _queues(self) -> dict[str, TimerQueue]:
-        """The timer queues, by the name of their state part."""
+        """Return the timer queues, by the name of their state part."""
         return {"timers:event": self._timers.event, "timers:processing": self._timers.processing}
 
     def contents(self) -> dict[str, dict[Any, Any]]:

@@ -1,4 +1,4 @@
-"""Aggregates bound to a stream: rows to parts, parts to fewer parts, parts to results, all of them columnar."""
+"""Aggregates bound to a stream: they reduce rows to parts, merge parts, and compute results from parts, in columns."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Reduction:
 
     def _check_inputs(self) -> None:
         for name in self.columns:
-            if name.startswith("__"):  # as the columns that windows add while they work
+            if name.startswith("__"):  # the columns that windows add internally begin like this
                 raise ConfigError(
                     f"{self.where}: a column that a window reads must not be called {name!r}; rename it first"
                 )
@@ -143,7 +143,7 @@ class Reduction:
             raise SchemaError(f"{self.where}: the aggregates do not fit the columns: {error}") from error
         keys = [self.input_schema.field(key) for key in self.keys]
         bounds = [pa.field(name, self.time.kind) for name in (WINDOW_START, WINDOW_END)]
-        # Of keys the state has the stream's own types, as all state has: polars has other ones for some.
+        # Keys in state have the stream's own types, as in all other state: polars has other types for some of them.
         own = {key.name: key for key in keys}
         part_schema = pa.schema([own.get(field.name, field) for field in frame_schema(parts)])
         return part_schema, pa.schema([*keys, *bounds, *results])
@@ -170,8 +170,8 @@ class Reduction:
         frame = parts[0] if len(parts) == 1 else pl.concat(parts, rechunk=True)
         by = (*also_by, *self.by)
         if len(by) == 1 and any(frame.get_column(by[0]).flags.values()):
-            # Groups of a column that is held for sorted are slices, whose floats polars adds up in another way: what
-            # a sum is would depend on which keys lie together.
+            # If a column is marked as sorted, polars takes its groups as slices and adds up their floats in another
+            # order: a sum would depend on which keys are stored together.
             frame, by = frame.with_columns(pl.lit(0, pl.Int8).alias(_NOT_SORTED)), (*by, _NOT_SORTED)
         grouped = frame.group_by(by, maintain_order=True)
         merged = self._guard(lambda: grouped.agg(*also, *self._merge))

@@ -134,7 +134,7 @@ def mapper(function, columns, made):
 def _passed_on(values: Sequence[Any], given: Sequence[Any], kind: pa.DataType, given_kind: pa.DataType) -> bool:
     """Whether these are the same objects as in the input column: comparing takes half as long as converting.
 
-    False for lists and dicts, which a function may have changed in place.
+    The answer is False for lists and dicts, which a function may have changed in place.
     """
     return kind == given_kind and not pa.types.is_nested(kind) and all(map(is_, values, given))
 
@@ -142,8 +142,8 @@ def _passed_on(values: Sequence[Any], given: Sequence[Any], kind: pa.DataType, g
 def as_it_is_now(schema: pa.Schema) -> Callable[[Any], Any]:
     """Return a function that copies a row of `schema` for keeping.
 
-    A user's function may continue to use the same dict, or a list in it (of its state, for example). What is not a row
-    is returned as it is, and refused later.
+    A user's function may continue to use the same dict, or a list in it (of its state, for example). A value that is
+    not a row is returned unchanged, and refused later.
     """
     nested = nested_columns(schema)
     return partial(_copied_row, nested) if nested else _copied_flat_row

@@ -118,7 +118,7 @@ class SessionWindowOperator(WindowOperator):
         by = self._reduction.by
         keys = frame.filter(pl.Series(~keep)).select(by).unique(maintain_order=True)
         merged = self._merge_keys(keys)
-        # Keys by number: as Python values two of them may be equal, such as times less than a microsecond apart.
+        # Keys are numbered, since distinct keys may be equal as Python values: times less than a microsecond apart.
         keys = keys.with_row_index(_KEY)
         known: dict[int, list[tuple[int, int]]] = {}
         for key, start, end in merged.join(keys, on=by, how="inner").select(_KEY, START, END).iter_rows():
@@ -136,7 +136,7 @@ class SessionWindowOperator(WindowOperator):
         return keep
 
     def _expired(self, watermark: int) -> int:
-        """Sessions that end by this time take no more rows."""
+        """Return the latest end of the sessions that take no more rows."""
         return clamp(watermark - self._lateness + 1)
 
     # ---- firing ----
@@ -145,7 +145,7 @@ class SessionWindowOperator(WindowOperator):
         fired = self._progress.lowest
         if fired >= watermark:
             return None
-        # Includes those that are about to be forgotten: newer rows may continue their session.
+        # This includes keys with parts that are about to be dropped: newer rows may continue their session.
         keys = self._parts.keys_of_ended(fired + 1, clamp(watermark + 1), self._expired(watermark))
         if keys is None:
             return None
@@ -165,7 +165,7 @@ class SessionWindowOperator(WindowOperator):
     def _thaw(self, table: pa.Table) -> None:
         frame = self._frame_of(table)
         groups = table.column(KEY_GROUP).to_numpy()
-        # what expired in key groups that had fired, when the snapshot came between two slices
+        # A snapshot between two slices holds parts that have expired in key groups that had already fired.
         live = frame.get_column(END).to_numpy() - 1 + self._lateness > self._progress.of(groups)
         frame = frame.filter(pl.Series(live))
         if frame.height:
@@ -226,7 +226,7 @@ def _by_key_and_time(codes: Int64s, starts: Int64s) -> tuple[Int64s, Int64s]:
     if int(codes.max()).bit_length() + time_bits + row_bits > 63:
         order = np.lexsort((starts, codes))
         return order, codes[order]
-    # All three fit one integer: sorting those is several times faster than sorting by columns.
+    # All three fit into one integer, and sorting integers is several times faster than sorting by columns.
     packed = (codes << (time_bits + row_bits)) | ((starts - low) << row_bits) | np.arange(rows)
     packed.sort()
     return packed & ((1 << row_bits) - 1), packed >> (time_bits + row_bits)

@@ -11,7 +11,7 @@ from midstream.operators.sink import Sink, SinkWriter, WriterContext
 
 
 class SinkOperator(Operator):
-    """Passes rows to the writer of `sink`, and what it has prepared to the checkpoint.
+    """Passes rows to the writer of `sink`, and adds the committables that the writer prepares to the checkpoint.
 
     `schema` is that of the incoming rows. It emits nothing. The coordinator decides what becomes of an aborted
     checkpoint's committables: they are reported again with the next one.
@@ -53,7 +53,7 @@ class SinkOperator(Operator):
         if writer.ready():
             return True
         writer.on_ready(wake)
-        return writer.ready()  # it may have become so just before it knew whom to wake
+        return writer.ready()  # it may have become ready just before `wake` was registered
 
     def snapshot(self, checkpoint_id: int) -> Snapshot:
         store = self._open_writer.prepare(checkpoint_id)

@@ -145,7 +145,7 @@ class SlidingWindowOperator(WindowOperator):
 
     def _next_firing(self, watermark: int) -> Firing | None:
         fired = self._progress.lowest
-        # the last window of a pane has fired already: then so have those of the panes before it
+        # skip the panes whose last window has fired already; they are the first ones
         at = (
             0
             if fired == MIN_WATERMARK_US
@@ -162,8 +162,8 @@ class SlidingWindowOperator(WindowOperator):
         return Firing(self._due(end), end - 1)
 
     def _due(self, end: int) -> Iterator[Piece]:
-        """Yield the window that ends at `end`, where it has not fired. A large one is merged a range of key groups at a
-        time.
+        """Yield the window that ends at `end`, for the key groups in which it has not fired. A large one is merged one
+        range of key groups at a time.
         """
         logs = self._logs_of(end)
         if sum(log.merged().height for log in logs) <= window_base.PIECE_ROWS:

@@ -26,11 +26,16 @@ T = TypeVar("T")
 class Split(msgspec.Struct, frozen=True):
     """A part of the input that one reader reads from front to back.
 
-    `payload` describes it in the source's own encoding (no pickles). `offset` is where to resume: 0 for a new split,
-    else whatever the reader returned with the last batch it emitted. `follows`: it continues where the split found
-    before it ends (parts of one file), so its rows are in order with those too. Event time does not wait until it is
-    assigned if all splits that were found with it and before it are of that same line; the coordinator keeps the mark
-    only then.
+    `id`: a name that no other split of the source has.
+    `payload`: describes it in the source's own encoding (no pickles).
+    `offset`: where to resume: 0 for a new split, else whatever the reader returned with the last batch it emitted.
+    `follows`: it continues where the split found before it ends (parts of one file), so its rows are in order with
+    those too. Event time does not wait until it is assigned if all splits that were found with it and before it are of
+    that same line; the coordinator keeps the mark only then.
+
+        >>> from midstream.operators.source import Split
+        >>> Split("file-7", b"in/file-7").offset
+        0
     """
 
     id: str
@@ -41,7 +46,15 @@ class Split(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Discovery:
-    """The result of `discover`: new splits, the position after them, and whether there can be more."""
+    """The result of `discover`.
+
+    `splits`: new splits.
+    `position`: the position after them, with which `discover` is called the next time.
+    `exhausted`: whether there can be no more.
+
+        def discover(self, position, context):
+            return Discovery((Split("all", b""),) if position is None else (), b"all", exhausted=True)
+    """
 
     splits: tuple[Split, ...]
     position: bytes
@@ -50,7 +63,14 @@ class Discovery:
 
 @dataclass(frozen=True, slots=True)
 class DiscoveryContext:
-    """What `discover` may use besides the source's own system."""
+    """What `discover` may use besides the source's own system.
+
+    `uid`: that of the source in the job. `parallelism`: its number of subtasks.
+
+        def discover(self, position, context):
+            splits = [Split(str(n), b"%d" % n) for n in range(context.parallelism)] if position is None else []
+            return Discovery(tuple(splits), b"all", exhausted=True)
+    """
 
     uid: str
     parallelism: int
@@ -59,32 +79,87 @@ class DiscoveryContext:
 
 
 class SplitReader(ABC):
+    """Reads one split, in batches; made by `Source.open_split`.
+
+    For example:
+
+        class CountdownReader(SplitReader):
+            def __init__(self, done):
+                self.done = done
+
+            def read(self, rows_max):
+                rows = [100 - n for n in range(self.done, min(self.done + rows_max, 100))]
+                self.done += len(rows)
+                return (pa.record_batch({"n": pa.array(rows, pa.int64())}), self.done) if rows else None
+    """
+
     @abstractmethod
     def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
-        """Return the next batch (at most `rows_max` rows, canonical types) and the offset after it; None at the end of
-        the split.
+        """Read the next batch.
 
-        A batch without rows from a `blocking` source means that there are none at present: it is asked again soon.
+        `rows_max`: the number of rows at most.
+
+        Return the batch, which has exactly the columns of the source's `schema`, and the offset after it; None at the
+        end of the split. A batch without rows from a `blocking` source means that there are none at present: it is
+        asked again soon.
+
+            def read(self, rows_max):
+                lines = self.file.readlines_at_most(rows_max)
+                return (pa.record_batch({"line": lines}), self.file.tell()) if lines else None
         """
 
     def bad_records(self) -> BadRecords | None:
         """Return what the last `read` has dropped, for a source that `drops_bad_records`; called once after each
         `read`.
 
-        A batch may have bad records and no rows; the offset returned with it is past both.
+        A batch may have bad records and no rows; the offset returned with it is past both. By default returns None.
+
+            def bad_records(self):
+                dropped, self.dropped = self.dropped, None
+                return dropped
         """
         return None
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Release what the reader holds; no call follows.
+
+        For example:
+
+            def close(self):
+                self.file.close()
+        """
 
 
 class Source(ABC):
-    """The configuration of a source; it must pickle. `schema` is canonical (see core.batches).
+    """A source of your own: its configuration, which must pickle. Splits are found on the driver and read on the
+    subtasks.
 
-    `blocking`: reads wait for files or networks, so they run on the I/O pool, ahead of need; otherwise they only
-    compute, and run on the loop. `discovery_interval_s`: how often `discover` is asked again until it says exhausted.
-    `rows_per_s`: emit at most so many rows per second over all subtasks (None: no limit); up to a second in which a
-    subtask could not emit is made up for.
+    The splits not yet assigned and each reader's offset are part of every checkpoint; a source keeps no other state.
+    `testing.check_source` checks it.
+
+    `schema`: the columns, in the types of the engine (`large_string` for text, microseconds for times, …). `blocking`:
+    reads wait for files or networks, so they run on the I/O pool, ahead of need; otherwise they only compute, and run
+    on the loop. `bounded`: it ends. `discovery_interval_s`: how often `discover` is asked again until it says
+    exhausted. `rows_per_s`: emit at most so many rows per second over all subtasks (None: no limit); up to a second in
+    which a subtask could not emit is made up for.
+
+        >>> from midstream.operators.source import Discovery, Source, Split, SplitReader
+        >>> class CountdownReader(SplitReader):
+        ...     def __init__(self, done):
+        ...         self.done = done
+        ...     def read(self, rows_max):
+        ...         rows = [3 - n for n in range(self.done, min(self.done + rows_max, 3))]
+        ...         self.done += len(rows)
+        ...         return (pa.record_batch({"n": pa.array(rows, pa.int64())}), self.done) if rows else None
+        >>> class Countdown(Source):
+        ...     blocking = False  # reading waits for nothing
+        ...     schema = pa.schema({"n": pa.int64()})
+        ...     def discover(self, position, context):
+        ...         return Discovery((Split("all", b""),) if position is None else (), b"all", exhausted=True)
+        ...     def open_split(self, split):
+        ...         return CountdownReader(split.offset)
+        >>> testing.check_source(Countdown()).column("n").to_pylist()
+        [3, 2, 1]
     """
 
     schema: pa.Schema
@@ -93,67 +168,120 @@ class Source(ABC):
     discovery_interval_s: float = 1.0
     rows_per_s: float | None = None
     equal_shares: bool = False
-    """Assign splits in equal shares, for readers that read all of theirs side by side; else on request."""
+    """True: splits are assigned in equal shares, for subtasks that read all of theirs side by side. False: splits are
+    assigned on request.
+    """
     drops_bad_records: bool = False
-    """Records that cannot be read are dropped, counted, and in the side output BAD_RECORDS; otherwise they fail the
-    job.
+    """True: records that cannot be read are dropped, counted, and emitted on the side output BAD_RECORDS. False: they
+    fail the job.
     """
     bad_records_max: tuple[int, int] | None = None
-    """(bad, records): the job fails when more records than that are bad, of so many that a subtask reads. None: no
-    limit.
+    """(bad, records): the job fails if more than `bad` records are bad in a window of `records`. Each subtask counts
+    its input window by window. None: no limit.
     """
     own: OwnCode = OwnCode()
     """The code that the job ships; set before the job is shipped. Untyped values can be instances of its classes."""
 
     def prepare(self, uid: str, checkpoint_dir: str | None, restoring: bool) -> None:
-        """Do work that needs Spark's cores for itself. Runs on the driver, once, before any slot is requested.
+        """Do work that needs Spark's cores for itself. Runs on the driver, once, before any slot is requested, and may
+        block.
 
-        Blocking. `checkpoint_dir` is the job's checkpoint directory as the user gave it; `restoring` means that the job
-        resumes from a checkpoint, whose splits may be of an earlier preparation.
+        `uid`: that of the source in the job.
+        `checkpoint_dir`: the job's checkpoint directory as the user gave it, or None.
+        `restoring`: the job resumes from a checkpoint, whose splits may be of an earlier preparation.
+
+            def prepare(self, uid, checkpoint_dir, restoring):
+                self.table = self.session.read.table(self.name).toArrow()
         """
 
     @abstractmethod
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
-        """Find splits beyond `position` (None at first). Blocking; runs on the driver's I/O pool, one call at a time.
+        """Find splits beyond a position. Runs on the driver's I/O pool, one call at a time, and may block.
 
         Called again with the same position it must find the same splits, or splits with the same rows: splits assigned
         after the last checkpoint are assigned again. Splits that are found together may have any event times; those
         found later are assumed to be later. Not called again before all splits found are assigned.
+
+        `position`: that of the last Discovery; None at first.
+        `context`: the uid, the parallelism and the job's checkpoint storage.
+
+        Return a Discovery.
+
+            def discover(self, position, context):
+                return Discovery((Split("all", b""),) if position is None else (), b"all", exhausted=True)
         """
 
     @abstractmethod
     def open_split(self, split: Split) -> SplitReader:
-        """Open a split at `split.offset`. Raises StorageError if it does not exist (any more)."""
+        """Open a split at its offset.
+
+        `split`: as `discover` returned it, with the `offset` after the rows that have been read.
+
+        Return a SplitReader. Raise StorageError if the split does not exist (any more).
+
+            def open_split(self, split):
+                return CountdownReader(split.offset)
+        """
 
     def place(self, split: Split, first: int, last: int) -> str:
-        """Describe, for people who look for them, where rows `first` to `last` after the offset of `split` are. Must
-        not block.
+        """Describe, for people who look for them, where rows are that failed. Must not block.
+
+        `split`: the split, with its offset before the batch that has the rows.
+        `first`, `last`: the rows after that offset, counted from 0.
+
+        Return a text for a message; by default the split and the rows.
+
+            def place(self, split, first, last):
+                return f"{split.payload.decode()}, line {split.offset + first}"
         """
         return f"split {split.id}, {rows_text(first, last)} after offset {split.offset}"
 
     def splits_per_reader(self, parallelism: int) -> int:
-        """Return how many splits a subtask reads side by side, in turns; more than 1 for splits that never end.
+        """Return how many splits a subtask reads side by side, in turns; by default 1.
 
-        All subtasks together must hold all of these: a split that waits for one that never ends is never read, and
-        event time waits for it.
+        More than 1 is for splits that never end. All subtasks together must hold all of these: a split that waits for
+        one that never ends is never read, and event time waits for it.
+
+        `parallelism`: the number of subtasks.
+
+            def splits_per_reader(self, parallelism):
+                return -(-len(self.partitions) // parallelism)
         """
         return 1
 
     def readers_max(self, parallelism: int) -> int:
-        """Return how many subtasks have something to read at most; they share `rows_per_s` equally."""
+        """Return how many subtasks have something to read at most; they share `rows_per_s` equally. By default all.
+
+        `parallelism`: the number of subtasks.
+
+            def readers_max(self, parallelism):
+                return min(parallelism, len(self.partitions))
+        """
         return parallelism
 
     def checkpoint_completed(self, position: bytes | None, unfinished: Sequence[Split] | None = None) -> None:
-        """React to a completed checkpoint that holds all rows before `position`, except rows of the `unfinished`
-        splits.
+        """React to a completed checkpoint. Runs on the driver's I/O pool.
 
+        The checkpoint holds all rows before a position, except rows of unfinished splits. A source may let its system
+        delete only what lies before the position and in no unfinished split.
+
+        `position`: that of the last Discovery before the checkpoint; None if there was none.
         `unfinished`: every split in the checkpoint that has rows left, assigned or not, each at its offset there; None
-        if that is unknown. A source may let its system delete only what lies before `position` and in no unfinished
-        split. Runs on the driver's I/O pool.
+        if that is unknown.
+
+            def checkpoint_completed(self, position, unfinished=None):
+                if unfinished == []:
+                    self.queue.acknowledge(position)
         """
 
     def close(self) -> None:
-        """Stop what `discover` has started. Called on the driver when the job has ended, however it ended."""
+        """Stop what `discover` has started. Called on the driver when the job has ended, however it ended.
+
+        For example:
+
+            def close(self):
+                self.client.close()
+        """
 
 
 def rows_text(first: int, last: int) -> str:

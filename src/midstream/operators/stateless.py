@@ -46,7 +46,7 @@ class Stateless(Operator):
 
 
 class FilterOperator(Stateless):
-    """Keeps the rows for which `predicate` is true (null drops).
+    """Keeps the rows for which `predicate` is true; a row for which it is null is dropped.
 
     `predicate`: a boolean polars expression over the columns, or a function from row to bool.
     Raises SchemaError at once for an unknown column or an expression that is not boolean.
@@ -107,7 +107,7 @@ class ProjectOperator(Stateless):
         where = f"operator {name!r}"
         check_row_by_row(exprs, input_schema, where)
         super().__init__(name, infer_schema(input_schema, exprs, where, keep=keep))
-        # a column that stays as it is does not go through polars, which would copy text twice
+        # an unchanged column does not pass through polars, which would copy its text twice
         self._exprs = tuple(expr for expr in exprs if not is_plain_column(expr))
         self._made = infer_schema(input_schema, self._exprs, where, keep=False)
         self._reads = columns_read(self._exprs, input_schema)
@@ -218,7 +218,7 @@ def expression_error(
             rows = half
         else:
             first, rows = first + half, rows - half
-    found = rows == 1 and _raises(frame.slice(first, 1), exprs)  # else it is raised by no row alone
+    found = rows == 1 and _raises(frame.slice(first, 1), exprs)  # otherwise no single row raises it
     return user_error(where, what, error, (batch, first) if found else None)
 
 
@@ -233,7 +233,7 @@ def _raises(frame: pl.DataFrame, exprs: Sequence[pl.Expr]) -> bool:
 def made_batch(made: Any, schema: pa.Schema, where: str, what: str) -> pa.RecordBatch:
     """Convert what the user's function `what` returned to a batch of `schema`.
 
-    Raises JobError for anything but a frame or batch, SchemaError naming the column that does not fit.
+    Raises JobError for anything but a frame, batch or table, and SchemaError naming the column that does not fit.
     """
     if isinstance(made, pl.DataFrame):
         return from_polars(made, schema, f"{where}: the result of {what}")

@@ -23,7 +23,13 @@ _MOST: Final = sys.float_info.max
 
 
 class Counter:
-    """A counter, which only grows."""
+    """A counter, which only grows; `value` is its sum in this subtask since the attempt began.
+
+    For example:
+
+        def open(self, context):
+            self.calls = context.metrics.counter("model_calls")
+    """
 
     __slots__ = ("_name", "value")
 
@@ -32,7 +38,16 @@ class Counter:
         self.value: float = 0
 
     def inc(self, n: float = 1) -> None:
-        """Add `n`, which is 0 or more."""
+        """Add to the counter.
+
+        `n`: a number of 0 or more.
+
+        Raises JobError for a negative number, for anything that is not a number, and if the sum would be beyond the
+        largest float.
+
+            def process(self, row, ctx):
+                ctx.metrics.counter("bytes").inc(len(row["body"]))
+        """
         if type(n) is not int and type(n) is not float:
             n = _number(n, f"counter {self._name!r}")
         if not n >= 0:
@@ -46,7 +61,13 @@ class Counter:
 
 
 class Gauge:
-    """A value that goes up and down; None until it is set."""
+    """A value that goes up and down; `value` is None until it is set.
+
+    For example:
+
+        def open(self, context):
+            self.length = context.metrics.gauge("queue_length")
+    """
 
     __slots__ = ("_name", "value")
 
@@ -55,7 +76,15 @@ class Gauge:
         self.value: float | None = None
 
     def set(self, value: float) -> None:
-        """Set the gauge to `value`, which must be finite."""
+        """Set the gauge.
+
+        `value`: a finite number.
+
+        Raises JobError for anything else.
+
+            def process(self, row, ctx):
+                ctx.metrics.gauge("queue_length").set(len(self.queue))
+        """
         if type(value) is not int and type(value) is not float:
             value = _number(value, f"gauge {self._name!r}")
         if not -_MOST <= value <= _MOST:
@@ -64,7 +93,19 @@ class Gauge:
 
 
 class UserMetrics:
-    """The metrics of one operator in one subtask, by name. The same name always returns the same object."""
+    """The metrics of a function in one subtask, by name. The same name always returns the same object.
+
+    They are in the job's status, on its page and in `/metrics`. They are no state: they start again with each attempt.
+
+        >>> class Counted(KeyedProcessFunction):
+        ...     def process(self, row, ctx):
+        ...         ctx.metrics.counter("orders").inc()
+        ...         ctx.metrics.gauge("last_price").set(row["price"])
+        >>> counted = testing.harness(Counted(), orders.schema, {"user": str}, key="user")
+        >>> _ = counted.process({"user": "ann", "price": 3})
+        >>> counted.metrics
+        {'orders': 1, 'last_price': 3}
+    """
 
     __slots__ = ("_found",)
 
@@ -72,7 +113,16 @@ class UserMetrics:
         self._found: dict[str, Counter | Gauge] = {}
 
     def counter(self, name: str) -> Counter:
-        """Return the counter of that name, which is created on first use."""
+        """Return the counter of a name, which is created on first use.
+
+        `name`: letters, digits, `_` and `.`, at most 100 characters, beginning with a letter. A function has at most
+        100 metrics.
+
+        Raises JobError for another name, for the name of a gauge, and for one metric too many.
+
+            def process(self, row, ctx):
+                ctx.metrics.counter("model_calls").inc()
+        """
         found = self._found.get(name) if type(name) is str else None
         if type(found) is Counter:
             return found
@@ -81,7 +131,15 @@ class UserMetrics:
         return made
 
     def gauge(self, name: str) -> Gauge:
-        """Return the gauge of that name, which is created on first use."""
+        """Return the gauge of a name, which is created on first use.
+
+        `name`: as for `counter`.
+
+        Raises JobError for another name, for the name of a counter, and for one metric too many.
+
+            def process(self, row, ctx):
+                ctx.metrics.gauge("queue_length").set(len(self.queue))
+        """
         found = self._found.get(name) if type(name) is str else None
         if type(found) is Gauge:
             return found
@@ -109,11 +167,12 @@ class UserMetrics:
 
     @property
     def counters(self) -> dict[str, float]:
+        """The value of each counter, by name."""
         return {name: found.value for name, found in self._found.items() if type(found) is Counter}
 
     @property
     def gauges(self) -> dict[str, float]:
-        """Return the gauges that have been set."""
+        """The value of each gauge that has been set, by name."""
         return {
             name: found.value for name, found in self._found.items() if type(found) is Gauge and found.value is not None
         }

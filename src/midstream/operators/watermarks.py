@@ -5,12 +5,12 @@ less the strategy's delay, less one microsecond (a row with that same time may s
 same task (see `Splits`), this holds:
 
     The watermark never passes the progress of an open split that is not idle; a split without a row has no
-    progress yet. It stands still while a split waits to be assigned that was found along with those that are
-    being read, and does not follow all of them.
+    progress yet. The watermark does not advance while a split waits to be assigned that was found together
+    with those being read, unless that split follows all of them.
 
-So a row is late only if it is more than the delay behind a row of its own split, or of a split that was found after
-event time had passed it, or was idle. Splits that have been read to the end hold nothing back. Elsewhere splits cannot
-be told apart, and the stream counts as one.
+So a row is late only if it is more than the delay behind a row of its own split, or if its split was found after event
+time had passed the row, or if its split was idle. Splits that have been read to the end hold nothing back. If the
+source is in another task, splits cannot be told apart, and the whole stream counts as one split.
 
 None of this is in a checkpoint: after a restore a split has no progress until its first row, which can only delay a
 watermark; the watermarks emitted before are in the chain's snapshot.
@@ -42,6 +42,9 @@ class WatermarkStrategy:
     """How far out of order rows may be, and when a silent input stops holding back the others.
 
     Make one with `monotonous()` or `bounded()`.
+
+        >>> WatermarkStrategy.bounded("5 s").delay_us
+        5000000
     """
 
     delay_us: int
@@ -51,13 +54,31 @@ class WatermarkStrategy:
 
     @staticmethod
     def monotonous(idle_after: Duration | None = None) -> WatermarkStrategy:
-        """A strategy for event times that never go back within one split of the source."""
+        """Return a strategy for event times that never go back within one split of the source.
+
+        `idle_after`: a split without rows for this long (a duration, wall clock) no longer holds back event time; None
+        for never.
+
+        Raises ConfigError for an invalid duration and for one below 1 ms.
+
+            >>> visits = env.from_collection([{"user": "ann", "at": datetime(2024, 1, 1)}])
+            >>> timed = visits.with_watermarks("at", WatermarkStrategy.monotonous())
+        """
         return WatermarkStrategy.bounded(0, idle_after)
 
     @staticmethod
     def bounded(max_delay: Duration, idle_after: Duration | None = None) -> WatermarkStrategy:
-        """A strategy for rows at most `max_delay` older than the newest row before them in their split; older rows are
-        late.
+        """Return a strategy for rows that are not much older than the newest row before them in their split.
+
+        `max_delay`: how much older they may be: a duration such as "5 s", a number of seconds, or a timedelta. Older
+        rows are late.
+        `idle_after`: a split without rows for this long (a duration, wall clock) no longer holds back event time; None
+        for never.
+
+        Raises ConfigError for an invalid duration, and for an `idle_after` of less than 1 ms.
+
+            >>> visits = env.from_collection([{"user": "ann", "at": datetime(2024, 1, 1)}])
+            >>> timed = visits.with_watermarks("at", WatermarkStrategy.bounded("5 s", idle_after="1 min"))
         """
         strategy = WatermarkStrategy(
             delay_us=duration_us(max_delay, "max_delay"),
@@ -135,7 +156,7 @@ class TimestampsOperator(Operator):
                 self._advance()
 
     def advance_to(self, watermark_us: int) -> None:
-        """Raise event time to at least this watermark, whatever the rows say; called between two steps of the task."""
+        """Raise event time to at least this watermark, regardless of rows; called between two steps of the task."""
         if watermark_us > self._watermark_us:
             self._watermark_us = watermark_us
             self._out.watermark(watermark_us)
@@ -240,7 +261,7 @@ class TimestampsOperator(Operator):
         if self._ended:
             return
         if self._splits is not None:
-            self._splits_changed()  # the timer may come before the first step, with splits that were restored
+            self._splits_changed()  # the timer may fire before the first step, when restored splits are not known yet
         now_s, idle_after_s = self._context.clock.monotonic_s(), self._strategy.idle_after_us / 1e6
         again_s: list[float] = []
         for split, last_row_s in self._last_row_s.items():
@@ -249,7 +270,7 @@ class TimestampsOperator(Operator):
             if now_s < last_row_s + idle_after_s:
                 again_s.append(last_row_s)
             elif self._is_starved(split, now_s, idle_after_s):
-                # Rows may wait that the task could not take. They would be late if event time went on without them.
+                # The split may have rows that the task could not read yet. They would be late if event time advanced.
                 again_s.append(now_s)
             else:
                 self._idle_splits.add(split)
@@ -262,4 +283,4 @@ class TimestampsOperator(Operator):
     def _is_starved(self, split: int, now_s: float, idle_after_s: float) -> bool:
         if self._splits is not None and split != NO_SPLIT:
             return self._splits.is_starved(split, now_s - idle_after_s)
-        return now_s > self._look_s + max(idle_after_s / 4, LATE_LOOK_S)  # for back-pressure
+        return now_s > self._look_s + max(idle_after_s / 4, LATE_LOOK_S)  # because of backpressure

@@ -82,11 +82,11 @@ class WindowOperator(Operator):
         """Whether a window fires again for rows within the allowed lateness."""
         return self._lateness > 0
 
-    # ---- what kinds of windows differ in ----
+    # ---- what differs between kinds of windows ----
 
     @abstractmethod
     def _absorb(self, batch: pa.RecordBatch, times: Int64s, watermark: int) -> None:
-        """Add rows, whose keys are all at `watermark`; emit late rows, and windows that had fired already."""
+        """Add rows whose key groups are all at `watermark`; emit late rows, and updates of windows that have fired."""
 
     @abstractmethod
     def _next_firing(self, watermark: int) -> Firing | None:
@@ -203,7 +203,9 @@ class WindowOperator(Operator):
             yield Piece(part, last_group)
 
     def _cut_by_group(self, frames: Sequence[Ordered]) -> Iterator[tuple[list[pl.DataFrame], int]]:
-        """Yield ranges of key groups, of all frames, with PIECE_ROWS rows or more together; and the last group of each.
+        """Yield the rows of all frames range by range of key groups, with the last group of each range.
+
+        Every range but the last has PIECE_ROWS rows or more.
 
         A range consists of whole key groups, so that the progress per key group can record how far firing has come.
         """

@@ -16,7 +16,14 @@ LATE: Final = "late"
 
 @dataclass(frozen=True, slots=True)
 class Sliding:
-    """Windows of `size_us` that start every `slide_us`, shifted by `offset_us` from the epoch (UTC)."""
+    """Windows of `size_us` that start every `slide_us`, shifted by `offset_us` from the epoch (UTC); all in
+    microseconds.
+
+    Made by `tumbling` and `sliding`.
+
+        >>> print(sliding("1 h", "5 min"))
+        sliding windows of 1 h every 5 min
+    """
 
     size_us: int
     slide_us: int
@@ -31,7 +38,13 @@ class Sliding:
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Windows of a key's rows that are at most `gap_us` apart; a window ends `gap_us` after its last row."""
+    """Windows of a key's rows that are at most `gap_us` microseconds apart; a window ends `gap_us` after its last row.
+
+    Made by `session`.
+
+        >>> print(session("30 min"))
+        sessions with a gap of 30 min
+    """
 
     gap_us: int
 
@@ -43,18 +56,32 @@ Window: TypeAlias = Sliding | Session
 
 
 def tumbling(size: Duration, offset: Duration = 0) -> Sliding:
-    """Windows of `size` that follow one another without gap or overlap.
+    """Return windows that follow one another without gap or overlap.
 
-    They begin at multiples of `size` since 1970-01-01 00:00 UTC, shifted by `offset`. Raises ConfigError for a
-    size that is not longer than 0.
+    `size`: the length of a window: a duration such as "1 h", a number of seconds, or a timedelta.
+    `offset`: windows begin at multiples of `size` since 1970-01-01 00:00 UTC, shifted by this duration.
+
+    Raises ConfigError for an invalid duration, and for a size that is not longer than 0.
+
+        >>> per_minute = clicks.key_by("user").window(tumbling("1 min")).aggregate(n=Count())
+        >>> [row["n"] for row in testing.run(per_minute).rows]
+        [1, 1]
     """
     return sliding(size, size, offset)
 
 
 def sliding(size: Duration, slide: Duration, offset: Duration = 0) -> Sliding:
-    """Windows of `size`, one of which starts every `slide`, counted from 1970-01-01 00:00 UTC and shifted by `offset`.
+    """Return windows that overlap, so that a row is in several of them.
 
-    Raises ConfigError for sizes that are not longer than 0, and for a slide longer than the size.
+    `size`: the length of a window: a duration such as "1 h", a number of seconds, or a timedelta.
+    `slide`: the time from the start of one window to the next, no longer than `size`.
+    `offset`: windows begin at multiples of `slide` since 1970-01-01 00:00 UTC, shifted by this duration.
+
+    Raises ConfigError for an invalid duration, for one that is not longer than 0, and for a slide longer than the size.
+
+        >>> last_hour = clicks.key_by("user").window(sliding("1 h", "30 min")).aggregate(n=Count())
+        >>> [row["n"] for row in testing.run(last_hour).rows]
+        [2, 2]
     """
     window = Sliding(duration_us(size, "size"), duration_us(slide, "slide"), duration_us(offset, "offset"))
     if window.size_us <= 0 or window.slide_us <= 0:
@@ -65,7 +92,19 @@ def sliding(size: Duration, slide: Duration, offset: Duration = 0) -> Sliding:
 
 
 def session(gap: Duration) -> Session:
-    """Windows of a key's rows that are at most `gap` apart. Raises ConfigError for a gap that is not longer than 0."""
+    """Return windows of a key's rows that are close together; a window ends when no row has come for the length of the
+    gap.
+
+    `gap`: how far apart neighbouring rows of a window are at most: a duration such as "30 min", a number of seconds, or
+    a timedelta.
+
+    Raises ConfigError for an invalid duration, and for a gap that is not longer than 0.
+
+        >>> visits = clicks.key_by("user").window(session("30 min")).aggregate(n=Count())
+        >>> for row in testing.run(visits).rows:
+        ...     print(*row.values())
+        ann 2024-01-01 12:00:00 2024-01-01 12:32:00 2
+    """
     window = Session(duration_us(gap, "gap"))
     if window.gap_us <= 0:
         raise ConfigError(f"window: gap {gap!r} must be longer than 0")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
+from inspect import cleandoc
 from typing import Annotated, Any, Final, Literal, TypeAlias
 
 import msgspec
@@ -16,6 +18,9 @@ FORMAT_VERSION: Final = 1
 """The version of the JSON that pages and `--json` produce. It grows when a field is removed or changes its meaning; new
 fields do not change it.
 """
+
+_EXAMPLE: Final = re.compile(r"\n\n(For example:\n\n)?(    .*(\n|$)|\n)+")
+"""An example at the end of a docstring."""
 
 _Place: TypeAlias = Annotated[str, msgspec.Meta(min_length=1, max_length=4096, pattern=r"^[^\u0000]*$")]
 """A path or a storage URL; no file system has names with a NUL."""
@@ -156,6 +161,12 @@ def logs_of(entries: Sequence[LogEntry], query: LogsQuery) -> Logs:
 
 
 def components(types: Sequence[Any], ref_template: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """Return JSON Schemas of `types`, and of what they refer to by `ref_template`."""
+    """Return JSON Schemas of `types`, and of what they refer to by `ref_template`.
+
+    Their descriptions are those of the classes, without the examples, which are in Python.
+    """
     schemas, defined = msgspec.json.schema_components(types, ref_template=ref_template)
+    for each in defined.values():
+        if "description" in each:
+            each["description"] = _EXAMPLE.sub("", cleandoc(each["description"]))
     return list(schemas), defined

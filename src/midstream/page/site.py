@@ -41,6 +41,7 @@ from midstream.page.documents import (
     Rescale,
     Savepoint,
     Stop,
+    components,
     document,
     logs_of,
 )
@@ -393,7 +394,8 @@ def status_json(status: JobStatus) -> bytes:
 
 def status_schema() -> bytes:
     """Return the JSON Schema of what `status_json` returns; `static/status.schema.json` holds it."""
-    return msgspec.json.format(msgspec.json.encode(msgspec.json.schema(JobStatus), order="deterministic")) + b"\n"
+    [reference], defined = components([JobStatus], "#/$defs/{name}")
+    return msgspec.json.format(msgspec.json.encode({**reference, "$defs": defined}, order="deterministic")) + b"\n"
 
 
 def _request_of(action: Action) -> ClientRequest:

@@ -11,7 +11,12 @@ DETAILS_CHARS_MAX: Final = 20_000
 
 
 class GaugeStatus(msgspec.Struct, frozen=True):
-    """The last values of a gauge of a user's function, over the subtasks that have set it."""
+    """The last values of a gauge of a user's function, over the subtasks that have set it.
+
+    For example:
+
+        length = operator.gauges["queue_length"].max
+    """
 
     min: float
     max: float
@@ -19,12 +24,21 @@ class GaugeStatus(msgspec.Struct, frozen=True):
 
 
 class OperatorStatus(msgspec.Struct, frozen=True):
+    """An operator of a task; counts are sums over its subtasks.
+
+    For example:
+
+        rows = {operator.uid: operator.rows_out for vertex in status.vertices for operator in vertex.operators}
+    """
+
     uid: str
+    """By it its state is found."""
     name: str
     parallelism: int
     rows_in: int
+    """Rows in since the job began; rows that were read again after a failure count again."""
     rows_out: int
-    """Rows in and out since the job began; rows that were read again after a failure count again."""
+    """Rows out since the job began; rows that were read again after a failure count again."""
     late_rows: int = 0
     """Rows dropped as late since the job began; rows that were read again after a failure count again."""
     bad_records: int = 0
@@ -32,8 +46,9 @@ class OperatorStatus(msgspec.Struct, frozen=True):
     again after a failure count again.
     """
     state_rows: int = 0
+    """Rows of state in the newest completed checkpoint."""
     state_bytes: int = 0
-    """Rows and bytes of state in the newest completed checkpoint; bytes as they are stored."""
+    """Bytes of state in the newest completed checkpoint, as they are stored."""
     work: float | None = None
     """Its share of the work of all operators of its task between the last heartbeats, 0 to 1; None if that is
     negligible.
@@ -41,29 +56,53 @@ class OperatorStatus(msgspec.Struct, frozen=True):
     counters: dict[str, float] = {}
     """Counters of the user's function, by name: the sum over subtasks since the attempt began."""
     gauges: dict[str, GaugeStatus] = {}
+    """Gauges of the user's function, by name."""
 
 
 class RecoveryStatus(msgspec.Struct, frozen=True):
-    """A subtask that is still processing rows that were in flight at the checkpoint."""
+    """A subtask that is still processing rows that were in flight at the checkpoint.
+
+    For example:
+
+        left_bytes = sum(one.to_recover_bytes - one.recovered_bytes for one in vertex.recovering)
+    """
 
     subtask: int
     to_recover_bytes: int
+    """The bytes that were in flight."""
     recovered_bytes: int
+    """Those of them that have been processed."""
 
 
 class SubtaskStatus(msgspec.Struct, frozen=True):
+    """One subtask of a task.
+
+    For example:
+
+        late = [subtask.subtask for subtask in vertex.subtasks if subtask.watermark_us is None]
+    """
+
     subtask: int
     rows_in: int
+    """Rows in since the attempt began."""
     rows_out: int
-    """Rows in and out since the attempt began."""
+    """Rows out since the attempt began."""
     busy: float
     """The share of time spent working, 0 to 1."""
     backpressured: float
+    """The share of time for which its output had no room, 0 to 1."""
     watermark_us: int | None
+    """Its event time, in microseconds since 1970; None before the first watermark."""
 
 
 class HeldBackStatus(msgspec.Struct, frozen=True):
-    """The subtask, or split of a source, that event time waits for; see `coordinator.requests.event_time`."""
+    """The subtask, or split of a source, that event time waits for.
+
+    For example:
+
+        if vertex.held_back is not None:
+            print(vertex.held_back.name, vertex.held_back.split)
+    """
 
     vertex: int
     """The task, of those in which event time begins, whose event time is least advanced."""
@@ -79,16 +118,27 @@ class HeldBackStatus(msgspec.Struct, frozen=True):
 
 
 class VertexStatus(msgspec.Struct, frozen=True):
+    """A task of the job: operators that run one after the other in each of its subtasks.
+
+    For example:
+
+        for vertex in job.status().vertices:
+            print(vertex.name, vertex.states, f"{vertex.busy:.0%}")
+    """
+
     id: int
     name: str
+    """The names of its operators."""
     parallelism: int
     states: dict[str, int]
     """The number of subtasks in each state."""
     operators: tuple[OperatorStatus, ...]
     watermark_us: int | None
+    """The lowest event time of its subtasks, in microseconds since 1970; None before the first watermark."""
     busy: float
     """The share of time spent working, 0 to 1: the mean over subtasks."""
     backpressured: float
+    """The share of time for which its output had no room, 0 to 1: the mean over subtasks."""
     recovering: tuple[RecoveryStatus, ...] = ()
     """While any of its subtasks recovers, all that had something to recover."""
     subtasks: tuple[SubtaskStatus, ...] = ()
@@ -98,16 +148,22 @@ class VertexStatus(msgspec.Struct, frozen=True):
 
     @property
     def busiest(self) -> SubtaskStatus | None:
+        """The subtask that is busiest; None if none has reported."""
         return max(self.subtasks, key=lambda subtask: subtask.busy, default=None)
 
 
 class FlowStatus(msgspec.Struct, frozen=True):
-    """What has passed one edge since the job began; what was emitted again after a failure counts again."""
+    """What has passed one edge since the job began; what was emitted again after a failure counts again.
+
+    `bytes`: the size in memory, whether or not the batches have left the process.
+
+        for (source, target, how), flow in zip(status.edges, status.flows):
+            print(source, how, target, flow.rows)
+    """
 
     rows: int
     """The rows; those sent to several subtasks (broadcast) count for each of them."""
     bytes: int
-    """The size in memory, whether or not the batches have left the process."""
     batches: int
     watermark_us: int | None = None
     """The lowest watermark that its consumers have received from producers that they wait for; None before the first
@@ -116,7 +172,12 @@ class FlowStatus(msgspec.Struct, frozen=True):
 
 
 class CheckpointPhases(msgspec.Struct, frozen=True):
-    """How the subtask that acknowledged last spent its time, in milliseconds; the phases add up to `duration_ms`."""
+    """How the subtask that acknowledged last spent its time, in milliseconds; the phases add up to `duration_ms`.
+
+    For example:
+
+        phases = status.last_checkpoint.phases
+    """
 
     barrier_ms: float
     """The time until the trigger or the first barrier reached it, and that of the acknowledgement to the driver."""
@@ -129,13 +190,25 @@ class CheckpointPhases(msgspec.Struct, frozen=True):
 
 
 class CheckpointStatus(msgspec.Struct, frozen=True):
+    """A checkpoint, in progress or over; times are in milliseconds since 1970, and durations in milliseconds.
+
+    For example:
+
+        if status.last_checkpoint is not None:
+            print(status.last_checkpoint.id, status.last_checkpoint.state_bytes)
+    """
+
     id: int
     state: str
     """The state: in_progress, completed, or failed."""
     created_ms: int
+    """When it was triggered, in milliseconds since 1970."""
     duration_ms: int
+    """The time until all tasks had acknowledged it; in progress, the time so far."""
     state_bytes: int
+    """The bytes that it has stored; what earlier checkpoints have stored, and it refers to, does not count."""
     reason: str = ""
+    """Why it failed."""
     in_flight_bytes: int = 0
     """The bytes in channels; unlike `state_bytes`, they include what earlier checkpoints have stored and has not been
     consumed.
@@ -145,8 +218,9 @@ class CheckpointStatus(msgspec.Struct, frozen=True):
     metadata_ms: int = 0
     """The time that its metadata then took to become durable; not part of `duration_ms`."""
     tasks: int = 0
+    """How many subtasks have to acknowledge it."""
     tasks_done: int = 0
-    """How many subtasks have to acknowledge it, and how many have."""
+    """How many subtasks have acknowledged it."""
     last: str = ""
     """The subtask that acknowledged last or, while it is in progress, the first ones that have not yet."""
     is_savepoint: bool = False
@@ -159,17 +233,35 @@ class CheckpointStatus(msgspec.Struct, frozen=True):
 
 
 class StateSize(msgspec.Struct, frozen=True):
-    """The size of all operators' state in a completed checkpoint."""
+    """The size of all operators' state in a completed checkpoint.
+
+    `bytes`: as they are stored.
+
+        sizes = [(size.at_ms, size.bytes) for size in status.state_growth]
+    """
 
     at_ms: int
+    """When the checkpoint was completed, in milliseconds since 1970."""
     bytes: int
 
 
 class FailureStatus(msgspec.Struct, frozen=True):
+    """A failure of the job, after which it was restarted or ended.
+
+    For example:
+
+        if status.failures:
+            print(status.failures[0].summary)
+    """
+
     at_ms: int
+    """When it happened, in milliseconds since 1970."""
     attempt: int
+    """The attempt that it ended."""
     summary: str
+    """What failed and why, in a line or a few."""
     details: str
+    """The whole message, with the traceback."""
     own_lines: str = ""
     """The part of a traceback in `details` with lines of the user's own code; empty if the summary says everything."""
 
@@ -181,7 +273,13 @@ def _shortened(failure: FailureStatus) -> FailureStatus:
 
 
 class BottleneckStatus(msgspec.Struct, frozen=True):
-    """The task that the others wait for; see `protocol.bottleneck`."""
+    """The task that the others wait for.
+
+    For example:
+
+        if status.bottleneck is not None:
+            print(status.bottleneck.name, f"{status.bottleneck.busy:.0%}")
+    """
 
     vertex: int
     name: str
@@ -204,10 +302,18 @@ class BottleneckStatus(msgspec.Struct, frozen=True):
 
 
 class WaitStatus(msgspec.Struct, frozen=True):
-    """Something that the job, or a request to it, has been waiting for."""
+    """Something that the job, or a request to it, has been waiting for.
+
+    For example:
+
+        for wait in status.waiting:
+            print(wait.sentence)
+    """
 
     what: str
+    """What is waited for."""
     for_ms: int
+    """How long it has been waited for."""
     limit_ms: int | None = None
     """The time after which the wait is given up; None: it has no limit."""
     is_call: bool = False
@@ -215,6 +321,7 @@ class WaitStatus(msgspec.Struct, frozen=True):
 
     @property
     def sentence(self) -> str:
+        """What is waited for and for how long, as a sentence."""
         if self.is_call:
             return f"{self.what} has been in one call for {self.for_ms // 1000} s"
         limit = "" if self.limit_ms is None else f" (given up after {self.limit_ms / 1000:g} s)"
@@ -222,20 +329,34 @@ class WaitStatus(msgspec.Struct, frozen=True):
 
 
 class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The complete status of a job."""
+    """The complete status of a job.
+
+    For example:
+
+        status = env.execute()
+        for vertex in status.vertices:
+            print(vertex.name, [operator.rows_out for operator in vertex.operators])
+    """
 
     job_id: str
+    """The id of this start of the job."""
     name: str
     state: str
-    """The state: created, deploying, running, restarting, rescaling, stopping, finished, stopped, or failed.
+    """The state: created, deploying, running, restarting, rescaling, moving (off slots that have to leave), stopping,
+    finished, stopped, or failed.
 
     In records of jobs it may also be lost: the driver has disappeared without reporting how the job ended.
     """
     attempt: int
+    """The number of the current deployment of its tasks, which grows with every restart."""
     started_ms: int
+    """When the job was started, in milliseconds since 1970."""
     now_ms: int
+    """When this status was made, in milliseconds since 1970."""
     slots: int
+    """The number of slots that the job has."""
     slots_needed: int
+    """The number of slots that it needs."""
     vertices: tuple[VertexStatus, ...]
     edges: tuple[tuple[int, int, str], ...]
     """For each edge, the source vertex, the target vertex and the partitioning."""
@@ -247,7 +368,9 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     failures: tuple[FailureStatus, ...]
     """The most recent failures, newest first."""
     restarts: int
+    """How often its tasks were deployed again after a failure."""
     restored_from: str | None
+    """The path of the checkpoint or savepoint from which the tasks were last deployed; None if it was none."""
     had_finished: bool = False
     """Whether the job had finished in the checkpoint from which it was started: nothing runs."""
     checkpoint_dir: str | None
@@ -256,9 +379,11 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     start of the job), or the directory of the certificate. They are authenticated in any case.
     """
     slot_memory_bytes: tuple[int, ...] = ()
+    """The memory that each slot's process uses."""
     slot_memory_limit_bytes: tuple[int, ...] = ()
     """The memory limit of each slot's process; processes of one container share its limit. 0 if unknown."""
     slot_pids: tuple[int, ...] = ()
+    """The process id of each slot."""
     slot_hosts: tuple[str, ...] = ()
     """The address of each slot's machine, as other slots reach it."""
     warnings: tuple[str, ...] = ()
@@ -273,6 +398,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def has_ended(self) -> bool:
+        """Whether the job is finished, stopped or failed."""
         return self.state in ("finished", "stopped", "failed")
 
     def shortened(self) -> JobStatus:

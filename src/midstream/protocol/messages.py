@@ -177,7 +177,7 @@ class TriggerCheckpoint(msgspec.Struct, frozen=True, tag="trigger"):
     tasks: tuple[TaskId, ...]
     timeout_ms: int | None = None
     """See `core.elements.CheckpointBarrier`."""
-    holds: bool = False
+    pauses_sources: bool = False
     """Sources emit nothing after the barrier, unless the checkpoint is aborted: the job stops with it, or resumes
     elsewhere.
     """

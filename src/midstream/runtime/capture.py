@@ -4,7 +4,7 @@
     logging, from the level that the program has set on the driver ---------------+--> Logged --> driver
 
 A line that the loop thread writes, which is where functions run, is sent before the call returns: a function's last
-output reaches the driver even if the process dies of its next action. Lines of other threads wait for the loop. There
+output reaches the driver even if its next action kills the process. Lines of other threads wait for the loop. There
 is a budget, so that a function that prints every row neither fills memory nor occupies the network: excess lines are
 dropped, counted, and reported.
 
@@ -28,7 +28,7 @@ from midstream.protocol.messages import LOG_LINE_CHARS_MAX, LOG_LINES_MAX, LOG_N
 CHARS_PER_S: Final = 64 * 2**10
 CHARS_BURST: Final = 256 * 2**10
 LINE_CHARS: Final = 50
-"""The characters that are added to each line's length, for its metadata."""
+"""The number of characters that are added to each line's length, for its metadata."""
 FORMAT: Final = "%(levelname)s %(name)s: %(message)s"
 
 AtWork = Callable[[], tuple[str, str, int]]
@@ -118,7 +118,7 @@ class Capture:
         """Take lines, except those of a forked child, which must not get into the slot's connection."""
         if not self._is_open or getattr(self._busy, "now", False):
             return
-        self._busy.now = True  # what sending logs would be sent, and so on
+        self._busy.now = True  # lines logged by the sending itself would be sent too, without end
         try:
             self._take(texts, logger, level)
         finally:
@@ -161,8 +161,8 @@ class Capture:
         self._refilled_s = now_s
 
     def _flush_posted(self) -> None:
-        """Flush in a mail of its own. A signal handler or `__del__` that prints meanwhile must not deadlock. Loop
-        thread only.
+        """Flush in a separate mail. A signal handler or `__del__` that prints meanwhile must not deadlock. Loop thread
+        only.
         """
         self._busy.now = True
         try:
@@ -191,7 +191,7 @@ class _Handler(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         try:
             self._capture.logged(record, self._text.format(record))
-        except Exception:  # noqa: BLE001 - as every handler does: what is logged wrongly must not end a task
+        except Exception:  # noqa: BLE001 - like every handler: a record that cannot be formatted must not end a task
             self.handleError(record)
 
 

@@ -65,10 +65,10 @@ def check_installed(kind: str, who: str) -> None:
 
 
 class ConditionalWrites:
-    """Exclusive creation in one bucket. Blocking; from any thread."""
+    """Exclusive creation in one bucket. Its methods block, and may be called from any thread."""
 
     def __init__(self, files: fs.FileSystem, root: str, url: str) -> None:
-        """`root`: bucket and path in `files`, which pyarrow has made from `url`."""
+        """Prepare for one bucket. `root`: the bucket and path in `files`, which pyarrow has made from `url`."""
         self._files = files
         self._url = url
         self._root = root.strip("/")
@@ -92,7 +92,7 @@ class ConditionalWrites:
             return _open_s3(self._bucket, options, client, self._shown)
         if self._files.type_name == "gcs":
             return _open_gcs(self._bucket, options, client)
-        password = unquote(urlsplit(self._url).password or "")  # which pyarrow keeps to itself
+        password = unquote(urlsplit(self._url).password or "")  # pyarrow does not reveal it
         return _open_azure(self._bucket, {**options, "account_key": options["account_key"] or password}, client)
 
     def _proven(self, store: Any) -> Any:
@@ -137,7 +137,7 @@ class ConditionalWrites:
                 found = _put(store, key, data, name)
             except _refusals() as error:
                 raise StorageError(f"cannot create {key!r} in {self._shown}: {_refused(error)}") from None
-            except Exception as error:  # noqa: BLE001 - whatever it was: a put with this name may be tried again
+            except Exception as error:  # noqa: BLE001 - after any error, a put with this name may be repeated
                 reason = explanation(error)
                 continue
             if found is not None:
@@ -226,12 +226,12 @@ def _open_s3(bucket: str, options: dict[str, Any], client: dict[str, Any], shown
     config = {
         "region": region,
         "endpoint": endpoint,
-        "aws_endpoint_url_s3": endpoint,  # else the environment's goes before it
+        "aws_endpoint_url_s3": endpoint,  # otherwise the environment's takes precedence
         "virtual_hosted_style_request": virtual,
         "conditional_put": "etag",
         "skip_signature": bool(options["anonymous"]),
     }
-    # pyarrow's S3 ignores HTTP_PROXY and the like, and this is the only way to make obstore ignore it
+    # pyarrow's S3 ignores HTTP_PROXY and the like, and this is the only way to make obstore ignore them too
     client["client_options"] |= {"proxy_url": "http://127.0.0.1:9", "proxy_excludes": urlsplit(endpoint).hostname or ""}
     provider = None if options["anonymous"] else _aws_credentials(options, shown)
     return import_module("obstore.store").S3Store(bucket, config=config, credential_provider=provider, **client)
@@ -256,7 +256,7 @@ def _aws_credentials(options: dict[str, Any], shown: str) -> Callable[[], dict[s
         )
 
     def current() -> dict[str, Any]:
-        frozen = credentials.get_frozen_credentials()  # it gets new ones in time
+        frozen = credentials.get_frozen_credentials()  # it renews them in time
         return {
             "access_key_id": frozen.access_key,
             "secret_access_key": frozen.secret_key,
@@ -278,7 +278,9 @@ def _open_gcs(bucket: str, options: dict[str, Any], client: dict[str, Any]) -> A
     if options["endpoint_override"]:
         config["base_url"] = f"{options['scheme'] or 'https'}://{options['endpoint_override']}"
     provider = None
-    if options["anonymous"] or options["access_token"]:  # anonymous: it would look for credentials to write
+    if (
+        options["anonymous"] or options["access_token"]
+    ):  # anonymous: without a provider, obstore would look for credentials
         provider = {"token": options["access_token"], "expires_at": None}.copy
     return import_module("obstore.store").GCSStore(bucket, config=config, credential_provider=provider, **client)
 
@@ -306,5 +308,5 @@ def _client(options: dict[str, Any], url: str) -> dict[str, Any]:
         except OSError as error:
             raise ConfigError(f"tls_ca_file_path={authorities}: {os.strerror(error.errno or 0)}") from error
     if dict(parse_qsl(urlsplit(url).query)).get("tls_verify_certificates", "").lower() in ("false", "0"):
-        client["allow_invalid_certificates"] = True  # pyarrow keeps it to itself
+        client["allow_invalid_certificates"] = True  # pyarrow does not reveal it
     return {"client_options": client, "retry_config": {"max_retries": 0}}

@@ -87,7 +87,7 @@ class Connection:
         self.is_established = not connecting
         """The peer's machine has accepted the connection; the peer may be too busy to send anything on it."""
         self.is_judged = False
-        """The peer's answer in the handshake ended the connection: it would be the same again."""
+        """The peer's answer in the handshake ended the connection; another try would get the same answer."""
         self._loop = loop
         self._sock = sock
         self._tls = tls
@@ -99,7 +99,7 @@ class Connection:
         self._decoder = FrameDecoder(UNAUTHENTICATED_FRAME_BYTES_MAX, UNAUTHENTICATED_FRAME_BYTES_MAX + LENGTH_BYTES)
         self._end: LinkEnd | None = None
         self._out: list[bytes | memoryview] = []
-        """Pieces pulled and not yet accepted by the kernel; the first may be the rest of one."""
+        """The pieces that were pulled and that the kernel has not accepted yet; the first may be the rest of a piece."""
         self._blocked = False
         """The kernel accepts no more; the selector reports when it does."""
         self._flush_posted = False
@@ -129,7 +129,7 @@ class Connection:
         return host
 
     def check_answers(self, timeout_s: float) -> None:
-        """Give up the connection if the peer's machine has not answered what was sent for longer than `timeout_s`."""
+        """Give up the connection if the peer's machine has left data unanswered for longer than `timeout_s`."""
         if self._state is not State.OPEN:
             return
         overdue_s = self._unanswered.overdue_s(self._loop.monotonic_s())
@@ -137,7 +137,7 @@ class Connection:
             return
         try:
             peer: str = self._sock.getpeername()[0]
-        except OSError:  # broken meanwhile, as the loop is about to find
+        except OSError:  # the connection is broken, which the loop will notice
             return
         self._give_up(
             f"what {self.local_host} sent to {peer} has not been answered for {overdue_s:.0f} s: "
@@ -175,7 +175,7 @@ class Connection:
                 return
             try:
                 sent = self._sock.sendmsg(self._out[:PIECES_PER_CALL_MAX])
-            except OSError:  # no room, or broken: `wake` has been called, and then it is found again
+            except OSError:  # no room, or broken: `wake` has been called, and the flush will notice
                 return
             if not self._taken(sent):
                 return
@@ -229,7 +229,7 @@ class Connection:
             try:
                 sent = self._sock.sendmsg(out[:PIECES_PER_CALL_MAX])
             except OSError:
-                sent = 0  # if it is broken, the loop will find out
+                sent = 0  # a broken connection is noticed by the loop
             if not sent and out is frame and not (isinstance(self._sock, TlsSocket) and self._sock.has_begun):
                 self._out = []
             while sent:
@@ -284,7 +284,7 @@ class Connection:
         self._finished = partial(self._failed, self, reason)
         try:
             self._sock.shutdown(socket.SHUT_WR)
-        except OSError:  # it has gone
+        except OSError:  # the peer is gone
             self._give_up(reason)
         else:
             self._loop.watch(self._sock, READ, self._ready)
@@ -331,7 +331,7 @@ class Connection:
         self._read_on()
 
     def _read_on(self) -> None:
-        """Process data that TLS has already received, of which the selector does not know."""
+        """Process data that TLS has already received, which the selector does not see."""
         if self._open() and isinstance(self._sock, TlsSocket) and self._sock.pending():
             self._loop.post(lambda: self._ready(READ))
 
@@ -367,7 +367,7 @@ class Connection:
         try:
             self._receive()
         finally:
-            self._decoder.keep()  # the next one to receive is another connection
+            self._decoder.keep()  # another connection may use the receive buffer next
 
     def _receive(self) -> None:
         decoder, sock = self._decoder, self._sock

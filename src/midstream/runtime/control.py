@@ -98,7 +98,7 @@ class MessageChannel(Generic[In]):
         self._connection.share()
 
     def send_aside(self, message: msgspec.Struct) -> None:
-        """Send a small message that may be lost, from that other thread, ahead of what is queued."""
+        """Send a small message that may be lost, from that other thread, ahead of queued messages."""
         self._connection.send_aside(frame(MESSAGE, msgspec.msgpack.encode(message)))
 
     @property

@@ -73,7 +73,7 @@ class CoreShare:
         passed_s = now_s - self._looked_s
         if passed_s < LOOK_S:
             return self._own_s + passed_s * self.share
-        before = self._own_s + LOOK_S * self.share  # the share may fall, and what was said must not be taken back
+        before = self._own_s + LOOK_S * self.share  # the share may fall, and the clock must not go back
         self._look(passed_s)
         self._own_s = max(before, self._own_s + passed_s * self.share)
         self._looked_s = now_s

@@ -77,9 +77,10 @@ class Driver:
         make_coordinator: Callable[[JobPlan, int], CoordinatorMachine] | None = None,
         page: DriverPage | None = None,
     ) -> None:
-        """Raises ClusterError if the cluster cannot have as many slots as the job needs, or no port is free.
+        """Listen for slots and commands, without starting the job.
 
-        Raises ConfigError if the job's certificate cannot be used.
+        Raises ClusterError if the cluster cannot have as many slots as the job needs, or no port is free. Raises
+        ConfigError if the job's certificate cannot be used.
         """
         slots.check(plan.graph.slots)
         if make_coordinator is None:
@@ -177,15 +178,15 @@ class Driver:
     def _run(self) -> None:
         try:
             self._loop.run()
-        except BaseException as error:  # noqa: BLE001 - the job's end must be told whatever it was
+        except BaseException as error:  # noqa: BLE001 - any error must be reported as the end of the job
             self._conclude_on(error)
         finally:
             self._wind_up()
 
     def _wind_up(self) -> None:
-        """Close everything, then report the end. Each step runs whatever became of the one before."""
+        """Close everything, then report the end. Each step runs even if an earlier one has failed."""
         for step in (
-            self._keep_last,  # first: who loses the connection looks there for how it ended
+            self._keep_last,  # first, since clients that lose the connection look up there how the job ended
             self._lines.close,
             self._slots.close,
             self._loop.close,
@@ -193,7 +194,7 @@ class Driver:
         ):
             try:
                 step()
-            except Exception:  # noqa: BLE001 - logged; the other steps matter as much
+            except Exception:  # noqa: BLE001 - logged, so that the other steps run
                 _log.exception("job %s: ending went wrong", self.plan.job_id)
         assert self.outcome is not None
         _running.discard(self)
@@ -270,7 +271,7 @@ class Driver:
     def last_lines(self, slot: int) -> str:
         return self._logs.last_of(slot)
 
-    # ---- what the lines tell
+    # ---- what the lines report
 
     def judge(self, identity: Identity) -> str:
         if identity.job_id != self.plan.job_id:
@@ -307,7 +308,7 @@ class Driver:
         else:
             self._shell.ask(self._client_count, request)
 
-    # ---- for the shell: people, and the end
+    # ---- for the shell: users, and the end
 
     def answer(self, client: int, reply: Reply) -> None:
         asker = self._clients.pop(client)
@@ -343,7 +344,7 @@ class Driver:
         now_ms = self._loop.now_ms()
         try:
             status = msgspec.structs.replace(self._shell.coordinator.status(now_ms), state="failed")
-        except Exception as second:  # noqa: BLE001 - the coordinator is what broke; the job must end all the same
+        except Exception as second:  # noqa: BLE001 - the coordinator itself failed; the job must end nevertheless
             _log.error("job %s: no status available: %s", self.plan.job_id, second)
             status = _empty_status(self.plan, now_ms)
         details = "".join(traceback.format_exception(error))

@@ -88,7 +88,7 @@ class Keeper:
     def _run(self) -> None:
         while True:
             status = self._statuses.get()
-            while not self._statuses.empty():  # a slow disk: the newest is enough
+            while not self._statuses.empty():  # after a slow write, only the newest status is written
                 status = self._statuses.get()
             self._write(status)
             if status.has_ended:
@@ -119,7 +119,7 @@ def records() -> tuple[list[JobRecord], int]:
         try:
             found.append(msgspec.json.decode(path.read_bytes(), type=JobRecord))
         except FileNotFoundError:
-            continue  # it has made room for another just now
+            continue  # it was deleted just now, to make room for another
         except (OSError, msgspec.MsgspecError):
             unreadable += 1
     return sorted(found, key=lambda record: (-record.status.started_ms, record.status.job_id)), unreadable

@@ -1,8 +1,8 @@
 """Threads for blocking I/O, as many as are needed at once up to a limit.
 
-It does not use `concurrent.futures`, whose threads are joined without a deadline when the interpreter exits, so that
-one write to a hung network disk would keep the program from ending; and which makes a Future with a lock and a
-condition for every call, where a mail suffices.
+It does not use `concurrent.futures`. The threads of that are joined without a deadline when the interpreter exits, so
+one write to a hung network disk would keep the program from ending. It also makes a Future with a lock and a condition
+for every call, where a mail suffices.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class IoPool:
             thread.start()
 
     def close(self, wait_s: float) -> bool:
-        """Drop what has not begun, wait for what has. Returns False if something still hangs after `wait_s` seconds."""
+        """Drop work that has not begun, and wait for work that has. Returns False if some still runs after `wait_s`."""
         self._closed = True
         while not self._work.empty():
             self._work.get()

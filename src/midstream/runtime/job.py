@@ -34,7 +34,14 @@ def start_job(plan: JobPlan, slots: SlotProvider, page: DriverPage | None = None
 
 
 class Job:
-    """The handle that `Environment.start` returns. A job ends at the latest when the program that started it ends."""
+    """The handle that `Environment.start` returns. A job ends at the latest when the program that started it ends.
+
+    Its methods may be called from any thread.
+
+        job = env.start(checkpoint_dir="state/visits")
+        print(job.status().rows_read, job.page)
+        path = job.stop()
+    """
 
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
@@ -59,10 +66,12 @@ class Job:
 
     @property
     def job_id(self) -> str:
+        """The id of this start of the job, which no other start has."""
         return self._driver.plan.job_id
 
     @property
     def name(self) -> str:
+        """The name of the job, as the Environment has it."""
         return self._driver.plan.config.name
 
     @property
@@ -81,7 +90,14 @@ class Job:
         return self._driver.ended.is_set()
 
     def status(self) -> JobStatus:
-        """Return the status of the job as it is now, or as it was at its end."""
+        """Return the status of the job as it is now, or as it was at its end.
+
+        For example:
+
+            job = env.start()
+            if job.status().bottleneck is not None:
+                print(job.status().bottleneck.name)
+        """
         if not self.ended:
             reply = self._driver.ask(GetStatus()).result()
             if reply.status is not None:
@@ -91,21 +107,30 @@ class Job:
         return self._driver.outcome.status
 
     def checkpoint(self, timeout_s: float | None = None) -> str:
-        """Take a checkpoint, wait until it is complete, and return its path.
+        """Take a checkpoint and wait until it is complete.
 
-        Raises JobError if it fails, or if the job has no checkpoint directory or has ended; TimeoutError if it
-        takes longer than `timeout_s` seconds (None: no limit).
+        `timeout_s`: how long to wait, in seconds; None for no limit.
+
+        Returns the path of the checkpoint. Raises JobError if it fails, or if the job has no checkpoint directory or
+        has ended; TimeoutError if it takes longer.
+
+            path = job.checkpoint(timeout_s=60)
         """
         reply = self._ask(DoCheckpoint(), timeout_s)
         assert reply.checkpoint is not None
         return reply.checkpoint
 
     def savepoint(self, directory: str | os.PathLike[str] | None = None, timeout_s: float | None = None) -> str:
-        """Write a savepoint while the job runs on, wait until it is complete, and return its path.
+        """Write a savepoint while the job runs on, and wait until it is complete.
 
-        `directory`: a path or storage URL that is empty or does not exist; None for one below the checkpoint
-        directory. A savepoint holds everything it needs, may be moved, and is never deleted. Raises JobError if it
-        cannot be written, TimeoutError if it takes longer than `timeout_s` seconds (None: no limit).
+        A savepoint holds everything it needs, may be moved, and is never deleted.
+
+        `directory`: a path or storage URL that is empty or does not exist; None for one below the checkpoint directory.
+        `timeout_s`: how long to wait, in seconds; None for no limit.
+
+        Returns the path of the savepoint. Raises JobError if it cannot be written, TimeoutError if it takes longer.
+
+            path = job.savepoint("savepoints/before-upgrade")
         """
         place = None if directory is None else absolute(os.fspath(directory))
         path = self._ask(DoSavepoint(place), timeout_s).checkpoint
@@ -115,9 +140,13 @@ class Job:
     def rescale(self, parallelism: int, timeout_s: float | None = None) -> str | None:
         """Continue at another parallelism, from a checkpoint taken for it, and wait until all tasks run again.
 
-        Operators whose parallelism the program sets keep it. Returns the checkpoint's path, or None if the job already
-        had that parallelism. Raises JobError if the rescale is not possible (the job then runs on unchanged),
-        TimeoutError if it takes longer than `timeout_s` seconds (None: no limit).
+        `parallelism`: the number of subtasks from then on. Operators whose parallelism the program sets keep it.
+        `timeout_s`: how long to wait, in seconds; None for no limit.
+
+        Returns the checkpoint's path, or None if the job already had that parallelism. Raises JobError if the rescale
+        is not possible (the job then runs on unchanged), TimeoutError if it takes longer.
+
+            job.rescale(7)
         """
         return self._ask(DoRescale(parallelism), timeout_s).checkpoint
 
@@ -127,11 +156,18 @@ class Job:
         timeout_s: float | None = None,
         savepoint: str | os.PathLike[str] | None = None,
     ) -> str | None:
-        """Stop at a checkpoint, or with `drain` end the sources and process all rows; wait for the end.
+        """Stop at a checkpoint, or end the sources and process all rows, and wait for the end.
 
-        `savepoint`: the directory of a savepoint to stop with, see `savepoint()`. Returns the path of the checkpoint
-        or savepoint from which the job can resume, or None if there is none. Raises JobError if the job cannot be
-        stopped in this way (it then runs on), or has ended; TimeoutError if it takes longer than `timeout_s` seconds.
+        `drain`: end the sources and process all rows: windows and timers fire.
+        `timeout_s`: how long to wait, in seconds; None for no limit.
+        `savepoint`: the directory of a savepoint to stop with, as for `savepoint()`.
+
+        Returns the path of the checkpoint or savepoint from which the job can resume, or None if there is none. Raises
+        JobError if the job cannot be stopped in this way (it then runs on), or has ended; TimeoutError if it takes
+        longer.
+
+            path = job.stop()
+            env.start(restore_from=path)
         """
         place = None if savepoint is None else absolute(os.fspath(savepoint))
         reply = self._ask(DoStop(drain, place), timeout_s)
@@ -141,7 +177,12 @@ class Job:
     def cancel(self, reason: str = "it was cancelled", timeout_s: float | None = None) -> JobStatus:
         """End the job now, without a checkpoint, and wait for it. Does nothing if the job has ended.
 
-        Raises TimeoutError if this takes longer than `timeout_s` seconds (None: no limit).
+        `reason`: why, for the status and the log.
+        `timeout_s`: how long to wait, in seconds; None for no limit.
+
+        Returns the final status. Raises TimeoutError if it takes longer.
+
+            job.cancel("the input was the wrong one")
         """
         self._driver.cancel(reason)
         if not _wait(self._driver.ended.wait, timeout_s):
@@ -149,10 +190,15 @@ class Job:
         return self.status()
 
     def wait(self, timeout_s: float | None = None) -> JobStatus:
-        """Wait for the end and return the final status.
+        """Wait for the end of the job.
 
-        Raises the error that the job failed with (a JobError has the user's traceback), and TimeoutError if the
-        job still runs after `timeout_s` seconds.
+        `timeout_s`: how long to wait, in seconds; None for no limit.
+
+        Returns the final status. Raises the error that the job failed with (a JobError has the user's traceback), and
+        TimeoutError if the job still runs after that time.
+
+            status = env.start().wait()
+            assert status.state == "finished"
         """
         with self.awaited():
             if not _wait(self._driver.ended.wait, timeout_s):
@@ -165,7 +211,7 @@ class Job:
 
     @contextmanager
     def awaited(self) -> Iterator[None]:
-        """While a caller waits that will report the job's failure, the failure is not logged."""
+        """Keep the job's failure out of the log while a caller waits that will report it."""
         self._driver.awaited += 1
         try:
             yield

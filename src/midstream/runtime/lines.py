@@ -1,7 +1,7 @@
 """The driver's control port: one line per slot and per client, each authenticated, typed and bounded.
 
 A slot's line is closed if it is silent for the heartbeat timeout, if it sends an invalid message, or if it does not
-read. Whatever ends a line that was not released, its owner is told once. Loop thread only.
+read. The owner is notified once of the end of each line that was not released. Loop thread only.
 """
 
 from __future__ import annotations
@@ -130,14 +130,14 @@ class Lines:
         self.loop.call_later(self.heartbeat_interval_s, self._beat)
 
     def send(self, slot: int, message: ToSlot) -> None:
-        """Send to a slot; dropped if the slot is gone."""
+        """Send to a slot; the message is dropped if the slot is gone."""
         line = self._slots.get(slot)
         if line is not None:
             line.channel.send(message)
 
     def send_all(self, message: ShowRows) -> None:
         """Send to every slot that is connected."""
-        for line in list(self._slots.values()):  # one that does not read is lost meanwhile
+        for line in list(self._slots.values()):  # sending to a slot that does not read removes it
             line.channel.send(message)
 
     def release(self, slot: int) -> None:
@@ -157,7 +157,7 @@ class Lines:
         return True
 
     def release_all(self, done: Callable[[], None]) -> None:
-        """Release every slot, answer every client, accept no one any more; then call `done`, once."""
+        """Release every slot, answer every client, and accept no more peers; then call `done`, once."""
         self._listener.close()
         self._all_released = done
         for slot in list(self._slots):
@@ -168,7 +168,7 @@ class Lines:
         self._look_whether_all_are_released()
 
     def close(self) -> None:
-        """Cut off all that are left, without reporting it."""
+        """Cut off all remaining lines, without reporting it."""
         self._listener.close()
         for line in self._open:
             line.channel.close()
@@ -263,7 +263,7 @@ class SlotLine:
             lines.turn_away(self, f"slot of process {message.pid} is refused: {reason}")
             return
         self.slot = lines.add(self)
-        # before the owner hears of the slot: whatever it sends comes after the welcome
+        # before the owner learns of the slot, so that its messages come after the welcome
         self.channel.send(Welcome(self.slot, lines.heartbeat_interval_s, lines.heartbeat_timeout_s, lines.modules))
         lines.owner.slot_registered(self.slot, message)
 

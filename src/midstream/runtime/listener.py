@@ -1,9 +1,9 @@
 """A listening socket that accepts only peers that prove to know the job's secret.
 
-The cost of an outsider is bounded: so many unauthenticated connections at once, so many seconds each, so many bytes
-each, and one line in the log in total. At the limit, a new one replaces the oldest one from the address that has the
-most: idle connections cannot keep out an honest peer, and a flood affects only peers on the same machine, which dial
-again.
+The cost of outsiders is bounded: there are limits on the number of unauthenticated connections and on the seconds and
+bytes of each, and all of them together cause one line in the log. At the limit, a new connection replaces the oldest
+one from the address that has the most: idle connections cannot keep out an honest peer, and a flood affects only peers
+on the same machine, which dial again.
 """
 
 from __future__ import annotations

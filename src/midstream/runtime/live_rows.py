@@ -1,4 +1,4 @@
-"""Requests for live rows: finds the operator, tracks who waits, and answers if no row comes in time."""
+"""Requests for live rows: finds the operator, tracks the waiting clients, and answers if no row comes in time."""
 
 from __future__ import annotations
 

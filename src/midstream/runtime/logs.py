@@ -89,5 +89,5 @@ class JobLogs:
                     }
                 )
                 logger.handle(made)
-        except Exception:  # noqa: BLE001 - filters are the program's: the job does not fail of what they make of a line
+        except Exception:  # noqa: BLE001 - filters belong to the program, and the job must not fail if one raises
             _log.exception("a line of slot %d could not be logged", slot)

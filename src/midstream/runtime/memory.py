@@ -51,7 +51,7 @@ def _limits_of_cgroups(own_cgroups: Path, cgroups: Path) -> list[int]:
     """Return the limits of the process's own cgroup and those above it, as far as they are visible."""
     try:
         lines = own_cgroups.read_text(encoding="utf-8").splitlines()
-    except OSError:  # no Linux
+    except OSError:  # not on Linux
         return []
     limits = []
     for line in lines:

@@ -63,7 +63,14 @@ class _Launch(msgspec.Struct, frozen=True):
 
 
 class ProcessSlots:
-    """A SlotProvider of processes. `slots_max`: how many may run at once (None: no limit)."""
+    """Slots as plain processes of this machine, without Spark or a JVM; for tests and single machines.
+
+    `slots_max`: how many may run at once; a job that needs more raises ClusterError at its start. None for no limit.
+
+        from midstream.runtime.processes import ProcessSlots
+
+        status = env.execute(slots=ProcessSlots())
+    """
 
     bind_host = "127.0.0.1"
     driver_host = "127.0.0.1"
@@ -105,7 +112,7 @@ class _Child(WatchedSlot):
     def __init__(self, launch: SlotLaunch, on_failed: OnFailed) -> None:
         super().__init__(f"midstream-slot-{launch.request}", on_failed)
         try:
-            # a session of its own: Ctrl-C in the terminal is for the driver, which ends its slots itself
+            # a separate session, so that Ctrl-C in the terminal reaches only the driver, which ends its slots itself
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __name__],
                 stdin=subprocess.PIPE,
@@ -123,7 +130,7 @@ class _Child(WatchedSlot):
             )
         )
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it is dead already; the thread says why
+        with contextlib.suppress(BrokenPipeError):  # it is dead already; the watching thread reports why
             self._process.stdin.write(LENGTH.pack(len(body)) + body)
             self._process.stdin.flush()
         self.watch()
@@ -160,7 +167,7 @@ class _Child(WatchedSlot):
         status = process.wait()
         process.stderr.close()
         copying.join(LAST_WORDS_WAIT_S)  # longer only if a process that a function has started keeps it open
-        with contextlib.suppress(BrokenPipeError):  # of what it never read
+        with contextlib.suppress(BrokenPipeError):  # for input that the process has never read
             process.stdin.close()
         how = how_it_ended(status)
         is_own_doing = status and -status not in _ASKED_TO_END and not last_word
@@ -178,7 +185,7 @@ def _copy_stdout(stream: IO[bytes]) -> None:
         while data := os.read(stream.fileno(), COPIED_BYTES_MAX):
             lines, newline, rest = (rest + data).rpartition(b"\n")
             _print(lines + newline)
-            if len(rest) > COPIED_LINE_BYTES_MAX:  # collecting all of a line of megabytes takes quadratic time
+            if len(rest) > COPIED_LINE_BYTES_MAX:  # collecting a line of megabytes takes quadratic time
                 _print(rest)
                 rest = b""
     _print(rest)
@@ -186,7 +193,7 @@ def _copy_stdout(stream: IO[bytes]) -> None:
 
 def _print(data: bytes) -> None:
     if data:
-        with contextlib.suppress(OSError, ValueError):  # it is no longer read: the slot must not wait for that
+        with contextlib.suppress(OSError, ValueError):  # stdout is no longer read, which must not block the slot
             sys.stdout.write(data.decode(errors="replace"))
             sys.stdout.flush()
 
@@ -211,11 +218,11 @@ def _signal(number: int) -> str:
 def main() -> int:
     """Run a slot. Returns 0 if it was released; 1 after an error, which is reported to the parent."""
     if sys.path[0] == os.getcwd():
-        del sys.path[0]  # by `-m`; on a cluster slots do not run where the job's modules are
+        del sys.path[0]  # `-m` has added it; on a cluster, slots do not run where the job's modules are
     launch = msgspec.msgpack.decode(_read_launch(), type=_Launch)
     faulthandler.enable(all_threads=False)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(line_buffering=True)  # it is a pipe, yet people watch what is printed
+        sys.stdout.reconfigure(line_buffering=True)  # stdout is a pipe, but users watch it
     threading.Thread(target=_end_with_the_driver, name="orphan", daemon=True).start()
     from midstream.runtime.slot import run_slot
 

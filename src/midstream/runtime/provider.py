@@ -28,8 +28,8 @@ class SlotLaunch:
 class OnFailed(Protocol):
     """Called when a slot could not start or has ended.
 
-    `reason`: why there is no slot (any more). `crash`: how its process has ended, equal each time, if the process
-    itself caused this rather than its environment. `last_lines`: the last output of its process.
+    `reason`: why there is no slot (any more). `crash`: how its process has ended, in the same words each time, if the
+    process itself caused this rather than its environment. `last_lines`: the last output of its process.
     """
 
     def __call__(self, reason: str, crash: str = "", last_lines: str = "") -> None: ...
@@ -69,7 +69,7 @@ class SlotProvider(Protocol):
 
     @property
     def gone(self) -> str:
-        """Why no slot can be started any more; empty while one may. Once set, it stays."""
+        """Why no slot can be started any more; empty while slots can be started. Once set, it stays."""
         ...
 
     def check(self, slots: int) -> None:

@@ -101,7 +101,7 @@ def write_private(directory: Path, name: str, data: bytes) -> Path:
             file.write(data)
         return temporary.rename(directory / name)
     finally:
-        temporary.unlink(missing_ok=True)  # where writing it has failed
+        temporary.unlink(missing_ok=True)  # it exists only if writing has failed
 
 
 def withdraw(announced: Path) -> None:

@@ -4,8 +4,8 @@ While a user's function occupies the loop, another thread reports that the slot 
 
 A slot ends when it is released, when the driver is silent for longer than the heartbeat timeout, when the control
 connection closes, or on a bug. One that was stopped (SIGSTOP) and resumed later finds its connection closed, or the
-silence too long: a zombie ends by itself. Whatever the end, its tasks are cancelled, its sockets closed and its I/O
-threads joined before `run_slot` returns.
+silence too long: a zombie ends by itself. However the slot ends, its tasks are cancelled, its sockets closed and its
+I/O threads joined before `run_slot` returns.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class _SlotProcess:
     def __init__(self, launch: SlotLaunch, capture: Capture | None) -> None:
         import psutil
 
-        from midstream.worker.slot import SlotMachine  # before it registers: that takes a while
+        from midstream.worker.slot import SlotMachine  # before the slot registers, since it takes a while
 
         self._make_machine = SlotMachine
         self._capture = capture
@@ -102,7 +102,7 @@ class _SlotProcess:
         self._dials_until_s = self._loop.monotonic_s() + DIAL_TIMEOUT_S
         self._ending = False
         self._error: BaseException | None = None
-        """Why the slot ends, if it should not."""
+        """The error that ends the slot; None if it is released."""
 
     def run(self) -> None:
         try:
@@ -175,7 +175,7 @@ class _SlotProcess:
         if isinstance(message, Welcome):
             self._begin(message)
         elif isinstance(message, Heartbeat):
-            return  # it counted when its bytes came
+            return  # its bytes have already counted as a sign of life
         elif isinstance(message, Release):
             self._end(None, released=True)
         elif self._machine is None:
@@ -187,8 +187,8 @@ class _SlotProcess:
             if isinstance(message, Cancel):
                 self._report()  # the last figures of tasks that end with it
             if isinstance(message, Deploy):
-                # The tasks of the attempt before, with their state, refer to each other. Python's collector looks at
-                # what is old only once much more has become old, so with every restart a job would need more memory.
+                # The tasks and the state of the previous attempt refer to each other. Python's collector examines old
+                # objects only after many more have become old, so a job would need more memory with every restart.
                 gc.collect()
             self._machine.handle(message)
 
@@ -213,7 +213,7 @@ class _SlotProcess:
         )
         self._machine.handle(welcome)
         self._channel.share()
-        from midstream.runtime.beating import Beating  # not before the threads of what it imports are limited
+        from midstream.runtime.beating import Beating  # after the threads of the libraries that it imports are limited
 
         self._beating = Beating(self._loop, welcome.heartbeat_interval_s, self._channel.send_aside)
         if self._capture is not None:

@@ -6,8 +6,8 @@
 | s3, gs, gcs, abfs | an object appears when its upload ends, or not at all | the store refuses it: see `conditional` |
 | hdfs, viewfs | temporary name, then rename | it is not: looked up, then written |
 
-Where `create` is not exclusive, two coordinators that start at the same moment can both win an epoch. Nothing else in
-fencing relies on it: files have their attempt in their path.
+Where `create` is not exclusive, two coordinators that start at the same moment can both win an epoch. The rest of the
+fencing does not rely on it, since the paths of files contain their attempt.
 
 An unfinished upload to an object store, whose writer was killed, has no name, so `sweep` does not find it: a lifecycle
 rule of the bucket deletes it.
@@ -136,7 +136,7 @@ class LocalStorage:
     def delete(self, path: str) -> None:
         with self._explained("delete", path) as full:
             if os.path.isdir(full) and not os.path.islink(full):
-                # under another name first: a directory that is half deleted must not look whole
+                # renamed first, so that a half-deleted directory never looks complete
                 doomed = _temporary(full)
                 os.rename(full, doomed)
                 _remove_tree(doomed)
@@ -227,7 +227,7 @@ class RemoteStorage:
                         file.write(piece)
             except BaseException:
                 with contextlib.suppress(OSError):
-                    self._files.delete_file(target)  # closing a stream publishes it, torn as it is
+                    self._files.delete_file(target)  # closing a stream publishes even an incomplete file
                 raise
             if target != full:
                 self._files.move(target, full)
@@ -349,7 +349,7 @@ def _sync_directory(directory: str) -> None:
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # some network filesystems have no such thing
+        if error.errno != errno.EINVAL:  # some network filesystems cannot sync a directory
             raise
     finally:
         os.close(descriptor)

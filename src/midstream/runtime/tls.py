@@ -125,7 +125,7 @@ class Tls:
 def tls_of(keys: JobKeys) -> Tls | None:
     """Return the contexts for new connections, reading renewed certificates; None without encryption.
 
-    Raises ConfigError for a directory that cannot be used, and never could.
+    Raises ConfigError for a directory that cannot be used, unless an earlier call could use it.
     """
     if not keys.directory:
         return _of_certificate(keys) if keys.certificate else None
@@ -134,7 +134,7 @@ def tls_of(keys: JobKeys) -> Tls | None:
     if known is None or before != changed:
         try:
             known = Tls(keys)
-        except ConfigError as error:  # its files may be in the midst of being replaced
+        except ConfigError as error:  # its files may be half replaced
             if known is None:
                 raise
             _log.warning("%s; new connections use the certificate that was read before", error)
@@ -166,7 +166,7 @@ class TlsSocket(ssl.SSLSocket):
     def __new__(cls, *arguments: Any, **options: Any) -> TlsSocket:
         """Initialise here, since wrapping a socket does not call `__init__`."""
         made = super().__new__(cls, *arguments, **options)
-        made._turns = threading.RLock()  # a signal handler may print, and so send, while its own thread is at it
+        made._turns = threading.RLock()  # a signal handler may print, and so send, while its own thread is sending
         made._begun = b""
         return made
 
@@ -198,7 +198,7 @@ class TlsSocket(ssl.SSLSocket):
                 except OSError:
                     if not count:
                         raise
-                    return count  # it is found again
+                    return count  # the next call finds it again
                 if not received:
                     return count
                 count += received
@@ -218,7 +218,7 @@ class TlsSocket(ssl.SSLSocket):
             return sent
 
     def pending(self) -> int:
-        """Return the number of bytes that have been received and decrypted, of which the selector does not know."""
+        """Return the number of bytes that have been received and decrypted, which the selector does not see."""
         with self._turns:
             return super().pending()
 

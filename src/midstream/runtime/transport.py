@@ -114,7 +114,7 @@ class TcpTransport:
         return link
 
     def check_answers(self, timeout_s: float) -> None:
-        """Give up connections on which what was sent has not been answered for longer than `timeout_s`."""
+        """Give up connections whose peer's machine has left data unanswered for longer than `timeout_s`."""
         for link in list(self._links.values()):
             if link.connection is not None:
                 link.connection.check_answers(timeout_s)

@@ -1,8 +1,8 @@
-"""How long the machine at the other end of a TCP connection has not answered what was sent.
+"""Measures for how long the machine at the other end of a TCP connection has left sent data unanswered.
 
 Packets between two machines can be dropped silently: by a firewall, a broken route, a cable. The kernel then
-retransmits for a quarter of an hour before it gives up the connection, and sends no keepalives meanwhile. What it knows
-in the meantime is in `TCP_INFO`.
+retransmits for a quarter of an hour before it gives up the connection, and sends no keepalives meanwhile. Until then,
+`TCP_INFO` reports what it knows.
 
 TCP_USER_TIMEOUT would not do: it also ends connections to a machine that answers but has no room for more, such as that
 of a slot inside a long call of a user's function.
@@ -46,12 +46,12 @@ class Unanswered:
         """The time of the previous call."""
 
     def overdue_s(self, now_s: float) -> float:
-        """Return for how many seconds, at least, what was sent has been unanswered; 0 if nothing is.
+        """Return for how many seconds, at least, sent data has been unanswered; 0 if all of it is answered.
 
-        `now_s`: the time of a monotonic clock. What is sent after a long silence is not overdue at once: the time
-        counts from the first call that finds it unanswered. If an answer came after the previous call, that call's
-        finding was answered, and what is waiting now is newer: calls may be far apart, with a long call of a user's
-        function between them. A peer without room answers every time it is probed.
+        `now_s`: the time of a monotonic clock. Data sent after a long silence is not overdue at once: the time counts
+        from the first call that finds it unanswered. If an answer came after the previous call, that call's finding was
+        answered, and what is waiting now is newer: calls may be far apart, with a long call of a user's function
+        between them. A peer without room answers every time it is probed.
         """
         if sys.platform != "linux":
             return 0.0

@@ -47,7 +47,7 @@ class WatchedSlot(ABC):
         self._thread.start()
 
     def let_go(self) -> None:
-        """Stop watching: whatever becomes of the slot now is not a failure."""
+        """Stop watching: from now on, the end of the slot is not a failure."""
         self._on_failed = None
 
     def join(self, wait_s: float) -> bool:
@@ -65,7 +65,7 @@ Slot = TypeVar("Slot", bound=WatchedSlot)
 
 
 def end_all(slots: Collection[Slot], kill_wait_s: float) -> list[Slot]:
-    """Let go of all, wait for those that were released, kill the others; return those that are still alive."""
+    """Stop watching all slots, wait for those that were released, kill the others; return those that are still alive."""
     for slot in slots:
         slot.let_go()
     _join(slots, RELEASE_WAIT_S)

@@ -1,4 +1,4 @@
-"""An operator of the engine with something of the simulator's around it."""
+"""An operator of the engine, wrapped by one of the simulator."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from midstream.state.parts import StatePart
 
 
 class Around(Operator):
-    """Does what `inner` does; subclasses look at it, or change what it is given."""
+    """Passes all calls on to `inner`; subclasses check them, or change the input."""
 
     def __init__(self, outside: Outside, inner: Operator) -> None:
         self._outside = outside

@@ -15,7 +15,7 @@ from midstream.graph.job_graph import JobGraph
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements, nothing
 from midstream.worker import slot, snapshots
-from midstream.worker.checkpoints import TaskCheckpoints
+from midstream.worker.task_checkpoints import TaskCheckpoints
 
 
 def skip_alignment() -> Replacements:
@@ -332,11 +332,13 @@ def acknowledged_out_of_order() -> Replacements:
     """A snapshot that is stored is acknowledged although an older one is not."""
 
     def acknowledge_at_once(self: Any) -> None:
-        ready = [key for key, one in self._taken.items() if one.stored is not None and one.in_flight is not None]
+        ready = [
+            key for key, one in self._unacknowledged.items() if one.stored is not None and one.in_flight is not None
+        ]
         for checkpoint_id in ready:
-            taken = self._taken.pop(checkpoint_id)
+            taken = self._unacknowledged.pop(checkpoint_id)
             self._acknowledge(checkpoint_id, taken, taken.stored, taken.in_flight)
-        if ready and not self._taken:
+        if ready and not self._unacknowledged:
             self._on_idle()
 
     return [(snapshots.TaskSnapshots, "_acknowledge_in_order", acknowledge_at_once)]

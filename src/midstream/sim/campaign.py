@@ -1,7 +1,7 @@
-"""Many runs: all cores, progress while they work, one object at the end, and a failing run made small.
+"""Many runs: on all cores, with progress reports and one summary at the end; and the shrinking of a failing run.
 
-Each worker process runs whole worlds; a run's outcome depends on its seed alone, so nothing here
-can change what is found, only how soon.
+Each worker process runs whole worlds. A run's outcome depends on its seed alone, so this module
+affects only how soon something is found, not what is found.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from midstream.sim.scenario import Scenario, draw
 
 SHRINK_TRIES_MAX = 120
 CHUNK = 4
-"""Seeds that are given to a process at a time."""
+"""The number of seeds that are given to a process at a time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class Options:
     faults: tuple[str, ...] | None = None
     rows: int | None = None
     coverage: bool = False
-    """Whether to count what states and events met."""
+    """Whether to count which events came in which states."""
 
     def scenario(self, seed: int) -> Scenario:
         given = (self.parallelism, self.rescale_to, self.faults, self.rows)
@@ -54,7 +54,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What is kept of one run."""
+    """The part of a run's outcome that is kept."""
 
     seed: int
     failure: str
@@ -89,17 +89,17 @@ class Summary:
     duplicated: int = 0
     deadlocks: int = 0
     long: int = 0
-    """Runs that were still getting on when they had had all their steps: neither failed nor judged to their ends."""
+    """The number of runs that still made progress when their steps were used up; they have not failed."""
     failures: int = 0
-    """Runs that went wrong, in whatever way."""
+    """The number of runs that failed, in any way."""
     checkpoints_completed: int = 0
     checkpoints_during_recovery: int = 0
     checkpoints_with_finished_tasks: int = 0
     checkpoints_with_rows_in_flight: int = 0
     restores_during_recovery: int = 0
-    """Of checkpoints that were taken while rows were being recovered."""
+    """The number of restores from checkpoints that were taken while rows were being recovered."""
     rescaled_restores_during_recovery: int = 0
-    """Of these, at another parallelism."""
+    """The number of these restores at another parallelism."""
     failures_during_recovery: int = 0
     restarts_of_the_job: int = 0
     rescaled_restores: int = 0
@@ -107,14 +107,14 @@ class Summary:
     savepoints_made: int = 0
     savepoints_restored: int = 0
     savepoints_failed: int = 0
-    """Requests for one that were refused, or came to nothing."""
+    """The number of requests for savepoints that were refused or failed."""
     steps: int = 0
     seconds: float = 0.0
     first_failing_seed: int | None = None
     failure: str = ""
     faults: Counter[str] = field(default_factory=Counter)
     pairs: Counter[Pair] = field(default_factory=Counter)
-    """See `sim.coverage`; empty when it was not asked for."""
+    """The pairs of state and event, see `sim.coverage`; empty if coverage was not requested."""
 
     @property
     def runs_per_s(self) -> float:
@@ -217,7 +217,7 @@ def campaign(
 
 
 def _results(options: Options, seeds: Iterator[int], processes: int) -> Iterator[Result]:
-    """In the order of `seeds`, of which no more are taken than are soon begun."""
+    """Yield results in the order of `seeds`, which are consumed only shortly before they are run."""
     if processes == 1:
         with collecting_rarely():
             yield from map(partial(run_seed, options), seeds)
@@ -237,13 +237,15 @@ def _run_chunk(options: Options, seeds: list[int]) -> list[Result]:
 
 
 def workers(processes: int) -> Pool:
-    """Processes to run worlds in. Each has one thread, as a slot has: more of them would take turns at nothing."""
-    limit_threads()  # inherited: it is too late for whoever has imported polars
+    """Return processes that run worlds. Their libraries use one thread each, as in a slot, since more would not help."""
+    limit_threads()  # the processes inherit it; this one may have imported polars already
     return get_context("spawn").Pool(processes, collect_rarely)
 
 
 def shrink(scenario: Scenario) -> tuple[Scenario, str]:
-    """A smaller scenario that still fails, and how: fewer faults, fewer rows, lower parallelism, calmer times."""
+    """Return a smaller scenario that still fails, and its failure: with fewer faults and rows, lower parallelism, or
+    calmer times.
+    """
     failure = (run(scenario).failures or ["passes"])[0]
     tries = 0
     shrunk = True

@@ -1,4 +1,4 @@
-"""The driver's shell with eyes: what a coordinator may never ask for is looked for before it is carried out."""
+"""The driver's shell with checks: each instruction of the coordinator is checked before it is carried out."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from midstream.coordinator.events import (
 )
 from midstream.coordinator.phase import Phase
 from midstream.coordinator.placement.rescaling import Rescaling
+from midstream.coordinator.requests.savepoints import Savepoints
 from midstream.coordinator.shell import CoordinatorMachine, Host, Lines, Loop, Shell
 from midstream.core.errors import MidstreamError
 from midstream.core.seams import Done, Failed
@@ -34,6 +35,7 @@ class CheckedMachine(CoordinatorMachine, Protocol):
     rescaling: Rescaling
     phase: Phase
     outcome: tuple[EndState, MidstreamError | None] | None
+    savepoints: Savepoints
 
     @property
     def checkpoints(self) -> Checkpoints: ...
@@ -42,22 +44,22 @@ class CheckedMachine(CoordinatorMachine, Protocol):
 
 
 class Observer(Protocol):
-    """Who is told on the way of what only the shell sees."""
+    """Receives what only the shell sees."""
 
     def bug(self, text: str) -> None: ...
 
     def place_claimed(self, client: int) -> None:
-        """The place of the savepoint that `client` has asked for."""
+        """Note that the place of the savepoint requested by `client` has been claimed."""
         ...
 
     def publishing(self, metadata: CheckpointMetadata) -> None:
-        """Its metadata is about to be written."""
+        """Note that the metadata of a checkpoint is about to be written."""
         ...
 
     def checkpoint_expired(self) -> None: ...
 
     def published(self, outcome: Done[object] | Failed) -> None:
-        """How that has come out."""
+        """Note the outcome of writing the metadata."""
         ...
 
     def about_to_end(self, outcome: JobEnded) -> None: ...
@@ -69,12 +71,12 @@ class CheckedShell(Shell):
         self._check: Callable[[], None] = coordinator.check
         self._observer = observer
         self._handled = 0
-        """Events."""
+        """The number of events so far."""
         self._event: CoordinatorEvent | None = None
-        """The one that is being handled."""
+        """The event that is being handled."""
         self._tokens: set[str] = set()
         self._claims: dict[str, int] = {}
-        """By token of the I/O: who has asked for the savepoint whose place it claims."""
+        """The client that requested a savepoint, by the token of the I/O that claims its place."""
 
     def _step(self, event: CoordinatorEvent) -> None:
         self._handled += 1
@@ -100,7 +102,7 @@ class CheckedShell(Shell):
                     self._claims[token] = self._event.client
             case JobEnded():
                 self._observer.about_to_end(instruction)
-            case _:  # the others name nothing that is used once
+            case _:  # the others have no token that must be used only once
                 pass
         super()._execute(instruction)
 

@@ -1,4 +1,4 @@
-"""Sizes from which on the engine cuts, shares, merges and compresses state, made so small that small runs get there."""
+"""The sizes at which the engine cuts, shares, merges and compresses state, made so small that small runs reach them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ from midstream.sim.scenario import Scenario
 from midstream.state import columnar, entry_log, part_index, table, timeline, timers
 
 SHARE: Final = 0.1
-"""Of the runs, how many have small chunks."""
+"""The share of runs that have small chunks by chance."""
 
 
 def are_small(seed: int) -> bool:
-    """Whether a run of this seed has them by chance."""
+    """Whether a run of this seed has small chunks by chance."""
     return Random(f"chunks {seed}").random() < SHARE
 
 
 def small_sizes(seed: int) -> list[tuple[Any, str, int]]:
-    """Module, constant and value, as the seed draws them."""
+    """Return the module, the constant and the value of each size, as the seed draws them."""
     random = Random(f"chunks {seed}")
-    random.random()  # it says whether they are used
+    random.random()  # the first number is the one that `are_small` uses
     piece_rows = random.choice((1, 3, 10))
     return [
         (columnar, "OWN_CHUNK_ROWS", random.choice((1, 2, 5))),
@@ -46,7 +46,7 @@ def small_sizes(seed: int) -> list[tuple[Any, str, int]]:
 
 @contextmanager
 def chunk_sizes_of(scenario: Scenario) -> Iterator[None]:
-    """Those of a run, for as long as it lasts: all are what they were behind it, in whatever way it ends."""
+    """Set the sizes of a run within the block, and restore the former ones however it ends."""
     with ExitStack() as stack:
         used = scenario.small_chunks or are_small(scenario.seed)
         for module, name, value in small_sizes(scenario.seed) if used else ():

@@ -1,4 +1,4 @@
-"""What the chunks of a process function's state say together, read without the engine's own reader."""
+"""The combined contents of the chunks of a process function's state, read without the engine's own reader."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _KINDS: Final = ("value:", "list:", "map:", "reducing:", "broadcast:", "timers:"
 
 
 def newest(part: str, tables: Sequence[pa.Table]) -> Iterator[pa.Table]:
-    """The tables of a part, oldest first: of process functions without the rows that newer tables take the place of."""
+    """Yield the tables of a part, oldest first; those of process functions without the rows that newer ones replace."""
     if not part.startswith(_KINDS):
         yield from tables
         return
@@ -32,6 +32,6 @@ def newest(part: str, tables: Sequence[pa.Table]) -> Iterator[pa.Table]:
 
 
 def _owners(table: pa.Table) -> list[Any]:
-    """Of each row, what a newer table has to have for the row not to count: its key, or the timer it is."""
+    """Return the identity of each row, by which newer tables replace it: its key or, for a timer, its time and key."""
     keys = stored_keys(table.column("key")) if "key" in table.column_names else [None] * table.num_rows
     return list(zip(to_list(table.column("time_us")), keys, strict=True)) if "time_us" in table.column_names else keys

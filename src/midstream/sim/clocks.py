@@ -1,7 +1,7 @@
-"""A process function that waits by event time and by the wall clock at once; and which timers must be pending.
+"""A process function with timers of event time and of the wall clock at once, and the rules for pending timers.
 
-Every row waits in the state `WAITING`, under what it waits for. A timer that is pending without anything that waits for
-it, or the other way round, is wrong in every checkpoint.
+Every row is held in the state `WAITING`, by the time for which it waits. In every checkpoint, each pending timer must
+belong to held rows, and each held row must have a timer.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ WAITING_PART: Final = f"map:{WAITING}"
 DEADLINE_PART: Final = "value:deadline"
 PARTS: Final = (EVENT_TIMERS, CLOCK_TIMERS, WAITING_PART, DEADLINE_PART)
 _EVENT: Final = timedelta(microseconds=DELAY_US)
-"""Added to event time, which has whole milliseconds, as the wall clock has: so timers of both can be told apart."""
+"""The delay added to event times. Event times and the wall clock have whole milliseconds, so timers of the two differ."""
 _MS: Final = timedelta(milliseconds=1)
 _FAR: Final = timedelta(hours=1)
 _BY_EVENT: Final = "event"
@@ -45,9 +45,9 @@ _BY_DEADLINE: Final = ("deadline", None)
 
 
 class Clocks(CoProcessFunction):
-    """Holds every row: until event time has passed it, until the wall clock has, or until the deadline of its key.
+    """Holds every row until event time has passed it, until the wall clock has, or until the deadline of its key.
 
-    There is one deadline per key, which each row that waits for it sets anew; a timer of event time brings it forward.
+    There is one deadline per key, which each row that waits for it sets anew. A timer of event time ends it early.
     """
 
     waiting: MapState[tuple[str, datetime | None], list[Row]] = MapState()
@@ -67,7 +67,7 @@ class Clocks(CoProcessFunction):
         if number % 3 == 0:
             at = row["ts"] + _EVENT
             self._wait((_BY_EVENT, at), row)
-            if number % 5 == 0:  # set, deleted, and set anew
+            if number % 5 == 0:  # the timer is set, deleted, and set again
                 ctx.timers.event_time(at)
                 ctx.timers.delete_event_time(at)
             ctx.timers.event_time(at)
@@ -116,7 +116,7 @@ class Clocks(CoProcessFunction):
 
 
 class Punctual(ProcessOperator):
-    """After a restore it has asked to be called by the time of its earliest timer of the wall clock."""
+    """Checks that, after a restore, the operator has requested a call by its earliest wall-clock timer."""
 
     def open(self, context: OperatorContext, out: Output) -> None:
         self._called_ms: list[int] = []
@@ -144,7 +144,7 @@ def clocks(uid: str, outside: Outside, form: Form) -> ProcessOperator:
 
 
 def wrong_timers(kind: str, tables: Mapping[str, pa.Table]) -> Iterator[str]:
-    """Complaints about one subtask of an operator "timer", "alarm" or "clocks", from the tables of its parts."""
+    """Yield complaints about one subtask of an operator "timer", "alarm" or "clocks", given the tables of its parts."""
     due: dict[str, set[tuple[Any, int]]] = {EVENT_TIMERS: set(), CLOCK_TIMERS: set()}
     if WAITING_PART in tables:
         table = tables[WAITING_PART]

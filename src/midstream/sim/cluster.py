@@ -1,8 +1,8 @@
-"""The production coordinator and slots, bound to a world: what `midstream.runtime` is to real processes.
+"""Binds the production coordinator and slots to a simulated world, as `midstream.runtime` binds them to real processes.
 
 A driver process runs one coordinator and carries out its instructions; slot processes run one
-SlotMachine each. Control connections are pairs of pipes. Nothing here decides anything that
-`midstream.runtime` does not decide in the same way.
+SlotMachine each. Control connections are pairs of pipes. Every decision made here is one that
+`midstream.runtime` makes in the same way.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from midstream.checkpoint.store import FencedError, UnknownOutcomeError
 from midstream.coordinator.events import JobEnded, JobPlan
 from midstream.coordinator.placement.rescaling import Stage
 from midstream.coordinator.placement.slots import PYTHON
-from midstream.core.errors import ClusterError
+from midstream.core.errors import ClusterError, StorageError
 from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Signal, Storage
 from midstream.exchange.lease import LeasedBatch
 from midstream.protocol import messages as m
 from midstream.sim.checked import CheckedMachine, CheckedShell
-from midstream.sim.network import SIM, Network, Pipe, SimTransport
+from midstream.sim.connection import Connection
+from midstream.sim.network import SIM, Network, SimTransport
 from midstream.sim.older_version import patience_of
 from midstream.sim.pickling import Pickler
-from midstream.sim.promises import Promises
+from midstream.sim.promises import NOT_OPENED, OwedCommits, Promises
 from midstream.sim.reasons import Reasons
 from midstream.sim.signals import SimSignal
 from midstream.sim.trace import Kind
@@ -44,9 +45,9 @@ CHECK_STEPS: Final = 16
 LAUNCH_US: Final = 20_000
 """How long a slot process takes to start."""
 WORD_US: Final = 1_000_000
-"""How long word of the end of a process takes, mostly much less: the driver does not always wait for so long."""
+"""The longest delay of the report that a process has ended. Mostly it takes much less, and the driver may not wait."""
 RUN_AGAIN: Final = 0.15
-"""How often a slot's task is run a second time when its process is killed, as Spark may, instead of giving word of it."""
+"""The probability that the task of a killed slot is run again, as Spark may do, instead of being reported as ended."""
 _to_slot: Final = msgspec.msgpack.Decoder(m.ToSlot)
 _from_slot: Final = msgspec.msgpack.Decoder(m.FromSlot)
 _encoder: Final = msgspec.msgpack.Encoder()
@@ -58,7 +59,7 @@ MakeCoordinator = Callable[[JobPlan, int, Callable[[str], Storage], Signal], Che
 
 
 class Cluster:
-    """All drivers and slots of a world. `externals` survive pickling by reference."""
+    """All drivers and slots of a world. `externals` are pickled by reference."""
 
     def __init__(
         self,
@@ -72,27 +73,29 @@ class Cluster:
         self.open_storage = open_storage
         self.answered: Callable[[Driver, int, m.ClientRequest, m.Reply], None] | None = None
         self.deployed: Callable[[Driver, m.Deploy], None] = lambda driver, deploy: None
-        """Called with what each slot of an attempt is told."""
+        """Called with each message that deploys an attempt on a slot."""
         self.released: Callable[[Driver, Slot], None] = lambda driver, slot: None
-        """Called when a driver lets a slot go."""
+        """Called when a driver releases a slot."""
         self.failed: Callable[[Driver], None] = lambda driver: None
-        """Called when an attempt has failed and another one is to follow."""
+        """Called when an attempt has failed and another one will follow."""
         self.network = network
         self.make_coordinator = make_coordinator
         self.drivers: list[Driver] = []
         self.slots: list[Slot] = []
         self.struck_us: list[int] = []
-        """When faults have struck."""
+        """The times at which faults have struck."""
         self.patience_s = math.inf
         """See `Reasons`."""
         self.denied: Callable[[str], bool] = lambda directory: False
-        """Whether a file in this directory may be said to be there before: by another driver, or by a storage that lies."""
+        """Whether a file here may rightly be reported as existing, because of another driver or a lying storage."""
         self.slot_failures = 0
         """How many of the next requests for a slot fail."""
+        self.load_failures = 0
+        """How many of the next slots that load sinks to commit with cannot open the storage for them at first."""
         self.finished: dict[tuple[str, int], set[tuple[str, int]]] = {}
-        """By job id and attempt: uid and subtask of each operator that is deployed as finished."""
+        """The uid and subtask of each operator that is deployed as finished, by job id and attempt."""
         self.drained: set[str] = set()
-        """Jobs whose sources were told to end, by id."""
+        """The ids of jobs whose sources were told to end."""
         self._externals = dict(externals)
         self._names = {id(value): name for name, value in externals.items()}
 
@@ -117,33 +120,6 @@ class Cluster:
         return [slot for slot in self.slots if slot.process.alive]
 
 
-class Connection:
-    """A control connection between a driver and a slot process, from the driver's side."""
-
-    def __init__(self, driver: Driver, slot: Slot) -> None:
-        world = driver.cluster.world
-        self.number = -1
-        """Of the slot, once it is one of the job's."""
-        self.slot = slot
-        self.to_slot = Pipe(world, slot.process, slot.received)
-        self.to_driver = Pipe(world, driver.process, partial(driver.received, self))
-        self.is_open = True
-        """Whether the driver still listens to it."""
-        self.heard_us = world.now_us
-
-    def cut(self) -> None:
-        """Neither side hears anything more."""
-        self.is_open = False
-        self.to_slot.is_cut = True
-        self.to_driver.is_cut = True
-
-    def release(self) -> None:
-        """The slot ends once it has got all that was sent; the driver hears no more of it."""
-        self.is_open = False
-        self.to_driver.is_cut = True
-        self.to_slot.send(m.Release())
-
-
 class Driver:
     """One run of one job: a coordinator in its shell, with the lines and the host of a simulated world."""
 
@@ -157,36 +133,36 @@ class Driver:
         self.shell = CheckedShell(self.coordinator, self.process, self, self, self)
         self.slots_gone = ""
         self._told = 0
-        """How many failures people were told of since a checkpoint completed."""
+        """The number of failures reported to users since a checkpoint completed."""
         self._restarts_told = 0
         self.is_cancelled = False
         self.replies: dict[int, m.Reply] = {}
         self.slots_late = 0
-        """How many of the next slots that are asked for come later than anybody waits for them."""
+        """How many of the next requested slots start only after their timeout."""
         patience_s = patience_of(plan.graph, cluster.patience_s)
         self.reasons = Reasons(cluster.struck_us, patience_s, cluster.denied, self._has_no_reason)
         self.completed: set[int] = set()
-        """Checkpoints of which it has told the attempt that made them."""
+        """The checkpoints whose completion was reported to slots."""
         self.uncertain: dict[int, frozenset[str]] = {}
-        """Checkpoints of which it does not know whether they are there, and the files that they refer to."""
+        """The checkpoints that may or may not exist, as far as the driver knows, with the files that they refer to."""
         self._publishing: dict[int, frozenset[str]] = {}
         self.rescales = 0
-        """How often the job has gone on at another parallelism."""
+        """How often the running job has continued at another parallelism."""
         self.turned_away = 0
-        """How many slot processes came that were not wanted (any more)."""
+        """The number of slot processes that registered and were refused."""
         self.triggered: list[int] = []
-        """Checkpoints of its job as they were triggered, each once for every slot."""
+        """The checkpoints of the job in the order of their triggers, once for every slot that was triggered."""
         self.claimed: dict[int, int] = {}
-        """By client: how many there were of them when the place of its savepoint was claimed."""
+        """The length of `triggered` when the place of a client's savepoint was claimed, by client."""
         self._asked: dict[int, m.ClientRequest] = {}
-        """By client: what is not answered."""
+        """The unanswered requests, by client."""
         self.connections: dict[int, Connection] = {}
-        """By slot number; open ones."""
+        """The open connections, by slot number."""
         self.promises = Promises(plan.config, self.connections, lambda: world.now_us, self._has_no_reason)
         self._slot_count = 0
         self._clients = 0
         self._processes: dict[str, list[Slot]] = {}
-        """Of each request that was answered by the cluster: its task is run once, or again."""
+        """The processes that were started for each request: its task may be run more than once."""
         self.process.on_death.append(self._died)
         self.process.post(self._begin)
 
@@ -200,16 +176,16 @@ class Driver:
 
     @property
     def is_over(self) -> bool:
-        """The job has ended, or this driver has died."""
+        """Whether the job has ended or this driver has died."""
         return self.shell.outcome is not None or not self.process.alive
 
     @property
     def state(self) -> str:
-        """Of the job, as people see it."""
+        """The state of the job, as users see it."""
         return self.coordinator.status(self.process.now_ms()).state
 
     def ask(self, request: m.ClientRequest) -> int:
-        """A question of the command line; its answer will be in `replies` under the number returned."""
+        """Send a request of the command line, and return its number, under which `replies` will have the answer."""
         self._clients += 1
         client = self._clients
         world = self.cluster.world
@@ -256,7 +232,7 @@ class Driver:
             connection.to_slot.send(_to_slot.decode(_encoder.encode(message)))
 
     def _check_held(self, number: int) -> None:
-        """The job goes on elsewhere from the newest checkpoint: what its sources have read since would be read twice."""
+        """Check that sources have read nothing since the newest checkpoint, from which the job continues elsewhere."""
         connection, newest = self.connections.get(number), self.coordinator.checkpoints.newest
         assert newest is not None
         machine = connection.slot.machine if connection is not None else None
@@ -305,7 +281,7 @@ class Driver:
         self._processes.setdefault(request, []).append(slot)
 
     def abandon(self, request: str) -> None:
-        """The cluster kills what runs for this request, unless that is out of reach: then as soon as it is not."""
+        """Kill the processes of this request; one that is stopped dies when it resumes."""
         world = self.cluster.world
         for slot in self._processes.pop(request, ()):
             world.schedule(
@@ -313,7 +289,7 @@ class Driver:
             )
 
     def process_died(self, slot: Slot, reason: str) -> None:
-        """The cluster runs the task again, or gives word of it: before its connection is found closed, or after."""
+        """Run the task again, or report its end to the driver, before or after the connection is found closed."""
         processes, world = self._processes.get(slot.request, []), self.cluster.world
         if self.is_over or slot not in processes:
             return
@@ -360,19 +336,19 @@ class Driver:
         for number in list(self.connections):
             self.release(number)
 
-    # ---- what the shell's observer is told
+    # ---- the shell's observer
 
     def bug(self, text: str) -> None:
         self.cluster.world.bug(text)
 
     def _has_no_reason(self, text: str) -> None:
-        """A driver that was replaced may miss what its successor has deleted."""
+        """Report a bug, unless this driver was replaced: it may miss files that its successor has deleted."""
         if self is self.cluster.drivers[-1]:
             self.bug(text)
 
     def _look_why(self, checkpoint_id: int) -> None:
         for status in self.coordinator.checkpoints.history.newest_first:
-            if status.id == checkpoint_id:  # else it is only taken again
+            if status.id == checkpoint_id:  # otherwise the checkpoint is only taken again
                 self.reasons.checkpoint_failed(checkpoint_id, status.reason, self.plan.config.checkpoint_timeout_s)
 
     def place_claimed(self, client: int) -> None:
@@ -389,7 +365,8 @@ class Driver:
             self.uncertain.update(self._publishing)
         elif isinstance(outcome, Failed) and not isinstance(outcome.error, FencedError):
             with self.cluster.world.looking():
-                self.promises.not_published(self.plan.job_id, self._publishing, self.cluster.open_storage)
+                certain = self._publishing.keys() - self.uncertain  # one that had expired may still be written
+                self.promises.not_published(self.plan.job_id, certain, self.cluster.open_storage)
         self._publishing.clear()
 
     def about_to_end(self, outcome: JobEnded) -> None:
@@ -416,7 +393,7 @@ class Driver:
                 self.bug(f"rescaled from {reply.checkpoint}, but restored from {status.restored_from}")
 
     def _check_row(self, why: str) -> None:
-        """A job that ends of the same failure so many times in a row has failed so often since its last checkpoint."""
+        """Check that a job which ends because of repeated failures has failed as often since its last checkpoint."""
         row = _IN_A_ROW.match(why)
         if row is not None and self._told < int(row[1]) - 1:
             self.bug(f"the job ends of {row[1]} failures in a row, {self._told + 1} since a checkpoint")
@@ -424,7 +401,7 @@ class Driver:
     # ---- slots
 
     def register(self, slot: Slot, register: m.Register) -> None:
-        """A slot process has connected and proved itself."""
+        """Accept or refuse a slot process that has connected and authenticated."""
         if not slot.process.alive:
             return
         connection = slot.connection = Connection(self, slot)
@@ -449,16 +426,16 @@ class Driver:
             self.shell.slot_said(connection.number, message)
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
-        """The slot's process is gone, or its connection."""
+        """Report that a slot's process, or the connection to it, is gone."""
         if connection.is_open and self.drop(connection.number):
             self.shell.slot_lost(connection.number, reason)
 
     def _watch(self) -> None:
-        """Heartbeats are the business of the lines."""
+        """Send heartbeats, and drop silent slots, as the production lines do."""
         world = self.cluster.world
         limit_us = self.plan.config.heartbeat_timeout_s * 1e6
         for connection in list(self.connections.values()):
-            if connection.slot.calls_since_us is not None:  # its other thread is heard
+            if connection.slot.calls_since_us is not None:  # the slot's second thread sends heartbeats
                 connection.heard_us = world.now_us
                 for_ms = (world.now_us - connection.slot.calls_since_us) // 1000
                 self.shell.slot_said(connection.number, m.InCall(f"a function {SIM}", for_ms, ""))
@@ -470,7 +447,7 @@ class Driver:
             self.process.call_later(HEARTBEAT_S, self._watch)
 
     def lose_cluster(self, reason: str) -> None:
-        """What the slots run on has ended, for good."""
+        """End the cluster for good: all slots die, and no new ones can be started."""
         self.slots_gone = reason
         for processes in list(self._processes.values()):
             for slot in list(processes):
@@ -486,7 +463,7 @@ class Driver:
 
 
 class Slot:
-    """A slot process: registers, runs a SlotMachine, ends when released or alone."""
+    """A slot process: it registers, runs a SlotMachine, and ends when it is released or loses its driver."""
 
     def __init__(self, cluster: Cluster, driver: Driver, request: str) -> None:
         world = self._world = cluster.world
@@ -498,8 +475,11 @@ class Slot:
         self.connection: Connection | None = None
         self.is_released = False
         self.calls_since_us: int | None = None
-        """Since when its loop has been in one call."""
+        """The time since which its loop has been in one call; None if it is not."""
         self.machine: SlotMachine | None = None
+        self.owed = OwedCommits(self._world.bug, self.process.name)
+        self._opens = True
+        """Whether it can open the storage, the next time that it does."""
         self.process.on_death.append(self._died)
         self.process.after_step = self._check
         register = m.Register(self.process.name, 1, len(cluster.slots), PYTHON, request)
@@ -524,6 +504,11 @@ class Slot:
             self._begin(message)
         else:
             assert self.machine is not None
+            if isinstance(message, m.Commit):
+                self.owed.asked(message.request)
+            elif isinstance(message, m.CommitSinks) and self.cluster.load_failures:
+                self.cluster.load_failures -= 1
+                self._opens = False
             self.machine.handle(message)
 
     def _begin(self, welcome: m.Welcome) -> None:
@@ -536,7 +521,7 @@ class Slot:
                 executor=self.process,
                 ids=self.process,
                 transport=self.transport,
-                open_storage=self.cluster.open_storage,
+                open_storage=self._open_storage,
                 send=self._send,
                 make_signal=partial(SimSignal, self._world),
                 unpickle=self.cluster.unpickle,
@@ -545,22 +530,32 @@ class Slot:
         self.machine.handle(welcome)
         self._beat()
 
+    def _open_storage(self, root: str) -> Storage:
+        if not self._opens:
+            self._opens = True
+            self._world.note(("it cannot be opened:", root))
+            self.owed.not_opened()
+            raise StorageError(f"{NOT_OPENED} {SIM}")
+        return self.cluster.open_storage(root)
+
     def _send(self, message: m.FromSlot) -> None:
         assert self.connection is not None
+        if isinstance(message, (m.CommitDone, m.CommitFailed)):
+            self.owed.answered(message)
         if isinstance(message, m.TaskFinished) and self.driver.plan.config.checkpoint_dir is not None:
             self._check_finished(message.task)
         self.connection.to_driver.send(_from_slot.decode(_encoder.encode(message)))
 
     def _check_finished(self, ref: TaskId) -> None:
-        """No checkpoint asks a finished task for what it has emitted, nor waits for an answer that it owes."""
+        """Check that a task that ends has sent all its rows and answered all checkpoints: it can do neither later."""
         task = self.machine.tasks.get(ref) if self.machine is not None else None  # None: it had finished before
         for partition in task.partitions if task is not None else ():
             for sub in partition.subpartitions:
                 waiting = [item for item in (sub.sending, *sub.queue) if isinstance(item, LeasedBatch)]
                 if waiting and not sub.is_local:
                     self._world.bug(f"{ref} ends, and {len(waiting)} batches to {sub.channel} have not been sent")
-        if task is not None and task._snapshots._taken:
-            self._world.bug(f"{ref} ends, and owes an answer for checkpoints {sorted(task._snapshots._taken)}")
+        if task is not None and task._snapshots._unacknowledged:
+            self._world.bug(f"{ref} ends, and owes an answer for checkpoints {sorted(task._snapshots._unacknowledged)}")
 
     def _beat(self) -> None:
         assert self.machine is not None
@@ -568,12 +563,12 @@ class Slot:
         self.process.call_later(HEARTBEAT_S, self._beat)
 
     def _check(self) -> None:
-        """The invariants of everything that runs here. Not after each step: that takes a quarter of the time."""
+        """Check the slot's invariants, but not after each step, which would take a quarter of the time."""
         if self._world.step_number % CHECK_STEPS == 0 and self.machine is not None:
             self.machine.check()
 
     def lose_driver(self, reason: str) -> None:
-        """The control connection is gone: we find out in a while, and end."""
+        """End the process soon, since the control connection is gone."""
         if self.process.alive:
             world = self.cluster.world
             world.schedule(world.delay(world.tempo.control_us), self.process, Kind.CLUSTER, self.end, reason)
@@ -586,7 +581,7 @@ class Slot:
         self.process.end()
 
     def _died(self) -> None:
-        """The driver finds the connection closed, after all that was sent on it, and hears of the process."""
+        """Let the driver learn of the process's end, and of the closed connection after everything sent on it."""
         connection, driver = self.connection, self.driver
         if not driver.process.alive:
             return

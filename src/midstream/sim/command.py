@@ -1,4 +1,4 @@
-"""`midstream simulate`: what it takes, what it answers. Printing is the command line's business."""
+"""The command `midstream simulate`: its arguments and results. The command line prints them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ JOBS_MAX = 1024
 
 @dataclass(frozen=True, slots=True)
 class Simulated:
-    """`data` for machines, `text` for people; `ok` is false if anything was lost, doubled, stuck or broken."""
+    """A result: `data` for programs, `text` for users; `ok` is false if anything was lost, doubled, stuck or broken."""
 
     data: dict[str, Any]
     text: str
@@ -48,8 +48,8 @@ def simulate(
 ) -> Simulated:
     """Run the seeds `A:B` (B not included). `faults`: comma-separated kinds, "none", or None for all.
 
-    `jobs`: processes, by default one per core. `seconds`: begin no run after so long. `coverage`: say which states have met which events.
-    Raises ConfigError for anything that does not exist.
+    `jobs`: the number of processes, by default one per core. `seconds`: the time after which no further run begins.
+    `coverage`: report which events came in which states. Raises ConfigError for anything that does not exist.
     """
     if jobs is not None and not 1 <= jobs <= JOBS_MAX:
         raise ConfigError(f"jobs: {jobs} is not between 1 and {JOBS_MAX}")
@@ -126,10 +126,10 @@ def replay(
     pattern: str | None = None,
     tail: int | None = None,
 ) -> Simulated:
-    """Run one seed again and show every event of it, or those that fit all of:
+    """Run one seed again and show all its events, or the last `tail` of those that match all given conditions.
 
-    `channel` (edge:producer:consumer), `checkpoint` (its number), `pattern` (a regular expression),
-    and of those the last `tail`. Channels read `e1:0>2`, checkpoints `chk 3`, tasks `v1/0`.
+    The conditions are `channel` (edge:producer:consumer), `checkpoint` (its number) and `pattern` (a regular
+    expression). In the trace, channels read `e1:0>2`, checkpoints `chk 3`, tasks `v1/0`.
     """
     options = _options(topology, parallelism, rescale_to, faults, rows)
     patterns = trace_patterns(channel, checkpoint, pattern, tail)
@@ -154,7 +154,7 @@ def _verdict(outcome: Outcome) -> list[str]:
 
 
 def trace_patterns(channel: str | None, checkpoint: int | None, pattern: str | None, tail: int | None) -> list[str]:
-    """Regular expressions that all have to be found in a line of a trace. Raises ConfigError."""
+    """Return regular expressions all of which must match a line of a trace. Raises ConfigError."""
     patterns: list[str] = []
     if channel is not None:
         patterns.append(channel_pattern(channel))
@@ -203,7 +203,7 @@ def describe_scenario(scenario: Scenario) -> list[str]:
 
 
 def parse_seeds(text: str) -> range:
-    """`A:B` or `N`."""
+    """Parse `A:B`, or `N` for a single seed."""
     match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
     if match is None:
         raise ConfigError(f"seeds: {text!r} is not A:B (B not included) or a single number")

@@ -25,14 +25,14 @@ from midstream.worker.snapshots import TaskSnapshots
 def unknown_outcome_is_aborted() -> Replacements:
     """What was prepared for a checkpoint of which nobody knows whether it is there is thrown away."""
 
-    def take_unsettled(self: Any) -> Any:
+    def take_prepared(self: Any) -> Any:
         known, self._uncertain_id = self._uncertain_id, 0
         taken = original(self)
         self._uncertain_id = known
         return taken
 
-    original = Checkpoints.take_unsettled
-    return [(Checkpoints, "take_unsettled", take_unsettled)]
+    original = Checkpoints.take_prepared
+    return [(Checkpoints, "take_prepared", take_prepared)]
 
 
 def failed_is_aborted_at_once() -> Replacements:
@@ -184,23 +184,23 @@ def prepared_late() -> Replacements:
 def abort_follows_the_restart() -> Replacements:
     """What an attempt has prepared stays on the list of what is to be thrown away."""
 
-    def take_unsettled(self: Any) -> Any:
-        unsettled = dict(self._unsettled)
+    def take_prepared(self: Any) -> Any:
+        unsettled = dict(self._prepared)
         taken = original(self)
-        self._unsettled.update(unsettled)
+        self._prepared.update(unsettled)
         return taken
 
-    original = Checkpoints.take_unsettled
-    return [(Checkpoints, "take_unsettled", take_unsettled)]
+    original = Checkpoints.take_prepared
+    return [(Checkpoints, "take_prepared", take_prepared)]
 
 
 def settled_stays_unsettled() -> Replacements:
     """What a completed checkpoint holds is thrown away when the attempt ends."""
 
     def published(self: Any, *arguments: Any) -> None:
-        unsettled = dict(self._unsettled)
+        unsettled = dict(self._prepared)
         original(self, *arguments)
-        self._unsettled = unsettled
+        self._prepared = unsettled
 
     original = Checkpoints._published
     return [(Checkpoints, "_published", published)]

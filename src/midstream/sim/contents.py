@@ -1,9 +1,9 @@
-"""What is in a row, column by column: a function of its id, and of the operator that has counted it.
+"""The contents of rows, column by column: a function of the row's id and of the operator that counted it last.
 
-A row of a source is the same wherever it lies: at a sink, in flight, held back in an operator. Only
-its `n` changes on the way. It is one of the numbers that one of the last counting operators has given
-the row, 0 where none has; and where all rows of one such operator come by one way, those of a key are
-1, 2, 3, … up to its count, each once.
+A row of a source is the same everywhere: at a sink, in flight, or held in an operator. Only its `n`
+changes on the way: it is a number that one of the last counting operators has assigned to the row, or 0
+if none has. Where all rows of one such operator arrive by a single path, the numbers of a key are 1, 2,
+3, … up to its count, each once.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SAMPLES: Final = 5
 _NUMBERS: Final = ("id", "key", "sequence", "ts", "n")
 COUNTING: Final = frozenset(("count", "share"))
 MAKING: Final = frozenset(("window", "slide", "session", "total", "join", *LENIENT))
-"""Operators whose main output is made of rows, and is no rows of the sources."""
+"""The kinds of operators that emit new rows on their main output, rather than rows of the sources."""
 
 
 def column(rows: pa.RecordBatch, name: str) -> Int64s:
-    """One that holds whole numbers, or times."""
+    """Return a column of integers or times."""
     values = rows.column(name)
     if name == "ts":
         values = values.view(pa.int64())
@@ -42,7 +42,7 @@ def column(rows: pa.RecordBatch, name: str) -> Int64s:
 
 
 class Contents:
-    """Of all rows of `sources`, by their ids in ascending order."""
+    """The contents of all rows of `sources`, in ascending order of their ids."""
 
     def __init__(self, sources: Iterable[SimSource], max_parallelism: int) -> None:
         self._sources = sorted(sources, key=lambda source: source.number)
@@ -79,25 +79,25 @@ class Contents:
         return {name: column(self.rows, name) for name in _NUMBERS}
 
     def are_of(self, sources: Set[int]) -> Bools:
-        """Which of the rows these sources have, by their numbers."""
+        """Return which of the rows belong to the sources with these numbers."""
         return np.isin(self.ids // SOURCE_IDS, sorted(sources))
 
     def places(self, ids: Int64s) -> tuple[Int64s, Bools]:
-        """Where each of them is in `ids`, and whether it is there at all; if not, its place is any."""
+        """Return the position of each id in `self.ids`, and whether it is there; if not, the position is arbitrary."""
         places = np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)
         return places, self.ids[places] == ids
 
     def amounts(self, ids: Int64s, times: Int64s | None = None) -> Int64s:
-        """How often each row is among them, or is according to `times`; what is no row of the sources is left out."""
+        """Return how often each row occurs in `ids`, weighted by `times` if given; ids of other rows are ignored."""
         places, known = self.places(ids)
         counted = np.bincount(places[known], None if times is None else times[known], minlength=len(self.ids))
         return counted.astype(np.int64)
 
     def check(self, rows: pa.RecordBatch, counted: Sequence[Set[int] | None]) -> str:
-        """What is wrong with rows of the sources; "" for nothing.
+        """Describe what is wrong with rows of the sources; "" if nothing is.
 
-        `counted`: what each of the operators that may have counted them last has given out (see `rows.numbered`);
-        None among them: there are rows that nobody has counted.
+        `counted`: the numbers assigned by each operator that may have counted them last (see `rows.numbered`); None
+        stands for rows that were not counted.
         """
         if not rows.num_rows:
             return ""
@@ -134,30 +134,30 @@ class Contents:
 
 
 def check_made(rows: pa.RecordBatch) -> str:
-    """What is wrong with the columns that nobody fills of rows that say a sum; "" for nothing."""
+    """Describe what is wrong with the columns that rows with a sum leave empty; "" if nothing is."""
     wrong = [name for name in ("key", "sequence", "ts", "n") if column(rows, name).any()]
     if any(rows.column("text").to_pylist()):
         wrong.append("text")
     return f"something in the columns {', '.join(wrong)} of rows that say a sum" if wrong else ""
 
 
-# ---- who has counted what ---------------------------------------------------
+# ---- which operators have counted the rows ---------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """What comes out of a node."""
+    """The output of a node."""
 
     counted: frozenset[str | None] = frozenset()
-    """The operators that may have counted its rows last; None: there are rows that none has."""
+    """The operators that may have counted its rows last; None stands for rows that were not counted."""
     whole: str | None = None
-    """The operator all of whose rows come by here, by this way alone."""
+    """The operator whose rows all pass here, and by no other path; None if there is none."""
     nodes: tuple[int, ...] = ()
-    """On the way from there to here, in which rows may be in flight, or wait."""
+    """The nodes on the path from that operator, in which rows may be in flight or held."""
 
 
 def ways(shape: Shape) -> list[Way]:
-    """What goes out of each node; of a sink, what comes into it."""
+    """Return the output of each node; for a sink, its input."""
     out: list[Way] = []
     for index, node in enumerate(shape):
         came = [out[entry.node] for entry in node.inputs if entry.port == 0 or node.chain[0] not in ("share", "rules")]
@@ -180,12 +180,12 @@ def ways(shape: Shape) -> list[Way]:
 
 
 def codes(rows: pa.RecordBatch) -> Int64s:
-    """The key and the n of each row, as one number."""
+    """Return the key and the n of each row as one integer."""
     return column(rows, "key") << N_BITS | column(rows, "n")
 
 
 def check_numbers(found: Sequence[Int64s], counts: Mapping[int, tuple[int, int]]) -> str:
-    """What is wrong with the codes of all rows of one operator, whose `counts` are these; "" for nothing."""
+    """Describe what is wrong with the codes of all rows of one operator that has these `counts`; "" if nothing is."""
     have = np.sort(np.concatenate(found)) if found else np.empty(0, np.int64)
     keys = np.array(sorted(counts), np.int64)
     upto = np.array([counts[key][0] for key in keys.tolist()], np.int64)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from typing import Any, Final
 from unittest.mock import patch
 
@@ -20,7 +19,7 @@ from midstream.coordinator.placement import sources
 from midstream.coordinator.placement.rescaling import Rescaling, Stage
 from midstream.coordinator.placement.slots import Slots
 from midstream.coordinator.requests.requests import Requests
-from midstream.core.elements import MAX_WATERMARK_US, EndOfData
+from midstream.core.elements import MAX_WATERMARK_US, EndOfData, Watermark
 from midstream.core.ids import TaskId
 from midstream.operators import watermarks
 from midstream.operators.process_operator import ProcessOperator
@@ -72,14 +71,14 @@ def checkpoints_do_not_count() -> Replacements:
 
 def rescale_keeps_splits() -> Replacements:
     """The splits that are left are those of now, not those of the checkpoint."""
-    original = machine.Coordinator._go_on_with
+    original = machine.Coordinator._switch_to
 
     def go_on_with(self: Any, plan: Any) -> None:
         original(self, plan)
-        if self.sources.storage is not None and self.sources._is_open:
+        if self.sources.storage is not None and self.sources._discovers:
             self.sources.are_reset = True
 
-    return [(machine.Coordinator, "_go_on_with", go_on_with)]
+    return [(machine.Coordinator, "_switch_to", go_on_with)]
 
 
 def rescale_keeps_layout() -> Replacements:
@@ -126,7 +125,7 @@ def rescale_before_stored() -> Replacements:
     def publish(self: Any, pending: Any) -> None:
         original(self, pending)
         owner = owner_of(self)
-        if pending.is_rescale and not self.settled and owner.rescaling.stage is Stage.STORING:
+        if pending.is_rescale and not self.outcome_is_known and owner.rescaling.stage is Stage.STORING:
             owner.rescaling._current.checkpoint, owner.rescaling.stage = (
                 self.path_of(pending.checkpoint_id),
                 Stage.STORED,
@@ -286,7 +285,7 @@ def watermark_before_timers() -> Replacements:
             index += 1
         if watermark_us > self.offered_us[-1]:
             self.offered_us[-1] = watermark_us
-            self._edges.watermark(watermark_us)
+            self._edges.broadcast(Watermark(watermark_us))
 
     return [(Chain, "offer", offer)]
 
@@ -309,7 +308,7 @@ def metadata_before_acks() -> Replacements:
     def acknowledge(self: Any, slot: int, ack: Any, attempt: Any) -> None:
         original(self, slot, ack, attempt)
         pending = self.pending
-        if pending is not None and self.settled and len(pending.missing) == 1 and len(pending.acks) > 1:
+        if pending is not None and self.outcome_is_known and len(pending.missing) == 1 and len(pending.acks) > 1:
             ref = next(iter(pending.missing))
             pending.acks[ref] = msgspec.structs.replace(ack, task=ref, operators=(), files=(), finished=False)
             self._publish(pending)
@@ -377,7 +376,7 @@ def no_fence() -> Replacements:
 
 
 def zombie_goes_on() -> Replacements:
-    return [(checkpoints.Checkpoints, "look_at_the_epochs", nothing)]
+    return [(checkpoints.Checkpoints, "check_epochs", nothing)]
 
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
@@ -403,7 +402,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "parts_among_files": Mutation(
         "event time does not wait for the second part of one file among several",
         parts_among_files,
-        partial(regions.several_splits, splits=8),
+        regions.many_splits,
     ),
     "broadcast_of_the_first": Mutation(
         "broadcast state is taken from subtask 0, finished or not",

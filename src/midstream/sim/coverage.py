@@ -1,9 +1,8 @@
-"""Which pairs of state and event each state machine has met, and which it never has.
+"""Records which pairs of state and event each state machine has met, and reports which it never has.
 
-While a `recording` lasts, the methods by which events reach the machines (`sim.machines`) are
-wrapped; the machines themselves know nothing of it. A pair that cannot come about is named as such,
-with the reason; should one be seen, the reason is wrong. A pair whose state or event is not listed
-is shown as well: the list is wrong then.
+During a `recording`, the methods by which events reach the machines (`sim.machines`) are wrapped; the
+machines themselves are unchanged. Impossible pairs are listed with the reason; if one is seen, the
+reason is wrong. A pair whose state or event is not listed is reported too, since the list is then wrong.
 """
 
 from __future__ import annotations
@@ -19,12 +18,12 @@ import msgspec
 from midstream.sim.pairs import MACHINES
 
 Pair: TypeAlias = tuple[str, str, str]
-"""machine, state, event"""
+"""The machine, the state and the event."""
 
 
 @contextmanager
 def recording() -> Iterator[Counter[Pair]]:
-    """Counts all that happens in this process until the end of the context. Contexts must not overlap."""
+    """Count all pairs that occur in this process within the block. Blocks must not overlap."""
     seen: Counter[Pair] = Counter()
     with ExitStack() as stack:
         for machine in MACHINES:
@@ -55,13 +54,13 @@ class MachineCoverage(msgspec.Struct, frozen=True):
     possible: int
     seen: int
     unseen: tuple[tuple[str, str], ...]
-    """(state, event)"""
+    """The possible pairs (state, event) that were not seen."""
     surprising: tuple[tuple[str, str, str], ...]
-    """(state, event, why it was held to be impossible)"""
+    """The pairs that were seen although they are listed as impossible, as (state, event, why)."""
     unlisted: tuple[tuple[str, str], ...]
-    """(state, event) of which one at least is in no list."""
+    """The pairs (state, event) whose state or event is not listed."""
     counts: tuple[tuple[str, str, int], ...]
-    """(state, event, how often)"""
+    """The numbers of pairs, as (state, event, number)."""
 
 
 def report(seen: Mapping[Pair, int]) -> list[MachineCoverage]:
@@ -87,7 +86,7 @@ def report(seen: Mapping[Pair, int]) -> list[MachineCoverage]:
 
 
 def lines_of(coverage: Sequence[MachineCoverage]) -> Iterator[str]:
-    """For people: per machine one line a state, then what was never seen."""
+    """Format the report: for each machine, one line per state, then the pairs that were never seen."""
     for machine in coverage:
         yield f"{machine.machine}: {machine.seen} of {machine.possible} pairs of state and event seen"
         by_state: dict[str, list[str]] = {}

@@ -1,11 +1,12 @@
-"""Storage of a simulated world: files in memory that are slow, fail, fill up, and tear at a crash.
+"""The storage of a simulated world: files in memory, which is slow, fails, fills up, and tears files at a crash.
 
 One `Disk` is one storage that every process of the world sees. Each operation is a point where
-the process may die and where others may get on (`World.io_point`).
+the process may die and where other processes may run (`World.io_point`).
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Final
 
@@ -17,43 +18,54 @@ TEMPORARY: Final = ".midstream-"
 
 
 class Disk:
-    """core.seams.Storage. Files never change once they are there; nobody may write one twice."""
+    """A core.seams.Storage. Files never change once they exist; writing one twice is a bug."""
 
     def __init__(self, world: World) -> None:
         self.files: dict[str, bytes] = {}
         self.torn: dict[str, bytes] = {}
-        """What crashes have left under temporary names."""
+        """The torn files that crashes have left, by their temporary names."""
         self.is_full = False
         self.is_gone = False
         self.failing_writes: set[int] = set()
-        """Numbers of write operations that fail."""
+        """The numbers of the write operations that fail."""
         self.failing_names: dict[str, int] = {}
-        """Base name: how many of the next writes of such files fail."""
+        """How many of the next writes fail, by the file's base name."""
         self.lies = 0
-        """How many of the next writes and deletions happen, and are said to have failed."""
+        """How many of the next writes and deletions happen and are nevertheless reported as failed."""
         self.denials = 0
-        """How many of the next files that are created exclusively are said to have been there before."""
+        """How many of the next exclusively created files are reported as having existed before."""
+        self.lying_names: set[str] = set()
+        """Base names: the next write of such a file is carried out, and reported as failed."""
+        self.failing_parts = 0
+        """How many of the next reads of parts of files fail."""
+        self.deletes_late = False
+        """Whether only the third try deletes the oldest checkpoint of a piece of I/O."""
+        self._not_deleted: Counter[str] = Counter()
+        self._deleted_in = -1
+        """The last step in which something was deleted."""
+        self.slow_us = 0
+        """How long writing a file takes, during which other steps happen."""
         self.lied = 0
         self.denied: set[str] = set()
-        """Directories in which it has made a file and said that it was there before."""
+        """The directories in which a file was created and reported as having existed before."""
         self._unseen: dict[str, bytes] = {}
-        """Files of which nobody knows that they are there: `on_write` hears of them when somebody finds them."""
+        """Files whose writing was reported as failed: `on_write` is called when one of them is first read."""
         self.hangs_us: dict[str, int] = {}
-        """Base name: for how long the next write of such a file hangs before it happens."""
+        """How long the next write hangs before it happens, by the file's base name."""
         self.before_write: dict[str, Callable[[], None]] = {}
-        """Base name: called once, when such a file is about to be written."""
+        """Called once when a file is about to be written, by the file's base name."""
         self.failures = 0
         self.refusals = 0
-        """How often it was gone when something was asked of it."""
+        """The number of operations that were refused because the disk was gone."""
         self.writes = 0
         self.on_write: Callable[[str, bytes], None] | None = None
-        """Called with every file that has just been written."""
+        """Called after every write that is not reported as failed, with the path and the content."""
         self.on_change: list[Callable[[str, bytes | None], None]] = []
-        """Called with every file that has just been written, created, or (None) deleted."""
+        """Called after every change, with the path and the content, or None if the file was deleted."""
         self.torn_in: dict[str, int] = {}
-        """The steps in which crashes have left them."""
+        """The step in which each torn file was left."""
         self.refused_in = -1
-        """The last step in which it was gone when something was asked of it."""
+        """The last step in which an operation was refused because the disk was gone."""
         self._world = world
 
     def read(self, path: str) -> bytes:
@@ -69,11 +81,17 @@ class Disk:
         return data
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
-        return self.read(path)[offset : offset + length]
+        data = self.read(path)
+        if self.failing_parts and not self._world.is_looking:
+            self.failing_parts -= 1
+            raise StorageError(f"cannot read {path}: input/output error {SIM}")
+        return data[offset : offset + length]
 
     def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
         name = _confined(path)
         data = b"".join(parts)
+        if self.slow_us:
+            self._world.hang(self.slow_us)
         self._begin_write(name, data)
         if name in self.files:
             self._world.bug(f"{name} is written a second time")
@@ -81,9 +99,10 @@ class Disk:
         self.files[name] = data
         self._world.note(("wrote", name, str(len(data)), "bytes"))
         self._tell(name, data)
-        if self.lies:
+        base = name.rpartition("/")[2]
+        if self.lies or base in self.lying_names:
             self._unseen[name] = data
-            self._lie(name)
+            self._lie(name, base)
         if self.on_write is not None:
             self.on_write(name, data)
 
@@ -109,6 +128,12 @@ class Disk:
         name = _confined(path)
         if self._world.torn:
             raise Killed
+        is_first = self._world.step_number != self._deleted_in
+        if self.deletes_late and is_first and name.endswith("/_metadata") and self._not_deleted[name] < 2:
+            self._not_deleted[name] += 1
+            self._world.note(("it cannot be deleted:", name))
+            raise StorageError(f"cannot delete {name}: input/output error {SIM}")
+        self._deleted_in = self._world.step_number
         below = name + "/"
         for file in [name] if name in self.files else [file for file in self.files if file.startswith(below)]:
             del self.files[file]
@@ -140,8 +165,11 @@ class Disk:
         for told in self.on_change:
             told(name, data)
 
-    def _lie(self, name: str) -> None:
-        self.lies -= 1
+    def _lie(self, name: str, base: str = "") -> None:
+        if base in self.lying_names:
+            self.lying_names.remove(base)
+        else:
+            self.lies -= 1
         self.lied += 1
         self._world.note(("it is said to have failed:", name))
         raise StorageError(f"no answer about {name} {SIM}")
@@ -180,7 +208,7 @@ class Disk:
 
 
 class Folder:
-    """core.seams.Storage: a directory of a disk."""
+    """A directory of a disk, as a core.seams.Storage."""
 
     def __init__(self, disk: Disk, path: str) -> None:
         self._disk = disk

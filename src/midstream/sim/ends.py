@@ -1,4 +1,4 @@
-"""What shows how a simulated job comes to its end: rows that wait for the wall clock, and sums that are said once."""
+"""Operators that show how a simulated job ends: one holds rows for the wall clock, one emits a sum at its end."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ from midstream.state.table import TableState
 _SUBTASKS: Final = 1000
 _STEP: Final = timedelta(milliseconds=1)
 _FAR: Final = timedelta(hours=1)
-"""Longer than any run: what waits for so long waits for the end."""
+"""A time longer than any run: rows that wait for so long wait for the end."""
 
 
 def said_by(row: int) -> tuple[int, int]:
-    """Which subtask of a `Total` a row is of, and how many rows it has counted."""
+    """Return which subtask of a `Total` has emitted a row, and how many rows it has counted."""
     return (-row - 1) % _SUBTASKS, (-row - 1) // _SUBTASKS
 
 
 class Total(KeyedBatchFunction):
-    """At the end, one row: how many came to this subtask. Its id is negative, see `said_by`."""
+    """Emits one row at the end: how many rows this subtask has received. Its id is negative, see `said_by`."""
 
     counts = TableState({"key": int, "count": int})
 
@@ -64,7 +64,7 @@ def total(uid: str, outside: Outside) -> BatchFunctionOperator:
 
 
 class Alarm(KeyedProcessFunction):
-    """Holds every row until the wall clock has come to a time, some of them for longer than the input lasts."""
+    """Holds every row until the wall clock has reached a time; for some rows, this is after the end of the input."""
 
     waiting: MapState[datetime, list[Row]] = MapState()
 

@@ -1,4 +1,4 @@
-"""What must be true of event time in completed checkpoints: it never goes back, and what was due has been let go."""
+"""The rules for event time in completed checkpoints: it never goes back, and rows that were due are no longer held."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAMPLES: Final = 5
 
 
 class EventTimes:
-    """`tables` gives the tables of a part of a subtask's state."""
+    """Checks event time in the checkpoints of one run. `tables` returns the tables of a part of a subtask's state."""
 
     def __init__(
         self,
@@ -32,24 +32,26 @@ class EventTimes:
     ) -> None:
         self._tables = tables
         self.marks: Mapping[str, tuple[int, int]] = {}
-        """How far it had come in the checkpoint that is gone on from, before and behind each operator."""
+        """How far event time had come in the preceding checkpoint: in the input and in the output of each operator."""
         held_back = behind_timers(shape)
         self._timers = {
             uid_of(index, 0, "timer"): on_time
             for index, on_time in enumerate(on_time_at(shape, sources))
             if shape[index].chain[0] == "timer" and index not in held_back
         }
-        """Operators that hold rows, and the sources whose rows never come late to them."""
+        """The operators that hold rows, and the sources whose rows never reach them late."""
 
         self._readers = [
             (uid_of(index, 0, node.chain[0]), [_last_of(shape, entry.node) for entry in node.inputs])
             for index, node in enumerate(shape)
             if node.inputs and is_aligned
         ]
-        """Operators that get what others emit, in jobs whose barriers overtake nothing."""
+        """The operators with the producers of their input, in jobs whose barriers overtake nothing; empty in others."""
 
     def check(self, where: str, operators: Mapping[str, OperatorState]) -> Iterator[str]:
-        """A restore begins where the last of the subtasks that ran was."""
+        """Yield complaints about a checkpoint. The marks of an operator are the lowest ones of its running subtasks,
+        since a restore begins there.
+        """
         marks = {}
         for uid, operator in operators.items():
             running = [operator.subtasks[index] for index in operator.running]
@@ -86,11 +88,11 @@ def _last_of(shape: Shape, node: int) -> str:
 
 
 def _said_us(operator: OperatorState) -> Iterator[int]:
-    """How far event time has come in what each subtask has emitted."""
+    """Yield how far event time has come in the output of each subtask."""
     for index, subtask in enumerate(operator.subtasks):
         yield MAX_WATERMARK_US if index in operator.finished else subtask.watermark_out_us
 
 
 def due_us(row: int) -> int:
-    """When a row that waits for event time is let go."""
+    """Return the event time at which a held row is emitted."""
     return time_ms(row) * 1000 + DELAY_US

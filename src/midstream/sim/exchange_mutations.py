@@ -167,7 +167,7 @@ def freed_when_taken() -> Replacements:
 
 def freed_with_the_next() -> Replacements:
     """The buffers of a batch are free when the next one is processed."""
-    original, done = RemoteChannel.take, InputGate.done
+    original, done = RemoteChannel.take, InputGate.processed
 
     def take(self: Any, rows_max: int) -> Any:
         element = original(self, rows_max)
@@ -182,7 +182,7 @@ def freed_with_the_next() -> Replacements:
             release(getattr(channel, "processed", ()))
             channel.processed = (channel.at_work,)
 
-    return [(RemoteChannel, "take", take), (InputGate, "done", release_the_last)]
+    return [(RemoteChannel, "take", take), (InputGate, "processed", release_the_last)]
 
 
 def local_batch_never_freed() -> Replacements:
@@ -294,14 +294,14 @@ def first_of_a_run_is_lost() -> Replacements:
 
 def joined_is_never_done() -> Replacements:
     """Of a batch that came from several channels, only the first has its buffers back when it was processed."""
-    original = InputGate.done
+    original = InputGate.processed
 
     def done(self: Any) -> None:
         if len(self.read_from) > 1:
             _keep_all_but_the_first(self.at_work)
         original(self)
 
-    return [(InputGate, "done", done)]
+    return [(InputGate, "processed", done)]
 
 
 def joined_with_what_is_blocked() -> Replacements:
@@ -352,12 +352,12 @@ def turn_is_lost() -> Replacements:
 def opened_before_recovered() -> Replacements:
     """Rows are asked for while others are still to be recovered."""
 
-    def open_now(self: Any) -> None:
-        self._is_open = True
+    def ask_now(self: Any) -> None:
+        self._has_asked = True
         for channel in self.channels:
-            channel.open()
+            channel.ask()
 
-    return [(InputGate, "open", open_now)]
+    return [(InputGate, "ask", ask_now)]
 
 
 def split_by_the_wrong_range() -> Replacements:

@@ -1,4 +1,4 @@
-"""What befalls a running job: each kind of fault as a function of the run and the fault's number.
+"""The faults that strike a running job: each kind is a function of the run and of a number that chooses the victim.
 
 A fault that finds nothing to strike does nothing. Each one that strikes is counted by its kind.
 """
@@ -10,6 +10,7 @@ from functools import partial
 from typing import Final, Protocol
 
 from midstream.protocol.messages import DoCheckpoint, DoRescale, DoStop, GetStatus
+from midstream.sim import storage_faults
 from midstream.sim.cluster import Cluster, Driver, Slot
 from midstream.sim.disk import Disk
 from midstream.sim.network import SIM, stall
@@ -19,13 +20,18 @@ from midstream.sim.scenario import (
     AT_IT,
     BACKLOGGED,
     COMMITTING,
+    DELETE_FAILS,
     IN_FLIGHT,
     IN_RECOVERY,
     KILL_ANOTHER,
     LEAVING,
+    LOADS_FAIL,
+    PUBLISH_LIES,
     RECOVERING,
     REQUESTS,
+    SAVEPOINT_SLOW,
     STALLS,
+    UNREADABLE,
     Fault,
 )
 from midstream.sim.slot_ledger import Calls
@@ -34,20 +40,22 @@ from midstream.sim.world import World
 
 
 class AskedForSavepoints(Protocol):
-    def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False) -> None:
-        """For one, at a place that `victim` chooses; `stop`: of a job that stops with it; `fails`: where the disk fails."""
+    def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0) -> None:
+        """Request a savepoint at a place chosen by `victim`. `stop`: the job stops with it. `fails`: the disk there
+        fails. `slow_us`: how long the disk there takes to write a file.
+        """
         ...
 
 
 class Stage(Protocol):
-    """What faults can reach."""
+    """The parts of a run that faults can reach."""
 
     world: World
     outside: Outside
     recoveries: Recoveries
     calls: Calls
     looks: int
-    """How often it was asked whether it is time to strike."""
+    """The number of checks whether it is time to strike."""
 
     @property
     def has_checkpoints(self) -> bool: ...
@@ -68,21 +76,21 @@ class Stage(Protocol):
     def disk(self) -> Disk: ...
 
     def give_up_driver(self) -> None:
-        """Believe that the driver is dead, and start the job again."""
+        """Consider the driver dead, and start the job again."""
         ...
 
     def go_back(self, victim: int) -> None:
-        """With the next start, to an older checkpoint, or to the beginning."""
+        """Let the next start go back to an older checkpoint, or to the beginning."""
         ...
 
 
 PARALLELISMS: Final = (1, 2, 3, 4, 2, 3, 1, 2, 5, 3, 4, 6, 1, 2, 7, 3, 8)
-"""To which a job is rescaled while it runs: mostly to low ones, which are quick to run."""
+"""The parallelisms to which a running job is rescaled; mostly low ones, which are quick to run."""
 
 WITH_IN_FLIGHT: Final = ("kill_slot", "stop", "kill_driver", "kill_slot", "rescale")
-"""By what a job comes to recover rows in flight for certain."""
+"""The faults and requests after which a job certainly recovers rows in flight."""
 RECOVERY_US: Final = 40_000
-"""How long recovery goes on undisturbed at most."""
+"""The longest time for which recovery runs before a fault strikes."""
 LOOK_US: Final = 500
 LOOKS_MAX: Final = 2_000
 
@@ -90,7 +98,7 @@ Strike = Callable[[Stage, int], bool]
 
 
 def strike(stage: Stage, fault: Fault) -> bool:
-    """Whether there was something to strike."""
+    """Strike, and return whether there was something to strike."""
     world = stage.world
     if stage.driver.outcome is not None:
         return False
@@ -111,14 +119,14 @@ def _kill_slot(stage: Stage, victim: int) -> bool:
 
 
 def _kill_slot_twice(stage: Stage, victim: int) -> bool:
-    """Another one dies while the job recovers from the first."""
+    """Kill a slot, and another one while the job recovers."""
     world = stage.world
     world.schedule(1 + victim % 50_000, None, Kind.FAULT, lambda: _kill_again(stage, victim), "a second slot is killed")
     return _kill_slot(stage, victim)
 
 
 def _strikes_now(stage: Stage) -> None:
-    """What was set up some time ago strikes at this moment: what fails from now on may have it for a reason."""
+    """Record that a fault which was prepared earlier strikes now: it may be the reason of later failures."""
     stage.cluster.struck_us.append(stage.world.now_us)
 
 
@@ -128,7 +136,7 @@ def _kill_again(stage: Stage, victim: int) -> None:
 
 
 def _stop_slot(stage: Stage, victim: int) -> bool:
-    """SIGSTOP, for shorter or longer than its heartbeats are waited for."""
+    """Stop a slot, as SIGSTOP does, for less or more than the heartbeat timeout."""
     slots = [slot for slot in stage.cluster.live_slots if not slot.process.paused]
     if not slots:
         return False
@@ -140,7 +148,9 @@ def _stop_slot(stage: Stage, victim: int) -> bool:
 
 
 def _long_call(stage: Stage, victim: int) -> bool:
-    """A function takes its time, for shorter or longer than heartbeats are waited for: a thread sends them meanwhile."""
+    """Keep a slot's loop in a function for less or more than the heartbeat timeout; a thread sends heartbeats
+    meanwhile.
+    """
     slots = [slot for slot in stage.cluster.live_slots if not slot.process.paused and slot.machine is not None]
     if not slots:
         return False
@@ -185,9 +195,10 @@ def _kill_driver(stage: Stage, victim: int) -> bool:
 
 
 def _stop_driver(stage: Stage, victim: int) -> bool:
-    """SIGSTOP: it is thought dead, the job is started again, and then it wakes up as a zombie.
+    """Stop the driver, as SIGSTOP does: it is considered dead, the job is started again, and it resumes as a zombie.
 
-    Only once it has become the job's head: before, it would become that when it wakes up, rightly.
+    This strikes only a driver that has slots, and so leads the job: an earlier one might rightly become the leader when
+    it resumes.
     """
     if not stage.driver.connections or stage.driver.process.paused:
         return False
@@ -199,13 +210,8 @@ def _stop_driver(stage: Stage, victim: int) -> bool:
     return True
 
 
-def _publish_fails(stage: Stage, victim: int) -> bool:
-    stage.disk.failing_names["_metadata"] = 1 + victim % 3
-    return True
-
-
 def _publish_hangs(stage: Stage, victim: int) -> bool:
-    """The next checkpoint's metadata is written late, often when it has been given up; a slot may die before."""
+    """Let the next checkpoint's metadata be written late, often after it was given up; a slot may die before that."""
     world = stage.world
     longest_us = 3_000_000 if victim % 2 else 300_000
 
@@ -213,7 +219,7 @@ def _publish_hangs(stage: Stage, victim: int) -> bool:
         _strikes_now(stage)
         if victim // 2 % 3 == 0:
             delay_us = 1 + victim // 7 % longest_us
-            kill = lambda: _kill_again(stage, victim)  # noqa: E731 - as for the others
+            kill = lambda: _kill_again(stage, victim)  # noqa: E731 - as short as the others
             world.schedule(delay_us, None, Kind.FAULT, kill, "a slot is killed while metadata hangs")
 
     stage.disk.hangs_us["_metadata"] = 1_000 + victim // 5 % longest_us
@@ -222,7 +228,7 @@ def _publish_hangs(stage: Stage, victim: int) -> bool:
 
 
 def _crash_at_publish(stage: Stage, victim: int) -> bool:
-    """The driver, or a slot, dies around the moment at which the next checkpoint becomes complete."""
+    """Kill the driver, or a slot, around the moment at which the next checkpoint completes."""
     world = stage.world
 
     def crash() -> None:
@@ -240,9 +246,9 @@ def _crash_at_publish(stage: Stage, victim: int) -> bool:
 
 
 def _freeze_at_publish(stage: Stage, victim: int) -> bool:
-    """The driver is stopped between its look at the epochs and the writing of metadata; another one takes over.
+    """Stop the driver after it has checked the epochs and before it writes metadata; another driver takes over.
 
-    Only then the old one writes.
+    The old one writes only after that.
     """
     world, disk, driver = stage.world, stage.disk, stage.driver
     if "_metadata" in disk.before_write:
@@ -263,55 +269,14 @@ def _freeze_at_publish(stage: Stage, victim: int) -> bool:
     return True
 
 
-def _storage_lies(stage: Stage, victim: int) -> bool:
-    """What is written, created or deleted is there, or gone, and is said to have failed."""
-    if victim % 3:
-        stage.disk.lies += 1 + victim // 3 % 4
-    else:
-        stage.disk.denials += 1
-    return True
+def _strike_unreadable(stage: Stage, victim: int) -> bool:
+    """Make one read of rows in flight fail, as soon as such rows are being recovered or a while later."""
 
+    def another() -> None:
+        _strikes_now(stage)
+        stage.disk.failing_parts = 1
 
-def _write_fails(stage: Stage, victim: int) -> bool:
-    first = stage.disk.writes + 1 + victim % 5
-    stage.disk.failing_writes.update(range(first, first + 1 + victim % 3))
-    return True
-
-
-def _disk_full(stage: Stage, victim: int) -> bool:
-    disk = stage.disk
-    disk.is_full = True
-
-    def room() -> None:
-        disk.is_full = False
-
-    stage.world.schedule(1_000 + victim % 40_000, None, Kind.FAULT, room, "the disk has room again")
-    return True
-
-
-def _disk_gone(stage: Stage, victim: int) -> bool:
-    """Nothing can be read, listed, written or deleted for a while."""
-    disk = stage.disk
-    disk.is_gone = True
-
-    def back() -> None:
-        disk.is_gone = False
-
-    stage.world.schedule(1_000 + victim % 30_000, None, Kind.FAULT, back, "the disk is back")
-    return True
-
-
-def _slow_storage(stage: Stage, victim: int) -> bool:
-    """Everything on the I/O pools takes fifty times as long for a while."""
-    processes = [process for process in stage.world.processes if process.alive and process.io_us < 100_000]
-    for process in processes:
-        process.io_us *= 50
-
-    def fast() -> None:
-        for process in processes:
-            process.io_us //= 50
-
-    stage.world.schedule(1_000 + victim % 200_000, None, Kind.FAULT, fast, "storage is as fast as before")
+    _when(stage, lambda: is_recovering(stage.cluster.live_slots), victim // 7 % 1_000, another, "rows cannot be read")
     return True
 
 
@@ -327,20 +292,20 @@ def _user_error(stage: Stage, victim: int) -> bool:
 
 
 def _open_fails(stage: Stage, victim: int) -> bool:
-    """Operators that are opened raise; so that some are opened, a slot dies."""
+    """Let the next operators that are opened raise, and kill a slot, so that operators are opened."""
     stage.outside.open_failures += 1 + victim % 3
     return _kill_slot(stage, victim)
 
 
 def _cancel(stage: Stage, victim: int) -> bool:
-    """Ctrl-C: no last checkpoint. The job is started again from the newest one."""
+    """Cancel the job, like Ctrl-C, without a last checkpoint. It is started again from the newest one."""
     stage.driver.cancel(f"somebody has had enough {SIM}")
     return True
 
 
 def _go_back(stage: Stage, victim: int) -> bool:
-    """The job ends, and is started from an older checkpoint, from an older savepoint, or over."""
-    if stage.cluster.drained:  # where its sources have ended was up to whoever drained it
+    """End the job, and let it start again from an older checkpoint, from an older savepoint, or from the beginning."""
+    if stage.cluster.drained:  # the drain has chosen where sources end, which a start that goes back does not repeat
         return False
     stage.go_back(victim // 5)
     return (_cancel, _cancel, _kill_driver, _stop, _stop_driver)[victim % 5](stage, victim // 7)
@@ -357,7 +322,7 @@ def _commit_fails(stage: Stage, victim: int) -> bool:
 
 
 def _slot_leaves(stage: Stage, victim: int) -> bool:
-    """The node of a slot, or of several, is drained: they are told so, and killed a while later, if they are still there."""
+    """Drain the nodes of some slots: the driver is told, and slots that still live a while later are killed."""
     driver, world = stage.driver, stage.world
     slots = [slot for slot in stage.cluster.live_slots if slot.driver is driver]
     if not slots or not driver.process.alive:
@@ -382,13 +347,19 @@ def _slot_leaves(stage: Stage, victim: int) -> bool:
 
 
 def _slot_fails(stage: Stage, victim: int) -> bool:
-    """The next slot that is asked for cannot be had; so that one is, another dies."""
+    """Let the next request for a slot fail, and kill a slot, so that one is requested."""
     stage.cluster.slot_failures += 1
     return _kill_slot(stage, victim)
 
 
+def _loads_fail(stage: Stage, victim: int) -> bool:
+    """Let the next slot that loads sinks to commit with fail to open the storage once, and kill a slot, so that one comes."""
+    stage.cluster.load_failures = 1
+    return _kill_slot(stage, victim)
+
+
 def _cluster_gone(stage: Stage, victim: int) -> bool:
-    """What the slots run on ends, for good, and they with it: the job has to be started again."""
+    """End the cluster for good, with all slots: the job has to be started again."""
     if not stage.cluster.live_slots or not stage.driver.process.alive:
         return False
     stage.driver.lose_cluster(f"{SIM} the cluster has ended")
@@ -417,19 +388,34 @@ def _savepoint(stage: Stage, victim: int) -> bool:
 
 
 def _stop_savepoint(stage: Stage, victim: int) -> bool:
-    """The job goes on from the savepoint."""
+    """Stop the job with a savepoint, from which it then continues."""
     stage.savepoints.ask(stage.driver, victim, stop=True)
     return True
 
 
 def _savepoint_fails(stage: Stage, victim: int) -> bool:
-    """Of a savepoint, or of a stop with one: the disk fails at its place only, so the job must run on."""
+    """Request a savepoint, or a stop with one, at a place where the disk fails; the job must run on."""
     stage.savepoints.ask(stage.driver, victim // 4, stop=victim % 4 > 0, fails=True)
     return True
 
 
+def _savepoint_slow(stage: Stage, victim: int) -> bool:
+    """Request a savepoint at a slow place; every other time, cancel the job while it is being copied there."""
+    driver = stage.driver
+
+    def cancel() -> None:
+        if stage.driver is driver and driver.outcome is None:
+            strike(stage, Fault(stage.world.step_number, "cancel", 0))
+
+    stage.savepoints.ask(driver, victim, stop=False, slow_us=1_000 + victim % 10_000)
+    if victim % 2:
+        copied = lambda: not driver.coordinator.savepoints.idle  # noqa: E731 - as for the others
+        _when(stage, copied, victim // 7 % 10_000, cancel, "cancel while a savepoint is copied")
+    return True
+
+
 def _savepoint_struck(stage: Stage, victim: int) -> bool:
-    """Something else befalls the job, or is asked of it, while a savepoint is claimed, made or copied."""
+    """Request a savepoint, and strike the job, or request something else, while it is claimed, made or copied."""
     _then(stage, victim, BESIDES)
     return (_savepoint, _stop_savepoint, _savepoint_fails)[victim // 5 % 3](stage, victim // 11)
 
@@ -440,19 +426,19 @@ def _rescale(stage: Stage, victim: int) -> bool:
 
 
 def _rescale_struck(stage: Stage, victim: int) -> bool:
-    """Something else befalls the job, or is asked of it, soon after it has been asked to rescale."""
+    """Request a rescale, and strike the job, or request something else, soon afterwards."""
     _then(stage, victim, BESIDES)
     return _rescale(stage, victim // 11)
 
 
 def _drain_struck(stage: Stage, victim: int) -> bool:
-    """The job has to go on from a checkpoint that was made, or is being made, while its sources come to their end."""
+    """Drain the job, and make it continue from a checkpoint that is made while its sources reach their end."""
     _then(stage, victim, ("kill_driver", "kill_driver", "stop_driver", "kill_slot", "cancel", "crash_at_publish"))
     return _drain(stage, victim)
 
 
 def _then(stage: Stage, victim: int, kinds: Sequence[str]) -> None:
-    """Soon, or some time later, one of these strikes as well."""
+    """Let one of these kinds strike as well, soon or some time later."""
     world = stage.world
     kind = kinds[victim // 7 % len(kinds)]
 
@@ -463,15 +449,15 @@ def _then(stage: Stage, victim: int, kinds: Sequence[str]) -> None:
 
 
 def _slots_late(stage: Stage, victim: int) -> bool:
-    """Slots that are asked for come too late; so that some are, one dies, or more are needed."""
+    """Let the next requested slots come too late, and kill a slot or rescale the job, so that some are requested."""
     if stage.driver.state != "running":
-        return False  # a job that has never run gives up then
+        return False  # a job that has never run would give up
     stage.driver.slots_late += 1 + victim % 2
     return _rescale(stage, victim // 5) if victim % 3 else _kill_slot(stage, victim)
 
 
 def _strike_backlogged(stage: Stage, victim: int) -> bool:
-    """Something befalls the job as soon as there is much in flight."""
+    """Strike the job as soon as many elements are in flight."""
     waiting = 2 + victim // 7 % 30
     _strike_when(
         stage,
@@ -482,14 +468,14 @@ def _strike_backlogged(stage: Stage, victim: int) -> bool:
 
 
 def _strike_in_flight(stage: Stage, victim: int) -> bool:
-    """Something befalls the job as soon as a checkpoint with rows in flight is complete."""
+    """Strike the job as soon as a checkpoint with rows in flight is complete."""
     before = stage.recoveries.in_flight
     _strike_when(stage, victim, lambda: stage.recoveries.in_flight > before, WITH_IN_FLIGHT)
     return True
 
 
 def _strike_committing(stage: Stage, victim: int) -> bool:
-    """Something befalls the job as soon as a slot is in the midst of a commit: that very slot as a rule."""
+    """Strike the job as soon as a slot is in the middle of a commit; mostly that slot is the victim."""
     kinds = AT_IT if stage.has_checkpoints else AT_IT[: AT_IT.index("stop")]
     name = kinds[victim % len(kinds)]
 
@@ -512,7 +498,7 @@ def _strike_committing(stage: Stage, victim: int) -> bool:
 
 
 def _strike_recovering(stage: Stage, victim: int) -> bool:
-    """Something befalls the job as soon as rows in flight are being recovered, or a while later."""
+    """Strike the job as soon as rows in flight are being recovered, or a while later."""
     _strike_when(stage, victim, lambda: is_recovering(stage.cluster.live_slots))
     return True
 
@@ -549,20 +535,24 @@ STRIKES: Final[Mapping[str, Strike]] = {
     STALLS: _stall,
     "kill_driver": _kill_driver,
     "stop_driver": _stop_driver,
-    "publish_fails": _publish_fails,
+    "publish_fails": storage_faults.publish_fails,
     "publish_hangs": _publish_hangs,
     "crash_at_publish": _crash_at_publish,
     "freeze_at_publish": _freeze_at_publish,
-    "storage_lies": _storage_lies,
-    "write_fails": _write_fails,
-    "disk_full": _disk_full,
-    "slow_storage": _slow_storage,
-    "disk_gone": _disk_gone,
+    "storage_lies": storage_faults.storage_lies,
+    PUBLISH_LIES: storage_faults.publish_lies,
+    DELETE_FAILS: storage_faults.delete_fails,
+    UNREADABLE: _strike_unreadable,
+    "write_fails": storage_faults.write_fails,
+    "disk_full": storage_faults.disk_full,
+    "slow_storage": storage_faults.slow_storage,
+    "disk_gone": storage_faults.disk_gone,
     "user_error": _user_error,
     "open_fails": _open_fails,
     "read_fails": _read_fails,
     "commit_fails": _commit_fails,
     "slot_fails": _slot_fails,
+    LOADS_FAIL: _loads_fail,
     LEAVING: _slot_leaves,
     "cluster_gone": _cluster_gone,
     "stop": _stop,
@@ -578,10 +568,12 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "stop_savepoint": _stop_savepoint,
     "savepoint_fails": _savepoint_fails,
     "savepoint_struck": _savepoint_struck,
+    SAVEPOINT_SLOW: _savepoint_slow,
     BACKLOGGED: _strike_backlogged,
     IN_FLIGHT: _strike_in_flight,
     COMMITTING: _strike_committing,
     RECOVERING: _strike_recovering,
 }
-BESIDES: Final = tuple(name for name in STRIKES if not name.endswith("_struck") and name != STALLS)
-"""What may befall a job beside a request."""
+OF_REGIONS: Final = (STALLS, PUBLISH_LIES, DELETE_FAILS, UNREADABLE, SAVEPOINT_SLOW, LOADS_FAIL)
+BESIDES: Final = tuple(name for name in STRIKES if not name.endswith("_struck") and name not in OF_REGIONS)
+"""The kinds that may strike a job while it handles a request."""

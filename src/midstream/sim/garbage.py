@@ -1,4 +1,4 @@
-"""When a process that runs many worlds looks for garbage: after each of them, and hardly ever in between."""
+"""Garbage collection in a process that runs many worlds: after each world, and hardly ever in between."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ GARBAGE_OBJECTS: Final = 200_000
 
 @contextmanager
 def collecting_rarely() -> Iterator[None]:
-    """A world is one large knot of references, and looking through it again and again takes an eighth of the time.
+    """Collect garbage rarely within the block: traversing a world's many references repeatedly takes an eighth of the
+    time.
 
-    `collect` is to follow each run.
+    Call `collect` after each run.
     """
     before = gc.get_threshold()
     collect_rarely()
@@ -26,11 +27,11 @@ def collecting_rarely() -> Iterator[None]:
 
 
 def collect() -> None:
-    """The world that has just ended, while it is still in the caches: later that takes four times as long."""
+    """Collect the world that has just ended while it is in the processor's caches: later, it takes four times as long."""
     gc.collect(1)
 
 
 def collect_rarely() -> None:
-    """For as long as the process lives."""
-    gc.freeze()  # the modules themselves stay
+    """Collect garbage rarely for the rest of the process's life."""
+    gc.freeze()  # the modules themselves are never garbage
     gc.set_threshold(GARBAGE_OBJECTS, 10, 10)

@@ -19,8 +19,8 @@ from midstream.exchange.subpartition import Subpartition
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements, nothing
 from midstream.worker import recovery
-from midstream.worker.checkpoints import TaskCheckpoints
 from midstream.worker.recovery import GateRecovery
+from midstream.worker.task_checkpoints import TaskCheckpoints
 
 
 def forget_rest() -> Replacements:
@@ -204,7 +204,7 @@ def barrier_later() -> Replacements:
 
 def position_late() -> Replacements:
     """The batch at work counts as still to be recovered until it is done."""
-    originals = GateRecovery.take, GateRecovery.remaining, InputGate.done
+    originals = GateRecovery.take, GateRecovery.remaining, InputGate.processed
 
     def take(self: Any) -> Any:
         self.at = self._queue[0][0] if self._queue else None
@@ -221,7 +221,7 @@ def position_late() -> Replacements:
         head = msgspec.structs.replace(self._states[self.at.state], skip=self.at.index)
         return (head, *self._states[self.at.state + 1 :])
 
-    return [(GateRecovery, "take", take), (GateRecovery, "remaining", remaining), (InputGate, "done", done)]
+    return [(GateRecovery, "take", take), (GateRecovery, "remaining", remaining), (InputGate, "processed", done)]
 
 
 def forgotten_channel_files() -> Replacements:
@@ -237,15 +237,15 @@ def forgotten_channel_files() -> Replacements:
 
 def recovery_waits_for_pool() -> Replacements:
     """Recovered rows are read only while the pool that all share has room."""
-    original = GateRecovery._read_on
+    original = GateRecovery._read_next
 
-    def read_on(self: Any) -> None:
-        if self._pool.shared_free > 0 or self._closed:
+    def read_next(self: Any) -> None:
+        if self._quota.pool.shared_free > 0 or self._closed:
             original(self)
         else:
-            self._pool.wake_when_available(self._quota, lambda: self._executor.post(lambda: read_on(self)))
+            self._quota.pool.wake_when_available(self._quota, lambda: self._executor.post(lambda: read_next(self)))
 
-    return [(GateRecovery, "_read_on", read_on)]
+    return [(GateRecovery, "_read_next", read_next)]
 
 
 def swallow_read_error() -> Replacements:

@@ -1,4 +1,4 @@
-"""Looks into the rows themselves, wherever they lie: at the sinks, in flight, held back, in the state of windows."""
+"""Examines the rows themselves, wherever they are: at the sinks, in flight, held back, in the state of windows."""
 
 from __future__ import annotations
 
@@ -40,13 +40,13 @@ _NO_ROWS: Final = empty_batch(SCHEMA)
 
 @dataclass(slots=True)
 class Found:
-    """Where rows are at one moment."""
+    """The places of all rows at one moment."""
 
     output: Mapping[str, Sequence[str]]
-    """By sink: names of what it has staged, committed or to be."""
+    """The names of each sink's staged output, committed or still to be committed."""
     in_flight: Mapping[Place, pa.RecordBatch] = field(default_factory=dict)
     held: Mapping[str, Sequence[pa.RecordBatch]] = field(default_factory=dict)
-    """By operator that holds rows back."""
+    """The rows in each operator that holds rows back."""
 
     def ids_held(self) -> dict[str, Counter[int]]:
         return {
@@ -56,7 +56,7 @@ class Found:
 
 
 class Inspection:
-    """`sources` by uid, in the order of the shape."""
+    """Examines the rows of one run. `sources` are by uid, in the order of the shape."""
 
     def __init__(self, shape: Shape, sources: Mapping[str, SimSource], outside: Outside, key_groups: int) -> None:
         self.contents = Contents(sources.values(), key_groups)
@@ -74,12 +74,12 @@ class Inspection:
         self._on_time = on_time_at(shape, sources.values())
         self._held_back = behind_timers(shape)
         self._seen: dict[str, Spans | Int64s] = {}
-        """By name of what has been looked at of the sinks' output: rows in windows, or keys and numbers of rows."""
+        """The output that has been examined, by name: rows in windows, or keys and numbers of rows."""
 
     # ---- reading a checkpoint
 
     def rows_in_flight(self, storage: Storage, metadata: CheckpointMetadata) -> dict[Place, pa.RecordBatch]:
-        """An edge may be restored as another one with the same ends."""
+        """Return the rows in flight by place, since an edge may be restored as another one with the same ends."""
         found: dict[Place, list[pa.RecordBatch]] = {}
         places = self._places.of(metadata) if metadata.channels else []
         for state in metadata.channels:
@@ -92,7 +92,7 @@ class Inspection:
         return {place: concat(batches) for place, batches in found.items() if batches}
 
     def _plain(self, rows: pa.RecordBatch, form: Form) -> pa.RecordBatch:
-        """Rows of a form as rows of SCHEMA; none, and a complaint, when their keys are not those that they had."""
+        """Convert rows of a form to rows of SCHEMA. If their keys have changed, report a bug and return no rows."""
         plain = as_plain(rows, form)
         if plain is None:
             self._outside.world.bug(f"rows {some(rows.column('id').to_pylist())} have other keys than they had")
@@ -100,7 +100,7 @@ class Inspection:
         return plain
 
     def ids_by_place(self, in_flight: Mapping[Place, pa.RecordBatch]) -> dict[tuple[int, int, int], Counter[int]]:
-        """By node, port and position of the operator that they come to."""
+        """Return the ids of rows in flight, by the node, port and position of the operator that they reach next."""
         found: dict[tuple[int, int, int], Counter[int]] = {}
         for place, rows in in_flight.items():
             at = place.node, place.entry.port, place.position
@@ -108,7 +108,7 @@ class Inspection:
         return found
 
     def rows_held(self, storage: Storage, where: str, operator: OperatorState) -> Iterator[pa.RecordBatch]:
-        """The rows that wait in an operator."""
+        """Yield the rows that are held in an operator."""
         form = form_of(self._shape, self._shape[self._node_of(operator.uid)].inputs[0])
         for subtask in operator.subtasks:
             for table in tables_of(storage, subtask, f"map:{WAITING}"):
@@ -128,7 +128,9 @@ class Inspection:
     # ---- contents
 
     def look_at(self, name: str) -> str:
-        """What is wrong with the contents of what a sink has staged, if that has not been looked at before; else ""."""
+        """Describe what is wrong with the contents of a sink's staged output; "" if nothing is, or if it was examined
+        before.
+        """
         if name in self._seen:
             return ""
         staged = self._outside.staged[name]
@@ -148,7 +150,7 @@ class Inspection:
         return ""
 
     def _made_by(self, entry: Input) -> list[str]:
-        """What makes the rows that come by there; none where they are those of the sources."""
+        """Return the kinds of operators that make the rows of an input; none if they are rows of the sources."""
         return [kind for kind in self._shape[entry.node].chain if kind in MAKING and entry.tag is None]
 
     def _counted(self, way: Way) -> list[Set[int] | None]:
@@ -156,7 +158,7 @@ class Inspection:
         return [None if uid is None else counted.get(uid, frozenset()) for uid in sorted(way.counted, key=str)]
 
     def check_on_the_way(self, where: str, found: Found) -> Iterator[str]:
-        """Contents of the rows in flight, and of those that wait in operators."""
+        """Yield complaints about the contents of rows in flight, and of rows held in operators."""
         for place, rows in found.in_flight.items():
             makers = self._made_by(place.entry)
             if not makers:
@@ -174,7 +176,7 @@ class Inspection:
                     yield f"{where}: {node.chain[0]}{index} holds {complaint}"
 
     def check_numbers(self, where: str, found: Found, expected: Expectation) -> Iterator[str]:
-        """What a counting operator has given out is all there, each number once, where there is but one way for it."""
+        """Yield complaints unless each number of a counting operator exists once, if its rows have only one path."""
         for sink, node in self._sinks.items():
             way = self._ways[node]
             if way.whole is None:
@@ -190,13 +192,16 @@ class Inspection:
     # ---- windows
 
     def made_at_the_end(self, uid: str, found: Found, expected: Expectation) -> Made:
-        """What there is of a window operator once its input has ended."""
+        """Return everything that exists of a window operator's rows once its input has ended."""
         return self._made(uid, found, expected, no_marks(self._key_groups, all_fired=True))
 
     def made_by_then(
         self, uid: str, found: Found, expected: Expectation, storage: Storage, operator: OperatorState, done: Set[int]
     ) -> tuple[Made, list[str]]:
-        """What there is of it in a checkpoint, and complaints about its state. `done`: key groups to which nothing comes."""
+        """Return everything that exists of a window operator's rows in a checkpoint, and complaints about its state.
+
+        `done`: the key groups that receive no more rows.
+        """
         made = self._made(uid, found, expected, no_marks(self._key_groups))
         held: list[Spans] = []
         complaints: list[str] = []

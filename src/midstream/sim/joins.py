@@ -1,7 +1,7 @@
-"""The join by time of two streams in a simulated job, and which pairs there must be.
+"""The join of two streams by time in a simulated job, and the rules for its pairs.
 
-A pair that a row makes with one that has been forgotten is lost only if that row is late: where none can be, the pairs
-are exactly those of the rows that have come, and what is kept has every row that will still find a partner.
+A pair is lost only if one of its rows is late, so that its partner has been dropped already. If no row can be late, the
+pairs are exactly those of the rows received, and the state has every row that will still find a partner.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ UPPER_MS: Final = 1
 LEFT: Final = "table:left"
 RIGHT: Final = "table:right"
 _SECOND: Final = "2"
-"""Behind the names of the second stream's columns."""
+"""The suffix of the names of the second stream's columns."""
 
 
 class Join(Around):
-    """`interval_join`, given the second stream with names of its own."""
+    """The operator of `interval_join`, with renamed columns of the second stream."""
 
     def __init__(self, uid: str, outside: Outside, form: Form) -> None:
         self._given = uid, outside, form
@@ -55,7 +55,7 @@ class Join(Around):
 
 
 class Couple(Operator):
-    """One row of SCHEMA for each pair: the first row of it, but `n` is the id of the second."""
+    """Emits one row of SCHEMA for each pair: the first row, with the id of the second as `n`."""
 
     def __init__(self, outside: Outside, form: Form) -> None:
         self._outside = outside
@@ -74,7 +74,7 @@ class Couple(Operator):
         self._out.emit(pa.RecordBatch.from_arrays(list(columns.values()), schema=SCHEMA))
 
     def _look_at(self, batch: pa.RecordBatch, end: str, key: str) -> None:
-        """Whether the rows whose columns end in `end` are what they were. `key`: the column of their keys of before."""
+        """Check that the rows whose columns end in `end` are unchanged. `key`: the column with their original keys."""
         ids = to_list(batch.column("id" + end))
         due_us = np.array([time_ms(row) * 1000 for row in ids])
         expected = self._form.arrays(ids, to_list(batch.column(key)))
@@ -88,7 +88,7 @@ class Couple(Operator):
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """The ids that both sides of a join have got, and the keys of all rows by id."""
+    """The ids that both sides of a join have received, and the keys of all rows by id."""
 
     left: Counter[int]
     right: Counter[int]
@@ -99,7 +99,7 @@ class Joined:
         return _pairs(self.left, self.right, self._key)
 
     def awaited(self, then: Joined) -> tuple[Counter[int], Counter[int]]:
-        """Rows of each side that will find partners among those that come until it is as `then`."""
+        """Return the rows of each side that will find partners among those that arrive until the join is as `then`."""
         more = then.left - self.left, then.right - self.right
         left = {row for row, _ in _pairs(self.left, more[1], then._key)}
         right = {row for _, row in _pairs(more[0], self.right, then._key)}
@@ -125,7 +125,7 @@ def _pairs(left: Counter[int], right: Counter[int], key: Callable[[int], object]
 def wrong_pairs(
     uid: str, expected: Counter[tuple[int, int]], found: Counter[tuple[int, int]], *, is_exact: bool
 ) -> Iterator[str]:
-    """`is_exact`: no row can have been late."""
+    """Yield complaints about pairs. `is_exact`: no row can have been late, so none may be missing."""
     lost, surplus = expected - found, found - expected
     if lost and is_exact:
         yield f"{uid} has not made {lost.total()} pairs: {sorted(lost)[:5]}"
@@ -136,7 +136,9 @@ def wrong_pairs(
 def wrong_sides(
     uid: str, joined: Joined, then: Joined | None, left: Iterable[int], right: Iterable[int]
 ) -> Iterator[str]:
-    """What is kept has been got; and it has what will still be needed until it is as `then`, if that can be said."""
+    """Yield complaints about the rows in state: all must have been received, and none may be missing that will find a
+    partner until the join is as `then` (None: unknown).
+    """
     awaited = (Counter[int](), Counter[int]()) if then is None else joined.awaited(then)
     for side, kept, got, needed in (
         ("left", Counter(left), joined.left, awaited[0]),

@@ -1,8 +1,8 @@
-"""The keeper of a job: it starts the job again whenever that has stopped, died or failed by a fault.
+"""The keeper of a job: it starts the job again whenever the job has stopped, died, or failed because of a fault.
 
-Mostly it goes on from the newest checkpoint there is, now and then at another parallelism, from a savepoint, in
-another directory. And when a fault says so the keeper goes back to an older checkpoint or savepoint and says what is
-to become of the output since then, or starts the job over.
+Mostly the job continues from its newest checkpoint, sometimes at another parallelism, from a savepoint, or in another
+directory. If a fault demands it, the keeper goes back to an older checkpoint or savepoint and says what is to happen
+to the output since then, or it starts the job over.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from midstream.sim.world import World
 
 ROOT: Final = "sim://checkpoints"
 KEEPER_US: Final = 20_000
-"""How long it takes until a job is started again."""
+"""The time until a job is started again."""
 LAUNCHES_MAX: Final = 50
 IS_NEWER: Final = "is older than what has been committed"
 STARTED_OVER: Final = "the job was started over since checkpoint"
@@ -39,22 +39,22 @@ STARTED_OVER: Final = "the job was started over since checkpoint"
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """From where the job is started, in the words of the command line."""
+    """The options with which the job is started, named as on the command line."""
 
     restore: str | None = None
     newer_output: NewerOutput | None = None
     fresh: bool = False
     copies: Cut | None = None
-    """Of a savepoint: what it stands for."""
+    """The cut of the savepoint from which the job is started; None if it is not started from one."""
 
 
 LATEST: Final = Start("latest")
 MakePlan = Callable[[str, str, Shape, int, Start], JobPlan]
-"""Of a job id, the checkpoint directory, and a version of the program."""
+"""Returns the plan for a job id, a checkpoint directory, a shape, a version of the program, and a start."""
 
 
 class Keeper:
-    """`driver` runs the job now; `root` and `disk` are its checkpoint directory."""
+    """Keeps one job running. `driver` is its current driver; `root` and `disk` are its checkpoint directory."""
 
     def __init__(
         self,
@@ -74,11 +74,11 @@ class Keeper:
         self.rescaled = 0
         self.savepoints_restored = 0
         self.went_back = 0
-        """Starts that have gone on from an older checkpoint than the newest, or over."""
+        """The number of starts from an older checkpoint than the newest, or from the beginning again."""
         self.changed = 0
-        """Starts of a program that is not the one that had made what it has gone on from."""
+        """The number of starts with another program than the one that made the checkpoint."""
         self.contradicted = 0
-        """Starts that were refused because the program could not go on from there."""
+        """The number of starts that were refused because the program could not continue from the checkpoint."""
         self.is_over = False
         self.is_given_up = False
         self.launch_is_due = False
@@ -90,20 +90,20 @@ class Keeper:
         self._new_directory = new_directory
         self._make_plan = make_plan
         self._wants_back: int | None = None
-        """The job is to go back, or to be started over, with the next start."""
+        """Chooses how the next start goes back, or starts the job over; None if it does neither."""
         self._start = Start()
         self._is_started_over = False
-        """It was started over, and has completed no checkpoint since."""
+        """Whether the job was started over and has completed no checkpoint since."""
         self._over = 0
-        """How often it was started over."""
+        """The number of times that the job was started over."""
         self._origin: Start | None = None
-        """With the savepoint that the job goes on from while its directory holds no checkpoint."""
+        """The start from the savepoint from which the job continues while its directory holds no checkpoint."""
         self._is_restored = True
-        """Nothing is to be copied into its directory any more."""
+        """Whether the savepoint of the current start, if any, has been copied into the job's directory."""
         self._completed: dict[str, CheckpointMetadata] = {}
-        """By path of the checkpoint."""
+        """The metadata of each completed checkpoint, by its path."""
         self._versions: dict[str, int] = {}
-        """Of the program, by job id."""
+        """The version of each start's program, by job id."""
 
     # ---- starting
 
@@ -117,7 +117,9 @@ class Keeper:
         self.driver = self._cluster.submit(self._make_plan(job_id, self.root, shape, version, start))
 
     def after_end(self, ended: JobEnded | None) -> Iterator[str]:
-        """What has stopped, died or failed by a fault is started again; what has finished is over. Complaints."""
+        """Start the job again if it has stopped, died or failed by a fault; it is over if it has finished. Yields
+        complaints.
+        """
         is_contradicted = False
         if ended is not None and ended.state == "failed" and not self._may_fail(str(ended.error)):
             is_contradicted = any(self._contradictions(self.driver))
@@ -133,7 +135,7 @@ class Keeper:
             has_begun = self._oracle.lines.has_begun(self.driver.plan.job_id)
             goes_back = self._start.newer_output is not None and not has_begun
             if goes_back and self.driver.coordinator.restored_from is not None:
-                yield from self.begins(self.driver)  # it was stopped before its tasks were deployed, and had gone back
+                yield from self.begins(self.driver)  # it had gone back, and was stopped before its tasks were deployed
             is_of_its_own = has_begun or not (self._start.fresh or goes_back)
             if not self.driver.is_cancelled and (
                 is_of_its_own or self._oracle.lines.has_begun(self.driver.plan.job_id)
@@ -159,14 +161,18 @@ class Keeper:
         self._world.schedule(KEEPER_US, None, Kind.CLUSTER, launch, "the job is started again")
 
     def _may_fail(self, error: str) -> bool:
-        """By a fault; or because it was to go back without a word, or on, where it had been started over."""
+        """Whether the job may fail with this error: because of a fault; because its start went back without saying what
+        is to happen to newer output; or because it continued a job that had been started over.
+        """
         start = self._start
         is_mute = start.newer_output is None and start.restore not in (None, "latest")
         is_over = self._over > 0 and start.restore == "latest"
         return SIM in error or (is_mute and IS_NEWER in error) or (is_over and STARTED_OVER in error)
 
     def _usual(self, ended: JobEnded | None) -> Generator[str, None, Start]:
-        """From what it has stopped with, or else the newest there is; complaints on the way."""
+        """Yield complaints, and return the usual start: from the savepoint of a stop, or else from the newest
+        checkpoint.
+        """
         if ended is not None and ended.checkpoint is not None:
             for saved in self._savepoints.saved:
                 if saved.url == ended.checkpoint:
@@ -179,7 +185,7 @@ class Keeper:
     # ---- other programs
 
     def _next_version(self, start: Start, *, may_change: bool) -> int:
-        """Of the program: another one now and then, else that which has made what the job is to go on from."""
+        """Return the program's version for the next start: sometimes another one, otherwise that of the checkpoint."""
         random = Random(f"version {self._scenario.seed} {self.launches}")
         if may_change and random.random() < self._scenario.changes:
             return random.choice((0, self.launches, self.launches))
@@ -194,7 +200,7 @@ class Keeper:
         return self._versions.get(made_by or "", 0)
 
     def _contradictions(self, driver: Driver) -> Iterator[str]:
-        """What speaks against going on with its program from any checkpoint that it may have been told to go on from."""
+        """Yield the reasons why the driver's program cannot continue from a checkpoint that its start may have meant."""
         graph = driver.plan.graph
         if self._start.copies is not None:
             yield from contradictions(self._start.copies.operators, frozenset(), graph)
@@ -204,9 +210,11 @@ class Keeper:
             yield from contradictions(metadata.operators, ends_in_flight(metadata), graph)
 
     def _go_on_from(self, saved: Saved) -> Start:
-        """From a savepoint that has perhaps been moved, in the same directory, or in another while that one is gone."""
+        """Return a start from a savepoint, which may have been moved, in the same directory, or in another one after
+        the first was deleted.
+        """
         random = Random(f"go on {self._scenario.seed} {self.launches}")
-        is_alone = all(driver.is_over for driver in self._cluster.drivers)  # a zombie would miss its directory
+        is_alone = all(driver.is_over for driver in self._cluster.drivers)  # a zombie would fail without its directory
         elsewhere = is_alone and random.random() < 0.4
         if random.random() < 0.4 or (elsewhere and saved.url.startswith(f"{self.root}/")):
             self._savepoints.move(saved)
@@ -224,7 +232,7 @@ class Keeper:
         self._origin = origin
 
     def fork(self, saved: Saved) -> None:
-        """Another job goes on from a savepoint, in a directory of its own, with what had been put out by then."""
+        """Start another job from a savepoint, in its own directory and with the output of the savepoint."""
         start = Start(saved.url, copies=saved.cut)
         self._begin_directory(start)
         self._oracle.begin_again(self.disk, saved.cut)
@@ -235,29 +243,28 @@ class Keeper:
     # ---- going back
 
     def go_back(self, victim: int) -> None:
-        """With the next start."""
+        """Go back with the next start."""
         self._wants_back = victim
 
     def _back(self, is_refused: bool) -> Start | None:
-        """Of a start that goes back, or over; None if that is not what the keeper wants."""
+        """Return a start that goes back, or starts over; None if the next start should do neither."""
         start, job_id = self._start, self.driver.plan.job_id
         if is_refused and self._is_started_over:
             return Start(fresh=True)
         if is_refused and self._start == LATEST:
-            # It was started over, and has gone back behind that since: which is not written down, so it has to be named.
+            # The job was started over and has since gone back beyond that, which is not recorded anywhere. So the
+            # checkpoint has to be named.
             with self._world.looking():
                 newest = list_checkpoints(self.disk)[-1].checkpoint_id
             return Start(str(newest), "take-back")
         if is_refused:
-            self._wants_back = 4 * self.launches  # now it says what is to become of the newer output
+            self._wants_back = 4 * self.launches  # the next start says what is to happen to the newer output
         elif self._is_started_over and Random(f"over {self._scenario.seed} {self.launches}").random() < 0.5:
-            return LATEST  # which is to be refused
+            return LATEST  # must be refused
         elif self._is_started_over or (start.fresh and not self._oracle.lines.has_begun(job_id)):
             return Start(fresh=True)
         elif start.newer_output is not None and not self._oracle.lines.has_begun(job_id):
-            return (
-                start  # what takes back may have been killed in the middle of it: it is asked for again in the same way
-            )
+            return start  # the driver may have been killed while it took output back, so the same start is repeated
         if self._wants_back is None:
             return None
         victim, self._wants_back = self._wants_back, None
@@ -272,7 +279,7 @@ class Keeper:
         return Start(restore, random.choice(says[:3] if is_refused else says), copies=cut)
 
     def _older(self) -> list[tuple[str, Cut | None]]:
-        """Checkpoints and savepoints that one may go back to."""
+        """Return the older checkpoints and savepoints to which a start may go back."""
         with self._world.looking():
             listed = [entry.checkpoint_id for entry in list_checkpoints(self.disk)]
         found: list[tuple[str, Cut | None]] = [
@@ -281,14 +288,14 @@ class Keeper:
         ]
         committed = self._oracle.committed()
         for saved in self._savepoints.saved:
-            if committed >= set(saved.cut.output):  # else what it stands for was taken back
+            if committed >= set(saved.cut.output):  # otherwise some of its output was taken back
                 found.append((saved.url, saved.cut))
         return found
 
-    # ---- what becomes of it
+    # ---- checkpoints and starts
 
     def written(self, metadata: CheckpointMetadata) -> list[str]:
-        """Metadata in the job's directory; complaints."""
+        """Check a checkpoint whose metadata was written to the job's directory, and return complaints."""
         self._completed[f"{self.root}/chk-{metadata.checkpoint_id}"] = metadata
         if metadata.job_id == self.driver.plan.job_id:
             self._is_started_over = False
@@ -300,7 +307,7 @@ class Keeper:
         return complaints if is_copy else complaints + in_flight_where_none_may_be(metadata, self._scenario)
 
     def completed(self, path: str | None) -> CheckpointMetadata | None:
-        """The checkpoint that is there, as far as is known."""
+        """Return the metadata of the checkpoint at this path, if one was completed there."""
         return None if path is None else self._completed.get(path)
 
     def deployed(self, driver: Driver, deploy: Deploy) -> Iterator[str]:
@@ -314,7 +321,7 @@ class Keeper:
             yield from self._oracle.attempt_begins(deploy.job_id, deploy.attempt, restored, driver.uncertain)
 
     def begins(self, driver: Driver) -> Iterator[str]:
-        """A start has found what it goes on from."""
+        """Record the checkpoint from which a start continues, and yield complaints."""
         plan = driver.plan
         if self._oracle.lines.has_begun(plan.job_id):
             return
@@ -341,7 +348,7 @@ class Keeper:
         yield from self._oracle.goes_on(plan.job_id, cut, "fresh" if plan.fresh else plan.newer_output)
 
     def _check_start(self, restored_from: str | None) -> Iterator[str]:
-        """Complaints unless the job goes on from what was asked for."""
+        """Yield complaints unless the job continues from the checkpoint that its start requested."""
         start = self._start
         if start.fresh and restored_from is not None:
             yield f"the job was to be started over, and goes on from {restored_from}"

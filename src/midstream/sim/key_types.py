@@ -1,7 +1,7 @@
-"""Rows on the wire in other schemas than SCHEMA: keyed by columns of other types, and the way back.
+"""Rows on edges in other schemas than SCHEMA, keyed by columns of other types; and the conversion back.
 
-A node whose chain ends with one of `FORMS` emits rows of that form; "plain" makes them ordinary ones again, and looks
-whether the keys are still those of the rows. All columns but the keys are those of SCHEMA; the key of before is `was`.
+A node whose chain ends with one of `FORMS` emits rows of that form; "plain" converts them to ordinary rows again, and
+checks that the keys still belong to the rows. All columns but the keys are those of SCHEMA; `was` is the original key.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from midstream.operators.base import Operator, OperatorContext, Output
 from midstream.sim.rows import SCHEMA, Outside
 
 _SUMMER_TIME_ENDS_US: Final = 1_729_990_800_000_000
-"""27 October 2024, 1:00 UTC: in Berlin the hour from 2:00 begins again."""
+"""27 October 2024, 1:00 UTC, when the hour from 2:00 begins again in Berlin."""
 _HALF_HOUR_US: Final = 1_800_000_000
 _MINUTE_US: Final = 60_000_000
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """How rows look on an edge. `key`: from id and key of a row to the values of the key columns."""
+    """The form of rows on an edge. `key`: returns the values of the key columns for the id and key of a row."""
 
     name: str
     key_columns: tuple[tuple[str, pa.DataType], ...]
@@ -43,7 +43,7 @@ class Form:
         return schema_of([*self.key_columns, ("id", pa.int64()), ("was", pa.int64()), *others])
 
     def stored_key(self, row: int, key: int) -> Any:
-        """Of a row, as `stored_keys` tells it."""
+        """Return the key of a row in the form of `stored_keys`."""
         values = self.key(row, key)
         return values[0] if len(values) == 1 else values
 
@@ -64,7 +64,7 @@ PLAIN: Final = _Plain("plain", (("key", pa.int64()),), lambda row, key: (key,))
 _FORMS: Final = (
     Form("by_text", (("key", pa.large_string()),), lambda row, key: (f"Schlüssel {key}",)),
     Form(
-        # two hours of which the wall clock says the same
+        # the keys lie in two hours in which the wall clock shows the same times
         "by_zone",
         (("key", pa.timestamp("us", "Europe/Berlin")),),
         lambda row, key: (_SUMMER_TIME_ENDS_US + (key - 2) * _HALF_HOUR_US,),
@@ -76,7 +76,7 @@ _FORMS: Final = (
         (("key", pa.int32()), ("half", pa.large_string())),
         lambda row, key: (-key, "even" if row % 2 == 0 else "odd"),
     ),
-    # more of them than there are key groups
+    # every row has its own key, so there are more keys than key groups
     Form("by_id", (("key", pa.int64()),), lambda row, key: (row,)),
 )
 FORMS: Final[Mapping[str, Form]] = {form.name: form for form in _FORMS}
@@ -87,7 +87,9 @@ def _named(name: str) -> Form:
 
 
 def stored_keys(column: pa.ChunkedArray[Any]) -> list[Any]:
-    """The keys in a table of state: times as integers (as datetimes some would be equal), several columns as tuples."""
+    """Return the keys in a table of state: times as integers, since some datetimes are equal; several columns as
+    tuples.
+    """
     array = column.combine_chunks()
     if is_struct_array(array):
         return list(zip(*(_plain_values(array.field(i)) for i in range(array.type.num_fields)), strict=True))
@@ -100,7 +102,7 @@ def _plain_values(array: pa.Array[Any]) -> list[Any]:
 
 
 class _Reform(Operator):
-    """Hands every row on in another schema."""
+    """Base of operators that forward every row in another schema."""
 
     keeps_splits = True
 
@@ -115,7 +117,7 @@ class _Reform(Operator):
 
 
 class Rekey(_Reform):
-    """Rows of SCHEMA in another form."""
+    """Converts rows of SCHEMA to another form."""
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         keys = self._form.arrays(to_list(batch.column("id")), to_list(batch.column("key")))
@@ -125,7 +127,7 @@ class Rekey(_Reform):
 
 
 class Plain(_Reform):
-    """Rows of a form as rows of SCHEMA."""
+    """Converts rows of a form to rows of SCHEMA."""
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         plain = as_plain(batch, self._form)
@@ -136,7 +138,7 @@ class Plain(_Reform):
 
 
 def as_plain(batch: pa.RecordBatch, form: Form) -> pa.RecordBatch | None:
-    """Rows of a form as they were; None when their keys are not those that they have in that form."""
+    """Convert rows of a form to rows of SCHEMA; return None if their keys do not belong to them in that form."""
     if form is PLAIN:
         return batch
     expected = form.arrays(to_list(batch.column("id")), to_list(batch.column("was")))

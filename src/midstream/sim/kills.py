@@ -1,7 +1,7 @@
-"""How soon each mutation is found: in the scenario of its own, and in the random campaign that everybody runs.
+"""Measures how soon each mutation is found: in its own scenario, and in the usual random campaign.
 
-A kill is a run that fails under the mutation while the engine as it is passes the same scenario within the same
-bound of steps. What the code of the mutation itself raises is no kill: it says nothing about the simulator.
+A kill is a run that fails under the mutation while the unchanged engine passes the same scenario within the same bound
+of steps. An exception in the mutation's own code is not a kill, since it says nothing about the simulator.
 """
 
 from __future__ import annotations
@@ -31,39 +31,39 @@ from midstream.sim.scenario import Scenario
 from midstream.worker.task import Task
 
 STEPS_MAX: Final = 60_000
-"""Of a run: one that does not come to its end has failed."""
+"""The bound on the steps of a run: a run that does not end within it has failed."""
 SCENARIO_SEEDS_MAX: Final = 400
 RANDOM_SEEDS_MAX: Final = 2_000
-"""A mutation that no run finds in so many is a hole in the simulator."""
+"""A mutation that survives this many runs shows a gap in the simulator."""
 KEPT_RUNS: Final = 2 * RANDOM_SEEDS_MAX
 FAILURE_CHARS: Final = 300
 FRAME: Final = re.compile(r'^  File "(.+?)", line ', re.MULTILINE)
 
 
 Target: TypeAlias = tuple[Any, str]
-"""Owner and name of an attribute that a mutation replaces."""
+"""The owner and the name of an attribute that a mutation replaces."""
 
 
 class Search(msgspec.Struct, frozen=True):
-    """For one mutation, in one kind of scenario."""
+    """The result of a search for one mutation, in one kind of scenario."""
 
     seeds: int
-    """How many were tried, the one that found it included."""
+    """The number of seeds that were tried, including the one that found the mutation."""
     seed: int | None
-    """The one that found it; None: the mutation survived."""
+    """The seed that found the mutation; None: it survived."""
     failure: str = ""
-    """The first line of how its run failed."""
+    """The first line of that run's failure."""
     unfit: tuple[int, ...] = ()
-    """Seeds whose runs fail without the mutation, too: they prove nothing."""
+    """The seeds whose runs also fail without the mutation, and so prove nothing."""
     own_error: str = ""
-    """The first time that the code of the mutation itself raised: then the mutation is wrong, not the engine."""
+    """The first exception in the mutation's own code: in that case the mutation is wrong, not the engine."""
 
 
 class Kill(msgspec.Struct, frozen=True):
     name: str
     what: str
     own: Search | None
-    """In its scenario; None: it has none, or that was not asked for."""
+    """The search in the mutation's own scenario; None if it has none, or if that was not requested."""
     random: Search | None
 
 
@@ -82,9 +82,10 @@ def search(
     start: int = 0,
     seconds_max: float | None = None,
 ) -> Search:
-    """Try the seeds from `start` on until one finds it. `scenario_of` None: those of the random campaign.
+    """Try seeds from `start` on until one finds the mutation. `scenario_of` None: use the scenarios of the random
+    campaign.
 
-    `seconds_max`: of processor time, after which no further seed is tried.
+    `seconds_max`: the processor time after which no further seed is tried.
     """
     began_s = time.process_time()
     tried = 0
@@ -93,7 +94,7 @@ def search(
     replaced = frozenset((owner, attribute) for owner, attribute, _ in mutation.replacements())
     for tried, seed in enumerate(range(start, start + seeds_max), 1):
         if scenario_of is None and not replaced & unmutated(seed).reached:
-            continue  # not a step of it would be another one
+            continue  # the run would be the same, since it reaches nothing that is replaced
         scenario = bounded((scenario_of or random_scenario)(seed))
         with applied(mutation), _noting(mutation) as own_errors:
             failures = run(scenario).why_not_passed
@@ -115,7 +116,7 @@ def bounded(scenario: Scenario) -> Scenario:
 
 
 def passes(scenario: Scenario) -> bool:
-    """Whether the engine as it is does."""
+    """Whether the unchanged engine passes the scenario."""
     passed = not run(scenario).why_not_passed
     collect()
     return passed
@@ -123,16 +124,19 @@ def passes(scenario: Scenario) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Unmutated:
-    """A run of the random campaign with the engine as it is."""
+    """A run of the random campaign with the unchanged engine."""
 
     passed: bool
     reached: frozenset[Target]
-    """What mutations replace, and it has called; all that is no function, too."""
+    """The targets of mutations that the run has called, and all targets that are not functions."""
 
 
 @lru_cache(KEPT_RUNS)
 def unmutated(seed: int) -> Unmutated:
-    """Shared by all mutations: most are found by the first seeds, and those that are not need not be run where nothing differs."""
+    """Run a seed of the random campaign with the unchanged engine, once for all mutations.
+
+    Most mutations are found by the first seeds. The others need no run of a seed that does not reach what they replace.
+    """
     reached: set[Target] = set()
     with ExitStack() as stack:
         for target in dict.fromkeys(target[:2] for one in MUTATIONS.values() for target in one.replacements()):
@@ -156,7 +160,7 @@ def _noticed(function: FunctionType, target: Target, reached: set[Target]) -> Ca
 
 @contextmanager
 def _noting(mutation: Mutation) -> Iterator[list[str]]:
-    """Why tasks fail, where it is the code of the mutation: such a failure is met by restarts, and may not be shown."""
+    """Collect task failures that the mutation's own code causes: the job restarts after them and may not report them."""
     found: list[str] = []
     fail = Task.fail
 
@@ -171,7 +175,7 @@ def _noting(mutation: Mutation) -> Iterator[list[str]]:
 
 
 def _is_of(mutation: Mutation, failure: str) -> bool:
-    """Raised in its code, or by a call of it that does not fit any more."""
+    """Whether a failure was raised in the mutation's code, or by a call of it with arguments that no longer fit."""
     frames = FRAME.findall(failure)
     own = mutation.replacements
     return bool(frames and frames[-1] == inspect.getfile(own)) or f"{own.__name__}.<locals>" in failure
@@ -182,7 +186,7 @@ def _first_line(failure: str) -> str:
 
 
 def kill_of(name: str, random_seeds_max: int = RANDOM_SEEDS_MAX, seconds_max: float | None = None) -> Kill:
-    """`random_seeds_max` 0: look for it in its own scenario only, and in random ones only if it has none."""
+    """Search for a mutation. `random_seeds_max` 0: only in its own scenario, or in random ones if it has none."""
     mutation = MUTATIONS[name]
     own = None
     if mutation.scenario is not None:
@@ -197,7 +201,7 @@ def kill_of(name: str, random_seeds_max: int = RANDOM_SEEDS_MAX, seconds_max: fl
 def kill_table(
     names: Sequence[str], random_seeds_max: int, jobs: int | None = None, seconds_max: float | None = None
 ) -> Iterator[Kill]:
-    """As they are known, found by `jobs` processes (one per core)."""
+    """Yield each result as soon as it is known; `jobs` processes search, by default one per core."""
     work = partial(kill_of, random_seeds_max=random_seeds_max, seconds_max=seconds_max)
     processes = min(jobs or os.cpu_count() or 1, len(names))
     if processes == 1:

@@ -1,7 +1,7 @@
-"""Windows that take late rows for a while, and are emitted again with them.
+"""Windows with allowed lateness, which are emitted again with late rows.
 
-What a window says again has all that it has said before, and more. So of the emissions that hold a row each is part of
-the next larger one, and the largest is what the window has come to.
+Each emission of a window contains all rows of the earlier ones, and more. So each emission with a certain row is part
+of the next larger one, and the largest is the final contents of the window.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from midstream.sim.window_reference import Emission, WindowReference, difference
 from midstream.state.parts import KEY_GROUP, StatePart
 
 LENIENT: Final[Mapping[str, str]] = {"late_window": "window", "late_slide": "slide", "late_session": "session"}
-"""Kinds of nodes, and of which windows they are."""
+"""The kinds of nodes with allowed lateness, and their kinds of windows."""
 ALLOWED_MS: Final = 30
 _SIZES: Final = 100_000
 
 
 def windows_of(kind: str, time_ms: int) -> list[int] | None:
-    """Starts, in milliseconds, of the windows that a row belongs to, ascending; None where other rows decide."""
+    """Return the starts, in milliseconds, of the windows of a row, ascending; None if they depend on other rows."""
     if kind == "window":
         return [time_ms // TUMBLING_MS * TUMBLING_MS]
     if kind == "slide":
@@ -57,11 +57,11 @@ class Window(Around):
         self._kind = kind
         self._allowed_us = allowed_ms * 1000
         self._forgotten_us = MIN_WATERMARK_US
-        """What nothing can change any more then has been dropped: at each watermark, not at a restore."""
+        """The event time for which everything that cannot change any more has been dropped. A restore drops nothing."""
         self._late: Counter[int] = Counter()
-        """Of the batch that is being processed: rows that were late."""
+        """The late rows of the batch that is being processed."""
         self._emitted: Counter[Emission] = Counter()
-        """During this batch, or since the last watermark that has fired to its end."""
+        """The windows emitted during this batch, or since the last watermark for which everything had fired."""
         self._is_firing = False
         self._reference: WindowReference
         self._out: Output
@@ -74,7 +74,7 @@ class Window(Around):
         super().open(context, self)
 
     def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
-        """As `Output`, for what the operator emits."""
+        """Record and forward the output of the operator, as its `Output`."""
         if tag == LATE:
             self._late.update(to_list(batch.column("id")))
         else:
@@ -153,7 +153,7 @@ class Window(Around):
 
 
 def _marks_us(parts: Mapping[str, StatePart]) -> dict[int, int]:
-    """By key group: how far event time has come."""
+    """Return how far event time has come, by key group."""
     if PROGRESS not in parts:
         return {}
     table = parts[PROGRESS].table()
@@ -161,7 +161,7 @@ def _marks_us(parts: Mapping[str, StatePart]) -> dict[int, int]:
 
 
 def _held(table: pa.Table) -> Iterator[tuple[int, int, int, int, list[int]]]:
-    """Key group, key, bounds and ids of what is in a window operator's state."""
+    """Yield the key group, the key, the bounds and the ids of each part of a window operator's state."""
     names = [KEY_GROUP, "key", *((PANE, PANE) if PANE in table.schema.names else (START, END)), IDS]
     columns = [table.column(name) for name in names]
     columns[2:4] = [column.cast(pa.int64()) for column in columns[2:4]]
@@ -169,14 +169,16 @@ def _held(table: pa.Table) -> Iterator[tuple[int, int, int, int, list[int]]]:
 
 
 def _last_end_ms(kind: str, at_ms: int) -> int:
-    """When the last window of a time ends."""
+    """Return the end of the last window that contains a time."""
     starts = windows_of(kind, at_ms)
     assert starts is not None, kind
     return starts[-1] + (TUMBLING_MS if kind == "window" else SIZE_MS)
 
 
 class Stack(Operator):
-    """One row for each row of each emission: `n` is the start of the window and how many rows the emission has."""
+    """Emits one row for each row of each emission. `n` encodes the window's start and the number of rows in the
+    emission.
+    """
 
     def open(self, context: OperatorContext, out: Output) -> None:
         self._out = out
@@ -208,13 +210,15 @@ def wrong_emissions(
     *,
     never_late: bool,
 ) -> Iterator[str]:
-    """`got`: the rows that the windows have got. `said`: (id, key, n) of rows as `Stack` makes them."""
+    """Yield complaints about all emissions. `got`: the rows that the windows have received. `said`: the id, the key and
+    the n of rows from `Stack`.
+    """
     emissions: dict[tuple[int, int, int], Counter[int]] = {}
     for row, key, n in said:
         start_ms, size = divmod(n, _SIZES)
         emissions.setdefault((key, start_ms, size), Counter())[row] += 1
     of_row: dict[int, dict[int, list[Counter[int]]]] = {}
-    """By row and start of the window (0 for all of a session): the emissions that hold it, the smallest first."""
+    """The emissions that contain each row, the smallest first, by row and start of the window (0 for sessions)."""
     for (key, start_ms, size), rows in sorted(emissions.items(), key=lambda entry: entry[0][2]):
         if rows.total() != size:
             yield f"{uid}: the window of key {key} at {start_ms} ms has said {size} rows, these are {rows.total()}"

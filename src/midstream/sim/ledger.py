@@ -24,11 +24,11 @@ class LedgerSink(Sink):
     def __init__(self, outside: Outside, *, capacity_rows: int = 0, pause_s: float = 0.0) -> None:
         self.outside = outside
         self.capacity_rows = capacity_rows
-        """Above 0: the writer takes about so many rows at a time, then pauses for `pause_s`."""
+        """Above 0: the number of rows after which the writer pauses for `pause_s`."""
         self.pause_s = pause_s
 
     def at(self, uid: str) -> LedgerSink:
-        """The sink of the operator with this uid."""
+        """Return the sink of the operator with this uid."""
         return self
 
     def writer(self, context: WriterContext) -> SinkWriter:
@@ -46,7 +46,7 @@ class LedgerSink(Sink):
         self.outside.world.io_point()
 
     def take_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:
-        """What waits to be committed first, so that nobody commits it meanwhile."""
+        """Take back output that waits to be committed first, so that it cannot be committed meanwhile."""
         outside = self.outside
         waits = [name for name, staged in outside.staged.items() if self._is_of(output, staged)]
         for name in sorted(waits, key=lambda name: name in outside.committed):
@@ -132,7 +132,7 @@ class LedgerCommitter(Committer):
 
     @contextmanager
     def _under_way(self, committables: Sequence[bytes]) -> Iterator[None]:
-        """A commit begins: its coordinator is the one that heads the job, until something else gets on."""
+        """Record a commit for the time that it takes. When it begins, its coordinator must be the leader of the job."""
         self._check_head()
         under_way = self._outside.under_way
         under_way.update(dict.fromkeys(item.decode() for item in committables))

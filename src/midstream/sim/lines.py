@@ -1,9 +1,9 @@
-"""Which starts of a job go on from which, and so which output belongs together.
+"""Tracks from which checkpoint each start of a job continues, and so which output belongs together.
 
-A start goes on from a checkpoint: what had been put out by then and what it puts out itself are one line, and
-exact. What others have put out behind that checkpoint belongs to a line that was left. It was taken back, or
-kept because the request said so, or the job was started over; without either, no start goes back behind it.
-Of what is kept, commits that had begun when the start took over may still come to their end.
+A start continues from a checkpoint: the output up to that checkpoint and the start's own output form one line, which
+must be exact. Output of other starts after that checkpoint belongs to an abandoned line. It was taken back, or it was
+kept, because the request said so or because the job was started over; otherwise no start may go back beyond it.
+Commits of kept output that had begun when the start took over may still complete.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ class Lines:
     def __init__(self, outside: Outside) -> None:
         self._outside = outside
         self._before: dict[str, frozenset[str]] = {}
-        """By job id of a start: names of what had been put out when it began."""
+        """The names of the output from which each start continued, by its job id."""
         self._left: dict[str, None] = {}
-        """Names of what was kept when the job went back behind it."""
+        """The names of output that was kept when the job went back beyond it."""
         self._following: set[str] = set()
-        """Names in commits that were under way then: they may still become part of it."""
+        """The names in commits that were under way at that time; they may still be added to the kept output."""
         self._newest_left: dict[str, int] = {}
-        """By job id of a start: the newest checkpoint that was put out in a line that was left, when it began."""
+        """The newest checkpoint with committed output in an abandoned line when a start began, by its job id."""
 
     def has_begun(self, job_id: str) -> bool:
         return job_id in self._before
@@ -35,9 +35,9 @@ class Lines:
         self._before[job_id] = frozenset(before)
 
     def begins(self, job_id: str, before: Iterable[str], after: After | None) -> Iterator[str]:
-        """A start begins, from where `before` had been put out. Complaints about what else is there.
+        """Begin a start that continues after the output `before`, and yield complaints about other output.
 
-        `after`: what the request says is to become of that.
+        `after`: what is to happen to other output, according to the request.
         """
         self.goes_on(job_id, before)
         others = [name for name in self._outside.committed if name not in self._before[job_id]]
@@ -53,12 +53,12 @@ class Lines:
         self._newest_left[job_id] = max((self._outside.staged[name].checkpoint_id for name in others), default=0)
 
     def output(self, job_id: str) -> dict[str, None]:
-        """Names of what is committed of the line of this start."""
+        """Return the names of the committed output in the line of this start."""
         before, staged = self._before.get(job_id, frozenset()), self._outside.staged
         return {n: None for n in self._outside.committed if n in before or staged[n].job_id == job_id}
 
     def check_id(self, job_id: str, checkpoint_id: int) -> Iterator[str]:
-        """Complaints about the id of a checkpoint of this start: what was left behind must be older."""
+        """Yield a complaint unless a checkpoint of this start has a higher id than those of abandoned lines."""
         if checkpoint_id <= self._newest_left.get(job_id, 0):
             yield f"{job_id} makes checkpoint {checkpoint_id}, and {self._newest_left[job_id]} of a line that was left is put out"
 

@@ -1,9 +1,9 @@
-"""How coverage sees the state machines of the engine: by which methods events reach them, and in what state they are then.
+"""The state machines of the engine as coverage sees them: the methods by which events reach them, and their states.
 
-What there can be is read from the code: states from enums, events from unions of messages, from the kinds of
-timers and I/O, and from the methods by which one room calls another, which are looked up in the
-syntax tree of the caller. So what is new shows up by itself, as a pair that nothing has met. Where a machine
-has a table on which it runs, the table says which pairs there can be.
+The possible states and events are read from the code: states from enums; events from unions of messages, from the
+kinds of timers and I/O, and from the methods by which one room calls another, which are found in the syntax tree of
+the caller. So new states and events appear by themselves, as pairs that were never seen. If a machine runs on a
+table, the table defines the possible pairs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from midstream.coordinator.checkpointing.checkpoints import Checkpoints
 from midstream.coordinator.effects import IoKind, TimerKind, io_kind, timer_kind
 from midstream.coordinator.machine import Coordinator
 from midstream.coordinator.placement import rescaling
-from midstream.coordinator.placement.attempt import Attempt, Said
+from midstream.coordinator.placement.attempt import Attempt, TaskReport
 from midstream.coordinator.placement.rescaling import Rescaling
 from midstream.coordinator.requests import savepoints
 from midstream.coordinator.requests.savepoints import Savepoints
@@ -45,12 +45,15 @@ from midstream.worker.task import LIVE, Task, TaskState
 
 @dataclass(frozen=True, slots=True)
 class Watched:
-    """A method of `owner`; what state and event a call of it is, from its arguments; and what events there may be."""
+    """A method of `owner` by which events reach a machine.
+
+    `of_call` returns the state and the event of a call from its arguments. `events`: all possible events.
+    """
 
     owner: type
     method: str
     of_call: Callable[..., tuple[str, str] | None]
-    """None: the call is of another machine."""
+    """Returns None if the call concerns another machine."""
     events: tuple[str, ...]
 
 
@@ -62,13 +65,13 @@ class Machine:
     name: str
     states: tuple[str, ...]
     watched: Watch
-    """Made anew for each recording."""
+    """Returns the methods to watch, once for each recording."""
     impossible: tuple[tuple[str, str, str], ...] = ()
     """States and events (separated by |, * for all; RUNNING is every "RUNNING, …"), and why they never meet."""
     table: Table[Any, Any] | None = None
-    """On which it runs: what has no row there is impossible."""
+    """The table on which the machine runs, if it has one: a pair without a row is impossible."""
     row_of: Callable[[str], str] = str
-    """What the table calls an event."""
+    """Returns the table's name for an event."""
 
     @cached_property
     def events(self) -> tuple[str, ...]:
@@ -99,7 +102,7 @@ def _is_one_of(name: str, names: str) -> bool:
 
 
 def machine_of(table: Table[Any, Any]) -> Machine:
-    """What can be said of a machine by its table alone: which of its rows have been asked for."""
+    """Return the coverage of a table: which of its rows the machine has looked up."""
 
     def of_call(asked: Any, state: Enum, event: object, *_: Any) -> tuple[str, str] | None:
         return (state.name, name_of(event)) if asked is table else None
@@ -123,7 +126,7 @@ def classes_of(union: Any) -> tuple[str, ...]:
 
 
 def methods_called(callers: Iterable[ModuleType], owner: type, receivers: Iterable[str]) -> tuple[str, ...]:
-    """Methods of `owner` that these modules call on one of these expressions, in the order of `owner`."""
+    """Return the methods of `owner` that these modules call on one of these expressions, in the order of `owner`."""
     called = {
         node.func.attr
         for caller in callers
@@ -136,7 +139,7 @@ def methods_called(callers: Iterable[ModuleType], owner: type, receivers: Iterab
 
 
 def callbacks(module: ModuleType, owner: type) -> tuple[str, ...]:
-    """Private methods of `owner` that it hands out to be called later, in its order."""
+    """Return the methods of `owner` that it passes on as callbacks, in its order."""
     handed_out = {
         argument.attr
         for node in ast.walk(ast.parse(inspect.getsource(module)))
@@ -148,7 +151,7 @@ def callbacks(module: ModuleType, owner: type) -> tuple[str, ...]:
 
 
 def hearers(owner: type, part: str) -> tuple[str, ...]:
-    """Methods of `owner`, a part of the coordinator, that hear of facts, in its order."""
+    """Return the methods of `owner`, a part of the coordinator, that are called for facts, in its order."""
     hears = {
         node.attr
         for node in ast.walk(ast.parse(inspect.getsource(facts)))
@@ -169,7 +172,7 @@ def _barrier_events() -> Iterable[str]:
         about = kind.__dataclass_fields__
         yield kind.__name__
         if "barrier" in about or "checkpoint_id" in about:
-            yield f"{kind.__name__}, settled"
+            yield f"{kind.__name__}, over"
         if "barrier" in about:
             yield f"{kind.__name__}, newer"
 
@@ -188,7 +191,7 @@ def watch_barriers() -> Sequence[Watched]:
 
 
 NO_MAILS: Final = frozenset(("metrics", "check"))
-"""They only read."""
+"""The methods of a task that only read."""
 TASK_MAILS: Final = tuple(
     name
     for name in methods_called((slot, assembly), Task, ("task", "self._task(ref)", "self.tasks[ref]"))
@@ -205,7 +208,7 @@ def _task_state(task: Task) -> str:
 
 def watch_tasks() -> Sequence[Watched]:
     tasks: WeakKeyDictionary[Any, ReferenceType[Task]] = WeakKeyDictionary()
-    """By their inputs."""
+    """The tasks, by their inputs."""
 
     def of_element(task_input: Any, *arguments: Any) -> tuple[str, str]:
         task = tasks[task_input]()
@@ -215,7 +218,7 @@ def watch_tasks() -> Sequence[Watched]:
 
     def of_mail(mail: str) -> Callable[..., tuple[str, str]]:
         def of_call(task: Any, *_: Any, **__: Any) -> tuple[str, str]:
-            tasks[task._input] = ref(task)
+            tasks[task.input] = ref(task)
             return _task_state(task), mail
 
         return of_call
@@ -241,7 +244,7 @@ def watch_slots() -> Sequence[Watched]:
 
 
 def _coordinator_events() -> Iterable[str]:
-    """Of every event of the border what the coordinator tells apart."""
+    """Yield the names of all events that the coordinator distinguishes."""
     for kind in get_args(ev.CoordinatorEvent):
         if kind is ev.SlotMessage:
             yield from (name for name in classes_of(m.FromSlot) if name != "Register")
@@ -268,7 +271,7 @@ def coordinator_event(event: ev.CoordinatorEvent) -> str:
             return f"timer {timer_kind(token).value}"
         case ev.IoDone(token, outcome):
             return f"{io_kind(token).value} {'failed' if isinstance(outcome, Failed) else 'done'}"
-        case _:  # what happens in the others is all in their name
+        case _:  # the others are distinguished only by their class
             return type(event).__name__
 
 
@@ -283,14 +286,14 @@ def watch_attempt_tasks() -> Sequence[Watched]:
     def of_call(attempt: Any, task: Any, said: Any) -> tuple[str, str]:
         return attempt.phases[task].name, said.__name__
 
-    return [Watched(Attempt, "advance", of_call, classes_of(Said))]
+    return [Watched(Attempt, "advance", of_call, classes_of(TaskReport))]
 
 
 _CHECKPOINT_READS: Final = frozenset(
-    ("open", "path_of", "in_progress", "unanswered", "take_unsettled", "referenced_files", "retain", "check")
+    ("storage_opened", "path_of", "in_progress", "unanswered", "take_prepared", "referenced_files", "retain", "check")
     + ("drop_older_attempts",)
 )
-"""They change nothing of the checkpoint in progress."""
+"""The methods that do not change the checkpoint in progress."""
 CHECKPOINT_METHODS: Final = tuple(
     name
     for name in (
@@ -304,7 +307,7 @@ NOT_PUBLISHED: Final = ("StorageError", "UnknownOutcomeError", "FencedError")
 
 
 def watch_checkpoints() -> Sequence[Watched]:
-    """All that the coordinator calls, and all that comes back; of messages and outcomes also which."""
+    """Watch all methods that the coordinator calls, and all callbacks; messages and outcomes are distinguished."""
 
     def state(of: Any) -> str:
         return str(of.progress.name)
@@ -395,15 +398,15 @@ def watch_rescales() -> Sequence[Watched]:
 
 
 class Request(Enum):
-    """For a slot, as the shell knows it."""
+    """The states of a request for a slot, as the shell knows them."""
 
     OPEN = "open"
     ANSWERED = "answered"
     LOST = "lost"
-    """The connection of the slot is gone, word of its process is waited for."""
+    """The connection of the slot is gone, and the shell waits for a report on its process."""
     CLOSED = "closed"
     ENDED = "ended"
-    """The job has."""
+    """The job has ended."""
 
 
 _SHELL_METHODS: Final[Mapping[str, str]] = {
@@ -445,25 +448,25 @@ def watch_requests() -> Sequence[Watched]:
 
 
 def watch_channels() -> Sequence[Watched]:
-    """Each with what it holds: data, and the beginning of a batch."""
+    """Watch channels; their states say whether they hold data, and a part of a batch."""
 
     def remote(what: str) -> Callable[..., tuple[str, str]]:
         def of_call(channel: Any, *_: Any, inside: bool = False, **__: Any) -> tuple[str, str]:
             part = " and a part" if channel._partial is not None else ""
             event = f"{what} inside a batch" if inside else what
-            return f"remote: {'data' if channel.has_data() else 'empty'}{part}", event
+            return f"remote: {'data' if channel.queue else 'empty'}{part}", event
 
         return of_call
 
     def local(what: str) -> Callable[..., tuple[str, str]]:
-        return lambda channel, *_: (f"local: {'data' if channel.has_data() else 'empty'}", what)
+        return lambda channel, *_: (f"local: {'data' if channel.queue else 'empty'}", what)
 
     def gate(what: str) -> Callable[..., tuple[str, str]]:
         def of_call(gate: Any, index: int) -> tuple[str, str]:
             channel = gate.channels[index]
             where = "remote" if isinstance(channel, RemoteChannel) else "local"
             part = " and a part" if getattr(channel, "_partial", None) is not None else ""
-            return f"{where}: {'data' if channel.has_data() else 'empty'}{part}", what
+            return f"{where}: {'data' if channel.queue else 'empty'}{part}", what
 
         return of_call
 

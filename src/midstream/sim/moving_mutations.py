@@ -72,7 +72,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "move_sources_hold_for_ever": Mutation(
         "sources do not read on when a move or a rescale is given up",
-        lambda: [(Attempts, "read_on", nothing)],
+        lambda: [(Attempts, "resume_sources", nothing)],
         regions.given_up,
     ),
     "move_slot_used_again": Mutation("a slot that has to leave is used again", used_again, regions.leaving),

@@ -1,4 +1,4 @@
-"""What a mutation is: a known bug, put back on purpose. `sim.mutations` lists them all, `sim.kills` looks for them."""
+"""A mutation: a known bug, put back on purpose. `sim.mutations` lists all of them, `sim.kills` searches for them."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 from midstream.sim.scenario import Scenario
 
 Replacements: TypeAlias = list[tuple[Any, str, Any]]
-"""Owner, name of its attribute, and what stands there while the mutation is applied."""
+"""The owner, the name of its attribute, and the value of that attribute while the mutation is applied."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,7 +17,7 @@ class Mutation:
     what: str
     replacements: Callable[[], Replacements]
     scenario: Callable[[int], Scenario] | None = None
-    """Of a seed: a scenario in which the bug shows soon. None: the random campaign finds it soon enough."""
+    """Returns, for a seed, a scenario that finds the bug soon. None: the random campaign finds it soon enough."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,11 +29,11 @@ class Equivalent:
 
 
 def owner_of(part: Any) -> Any:
-    """The coordinator whose part this is."""
+    """Return the coordinator to which a part belongs."""
     [(hear, _)] = part._effects.facts.start_failed.hearers
     return hear.__self__
 
 
 def nothing(*_: Any) -> None:
-    """This stands in for what a mutation leaves out."""
+    """Do nothing, in place of a call that a mutation leaves out."""
     return

@@ -1,4 +1,4 @@
-"""`midstream simulate --mutations`: what it takes, what it answers. Like all mutations it is in a checkout only."""
+"""The command `midstream simulate --mutations`, which exists only in a checkout, as all mutations do."""
 
 from __future__ import annotations
 
@@ -23,10 +23,11 @@ def measure_mutations(
     seconds: float | None = None,
     progress: Callable[[Kill], None] | None = None,
 ) -> Simulated:
-    """Put every known bug back, or those of `names`, and see how soon a run fails: in its own scenario, and in random ones.
+    """Put every known bug back, or those of `names`, and measure how soon a run fails, in its own and in random
+    scenarios.
 
-    `seeds_max`: of the random ones; 0: only the scenarios of their own. `seconds`: of processor time, for which each
-    is looked for at most in either. Not ok if any survives.
+    `seeds_max`: the limit on random scenarios; 0: only the mutations' own ones. `seconds`: the limit on the processor
+    time of each search. The result is not ok if a mutation survives.
     """
     unknown = [name for name in names if name not in MUTATIONS and name not in EQUIVALENT]
     if unknown:
@@ -57,7 +58,7 @@ def measure_mutations(
 
 
 def line_of(kill: Kill) -> str:
-    """For people: how many seeds it took, and how the run failed that found it."""
+    """Format a result: how many seeds were needed, and how the run failed that found the mutation."""
     found = next((each for each in (kill.random, kill.own) if each is not None and each.seed is not None), NOT_ASKED)
     raised = next((each.own_error for each in (kill.own, kill.random) if each is not None and each.own_error), "")
     says = f"its own code fails: {raised.splitlines()[0]}" if raised else found.failure

@@ -1,4 +1,4 @@
-"""Connections of a simulated world: in order, each at its own pace, until they are cut.
+"""Connections of a simulated world. Each delivers in order and at its own pace, until it is cut.
 
 `Pipe` is one direction of a control connection and carries whole messages. `SimTransport` is the
 data plane of one slot process (core.seams.Transport): pulled like the real one, with a bounded
@@ -18,12 +18,12 @@ from midstream.sim.trace import Kind
 from midstream.sim.world import Process, World
 
 SIM: Final = "[sim]"
-"""In every reason that the simulator gives: what fails because of it is no bug."""
+"""The mark in every reason that the simulator gives: a failure with such a reason is not a bug."""
 HANDSHAKE_S: Final = 30.0
 STALL_US: Final = 2_000_000
-"""How long a connection says nothing at most. Heartbeats are waited for longer."""
+"""The longest time for which a connection delivers nothing; it is shorter than the heartbeat timeout."""
 TOGETHER: Final = 0.7
-"""How probably a message arrives together with the one before it, if both were sent in one step."""
+"""The probability that a message arrives together with the one before it, if both were sent in one step."""
 _LENGTH: Final = struct.Struct("<I")
 _CONTROL: Final = Kind.CONTROL
 _PUMP: Final = Kind.PUMP
@@ -31,7 +31,7 @@ _FRAMES: Final = Kind.FRAMES
 
 
 class Pipe:
-    """One direction of a connection: messages arrive in order, together or each after a time of its own."""
+    """One direction of a connection: messages arrive in order, together or each after its own delay."""
 
     def __init__(self, world: World, receiver: Process, deliver: Callable[[Any], None]) -> None:
         self._world = world
@@ -56,11 +56,11 @@ class Pipe:
         self._last_at_us = world.schedule(delay, self._receiver, _CONTROL, partial(self._arrive, message), message)
 
     def hold(self, delay_us: int) -> None:
-        """Whatever is sent from now on arrives no sooner than in `delay_us`."""
+        """Delay everything that is sent from now on to at least `delay_us` from now."""
         self._last_at_us = max(self._last_at_us, self._world.now_us + delay_us)
 
     def close(self, then: Callable[[], None]) -> None:
-        """The receiver finds the end of the connection, after everything that was sent."""
+        """Close the connection; the receiver notices after it has received everything that was sent."""
         world = self._world
         delay = max(world.delay(world.tempo.control_us), self._last_at_us - world.now_us)
         self._last_at_us = world.schedule(delay, self._receiver, Kind.CONTROL, then, "connection closed")
@@ -71,7 +71,7 @@ class Pipe:
 
 
 class Network:
-    """All data connections of a world, so that faults can find them, and peers each other."""
+    """All data connections of a world. Peers find each other here, and faults find connections."""
 
     def __init__(self, world: World, *, wire_bytes_max: int, pull_bytes_max: int) -> None:
         self.world = world
@@ -80,7 +80,7 @@ class Network:
         self.waiting: dict[tuple[str, int, int, int], SimLink] = {}
         """Ends whose peer has not opened yet, by job, attempt and the two slots, the lower first."""
         self.connected: dict[tuple[str, int, int, int], SimLink] = {}
-        """One end of each connection that is up."""
+        """One end of each established connection."""
         self.frames = 0
 
     def meet(self, link: SimLink) -> None:
@@ -96,7 +96,7 @@ class Network:
             world.schedule(world.delay(world.tempo.data_us), end.process, Kind.LINK, end.up, f"connected {end.name}")
 
     def ends(self) -> list[SimLink]:
-        """Of all connections that are up; each sends in one direction."""
+        """Return both ends of all established connections; each sends in one direction."""
         return [end for link in self.connected.values() for end in (link, link.peer) if end is not None]
 
     def forget(self, link: SimLink) -> None:
@@ -105,7 +105,7 @@ class Network:
         self.connected.pop(link.key, None)
 
     def cut(self, link: SimLink, reason: str) -> None:
-        """Both sides lose it, each in its own time; what is on the wire until then may still arrive."""
+        """Cut a connection: each side notices after its own delay, and data on the wire may still arrive before."""
         self.connected.pop(link.key, None)
         for end in (link, link.peer):
             if end is not None:
@@ -113,7 +113,7 @@ class Network:
 
 
 def stall(ways: Sequence[Pipe | SimLink], victim: int) -> bool:
-    """Nothing arrives for a while in one direction of one connection: packets are lost, and sent again late."""
+    """Stop deliveries in one direction of one connection for a while, as if packets were lost and sent again late."""
     if not ways:
         return False
     delay_us = 1_000 + victim * 7919 % (STALL_US if victim % 2 else STALL_US // 10)
@@ -142,13 +142,13 @@ class SimTransport:
         return link
 
     def gone(self) -> None:
-        """The process is dead: its peers find out."""
+        """Let the peers notice that the process is dead."""
         for link in list(self.links.values()):
             link.drop(f"{SIM} {self._process.name} is gone")
 
 
 class SimLink:
-    """core.seams.DataLink: our side of a connection to one peer."""
+    """The core.seams.DataLink of one side of a connection."""
 
     def __init__(
         self,
@@ -171,9 +171,9 @@ class SimLink:
         self._is_up = False
         self._pump_is_due = False
         self._may_have_more = False
-        """Whether a pull would give something."""
+        """Whether a pull may return something."""
         self._wire: deque[tuple[int, list[bytearray]]] = deque()
-        """Sent and not yet received: bytes, and frames without their length."""
+        """The data that were sent and not yet received: their size in bytes, and the frames without their length."""
         self._wire_bytes = 0
         self._last_at_us = 0
         self._is_cut = False
@@ -201,7 +201,7 @@ class SimLink:
         self.drop(f"{SIM} the other side has closed the connection")
 
     def hold(self, delay_us: int) -> None:
-        """Whatever is sent from now on arrives at the peer no sooner than in `delay_us`."""
+        """Delay everything that is sent to the peer from now on to at least `delay_us` from now."""
         self._last_at_us = max(self._last_at_us, self._world.now_us + delay_us)
 
     # ---- life
@@ -216,7 +216,7 @@ class SimLink:
             self._lost(f"{SIM} the other side did not connect in time")
 
     def drop(self, reason: str) -> None:
-        """Let go on this side; the other side hears of it after all that was sent."""
+        """Drop this side; the other side notices after it has received everything that was sent."""
         if self._end is None:
             return
         self._end = None
@@ -232,7 +232,7 @@ class SimLink:
         delay = after_us + world.delay(world.tempo.data_us)
         world.schedule(delay, self.process, Kind.LINK, partial(self._lost, reason), f"lost {self.name}: {reason}")
         if self.peer is not None:
-            self.peer._is_cut = True  # what the peer sends from now on leads nowhere
+            self.peer._is_cut = True  # everything that the peer sends from now on is lost
 
     def _lost(self, reason: str) -> None:
         end = self._end
@@ -285,5 +285,5 @@ class SimLink:
             if self._end is None:
                 return
             self._end.receive(memoryview(frame))
-            frame[:] = b"\xdb" * len(frame)  # must not have been kept
+            frame[:] = b"\xdb" * len(frame)  # overwritten, since the receiver must not keep the view
         sender._pump_soon()

@@ -1,8 +1,8 @@
-"""Starts of a job by an older midstream, one in which barriers overtook on every edge whose rows can be redistributed.
+"""Starts of a job by an older midstream, in which barriers overtook on every edge whose rows can be redistributed.
 
-What such a version has stored in flight has to be read once by this one, also on edges on which barriers
-keep their place today (`graph.overtaking`). That tasks come to wait for each other in the older version is no bug
-of this one: its checkpoints may run out of time.
+This version must be able to read the rows in flight that such a version has stored, even on edges on which barriers
+do not overtake any more (`graph.overtaking`). In the older version tasks could wait for each other forever, so its
+checkpoints may time out: that is not a bug of this version.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from midstream.worker import slot
 
 NO_COLUMNS: Final = pa.schema([])
 SHARE: Final = 0.5
-"""Of the starts of a run that has such starts."""
+"""The share of such starts in a run that has any."""
 
 
 class OlderGraph(JobGraph):
@@ -45,7 +45,7 @@ def is_older(graph: JobGraph) -> bool:
 
 
 def patience_of(graph: JobGraph, patience_s: float) -> float:
-    """How long a checkpoint of this start may take: for ever, if tasks may come to wait for each other."""
+    """Return how long a checkpoint of this start may take: without a limit if tasks may wait for each other."""
     return math.inf if is_older(graph) else patience_s
 
 
@@ -54,7 +54,7 @@ def _redistributable(graph: JobGraph) -> frozenset[int]:
 
 
 def in_flight_where_none_may_be(metadata: CheckpointMetadata, scenario: Scenario) -> list[str]:
-    """Rows in flight in a checkpoint on an edge on which barriers keep their place: complaints."""
+    """Return complaints about rows in flight in a checkpoint, on edges on which barriers do not overtake."""
     if not metadata.channels:
         return []
     vertices = tuple(Vertex(vertex.id, vertex.parallelism, None, ()) for vertex in metadata.vertices)
@@ -70,7 +70,7 @@ def in_flight_where_none_may_be(metadata: CheckpointMetadata, scenario: Scenario
 
 @contextmanager
 def by_version(scenario: Scenario) -> Iterator[None]:
-    """For as long as a run lasts, slots go by the rule of the version that started their job."""
+    """Let slots follow the rule of the version that started their job, within the block."""
     if not scenario.has_older:
         yield
         return

@@ -1,12 +1,12 @@
-"""What must be in a checkpoint directory, at all times and when a run has settled.
+"""The rules for the contents of a checkpoint directory, at all times and when a run has settled.
 
-A checkpoint that can be restored has all its files, from the moment at which its metadata is there until that is
-deleted. Files that can never be needed are not left behind. These may rightly be left:
+A checkpoint that can be restored has all its files from the moment when its metadata exists until that is deleted.
+Files that can never be needed must not be left behind. These files may rightly be left:
 
-- files of a checkpoint whose outcome the coordinator does not know: its metadata may yet be written;
-- what a driver that was thought dead, or its slots, have written after the next one had cleaned up;
-- what a slot that was given up has written after its attempt was cleaned up;
-- what is being written for a checkpoint when the job ends.
+- files of a checkpoint whose outcome the coordinator does not know: its metadata may still be written;
+- files that a driver considered dead, or its slots, have written after the next driver had cleaned up;
+- files that an abandoned slot has written after its attempt was cleaned up;
+- files that are being written for a checkpoint when the job ends.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from midstream.sim.world import World
 
 SAMPLES: Final = 5
 PASSES: Final = 8
-"""So many checkpoints behind the last refusal of the storage, what could not be deleted then has been tried again."""
+"""The number of checkpoints after a refusal of the storage by which deletions that had failed have been retried."""
 CLAIM: Final = re.compile(r"chk-\d+/_owner")
 
 
 class OnDisk:
-    """One checkpoint directory. It is told of every file."""
+    """The rules for one checkpoint directory. It is notified of every change of a file."""
 
     def __init__(self, world: World, disk: Disk) -> None:
         self._world = world
         self._disk = disk
         self._born: dict[str, int] = {}
-        """By file: the step in which it was written."""
+        """The step in which each file was written, by path."""
         self._metadata: dict[str, CheckpointMetadata] = {}
-        """Of the checkpoints that are there, by path."""
+        """The metadata of the existing checkpoints, by path."""
         self._began: dict[int, int] = {}
-        """By epoch: the step from which on its coordinator cleans up what it has found."""
+        """The step in which the coordinator of each epoch began, and from which it cleans up the files of others."""
         self._made: dict[tuple[int, int], dict[int, int]] = {}
-        """By epoch and attempt: its checkpoints, and the steps in which their metadata was written."""
+        """The checkpoints by epoch and attempt, with the step in which the metadata of each was written."""
         self._claimed: dict[int, set[int]] = {}
-        """By checkpoint: the epochs that have claimed its id."""
+        """The epochs that have claimed the id of each checkpoint."""
         self._taken: dict[int, frozenset[int]] = {}
-        """By epoch: the ids that others had claimed when its coordinator began."""
+        """The ids that were already claimed when the coordinator of each epoch began."""
         self._seen: dict[int, int] = {}
-        """By epoch: the newest checkpoint that was there when its coordinator began."""
+        """The newest checkpoint that existed when the coordinator of each epoch began; 0 if there was none."""
         disk.on_change.append(self._changed)
 
     def _changed(self, path: str, data: bytes | None) -> None:
@@ -76,13 +76,15 @@ class OnDisk:
                 self._world.bug(f"checkpoint {metadata.checkpoint_id} refers to {_some(lost)}, which is not there")
 
     def _check_claim(self, checkpoint_id: int, epoch: int) -> None:
-        """An id that was claimed before a coordinator began is never its own: it may yet be written to."""
+        """Check that a coordinator does not use an id that was claimed before it began: it may still be written to."""
         if checkpoint_id in self._taken.get(epoch, ()):
             self._world.bug(f"epoch {epoch} makes checkpoint {checkpoint_id}, an id that was claimed before it began")
         self._claimed.setdefault(checkpoint_id, set()).add(epoch)
 
     def _check_author(self, metadata: CheckpointMetadata) -> None:
-        """Metadata is written under an id that its coordinator has claimed; and does not count behind the next one's start."""
+        """Check that a coordinator has claimed the id under which it writes metadata, and that this metadata does not
+        count if it is written after the next coordinator has begun.
+        """
         checkpoint_id, epoch = metadata.checkpoint_id, metadata.epoch
         if epoch not in self._claimed.get(checkpoint_id, ()):
             self._world.bug(f"epoch {epoch} writes checkpoint {checkpoint_id}, an id that it has not claimed")
@@ -106,7 +108,7 @@ class OnDisk:
     # ---- when the run has settled
 
     def check_settled(self, drivers: Sequence[Driver], retained: int) -> Iterator[str]:
-        """Complaints about what is left when the job has come to its end, and nothing goes on."""
+        """Yield complaints about files that are left when the job has ended and nothing runs any more."""
         if not self._began:
             return
         with self._world.looking():
@@ -115,10 +117,10 @@ class OnDisk:
         driver = next(driver for driver in drivers if driver.plan.job_id == jobs[head])
         steps = (step for (epoch, _), made in self._made.items() if epoch == head for step in made.values())
         if self._disk.refused_in > self._began[head] and sum(step > self._disk.refused_in for step in steps) < PASSES:
-            return  # what could not be deleted in the end is found by the next coordinator
+            return  # files that could not be deleted at the end would be found by the next coordinator
         if not driver.coordinator.status(
             driver.process.now_ms()
-        ).had_finished:  # then nothing has run: it drops nothing
+        ).had_finished:  # otherwise nothing has run, and nothing was cleaned up
             yield from self._check_number(head, driver, retained)
         yield from self._check_files(head, driver)
         yield from self._check_claims(head)
@@ -172,7 +174,7 @@ class OnDisk:
             yield f"claims of checkpoints that were never completed are left: {_some(left)}"
 
     def _is_settled(self, path: str, head: int, driver: Driver, written_in: int) -> bool:
-        """Whether a state file of this name, written then, must be gone if no checkpoint refers to it."""
+        """Whether a state file of this name, written in this step, must be deleted if no checkpoint refers to it."""
         file = StateFile.parse(path)
         if file is None or file.epoch > head:
             return False
@@ -180,13 +182,13 @@ class OnDisk:
             return written_in < self._began[head]
         made = [(attempt, ids) for (epoch, attempt), ids in self._made.items() if epoch == head]
         told = [(a, number, step) for a, ids in made for number, step in ids.items() if number in driver.completed]
-        if any(attempt > file.attempt for attempt, _, _ in told):  # with its first checkpoint an attempt cleans up
+        if any(attempt > file.attempt for attempt, _, _ in told):  # an attempt cleans up at its first checkpoint
             return written_in < min(step for attempt, _, step in told if attempt > file.attempt)
         return any(attempt == file.attempt and number > file.checkpoint_id for attempt, number, _ in told)
 
 
 def _number_of(claim: str) -> int:
-    """The id of the checkpoint that a file `chk-N/_owner` claims."""
+    """Return the id of the checkpoint that a file `chk-N/_owner` claims."""
     return int(claim[len("chk-") : claim.index("/")])
 
 

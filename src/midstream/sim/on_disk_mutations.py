@@ -21,7 +21,7 @@ from midstream.core.seams import Storage
 from midstream.protocol.messages import CheckpointAck
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.regions import hanging
-from midstream.sim.regions_at_rest import frozen, going_back_and_forth
+from midstream.sim.regions_at_rest import deleted_again, frozen, going_back_and_forth
 from midstream.sim.scenario import Fault, Scenario, draw
 from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
 
@@ -87,6 +87,17 @@ def attempts_leak() -> Replacements:
 def epochs_leak() -> Replacements:
     """What drivers that have died have left is never deleted."""
     return [(store, "clean_up", lambda *_: ())]
+
+
+def deleted_later() -> Replacements:
+    """What could not be deleted is not tried again at once."""
+    original = Cleaning._done
+
+    def done(self: Any, *arguments: Any) -> None:
+        self._has_failed = True
+        original(self, *arguments)
+
+    return [(Cleaning, "_done", done)]
 
 
 def aborted_leak() -> Replacements:
@@ -219,16 +230,16 @@ def fresh_is_not_written_down() -> Replacements:
 
 def uncertain_is_aborted() -> Replacements:
     """What was prepared for a checkpoint of unknown outcome is cleaned up."""
-    original = Checkpoints.take_unsettled
+    original = Checkpoints.take_prepared
 
-    def take_unsettled(self: Any) -> Any:
+    def take_prepared(self: Any) -> Any:
         before, self._uncertain_id = self._uncertain_id, 0
         try:
             return original(self)
         finally:
             self._uncertain_id = before
 
-    return [(Checkpoints, "take_unsettled", take_unsettled)]
+    return [(Checkpoints, "take_prepared", take_prepared)]
 
 
 _Bug = tuple[str, Callable[[], Replacements], Callable[[int], Scenario]]
@@ -254,6 +265,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "goes_back_without_a_word": Mutation(
         "sinks are not asked before a job goes back", goes_back_without_a_word, going_back_and_forth
     ),
+    "deleted_later": Mutation("what cannot be deleted waits for the next pass", deleted_later, deleted_again),
     "takes_back_too_much": Mutation("sinks take back too much", takes_back_too_much, going_back_and_forth),
     "takes_back_too_little": Mutation("sinks take back too little", takes_back_too_little, going_back_and_forth),
     "newer_ones_still_count": Mutation(

@@ -1,8 +1,8 @@
-"""What must be true of a run, at every completed checkpoint and at its end.
+"""The rules that a run must satisfy at every completed checkpoint and at its end.
 
-A completed checkpoint is a consistent cut: the positions of its sources name a set of rows, and
-every keyed operator's state, every broadcast state and what the sinks have prepared up to then
-must be exactly what a sequential run over those rows gives.
+A completed checkpoint is a consistent cut: the positions of its sources define a set of rows, and
+every keyed operator's state, every broadcast state and everything that the sinks have prepared up
+to then must be exactly the result of a sequential run over those rows.
 """
 
 from __future__ import annotations
@@ -39,32 +39,32 @@ from midstream.state.parts import KEY_GROUP, Redistribute
 
 _decode_split = msgspec.msgpack.Decoder(Split).decode
 CHECKPOINT: Final = re.compile(r"chk-\d+/_metadata")
-"""In the job's own directory."""
+"""The path of a checkpoint's metadata in its directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """What a completed checkpoint stands for."""
+    """The rows, state and output that a completed checkpoint represents."""
 
     job_id: str
-    """Of the start that has made it."""
+    """The id of the start that made the checkpoint."""
     expected: Expectation
     output: tuple[str, ...]
-    """Names of all that the sinks have staged up to it."""
+    """The names of everything that the sinks have staged up to the checkpoint."""
     operators: tuple[OperatorState, ...]
     sources: tuple[SourcePosition, ...]
     done: Mapping[str, frozenset[int]]
     finished_at: Mapping[str, int]
-    """What is known of operators that have finished, wholly or in part, see `Oracle`."""
+    """`done` and `finished_at` record the operators that have finished, wholly or in part; see `Oracle`."""
     ended: Mapping[str, dict[int, int]]
     said: Mapping[str, tuple[OperatorState, Counter[int]]]
-    """What is known of its sources and of operators that sum up, see `Oracle`."""
+    """`ended` and `said` record the sources that have ended and the operators that sum up; see `Oracle`."""
     marks: Mapping[str, tuple[int, int]]
     """See `EventTimes`."""
 
 
 class Oracle:
-    """`sources` by uid. `is_aligned`: barriers overtake nothing."""
+    """The rules for one run. `sources` are by uid. `is_aligned`: barriers overtake nothing."""
 
     def __init__(
         self,
@@ -79,34 +79,41 @@ class Oracle:
         self._key_groups = key_groups
         self.checkpoints = 0
         self.finished_in_checkpoint = 0
-        """How many checkpoints held finished subtasks."""
+        """The number of checkpoints with finished subtasks."""
         self.in_flight = 0
-        """How many held rows in flight."""
+        """The number of checkpoints with rows in flight."""
         self.lost = 0
         self.doubled = 0
         self.storage = storage
-        """Of the job's checkpoint directory."""
+        """The storage of the job's checkpoint directory."""
         self._sources = sources
         self._outside = outside
         self.lines = Lines(outside)
         self._job_id = ""
-        """Of the start that the job is in now."""
+        """The id of the job's current start."""
         self._cuts: dict[tuple[str, int], Cut] = {}
-        """By job id and checkpoint."""
+        """The cut of each completed checkpoint, by job id and checkpoint."""
         self._before: dict[tuple[str, int], Cut | None] = {}
-        """By job id and attempt: what its next checkpoint goes on from. That is the newest one of the same attempt, or
-        else what it was restored from, and not what was written last: that may be of an attempt that had given it up."""
+        """The predecessor of each attempt's next checkpoint, by job id and attempt.
+
+        This is the newest checkpoint of the same attempt, or else the one from which it was restored. It is not always
+        the last one written, which may belong to an earlier attempt that had given it up.
+        """
         self._ended: dict[str, dict[int, int]] = {}
-        """Rows of the sources that were at their end in the checkpoint that is gone on from."""
+        """The rows of each source that had ended in the preceding checkpoint."""
         self._done: dict[str, frozenset[int]] = {}
-        """Key groups of subtasks that had finished in a checkpoint: nothing comes to them any more, and a restore at
-        another parallelism drops their state, which nobody needs."""
+        """The key groups of subtasks that had finished in a checkpoint, by operator.
+
+        They receive no more rows, and a restore at another parallelism drops their state, which is no longer needed.
+        """
         self._finished_at: dict[str, int] = {}
-        """At which parallelism an operator had finished as a whole; 0 if it has been restored at another one since."""
+        """The parallelism at which an operator had finished as a whole; 0 if it has been restored at another one since."""
         self._said: dict[str, tuple[OperatorState, Counter[int]]] = {}
-        """Of each operator that sums up: as it was in the checkpoint gone on from, and ids of what it had said then."""
+        """The state of each operator that sums up in the preceding checkpoint, and the ids of the rows that it had
+        emitted by then.
+        """
         self._last: Cut | None = None
-        """The newest completed checkpoint."""
+        """The cut of the newest completed checkpoint."""
         self.inspection = Inspection(shape, sources, outside, key_groups)
         tables = lambda subtask, *parts: tables_of(self.storage, subtask, *parts)  # noqa: E731 - its storage may change
         self._states = StateOracle(shape, sources, tables)
@@ -115,7 +122,10 @@ class Oracle:
     # ---- at every checkpoint
 
     def check_checkpoint(self, metadata: CheckpointMetadata, is_copy_of: Cut | None = None) -> list[str]:
-        """Complaints about a checkpoint whose metadata has just been written; `is_copy_of`: what it was copied from."""
+        """Return complaints about a checkpoint whose metadata has just been written.
+
+        `is_copy_of`: the cut of the savepoint from which it was copied, if it was.
+        """
         with self._outside.world.looking():
             complaints: list[str] = []
             try:
@@ -127,9 +137,9 @@ class Oracle:
 
     def _check_checkpoint(self, metadata: CheckpointMetadata, is_copy_of: Cut | None) -> Iterator[str]:
         if is_superseded(self.storage, metadata):
-            return  # of a coordinator that had been superseded: never offered, nobody is told
+            return  # its coordinator has been superseded, so the checkpoint is never reported or restored
         if list_checkpoints(self.storage, newer_than=metadata.checkpoint_id):
-            # Given up, written late, and newer ones have been committed: one of the older ones, no more.
+            # The checkpoint was given up and written late, when a newer one was complete; it is only an older one.
             lost = [file for file in metadata.files if not self.storage.exists(file)]
             if lost:
                 yield f"checkpoint {metadata.checkpoint_id} is written late and refers to {some(lost)}, which is not there"
@@ -183,11 +193,11 @@ class Oracle:
     def _read_by_then(
         self, where: str, operators: Mapping[str, OperatorState], metadata: CheckpointMetadata
     ) -> Generator[str, None, dict[str, dict[int, int]]]:
-        """Complaints; returns the rows that each source has put out, by uid, as `expectation` wants them."""
+        """Yield complaints, and return the rows that each source has emitted, by uid, in the form of `expectation`."""
         emitted: dict[str, dict[int, int]] = {}
         for uid in self._sources:
             ended = uid in operators and operators[uid].fully_finished
-            # Of a source that had ended before, perhaps by a drain, later checkpoints no longer say where.
+            # Once a source has ended, perhaps by a drain, later checkpoints do not record its position any more.
             before = self._ended.get(uid) if ended else None
             emitted[uid] = self._emitted(uid, metadata) if before is None else before
             if ended:
@@ -201,7 +211,7 @@ class Oracle:
         return emitted
 
     def _remember(self, metadata: CheckpointMetadata, expected: Expectation, output: Iterable[str]) -> None:
-        """What later checkpoints are compared with."""
+        """Record what later checkpoints are compared with."""
         for op in metadata.operators:
             if op.finished:
                 gone = (key_group_range(index, op.parallelism, self._key_groups) for index in op.finished)
@@ -224,7 +234,7 @@ class Oracle:
         self._cuts[metadata.job_id, metadata.checkpoint_id] = self._last
 
     def goes_on(self, job_id: str, cut: Cut | None, after: After | None) -> list[str]:
-        """The job begins another start, from what stands for `cut` (None: from the beginning). Complaints."""
+        """Begin another start of the job from `cut` (None: from the beginning), and return complaints."""
         self._job_id = job_id
         self._last = cut
         self._know(cut)
@@ -233,9 +243,10 @@ class Oracle:
     def attempt_begins(
         self, job_id: str, attempt: int, restored: CheckpointMetadata | None, unknown: Container[int]
     ) -> Iterator[str]:
-        """It goes on from this checkpoint, or from the beginning. Complaints if that is not the newest of its job.
+        """Begin an attempt that is restored from this checkpoint (None: it starts at the beginning), and yield
+        complaints if that is not the newest checkpoint of its job.
 
-        `unknown`: checkpoints of which the coordinator cannot know whether they are there.
+        `unknown`: checkpoints that the coordinator cannot know to exist.
         """
         self._before[job_id, attempt] = None if restored is None else self.cut_of(restored)
         number = 0 if restored is None else restored.checkpoint_id
@@ -247,7 +258,7 @@ class Oracle:
         return (job_id, attempt) in self._before
 
     def _know(self, cut: Cut | None) -> None:
-        """No more than what is known where `cut` is."""
+        """Reset everything that is recorded about operators and sources to the state of `cut`."""
         self._done = {} if cut is None else dict(cut.done)
         self._finished_at = {} if cut is None else dict(cut.finished_at)
         self._ended = {} if cut is None else dict(cut.ended)
@@ -270,7 +281,7 @@ class Oracle:
         yield from self._states.check(where, operators, expected)
 
     def _check_owners(self, where: str, operator: OperatorState) -> Iterator[str]:
-        """Keyed state lies with the subtask that owns its key groups."""
+        """Yield a complaint for keyed state in a subtask that does not own its key groups."""
         for index in operator.running:
             own = key_group_range(index, operator.parallelism, self._key_groups)
             for part in operator.subtasks[index].parts:
@@ -282,7 +293,7 @@ class Oracle:
                         )
 
     def _emitted(self, uid: str, metadata: CheckpointMetadata) -> dict[int, int]:
-        """id to key of the rows that lie before the source's position."""
+        """Return the rows before the source's position: the key by id."""
         source = self._sources[uid]
         rows = {f"{source.number}-{i}": count for i, count in enumerate(source.rows)}
         known = next((position for position in metadata.sources if position.uid == uid), None)
@@ -300,7 +311,7 @@ class Oracle:
         return {row: key for name, count in rows.items() for row, key in source.rows_of(int(name.split("-")[1]), count)}
 
     def _open_splits(self, uid: str, metadata: CheckpointMetadata) -> list[Split]:
-        """Those that wait to be handed out, and those that are being read."""
+        """Return the splits that wait to be assigned and those that are being read."""
         waiting = (encoded for known in metadata.sources if known.uid == uid for encoded in known.pending)
         found = [_decode_split(encoded) for encoded in waiting]
         for operator in metadata.operators:
@@ -311,7 +322,7 @@ class Oracle:
         return found
 
     def _note_safe(self, metadata: CheckpointMetadata) -> None:
-        """What a source may be told of, where it wants to know."""
+        """Record which positions a source may be told are complete, if it is a `ToldSource`."""
         for known in metadata.sources:
             source = self._sources[known.uid]
             if isinstance(source, ToldSource):
@@ -372,7 +383,7 @@ class Oracle:
             yield f"{where}: {operator.uid} has counted {count} rows instead of {expected.total()}"
 
     def _check_output(self, where: str, output: Iterable[str], expected: Expectation) -> Iterator[str]:
-        """What was committed before, and what a checkpoint holds for commit: together its sinks' output."""
+        """Yield complaints about the sinks' output: what was committed before, and what the checkpoint holds to commit."""
         staged = []
         for name in output:
             if name not in self._outside.staged:
@@ -405,7 +416,9 @@ class Oracle:
         output: Iterable[str],
         by_place: Mapping[tuple[int, int, int], Counter[int]],
     ) -> Iterator[str]:
-        """What a subtask has said when it had finished is all it ever says; together they have counted every row."""
+        """Yield complaints about an operator that sums up: a finished subtask must emit nothing more, and all of them
+        must have counted every row together.
+        """
         sink, node = expected.total_sinks[operator.uid]
         staged = (self._outside.staged[name] for name in output if name in self._outside.staged)
         said = Counter(row for part in staged if part.sink == sink for row in part.ids)
@@ -428,19 +441,21 @@ class Oracle:
     # ---- savepoints
 
     def cut_of(self, metadata: CheckpointMetadata) -> Cut | None:
-        """Of the completed checkpoint that a savepoint was made of."""
+        """Return the cut of the completed checkpoint with this metadata, which may be that of a savepoint made of it."""
         return self._cuts.get((metadata.job_id, metadata.checkpoint_id))
 
     def has_completed(self, job_id: str | None, checkpoint_id: int) -> bool:
-        """None: by any start of the job."""
+        """Whether the start `job_id` has completed this checkpoint; None stands for any start."""
         return any(number == checkpoint_id and job_id in (None, job) for job, number in self._cuts)
 
     def committed(self) -> Set[str]:
-        """Names of all output that is committed."""
+        """Return the names of all committed output."""
         return self._outside.committed.keys()
 
     def check_savepoint(self, url: str, place: Storage, data: bytes) -> list[str]:
-        """Complaints about a savepoint whose metadata has just been written to `place`, to which it must be confined."""
+        """Return complaints about a savepoint whose metadata has just been written to `place`, which must hold all of
+        it.
+        """
         before, self.storage = self.storage, place
         with self._outside.world.looking():
             try:
@@ -471,19 +486,21 @@ class Oracle:
         verify_chunks(place, [part for op in metadata.operators for task in op.subtasks for part in task.parts], where)
 
     def begin_again(self, storage: Storage, cut: Cut) -> None:
-        """Another job begins in a directory of its own from what stands for `cut`: its output is all there is."""
+        """Begin another job from `cut`, in its own directory and with only the output of `cut`."""
         self.storage = storage
         self._outside.committed = dict.fromkeys(cut.output)
         self.lines = Lines(self._outside)
 
     def check_stopped_with(self, cut: Cut) -> Iterator[str]:
-        """Complaints about the output of a job that has stopped with a savepoint: it is that of the savepoint."""
+        """Yield complaints about a job that has stopped with a savepoint: its output must be that of the savepoint."""
         yield from self._compare("stop with a savepoint", cut.expected.sinks, self._committed())
 
     # ---- at the end
 
     def check_end(self) -> Iterator[str]:
-        """Complaints about the output of a job that has finished: of all rows, or of those up to where it was drained."""
+        """Yield complaints about a job that has finished: its output must be that of all rows, or of those up to the
+        point at which it was drained.
+        """
         everything = {
             uid: {row: key for i, count in enumerate(source.rows) for row, key in source.rows_of(i, count)}
             for uid, source in self._sources.items()
@@ -505,7 +522,7 @@ class Oracle:
             yield from self._check_sum("end", uid, expected, said)
 
     def check_stopped(self) -> Iterator[str]:
-        """Complaints about the output of a job that was stopped: it is that of its last checkpoint."""
+        """Yield complaints about a job that was stopped: its output must be that of its last checkpoint."""
         if self._last is not None:
             yield from self._compare("stop", self._last.expected.sinks, self._committed())
             yield from self._states.check_joins("stop", self._last.expected, self._committed(), None)
@@ -520,7 +537,7 @@ class Oracle:
         return self._named(self.lines.output(self._job_id))
 
     def _named(self, names: Iterable[str]) -> list[Staged]:
-        """What has been staged under these names."""
+        """Return the output that was staged under these names."""
         return [self._outside.staged[name] for name in names if name in self._outside.staged]
 
     def _compare(self, where: str, expected: Mapping[str, Counter[int]], staged: Sequence[Staged]) -> Iterator[str]:
@@ -530,7 +547,7 @@ class Oracle:
                 continue
             found[part.sink].update(part.ids)
         for uid, ids in expected.items():
-            if dict.__eq__(ids, found[uid]):  # Counter's own goes through them one by one
+            if dict.__eq__(ids, found[uid]):  # much faster than Counter's own comparison
                 continue
             lost, doubled = ids - found[uid], found[uid] - ids
             self.lost += lost.total()
@@ -542,7 +559,7 @@ class Oracle:
 
 
 def _unplaced(operators: Sequence[OperatorState]) -> tuple[OperatorState, ...]:
-    """The same without the places of their chunks, which a savepoint has copies of."""
+    """Return the operators without the places of their chunks, which differ in a savepoint since it has copies."""
     replace = msgspec.structs.replace
     return tuple(
         replace(

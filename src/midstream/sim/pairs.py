@@ -1,4 +1,4 @@
-"""All state machines that coverage looks at, and which of their states and events never meet, with the reason."""
+"""All state machines that coverage records, and their impossible pairs of state and event, with the reasons."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
         (
             (
                 "*",
-                "TriggerReceived, settled|TriggerReceived, newer",
+                "TriggerReceived, over|TriggerReceived, newer",
                 "it comes once, in order, while nothing is pending",
             ),
         ),
@@ -79,8 +79,8 @@ MACHINES: Final[tuple[Machine, ...]] = (
         (
             (_NOT_LIVE, "|".join(ELEMENTS), "only a live task reads"),
             (f"ENDING|{_FINISHING}", _AFTER_DATA, "all its data has ended"),
-            (f"RUNNING|HELD|ENDING|{_FINISHING}|FINISHED|CLOSED", "open|start", "it happens once"),
-            ("HELD", "|".join(ELEMENTS), "it has a source and no gates"),
+            (f"RUNNING|PAUSED|ENDING|{_FINISHING}|FINISHED|CLOSED", "open|start", "it happens once"),
+            ("PAUSED", "|".join(ELEMENTS), "it has a source and no gates"),
             ("CREATED", "trigger_checkpoint|checkpoint_completed|checkpoint_aborted", "all tasks run before the first"),
             ("CREATED", "fail", "a failure to open is the slot's"),
             ("CREATED", "add_split|no_more_splits|stop_source", "sent behind Start, in order"),
@@ -161,7 +161,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
             ("PUBLISHING|ORPHANED", "acknowledge", "all have answered"),
             ("*", "acknowledge again", "a task answers once, on a connection without duplicates"),
             ("PUBLISHING|ORPHANED", "decline", "a task answers once"),
-            ("COLLECTING|PUBLISHING|ORPHANED", "rescale", "between two attempts, and only when it is settled"),
+            ("COLLECTING|PUBLISHING|ORPHANED", "rescale", "between two attempts, and only when its outcome is known"),
         ),
     ),
     Machine(

@@ -1,4 +1,4 @@
-"""How the simulated driver pickles a graph for its slots."""
+"""The pickling of a graph by the simulated driver, for its slots."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ CONSTANTS: Final = frozenset({Edge, Reduction, pa.Schema})
 
 
 class Pickler(pickle.Pickler):
-    """Every task has a graph of its own, so what never changes is not copied, and the rest the quick way.
+    """Pickles fast, since every task gets a copy of the graph: constants are not copied, and the rest has short forms.
 
-    `externals` grow by the constants that come by.
+    The constants that it meets are added to `externals`.
     """
 
     def __init__(self, file: io.BytesIO, names: Mapping[int, str], externals: dict[str, object]) -> None:

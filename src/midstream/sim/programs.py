@@ -1,7 +1,7 @@
-"""Programs that have changed: other tasks and edges around the same operators, and what speaks against going on.
+"""Changed programs: other tasks and edges around the same operators; and the reasons why a job cannot use one.
 
-What comes out stays the same, so all that is compared is compared as before, by uid. Tasks are in another
-order, cut in two or joined to one, and operators without state come and go, in a task or in one of their own.
+The results stay the same, so everything is compared as before, by uid. Tasks are in another order, cut in two or
+joined into one, and operators without state are added and removed, in a task or as a separate one.
 """
 
 from __future__ import annotations
@@ -21,13 +21,15 @@ from midstream.sim.shapes import FORWARD, KEYED, Input, Shape
 from midstream.sim.topologies import form_of, uid_of
 
 NEW: Final = "new"
-"""How the uids of operators begin that the original program does not have."""
+"""The prefix of the uids of operators that the original program does not have."""
 _PLAIN: Final = frozenset(("pass", "sink"))
-"""Kinds that may begin a task of their own: event time by splits, and keys, are no concern of theirs."""
+"""The kinds of operators that may begin a separate task: they depend neither on event time by splits nor on keys."""
 
 Spec: TypeAlias = SourceSpec | OperatorSpec
 Ends: TypeAlias = tuple[str, str, int, str | None, int]
-"""uids of the last operator before an edge and of the first one behind it, input port, side output; which of those alike."""
+"""The uids of the last operator before an edge and of the first one after it, the input port, the side output, and a
+number that distinguishes edges for which these are equal.
+"""
 
 
 class _Task:
@@ -45,7 +47,7 @@ class _Way:
 
 
 class _Program:
-    """One that is being changed."""
+    """A program that is being changed."""
 
     def __init__(self, graph: JobGraph, shape: Shape, outside: Outside, seed: int, version: int) -> None:
         self._random = Random(f"program {seed} {version}")
@@ -102,20 +104,22 @@ class _Program:
                 del task.specs[at:]
                 self.tasks.append(rest)
                 for way in self.ways:
-                    if way.source is task and way.edge.tag is None:  # side outputs are of the operators before these
+                    if (
+                        way.source is task and way.edge.tag is None
+                    ):  # side outputs belong to operators that stay in the task
                         way.source = rest
                 self.ways.append(_Way(task, rest, Edge(0, 0, 0, FORWARD, SCHEMA)))
                 return
 
     def _put_between(self, way: _Way) -> None:
-        """A task of its own, as many subtasks as the producer has."""
+        """Put a new task, with the parallelism of the producer, on an edge."""
         task = _Task(way.source.parallelism, [self._new()])
         self.tasks.append(task)
         self.ways.append(_Way(way.source, task, replace(way.edge, partitioning=FORWARD, keys=(), port=0)))
         way.source, way.edge = task, replace(way.edge, tag=None)
 
     def _join(self, way: _Way) -> None:
-        """Two tasks, where nothing else comes to the second or goes out of the first."""
+        """Join two tasks if the first has no other output and the second no other input."""
         alone = sum(w.source is way.source for w in self.ways) == 1 == sum(w.target is way.target for w in self.ways)
         edge = way.edge
         if not alone or way.adapts or edge.partitioning is not FORWARD or edge.port or edge.tag is not None:
@@ -128,7 +132,7 @@ class _Program:
                 other.source = way.source
 
     def graph(self, max_parallelism: int) -> JobGraph:
-        """Its tasks in an order in which each is behind those that it reads."""
+        """Return the job graph, with the tasks in a random topological order."""
         ordered: list[_Task] = []
         while len(ordered) < len(self.tasks):
             ready = [
@@ -146,7 +150,7 @@ class _Program:
         lots = {task: self._random.random() for task in number.values()}
         ways = sorted(
             self.ways, key=lambda way: lots[number[id(way.source)]]
-        )  # stable: those with the same ends stay so
+        )  # stable: edges with the same ends keep their order
         edges = (
             replace(way.edge, id=at, source=number[id(way.source)], target=number[id(way.target)])
             for at, way in enumerate(ways)
@@ -155,7 +159,7 @@ class _Program:
 
 
 def changed(graph: JobGraph, shape: Shape, outside: Outside, seed: int, version: int) -> JobGraph:
-    """A version of the program of `shape`; 0 is the original. It is the same at every parallelism."""
+    """Return a version of the program of `shape`; 0 is the original. A version is the same at every parallelism."""
     if version == 0:
         return graph
     program = _Program(graph, shape, outside, seed, version)
@@ -168,7 +172,7 @@ def changed(graph: JobGraph, shape: Shape, outside: Outside, seed: int, version:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Before the operator at `position` of a node's chain; `entry` says what rows these are."""
+    """A place for rows in flight, before the operator at `position` of a node's chain. `entry` defines their form."""
 
     node: int
     position: int
@@ -176,14 +180,14 @@ class Place:
 
 
 class Places:
-    """Which place of the original program an edge of a changed one leads to."""
+    """Finds the place in the original program to which an edge of a changed one leads."""
 
     def __init__(self, shape: Shape) -> None:
         self._shape = shape
         self._at = {uid_of(i, at, kind): (i, at) for i, node in enumerate(shape) for at, kind in enumerate(node.chain)}
 
     def of(self, metadata: CheckpointMetadata) -> list[Place]:
-        """By edge."""
+        """Return the place for each edge of a checkpoint."""
         uids = [vertex.uids for vertex in metadata.vertices]
         found: list[Place] = []
         for edge in metadata.edges:
@@ -203,11 +207,13 @@ class Places:
         return found
 
 
-# ---- what speaks against it ------------------------------------------------
+# ---- why a job cannot continue ---------------------------------------------
 
 
 def contradictions(operators: Sequence[OperatorState], in_flight: Set[Ends], graph: JobGraph) -> Iterator[str]:
-    """Why `graph` cannot go on from a checkpoint with these operators, and rows in flight on edges between these."""
+    """Yield the reasons why `graph` cannot continue from a checkpoint with these operators and these edges with rows in
+    flight.
+    """
     for ends in in_flight - set(_ends(graph)):
         yield f"rows in flight from {ends[0]} to {ends[1]}"
     old = {operator.uid: operator for operator in operators}
@@ -232,7 +238,7 @@ def contradictions(operators: Sequence[OperatorState], in_flight: Set[Ends], gra
 
 
 def _share(operators: Mapping[str, OperatorState], uid: str) -> str:
-    """How much of an operator had finished."""
+    """Return whether an operator had finished: "fully", "partly", or "not"."""
     operator = operators.get(uid)
     if operator is None or not operator.finished:
         return "not"
@@ -245,7 +251,7 @@ def _ends(graph: JobGraph) -> list[Ends]:
 
 
 def ends_in_flight(metadata: CheckpointMetadata) -> frozenset[Ends]:
-    """Of the edges with rows in flight."""
+    """Return the ends of the edges with rows in flight."""
     ids = {state.edge for state in metadata.channels}
     uids = [vertex.uids for vertex in metadata.vertices]
     ends = _numbered((uids[e.source][-1], uids[e.target][0], e.port, e.tag) for e in metadata.edges)

@@ -1,4 +1,4 @@
-"""What a coordinator owes its slots and those who ask it for something, looked at as each message goes by."""
+"""Checks, at each message, what a coordinator owes its slots and its clients."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ from midstream.protocol.task_metrics import TaskMetrics
 _FAILED_IN_A_ROW: Final = re.compile(r"(\d+) checkpoints in a row have failed")
 _NUMBER: Final = re.compile(r"chk-(\d+)$")
 ROUNDING_US: Final = 1_500
-"""A pause is counted in whole milliseconds, from one to another."""
+"""The tolerance for pauses, since the coordinator measures them in whole milliseconds."""
+NOT_OPENED: Final = "the checkpoint directory cannot be opened"
 
 
 class Promises:
-    """Of one driver. `is_open` has the numbers of the slots whose connections are open."""
+    """The checks of one driver. `is_open` has the numbers of the slots whose connections are open."""
 
     def __init__(
         self, config: JobConfig, is_open: Container[int], now_us: Callable[[], int], bug: Callable[[str], None]
@@ -31,50 +32,52 @@ class Promises:
         self._now_us = now_us
         self._bug = bug
         self._deployed: dict[int, int] = {}
-        """By slot: the attempt whose tasks it runs, as far as the driver can know."""
+        """The attempt whose tasks each slot runs, as far as the driver can know."""
         self._triggered: list[int] = []
-        """Checkpoints, each once."""
+        """The checkpoints in the order of their triggers, each once."""
         self._ended_us: int | None = None
-        """When the last one had, unless an attempt has begun since."""
+        """When the last checkpoint completed or failed; None if an attempt has begun since."""
         self._is_ending = False
-        """A task of this attempt has come to its end: the job's waits for a checkpoint."""
+        """Whether a task of this attempt has reached its end, so that the end of the job waits for a checkpoint."""
         self._failed: set[int] = set()
-        """Checkpoints that have failed since one was complete, or since the attempt began."""
+        """The checkpoints that have failed since one completed, or since the attempt began."""
         self._moves = False
-        """A slot has to leave on which tasks of this attempt run."""
+        """Whether a slot has to leave that runs tasks of this attempt."""
         self._asked: dict[int, tuple[m.ClientRequest, int]] = {}
-        """By client that is not answered: its request, and how many checkpoints had been triggered then."""
+        """Each unanswered request, by client, with the number of checkpoints that had been triggered before it."""
         self._rows_read: dict[TaskId, tuple[int, int]] = {}
-        """By task: the checkpoint that it has acknowledged last, and how many rows its first operator had put out then."""
+        """The checkpoint that each task has acknowledged last, and how many rows its first operator had emitted by
+        then.
+        """
         self._acknowledged: dict[tuple[int, TaskId], int] = {}
-        """By attempt and task: the newest checkpoint that it has acknowledged."""
+        """The newest checkpoint that each task has acknowledged, by attempt and task."""
 
-    # ---- what it is asked for
+    # ---- requests and answers
 
     def asked(self, client: int, request: m.ClientRequest) -> None:
         self._asked[client] = request, len(self._triggered)
 
     def answered(self, client: int, reply: m.Reply) -> None:
-        """A checkpoint that was asked for is one that was triggered for it."""
+        """Check that the checkpoint in an answer was triggered after its request."""
         request, before = self._asked.pop(client)
         number = _NUMBER.search(reply.checkpoint or "")
         if isinstance(request, m.DoCheckpoint) and number and int(number[1]) not in self._triggered[before:]:
             self._bug(f"client {client} is told of checkpoint {number[1]}, which was triggered before it had asked")
 
     def told(self, text: str) -> None:
-        """So many checkpoints in a row have failed as is said."""
+        """Check that as many checkpoints in a row have failed as the text says."""
         row = _FAILED_IN_A_ROW.search(text)
         if row is not None and int(row[1]) > len(self._failed):
             self._bug(f"{row[0]}, is said; since one was complete these have: {sorted(self._failed)}")
 
     def not_published(self, job_id: str, numbers: Container[int], open_storage: Callable[[str], Storage]) -> None:
-        """Of checkpoints that failed for certain there is no metadata: they could be restored."""
+        """Check that checkpoints which certainly failed have no metadata, from which they could be restored."""
         assert self._root is not None
         for entry in list_checkpoints(open_storage(self._root)):
             if entry.checkpoint_id in numbers and entry.metadata is not None and entry.metadata.job_id == job_id:
                 self._bug(f"checkpoint {entry.checkpoint_id} counts as not written, and is there")
 
-    # ---- what it tells its slots
+    # ---- messages to slots
 
     def sent(self, slot: int, message: m.ToSlot) -> None:
         match message:
@@ -90,11 +93,11 @@ class Promises:
             ):
                 self._ended_us = self._now_us()
                 self._failed.add(number)
-            case _:  # the others promise nothing
+            case _:  # no other message is checked
                 pass
 
     def _deploys(self, slot: int, deploy: m.Deploy) -> None:
-        """No slot runs tasks of an earlier attempt any more: they could still write, and send."""
+        """Check that no slot still runs tasks of an earlier attempt, which could write and send."""
         for other, attempt in self._deployed.items():
             if attempt < deploy.attempt and other in self._is_open:
                 self._bug(f"attempt {deploy.attempt} is deployed, and slot {other} has not cancelled {attempt} yet")
@@ -105,7 +108,7 @@ class Promises:
         self._failed.clear()
 
     def _triggers(self, number: int) -> None:
-        """A checkpoint that nobody waits for keeps the pause behind the one before it."""
+        """Check that a checkpoint that was not requested keeps the minimum pause after the previous one."""
         self._triggered.append(number)
         is_wanted = (
             self._is_ending
@@ -117,16 +120,16 @@ class Promises:
             if pause_us < self._pause_us - ROUNDING_US:
                 self._bug(f"checkpoint {number} comes {pause_us} µs behind the last one, the pause is {self._pause_us}")
 
-    # ---- what slots tell it, and what it is told of them
+    # ---- messages of slots, and events about them
 
     def switches(self, checkpoint_id: int, ref: TaskId, metrics: TaskMetrics) -> None:
-        """The job goes on elsewhere from this checkpoint, and this source is cancelled."""
+        """Check that a source, which is cancelled since the job continues from this checkpoint, has read no more rows."""
         number, rows = self._rows_read.get(ref, (0, 0))
         if number == checkpoint_id and metrics.operators[0][2] > rows:
             self._bug(f"source {ref} has put out {metrics.operators[0][2] - rows} rows behind checkpoint {number}")
 
     def leaves(self, slot: int) -> None:
-        """What it runs on is to end: if it has tasks, a checkpoint is wanted, so that they can move."""
+        """Note that a slot has to leave: if it has tasks, a checkpoint is wanted, so that they can move."""
         self._moves = self._moves or slot in self._deployed
 
     def heard(self, slot: int, message: m.FromSlot) -> None:
@@ -142,5 +145,34 @@ class Promises:
                 if number < newest:
                     self._bug(f"task {task} acknowledges checkpoint {number} behind {newest}")
                 self._acknowledged[attempt, task] = max(newest, number)
-            case _:  # the others promise nothing
+            case _:  # no other message is checked
                 pass
+
+
+class OwedCommits:
+    """The commits and aborts that a slot was asked for and has not answered."""
+
+    def __init__(self, bug: Callable[[str], None], name: str) -> None:
+        self.requests: dict[int, bool] = {}
+        """By request: whether a commit had failed by then because the storage could not be opened, and no later opening."""
+        self._bug = bug
+        self._name = name
+        self._has_failed = False
+
+    def asked(self, request: int) -> None:
+        self.requests[request] = self._has_failed
+
+    def not_opened(self) -> None:
+        """Note that opening the storage has failed: the open requests may fail because of that."""
+        self._has_failed = False
+        self.requests = dict.fromkeys(self.requests, False)
+
+    def answered(self, answer: m.CommitDone | m.CommitFailed) -> None:
+        """Check that a commit that comes after such a failure has tried again to open the storage."""
+        had_failed = self.requests.pop(answer.request)
+        if isinstance(answer, m.CommitFailed) and NOT_OPENED in answer.summary:
+            if had_failed:
+                self._bug(
+                    f"{self._name} fails commit {answer.request} for a storage that it has not tried again to open"
+                )
+            self._has_failed = True

@@ -80,7 +80,7 @@ NAMED: Final[Mapping[str, Callable[[int], Scenario]]] = {
     "ending_keyed": regions.ending("keyed"),
     "ending_broadcast": regions.ending("broadcast"),
     "joining_tight": regions.joining_tight,
-    "several_splits": partial(regions.several_splits, splits=8),
+    "several_splits": regions.many_splits,
     "going_back_and_forth": at_rest.going_back_and_forth,
     "frozen": at_rest.frozen,
     "outcome_unknown": at_rest.outcome_unknown,
@@ -94,6 +94,14 @@ NAMED: Final[Mapping[str, Callable[[int], Scenario]]] = {
     "timers_in_pieces": regions.in_pieces(partial(draw, topology="timers", faults=("kill_slot", "user_error"))),
     "joins_in_pieces": regions.in_pieces(partial(draw, topology="join")),
     "in_pieces": regions.in_pieces(of_one_topology),
+    "read_badly": regions.read_badly,
+    "scant": regions.scant,
+    "dying_drained": regions.dying_drained,
+    "saving_slowly": regions.saving_slowly,
+    "denied": regions.denied,
+    "shrinking_committing": at_rest.shrinking_committing,
+    "loaded_again": at_rest.loaded_again,
+    "deleted_again": at_rest.deleted_again,
 }
 VISITS: Final = 0.3
 """Of the runs of the random campaign, how many are drawn from a region; the others from all that there can be."""

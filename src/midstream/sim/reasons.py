@@ -1,9 +1,9 @@
-"""Whether what fails in a run has a reason: something that struck, and that can explain this very failure.
+"""Checks whether each failure in a run has a reason: a fault that struck and that can explain this failure.
 
-Every reason that the simulator gives says `[sim]`, and the engine passes reasons on. So a task that
-fails without that word has failed by itself, and so has a checkpoint. What runs out of time says
-nothing of its cause: there the faults are looked at that have struck since the checkpoint was
-triggered, or so shortly before that they may last, and how long the job may rightly take.
+Every reason that the simulator gives contains `[sim]`, and the engine passes reasons on. So a task or
+a checkpoint that fails without that mark has failed because of a bug. A timeout does not name its
+cause: it is judged by the time that the job may rightly take, and by the faults that have struck since
+the checkpoint was triggered, or so shortly before that their effects may last.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from midstream.sim.network import SIM
 from midstream.sim.scenario import Scenario
 
 LASTS_US: Final = 6_000_000
-"""No fault is felt for longer than that after it has struck, but by what says so."""
+"""The longest time after which a fault may still cause a timeout; later effects name it in their reason."""
 OUT_OF_TIME: Final = "not complete within "
 THERE: Final = " exists already"
 UNION: Final = "and only some of its subtasks have finished"
 FINISHED: Final = " has finished"
 SMALL_POOL: Final = "pool_size: the tasks of one slot need at least"
-"""Of a plan that cannot run: see `Run._rescaled`."""
+"""The error of a plan whose pool is too small on purpose; see `Run._rescaled`."""
 
 
 class Reasons:
-    """Of one driver. `patience_s` is how long a checkpoint may take while nothing strikes."""
+    """The checks of one driver. `patience_s` is how long a checkpoint may take while no fault strikes."""
 
     def __init__(
         self, struck_us: list[int], patience_s: float, denied: Callable[[str], bool], bug: Callable[[str], None]
@@ -38,13 +38,13 @@ class Reasons:
         self._triggered_us: dict[int, int] = {}
         self._judged: set[int] = set()
         self._some_finished = False
-        """A task of this driver's job has, or was deployed as finished."""
+        """Whether a task of this driver's job has finished, or was deployed as finished."""
 
     def triggered(self, checkpoint_id: int, now_us: int) -> None:
         self._triggered_us.setdefault(checkpoint_id, now_us)
 
     def is_new(self, checkpoint_id: int) -> bool:
-        """Whether nobody has asked for it before."""
+        """Whether this is the first call for this checkpoint."""
         is_new = checkpoint_id not in self._judged
         self._judged.add(checkpoint_id)
         return is_new
@@ -53,7 +53,9 @@ class Reasons:
         self._some_finished |= bool(deploy.finished)
 
     def heard(self, message: m.FromSlot, pending_id: int | None) -> None:
-        """`pending_id`: of the checkpoint that the driver waits for when this arrives."""
+        """Check a message of a slot. `pending_id`: the checkpoint for which the driver is waiting; None if there is
+        none.
+        """
         match message:
             case m.TaskFinished():
                 self._some_finished = True
@@ -68,14 +70,14 @@ class Reasons:
             case m.CheckpointDecline(counts=True) if SIM not in message.reason:
                 self._bug(f"a declined checkpoint counts as a failure: {message.reason}")
             case m.CheckpointDecline(counts=False, checkpoint_id=declined) if declined == pending_id:
-                # That a checkpoint was given up is something that tasks hear after the coordinator has decided it.
+                # Tasks learn that a checkpoint was given up only after the coordinator has decided it.
                 if FINISHED not in message.reason:
                     self._bug(f"{message.task} gives up checkpoint {declined}, which is wanted: {message.reason}")
-            case _:  # of the others none says that something failed
+            case _:  # no other message reports a failure
                 pass
 
     def checkpoint_failed(self, checkpoint_id: int, reason: str, timeout_s: float) -> None:
-        """While its attempt goes on."""
+        """Check the reason of a checkpoint that has failed while its attempt continues."""
         if SIM in reason or (UNION in reason and self._some_finished):
             return
         if THERE in reason and self._denied(f"chk-{checkpoint_id}"):
@@ -89,11 +91,11 @@ class Reasons:
 
 
 def patience_s(scenario: Scenario) -> float:
-    """How long a checkpoint may take at most that nothing gets in the way of: a generous bound of what is drawn."""
+    """Return a generous bound for the time that a checkpoint of this scenario may take while no fault strikes."""
     s, tempo = scenario, scenario.tempo
     hops = len(s.shape)
     rows = s.rows
-    if s.aligned_timeout_s is not None:  # behind the barrier only what a task has taken is waited for
+    if s.aligned_timeout_s is not None:  # a barrier that overtakes waits only for the rows that a task has taken
         rows = min(rows, 4 * s.batch_rows)
     work_us = hops * rows * (s.row_us + tempo.clock_tick_us)
     waits_for_sinks = s.sink_rows > 0 and not _overtakes_everywhere(s)
@@ -104,7 +106,7 @@ def patience_s(scenario: Scenario) -> float:
 
 
 def _overtakes_everywhere(scenario: Scenario) -> bool:
-    """Whether barriers overtake on every edge there may be, so that none waits until a sink takes a row."""
+    """Whether barriers may overtake on every possible edge, so that none waits until a sink takes a row."""
     if scenario.aligned_timeout_s is None or scenario.changes:
         return False
     inputs = [each for shape in (scenario.shape, scenario.rescaled or ()) for node in shape for each in node.inputs]

@@ -1,7 +1,6 @@
-"""How often a run restores checkpoints that were taken during recovery, and fails while it recovers.
+"""Counts how often a run restores checkpoints that were taken during recovery, and fails while it recovers.
 
-These are the cases that random runs have least of by themselves, so a run counts them, and a campaign says how many
-there were.
+These cases are the rarest ones in random runs, so a run counts them, and a campaign reports their numbers.
 """
 
 from __future__ import annotations
@@ -23,28 +22,28 @@ def gates_of(slots: Iterable[Slot]) -> Iterator[InputGate]:
 
 
 def is_recovering(slots: Iterable[Slot]) -> bool:
-    """Whether some task still has recovered rows to take."""
+    """Whether some task still has recovered rows to process."""
     return any(gate.recovered is not None and not gate.recovered.is_over for gate in gates_of(slots))
 
 
 class Recoveries:
-    """Counts them. What each method is told happens in this very step."""
+    """The counters. Each method is called in the step in which its event happens."""
 
     def __init__(self) -> None:
         self.in_flight = 0
-        """Completed checkpoints with rows in flight."""
+        """The number of completed checkpoints with rows in flight."""
         self.checkpoints = 0
-        """With rows that were being recovered, and had not been taken."""
+        """The number of completed checkpoints with rows that were still being recovered."""
         self.restores = 0
-        """Attempts that have gone on from such a one."""
+        """The number of attempts that were restored from such a checkpoint."""
         self.rescaled_restores = 0
-        """Of these, how many at another parallelism."""
+        """The number of these attempts at another parallelism."""
         self.failures = 0
-        """Attempts that ended by a failure while rows were being recovered."""
+        """The number of attempts that failed while rows were being recovered."""
         self._taken: dict[str, Mapping[str, int]] = {}
-        """By path of the checkpoint: how many subtasks each operator had."""
+        """The parallelism of each operator, by the path of the checkpoint."""
         self._deployed: dict[str, int] = {}
-        """By job id, the newest attempt."""
+        """The newest attempt, by job id."""
 
     def completed(self, root: str, metadata: CheckpointMetadata, slots: Iterable[Slot]) -> None:
         self.in_flight += bool(metadata.channels)
@@ -65,13 +64,15 @@ class Recoveries:
             self.rescaled_restores += any(before.get(uid, now[uid]) != now[uid] for uid in now)
 
     def failed(self, driver: Driver) -> None:
-        """An attempt of the driver, or the driver itself. Slots that have died are still as they were."""
+        """Count the failure of the driver's attempt, or of the driver. Slots that have died still have their last
+        state.
+        """
         attempt = self._deployed.get(driver.plan.job_id)
         slots = (slot for slot in driver.cluster.slots if slot.driver is driver and slot.machine is not None)
         self.failures += is_recovering(slot for slot in slots if slot.machine and slot.machine.attempt == attempt)
 
 
 def _was_stored_before(metadata: CheckpointMetadata, state: ChannelState) -> bool:
-    """Whether it can be told that rows in flight are those of an older checkpoint (not where they are in the metadata)."""
+    """Whether rows in flight are known to be those of an older checkpoint; this is unknown if the metadata holds them."""
     files = (StateFile.parse(segment.file) for segment in state.segments if segment.file)
     return state.number is not None or any(file and file.checkpoint_id < metadata.checkpoint_id for file in files)

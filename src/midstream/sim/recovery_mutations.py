@@ -19,9 +19,9 @@ from midstream.core.seams import Failed
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.worker import recovery
-from midstream.worker.checkpoints import TaskCheckpoints
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.snapshots import StoredInFlight
+from midstream.worker.task_checkpoints import TaskCheckpoints
 
 AGAIN_S: Final = 0.035
 """What could not be read is read again."""
@@ -191,9 +191,9 @@ def skip_of_the_last_segment() -> Replacements:
 
 def segment_read_twice() -> Replacements:
     """A segment that could not be read is read later, by each of two who have heard of it."""
-    original = GateRecovery._read_on
+    original = GateRecovery._read_next
 
-    def read_on(self: Any) -> None:
+    def read_next(self: Any) -> None:
         executor = self._executor
 
         class Again:
@@ -212,14 +212,14 @@ def segment_read_twice() -> Replacements:
         original(self)
         self._executor = executor
 
-    return [(GateRecovery, "_read_on", read_on)]
+    return [(GateRecovery, "_read_next", read_next)]
 
 
 def read_ahead_by_file() -> Replacements:
     """What has been read already is known by its file only, of which it may be another segment."""
-    original = GateRecovery._read_on
+    original = GateRecovery._read_next
 
-    def read_on(self: Any) -> None:
+    def read_next(self: Any) -> None:
         at = self._next
         if not self._reading and not self._closed and at is not None:
             file = self._states[at.state].segments[at.segment].file
@@ -229,7 +229,7 @@ def read_ahead_by_file() -> Replacements:
                 self._read_ahead[file, segment.offset] = self._read_ahead[mine[-1]]
         original(self)
 
-    return [(GateRecovery, "_read_on", read_on)]
+    return [(GateRecovery, "_read_next", read_next)]
 
 
 def moved_segments_swapped() -> Replacements:
@@ -316,7 +316,7 @@ def dealt_state_by_state() -> Replacements:
 
 def rescaled_from_the_one_before() -> Replacements:
     """A rescale goes on from the checkpoint before the one that was made for it."""
-    published, go_on_with = Checkpoints._published, machine.Coordinator._go_on_with
+    published, go_on_with = Checkpoints._published, machine.Coordinator._switch_to
 
     def keep(self: Any, *arguments: Any) -> None:
         before = self.newest
@@ -330,7 +330,7 @@ def rescaled_from_the_one_before() -> Replacements:
         if before is not None:
             self.checkpoints.newest = before
 
-    return [(Checkpoints, "_published", keep), (machine.Coordinator, "_go_on_with", switch)]
+    return [(Checkpoints, "_published", keep), (machine.Coordinator, "_switch_to", switch)]
 
 
 def state_of_the_restore_before() -> Replacements:

@@ -19,9 +19,12 @@ from midstream.sim.scenario import (
     IN_RECOVERY,
     LEAVING,
     LONG_CALL,
+    PUBLISH_LIES,
     RECOVERING,
+    SAVEPOINT_SLOW,
     SAVEPOINTS,
     STALLS,
+    UNREADABLE,
     Fault,
     Scenario,
     draw,
@@ -89,6 +92,13 @@ def on_time(seed: int) -> Scenario:
 
 def several_splits(seed: int, splits: int = 3) -> Scenario:
     return replace(draw(seed, topology="splits", rows=100), splits=splits, rounds=1)
+
+
+def many_splits(seed: int) -> Scenario:
+    """Many splits, of several files, are handed out one by one over slow lines, and opening each takes its time."""
+    drawn = draw(seed, topology="splits", parallelism=3, faults=(), rows=200)
+    tempo = replace(drawn.tempo, mail_us=40, control_us=5000, data_us=20, io_us=10_000, clock_tick_us=0)
+    return replace(drawn, tempo=tempo, splits=20, rounds=1, readers=1, blocking=True, batch_rows=10, row_us=0)
 
 
 def always_due(seed: int) -> Scenario:
@@ -236,6 +246,13 @@ def lying(seed: int) -> Scenario:
     return replace(drawn, faults=faults, aligned_timeout_s=None, interval_s=0.0005, min_pause_s=0.0, keys=3)
 
 
+def denied(seed: int) -> Scenario:
+    """Metadata is written, and is said not to be."""
+    drawn = draw(seed, topology=("keyed", "pipeline")[seed % 2], parallelism=2, faults=(), rows=100)
+    faults = tuple(Fault(60 + 150 * i + seed * 37 % 150, PUBLISH_LIES, 0) for i in range(4))
+    return replace(drawn, faults=faults, interval_s=0.002, min_pause_s=0.0, timeout_s=60.0, row_us=1000)
+
+
 def unheard(seed: int) -> Scenario:
     """Slots die while reads take their time: a source says nothing yet, and another one is ahead of where it was."""
     drawn = draw(seed, topology=("timers", "tables", "session")[seed % 3], parallelism=1 + seed % 2, rows=200)
@@ -275,6 +292,30 @@ def tight_pool(seed: int) -> Scenario:
     return replace(drawn, rows=400, text_bytes=2000, buffer_bytes=4096, pool_buffers=0, batch_rows=10)
 
 
+def scant(seed: int) -> Scenario:
+    """No buffer more than a slot's tasks need, slow sinks, and jobs that die with more rows in flight than fit in there."""
+    drawn = draw(seed, topology=("keyed", "pipeline")[seed % 2], parallelism=2, faults=(), rows=200)
+    inputs = (
+        (node.parallelism, drawn.shape[input_.node].parallelism) for node in drawn.shape for input_ in node.inputs
+    )
+    spare = sum(consumers + 1 + 2 * producers for consumers, producers in inputs)  # see `run.least_buffers`
+    tempo = replace(drawn.tempo, mail_us=40, control_us=50, data_us=20, io_us=100, clock_tick_us=0)
+    faults = (Fault(100, BACKLOGGED, 0), *(Fault(101 + 300 * i, IN_FLIGHT, 0) for i in range(6)))
+    drawn = replace(drawn, pool_buffers=-spare, tempo=tempo, faults=faults, timeout_s=60.0, interval_s=0.02)
+    drawn = replace(drawn, aligned_timeout_s=0.0, queue_time_s=None, sink_rows=1, sink_pause_s=0.003, row_us=0)
+    return replace(drawn, text_bytes=2000, buffer_bytes=4096, batch_rows=3, blocking=False, rounds=1)
+
+
+def read_badly(seed: int) -> Scenario:
+    """The same; nothing befalls the job then but that rows in flight cannot be read at first."""
+    drawn = scant(seed)
+    random = Random(f"read badly {seed}")
+    faults = tuple(Fault(102 + 900 * i, UNREADABLE, random.randrange(1 << 20)) for i in range(3))
+    faults += tuple(Fault(101 + 900 * i, IN_FLIGHT, 0) for i in range(3))
+    faults = tuple(sorted(faults, key=lambda fault: fault.step))
+    return replace(drawn, faults=faults, tempo=replace(drawn.tempo, io_us=10_000))
+
+
 def ending(topology: str) -> Callable[[int], Scenario]:
     """Of a seed: slots die while some subtasks are at their end and others have much in flight."""
 
@@ -302,6 +343,17 @@ def draining(seed: int) -> Scenario:
     drain = Fault(150 + seed * 37 % 300, "drain", 0)
     kill = Fault(drain.step + 20 + seed * 53 % 200, "kill_driver", 0)
     return replace(drawn, row_us=1000, sink_rows=1, sink_pause_s=0.003, text_bytes=2000, faults=(drain, kill))
+
+
+def dying_drained(seed: int) -> Scenario:
+    """The same of a short job, whose sources end one after the other."""
+    drawn = draining(seed)
+    drain = Fault(60 + seed * 37 % 120, "drain", 0)
+    kill = Fault(drain.step + 40 + seed * 53 % 120, "kill_driver", 0)
+    tempo = replace(drawn.tempo, mail_us=40, control_us=50, io_us=100, clock_tick_us=0)
+    return replace(
+        drawn, faults=(drain, kill), tempo=tempo, rows=60, interval_s=0.002, batch_rows=1, sink_pause_s=0.002
+    )
 
 
 def changing(seed: int) -> Scenario:
@@ -378,6 +430,16 @@ def saving(seed: int) -> Scenario:
         timeout_s=60.0,
         faults=tuple(sorted((*drawn.faults, *asked), key=lambda fault: fault.step)),
     )
+
+
+def saving_slowly(seed: int) -> Scenario:
+    """Savepoints are copied to slow places, while checkpoints follow at once and only one is kept; or the job ends meanwhile."""
+    drawn = draw(seed, topology="keyed", parallelism=2, faults=(), rows=200)
+    faults = tuple(Fault(60 + seed * 37 % 100 + 200 * i, SAVEPOINT_SLOW, seed * 7919 + i) for i in range(3))
+    tempo = replace(drawn.tempo, mail_us=40, control_us=50, data_us=20, io_us=100, clock_tick_us=0)
+    drawn = replace(drawn, tempo=tempo, faults=faults, timeout_s=60.0, retained=1, interval_s=0.0005, min_pause_s=0.0)
+    drawn = replace(drawn, aligned_timeout_s=0.0, queue_time_s=None)
+    return replace(drawn, batch_rows=3, row_us=1000, sink_rows=0, rounds=1, keys=10, skew=0.0)
 
 
 def held(seed: int) -> Scenario:

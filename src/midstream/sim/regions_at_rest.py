@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from midstream.sim.faults import PARALLELISMS
 from midstream.sim.regions import close_behind, hanging
 from midstream.sim.scenario import (
     AT_IT,
     BACKLOGGED,
     COMMITTING,
+    DELETE_FAILS,
     HANGS,
+    LOADS_FAIL,
     RECOVERING,
     Fault,
     Scenario,
@@ -126,6 +129,29 @@ def struck_committing(*kinds: str) -> Callable[[int], Scenario]:
         return replace(drawn, timeout_s=60.0, batch_rows=3, row_us=1000, retained=1, on_slots=1.0)
 
     return scenario
+
+
+def shrinking_committing(seed: int) -> Scenario:
+    """All sinks commit on slots, slowly, and the job goes on with fewer of them, and with more, again and again."""
+    drawn = struck_committing("rescale")(seed)
+    steps = (60 + 150 * i + seed * 31 % 150 for i in range(6))
+    faults = tuple(Fault(step, "rescale", PARALLELISMS.index(1 + i % 2 * 2)) for i, step in enumerate(steps))
+    return replace(drawn, faults=faults)
+
+
+def loaded_again(seed: int) -> Scenario:
+    """All sinks commit on slots, which cannot load them at first."""
+    return struck_committing(LOADS_FAIL)(seed)
+
+
+def deleted_again(seed: int) -> Scenario:
+    """No old checkpoint can be deleted at first, not even the last one of a short job."""
+    drawn = draw(seed, topology=("keyed", "pipeline")[seed % 2], parallelism=2, faults=(), rows=25)
+    tempo = replace(
+        drawn.tempo, mail_us=5, control_us=50, io_us=(2000, 10_000)[seed % 2], clock_tick_us=0, interleave=0.0
+    )
+    drawn = replace(drawn, tempo=tempo, faults=(Fault(20, DELETE_FAILS, 0),), interval_s=0.005, min_pause_s=0.0)
+    return replace(drawn, timeout_s=60.0, retained=1, batch_rows=3, row_us=1000)
 
 
 def dealt_anew(*topologies: str) -> Callable[[int], Scenario]:

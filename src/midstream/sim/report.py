@@ -1,4 +1,4 @@
-"""Who waits for whom: every task, channel, and message that is still to come, in lines for people."""
+"""A report on a stuck run, as text: all tasks and channels, with what they wait for, and the next scheduled steps."""
 
 from __future__ import annotations
 
@@ -46,9 +46,12 @@ def _task(task: Task) -> Iterator[str]:
         yield f"    next step: {task.next_step().value}"
     for gate in task.gates:
         for index, channel in enumerate(gate.channels):
-            state = gate.describe(index)
+            state = ("has data" if channel.queue else "empty") + (", blocked" if index in gate._blocked else "")
             if isinstance(channel, RemoteChannel):
-                state += f", {channel.describe()}"
+                state += (
+                    f", credit {channel._credit}, batches {channel._batch_buffers} (partial {channel._partial_buffers})"
+                    f" of {channel._window}, limit {channel.queue.limit}"
+                )
             yield f"    {channel.id} {state}"
     for partition in task.partitions:
         for sub in partition.subpartitions:
@@ -60,5 +63,5 @@ def _waits(task: Task) -> Iterator[str]:
     for partition in task.partitions:
         if task.is_live and not partition.is_available():
             yield f"room in the output of e{partition.edge.id}"
-    if task.is_live and not any(channel.has_data() for gate in task.gates for channel in gate.channels):
+    if task.is_live and not any(channel.queue for gate in task.gates for channel in gate.channels):
         yield "input" if task.gates else "its source or the coordinator"

@@ -63,7 +63,7 @@ def outcome_is_not_awaited() -> Replacements:
     """The next attempt begins while the metadata of a checkpoint is still being written."""
 
     def try_deploy(self: Any) -> bool:
-        with patch.object(Checkpoints, "settled", True):
+        with patch.object(Checkpoints, "outcome_is_known", True):
             return original(self)
 
     original = Coordinator._try_deploy
@@ -115,7 +115,7 @@ def cancelled_is_not_awaited() -> Replacements:
 
     def cancel(self: Any, *why: Any) -> None:
         original(self, *why)
-        self.current.awaited.clear()
+        self.current.unanswered.clear()
 
     original = Attempts.cancel
     return [(Attempts, "cancel", cancel)]
@@ -125,8 +125,8 @@ def started_before_all_are_deployed() -> Replacements:
     """Tasks start when the first slot has them."""
 
     def try_start(self: Any) -> bool:
-        if len(self.attempt.awaited) < len(self.attempt.slots):
-            self.attempt.awaited.clear()
+        if len(self.attempt.unanswered) < len(self.attempt.slots):
+            self.attempt.unanswered.clear()
         return original(self)
 
     original = Coordinator._try_start
@@ -207,8 +207,8 @@ def asked_after_the_trigger() -> Replacements:
     def asked(self: Any, client: int, request: Any) -> None:
         original(self, client, request)
         pending = self.checkpoints.pending
-        if pending is not None and self.checkpoints.settled and self.phase is Phase.RUNNING:
-            pending.clients = (*pending.clients, *self.requests.take_checkpoint())
+        if pending is not None and self.checkpoints.outcome_is_known and self.phase is Phase.RUNNING:
+            pending.clients = (*pending.clients, *self.requests.take_waiting())
 
     original = Coordinator._asked
     return [(Coordinator, "_asked", asked)]

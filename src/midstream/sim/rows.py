@@ -1,8 +1,8 @@
-"""What flows in a simulated job: rows that can be told apart, and everything that keeps book of them.
+"""The rows of a simulated job, which can be told apart, and the operators that keep account of them.
 
-Every row has an id of its own, and within its split and key a sequence number. So a lost row, a
-doubled row and a change of order are all seen where they happen (in the keyed operators) and at
-the end (in the ledger, which stands for an external transactional system).
+Every row has a unique id and, within its split and key, a sequence number. So a lost row, a doubled
+row and a change of order are noticed where they happen (in the keyed operators) and at the end (in
+the ledger, which stands for an external transactional system).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Int64s = npt.NDArray[np.int64]
 SPLIT_IDS: Final = 10_000
 SOURCE_IDS: Final = 10_000_000
 N_BITS: Final = 20
-"""No operator counts further than these hold."""
+"""The number of bits for an operator's count; no operator counts further."""
 _TIMESTAMP: Final = pa.timestamp("us")
 _TEXT: Final = pa.large_string()
 SCHEMA: Final = schema_of(
@@ -52,12 +52,14 @@ IN_PARTS: Final = 100
 
 
 def is_ordered(source: int) -> bool:
-    """Whether the splits of a source follow each other in event time; else all files begin at 0, at different speeds."""
+    """Whether the splits of a source follow each other in event time. Otherwise all files begin at time 0, and advance
+    at different speeds.
+    """
     return source % 2 == 1 and source < IN_PARTS
 
 
 def time_ms(row: int) -> int:
-    """The event time of a row. It grows through a split, and through the parts of a file."""
+    """Return the event time of a row. It grows through a split, and through the parts of a file."""
     source, split, offset = row // SOURCE_IDS, row % SOURCE_IDS // SPLIT_IDS, row % SPLIT_IDS
     if is_ordered(source):
         return row % SOURCE_IDS
@@ -66,7 +68,7 @@ def time_ms(row: int) -> int:
 
 
 def step_ms(row: int) -> int:
-    """Between two rows of its split."""
+    """Return the event time between two consecutive rows of the row's split."""
     source, split = row // SOURCE_IDS, row % SOURCE_IDS // SPLIT_IDS
     if is_ordered(source):
         return 1
@@ -74,34 +76,34 @@ def step_ms(row: int) -> int:
 
 
 def text_of(row: int, length: int) -> str:
-    """The last digits of its id, so that no two neighbours have the same, behind as many letters as it takes."""
+    """Return the last digits of the row's id, so that neighbours differ, padded with letters to `length`."""
     return str(row).rjust(length, "x")[-length:] if length else ""
 
 
 class UserError(Exception):
-    """A user's function fails because a fault told it to."""
+    """The error of a user's function that fails because of a fault."""
 
 
 class Outside:
-    """What lies outside of the job's processes, and outlives them: the sinks' target, and bad luck.
+    """The world outside of the job's processes, which outlives them: the sinks' target, and faults of users' code.
 
-    Operators reach it by persistent reference when the graph is pickled.
+    It is pickled by reference, so all operators use the same object.
     """
 
     def __init__(self, world: World) -> None:
         self.world = world
         self.staged: dict[str, Staged] = {}
         self.committed: dict[str, None] = {}
-        """Names, in the order in which they were committed first."""
+        """The committed names, in the order of their first commits."""
         self.under_way: dict[str, None] = {}
-        """Names in commits that have begun and not ended."""
+        """The names in commits that have begun and not ended."""
         self.newest_committed: dict[str, int] = {}
-        """By sink and job id, the newest checkpoint of which something was committed."""
+        """The newest checkpoint with committed output, by sink and job id."""
         self.aborted: dict[str, None] = {}
         self.taken_back: dict[str, None] = {}
-        """Names of what a sink has removed, or would not commit any more."""
+        """The names of output that a sink has removed, or must not commit any more."""
         self.poison: dict[int, int] = {}
-        """Row id: how many more times the row makes a function fail."""
+        """How many more times a row makes a function fail, by row id."""
         self.commit_failures = 0
         """How many of the next commits fail."""
         self.read_failures = 0
@@ -109,15 +111,15 @@ class Outside:
         self.open_failures = 0
         """How many of the next operators that are opened fail."""
         self.finished: Mapping[tuple[str, int], Set[tuple[str, int]]] = {}
-        """By job id and attempt: uid and subtask of the operators that had finished in the checkpoint it began from."""
+        """The uid and subtask of the operators that had finished in an attempt's checkpoint, by job id and attempt."""
         self.row_us = 0
-        """How long user functions take for a row: what is slow is worked in slices."""
+        """The time that user functions take for a row; slow batches are processed in slices."""
         self.counted: dict[str, set[int]] = {}
-        """By counting operator: every number that it has given a row, in any attempt; see `numbered`."""
+        """The numbers that each counting operator has assigned to rows, in any attempt; see `numbered`."""
         self.safe: dict[int, set[tuple[bytes | None, frozenset[tuple[str, int]]]]] = {}
-        """By number of a source: the position and the unfinished splits in each checkpoint that was written."""
+        """The position and the unfinished splits in each checkpoint that was written, by the number of the source."""
         self.drained: Set[str] = frozenset()
-        """Jobs whose sources were told to end, by id."""
+        """The ids of jobs whose sources were told to end."""
 
     def check_poison(self, ids: Sequence[int]) -> None:
         for row in ids:
@@ -127,7 +129,7 @@ class Outside:
                 raise UserError(f"{SIM} row {row} is poisonous")
 
     def work(self, rows: int) -> None:
-        """A user's function is at it for `rows` rows."""
+        """Let the time pass that a user's function takes for `rows` rows."""
         self.world.now_us += rows * self.row_us
 
     def check_open(self, context: OperatorContext | WriterContext) -> None:
@@ -143,13 +145,13 @@ class Staged:
     sink: str
     rows: pa.RecordBatch
     ids: tuple[int, ...]
-    """Of the rows."""
+    """The ids of the rows."""
     job_id: str
     checkpoint_id: int
 
 
 def numbered(ids: Int64s, n: Int64s) -> list[int]:
-    """A row and its number as one, for each row."""
+    """Return each row's id and number as one integer."""
     found: list[int] = (ids << N_BITS | n).tolist()
     return found
 
@@ -164,7 +166,7 @@ class _Plan(msgspec.Struct, frozen=True):
 
 
 class SimSource(Source):
-    """`splits` splits; split i has `rows[i]` rows with `keys` different keys, found in `rounds` discoveries."""
+    """A source whose split i has `rows[i]` rows, with `keys` different keys; splits are found in `rounds` discoveries."""
 
     schema = SCHEMA
 
@@ -220,7 +222,7 @@ class SimSource(Source):
         return _Reader(self, plan, split.offset)
 
     def batch(self, split: int, start: int, stop: int) -> pa.RecordBatch:
-        """Rows `start` to `stop` of a split."""
+        """Return rows `start` to `stop` of a split."""
         if split not in self._splits:
             self._splits[split] = self._make_split(split)
         return self._splits[split].slice(start, stop - start)
@@ -242,14 +244,14 @@ class SimSource(Source):
         return pa.record_batch(columns, schema=SCHEMA)
 
     def rows_of(self, split: int, stop: int) -> list[tuple[int, int]]:
-        """(id, key) of the first `stop` rows of a split."""
+        """Return the id and the key of the first `stop` rows of a split."""
         if split not in self._rows_of:
             ids, keys, _ = self.columns(split, self.rows[split])
             self._rows_of[split] = list(zip(ids.tolist(), keys.tolist(), strict=True))
         return self._rows_of[split][:stop]
 
     def columns(self, split: int, stop: int) -> tuple[Int64s, Int64s, Int64s]:
-        """ids, keys and sequence numbers of the first `stop` rows of a split."""
+        """Return the ids, keys and sequence numbers of the first `stop` rows of a split."""
         if split not in self._columns:
             self._columns[split] = self._make_columns(split)
         ids, keys, sequence = self._columns[split]
@@ -295,7 +297,7 @@ class _Reader(SplitReader):
 
 
 class Pass(Operator):
-    """Hands every row on; with `side`, those whose id is divisible by 3 go to that side output instead."""
+    """Forwards every row; with `side`, rows whose id is divisible by 3 go to that side output instead."""
 
     keeps_splits = True
 
@@ -336,8 +338,8 @@ class Count(Operator):
     """Counts the rows of each key over both ports and puts the count in column `n`.
 
     `is_ordered`: rows of one key and split must come in their order, without gaps.
-    `broadcast_port`: rows of that port are remembered by their ids as broadcast state, and not handed on.
-    `on_time`: of these sources no row may come once event time is `late_us` past it.
+    `broadcast_port`: the ids of rows of that port are kept as broadcast state, and the rows are not forwarded.
+    `on_time`: no row of these sources may arrive once event time is `late_us` past it.
     """
 
     def __init__(
@@ -359,9 +361,9 @@ class Count(Operator):
         self._next: dict[tuple[int, int], int] = {}
         self._broadcast: set[int] = set()
         self._group_of: dict[int, int] = {}
-        """By key that has been seen."""
+        """The key group of each known key."""
         self._chunks: dict[str, Chunk] = {}
-        """Parts that have not changed since they were captured: the same chunk again, under its id."""
+        """The chunks of parts that have not changed since their snapshot, which are reused."""
         self._out: Output
         self._context: OperatorContext
 

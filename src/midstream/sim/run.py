@@ -1,4 +1,4 @@
-"""One run: a scenario's world is built, the job is driven to its end through all faults, and judged."""
+"""One run: it builds a scenario's world, drives the job through all faults to its end, and judges it."""
 
 from __future__ import annotations
 
@@ -45,32 +45,32 @@ from midstream.worker.task import TaskState
 JOB: Final = "simulated"
 STILL_STEPS: Final = 4_000
 STILL_MAX: Final = 10
-"""Nothing has moved for `STILL_MAX` times `STILL_STEPS` steps: the run hangs."""
+"""A run hangs if it makes no progress for `STILL_MAX` times `STILL_STEPS` steps."""
 CIRCLES_MAX: Final = 20
-"""The same if checkpoints complete meanwhile: it goes round in circles."""
+"""The same limit for a run in which checkpoints still complete: it goes round in circles."""
 SAME_FAILURES: Final = 3
-"""So often in a row the same failure is met by a restart; then the keeper starts the job again."""
+"""The job fails after this many equal failures in a row; then the keeper starts it again."""
 NEVER: Final = 1 << 62
-"""A step that no run comes to."""
+"""A step that no run reaches."""
 FORKED: Final = 0.4
-"""Of the runs that have made a savepoint, how many end with a fork from it."""
+"""The share of runs with savepoints that end with a fork from one of them."""
 INLINE_BYTES: Final = (0, 0, 1500, 64 * 2**10)
-"""By seed: all state in files, some, none."""
+"""The values of `inline_bytes`, chosen by seed: all state is in files, or some of it, or none."""
 
 
 @dataclass(slots=True)
 class Outcome:
-    """What a run came to. `failures` is empty when all was as it should be."""
+    """The result of a run. `failures` is empty if no rule was broken."""
 
     scenario: Scenario
     failures: list[str] = field(default_factory=list)
     is_stuck: bool = False
     is_long: bool = False
-    """It was still getting on when it had had all its steps. What there is of it is as it should be."""
+    """Whether the run still made progress when its steps were used up; no rule was broken until then."""
     hash: int = 0
     steps: int = 0
     seconds: float = 0.0
-    """Of the world's time."""
+    """The duration in the world's time."""
     rows: int = 0
     lost: int = 0
     doubled: int = 0
@@ -79,38 +79,41 @@ class Outcome:
     in_flight_in_checkpoint: int = 0
     checkpoints_during_recovery: int = 0
     recovering_restores: int = 0
-    """From checkpoints that were taken during recovery."""
+    """The number of restores from checkpoints that were taken during recovery."""
     recovering_rescaled_restores: int = 0
-    """Of these, at another parallelism."""
+    """The number of these restores at another parallelism."""
     recovering_failures: int = 0
-    """Of attempts, while rows were being recovered."""
+    """The number of attempts that failed while rows were being recovered."""
     launches: int = 0
     attempts: int = 0
     rescaled_restores: int = 0
     rescales: int = 0
-    """While it ran."""
+    """The number of rescales while the job ran."""
     savepoints: int = 0
-    """That somebody was told of."""
+    """The number of savepoints that were reported to clients."""
     savepoints_failed: int = 0
-    """Requests for one that were answered by a reason."""
+    """The number of requests for savepoints that were refused, with a reason."""
     savepoints_restored: int = 0
     changed: int = 0
-    """Starts with another program than that which had made the checkpoint."""
+    """The number of starts with another program than the one that made the checkpoint."""
     contradicted: int = 0
-    """Starts that were refused because the program could not go on from there."""
+    """The number of starts that were refused because the program could not continue from the checkpoint."""
     went_back: int = 0
-    """Starts from older checkpoints than the newest, and from the beginning again."""
+    """The number of starts from older checkpoints than the newest, or from the beginning again."""
     faults: Counter[str] = field(default_factory=Counter)
     trace: Trace | None = None
 
     @property
     def why_not_passed(self) -> list[str]:
-        """Its failures; or that it has not come to its end, for who has set a bound that it must keep."""
+        """The failures of the run; if there are none, but its steps were used up, a text that says so.
+
+        This is for callers that set a bound on the steps.
+        """
         return self.failures or [f"the run is not over after {self.steps} steps"] * self.is_long
 
 
 def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeCoordinator | None = None) -> Outcome:
-    """The outcome, a pure function of the scenario and the code."""
+    """Run a scenario. The outcome is a pure function of the scenario and the code."""
     prepared = Run(scenario, keep_trace, make_coordinator or Coordinator)
     with chunk_sizes_of(scenario), valves_are_checked(prepared.world), by_version(scenario):
         if not keep_trace:
@@ -120,7 +123,7 @@ def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeC
 
 
 class Run:
-    """Implements `faults.Stage`."""
+    """The parts of one run; implements `faults.Stage`."""
 
     def __init__(self, scenario: Scenario, keep_trace: bool, make_coordinator: MakeCoordinator) -> None:
         self.scenario = scenario
@@ -130,7 +133,7 @@ class Run:
         self.outside.row_us = scenario.row_us
         self._disks: dict[str, Disk] = {}
         self._on_disk: dict[str, OnDisk] = {}
-        """By checkpoint directory."""
+        """The rules for each checkpoint directory, by its root."""
         self.sources: Mapping[str, SimSource] = self._make_sources(scenario.shape)
         self.has_checkpoints = scenario.has_checkpoints
         self.calls = Calls(self.outside, scenario.has_checkpoints)
@@ -169,11 +172,14 @@ class Run:
         self._next_fault = self._faults_left[0].step if self._faults_left else NEVER
 
     def _is_denied(self, directory: str) -> bool:
-        """A driver that was thought dead may have claimed the id, too, behind the look of its successor."""
+        """Whether a file in this directory may rightly be reported as existing.
+
+        A driver considered dead may have created it after its successor had checked, or the disk may have lied.
+        """
         return len(self.cluster.drivers) > 1 or any(directory in disk.denied for disk in self._disks.values())
 
     def _new_directory(self, root: str) -> Disk:
-        """An empty checkpoint directory."""
+        """Return a new, empty checkpoint directory."""
         disk = self._disks[root] = Disk(self.world)
         disk.on_write = partial(self._on_write, root)
         self._on_disk[root] = OnDisk(self.world, disk)
@@ -232,13 +238,13 @@ class Run:
         return outcome
 
     def _go_on(self, what: str) -> bool:
-        """Until the job is over; False if it does not come to that."""
+        """Run until the job is over; return False if that does not happen."""
         world = self.world
         last_step = world.step_number + self.scenario.steps_max
         world.run(self._look, last_step)
         if world.bugs or self.keeper.is_over:
             return not world.bugs
-        if self._is_stuck or world.step_number < last_step:  # or nothing is left that could happen
+        if self._is_stuck or world.step_number < last_step:  # or no step is scheduled
             self.outcome.is_stuck = True
             world.bug(f"{what} is stuck\n" + "\n".join(who_waits(self.cluster, self.driver)))
         else:
@@ -246,7 +252,7 @@ class Run:
         return False
 
     def _rescaled(self, job_id: str, root: str, shape: Shape, version: int, start: Start, parallelism: int) -> JobPlan:
-        """The same job at another parallelism; some plans do not work, because their pool is too small."""
+        """Return the plan of the same job at another parallelism. Some plans cannot run: their pool is too small."""
         self.world.io_point()
         random = Random(f"rescale {self.scenario.seed} {parallelism}")
         shape = with_parallelism(shape, parallelism, random, same=random.random() < 0.5)
@@ -300,7 +306,7 @@ class Run:
         )
 
     def _look(self) -> bool:
-        """Whether all is over; also where faults strike and the job's keeper acts."""
+        """Let faults strike and the keeper act if it is time to, and return whether the run is over."""
         step = self.world.step_number
         while step >= self._next_fault:
             fault = self._faults_left.pop(0)
@@ -334,14 +340,14 @@ class Run:
         return self._still >= (STILL_MAX if self._made_nothing >= STILL_MAX else CIRCLES_MAX)
 
     def _look_for_progress(self) -> None:
-        """Rows, with them credit, tasks that come to their ends, attempts and all that strikes; apart from these checkpoints."""
+        """Check for progress: of rows, ending tasks, attempts and faults, and separately of checkpoints."""
         moved, ending = 0, 0
         attempts = []
         for slot in self.cluster.live_slots:
             if slot.machine is not None:
                 attempts.append(slot.machine.attempt)
                 for task in slot.machine.tasks.values():
-                    moved += task.rows_in + sum(partition.bytes_out for partition in task.partitions)
+                    moved += task.input.rows_in + sum(partition.bytes_out for partition in task.partitions)
                     ending += task.is_finishing or task.state is TaskState.FINISHED
         progress = (
             moved,
@@ -350,7 +356,7 @@ class Run:
             len(self.outside.committed),
             len(self.cluster.drivers),
             len(self._faults_left),
-            self.looks,  # whoever waits to strike takes steps that are no sign of a job that does not get on
+            self.looks,  # a fault that waits to strike takes steps in which the job need not make progress
         )
         self._still = self._still + 1 if progress == self._last_progress else 0
         self._last_progress = progress
@@ -365,7 +371,7 @@ class Run:
         self._complain(self.keeper.after_end(ended))
 
     def _fork(self, share: float = FORKED) -> None:
-        """Much later somebody goes on from a savepoint, in a directory of its own, with what had been put out by then."""
+        """Start another job from one of the savepoints after the end of this one, in its own directory."""
         world, random = self.world, Random(f"fork {self.scenario.seed}")
         if world.bugs or not self.savepoints.saved or random.random() > share:
             return
@@ -377,7 +383,7 @@ class Run:
             self._wind_up()
 
     def _wind_up(self) -> None:
-        """The output is judged; all slots end; nothing is left behind."""
+        """Judge the output, and check that all processes end and nothing is left behind."""
         world = self.world
         self._complain(self._oracle.check_end())
         for process in world.processes:
@@ -420,7 +426,7 @@ class Run:
 
 
 def least_buffers(graph: JobGraph) -> int:
-    """Buffers that every slot's tasks need at least, in the worst placement: all channels remote."""
+    """Return the buffers that every slot's tasks need at least, in the worst placement: all channels are remote."""
     needed = 0
     for edge in graph.edges:
         producers, consumers = graph.vertices[edge.source].parallelism, graph.vertices[edge.target].parallelism

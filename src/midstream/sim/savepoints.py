@@ -1,7 +1,7 @@
-"""Savepoints of a run: each at a place of its own, and what has to hold for it from then on.
+"""Savepoints of a run: their places, and the rules for them.
 
-Whoever is told that there is one finds it complete, correct and confined to its place, and it never
-changes. Whoever is told that there is none finds the place free again, unless the disk there refused.
+A savepoint that was reported must be complete and correct, must have all its files at its place, and
+must never change. If a savepoint was refused, its place must be free again, unless the disk there failed.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from midstream.sim.world import World
 WRITES_MAX: Final = 50
 RUNNING: Final = frozenset(("created", "deploying", "running", "restarting", "rescaling", "moving"))
 ENDS: Final = ("the job has finished", "the job has stopped")
-"""They excuse only what has no completed checkpoint: see `_was_to_be_waited_for`."""
+"""Reasons that excuse only a savepoint without a completed checkpoint: see `_was_to_be_waited_for`."""
 EXCUSES: Final = (
     SIM,
     *ENDS,
@@ -39,49 +39,49 @@ EXCUSES: Final = (
     "only some of its subtasks have finished",
     "not complete within",
 )
-"""Of what a reason says one at least, or it is no reason."""
+"""A refusal without any of these texts has no valid reason."""
 BEFORE_ALL: Final = "the job was stopped before any task ran"
-"""By another stop; a reason as long as there was no checkpoint to make one of."""
+"""The reason after another stop; it is valid as long as the job has triggered no checkpoint."""
 REFUSED: Final = "no savepoint was made: the checkpoint directory: "
-"""The job does not start, with this program or at all."""
+"""The reason of a job that does not start, with this program or at all."""
 AWAY_US: Final = 20_000
-"""For how long the disk of a place is full or gone."""
+"""The longest time for which the disk of a place is full or gone."""
 
 
 @dataclass(slots=True)
 class Saved:
-    """One that somebody was told of."""
+    """A savepoint that was reported to a client."""
 
     url: str
     cut: Cut
-    """What it stands for."""
+    """The cut that it represents."""
     files: dict[str, bytes]
-    """It never changes."""
+    """Its files by path, which never change."""
     was_stop: bool
 
 
 class Savepoints:
-    """All disks of the world, by root, and who asked for a savepoint on which."""
+    """All disks of the world by root, and the requests for savepoints on them."""
 
     def __init__(self, world: World, oracle: Oracle, disks: dict[str, Disk]) -> None:
         self.saved: list[Saved] = []
         self.made = 0
         self.failed = 0
-        """How many requests were answered by a reason."""
+        """The number of requests that were refused, with a reason."""
         self._world = world
         self._oracle = oracle
         self._disks = disks
         self._places = 0
         self._named: Counter[str] = Counter()
-        """How often each place was asked for."""
+        """The number of requests for each place."""
         self._asked: dict[tuple[str, int], str | None] = {}
-        """By driver and client: the place."""
+        """The requested place, by driver and client."""
         self._refused: list[tuple[Driver, str]] = []
 
     # ---- places
 
     def open(self, root: str) -> Storage:
-        """A disk of its own, unless it lies on one that is there."""
+        """Return the storage at `root`: a new disk, unless it lies on an existing one."""
         for known, disk in self._disks.items():
             if root == known:
                 return disk
@@ -92,7 +92,9 @@ class Savepoints:
         return disk
 
     def written(self, root: str, path: str, data: bytes) -> None:
-        """A file on the disk at `root`: if it completes a savepoint, that is judged now, whether anybody is told or not."""
+        """Check a file that was written to the disk at `root`: if it completes a savepoint, that is judged now, even if
+        it is never reported.
+        """
         directory, _, name = f"/{path}".rpartition("/chk-")
         directory = directory.removeprefix("/")
         if CHECKPOINT.fullmatch(f"chk-{name}"):
@@ -101,7 +103,7 @@ class Savepoints:
                 self._world.bug(complaint)
 
     def files_at(self, url: str) -> dict[str, bytes]:
-        """Everything there, by its path below `url`."""
+        """Return all files of a place, by their paths below `url`."""
         disk, below = self._place(url)
         return {path[len(below) :]: data for path, data in disk.files.items() if path.startswith(below)}
 
@@ -111,7 +113,7 @@ class Savepoints:
         return self._disks[root], f"{url}/"[len(root) + 1 :]
 
     def move(self, saved: Saved) -> None:
-        """To another root; nothing is left where it was."""
+        """Move a savepoint to another root; nothing remains at its former place."""
         disk, below = self._place(saved.url)
         for path in saved.files:
             del disk.files[below + path]
@@ -121,19 +123,22 @@ class Savepoints:
         self._disks[saved.url].files.update(saved.files)
 
     def forget_below(self, root: str) -> None:
-        """The directory is gone, with all that was saved in it."""
+        """Delete a directory, with all savepoints in it."""
         del self._disks[root]
         self.saved = [saved for saved in self.saved if not f"{saved.url}/".startswith(f"{root}/")]
         for url in [url for url in self._named if url.startswith(f"{root}/")]:
             del self._named[url]
 
-    # ---- questions and answers
+    # ---- requests and answers
 
-    def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False) -> None:
-        """For a savepoint at a new place, or below the job's directory, or where one was asked for before."""
+    def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0) -> None:
+        """Request a savepoint at a new place, below the job's directory, or at a place that was requested before.
+
+        `slow_us`: at a new place whose disk takes so long to write a file.
+        """
         root = driver.plan.config.checkpoint_dir or "sim://nowhere"
         self._places += 1
-        where = 2 if fails else victim % 8
+        where = 2 if fails or slow_us else victim % 8
         url: str | None = f"sim://saved/{self._places}"
         if where == 0:
             url = f"{root}/savepoints/mine-{self._places}" if stop else None
@@ -142,13 +147,15 @@ class Savepoints:
         if url is not None:
             self._named[url] += 1
             self.open(url)
+            if slow_us:
+                self._disks[url].slow_us = slow_us
             if fails:
                 self._break(self._disks[url], victim // 8)
         client = driver.ask(DoStop(savepoint=url) if stop else DoSavepoint(url))
         self._asked[driver.process.name, client] = url
 
     def _break(self, disk: Disk, victim: int) -> None:
-        """It is full from the first moment on, or fails when the savepoint is half there or all but complete."""
+        """Let the disk be full from the beginning, or fail when the savepoint is half written or almost complete."""
         away_us = 1 + victim % AWAY_US
         match victim % 7:
             case 0:
@@ -165,7 +172,7 @@ class Savepoints:
                 disk.failing_writes.add(2 + victim // 7 % 4)
 
     def _take_away(self, disk: Disk, away_us: int) -> None:
-        """What has been written so far cannot be deleted for a while."""
+        """Make the disk unavailable for a while, so that the files written so far cannot be deleted."""
         disk.is_gone = True
         self._world.schedule(away_us, None, Kind.FAULT, partial(_there_again, disk), "a place is back")
 
@@ -177,12 +184,14 @@ class Savepoints:
         url = self._asked.pop(key)
         if reply.error:
             self.failed += 1
-            is_replaced = driver is not driver.cluster.drivers[-1]  # its successor may have deleted what it needs
+            is_replaced = (
+                driver is not driver.cluster.drivers[-1]
+            )  # its successor may have deleted the files that it needs
             is_denied = THERE in reply.error and (
                 len(driver.cluster.drivers) > 1 or any(disk.denied for disk in self._disks.values())
             )
             is_early = BEFORE_ALL in reply.error and not driver.triggered
-            is_refused = REFUSED in reply.error and not driver.triggered  # the keeper asks why
+            is_refused = REFUSED in reply.error and not driver.triggered  # the keeper checks the reason
             is_excused = is_replaced or is_denied or is_early or is_refused
             if not is_excused and not any(excuse in reply.error for excuse in EXCUSES):
                 self._world.bug(f"{request!r} fails without a reason: {reply.error}")
@@ -193,7 +202,7 @@ class Savepoints:
                 )
             if url is not None:
                 self._refused.append((driver, url))
-                if driver.state in RUNNING:  # else it is given back while the job ends
+                if driver.state in RUNNING:  # otherwise the place is freed while the job ends
                     self._check_free(url)
             return
         saved = reply.checkpoint
@@ -205,22 +214,23 @@ class Savepoints:
             self._keep(saved, isinstance(request, DoStop))
 
     def _check_complete(self, driver: Driver, request: ClientRequest, reply: Reply) -> None:
-        """Who is told of a checkpoint finds a complete one. (A savepoint is looked at for whoever has asked for it.)"""
+        """Check that the checkpoint in an answer is complete. (A savepoint is checked with the request for it.)"""
         path = reply.checkpoint or ""
         number = path.rpartition("chk-")[2]
         if number.isdecimal() and path not in (saved.url for saved in self.saved):
             by = (
                 driver.plan.job_id if driver.triggered else None
-            )  # a stop before any task ran names what it was to go on from
+            )  # a stop before any task ran reports the checkpoint of the start
             if not self._oracle.has_completed(by, int(number)):
                 self._world.bug(f"{request!r} is answered with {reply.checkpoint}, which is not complete")
 
     def _was_to_be_waited_for(self, driver: Driver, client: int, reason: str) -> int | None:
-        """The checkpoint of a savepoint that is refused because the job has come to its end, if it has one.
+        """Return the checkpoint of a savepoint that was refused because the job has ended; None if there is none.
 
-        A job that ends by itself, or is asked to stop, may refuse what it has not claimed a place for, or what no
-        checkpoint was made for since then: nothing holds it up any more. But the first checkpoint that was triggered
-        behind the claim and is complete is to become the savepoint, and the end of the job waits for that.
+        A job that ends by itself, or is asked to stop, may refuse a savepoint if its place is not claimed yet, or if no
+        checkpoint has been completed since the claim: the end of the job does not wait for it. But the first checkpoint
+        that was triggered after the claim, once complete, must become the savepoint, and the end of the job waits for
+        that.
         """
         if client not in driver.claimed or not reason.endswith(ENDS):
             return None
@@ -234,12 +244,12 @@ class Savepoints:
             self._world.bug(f"savepoint {url} is said to be there; there is {sorted(files)}")
             return
         cut = self._oracle.cut_of(decode_metadata(files[complete[0]], url))
-        if cut is not None:  # else it was complained about when it was written
+        if cut is not None:  # otherwise a complaint was made when it was written
             self.made += 1
             self.saved.append(Saved(url, cut, files, was_stop))
 
     def _check_free(self, url: str) -> None:
-        """Nothing is left of a savepoint that failed, where nobody else wanted one."""
+        """Check that nothing is left of a savepoint that failed, if no other was requested at the same place."""
         disk, _ = self._place(url)
         left = self.files_at(url)
         if left and self._named[url] == 1 and not disk.refusals and not disk.lied:
@@ -248,12 +258,12 @@ class Savepoints:
     # ---- at the end
 
     def check_end(self) -> Iterator[str]:
-        """Complaints about places after the end of all jobs."""
+        """Yield complaints about places after the end of all jobs."""
         for saved in self.saved:
             if self.files_at(saved.url) != saved.files:
                 yield f"savepoint {saved.url} was changed after it had been made"
         for driver, url in self._refused:
-            if driver.process.alive:  # else it could not give the place back any more
+            if driver.process.alive:  # otherwise it could not free the place any more
                 self._check_free(url)
 
 

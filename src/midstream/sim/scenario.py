@@ -1,7 +1,7 @@
-"""One run as data: what a seed has drawn, or what a person has asked for. A scenario and nothing else decides a run.
+"""One run as data, drawn by a seed or requested by a user. A run depends on its scenario and on nothing else.
 
-Swarm testing: every seed switches a random subset of faults and sizes on, so that each run is far
-out in some directions and quiet in the others.
+This is swarm testing: every seed enables a random subset of faults and sizes, so that each run is
+extreme in some respects and ordinary in the others.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from midstream.sim.world import Tempo
 
 SAVEPOINTS: Final = ("savepoint", "stop_savepoint", "savepoint_fails", "savepoint_struck")
 RARE: Final = ("go_back", "freeze_at_publish", "storage_lies")
-"""Drawn by `with_rare` only."""
+"""Kinds that only `with_rare` draws."""
 FAULTS: Final = (
     "kill_slot",
     "kill_slot_twice",
@@ -55,12 +55,12 @@ FAULTS: Final = (
     *SAVEPOINTS,
     *RARE,
 )
-"""Every kind of fault and request that can strike a run."""
+"""The kinds of faults and requests from which random scenarios are drawn; each kind below has a rule of its own."""
 HANGS: Final = "publish_hangs"
 LONG_CALL: Final = "long_call"
-"""Both are drawn by `with_hangs` only."""
+"""A kind that only `with_hangs` draws, as it does `HANGS`."""
 STALLS: Final = "stall"
-"""Drawn by `with_stalls` only."""
+"""A kind that only `with_stalls` draws."""
 IN_RECOVERY: Final = (
     "kill_slot",
     "stop",
@@ -72,7 +72,7 @@ IN_RECOVERY: Final = (
     "rescale",
     "disk_gone",
 )
-"""What may befall a job while it recovers; by `stop` it goes on at another parallelism, if it has one."""
+"""The kinds that strike a job while it recovers; after `stop` it continues at its other parallelism, if it has one."""
 KILL_ANOTHER: Final = "kill_another"
 AT_IT: Final = (
     "kill_slot",
@@ -90,38 +90,49 @@ AT_IT: Final = (
     "rescale_struck",
     "stop_savepoint",
 )
-"""What may befall a job in the midst of a commit on a slot: first that slot, or another one. Those before `stop` one without checkpoints, too."""
+"""The kinds that strike a job in the middle of a commit on a slot, that slot or another one.
+
+Those before `stop` also strike a job without checkpoints.
+"""
 CLUSTER_GONE: Final = "cluster_gone"
-"""Drawn by `with_cluster_gone` only."""
+"""A kind that only `with_cluster_gone` draws."""
 LEAVING: Final = "slot_leaves"
-"""Drawn by `with_leaving` only."""
+"""A kind that only `with_leaving` draws."""
 BACKLOGGED: Final = "strike_backlogged"
 RECOVERING: Final = "strike_recovering"
-"""They wait until there is much in flight, or until that is being recovered. Drawn by `with_backlog` only."""
+"""`BACKLOGGED` waits until much is in flight, `RECOVERING` until that is being recovered."""
 COMMITTING: Final = "strike_committing"
-"""It waits until a slot is in the midst of a commit. Drawn by `with_commits_on_slots` only."""
+"""A kind that waits until a slot is in the middle of a commit. Only `with_commits_on_slots` draws it."""
+PUBLISH_LIES: Final = "publish_lies"
+DELETE_FAILS: Final = "delete_fails"
+UNREADABLE: Final = "strike_unreadable"
+SAVEPOINT_SLOW: Final = "savepoint_slow"
+"""Kinds that make one operation of the storage fail or take long. Only regions draw them."""
+LOADS_FAIL: Final = "loads_fail"
+"""Only `with_commits_on_slots` and regions draw it."""
 IN_FLIGHT: Final = "strike_in_flight"
-"""It waits until a checkpoint with rows in flight is complete."""
+"""A kind that waits until a checkpoint with rows in flight is complete."""
 REQUESTS: Final = frozenset(
     ("stop", "drain", "checkpoint", "rescale", "savepoint", "stop_savepoint", "savepoint_fails", LEAVING)
+    + (SAVEPOINT_SLOW,)
 )
-"""Those of them that are no faults: a job that is asked for something has no excuse."""
+"""The kinds that are requests and not faults: they do not excuse a failure."""
 WITHOUT_CHECKPOINTS: Final = frozenset(
     ("kill_slot", "kill_slot_twice", "stop_slot", "cut_link", "cut_control", "user_error", "read_fails", "slot_fails")
     + ("open_fails", "checkpoint", "stop", "rescale", "slots_late", "savepoint", "stop_savepoint")
 )
-"""What a job without checkpoints gets over: it begins again, and commits at its end. Requests are refused."""
+"""The kinds that a job without checkpoints survives: it starts over, commits at its end, and refuses requests."""
 
 CHECKPOINTS_MAX: Final = 30
-"""About so many come in a run at most. A hundred more find nothing new, and are what a run's time goes into."""
+"""The approximate number of checkpoints above which a run finds nothing new, and only takes longer."""
 
 ROWS: Final = {1: (10, 25, 50), 3: (25, 50, 100), 10: (50, 100, 200), 50: (100, 200, 400)}
-"""By rows in a batch: how many rows there are. What takes time, and makes an order, is a batch."""
+"""The possible numbers of rows, by the rows in a batch: batches, not rows, take time and can be reordered."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Strikes right before step `step`. `victim` chooses among what is there then."""
+    """A fault that strikes right before step `step`. `victim` chooses among the possible victims of that moment."""
 
     step: int
     kind: str
@@ -134,7 +145,7 @@ class Scenario:
     topology: str
     shape: Shape
     rescaled: Shape | None
-    """With what parallelism the job goes on after it was stopped, or its driver was killed."""
+    """The shape, at another parallelism, with which the job continues after a stop or the death of its driver."""
     rows: int
     splits: int
     keys: int
@@ -160,17 +171,17 @@ class Scenario:
     has_checkpoints: bool = True
     queue_time_s: float | None = None
     row_us: int = 0
-    """How long user functions take for a row."""
+    """The time that user functions take for a row."""
     tolerable_failures: int = 1000
-    """Of checkpoints in a row, until the attempt fails, too."""
+    """The number of consecutive failed checkpoints that the job tolerates."""
     changes: float = 0.0
-    """How many of its starts have a changed program."""
+    """The share of its starts that have a changed program."""
     small_chunks: bool = False
-    """See `sim.chunk_sizes`, by which a tenth of the others have them, too."""
+    """Whether chunks are small; a tenth of the other runs have small chunks by chance (`sim.chunk_sizes`)."""
     has_older: bool = False
-    """Half of its starts are by an older midstream, see `sim.older_version`."""
+    """Whether half of its starts are by an older midstream (`sim.older_version`)."""
     on_slots: float = 0.0
-    """Of the sinks, how many commit on slots."""
+    """The share of the sinks that commit on slots."""
     steps_max: int = 400_000
 
 
@@ -183,7 +194,7 @@ def draw(
     faults: Sequence[str] | None = None,
     rows: int | None = None,
 ) -> Scenario:
-    """The scenario of a seed. What is given is not drawn: `faults` may only be of these kinds."""
+    """Draw the scenario of a seed. Arguments that are given are not drawn; `faults` are the kinds to draw from."""
     random = Random(f"scenario {seed}")
     choice = random.choice
     base, shape, rescaled, clock_tick_us = _shapes(random, seed, topology, parallelism, rescale_to)
@@ -251,7 +262,9 @@ def draw(
 def _shapes(
     random: Random, seed: int, topology: str, parallelism: int | None, rescale_to: int | None
 ) -> tuple[Shape, Shape, Shape | None, int]:
-    """The shape at no parallelism yet, at that of the start, and at that of later ones; how long looking at the clock takes."""
+    """Draw the shape without a parallelism, at that of the first start, and at that of later starts (or None); and the
+    time that reading the clock takes.
+    """
     limit = parallelism or random.choice((1, 2, 2, 2, 3, 3, 4))
     if topology == "random":
         base = with_ends(with_tables(random_shape(random), Random(f"tables {seed}")), Random(f"ends {seed}"))
@@ -283,7 +296,7 @@ def _first_faults(seed: int, given: Sequence[str] | None, has_checkpoints: bool,
 
 
 def _with_more_faults(drawn: tuple[Fault, ...], seed: int, has_checkpoints: bool, rows: int) -> tuple[Fault, ...]:
-    """Each kind has a random source of its own, so that a new one leaves the others as they are."""
+    """Add faults of further kinds. Each kind has its own random source, so that a new kind does not change the others."""
     asked = SAVEPOINTS if has_checkpoints else tuple(kind for kind in SAVEPOINTS if kind in WITHOUT_CHECKPOINTS)
     drawn = with_savepoints(drawn, Random(f"savepoints {seed}"), asked, rows)
     kinds = (HANGS, LONG_CALL) if has_checkpoints else (LONG_CALL,)
@@ -295,33 +308,33 @@ def _with_more_faults(drawn: tuple[Fault, ...], seed: int, has_checkpoints: bool
 
 
 def _least_s(scenario: Scenario) -> float:
-    """How long the run takes at least, of the world's time, in the slowest of its nodes."""
+    """Return the least time that the run takes, in the world's time: that of its slowest node."""
     functions_s = scenario.rows * scenario.row_us / 1e6
     sink_s = scenario.rows / scenario.sink_rows * scenario.sink_pause_s if scenario.sink_rows else 0.0
     return max(functions_s, sink_s)
 
 
 BEHIND: Final = 0.27
-"""Of the runs of which nothing is given, how many have a backlog, and fail and are rescaled in the middle of recovery."""
+"""The share of runs without given arguments that have a backlog, fail, and are rescaled in the middle of recovery."""
 
 BEHIND_NODES_MAX: Final = 9
-"""Of their shapes: larger ones take most of the time, and show no more."""
+"""The largest shape of such a run, in nodes: larger ones take most of the time and find nothing more."""
 
 CHANGED: Final = 0.25
-"""Of those that may be started again, how many are started with changed programs."""
+"""The share of runs without given arguments, but with checkpoints, that have starts with changed programs."""
 
 OLDER: Final = 0.1
-"""Of these, how many have starts by an older midstream."""
+"""The share of the same runs that have starts by an older midstream."""
 
 COMMIT_ON_SLOTS: Final = 0.25
-"""Of all of these, how many have sinks that commit on slots."""
+"""The share of runs without given arguments that have sinks which commit on slots."""
 
 CROWDED: Final = 0.25
-"""Of those that go on at another parallelism, how many have more keys than key groups for certain."""
+"""The share of runs that continue at another parallelism in which there are certainly more keys than key groups."""
 
 
 def _with_more(scenario: Scenario, base: Shape, seed: int) -> Scenario:
-    """What a run of which nothing is given hardly ever comes to by itself, now and then on purpose."""
+    """Add, to some runs without given arguments, circumstances that would hardly ever arise by chance."""
     random = Random(f"behind {seed}")
     if scenario.has_checkpoints and len(scenario.shape) <= BEHIND_NODES_MAX and random.random() < BEHIND:
         scenario = _behind(scenario, base, random)
@@ -342,18 +355,22 @@ def _with_more(scenario: Scenario, base: Shape, seed: int) -> Scenario:
 
 
 def with_commits_on_slots(scenario: Scenario, random: Random) -> Scenario:
-    """The same with some or all sinks committing on slots, and often struck in the midst of that."""
+    """Return the scenario with some or all sinks committing on slots, often struck in the middle of a commit."""
     horizon = random.choice((100, 300, 300 + scenario.rows * 4))
     found = (
         Fault(random.randrange(horizon), COMMITTING, random.randrange(1 << 20))
         for _ in range(random.choice((0, 1, 1, 2, 3)))
     )
-    faults = tuple(sorted((*scenario.faults, *found), key=lambda fault: fault.step))
-    return replace(scenario, on_slots=random.choice((0.5, 1.0)), faults=faults)
+    faults, share = (*scenario.faults, *found), random.choice((0.5, 1.0))
+    if scenario.has_checkpoints and random.random() < 0.1:
+        faults += (Fault(random.randrange(horizon), LOADS_FAIL, random.randrange(1 << 20)),)
+    return replace(scenario, on_slots=share, faults=tuple(sorted(faults, key=lambda fault: fault.step)))
 
 
 def _behind(scenario: Scenario, base: Shape, random: Random) -> Scenario:
-    """The job fails as soon as a checkpoint has rows in flight, and again, or is rescaled, while these are recovered."""
+    """Return the scenario with a job that fails as soon as a checkpoint has rows in flight, and fails again, or is
+    rescaled, while they are being recovered.
+    """
     rescaled = scenario.rescaled or with_parallelism(base, random.choice((1, 2, 3, 4)), random, same=False)
     deep = with_backlog(scenario, random, struck=False)
     kept = tuple(f for f in scenario.faults if not f.kind.startswith(("cancel", "drain")) and random.random() < 0.2)
@@ -367,15 +384,15 @@ def _behind(scenario: Scenario, base: Shape, random: Random) -> Scenario:
         row_us=0,
         rescaled=rescaled,
         key_groups=max(scenario.key_groups, *(node.parallelism for node in rescaled)),
-        rows=deep.batch_rows * random.choice((15, 30)),  # what makes a queue deep is batches
+        rows=deep.batch_rows * random.choice((15, 30)),  # queues get deep by batches, not by rows
         faults=tuple(sorted((*kept, *struck), key=lambda fault: fault.step)),
     )
 
 
 def with_backlog(scenario: Scenario, random: Random, *, struck: bool = True) -> Scenario:
-    """The same with a slow sink behind deep queues, barriers that overtake them, and checkpoints in quick succession;
+    """Return the scenario with a slow sink after deep queues, barriers that overtake, and frequent checkpoints.
 
-    `struck`: and with failures, stops and rescales in the middle of recovery, some of them in that of the next one.
+    `struck`: also with failures, stops and rescales in the middle of recovery, and of the recovery after that.
     """
     found = scenario.faults
     if struck:
@@ -405,7 +422,7 @@ def with_backlog(scenario: Scenario, random: Random, *, struck: bool = True) -> 
 
 
 def with_savepoints(faults: tuple[Fault, ...], random: Random, kinds: tuple[str, ...], rows: int) -> tuple[Fault, ...]:
-    """In a third of all runs savepoints are asked for as well, at any moment."""
+    """Add requests for savepoints, at any moment, in a third of all runs."""
     if random.random() > 1 / 3:
         return faults
     kinds = tuple(kind for kind in kinds if random.random() < 0.5) or kinds
@@ -413,35 +430,35 @@ def with_savepoints(faults: tuple[Fault, ...], random: Random, kinds: tuple[str,
 
 
 def with_hangs(faults: tuple[Fault, ...], random: Random, kinds: tuple[str, ...], rows: int) -> tuple[Fault, ...]:
-    """In a tenth of all runs metadata is written late, or a function takes its time, once or twice."""
+    """Add late writes of metadata, or long calls of functions, once or twice, in a tenth of all runs."""
     if random.random() > 0.1:
         return faults
     return _with(faults, random, kinds, (100, 300, 300 + rows * 4), (1, 1, 2))
 
 
 def with_stalls(faults: tuple[Fault, ...], random: Random, rows: int) -> tuple[Fault, ...]:
-    """In a tenth of all runs some connection delivers nothing for a while, once or several times."""
+    """Add connections that deliver nothing for a while, once or several times, in a tenth of all runs."""
     if random.random() > 0.1:
         return faults
     return _with(faults, random, (STALLS,), (100, 300, 300 + rows * 4), (1, 2, 4, 8))
 
 
 def with_cluster_gone(faults: tuple[Fault, ...], random: Random, rows: int) -> tuple[Fault, ...]:
-    """In one run of 25 all slots end for good, once."""
+    """Add the end of the cluster, once, in one run of 25."""
     if random.random() > 0.04:
         return faults
     return _with(faults, random, (CLUSTER_GONE,), (100, 300, 300 + rows * 4), (1,))
 
 
 def with_leaving(faults: tuple[Fault, ...], random: Random, rows: int) -> tuple[Fault, ...]:
-    """In a tenth of all runs nodes are drained, and slots have to leave them, sooner or later."""
+    """Add nodes that are drained, so that slots have to leave them sooner or later, in a tenth of all runs."""
     if random.random() > 0.1:
         return faults
     return _with(faults, random, (LEAVING,), (100, 300, 300 + rows * 4), (1, 1, 2, 4))
 
 
 def with_rare(faults: tuple[Fault, ...], random: Random, kinds: tuple[str, ...], rows: int) -> tuple[Fault, ...]:
-    """In a fifth of all runs what people and storage do rarely, once or twice, at any moment."""
+    """Add rare actions of users and storage, once or twice, at any moment, in a fifth of all runs."""
     if random.random() > 0.2:
         return faults
     return _with(faults, random, kinds, (200, 500, 300 + rows * 4), (1, 1, 2))
@@ -450,7 +467,7 @@ def with_rare(faults: tuple[Fault, ...], random: Random, kinds: tuple[str, ...],
 def _with(
     faults: tuple[Fault, ...], random: Random, kinds: Sequence[str], horizons: Sequence[int], counts: Sequence[int]
 ) -> tuple[Fault, ...]:
-    """The same and some more of these kinds, before one of the `horizons` (in steps)."""
+    """Return the faults and some more of these kinds, which strike before one of the `horizons` (in steps)."""
     horizon, count = random.choice(horizons), random.choice(counts)
     more = (Fault(random.randrange(horizon), random.choice(kinds), random.randrange(1 << 20)) for _ in range(count))
     return tuple(sorted((*faults, *more), key=lambda fault: fault.step))

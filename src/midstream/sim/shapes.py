@@ -1,4 +1,4 @@
-"""Shapes of jobs: what they are made of, and those that have a name.
+"""Shapes of jobs: their parts, and the shapes that have a name.
 
 A `Shape` is data: nodes in topological order, each a chain of operator kinds.
 """
@@ -30,28 +30,35 @@ class Input:
     port: int = 0
     tag: str | None = None
     adapts: bool = False
-    """As streams that say nothing are connected: forward between equal parallelisms, rebalance between others."""
+    """Whether the partitioning is chosen as for streams that do not set one: forward between equal parallelisms,
+    otherwise rebalance.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """`chain`: "source", "pass", "side" (rows whose id is divisible by 3 to the side output), "count" (keyed),
-    "share" (keyed on port 0, broadcast state of port 1), "times", "tight", "idle" (watermarks), "timer" (keyed, holds
-    rows until a timer fires), "alarm" (the same, by the wall clock), "total" (keyed, says at its end how many rows it
-    has got, once), "table" (the same as "timer" in tables, on both ports, with a count of each key), "window", "slide", "session" (keyed, late rows to a side output) with "pack" (windows as
-    rows), "tally" (state without a key), "sink".
+    """A chain of operators. The kinds of operators in `chain` are:
 
-    "typed", "pickled" (keyed, states of all kinds), "rules" (as "share", a user's function), "clocks" (keyed, holds rows
+    "source", "pass", "side" (rows whose id is divisible by 3 go to the side output), "count" (keyed), "share" (keyed on
+    port 0, broadcast state of port 1), "times", "tight", "idle" (watermarks), "timer" (keyed, holds rows until a timer
+    fires), "alarm" (the same by the wall clock), "total" (keyed, emits at its end how many rows it has received),
+    "table" (the same as "timer" in tables, on both ports, with a count of each key), "window", "slide", "session"
+    (keyed, late rows go to a side output) followed by "pack" (windows as rows), "tally" (state without a key), "sink";
+
+    "typed", "pickled" (keyed, states of all kinds), "rules" ("share" as a user's function), "clocks" (keyed, holds rows
     by event time and the wall clock), "tags" (side outputs `SIDE` and `BRIEF` of a user's function), "join" (keyed, of
-    both ports) with "couple" (pairs as rows), "late_window", "late_slide", "late_session" (with allowed lateness) with
-    "stack" (their emissions as rows). One of `FORMS` at the end of a chain: its rows are keyed by other columns, and its
-    readers begin with a keyed function of a user's or a join. "plain" makes ordinary rows of them again."""
+    both ports) followed by "couple" (pairs as rows), "late_window", "late_slide", "late_session" (with allowed
+    lateness) followed by "stack" (their emissions as rows).
+
+    If a chain ends with one of `FORMS`, its rows are keyed by other columns, and its readers begin with a keyed user's
+    function or a join. "plain" converts them to ordinary rows again.
+    """
 
     chain: tuple[str, ...]
     inputs: tuple[Input, ...] = ()
     parallelism: int = 1
     rows_share: float = 1.0
-    """Of a source: how many rows it has, compared with the others."""
+    """The number of rows of a source, relative to the scenario's."""
 
 
 Shape = tuple[Node, ...]
@@ -100,7 +107,7 @@ SHAPES: Final[Mapping[str, Shape]] = {
         node_of("count", Input(0, KEYED), Input(1, KEYED, port=1)),
         node_of("sink", Input(2, FORWARD)),
     ),
-    "held": (  # what node 1 sends by key waits at node 3 for what it broadcasts
+    "held": (  # at node 3, the keyed rows of node 1 wait for those that node 1 broadcasts
         source_node("pass"),
         node_of("pass", Input(0, FORWARD)),
         node_of("pass", Input(1, KEYED)),

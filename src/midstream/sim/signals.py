@@ -8,11 +8,11 @@ from typing import Final
 from midstream.sim.world import World
 
 WAIT_S_MAX: Final = 600.0
-"""So long a wait without a limit is at most: what waits longer hangs."""
+"""The longest wait if none is given; a wait that takes longer hangs."""
 
 
 class SimSignal:
-    """A Signal (core.seams): who waits for it lets others get on meanwhile."""
+    """A Signal (core.seams); while a process waits for it, other processes run."""
 
     def __init__(self, world: World) -> None:
         self._world = world

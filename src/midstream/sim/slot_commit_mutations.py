@@ -14,7 +14,7 @@ from midstream.coordinator.checkpointing.lanes import Lanes
 from midstream.coordinator.machine import Coordinator
 from midstream.protocol import messages as m
 from midstream.sim.mutation import Mutation, Replacements
-from midstream.sim.regions_at_rest import struck_committing
+from midstream.sim.regions_at_rest import loaded_again, struck_committing
 from midstream.sim.scenario import KILL_ANOTHER
 from midstream.worker import commits
 from midstream.worker.commits import SlotCommits
@@ -190,6 +190,18 @@ def committers_stay_open() -> Replacements:
     return [(SlotCommits, "_close", lambda self, lane, outcome: None)]
 
 
+def never_loaded_again() -> Replacements:
+    """Sinks that could not be loaded fail every commit of their slot."""
+
+    def commit(self: Any, message: Any) -> None:
+        sinks, self._sinks = self._sinks, None
+        original(self, message)
+        self._sinks = sinks
+
+    original = SlotCommits.commit
+    return [(SlotCommits, "commit", commit)]
+
+
 def zombie_has_slots_commit() -> Replacements:
     """A driver that was thought dead has its slots go on committing, though another one has taken over."""
     return [(commits, "check_epoch", lambda storage, epoch: None)]
@@ -225,5 +237,6 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "zombie_has_slots_commit": Mutation(
         "slots commit for a driver that another one has followed", zombie_has_slots_commit, _stopped
     ),
+    "never_loaded_again": Mutation("sinks that could not be loaded never are", never_loaded_again, loaded_again),
     "committers_stay_open": Mutation("a committer outlives its attempt", committers_stay_open, _failed),
 }

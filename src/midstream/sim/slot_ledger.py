@@ -1,7 +1,7 @@
-"""The ledger as a sink that commits on slots, and what must hold of its commits wherever they run.
+"""The ledger as a sink that commits on slots, and the rules for its commits wherever they run.
 
-A commit takes its time, so that slots, drivers and connections are struck in the midst of it. Of each
-call is known which process makes it, for which lane, and whether its driver still counts on that process.
+A commit takes time, so that faults strike slots, drivers and connections in the middle of it. For each
+call, the simulator knows its process, its lane, and whether the driver still considers that process alive.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ if TYPE_CHECKING:
     from midstream.sim.world import Process
 
 LANES: Final = (1, 2, 3, 100)
-"""Among how many the subtasks of a sink are spread, by sink."""
+"""The possible numbers of lanes of a sink, to which its subtasks are assigned."""
 WAIT_US_MAX: Final = (5_000, 50_000, 3_000_000)
-"""How long a commit waits for its server at most, by seed: the longest often outlives its attempt."""
+"""The longest waits of a commit for its server, chosen by seed; with the last one, a commit often outlives its attempt."""
 
 
 @dataclass(eq=False, slots=True)
@@ -41,24 +41,24 @@ class Call:
     lane: int
     process: Process
     attempt: int
-    """That the slot was running then; -1 if none."""
+    """The attempt that the slot was running when the call began; -1 if there was none."""
     aborts: bool
 
 
 class Calls:
-    """All of them: of one world."""
+    """All calls of one world."""
 
     def __init__(self, outside: Outside, has_storage: bool) -> None:
         self.has_storage = has_storage
         self._world = outside.world
         self._outside = outside
         self._clusters: list[Cluster] = []
-        """The one there is, once there is one."""
+        """The only cluster; empty until it exists."""
         self._under_way: dict[Call, None] = {}
         self._places: dict[tuple[str, str, int, int], Slot] = {}
-        """By job id, sink, lane and attempt: the slot that commits it."""
+        """The slot that commits each lane, by job id, sink, lane and attempt."""
         self._committed: dict[tuple[str, str, int, int], tuple[bytes, ...]] = {}
-        """By job id, sink, lane and checkpoint: what was committed by a call that came to its end."""
+        """The committables of each completed call, by job id, sink, lane and checkpoint."""
 
     def watch(self, cluster: Cluster) -> None:
         self._clusters.append(cluster)
@@ -70,7 +70,7 @@ class Calls:
 
     @property
     def victims(self) -> list[Slot]:
-        """Slots in the midst of one."""
+        """The slots that are in the middle of a call."""
         at_it = [call.process for call in self._under_way]
         return [slot for slot in self._cluster.live_slots if slot.process in at_it]
 
@@ -78,7 +78,7 @@ class Calls:
         return next((slot for slot in self._cluster.slots if slot.process is process), None)
 
     def is_counted_on(self, process: Process) -> bool:
-        """A slot that lives, and that its driver, which lives as well, takes to be there."""
+        """Whether the process is a living slot with an open connection to its driver, which lives as well."""
         slot = self._slot_of(process)
         if slot is None or not process.alive or not slot.driver.process.alive:
             return False
@@ -122,7 +122,7 @@ class Calls:
             self._world.bug(f"{context.uid}: {process.name} commits, and has slots to do that")
 
     def check_told(self, call: Call) -> None:
-        """Between two parts of a commit that was not told to stop: its attempt must not be over."""
+        """Check, between two parts of a commit that was not told to stop, that its attempt is not over."""
         slot = self._slot_of(call.process)
         if slot is None or slot.machine is None or call.attempt == -1:
             return
@@ -130,7 +130,7 @@ class Calls:
             self._world.bug(f"{call.uid}, lane {call.lane}: nothing has told {slot.process.name} to stop committing")
 
     def ended(self, call: Call, checkpoint_id: int, items: Sequence[bytes]) -> None:
-        """A commit has come to its end: what is committed again must be the same, all of it."""
+        """Note a completed commit, and check that a repeated one has exactly the same committables."""
         key = call.job_id, call.uid, call.lane, checkpoint_id
         before = self._committed.setdefault(key, tuple(items))
         if before != tuple(items):
@@ -138,10 +138,10 @@ class Calls:
                 f"{call.uid}, lane {call.lane}: for checkpoint {checkpoint_id} {before} was committed, now {items}"
             )
 
-    # ---- what others do meanwhile
+    # ---- events of the cluster
 
     def deployed(self, driver: Driver, metadata: CheckpointMetadata | None) -> None:
-        """Tasks are deployed: everything from before is committed by then."""
+        """Check that everything before has been committed when tasks are deployed."""
         world, outside, job_id = self._world, self._outside, driver.plan.job_id
         for call in self._under_way:
             if call.job_id == job_id and self.is_counted_on(call.process):
@@ -153,7 +153,9 @@ class Calls:
                 world.bug(f"tasks are deployed, and {name} of checkpoint {metadata.checkpoint_id} is not committed")
 
     def _released(self, driver: Driver, slot: Slot) -> None:
-        """A slot is let go: not in the midst of a commit when the job has come to its end, or goes on with fewer."""
+        """Check that a slot is not released in the middle of a commit when the job has ended or continues with fewer
+        slots.
+        """
         job = driver.coordinator
         has_ended = job.outcome is not None and job.outcome[0] != "failed" and not driver.is_cancelled
         if not has_ended and (job.phase is not Phase.GATHERING or job.rescaling.stage is not Stage.SWITCHING):
@@ -161,6 +163,8 @@ class Calls:
         for call in self._under_way:
             if call.process is slot.process:
                 self._world.bug(f"{slot.process.name} is let go while it commits {call.uid}, lane {call.lane}")
+        if slot.process.alive and slot.owed.requests:
+            self._world.bug(f"{slot.process.name} is let go while it owes answers for commits {[*slot.owed.requests]}")
 
 
 def subtask_of(committable: bytes) -> int:
@@ -168,7 +172,7 @@ def subtask_of(committable: bytes) -> int:
 
 
 class SlotLedgerSink(LedgerSink):
-    """See `LedgerSink`; it commits on slots."""
+    """A `LedgerSink` that commits on slots."""
 
     commits_on_slots = True
 
@@ -197,7 +201,7 @@ class LaneCommitter(LedgerCommitter):
         self._sink = sink
         self._calls = sink.calls
         self._lane: int | None = None
-        """The only one it is for; known with its first call."""
+        """The only lane of this committer; None until its first call."""
         self._is_closed = False
         if (context.storage is not None) != sink.calls.has_storage:
             sink.outside.world.bug(f"{context.uid}: its committer gets the storage {context.storage}")
@@ -225,7 +229,7 @@ class LaneCommitter(LedgerCommitter):
         if len(lanes) != 1:
             world.bug(f"{uid}: {committables} are of lanes {lanes}, and come in one call")
         subtasks = [subtask_of(item) for item in committables]
-        if subtasks != sorted(subtasks):  # each has prepared one of them
+        if subtasks != sorted(subtasks):  # each subtask has prepared one of them
             world.bug(f"{uid}: {committables} do not come in the order in which they were prepared")
         if self._lane not in (None, lanes[0]):
             world.bug(f"{uid}: the committer of lane {self._lane} is called for lane {lanes[0]}")
@@ -235,7 +239,7 @@ class LaneCommitter(LedgerCommitter):
         return lanes[0]
 
     def _takes_time(self, call: Call) -> None:
-        """As one that waits for a server."""
+        """Take some time, like a commit that waits for a server."""
         world = self._outside.world
         if world.chance() < 0.5:
             return
@@ -245,7 +249,7 @@ class LaneCommitter(LedgerCommitter):
 
 
 class SomeOnSlots(LedgerSink):
-    """Of the sinks of a job, those of `share` commit on slots."""
+    """The sink of a job in which a `share` of the sinks commits on slots."""
 
     def __init__(self, outside: Outside, on_slots: SlotLedgerSink, seed: int, share: float) -> None:
         super().__init__(outside, capacity_rows=on_slots.capacity_rows, pause_s=on_slots.pause_s)

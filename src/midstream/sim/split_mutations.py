@@ -41,7 +41,7 @@ def _in_two_steps(first: Callable[[Any, Any], None]) -> Callable[..., None]:
     original = Sources._discovered
 
     def discovered(self: Any, state: Any, generation: int, outcome: Any) -> None:
-        if generation != state.generation or not self._is_open or not isinstance(outcome, Done):
+        if generation != state.generation or not self._discovers or not isinstance(outcome, Done):
             original(self, state, generation, outcome)
             return
         first(state, outcome.value)
@@ -104,8 +104,8 @@ def told_of_now() -> Replacements:
     def completed(self: Any, fact: Any) -> None:
         original(self, fact)
         for state in self._states.values():
-            if state.settled is not None:
-                state.settled = replace(state.settled, position=state.position, pending=tuple(state.pending))
+            if state.notice is not None:
+                state.notice = replace(state.notice, position=state.position, pending=tuple(state.pending))
 
     original = Sources.checkpoint_completed
     return [(Sources, "checkpoint_completed", completed)]
@@ -118,11 +118,11 @@ def last_batch_again() -> Replacements:
     """The offset of a split is that of the last batch, not the one behind it."""
 
     def snapshot(self: Any, new_id: Any) -> Any:
-        now = [current.split for current in self._open]
-        for current in self._open:
+        now = [current.split for current in self._splits]
+        for current in self._splits:
             current.split = current.before
         parts = original(self, new_id)
-        for current, split in zip(self._open, now, strict=True):
+        for current, split in zip(self._splits, now, strict=True):
             current.split = split
         return parts
 
@@ -134,10 +134,10 @@ def split_that_is_read_only() -> Replacements:
     """Of several splits that are open the one that has its turn is in the snapshot."""
 
     def snapshot(self: Any, new_id: Any) -> Any:
-        everything = self._open
-        self._open = deque(list(everything)[:1])
+        everything = self._splits
+        self._splits = deque(list(everything)[:1])
         parts = original(self, new_id)
-        self._open = everything
+        self._splits = everything
         return parts
 
     original = SourceDriver.snapshot
@@ -148,10 +148,10 @@ def split_being_read_is_left_out() -> Replacements:
     """A split is left out of the snapshot while its next batch is being read."""
 
     def snapshot(self: Any, new_id: Any) -> Any:
-        everything = self._open
-        self._open = deque(current for current in everything if current.state is not Reading.UNDER_WAY)
+        everything = self._splits
+        self._splits = deque(current for current in everything if current.state is not Reading.UNDER_WAY)
         parts = original(self, new_id)
-        self._open = everything
+        self._splits = everything
         return parts
 
     original = SourceDriver.snapshot
@@ -163,7 +163,7 @@ def restored_splits_are_all() -> Replacements:
 
     def restore(self: Any, parts: Any) -> None:
         original(self, parts)
-        self._all_assigned = bool(self._open)
+        self._all_assigned = bool(self._splits)
 
     original = SourceDriver.restore
     return [(SourceDriver, "restore", restore)]

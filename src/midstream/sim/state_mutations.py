@@ -144,13 +144,13 @@ def any_snapshot_counts() -> Replacements:
         places = [self._stored, *(taken.chunks for taken in self._unconfirmed.values())]
         return next((chunks[chunk_id].length for chunks in places if chunk_id in chunks), None)
 
-    def take(self: Any, *arguments: Any, **more: Any) -> None:
+    def store(self: Any, *arguments: Any, **more: Any) -> None:
         for taken in self._unconfirmed.values():
             self._stored = {**taken.chunks, **self._stored}
         original(self, *arguments, **more)
 
-    original = TaskSnapshots.take
-    return [(TaskSnapshots, "stored_bytes", stored_bytes), (TaskSnapshots, "take", take)]
+    original = TaskSnapshots.store
+    return [(TaskSnapshots, "stored_bytes", stored_bytes), (TaskSnapshots, "store", store)]
 
 
 def merged_chunk_is_known() -> Replacements:

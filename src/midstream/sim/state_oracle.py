@@ -1,4 +1,4 @@
-"""What the states of process functions, the timers that are pending and the sides of joins must be in a checkpoint."""
+"""The rules for the states of process functions, pending timers and the sides of joins in a checkpoint."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from midstream.sim.topologies import Expectation, behind_timers, expectation, on
 
 _SAMPLES = 5
 Tables: TypeAlias = Callable[..., Iterator[pa.Table]]
-"""From a subtask's snapshot and names of parts to all tables of these."""
+"""Yields all tables of these parts, given a subtask's snapshot and the names of the parts."""
 TIMED = ("timer", "alarm", "clocks")
 
 
 class StateOracle:
-    """`tables`: how to read those of parts, by a subtask's snapshot and the names of parts."""
+    """Checks the states of all operators of a run. `tables`: reads the tables of state parts."""
 
     def __init__(self, shape: Shape, sources: Mapping[str, SimSource], tables: Tables) -> None:
         self._shape = shape
         self._sources = sources
         self._tables = tables
         self._never_late = never_late(shape, sources)
-        """Operators to which no row can come late."""
+        """The operators that no row can reach late."""
         self._complete = self._all_joined()
-        """Of each join to which none can: what it will have got at the end."""
+        """The rows that each join that no row can reach late will have received at the end."""
         self._waiting: set[str] = set()
-        """Joins of which pairs were on their way to the sink in the newest checkpoint."""
+        """The joins whose pairs were in flight to the sink in the newest checkpoint."""
         self._dropped: dict[str, set[Any]] = {}
-        """By operator: keys of subtasks that had finished in a checkpoint. A restore drops their state."""
+        """The keys of each operator's subtasks that had finished in a checkpoint; a restore drops their state."""
 
     def _all_joined(self) -> Mapping[str, Joined]:
         if not any("join" in node.chain for node in self._shape):
@@ -50,7 +50,7 @@ class StateOracle:
         return {uid: found for uid, found in joined.items() if uid in self._never_late}
 
     def check(self, where: str, operators: Mapping[str, OperatorState], expected: Expectation) -> Iterator[str]:
-        """Complaints about the operators of a checkpoint or savepoint."""
+        """Yield complaints about the operators of a checkpoint or savepoint."""
         for uid, operator in operators.items():
             for complaint in self._check(uid, operator, expected):
                 yield f"{where}: {complaint}"
@@ -75,7 +75,7 @@ class StateOracle:
         staged: Sequence[Staged],
         in_flight: Mapping[tuple[int, int, int], Counter[int]] | None,
     ) -> Iterator[str]:
-        """Complaints about the pairs that have been put out. `in_flight`: by place; None: as the time before."""
+        """Yield complaints about the pairs that were emitted. `in_flight`: rows by place; None: as at the last call."""
         found: dict[str, Counter[tuple[int, int]]] = {uid: Counter() for uid in expected.joined}
         for part in staged:
             if part.sink in expected.join_sinks:
@@ -89,7 +89,7 @@ class StateOracle:
                 yield f"{where}: {complaint}"
 
     def check_lenient(self, where: str, expected: Expectation, staged: Sequence[Staged]) -> Iterator[str]:
-        """Complaints about windows that take late rows for a while, when all is over."""
+        """Yield complaints about windows with allowed lateness at the end of a run."""
         for uid, (kind, got) in expected.lenient.items():
             sinks = {sink: is_late for sink, (of, is_late) in expected.lenient_sinks.items() if of == uid}
             said = [row for part in staged if sinks.get(part.sink) is False for row in _rows(part)]
@@ -167,7 +167,7 @@ class StateOracle:
 
 
 def every_row(sources: Mapping[str, SimSource]) -> dict[str, dict[int, int]]:
-    """By source: id to key of all its rows."""
+    """Return, for each source, the key of all its rows by id."""
     return {
         uid: {row: key for split, count in enumerate(source.rows) for row, key in source.rows_of(split, count)}
         for uid, source in sources.items()
@@ -175,15 +175,15 @@ def every_row(sources: Mapping[str, SimSource]) -> dict[str, dict[int, int]]:
 
 
 def _rows(part: Staged) -> Iterator[tuple[int, int, int]]:
-    """(id, key, n) of each row."""
+    """Yield the id, the key and the n of each row."""
     return zip(*(part.rows.column(name).to_pylist() for name in ("id", "key", "n")), strict=True)
 
 
 def never_late(shape: Shape, sources: Mapping[str, SimSource]) -> frozenset[str]:
-    """Operators to which no row can come late: the first ones of nodes that are not behind others that hold rows back."""
+    """Return the operators that no row can reach late: the first operators of nodes where all sources are on time."""
     numbers = iter([source.number for source in sources.values()])
     come: list[frozenset[int]] = []
-    """Numbers of the sources whose rows come to each node."""
+    """The numbers of the sources whose rows reach each node."""
     for node in shape:
         own = frozenset((next(numbers),)) if node.chain[0] == "source" else frozenset[int]()
         come.append(own.union(*(come[entry.node] for entry in node.inputs)))

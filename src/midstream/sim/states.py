@@ -1,8 +1,8 @@
-"""Process functions with every kind of state, typed and pickled, kept so that each content is a function of the rows.
+"""Process functions with every kind of state, typed and pickled, whose contents are functions of the rows alone.
 
-In which order rows of different splits come is not known, so what is kept is free of it: sums, lists that are compared
-sorted, and marks that the next row of the same class takes away again. A mark that has come back by itself, or a
-list that a snapshot shares with the running function, is different from then on.
+The order of rows of different splits is unknown, so the contents do not depend on it: sums, lists that are compared
+after sorting, and marks that the next row of the same class removes again. If a mark reappears, or if a snapshot shares
+a list with the running function, the contents are different from then on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from midstream.sim.rows import SCHEMA, SPLIT_IDS, Outside
 from midstream.state.keyed import BroadcastState, ListState, MapState, ReducingState, ValueState
 
 BRIEF: Final = "brief"
-"""Tag of a side output whose rows are of the form `BRIEF_FORM`."""
+"""The tag of a side output whose rows have the form `BRIEF_FORM`."""
 BRIEF_FORM: Final = FORMS["by_text"]
 ASIDE: Final = "side"
 _CLASSES: Final = 4
@@ -41,7 +41,7 @@ _US: Final = timedelta(microseconds=1)
 
 
 class _Function:
-    """What takes time, and can fail, as all functions in a simulated job."""
+    """Base of functions that take time and can fail, like all functions in a simulated job."""
 
     def __init__(self, outside: Outside) -> None:
         self._outside = outside
@@ -50,7 +50,7 @@ class _Function:
         self._outside.check_open(context)
 
     def _take(self, row: Row) -> int:
-        """The id of a row."""
+        """Process a row for some time, and return its id."""
         self._outside.work(1)
         found: int = row["id"]
         if self._outside.poison:
@@ -59,7 +59,7 @@ class _Function:
 
 
 class Typed(_Function, CoProcessFunction):
-    """Hands every row on, and keeps book of those of each key in states with Arrow types."""
+    """Forwards every row, and records the rows of each key in states with Arrow types."""
 
     mask: ValueState[Decimal] = ValueState(pa.decimal128(9, 2), default=Decimal(0))
     ids: ListState[int] = ListState(pa.int64())
@@ -82,7 +82,7 @@ class Typed(_Function, CoProcessFunction):
 
 
 class TypedMore(Typed):
-    """The same in a later version of the program, which counts the rows of each key that it has seen, too."""
+    """The function `Typed` in a later version of the program, which also counts the rows of each key."""
 
     more: ValueState[int | None] = ValueState(pa.int64())
 
@@ -101,7 +101,7 @@ def _extended(seen: list[int], more: list[int]) -> list[int]:
 
 
 class Pickled(_Function, CoProcessFunction):
-    """The same with states of any Python values, which are changed in place and put back."""
+    """Does the same as `Typed` with states of arbitrary Python values, which are changed in place and put back."""
 
     ids: ValueState[list[int] | None] = ValueState()
     marks: ListState[tuple[int, str]] = ListState()
@@ -129,7 +129,7 @@ class Pickled(_Function, CoProcessFunction):
 
 
 def _mark(marks: MapState[Any, list[int]], name: Any, number: int) -> None:
-    """Of even classes a list of all ids, changed in place; odd ones are there or not."""
+    """Record a row: for an even class in a list of all ids, changed in place; for an odd class by toggling its entry."""
     if number % 2 == 0:
         marks.setdefault(name, []).append(number)
     elif name in marks:
@@ -139,7 +139,7 @@ def _mark(marks: MapState[Any, list[int]], name: Any, number: int) -> None:
 
 
 class Rules(_Function, BroadcastProcessFunction):
-    """Hands the rows of port 0 on and counts them; of those of port 1 every subtask keeps the same."""
+    """Forwards and counts the rows of port 0; every subtask keeps the same broadcast state from the rows of port 1."""
 
     marks: BroadcastState[int, str] = BroadcastState(pa.large_string(), key_type=pa.int64())
     lists: BroadcastState[tuple[int, ...], list[int]] = BroadcastState()
@@ -151,7 +151,7 @@ class Rules(_Function, BroadcastProcessFunction):
         name = number % _CLASSES
         if self.marks.get(name, f"mark {name}") != f"mark {name}":
             self._outside.world.bug(f"broadcast state has {self.marks[name]!r} for {name}")
-        self.lists.get((name,), []).append(-1)  # a copy: this is not the place to change it
+        self.lists.get((name,), []).append(-1)  # this changes a copy, since broadcast state is read-only here
         return row
 
     def process_broadcast(self, row: Row, ctx: ProcessContext) -> None:
@@ -167,7 +167,7 @@ class Rules(_Function, BroadcastProcessFunction):
 
 
 class Tags(_Function, KeyedProcessFunction):
-    """Of three rows one is handed on, one goes to a side output, and one to another that has a schema of its own."""
+    """Forwards a third of the rows; another third goes to a side output, and the last to one with its own schema."""
 
     def process(self, row: Row, ctx: ProcessContext) -> Row | None:
         number = self._take(row)
@@ -195,17 +195,19 @@ def operator(kind: str, uid: str, outside: Outside, form: Form) -> ProcessOperat
     return ProcessOperator(uid, function, ports, form.schema, {})
 
 
-# ---- what must be in them ----------------------------------------------------
+# ---- expected contents -------------------------------------------------------
 
 Contents: TypeAlias = dict[tuple[str, Any], Any]
-"""By part and key."""
+"""The contents of states, by part and key."""
 _EMPTY: Final[tuple[object, ...]] = (None, [], {})
-"""Contents that leave no entry."""
+"""Contents for which a state has no entry."""
 
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What an operator of this file has got. `keys`: of all rows by id. `broadcast`: the ids of port 1."""
+    """The rows that an operator of this file has received. `keys`: the key of each row by id. `broadcast`: the ids of
+    port 1.
+    """
 
     kind: str
     rows: Counter[int]
@@ -216,7 +218,7 @@ class Given:
     """Whether the rows of a key and a split must have come in their order."""
 
     def contents(self) -> Contents:
-        """Of all keys."""
+        """Return the expected contents for all keys."""
         by_key: dict[Any, list[int]] = {}
         for row, n in self.rows.items():
             by_key.setdefault(self.form.stored_key(row, self.keys[row]), []).extend([row] * n)
@@ -228,7 +230,7 @@ class Given:
         }
 
     def broadcast_contents(self) -> Contents:
-        """Of every subtask."""
+        """Return the expected contents of broadcast state in every subtask."""
         if self.kind != "rules":
             return {}
         ids = sorted(self.broadcast)
@@ -281,7 +283,7 @@ def _marks(ids: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
             yield name, [name]
 
 
-# ---- what is in them ---------------------------------------------------------
+# ---- actual contents ---------------------------------------------------------
 
 TYPES: Final[Mapping[str, pa.DataType]] = {
     "value:mask": pa.decimal128(9, 2),
@@ -292,9 +294,9 @@ TYPES: Final[Mapping[str, pa.DataType]] = {
     "value:count": pa.int64(),
     "value:more": pa.int64(),
 }
-"""Of the values of parts that are not pickled."""
+"""The types of values in parts that are not pickled."""
 _KEY_TYPES: Final[Mapping[str, pa.DataType]] = {"map:marks": pa.large_string(), "broadcast:marks": pa.int64()}
-"""Of the names in maps that are not pickled."""
+"""The types of keys in maps that are not pickled."""
 PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "typed": ("value:mask", "list:ids", "reducing:total", "map:marks"),
     "pickled": ("value:ids", "list:marks", "reducing:seen", "map:groups"),
@@ -306,7 +308,7 @@ BROADCAST_PARTS: Final = ("broadcast:marks", "broadcast:lists")
 
 
 def entries(part: str, table: pa.Table) -> Iterator[tuple[Any, Any, Any]]:
-    """Key (None where there are none), namespace and value of each row. Raises TypeError for one of another type."""
+    """Return the key (None without keys), namespace and value of each row. Raises TypeError if a type is wrong."""
     keys = stored_keys(table.column("key")) if "key" in table.column_names else [None] * table.num_rows
     names: Sequence[Any] = [None] * table.num_rows
     if part.startswith("list:"):
@@ -324,7 +326,7 @@ def _values(column: pa.ChunkedArray[Any], kind: pa.DataType | None, part: str) -
 
 
 def collected(part: str, found: Iterable[tuple[Any, Any, Any]]) -> Contents:
-    """The content of each key, lists in their order."""
+    """Return the content for each key; lists are in their order."""
     contents: Contents = {}
     if part.startswith("list:"):
         for key, _, value in sorted(found, key=lambda entry: entry[1]):
@@ -338,7 +340,7 @@ def collected(part: str, found: Iterable[tuple[Any, Any, Any]]) -> Contents:
 
 
 def compared(content: Any) -> Any:
-    """A content with its lists sorted: in which order they were made is not known."""
+    """Return a content with its lists sorted, since the order in which they were filled is unknown."""
     if isinstance(content, list):
         return sorted(content)
     if isinstance(content, dict):
@@ -347,7 +349,7 @@ def compared(content: Any) -> Any:
 
 
 def out_of_order(content: Any) -> int | None:
-    """An id in a list of ids that a later one of its split comes before."""
+    """Return an id that comes after a later id of its split in a list; None if there is none."""
     if isinstance(content, dict):
         return next((row for value in content.values() if (row := out_of_order(value)) is not None), None)
     if not isinstance(content, list):

@@ -1,4 +1,4 @@
-"""A function on batches in a simulated job: its tables are told row by row, as the states of others are."""
+"""A function on batches in a simulated job, whose tables are checked row by row, like the states of other functions."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from midstream.sim.timed import DELAY_US
 from midstream.state.table import TableState
 
 HELD: Final = "table:rows"
-"""The state that holds rows until event time has passed them."""
+"""The state with the rows that wait until event time has passed them."""
 COUNTED: Final = "table:keys"
-"""The state that has the number of rows of each key, and the sum of their ids."""
+"""The state with the number of rows of each key, and the sum of their ids."""
 
 
 class Hold(CoBatchFunction):
-    """Counts the rows of each key over both ports, and holds every row until event time has passed it by a while."""
+    """Counts the rows of each key over both ports, and holds every row until event time is `DELAY_US` past it."""
 
     rows = TableState(SCHEMA)
     keys = TableState({"key": int, "count": int, "sum": int})
@@ -29,7 +29,7 @@ class Hold(CoBatchFunction):
     def __init__(self, outside: Outside) -> None:
         self._outside = outside
         self._added: list[int] = []
-        """Ids of the rows that were put in since this subtask began, in their order, and are still there."""
+        """The ids of the rows that were added since this subtask began and are still held, in their order."""
 
     def open(self, context: OperatorContext) -> None:
         self._outside.check_open(context)
@@ -41,7 +41,7 @@ class Hold(CoBatchFunction):
         self.rows.append(rows)
         self._added += rows["id"].to_list()
         each = rows.select("key", count=pl.lit(1, pl.Int64), sum="id")
-        # in an order that does not depend on threads: a run is the same each time
+        # in an order that does not depend on threads, so that every run is the same
         self.keys.frame = pl.concat([self.keys.frame, each]).group_by("key", maintain_order=True).sum()
 
     process2 = process1
@@ -57,7 +57,7 @@ class Hold(CoBatchFunction):
         return held.filter(is_due)
 
     def _check_order(self, held: pl.DataFrame) -> None:
-        """The rows of a table are in the order in which they were put in."""
+        """Check that the rows of a table are in the order in which they were added."""
         found = held["id"].to_list()
         if self._added and found[-len(self._added) :] != self._added:
             self._outside.world.bug(f"a table has the rows {found}, of which these were put in last: {self._added}")

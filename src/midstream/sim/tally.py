@@ -1,5 +1,5 @@
-"""What only some jobs have: an operator with state that has no key (a list that is dealt out, and numbers that
-everybody gets to see), and a source that is told what has been completed."""
+"""Parts that only some jobs have: an operator with state without a key (a list that is dealt out, and counts that every
+subtask receives), and a source that is notified of completed checkpoints."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ _UNION_STATE: Final = pa.schema([("count", pa.int64())])
 
 
 class Tally(Operator):
-    """Hands every row on, remembers its id (split state), and counts it (union state: subtask 0 goes on from the sum)."""
+    """Forwards every row, keeps its id (split state), and counts it (union state: subtask 0 continues from the sum)."""
 
     def __init__(self, outside: Outside) -> None:
         self._outside = outside
         self._ids: list[int] = []
         self._count = 0
         self._list: Chunk | None = None
-        """As captured last, until more comes."""
+        """The chunk of the last snapshot, until more rows arrive."""
         self._out: Output
         self._context: OperatorContext
 
@@ -67,7 +67,7 @@ class Tally(Operator):
 
 
 class ToldSource(SimSource):
-    """Wants to know what is safe: what is unfinished then has been discovered."""
+    """A source that is notified of completed checkpoints, and checks that their unfinished splits have been discovered."""
 
     def checkpoint_completed(self, position: bytes | None, unfinished: Sequence[Split] | None = None) -> None:
         world = self.outside.world

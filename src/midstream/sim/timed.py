@@ -1,6 +1,6 @@
-"""What depends on event time in a simulated job, made so that its result can be told row by row.
+"""The parts of a simulated job that depend on event time, designed so that results can be checked row by row.
 
-Which rows are late depends on the order of everything; where each row must be found does not.
+Which rows are late depends on the order of everything; the places where each row must be found do not.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SIZE_MS: Final = 30
 SLIDE_MS: Final = 10
 GAP_MS: Final = 4
 IDS: Final = "ids:ids"
-"""The column of a window operator's state that has the ids of the rows."""
+"""The column with the ids of the rows in a window operator's state."""
 WINDOWS: Final[Mapping[str, Window]] = {
     "window": tumbling(f"{TUMBLING_MS} ms"),
     "slide": sliding(f"{SIZE_MS} ms", f"{SLIDE_MS} ms"),
@@ -44,21 +44,23 @@ STRATEGIES: Final[Mapping[str, WatermarkStrategy]] = {
 WAITING: Final = "waiting"
 """The state of `Delay` that holds rows."""
 DELAY_US: Final = 6_999
-"""Watermarks end in 999 µs, too: so a timer may be due at the very watermark."""
+"""The delay of timers. Watermarks end in 999 µs as well, so a timer may be due exactly at a watermark."""
 _DELAY: Final = timedelta(microseconds=DELAY_US)
 _STEP: Final = timedelta(milliseconds=1)
 
 
 class Timestamps(TimestampsOperator):
-    """Event time never passes a split that is being read, has had rows, and has not been silent for long enough."""
+    """Checks that event time never passes a split that is being read, has had rows, and has not become idle."""
 
     def __init__(self, uid: str, kind: str, outside: Outside) -> None:
         super().__init__(uid, "ts", STRATEGIES[kind], SCHEMA)
         self._outside = outside
         self._rule = STRATEGIES[kind]
         self._read: dict[int, tuple[int, int]] = {}
-        """By split: the time of its latest row, and when it had rows last, in the world's time: a look at the clock of a
-        process may take time."""
+        """The time of each split's latest row, and when it last had rows.
+
+        The latter is in the world's time, since reading the clock of a process may take time.
+        """
 
     def open(self, context: OperatorContext, out: Output) -> None:
         super().open(context, _Watched(self, out))
@@ -71,7 +73,7 @@ class Timestamps(TimestampsOperator):
         super().process(batch, port)
 
     def check(self, watermark_us: int | None) -> None:
-        """None: it is said that all splits are idle."""
+        """Check a watermark, or the report that all splits are idle, for which `watermark_us` is None."""
         now_us, idle_after_us = self._outside.world.now_us, self._rule.idle_after_us
         for split in (0,) if self._splits is None else self._splits.open:
             if split not in self._read:
@@ -112,7 +114,7 @@ def timestamps(uid: str, kind: str, outside: Outside) -> Timestamps:
 
 
 def window(uid: str, kind: str, allowed_lateness: str = "0 ms") -> WindowOperator:
-    """Emits the ids of the rows of each window, as a list."""
+    """Return a window operator that emits the ids of the rows of each window, as a list."""
     return window_operator(
         uid,
         window=WINDOWS[kind],
@@ -138,8 +140,9 @@ class _Ids(Aggregate):
 
 
 class Pack(Operator):
-    """One row for each row of each window: `id` and `key` are its own, `ts` is the start of the window, `sequence` its
-    end in microseconds, and `n` the start in ms, plus 1."""
+    """Emits one row for each row of each window, with its `id` and `key`. `ts` is the start of the window, `sequence`
+    its end in microseconds, and `n` its start in milliseconds, plus 1.
+    """
 
     def open(self, context: OperatorContext, out: Output) -> None:
         self._out = out
@@ -162,7 +165,7 @@ class Pack(Operator):
 
 
 class Delay(KeyedProcessFunction):
-    """Holds every row until event time has passed it by a while. A timer that was deleted must never fire."""
+    """Holds every row until event time is `DELAY_US` past it. A timer that was deleted must never fire."""
 
     waiting: MapState[datetime, list[Row]] = MapState()
 

@@ -1,6 +1,6 @@
-"""What is computed in a run: random shapes of jobs, the job graph of each, and what must come out of it.
+"""The jobs of runs: random shapes, the job graph of each, and its expected results.
 
-The expectation is computed from the shape and a set of source rows alone, sequentially.
+The expectation is computed sequentially, from only the shape and a set of source rows.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from midstream.sim.tally import Tally
 
 
 def random_shape(random: Random) -> Shape:
-    """One to three sources, up to five nodes behind them, a sink behind everything that has no reader.
+    """Draw a shape of one to three sources, up to five nodes downstream, and a sink for every output without a reader.
 
-    Mostly few: most bugs need two or three nodes, and large shapes take most of the time.
+    Most shapes are small: most bugs need only two or three nodes, and large shapes take most of the time.
     """
     nodes: list[Node] = [
         source_node(
@@ -74,7 +74,7 @@ def random_shape(random: Random) -> Shape:
 
 
 def with_tables(shape: Shape, random: Random) -> Shape:
-    """Half of the timers as tables, some of their inputs as second ones."""
+    """Replace half of the timers by tables, and make some of their inputs second ones."""
     return tuple(
         replace(
             node,
@@ -88,7 +88,7 @@ def with_tables(shape: Shape, random: Random) -> Shape:
 
 
 def with_ends(shape: Shape, random: Random) -> Shape:
-    """A third of the timers by the wall clock; and now and then somebody who sums up what has come."""
+    """Replace a third of the timers by alarms on the wall clock, and sometimes add an operator that sums up its input."""
     nodes = [
         replace(node, chain=("alarm",)) if node.chain == ("timer",) and random.random() < 1 / 3 else node
         for node in shape
@@ -101,8 +101,8 @@ def with_ends(shape: Shape, random: Random) -> Shape:
 
 
 def with_states(shape: Shape, random: Random) -> Shape:
-    """Some of the operators as functions of users with all kinds of state, windows with allowed lateness; and now and
-    then keys of other types, or a join."""
+    """Replace some operators by users' functions with all kinds of state, and some windows by windows with allowed
+    lateness; sometimes add keys of other types, or a join."""
     nodes = [_with_states(node, random) for node in shape]
     for index in range(len(shape)):
         if nodes[index].chain[-1] == "tags":
@@ -136,12 +136,12 @@ def _with_states(node: Node, random: Random) -> Node:
             return replace(node, chain=("tags",))
         case (kind, "pack") if drawn < 0.15:
             return replace(node, chain=(f"late_{kind}", "stack"))
-        case _:  # the others have no state that could be another
+        case _:  # the others have no such variant
             return node
 
 
 def _without_doubled_broadcast(shape: Shape) -> Shape:
-    """Rows that reach a broadcast input twice would need a multiset there: only sources are broadcast."""
+    """Broadcast only sources: rows that reach a broadcast input twice would need a multiset there."""
     sources = [index for index, node in enumerate(shape) if "source" in node.chain]
     return tuple(
         replace(
@@ -156,7 +156,7 @@ def _without_doubled_broadcast(shape: Shape) -> Shape:
 
 
 def varied(shape: Shape, random: Random) -> Shape:
-    """Other edges in some of the places where any will do."""
+    """Replace some of the edges whose partitioning may be any."""
     return tuple(
         replace(node, inputs=tuple(_varied(entry, random) for entry in node.inputs))
         if node.chain[0] in ("pass", "side", "tally", "sink")
@@ -173,9 +173,8 @@ def _varied(entry: Input, random: Random) -> Input:
 
 
 def with_parallelism(shape: Shape, limit: int, random: Random, same: bool, spread: bool = False) -> Shape:
-    """Each node from 1 to `limit` (all `limit` if `same`, at least one in any case); forward edges join equals.
-
-    `spread`: all are `limit`, one more, or twice as many.
+    """Draw a parallelism from 1 to `limit` for each node: `limit` for all if `same`, otherwise for at least one. The
+    ends of a forward edge get the same one. `spread`: each is `limit`, one more, or twice as much.
     """
     group = list(range(len(shape)))
     for index, node in enumerate(shape):
@@ -211,36 +210,36 @@ def with_parallelism(shape: Shape, limit: int, random: Random, same: bool, sprea
 
 @dataclass(frozen=True, slots=True)
 class Expectation:
-    """What a set of source rows leads to, by uid."""
+    """The expected results for a set of source rows, by uid."""
 
     keys: Mapping[int, int]
-    """Of all rows, by id."""
+    """The keys of all rows, by id."""
     counts: dict[str, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
-    """Of each keyed operator: (rows, sum of their ids) by key."""
+    """For each keyed operator: the rows and the sum of their ids, by key."""
     broadcast: dict[str, frozenset[int]] = field(default_factory=dict)
     tallies: dict[str, Counter[int]] = field(default_factory=dict)
-    """Row ids that each operator with state without a key has seen."""
+    """The row ids that each operator with state without a key has received."""
     sinks: dict[str, Counter[int]] = field(default_factory=dict)
-    """Row ids, each as often as the sink must hold it."""
+    """The row ids of each sink, each as often as the sink must have it."""
     windowed: dict[str, tuple[str, Counter[int]]] = field(default_factory=dict)
-    """By window operator: its kind, and the ids of its rows."""
+    """The kind of each window operator, and the ids of its rows."""
     window_sinks: dict[str, tuple[str, bool]] = field(default_factory=dict)
-    """Sinks behind a window operator, by uid: the operator, and whether late rows come here."""
+    """For each sink of a window operator: the operator, and whether the sink receives late rows."""
     totals: dict[str, Counter[int]] = field(default_factory=dict)
-    """By operator that sums up what has come: the ids of its rows."""
+    """The ids of the rows of each operator that sums up its input."""
     total_sinks: dict[str, tuple[str, int]] = field(default_factory=dict)
-    """The sink behind each of them, and its node."""
+    """The sink of each of these operators, and its node."""
     given: dict[str, Given] = field(default_factory=dict)
-    """What operators with states of users' functions have got."""
+    """The rows that operators with states of users' functions have received."""
     joined: dict[str, Joined] = field(default_factory=dict)
     join_sinks: dict[str, str] = field(default_factory=dict)
-    """The join behind which a sink is."""
+    """The join from which each sink receives pairs."""
     lenient: dict[str, tuple[str, Counter[int]]] = field(default_factory=dict)
-    """By window operator with allowed lateness: its kind of window, and the ids of its rows."""
+    """The kind of each window operator with allowed lateness, and the ids of its rows."""
     lenient_sinks: dict[str, tuple[str, bool]] = field(default_factory=dict)
-    """Sinks behind one of them, as `window_sinks`."""
+    """The sinks of these operators, as in `window_sinks`."""
     overdrawn: list[str] = field(default_factory=list)
-    """Operators that hold rows back, and inputs, that hold rows which they cannot have got."""
+    """The operators and inputs that hold rows which they cannot have received."""
 
 
 def uid_of(node: int, position: int, kind: str) -> str:
@@ -253,10 +252,10 @@ def expectation(
     held: Mapping[str, Counter[int]] = MappingProxyType({}),
     in_flight: Mapping[tuple[int, int, int], Counter[int]] = MappingProxyType({}),
 ) -> Expectation:
-    """`rows`: by source uid, id to key of the rows that it has emitted.
+    """Compute the expected results. `rows`: for each source, the key by id of the rows that it has emitted.
 
-    `held`: ids that wait in operators that hold rows back. `in_flight`: ids that are on their way to a node's port, or in
-    a node to the operator at a position (an edge may be restored as another one with the same ends).
+    `held`: the ids in operators that hold rows back. `in_flight`: the ids on their way to a node's port or, within a
+    node, to the operator at a position (an edge may be restored as another one with the same ends).
     """
     walk = _Walk(shape, rows, held, in_flight)
     for index, node in enumerate(shape):
@@ -281,9 +280,9 @@ class _Walk:
         self._ordered = ordered_nodes(shape)
         self.expected = Expectation({row: key for part in rows.values() for row, key in part.items()})
         self._outputs: list[dict[str | None, Counter[int]]] = []
-        """Of each node so far, by the side output."""
+        """The outputs of each node so far, by side output."""
         self._behind: dict[int, str] = {}
-        """Nodes that emit what is made of rows, and the operators that make it."""
+        """The nodes that emit other rows than those of the sources, and the operators that make these."""
 
     def through(self, index: int, node: Node) -> None:
         is_made = any(entry.node in self._behind for entry in node.inputs)
@@ -298,7 +297,7 @@ class _Walk:
         self._outputs.append(outputs)
 
     def _received(self, index: int, node: Node, is_made: bool) -> dict[int, Counter[int]]:
-        """What has come to each port, and is not on its way any more."""
+        """Return the rows that each port has received, without those in flight."""
         by_port: dict[int, Counter[int]] = {0: Counter(), 1: Counter()}
         for entry in node.inputs:
             comes = self._outputs[entry.node].get(entry.tag, Counter())
@@ -323,7 +322,7 @@ class _Walk:
         by_port: Mapping[int, Counter[int]],
         outputs: dict[str | None, Counter[int]],
     ) -> None:
-        """`outputs`: what reaches it, and afterwards what it has emitted."""
+        """Apply an operator to `outputs`: at first the rows that reach it, afterwards those that it has emitted."""
         expected, stream = self.expected, outputs[None]
         match kind:
             case "source":
@@ -367,7 +366,7 @@ class _Walk:
                 self._behind[index] = uid
             case "sink":
                 self._sink(uid, index, node, stream)
-            case _:  # the others hand on the rows that they get
+            case _:  # the others forward all rows
                 pass
 
     def _sink(self, uid: str, index: int, node: Node, stream: Counter[int]) -> None:
@@ -390,7 +389,7 @@ class _Walk:
 
 
 def _counted(stream: Counter[int], key_of: Mapping[int, int]) -> dict[int, tuple[int, int]]:
-    """By key: rows, and the sum of their ids."""
+    """Return the number of rows and the sum of their ids, by key."""
     per_key: dict[int, tuple[int, int]] = {}
     for row, n in stream.items():
         key = key_of[row]
@@ -403,7 +402,7 @@ def _counted(stream: Counter[int], key_of: Mapping[int, int]) -> dict[int, tuple
 
 
 def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink: LedgerSink, groups: int) -> JobGraph:
-    """`sources` in the order of the source nodes."""
+    """Build the job graph of a shape; `sources` are in the order of its source nodes."""
     remaining = list(sources)
     on_time, held_back = on_time_at(shape, sources), behind_timers(shape)
     vertices = []
@@ -428,25 +427,25 @@ def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink
 
 
 def form_of(shape: Shape, entry: Input) -> Form:
-    """How the rows of an input look."""
+    """Return the form of the rows of an input."""
     return BRIEF_FORM if entry.tag == BRIEF else FORMS.get(shape[entry.node].chain[-1], PLAIN)
 
 
 def edge_of(shape: Shape, number: int, index: int, entry: Input) -> Edge:
-    """The edge that an input of node `index` is."""
+    """Return the edge for an input of node `index`."""
     form = form_of(shape, entry)
     keys = form.keys if entry.partitioning is KEYED else ()
     return Edge(number, entry.node, index, entry.partitioning, form.schema, keys, entry.port, entry.tag)
 
 
 _MIXES: Final = frozenset(("side", "timer", "alarm", "table", "total", "clocks", "tags", "join", *FORMS))
-"""Kinds behind which rows of a key and a split may be in another order, or not all there."""
+"""The kinds of operators whose output may have the rows of a key and a split in another order, or lack some."""
 
 
 def ordered_nodes(shape: Shape) -> list[bool]:
-    """Whether the rows of a key and a split come to a node in their order, without gaps."""
+    """Return for each node whether the rows of a key and a split reach it in order, without gaps."""
     ordered: list[bool] = []
-    """And leave it so."""
+    """Whether they also leave each node in order."""
     comes: list[bool] = []
     roots: list[list[int]] = []
     for index, node in enumerate(shape):
@@ -464,16 +463,16 @@ def ordered_nodes(shape: Shape) -> list[bool]:
 
 
 def on_time_at(shape: Shape, sources: Iterable[SimSource]) -> list[frozenset[int]]:
-    """Of each node: the numbers of the sources whose rows are never late there, whatever befalls the others.
+    """Return for each node the numbers of the sources whose rows are never late there, whatever happens to the others.
 
-    Splits are in order, no older one is found later, none counts as idle, and none of their rows waits for the clock
-    on any way. Event time never passes such a source: it is the lowest of all inputs that are not idle. A source with
-    a single split may be idle as long as its rows meet no others: event time is its own, on all ways.
+    The splits of such a source are in order, no older one is found later, none counts as idle, and on no path does a
+    row wait for the wall clock. Event time never passes such a source, since it is the minimum over all inputs that are
+    not idle. A source with a single split may be idle as long as its rows meet no others: event time is then its own.
     """
     remaining = iter(sources)
     found: list[frozenset[int]] = []
     out: list[tuple[frozenset[int], frozenset[int]]] = []
-    """Which sources' rows come out of each node, and those of them that are on time."""
+    """The sources whose rows each node emits, and those among them that are on time."""
     lonely: set[int] = set()
     for node in shape:
         if node.chain[0] == "source":
@@ -498,7 +497,7 @@ def on_time_at(shape: Shape, sources: Iterable[SimSource]) -> list[frozenset[int
 
 
 def behind_timers(shape: Shape) -> set[int]:
-    """Nodes that get rows which a timer, or a table, has held back."""
+    """Return the nodes that receive rows which a timer, or a table, has held back."""
     found: set[int] = set()
     for index, node in enumerate(shape):
         if any(
@@ -518,7 +517,7 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
     late_us: int,
     form: Form,
 ) -> Operator:
-    """`form`: of the rows that come in."""
+    """Return an operator of this kind. `form`: the form of its input rows."""
     match kind:
         case "typed" | "pickled" | "rules" | "tags":
             return states.operator(kind, uid, outside, form)

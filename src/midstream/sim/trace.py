@@ -1,7 +1,7 @@
-"""What happened in a run: a hash always, lines for people on demand.
+"""The record of a run: always a hash, and readable lines on demand.
 
 Every step of the world goes into the running hash as plain integers, so that two runs can be
-compared anywhere. Kept in full only when asked for: as tuples, formatted when read.
+compared on any machine. The full record is kept only on request: as tuples, formatted when read.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ _IDS_MAX: Final = 12
 
 
 class Kind(IntEnum):
-    """What sort of step it is; also the first thing in a line of the trace."""
+    """The kind of a step, as lines of the trace show it."""
 
     MAIL = 1
     TIMER = 2
@@ -38,22 +38,22 @@ class Kind(IntEnum):
     IO_DONE = 4
     CONTROL = 5
     LINK = 6
-    """A data connection came about or is gone."""
+    """A data connection is established or lost."""
     PUMP = 7
     """The transport asks a link for frames."""
     FRAMES = 8
     FAULT = 9
     CLUSTER = 10
     NOTE = 11
-    """Not a step: something worth knowing inside one (a file written, rows committed)."""
+    """Not a step, but an event inside one (a file written, rows committed)."""
 
 
 Entry = tuple[int, int, int, str, Kind, Any]
-"""step, cause (a step), time in µs, process, kind, detail"""
+"""The step, its cause (a step), the time in µs, the process, the kind, and the detail."""
 
 
 class Trace:
-    """`lines()` of a run that was told to keep them."""
+    """The full record of a run."""
 
     def __init__(self) -> None:
         self._entries: list[Entry] = []
@@ -65,9 +65,9 @@ class Trace:
         return len(self._entries)
 
     def lines(self, *patterns: str, tail: int | None = None) -> Iterator[str]:
-        """One line an event; those in which each of the `patterns` (regular expressions) is found, the last `tail`.
+        """Yield one line per event: of those that match all `patterns` (regular expressions), the last `tail`.
 
-        Channels read `e1:0>2`, checkpoints `chk 3`, tasks `v1/0`, so that each can be asked for.
+        Channels read `e1:0>2`, checkpoints `chk 3`, tasks `v1/0`, so that a pattern can select each of them.
         """
         searches = [re.compile(pattern).search for pattern in patterns]
         entries = self._entries if tail is None or searches else self._entries[-tail:]
@@ -77,7 +77,7 @@ class Trace:
 
 
 def channel_pattern(channel: str) -> str:
-    """For `edge:producer:consumer`; an empty part stands for all. Raises ConfigError."""
+    """Return the pattern for `edge:producer:consumer`; an empty part stands for all. Raises ConfigError."""
     parts = channel.split(":")
     if len(parts) != 3 or any(part and not part.isdecimal() for part in parts):
         raise ConfigError(
@@ -88,13 +88,13 @@ def channel_pattern(channel: str) -> str:
 
 
 def checkpoint_pattern(checkpoint_id: int) -> str:
-    """In messages, barriers, and the names of files."""
+    """Return the pattern that finds a checkpoint in messages, barriers, and the names of files."""
     return rf"\bchk[ -]{checkpoint_id}\b|\bc{checkpoint_id}-[vs]\d"
 
 
 @contextmanager
 def following_elements(note: Callable[[str], None]) -> Iterator[None]:
-    """Calls `note` with every element that is put into a channel (`e1:0>2 + …`) and taken out of one (`e1:0>2 - …`)."""
+    """Call `note` for every element that is put into a channel (`e1:0>2 + …`) or taken out of one (`e1:0>2 - …`)."""
     add, poll = Subpartition.add, InputGate.poll
 
     def noted_add(self: Subpartition, element: Element) -> None:
@@ -115,7 +115,7 @@ def following_elements(note: Callable[[str], None]) -> Iterator[None]:
 
 
 def describe_element(element: Element) -> str:
-    """An event with its fields; of a batch the number of rows, and their ids if it has such a column."""
+    """Describe an event with its fields, or a batch with its number of rows and their ids, if it has that column."""
     if not isinstance(element, pa.RecordBatch):
         return describe_message(element)
     if element.schema.get_field_index("id") < 0:
@@ -132,7 +132,7 @@ def format_entry(entry: Entry) -> str:
 
 
 def describe(detail: Any) -> str:
-    """One line for whatever a step was scheduled with."""
+    """Describe, in one line, the detail with which a step was scheduled."""
     if isinstance(detail, str):
         text = detail
     elif isinstance(detail, msgspec.Struct):
@@ -147,7 +147,7 @@ def describe(detail: Any) -> str:
 
 
 def describe_call(call: Any) -> str:
-    """The name of a function; of a partial, its arguments too."""
+    """Describe a call by the function's name and, for a partial, the arguments."""
     arguments = ""
     while hasattr(call, "func"):
         arguments = ", ".join(_short(argument) for argument in call.args)
@@ -172,7 +172,7 @@ def _short(value: Any) -> str:
 
 
 def describe_message(message: msgspec.Struct) -> str:
-    """`trigger attempt=1 chk 3 tasks=[v0/0 v0/1]`"""
+    """Describe a message, such as `TriggerCheckpoint attempt=1 chk 3 tasks=[v0/0 v0/1]`."""
     parts = [type(message).__name__]
     for name in message.__struct_fields__:
         value = getattr(message, name)
@@ -199,7 +199,7 @@ def _field(value: Any) -> str:
 
 
 def describe_frame(frame: bytes | bytearray | memoryview) -> str:
-    """A data frame: its channel, number and content."""
+    """Describe a data frame by its channel, number and content."""
     kind, edge, producer, consumer, sequence, value = HEADER.unpack_from(frame)
     channel = ChannelId(edge, producer, consumer)
     if kind == FrameKind.CREDIT:

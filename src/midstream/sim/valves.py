@@ -1,4 +1,4 @@
-"""Event time of each task of a simulated job, compared with what its channels have said."""
+"""Compares the event time of each task of a simulated job with the watermarks of its channels."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from midstream.worker.valve import WatermarkValve
 
 
 class CheckedValve(WatermarkValve):
-    """Event time is that of the channel furthest behind, of those that have not ended and are waited for.
+    """Checks a valve: event time is the minimum over the open channels that are waited for.
 
-    These are the active ones, and the idle ones that will hear of what an active one has heard of. When all are idle it
-    is that of the furthest, the ended ones among them, but for those that would pass one which hears what they hear.
-    It never goes back, and begins where a restore puts it.
+    These are the active channels, and the idle channels whose origins include all those of an active one. If all open
+    channels are idle, event time is that of the furthest channel, including those that have ended; but a channel must
+    not pass an open one whose origins include all of its own. Event time never goes back, and begins where a restore
+    puts it.
     """
 
     def __init__(self, world: World, origins: Sequence[Origin]) -> None:

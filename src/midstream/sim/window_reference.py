@@ -1,8 +1,8 @@
-"""What a window operator must say, row by row: the same in a few lines of plain Python, to compare it with.
+"""A reference for window operators: the same results, computed row by row in a few lines of plain Python.
 
-It knows the rows that came, which of them the operator has taken, and how far event time has come for each key group.
-So it can tell which rows must be late, which windows must be emitted by a watermark or by late rows, with which rows
-in them, and how far a snapshot may say that windows have fired.
+It tracks the rows that arrived, which of them belong to a window, and how far event time has come for each key group.
+So it can determine which rows must be late, which windows must be emitted by a watermark or by late rows, with which
+rows in them, and up to which time a snapshot may record that windows have fired.
 """
 
 from __future__ import annotations
@@ -17,35 +17,35 @@ from midstream.sim.timed import GAP_MS, SIZE_MS, SLIDE_MS, TUMBLING_MS
 
 SAMPLES: Final = 3
 _BOUNDS_US: Final = {"window": (1000 * TUMBLING_MS, 1000 * TUMBLING_MS), "slide": (1000 * SIZE_MS, 1000 * SLIDE_MS)}
-"""Size and slide."""
+"""The size and the slide of windows of fixed size."""
 _GAP_US: Final = 1000 * GAP_MS
 Emission: TypeAlias = tuple[int, int, int, tuple[int, ...]]
-"""Key, start and end in microseconds, and the ids in the window, sorted."""
+"""The key, the start and the end in microseconds, and the sorted ids of the rows in the window."""
 Said: TypeAlias = tuple[int, int, dict[int, bool]]
-"""Of a key: its key group, how far that had come, and by end of each window behind that whether it has been emitted."""
+"""For a key: its key group, how far that had come, and whether each window that ends later was emitted, by its end."""
 Row: TypeAlias = tuple[int, int, int]
-"""Id, key, key group."""
+"""The id, the key and the key group of a row."""
 
 
 class WindowReference:
-    """Of one subtask. `kind`: "window", "slide" or "session". `allowed_us`: the allowed lateness."""
+    """The reference for one subtask. `kind`: "window", "slide" or "session". `allowed_us`: the allowed lateness."""
 
     def __init__(self, kind: str, allowed_us: int, key_groups: range) -> None:
         self._kind = kind
         self._allowed_us = allowed_us
         self._marks = dict.fromkeys(key_groups, MIN_WATERMARK_US)
         self._held: dict[tuple[int, int], list[_Part]] = {}
-        """By key group and key: what can still change."""
+        """The rows or sessions that can still change, by key group and key."""
 
     @property
     def lowest_us(self) -> int:
-        """Event time of every key group has come at least so far."""
+        """The lowest event time of all key groups."""
         return min(self._marks.values(), default=MIN_WATERMARK_US)
 
     # ---- rows
 
     def restore(self, marks_us: Mapping[int, int], parts: Iterable[tuple[int, int, int, int, list[int]]]) -> None:
-        """`parts`: key group, key, start and end in microseconds (of panes any), and ids."""
+        """Restore state. `parts`: key group, key, start and end in microseconds (arbitrary for panes), and ids."""
         self._marks.update(marks_us)
         for group, key, start_us, end_us, ids in parts:
             held = self._held.setdefault((group, key), [])
@@ -56,7 +56,7 @@ class WindowReference:
                 _put(held, _Part(start_us, end_us, Counter(ids)))
 
     def take(self, rows: Iterable[Row]) -> tuple[Counter[int], Counter[Emission]]:
-        """A batch comes: the ids that are late, and what is emitted at once."""
+        """Process a batch, and return the ids of late rows and the windows that must be emitted at once."""
         late: Counter[int] = Counter()
         emitted: dict[Emission, None] = {}
         touched: dict[tuple[int, int], list[_Part]] = {}
@@ -76,14 +76,14 @@ class WindowReference:
             mark_us = self._marks[group]
             open_us = range(
                 mark_us - self._allowed_us + 2, mark_us + 2
-            )  # ends of windows that have fired and take rows
+            )  # ends of windows that have fired and still accept rows
             for start_us, end_us, ids in self._windows(self._held[group, key], open_us):
                 if any(start_us <= part.start_us < end_us for part in parts):
                     emitted[key, start_us, end_us, ids] = None
         return late, Counter(emitted.keys())
 
     def _is_late(self, part: _Part, held: Iterable[_Part], mark_us: int) -> bool:
-        """A row is late when no window takes it any more; of a session, when the whole session would be late."""
+        """Whether a row is late: no window accepts it any more or, for sessions, its whole session would be late."""
         if self._kind == "session":
             end_us = max([part.end_us, *(other.end_us for other in held if other.touches(part))])
         else:
@@ -94,7 +94,7 @@ class WindowReference:
     # ---- event time
 
     def due(self, watermark_us: int) -> Counter[Emission]:
-        """What has to be emitted by then, and has not been before."""
+        """Return the windows that must be emitted by this watermark and were not emitted before."""
         return Counter(
             (key, start_us, end_us, ids)
             for (group, key), held in self._held.items()
@@ -102,7 +102,7 @@ class WindowReference:
         )
 
     def reach(self, watermark_us: int) -> None:
-        """Event time has come so far; what nothing can change any more is forgotten."""
+        """Advance event time, and drop everything that cannot change any more."""
         for group, mark_us in self._marks.items():
             self._marks[group] = max(mark_us, watermark_us)
         for place in list(self._held):
@@ -114,9 +114,9 @@ class WindowReference:
                 del self._held[place]
 
     def said(self, emitted: Counter[Emission]) -> list[Said]:
-        """For each key group how far it had come, and its windows that have fired since, and those that have not.
+        """Return for each key how far its key group had come, and which of its later windows have been emitted.
 
-        `emitted`: what was emitted since the last watermark that has fired to its end.
+        `emitted`: the windows emitted since the last watermark for which everything had fired.
         """
         found = []
         for (group, key), held in self._held.items():
@@ -127,14 +127,14 @@ class WindowReference:
         return found
 
     def _end_us(self, part: _Part) -> int:
-        """When the last window of a part ends."""
+        """Return the end of the last window of a part."""
         if self._kind == "session":
             return part.end_us
         size_us, slide_us = _BOUNDS_US[self._kind]
         return part.start_us // slide_us * slide_us + size_us
 
     def _windows(self, held: Iterable[_Part], ends_us: range) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-        """Start, end and rows of each window of one key that ends at one of `ends_us`."""
+        """Yield the start, the end and the rows of each window of one key that ends at one of `ends_us`."""
         if self._kind == "session":
             for part in held:
                 if part.end_us in ends_us:
@@ -168,7 +168,7 @@ class _Part:
 
 
 def _put(sessions: list[_Part], part: _Part) -> None:
-    """Among the sessions of a key, which it may join."""
+    """Add a session to those of a key, and merge it with those that it touches."""
     joined = [other for other in sessions if other.touches(part)]
     merged = _Part(
         min([part.start_us, *(other.start_us for other in joined)]),
@@ -180,7 +180,7 @@ def _put(sessions: list[_Part], part: _Part) -> None:
 
 
 def wrong_marks(said: Iterable[Said], marks_us: Mapping[int, int]) -> Iterator[str]:
-    """Complaints about how far a snapshot says that each key group has come."""
+    """Yield complaints about the progress of each key group in a snapshot."""
     for group, before_us, windows in said:
         mark_us = marks_us.get(group, MIN_WATERMARK_US)
         if mark_us < before_us:
@@ -192,7 +192,7 @@ def wrong_marks(said: Iterable[Said], marks_us: Mapping[int, int]) -> Iterator[s
 
 
 def difference(found: Counter[Emission], due: Counter[Emission]) -> str:
-    """What is wrong with what was emitted; "" for nothing."""
+    """Describe how the emitted windows differ from those that are due; "" if they do not."""
     if found == due:
         return ""
     lacking, surplus = sorted((due - found).elements()), sorted((found - due).elements())

@@ -1,9 +1,9 @@
-"""What a window operator has made of its rows: by the end, and by any checkpoint.
+"""The rules for the results of a window operator, at the end and at any checkpoint.
 
 Which rows are late depends on the order of everything, so each row is looked up wherever it can be:
-in the windows that were emitted, in the state of those that were not, and in the late output. Event
-time has come to the marks in the state, one for each key group: no window has fired before its end,
-and every one behind which a mark lies has.
+in emitted windows, in the state of the others, and in the late output. The state has a mark for each
+key group, which says how far event time has come: a window must have fired if a mark has passed its
+end, and only then.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from midstream.sim.rows import Int64s
 from midstream.sim.timed import GAP_MS, IDS, SIZE_MS, SLIDE_MS, TUMBLING_MS
 
 BOUNDS_US: Final = {"window": (1000 * TUMBLING_MS, 1000 * TUMBLING_MS), "slide": (1000 * SIZE_MS, 1000 * SLIDE_MS)}
-"""Size and slide; the windows of a row of a session depend on the others."""
+"""The size and the slide of windows of fixed size; sessions depend on the other rows."""
 GAP_US: Final = 1000 * GAP_MS
 _PANE: Final = "__pane"
 
@@ -47,16 +47,16 @@ class Spans:
 
 @dataclass(slots=True)
 class Made:
-    """What there is of one window operator."""
+    """Everything that exists of one window operator's rows."""
 
     got: Counter[int]
-    """Ids of the rows that have come to it."""
+    """The ids of the rows that it has received."""
     emitted: Spans
     late: Int64s
     held: Spans = field(default_factory=Spans)
-    """In state; of windows of fixed size the panes."""
+    """The rows in its state; for windows of fixed size, in panes."""
     marks_us: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
-    """How far event time has come, by key group."""
+    """How far event time has come, for each key group."""
 
 
 @dataclass(slots=True)
@@ -67,7 +67,7 @@ class Verdict:
 
 
 def unpacked(rows: pa.RecordBatch, contents: Contents) -> tuple[Spans, str]:
-    """What `timed.Pack` has made, and what is wrong with it row by row; "" for nothing."""
+    """Return the windows in rows of `timed.Pack`, and a description of what is wrong with a row; "" if nothing is."""
     ids, keys, starts_us = column(rows, "id"), column(rows, "key"), column(rows, "ts")
     places, known = contents.places(ids)
     wrong = ~known | (contents.keys[places] != keys) | (column(rows, "n") != starts_us // 1000 + 1)
@@ -78,7 +78,7 @@ def unpacked(rows: pa.RecordBatch, contents: Contents) -> tuple[Spans, str]:
 
 
 def held_in(table: pa.Table, contents: Contents) -> tuple[Spans, str]:
-    """A part of a window operator's state; of fixed windows, of which it has panes, these have no end here."""
+    """Return the rows in a part of a window operator's state, and a complaint or "". Panes are returned without an end."""
     batch = table.combine_chunks().to_batches()[0] if table.num_rows else pa.RecordBatch.from_pylist([], table.schema)
     listed = batch.column(IDS)
     assert is_list_array(listed)
@@ -97,7 +97,7 @@ def no_marks(key_groups: int, *, all_fired: bool = False) -> Int64s:
 
 
 def check_windows(contents: Contents, kind: str, made: Made, on_time: Bools, late_us: int) -> Verdict:
-    """`on_time`: which rows never come when event time is `late_us` past them."""
+    """Check all rules for one operator. `on_time`: which rows never arrive once event time is `late_us` past them."""
     got = contents.amounts(np.array(list(made.got), np.int64), np.array(list(made.got.values()), np.int64))
     late = contents.amounts(made.late)
     verdict = Verdict()
@@ -117,7 +117,7 @@ def check_windows(contents: Contents, kind: str, made: Made, on_time: Bools, lat
 
 SAMPLES: Final = 3
 Rule = tuple[str, Int64s | None, Bools]
-"""What is wrong with which rows; and how often each row has been found, if it says so."""
+"""A rule: its complaint; how often each row was found, if the rule counts that; and the rows that break it."""
 
 
 def _where(made: Made, row: int) -> str:
@@ -164,10 +164,10 @@ def _fixed(
 def _sessions(
     contents: Contents, kind: str, made: Made, on_time: Bools, late_us: int, got: Int64s, late: Int64s
 ) -> Iterator[Rule]:
-    """A session's bounds are those of its rows, and none of these is more than the gap behind the one before.
+    """Yield the rules for sessions: the bounds of a session are those of its rows, and no gap between rows is too long.
 
-    How the rows of a key are divided depends on which of them were late. Where none may be, sessions of a key do
-    not overlap (they may touch: one may have ended when the other's first row came).
+    How the rows of a key are divided depends on which of them were late. If none can be late, sessions of a key do not
+    overlap (they may touch: one may have ended when the first row of the other arrived).
     """
     rows = len(contents.ids)
     marks_us = made.marks_us[contents.groups]
@@ -193,7 +193,7 @@ def _sessions(
 
 
 def _misfit(contents: Contents, spans: Spans, places: Int64s) -> Bools:
-    """Rows in sessions whose bounds are not what the rows in them say."""
+    """Return which rows are in sessions whose bounds do not follow from the rows in them."""
     if not len(places):
         return np.empty(0, np.bool_)
     times, keys = contents.times_us[places], contents.keys[places]
@@ -210,7 +210,7 @@ def _misfit(contents: Contents, spans: Spans, places: Int64s) -> Bools:
 
 
 def _overlapping(contents: Contents, emitted: Spans, held: Spans) -> Bools:
-    """What is held is not merged yet: its sessions may overlap each other."""
+    """Return which rows are in overlapping sessions. Held sessions are not merged yet, so they may overlap each other."""
     places, held_places = contents.places(emitted.ids)[0], contents.places(held.ids)[0]
     keys = contents.keys[places]
     order = np.lexsort((emitted.ends_us, emitted.starts_us, keys))
@@ -219,7 +219,7 @@ def _overlapping(contents: Contents, emitted: Spans, held: Spans) -> Bools:
     found = _marked(len(contents.ids), places[order][1:][another & (starts[1:] < ends[:-1])])
     latest: dict[int, int] = dict(zip(keys.tolist(), ends.tolist(), strict=True))  # ends ascend with the starts
     reached = np.array([latest.get(key, 0) for key in contents.keys[held_places].tolist()], np.int64)
-    waits = held.ends_us > reached  # else it has fired, and is only to be forgotten
+    waits = held.ends_us > reached  # otherwise it has fired, and is about to be dropped
     return found | _marked(len(contents.ids), held_places[waits & (held.starts_us < reached)])
 
 
@@ -230,6 +230,6 @@ def _marked(rows: int, places: Int64s) -> Bools:
 
 
 def _any_of(windows: Bools) -> Bools:
-    """Of each row, whether it holds for any of its windows."""
+    """Return for each row whether the condition holds for any of its windows."""
     found: Bools = np.logical_or.reduce(windows, axis=1)
     return found

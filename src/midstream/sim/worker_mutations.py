@@ -13,7 +13,7 @@ from midstream.exchange.subpartition import Subpartition
 from midstream.graph.origins import Origin
 from midstream.operators import progress
 from midstream.sim import regions
-from midstream.sim.mutation import Mutation, Replacements
+from midstream.sim.mutation import Mutation, Replacements, nothing
 from midstream.sim.state_mutations import plain
 from midstream.worker import chain, snapshots, task, valve
 from midstream.worker.source import SourceDriver
@@ -61,12 +61,12 @@ def offset_before_emit() -> Replacements:
     original = SourceDriver.snapshot
 
     def snapshot(self: Any, new_id: Any) -> Any:
-        before = [current.split for current in self._open]
-        for current in self._open:
+        before = [current.split for current in self._splits]
+        for current in self._splits:
             if current.ahead is not None:
                 current.split = msgspec.structs.replace(current.split, offset=current.ahead.offset)
         parts = original(self, new_id)
-        for current, split in zip(self._open, before, strict=True):
+        for current, split in zip(self._splits, before, strict=True):
             current.split = split
         return parts
 
@@ -82,7 +82,7 @@ def snapshot_after_the_next_rows() -> Replacements:
 
     def snapshot(self: Any, barrier: Any, alignment_ms: float) -> None:
         if self.gates and self.state is task.TaskState.RUNNING and not self.operators.chain.is_firing:
-            self._input.work()
+            self.input.work()
         original(self, barrier, alignment_ms)
 
     return [(task.Task, "take_snapshot", snapshot)]
@@ -152,7 +152,7 @@ def silent_channel_is_forgotten() -> Replacements:
         if self.watermark_us == MIN_WATERMARK_US:
             return original(self)
         idle, count = self._idle, self._idle_count
-        self._idle = [was or mark == MIN_WATERMARK_US for was, mark in zip(idle, self._watermarks, strict=True)]
+        self._idle = [was or mark == MIN_WATERMARK_US for was, mark in zip(idle, self.watermarks, strict=True)]
         self._idle_count = sum(self._idle)
         try:
             return original(self)
@@ -233,9 +233,9 @@ def watermark_not_said_again() -> Replacements:
 
     def start(self: Any) -> None:
         edges = self.operators.edges
-        told, edges.watermark = edges.watermark, lambda watermark_us: None
+        told, edges.broadcast = edges.broadcast, nothing
         original(self)
-        edges.watermark = told
+        edges.broadcast = told
 
     return [(task.Task, "start", start)]
 

@@ -1,11 +1,11 @@
-"""One seeded world: virtual time, chance, and processes that are nothing but queues of steps.
+"""One seeded world: virtual time, chance, and processes that are only queues of steps.
 
 A step is one thing that happens to one process: a mail, a timer, an arrival, an I/O completion.
-Every step is scheduled with a delay drawn from the world's random source and steps happen in the
-order of their times; that is how a seed chooses the order of everything. Only these orders are
-kept: mails of one process as posted, messages of one connection as sent.
+Every step is scheduled with a delay drawn from the world's random source, and steps happen in the
+order of their times; this is how a seed chooses the order of everything. Only two orders are
+preserved: mails of one process run as posted, messages of one connection arrive as sent.
 
-What happens is a pure function of the seed and the parameters: nothing here looks at a hash of a
+A run is a pure function of the seed and the parameters: nothing here depends on the hash of a
 string, an object's address, a clock, or the environment.
 """
 
@@ -34,25 +34,25 @@ _IO_DONE: Final = Kind.IO_DONE
 
 
 class Killed(BaseException):
-    """Ends the I/O of a process that has just crashed. No one may catch it."""
+    """Ends the I/O of a process that has just crashed. Code under test must not catch it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tempo:
-    """How long things take at most, in µs. Each time is drawn anew, skewed towards the short end."""
+    """The longest durations, in µs. Each actual duration is drawn, skewed towards the short end."""
 
     mail_us: int = 40
     control_us: int = 400
     data_us: int = 200
     io_us: int = 2_000
     clock_tick_us: int = 0
-    """Reading the monotonic clock takes up to so long: work seems slow, and is sliced more."""
+    """The longest time that reading the monotonic clock takes: work seems slow, and is cut into more slices."""
     interleave: float = 0.0
-    """How probable it is that others get on between two file operations of one piece of I/O."""
+    """The probability that other processes run between two file operations of one piece of I/O."""
 
 
 class Bug(Exception):
-    """Something happened that never may. Ends the run."""
+    """A rule was broken, which ends the run."""
 
 
 class World:
@@ -63,10 +63,10 @@ class World:
         self.tempo = tempo
         self._random = Random(seed)
         self.chance: Callable[[], float] = self._random.random
-        """A number in [0, 1). The only source of randomness."""
+        """Draws a number in [0, 1); the only source of randomness."""
         self.now_us = 0
         self.epoch_ms = EPOCH_MS
-        """What wall clocks say when it begins."""
+        """The time on wall clocks when the world begins, apart from their skew."""
         self.step_number = 0
         self.trace = Trace() if keep_trace else None
         self.hash = seed & _MASK
@@ -77,19 +77,19 @@ class World:
         self._current_io: _Io | None = None
         self._nesting = 0
         self._until: Callable[[], bool] = lambda: False
-        """Of the present `run`: it is asked between any two steps, also when these happen in the middle of some I/O."""
+        """The condition that ends the current `run`; it is checked between any two steps, even in the middle of I/O."""
         self._acting = ""
-        """Whose step it is, for the trace."""
+        """The name of the process of the current step, for the trace."""
         self._ids = 0
 
     # ---- chance
 
     def below(self, limit: int) -> int:
-        """A whole number in [0, limit)."""
+        """Draw a whole number in [0, limit)."""
         return int(self.chance() * limit)
 
     def delay(self, max_us: int) -> int:
-        """Mostly short, sometimes as long as `max_us`."""
+        """Draw a delay, mostly short, sometimes as long as `max_us`."""
         x = self.chance()
         return int(max_us * x * x * x)
 
@@ -102,14 +102,14 @@ class World:
     def schedule(
         self, delay_us: int, process: Process | None, kind: Kind, call: Callable[[], None], detail: Any = None
     ) -> int:
-        """`call` happens to `process` (if it still lives) in `delay_us`; the time at which it will."""
+        """Run `call` as a step of `process`, if that still lives, after `delay_us`; return the time of the step."""
         at_us = self.now_us + delay_us
         self._scheduled += 1
         heappush(self._queue, (at_us, self._scheduled, process, kind, call, detail, self.step_number))
         return at_us
 
     def step(self) -> bool:
-        """The next thing happens. False when nothing is left."""
+        """Run the next step; return False if none is left."""
         queue = self._queue
         while queue:
             entry = heappop(queue)
@@ -142,7 +142,9 @@ class World:
         return False
 
     def run(self, until: Callable[[], bool], steps_max: int) -> bool:
-        """Steps until `until()`; False if that did not come within `steps_max` steps or nothing was left to do."""
+        """Run steps until `until()` is true; return False if `steps_max` steps, a bug or a lack of steps ended the run
+        before.
+        """
         step = self.step
         self._until = until
         while not until():
@@ -151,13 +153,13 @@ class World:
         return True
 
     def requeue(self, process: Process) -> None:
-        """What came while `process` was stopped happens now, in the order in which it came."""
+        """Queue the steps that came due while `process` was stopped; they keep their order."""
         for entry in process.backlog:
             heappush(self._queue, entry)
         process.backlog.clear()
 
     def waiting(self) -> list[str]:
-        """What is still to happen, for a report."""
+        """Describe the steps that are still scheduled, for a report."""
         lines = []
         for at_us, _, process, kind, call, detail, cause in sorted(self._queue, key=lambda entry: entry[:2]):
             if process is not None and not process.alive:
@@ -171,7 +173,7 @@ class World:
 
         return [format_entry(entry)[8:] for entry in lines]
 
-    # ---- what may never happen
+    # ---- broken rules
 
     def bug(self, text: str) -> None:
         """Note that a rule was broken; the run ends after this step."""
@@ -185,16 +187,16 @@ class World:
         self.bug(f"{process.name}: {type(error).__name__} escaped a step: {error}\n{frames}")
 
     def note(self, detail: Any) -> None:
-        """Put a line into the trace that belongs to the present step."""
+        """Put a line into the trace that belongs to the current step."""
         if self.trace is not None:
             self.trace.add(self.step_number, self.step_number, self.now_us, self._acting, Kind.NOTE, detail)
 
     # ---- inside I/O
 
     def io_point(self) -> None:
-        """Between two file operations: here a process may die, and here others may get on.
+        """Mark a point between two file operations, where the process may die and other processes may run.
 
-        Must be called by everything that protocol code may only do on its I/O pool.
+        Everything that protocol code may do only on its I/O pool must call it.
         """
         io = self._current_io
         if io is None:
@@ -214,7 +216,7 @@ class World:
 
     @contextmanager
     def looking(self) -> Iterator[None]:
-        """For the oracle: look at files without taking time or being struck."""
+        """Let the oracle read files without taking time and without being struck by faults."""
         before, self._current_io = self._current_io, _LOOKING
         interleave, self._nesting = self._nesting, NESTING_MAX
         try:
@@ -225,22 +227,25 @@ class World:
 
     @property
     def is_looking(self) -> bool:
-        """Whether it is the oracle that reads."""
+        """Whether the oracle is reading."""
         return self._current_io is _LOOKING
 
     @property
     def writer(self) -> Process | None:
-        """Whose I/O it is that is under way."""
+        """The process whose I/O is under way; None if there is none."""
         return None if self._current_io is None else self._current_io.process
 
     @property
     def torn(self) -> bool:
-        """Whether the present operation is the last of a process that dies in it."""
+        """Whether the process dies in the current operation, which is its last."""
         io = self._current_io
         return io is not None and io.operations_left == 0
 
     def hang(self, for_us: int) -> None:
-        """The present operation takes so long; all others get on. Not if too many are under way inside one another."""
+        """Let the current operation take this long while all other processes run.
+
+        It does nothing if too many operations are already nested.
+        """
         io = self._current_io
         if io is None or io.operations_left is not None or self._nesting >= NESTING_MAX:
             return
@@ -261,7 +266,7 @@ class World:
         self._current_io = None
         self._nesting += 1
         try:
-            until_us = self.now_us + io.process.io_us  # not for as long as it is till the next heartbeat
+            until_us = self.now_us + io.process.io_us  # short, so that no process misses a heartbeat because of it
             for _ in range(1 + self.below(30)):
                 if self.bugs or not self._queue or self._queue[0][0] > until_us or self._until() or not self.step():
                     break
@@ -300,7 +305,7 @@ class _Io:
         self.done = done
         self.outcome: Done[Any] | Failed | None = None
         self.operations_left: int | None = None
-        """Set when the process dies in the middle: how many file operations it still gets done."""
+        """The number of file operations that still succeed, if the process dies in the middle; otherwise None."""
 
     def start(self) -> None:
         process = self.process
@@ -311,7 +316,7 @@ class _Io:
             self.outcome = Done(self.work())
         except Killed:
             return
-        except Exception as error:  # noqa: BLE001 - an outcome like another
+        except Exception as error:  # noqa: BLE001 - a failure is an outcome, too
             self.outcome = Failed(error)
         finally:
             world._current_io = before
@@ -328,14 +333,14 @@ class _Io:
         before, world._current_io = world._current_io, self
         try:
             self.work()
-        except (Exception, Killed):  # noqa: BLE001 - nobody is left to hear of it
+        except (Exception, Killed):  # noqa: BLE001 - the process is dead, so the outcome has no recipient
             return
         finally:
             world._current_io = before
 
 
 class _Looking(_Io):
-    """Stands for I/O that is none of the world's."""
+    """Stands for the oracle's reading, which is not I/O of the simulated world."""
 
     def __init__(self) -> None:
         self.operations_left = None
@@ -354,14 +359,14 @@ class Process:
         self.paused = False
         self.backlog: list[Any] = []
         self.ios: dict[_Io, None] = {}
-        """Submitted and not begun."""
+        """The I/O that was submitted and has not begun."""
         self.on_death: list[Callable[[], None]] = []
         self.after_step: Callable[[], None] | None = None
-        """Looks for broken invariants."""
+        """Called after each step, to check invariants."""
         self.mail_us = max(1, int(world.tempo.mail_us * slowness))
         self.io_us = max(1, world.tempo.io_us)
         self.skew_ms = world.below(400)
-        """Wall clocks differ."""
+        """The offset of this process's wall clock, since real ones differ too."""
         self._clock_tick_us = world.tempo.clock_tick_us
         self._mails: deque[tuple[Mail, int]] = deque()
         self._turn_is_due = False
@@ -422,10 +427,10 @@ class Process:
             self._turn_is_due = False
         mail()
 
-    # ---- what can befall it
+    # ---- faults and the end
 
     def crash(self) -> None:
-        """Memory, queues and timers are gone. I/O that had been submitted may get some way, torn."""
+        """Lose memory, queues and timers. Submitted I/O may still make some progress, and end torn."""
         if not self.alive:
             return
         world = self.world
@@ -441,7 +446,7 @@ class Process:
             told()
 
     def end(self) -> None:
-        """Left in good order: I/O that was submitted still runs to its end, but nobody waits for it."""
+        """End in good order: submitted I/O still runs to its end, but its outcome is dropped."""
         if not self.alive:
             return
         world = self.world
@@ -457,7 +462,7 @@ class Process:
         world.note(f"{self.name} has ended")
 
     def pause(self) -> None:
-        """SIGSTOP: nothing of it moves, its connections stay."""
+        """Stop the process, like SIGSTOP: none of its steps run, and its connections remain."""
         self.paused = True
 
     def resume(self) -> None:

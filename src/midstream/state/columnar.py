@@ -20,11 +20,11 @@ from midstream.core.seams import Ids
 from midstream.state.parts import KEY_GROUP, Chunk
 
 STAGED_ROWS = 16_384
-"""The number of rows that may lie unmerged; if more rows than this are merged, as many as those."""
+"""The number of rows that may remain unmerged, or the number of merged rows if that is larger."""
 STAGED_RUNS = 64
-"""The number of frames that may lie unmerged, however small they are."""
+"""The number of frames above which they are merged, however small they are."""
 OWN_CHUNK_ROWS = 8_192
-"""Frames from this size on are chunks of their own in a snapshot; smaller ones share a chunk."""
+"""A frame with at least this many rows is a chunk of its own in a snapshot; smaller frames share a chunk."""
 
 Int32s = npt.NDArray[np.int32]
 Merge = Callable[[Sequence[pl.DataFrame]], pl.DataFrame]
@@ -120,7 +120,7 @@ class StateForm:
         """Return the key group of each row; 0 for all of them if the state is not keyed."""
         if not self.keys:
             return np.zeros(frame.height, np.int32)
-        # In the stream's own types, in which rows are dealt out too.
+        # Key groups follow from the stream's own types, since rows are distributed by them too.
         keys = from_polars(frame.select(self.keys), self._key_schema, "keys of state")
         return key_groups(keys, self.keys, self._max_parallelism)
 

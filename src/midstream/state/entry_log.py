@@ -27,7 +27,7 @@ because of their bytes.
 LEAST_BYTES = 2**20
 """Chunks may exceed `BYTES_FACTOR` by this many bytes, which are too few to matter."""
 LEAST_ROWS = 1_024
-"""Below this number of rows there is nothing to save."""
+"""Chunks may exceed their limit by this many rows, which are too few to be worth removing."""
 
 GONE: Final = object()
 """Marks the entry of a key that has been removed."""
@@ -38,7 +38,7 @@ class Frozen:
     """The entries of a snapshot."""
 
     stored: tuple[str, ...]
-    """The ids of chunks that hold what is not in `entries`, oldest first."""
+    """The ids of chunks that hold the entries missing in `entries`, oldest first."""
     chunk_id: str
     entries: Mapping[Any, Any]
     """The entries at the snapshot by key, or GONE: the content of the new chunk."""
@@ -54,10 +54,11 @@ class _Kept:
 
 
 class EntryLog:
-    """Tracks changes of the dict `entries`; `is_many_rows` if an entry is a collection, stored as one row per item.
+    """Tracks changes of the dict `entries`; `is_many_rows` means that an entry is a collection, stored as one row per
+    item.
 
     Each entry that is set, or handed out to be changed in place, must also be put into `changed` by its key, and GONE
-    for one that is removed: at any time `changed` agrees with `entries` on the keys that it has.
+    for an entry that is removed: at any time `changed` agrees with `entries` on the keys that `changed` contains.
     """
 
     def __init__(self, entries: Mapping[Any, Any], *, is_many_rows: bool = False) -> None:
@@ -115,7 +116,7 @@ class EntryLog:
             else:
                 kept.append(chunk)
                 sizes[chunk.chunk_id] = size
-        # of all that is in the others nothing counts any more: one large value that changes each time is there once
+        # The other chunks hold only outdated entries. Without them, one large value that always changes is kept once.
         kept = [chunk for chunk in kept if not all(key in self.changed for key in chunk.keys)]
         if self._is_large(kept, sizes):
             return []
@@ -151,8 +152,8 @@ class EntryLog:
 
 
 def _first_outgrown(chunks: Sequence[_Kept], rows: int) -> int:
-    """Return the index of the oldest chunk that is no larger than all newer rows, `rows` new ones included; or of the
-    last.
+    """Return the index of the oldest chunk that has no more rows than all newer chunks and the `rows` new rows
+    together; the index of the last chunk if none has.
     """
     first = len(chunks) - 1
     for index in reversed(range(len(chunks))):

@@ -1,8 +1,8 @@
 """Heap state at rest: a table per state, with columns `key`, `namespace` and `value`.
 
 `key` is the key column itself, or a struct of all key columns; `namespace` is the position in a list or the key in a
-map. What has no declared Arrow type is pickled into binary columns. A later table supersedes earlier ones for the keys
-that it has; the column `gone` marks rows of keys that were removed.
+map. Values without a declared Arrow type are pickled into binary columns. A later table supersedes earlier ones for the
+keys that it has; the column `gone` marks rows of keys that were removed.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def is_instant(kind: pa.DataType) -> bool:
 
 
 class KeyForm:
-    """The form of keys in memory: one value for one key column, else a tuple, in the types of `fields`. No fields: not
-    keyed.
+    """The form of keys in memory: one value for one key column, else a tuple, in the types of `fields`. Without
+    fields, the state is not keyed.
 
     Two keys are equal exactly if the values in the stream are; `shown` converts a key to what functions see.
     """
@@ -93,7 +93,7 @@ class KeyForm:
                 column = column.view(pa.int64())
             try:
                 if pa.types.is_time(field.type):
-                    column.validate(full=True)  # Python would take what lies beyond a day for a time of the day
+                    column.validate(full=True)  # Python would accept a value beyond 24 hours as a time of day
                 values.append(to_python(column))
             except (ValueError, OverflowError) as error:
                 raise JobError(
@@ -199,7 +199,7 @@ def _encode(values: list[Any], nulls: int, kind: pa.DataType | None, pickles: Pi
         )
     try:
         return to_array(values + [None] * nulls, kind)
-    except ValueMisfit as misfit:  # it was changed in place after it had been given
+    except ValueMisfit as misfit:  # the value was changed in place after it had been set
         raise JobError(f"{what}: {misfit}") from misfit
 
 

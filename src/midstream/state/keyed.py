@@ -1,12 +1,12 @@
 """The states that a process function declares: values, lists, maps and reductions, per key.
 
 A declaration is a class attribute; when the operator opens, its function gets a bound copy of it,
-which reads and writes the entry of the current key. Entries are plain Python objects. Where a type
-is declared, they are in the Python form of that type from the moment they are given (core/values.py),
-and what does not fit is refused there: a restore must not be what changes a value.
+which reads and writes the entry of the current key. Entries are plain Python objects. If a type is
+declared, entries are converted to the Python form of that type as soon as they are set (core/values.py),
+and values that do not fit are refused then: a restore must not change a value.
 
-Snapshots are copy-on-write: taking one copies references only, and the first touch of an entry
-after it makes a copy for the operator to go on with, so what a snapshot holds never changes.
+Snapshots are copy-on-write: taking one copies only references, and the first access to an entry
+after it makes a copy with which the operator continues, so the contents of a snapshot never change.
 A value may be changed in place during the call that fetched it, but not kept for a later one.
 A snapshot holds the entries that were touched since the one before (state/entry_log.py).
 """
@@ -72,7 +72,7 @@ class State(DeclaredState):
         """Each value of exactly this class fits and cannot be changed in place."""
         self._whole = int if type == pa.int64() else None
         self._text = str if type in (pa.string(), pa.large_string()) else None
-        """Each value of these classes fits if it has 64 bits or is ASCII; a call would cost as much as all the rest."""
+        """An int fits if it has 64 bits, and a text if it is ASCII; a call would cost as much as the rest of a write."""
         self._kept: Callable[[Any], Any] | None = None
         """Converts all other values, once the state is bound; raises ValueMisfit."""
         self._scope = KeyScope()
@@ -115,7 +115,13 @@ class State(DeclaredState):
         return JobError(f"{type(self).__name__} {self.name!r}: {what}{misfit}")
 
     def clear(self) -> None:
-        """Remove the entry of the current key. Without an entry, nothing changes."""
+        """Remove the entry of the current key. Without an entry, nothing changes.
+
+        Raises JobError outside of a call with a key.
+
+            def on_timer(self, time, ctx):
+                self.total.clear()
+        """
         entries, key = self._here()
         if key in entries:
             del entries[key]
@@ -133,7 +139,7 @@ class State(DeclaredState):
         return self.log.freeze(new_id, stored_bytes)
 
     def entries(self) -> dict[Any, Any]:
-        """All entries by key; not to be changed."""
+        """Return all entries by key, which must not be changed."""
         assert self._entries is not None
         return self._entries
 
@@ -142,7 +148,7 @@ class State(DeclaredState):
         return list(entries), [], list(entries.values())
 
     def thaw(self, rows: Iterable[StateRow]) -> None:
-        """Restore such rows, for keys that have no entry."""
+        """Restore rows as `columns_of` returns them, for keys that have no entry."""
         assert self._entries is not None
         self._entries.update((key, value) for key, _, value in rows)
 
@@ -169,7 +175,7 @@ class _Single(State, Generic[T]):
         entries, key = self._here()
         if key not in self._own:
             value = copy.deepcopy(value)
-            entries[key] = self.log.changed[key] = value  # also a default: it may be changed in place
+            entries[key] = self.log.changed[key] = value  # a default is stored too, since it may be changed in place
             self._own.add(key)
         return value
 
@@ -192,10 +198,21 @@ class _Single(State, Generic[T]):
 
 
 class ValueState(_Single[T]):
-    """One value per key, for process functions.
+    """One value per key, for process functions; declared as an attribute of the class.
 
-    `type`: the Arrow type of the value at rest; without one it is pickled. `default`: what reading returns for a key
-    without a value. Raises SchemaError if the default does not fit the type.
+    `type`: the Arrow type of the value at rest; a value of another type is refused. Without it the value is pickled.
+    `default`: what reading returns for a key without a value.
+
+    Raises SchemaError for a type without a Python form, and if the default does not fit the type.
+
+        >>> class Total(KeyedProcessFunction):
+        ...     total = ValueState(pa.int64(), default=0)
+        ...     def process(self, row, ctx):
+        ...         self.total.value += row["price"]
+        ...         return {"user": ctx.key, "total": self.total.value}
+        >>> total = testing.harness(Total(), orders.schema, {"user": str, "total": int}, key="user")
+        >>> total.process([{"user": "ann", "price": 3}, {"user": "ann", "price": 4}])
+        [{'user': 'ann', 'total': 3}, {'user': 'ann', 'total': 7}]
     """
 
     kind = "value"
@@ -209,6 +226,9 @@ class ValueState(_Single[T]):
 
     @property
     def value(self) -> T:
+        """The value of the current key; `default` if there is none. Assigning one that does not fit the type raises
+        JobError.
+        """
         return self._get(self.default)
 
     @value.setter
@@ -217,7 +237,23 @@ class ValueState(_Single[T]):
 
 
 class ReducingState(_Single[T]):
-    """One value per key, to which `add` applies `reduce(value, added)`."""
+    """One value per key, to which each added value is applied; declared as an attribute of the class.
+
+    `reduce`: takes the value and the added one, and returns the new value. The first value that is added is the first
+    value.
+    `type`: the Arrow type of the value at rest; without it the value is pickled.
+
+    Raises SchemaError for a type without a Python form.
+
+        >>> class Highest(KeyedProcessFunction):
+        ...     highest = ReducingState(max, pa.int64())
+        ...     def process(self, row, ctx):
+        ...         self.highest.add(row["price"])
+        ...         return {"user": ctx.key, "highest": self.highest.value}
+        >>> highest = testing.harness(Highest(), orders.schema, {"user": str, "highest": int}, key="user")
+        >>> highest.process([{"user": "ann", "price": 4}, {"user": "ann", "price": 3}])
+        [{'user': 'ann', 'highest': 4}, {'user': 'ann', 'highest': 4}]
+    """
 
     kind = "reducing"
 
@@ -226,6 +262,13 @@ class ReducingState(_Single[T]):
         self._reduce = reduce
 
     def add(self, value: T) -> None:
+        """Apply the reduction to the value of the current key.
+
+        `value`: the second argument of `reduce`; the value itself if there is none yet.
+
+            def process(self, row, ctx):
+                self.highest.add(row["price"])
+        """
         entries, key = self._here()
         self._set(self._reduce(self._get(value), value) if key in entries else value)
 
@@ -236,19 +279,56 @@ class ReducingState(_Single[T]):
 
 
 class ListState(State, Generic[T]):
-    """A list per key, empty at first."""
+    """A list per key, empty at first; declared as an attribute of the class.
+
+    It is read by iterating and by `len()`. A checkpoint writes the lists of keys whose lists were read or changed.
+
+    `type`: the Arrow type of the items at rest; an item of another type is refused. Without it items are pickled.
+
+    Raises SchemaError for a type without a Python form.
+
+        >>> class LastTwo(KeyedProcessFunction):
+        ...     prices = ListState(pa.int64())
+        ...     def process(self, row, ctx):
+        ...         self.prices.append(row["price"])
+        ...         self.prices.set(list(self.prices)[-2:])
+        ...         return {"user": ctx.key, "sum": sum(self.prices)}
+        >>> last_two = testing.harness(LastTwo(), orders.schema, {"user": str, "sum": int}, key="user")
+        >>> last_two.process([{"user": "ann", "price": price} for price in (3, 4, 5)])
+        [{'user': 'ann', 'sum': 3}, {'user': 'ann', 'sum': 7}, {'user': 'ann', 'sum': 9}]
+    """
 
     kind = "list"
 
     def append(self, value: T) -> None:
+        """Add an item to the end of the current key's list.
+
+        `value`: an item of the declared type; another raises JobError.
+
+            def process(self, row, ctx):
+                self.prices.append(row["price"])
+        """
         self._list().append(self._keep(value))
 
     def extend(self, values: Iterable[T]) -> None:
+        """Add items to the end of the current key's list.
+
+        `values`: items of the declared type; another raises JobError, and then none is added.
+
+            def process(self, row, ctx):
+                self.prices.extend(row["prices"])
+        """
         kept = [self._keep(value) for value in values]  # first, as making them may change this very list
         self._list().extend(kept)
 
     def set(self, values: Iterable[T]) -> None:
-        """Replace the whole list of the current key."""
+        """Replace the whole list of the current key.
+
+        `values`: items of the declared type; another raises JobError, and then nothing is replaced.
+
+            def process(self, row, ctx):
+                self.prices.set([row["price"]])
+        """
         entries, key = self._here()
         kept = [self._keep(value) for value in values]
         entries[key] = self.log.changed[key] = kept
@@ -283,8 +363,26 @@ class ListState(State, Generic[T]):
 
 
 class MapState(State, MutableMapping[K, V]):
-    """A dict per key, empty at first. `key_type`: the Arrow type of the map's keys at rest; without one they are
-    pickled.
+    """A dict per key, empty at first; declared as an attribute of the class.
+
+    It is read and changed like a dict. A checkpoint writes all entries of a key of which one was changed.
+
+    `type`: the Arrow type of the values at rest; a value of another type is refused. Without it they are pickled.
+    `key_type`: the Arrow type of the map's keys at rest; without it they are pickled.
+
+    Raises SchemaError for a type without a Python form, and for keys of a nested type or of a time zone with daylight
+    saving time.
+
+        >>> class Visits(KeyedProcessFunction):
+        ...     pages = MapState(pa.int64(), pa.string())
+        ...     def process(self, row, ctx):
+        ...         self.pages[row["page"]] = self.pages.get(row["page"], 0) + 1
+        ...         return {"user": ctx.key, "pages": len(self.pages)}
+        >>> visits = testing.harness(Visits(), {"user": str, "page": str}, {"user": str, "pages": int}, key="user")
+        >>> visits.process([{"user": "ann", "page": page} for page in ("a", "b", "a")])
+        [{'user': 'ann', 'pages': 1}, {'user': 'ann', 'pages': 2}, {'user': 'ann', 'pages': 2}]
+        >>> visits.state
+        {'pages': {'ann': {'a': 2, 'b': 1}}}
     """
 
     kind = "map"
@@ -373,6 +471,16 @@ class MapState(State, MutableMapping[K, V]):
             super().clear()
 
     def setdefault(self, name: K, default: V = _NONE) -> V:
+        """Return the value under a key of the map, which is set to a default first if there is none.
+
+        `name`: the key in the map.
+        `default`: the value to set.
+
+        Raises JobError for a key or value that is not of the declared type.
+
+            def process(self, row, ctx):
+                self.pages.setdefault(row["page"], []).append(row["at"])
+        """
         if name not in self:
             self[name] = default
         return self[name]
@@ -387,6 +495,13 @@ class MapState(State, MutableMapping[K, V]):
         return len(self._read())
 
     def clear(self) -> None:
+        """Remove all entries of the current key's map.
+
+        For example:
+
+            def on_timer(self, time, ctx):
+                self.pages.clear()
+        """
         written = self._write()
         self._own_values.difference_update([(self._scope.key, name) for name in written])
         super().clear()
@@ -403,16 +518,34 @@ class MapState(State, MutableMapping[K, V]):
 
 
 class BroadcastState(MapState[K, V]):
-    """A dict that is the same in every subtask; see BroadcastProcessFunction."""
+    """A dict that is the same in every subtask, for BroadcastProcessFunction; written only in `process_broadcast`.
+
+    `type`: the Arrow type of the values at rest; a value of another type is refused. Without it they are pickled.
+    `key_type`: the Arrow type of the map's keys at rest; without it they are pickled.
+
+    Raises SchemaError as MapState does; writing elsewhere raises JobError.
+
+        >>> class Known(BroadcastProcessFunction):
+        ...     users = BroadcastState(pa.bool_(), pa.string())
+        ...     def process_broadcast(self, row, ctx):
+        ...         self.users[row["user"]] = True
+        ...     def process(self, row, ctx):
+        ...         return row if row["user"] in self.users else None
+        >>> known = testing.harness(Known(), orders.schema, orders.schema, second={"user": str})
+        >>> known.process_broadcast({"user": "bob"})
+        []
+        >>> known.process([{"user": "ann", "price": 3}, {"user": "bob", "price": 5}])
+        [{'user': 'bob', 'price': 5}]
+    """
 
     kind = "broadcast"
     is_keyed = False
 
 
 def _form_of(state: State, type: pa.DataType | None) -> Form | None:
-    """Return the form of values of `type`; None if values are pickled, which stores any.
+    """Return the form of values of `type`; None if values are pickled, which accepts any type.
 
-    Raises SchemaError for what is not an Arrow type, and for one that has no Python form.
+    Raises SchemaError for a type that is not an Arrow type or has no Python form.
     """
     if type is None:
         return None

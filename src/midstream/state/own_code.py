@@ -19,8 +19,8 @@ _ENGINES = ("midstream", "pyspark")
 def own_code(shipped: object, modules: Iterable[str] = (), trusted: Iterable[str] = ()) -> OwnCode:
     """Return the classes that travel with `shipped` by value, and the user's packages that slots import.
 
-    `modules`: the top-level names of the modules that travel as files. What these import from each other cannot be seen
-    in `shipped`, which refers to their contents by name. A package in `shipped` is the user's if it is not installed,
+    `modules`: the top-level names of the modules that travel as files. Imports between these cannot be seen in
+    `shipped`, which refers to their contents by name. A package in `shipped` is the user's if it is not installed,
     or if a function, source, sink or accumulator is defined in it. Raises whatever pickling `shipped` raises.
     """
     recorder = _Recorder(io.BytesIO())
@@ -37,7 +37,7 @@ class _Recorder(JobPickler):
         """The variables of the modules that define functions which travel by value."""
 
     def named_classes(self) -> Iterator[type]:
-        """Yield the shipped classes, without those whose name means another one.
+        """Yield the shipped classes, except those whose name refers to another shipped class.
 
         `dataclass(slots=True)` creates a class anew while its methods still refer to the first one; and a notebook cell
         may have run twice.

@@ -1,7 +1,7 @@
 """Parts indexed by key and end time, so that the parts of a few keys, or those that are due, are looked up.
 
 Parts lie in runs in the order in which they were made. A run is sorted by a hash of the key, so binary searches find
-all parts of a key. Removing parts only marks them; a run of which half are removed is rewritten.
+all parts of a key. Removing parts only marks them; a run is rewritten once half of its parts are removed.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class IndexedRun(Run):
 
 
 class LivingRun(Run):
-    """Some rows of a frame, which are selected when first asked for."""
+    """Some rows of a frame, selected on first access."""
 
     __slots__ = ("_of", "_picked", "_there")
 
@@ -160,7 +160,7 @@ class PartIndex:
         start = 0
         for run, positions in found:
             end = start + len(positions)
-            if taken.height < parts.height:  # others have the same hash
+            if taken.height < parts.height:  # other keys have the same hash
                 positions = positions[rows[rows.searchsorted(start) : rows.searchsorted(end)].astype(np.int64) - start]
             if len(positions):
                 run.remove(positions)

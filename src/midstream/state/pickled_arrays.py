@@ -1,5 +1,5 @@
-"""NumPy values in pickles: type, shape and bytes. NumPy's own form would have its reader follow addresses in the
-pickle.
+"""NumPy values in pickles: type, shape and bytes. NumPy's own form is not used, since its reader can be made to follow
+addresses in the pickle.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ from midstream.state import pickled_arrays
 
 _MAIN = "__main__"
 _LOADED = "__midstream__"
-"""The name of the module that `midstream run` makes of a job's file."""
+"""The name of the module that `midstream run` creates from a job's file."""
 
 _PLAIN = {
     "array": "array _array_reconstructor",
@@ -66,7 +66,7 @@ numbers, strings, bytes and plain containers, and calls nothing.
 class OwnCode:
     """The code that a job ships: `classes` by value, and `packages` (top-level names) that slots import.
 
-    `trusted`: other packages of which anything may be called.
+    `trusted`: other packages from which a pickle may call anything.
     """
 
     classes: tuple[type, ...] = ()
@@ -96,7 +96,7 @@ class Pickles:
         """Pickle a value. Raises JobError if it could not be read back. Any thread."""
         kind = type(value)
         if kind is int or kind is str or kind is float or kind is bool or kind is bytes or value is None:
-            # there is nothing to ask about: the same bytes, in a fifth of the time
+            # These types need no check: the result is the same bytes, in a fifth of the time.
             return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
         buffer = io.BytesIO()
         writer = _Writer(buffer, self)
@@ -108,8 +108,8 @@ class Pickles:
             raise JobError(f"{what} cannot be pickled: {type(error).__name__}: {error}") from error
         data = buffer.getvalue()
         if not writer.named <= _PLAIN_NAMES:
-            # some classes are written that no reader can make, and of some only some values, as with a cycle
-            # through a set: a checkpoint that has one of them could never be restored
+            # Some values can be written and not read back: all of some classes, and some of others, such as those
+            # with a cycle through a set. A checkpoint with such a value could never be restored.
             try:
                 self.loads(data, what)
             except StorageError as error:
@@ -121,7 +121,7 @@ class Pickles:
         thread.
         """
         try:
-            if _LOOKS_UP.search(data) is None:  # numbers, above all, and five times as fast
+            if _LOOKS_UP.search(data) is None:  # mostly numbers; this is five times as fast
                 return pickle.loads(data)
             return _Reader(io.BytesIO(data), self).load()
         except _Refused as refused:
@@ -145,7 +145,7 @@ class Pickles:
         package = module.partition(".")[0]
         if package in self._own.packages:
             item = _attribute(module, name)
-            if isinstance(item, type) and _name_of(item) == (module, name):  # not what it has imported itself
+            if isinstance(item, type) and _name_of(item) == (module, name):  # not a class that the module imports
                 return item
         elif package in self._own.trusted:
             item = _attribute(module, name)
@@ -207,7 +207,7 @@ class _Writer(pickle.Pickler):
         if made is not None:
             return made
         reduced = self._reduced(item, kind)
-        if isinstance(reduced, str):  # a name, by which pickle would write anything without asking again
+        if isinstance(reduced, str):  # pickle would write whatever has this name without a further check
             module = pickle.whichmodule(item, reduced)  # type: ignore[attr-defined]
             self.named.add(self._rule.check(item, module, reduced))
         return reduced
@@ -230,8 +230,8 @@ class _Reader(pickle.Unpickler):
 
 
 def _shipped(module: str, name: str) -> type:
-    """A class that the job ships by value, since no slot could import it; in pickles, it stands for the reader's
-    `find`.
+    """Stand in for the reader's `find` in pickles. It finds a class that the job ships by value, since no slot could
+    import it.
     """
     raise AssertionError("a reader has its own")
 

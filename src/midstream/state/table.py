@@ -27,11 +27,23 @@ PIECES_MAX: Final = 64
 
 
 class TableState(DeclaredState):
-    """A polars DataFrame with the columns of `schema`: the rows of all keys of this subtask, empty at first.
+    """A polars DataFrame with the rows of all keys of this subtask, empty at first; for functions on batches.
 
-    `schema` has the columns that the stream is keyed by (of two streams: the first one's), with their types; by them
-    the rows are redistributed when the job resumes at another parallelism. So a table may hold rows only of keys that
-    the function was given here.
+    `schema`: the columns, as an Arrow or polars schema or as `{"column": type}`. Among them are those that the stream
+    is keyed by (of two streams: the first one's), with their types; by them the rows are redistributed when the job
+    resumes at another parallelism. So a table may hold rows only of keys that the function was given here: others fail
+    the next checkpoint with JobError.
+
+    Raises SchemaError for an invalid schema, and when the function is used for a stream with other keys.
+
+        >>> class Latest(KeyedBatchFunction):
+        ...     latest = TableState({"user": str, "price": int})
+        ...     def process(self, rows, ctx):
+        ...         self.latest.frame = pl.concat([self.latest.frame, rows]).unique("user", keep="last")
+        >>> latest = testing.harness(Latest(), orders.schema, orders.schema, key="user")
+        >>> _ = latest.process([{"user": "ann", "price": 3}, {"user": "ann", "price": 4}])
+        >>> latest.state["latest"].rows()
+        [('ann', 4)]
     """
 
     kind = "table"
@@ -42,14 +54,14 @@ class TableState(DeclaredState):
             raise SchemaError(f"TableState: a column cannot be called {KEY_GROUP!r}; rename it")
         self.name = ""
         self._runs: list[Run] | None = None
-        # from here on: set when it is bound
+        # The following attributes are set when the state is bound.
         self._key_groups: range
         self._form: StateForm
         self._empty: pl.DataFrame
         self._is_exact: bool
         """Whether polars has exactly the types of the schema, not finer ones."""
         self._whole: pl.DataFrame | None
-        """All rows in one frame, once it has been asked for."""
+        """All rows in one frame; None until it is first requested."""
         self._frozen: Callable[[], tuple[Chunk, ...]] | None
         """The result of the last snapshot, which is reused until a row changes."""
 
@@ -58,7 +70,7 @@ class TableState(DeclaredState):
         """All rows; those of a key are in the order in which they were added.
 
         Assign another frame to replace them: its columns must be those of the schema, in any order. Changing a frame in
-        place has no effect on the state.
+        place has no effect on the state. Raises SchemaError for another frame, JobError for a row without its key.
         """
         runs = self._bound_runs()
         if self._whole is None:
@@ -72,7 +84,17 @@ class TableState(DeclaredState):
         self._hold([Run(whole)] if whole.height else [], whole)
 
     def append(self, frame: pl.DataFrame) -> None:
-        """Add rows at the end. Unlike assigning to `frame`, this does not store a large table again in each checkpoint."""
+        """Add rows at the end.
+
+        Unlike assigning to `frame`, this does not store a large table again in each checkpoint.
+
+        `frame`: a polars DataFrame with the columns of the schema, in any order.
+
+        Raises SchemaError for another frame, JobError for a row without its key.
+
+            def process(self, rows, ctx):
+                self.waiting.append(rows)
+        """
         runs = list(self._bound_runs())
         rows = self._conforming(frame)
         if not rows.height:

@@ -1,8 +1,8 @@
 """The rows of a keyed stream, indexed by key and time, so that the matches of a few rows are looked up.
 
 Rows lie in runs in the order of arrival; a run is sorted by a hash of the key, then by time, so two binary searches
-find all rows of a key and an interval. A row is held for some time after its own. A run whose rows have all expired is
-dropped; in other runs, expired rows are skipped until they make up half of the run.
+find all rows of a key and an interval. A row is held for some time after its event time. A run whose rows have all
+expired is dropped; in other runs, expired rows are skipped until they make up half of the run.
 """
 
 from __future__ import annotations
@@ -69,7 +69,9 @@ class TimedRun(Run):
         return codes
 
     def beside(self, other: TimedRun, low: int, high: int) -> tuple[Int64s, Int64s]:
-        """Return positions of pairs: a row of `other` and one of these with the same hash, `low` to `high` later."""
+        """Return the positions of pairs: a row of `other`, and a row of this run with the same hash that is `low` to
+        `high` later.
+        """
         theirs, mine = self._near(other, low, high)
         times = self.times[mine]
         above_low = times.view(np.uint64) - other.times[theirs].view(np.uint64) - np.int64(low).view(np.uint64)

@@ -1,4 +1,4 @@
-"""Timers per key: each (time, key) is set once; they are due in order of time, then of setting."""
+"""Timers per key: each (time, key) is set once; timers are due in order of time, then in the order they were set."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ STRETCH_BITS: Final = 22
 class TimerQueue:
     """The timers of one kind. Deletion is lazy: an entry is valid only while `_live` has its number.
 
-    Of the entries of a stretch, more than half are valid.
+    A deletion removes the invalid entries of a stretch once they may be more than half of it.
     """
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class TimerQueue:
         self._stretches: list[int] = []
         """A heap of the keys of `_closed`, and of some that it no longer has."""
         self._dead: dict[int, int] = {}
-        """An upper bound of invalid entries by stretch; `_opened` stands for all in the heap."""
+        """An upper bound for the number of invalid entries, by stretch; the key `_opened` covers the whole heap."""
 
     def __len__(self) -> int:
         return len(self._live)
@@ -87,7 +87,7 @@ class TimerQueue:
                 self._stretches = sorted(self._closed)
 
     def _open(self, until_us: int) -> bool:
-        """Open the first stretch that is not over; return False if it begins after `until_us`."""
+        """Open the first closed stretch; return False if there is none that begins by `until_us`."""
         while self._stretches and self._stretches[0] << STRETCH_BITS <= until_us:
             stretch = heapq.heappop(self._stretches)
             if stretch in self._closed:

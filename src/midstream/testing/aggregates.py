@@ -1,4 +1,4 @@
-"""Checks the contract of an `Aggregate` or an `Accumulator`: parts give one result in whatever way they are merged."""
+"""Checks the contract of an `Aggregate` or an `Accumulator`: the result does not depend on how parts are merged."""
 
 from __future__ import annotations
 
@@ -29,17 +29,18 @@ CLOSE: Final = 1e-9
 def check_aggregate(
     aggregate: AnyAggregate, rows: Sequence[Mapping[str, Any]], schema: SchemaLike | None = None
 ) -> Any:
-    """Check that an aggregate returns the same result however its rows are cut and its parts merged; return that
-    result.
+    """Check that an aggregate returns the same result however its rows are cut and its parts merged.
 
-        assert testing.check_aggregate(Median("price"), [{"price": 3}, {"price": 9}, {"price": 5}]) == 5
+    `aggregate`: an instance of an Aggregate or an Accumulator.
+    `rows`: those of one window, at least three, in order of arrival.
+    `schema`: their columns, by default inferred.
 
-    `rows`: those of one window, at least three, in order of arrival. `schema`: their columns, by default inferred.
-    Floats may differ by rounding, one part in 1e9.
+    Returns the result; floats may differ by rounding, one part in 1e9. Raises AssertionError showing two ways of
+    merging the same rows, and their results: `merge` is not associative, `merge` of a single part changes it, or
+    something is kept from one call to the next. Exceptions of the functions are raised as a JobError.
 
-    Raises AssertionError showing two ways of merging the same rows, and their results: `merge` is not associative,
-    `merge` of a single part changes it, or something is kept from one call to the next. Exceptions of the functions are
-    raised as a JobError.
+        >>> testing.check_aggregate(Sum("price"), [{"price": 3}, {"price": 9}, {"price": 5}])
+        17
     """
     name = type(aggregate).__name__
     if len(rows) < 3:
@@ -74,7 +75,7 @@ def _time_column(columns: pa.Schema) -> pa.Field[Any]:
 
 
 def _reduction(aggregate: AnyAggregate, schema: pa.Schema, name: str) -> Reduction:
-    """Return the reduction as a window in one slot has it."""
+    """Return the reduction that a window in one slot would use."""
     try:
         copied = unpickled_apart(pickled(aggregate))
     except Exception as error:

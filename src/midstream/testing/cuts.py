@@ -22,13 +22,23 @@ MATCHED_MAX: Final = 400
 def check_cuts(
     what: What, inputs: Mapping[str, Rows] | Rows | None = None, *, cuts: int = 20, parallelism: int = 1
 ) -> Result:
-    """Run the job with its input cut into batches in up to `cuts` ways, and return its output, which must always be the
-    same.
+    """Run a job with its input cut into batches in many ways: the output must always be the same.
 
     On a cluster, where batches are cut is arbitrary, so a result must not depend on it. The order of rows does not
-    matter. Other arguments as for `run`. Raises AssertionError showing which rows occur with one cut and not with
-    another: a function depends on the whole batch, or keeps something between calls outside of its states; or a row is
-    late with one cut and not with another, because it is further behind than the watermark strategy allows.
+    matter.
+
+    `what`: an Environment, a stream, or several streams of one.
+    `inputs`: rows by the uid or name of a source, or just rows if there is one source; as for `run`.
+    `cuts`: the number of ways at most.
+    `parallelism`: the number of subtasks of each operator.
+
+    Returns the output. Raises AssertionError showing which rows occur with one cut and not with another: a function
+    depends on the whole batch, or keeps something between calls outside of its states; or a row is late with one cut
+    and not with another, because it is further behind than the watermark strategy allows. Other errors as of `run`.
+
+        >>> per_user = orders.key_by("user").process(Total(), {"user": str, "total": int})
+        >>> len(testing.check_cuts(per_user, cuts=5).rows)
+        3
     """
     inputs = _kept(inputs)
     first = run(what, inputs, cut=1, parallelism=parallelism)

@@ -50,15 +50,26 @@ def harness(
 ) -> Harness:
     """Return a function with its states and timers, as the engine runs it, for a test that calls it.
 
-        counter = harness(Counter(), {"user": str}, {"user": str, "n": int}, key="user")
-        assert counter.process({"user": "ann"}) == [{"user": "ann", "n": 1}]
-        assert counter.snapshot_and_restore(parallelism=3).state == {"n": {"ann": 1}}
+    `function`: an instance of a process or batch function.
+    `input`, `output`: the columns of the rows that it takes and returns, as Arrow or polars schemas or as `{"column":
+    type}`.
+    `key`: the column or columns that the input is keyed by.
+    `event_time`: the event-time column of the input; event time stands still until `advance_to`.
+    `second`: the columns of its second input, or of its broadcast one.
+    `second_key`: the key columns of the second input, by default the same names.
+    `second_event_time`: the event-time column of the second input.
+    `side_outputs`: the columns of each side output, by its tag.
+    `parallelism`: the number of subtasks.
+    `now`: the wall clock at the beginning; it stands still until `advance_processing_time`.
 
-    `function`: an instance of a process or batch function. `input`, `output`: the columns of the rows that it takes and
-    returns; `second`: those of its second input, or of its broadcast one. `key`: the columns that the input is keyed
-    by; `second_key`: those of the second input, by default the same names. `event_time`: the event-time column of
-    either input; event time stands still until `advance_to`. `side_outputs`: as for `process()`. Errors as for
-    `process()`.
+    Returns a Harness. Raises ConfigError for inputs that the function does not have, and as the `process` of a stream
+    does.
+
+        >>> total = testing.harness(Total(), {"user": str, "price": int}, {"user": str, "total": int}, key="user")
+        >>> total.process({"user": "ann", "price": 3})
+        [{'user': 'ann', 'total': 3}]
+        >>> total.snapshot_and_restore(parallelism=3).state
+        {'total': {'ann': 3}}
     """
     return Harness(
         _stream(function, input, output, _names(key), event_time, second, second_key, second_event_time, side_outputs),
@@ -84,7 +95,7 @@ def _stream(
     second_event_time: str | None,
     side_outputs: Mapping[str, SchemaLike] | None,
 ) -> DataStream:
-    """Return the job around the function."""
+    """Return the stream of a job that runs the function."""
     env = Environment("harness")
     takes_two = isinstance(function, (CoProcessFunction, CoBatchFunction, BroadcastProcessFunction))
     if takes_two is not (second is not None):
@@ -124,7 +135,16 @@ def _input(env: Environment, uid: str, columns: SchemaLike, event_time: str | No
 
 
 class Harness:
-    """A function between two calls. Each call returns the rows that it produced."""
+    """A function between two calls. Each call returns the rows that it produced.
+
+    For example:
+
+        >>> total = testing.harness(Total(), {"user": str, "price": int}, {"user": str, "total": int}, key="user")
+        >>> total.process([{"user": "ann", "price": 3}, {"user": "ann", "price": 4}])
+        [{'user': 'ann', 'total': 3}, {'user': 'ann', 'total': 7}]
+        >>> total.state
+        {'total': {'ann': 7}}
+    """
 
     def __init__(self, stream: DataStream, function: AnyFunction, parallelism: int, now: Instant) -> None:
         self._stream = stream
@@ -132,17 +152,65 @@ class Harness:
         self._job = RunningJob(stream, parallelism=parallelism, now=now, restore=None)
 
     def process(self, rows: Rows) -> list[Row]:
-        """Call the function with a row, or with each of several; a batch function gets all of them as one batch."""
+        """Call the function with a row, or with each of several; a batch function gets all of them as one batch.
+
+        `process1` is the same, for functions of two inputs.
+
+        `rows`: a dict or several, a polars DataFrame, or an Arrow table or batch.
+
+        Returns the rows that the function produced. Raises SchemaError for rows that do not fit, and what the function
+        raises.
+
+            >>> total = testing.harness(Total(), {"user": str, "price": int}, {"user": str, "total": int}, key="user")
+            >>> total.process({"user": "ann", "price": 3})
+            [{'user': 'ann', 'total': 3}]
+        """
         return self._process(INPUT, rows)
 
     process1 = process
 
     def process2(self, rows: Rows) -> list[Row]:
-        """Like `process`, for rows of the second input."""
+        """Call the function with rows of the second input.
+
+        `rows`: as for `process`.
+
+        Returns and raises as `process` does.
+
+            >>> class Known(CoProcessFunction):
+            ...     known = ValueState(default=False)
+            ...     def process1(self, row, ctx):
+            ...         return {"user": ctx.key, "known": self.known.value}
+            ...     def process2(self, row, ctx):
+            ...         self.known.value = True
+            >>> user = {"user": str}
+            >>> known = testing.harness(Known(), user, {"user": str, "known": bool}, key="user", second=user)
+            >>> known.process2({"user": "ann"})
+            []
+            >>> known.process1([{"user": "ann"}, {"user": "bob"}])
+            [{'user': 'ann', 'known': True}, {'user': 'bob', 'known': False}]
+        """
         return self._process(SECOND, rows)
 
     def process_broadcast(self, rows: Rows) -> list[Row]:
-        """Like `process`, for rows of the broadcast input, which every subtask receives."""
+        """Call the function with rows of the broadcast input, which every subtask receives.
+
+        `rows`: as for `process`.
+
+        Returns and raises as `process` does.
+
+            >>> class Known(BroadcastProcessFunction):
+            ...     users = BroadcastState()
+            ...     def process_broadcast(self, row, ctx):
+            ...         self.users[row["user"]] = True
+            ...     def process(self, row, ctx):
+            ...         return {"user": row["user"], "known": row["user"] in self.users}
+            >>> user = {"user": str}
+            >>> known = testing.harness(Known(), user, {"user": str, "known": bool}, second=user)
+            >>> known.process_broadcast({"user": "ann"})
+            []
+            >>> known.process({"user": "ann"})
+            [{'user': 'ann', 'known': True}]
+        """
         return self._process(SECOND, rows)
 
     def _process(self, source: str, rows: Rows) -> list[Row]:
@@ -150,17 +218,63 @@ class Harness:
         return self._job.take(self._stream)
 
     def advance_to(self, at: Instant) -> list[Row]:
-        """Advance event time to `at`: timers up to then fire, and `on_watermark` is called."""
+        """Advance event time: timers up to a time fire, and `on_watermark` is called.
+
+        `at`: an ISO string such as "2024-01-01 12:05", a datetime (UTC if it has no zone), or microseconds since 1970.
+
+        Returns the rows that the function produced. Raises ConfigError for another time, and what the function raises.
+
+            >>> class Reminder(KeyedProcessFunction):
+            ...     def process(self, row, ctx):
+            ...         ctx.timers.event_time(row["at"] + timedelta(hours=1))
+            ...     def on_timer(self, time, ctx):
+            ...         return {"user": ctx.key}
+            >>> reminder = testing.harness(Reminder(), clicks.schema, {"user": str}, key="user", event_time="at")
+            >>> reminder.process({"user": "ann", "at": "2024-01-01 12:00"})
+            []
+            >>> reminder.advance_to("2024-01-01 13:00")
+            [{'user': 'ann'}]
+        """
         self._job.advance_to(at)
         return self._job.take(self._stream)
 
     def advance_processing_time(self, by: Duration) -> list[Row]:
-        """Advance the wall clock by a duration such as "10 s"."""
+        """Advance the wall clock: processing-time timers fire.
+
+        `by`: a duration such as "10 s", a number of seconds, or a timedelta.
+
+        Returns the rows that the function produced. Raises ConfigError for an invalid duration, and what the function
+        raises.
+
+            >>> class Reminder(KeyedProcessFunction):
+            ...     def process(self, row, ctx):
+            ...         ctx.timers.processing_time(ctx.now + timedelta(minutes=1))
+            ...     def on_timer(self, time, ctx):
+            ...         return {"user": ctx.key}
+            >>> reminder = testing.harness(Reminder(), {"user": str}, {"user": str}, key="user")
+            >>> reminder.process({"user": "ann"})
+            []
+            >>> reminder.advance_processing_time("1 min")
+            [{'user': 'ann'}]
+        """
         self._job.advance_processing_time(by)
         return self._job.take(self._stream)
 
     def fire_timers(self) -> list[Row]:
-        """Advance time until the last timer that is set now fires: first event time, then the wall clock."""
+        """Advance time until the last timer that is set now fires: first event time, then the wall clock.
+
+        Returns the rows that the function produced. Raises what the function raises.
+
+            >>> class Reminder(KeyedProcessFunction):
+            ...     def process(self, row, ctx):
+            ...         ctx.timers.processing_time(ctx.now + timedelta(days=365))
+            ...     def on_timer(self, time, ctx):
+            ...         return {"user": ctx.key}
+            >>> reminder = testing.harness(Reminder(), {"user": str}, {"user": str}, key="user")
+            >>> _ = reminder.process({"user": "ann"})
+            >>> reminder.fire_timers()
+            [{'user': 'ann'}]
+        """
         event_times, wall_times = self.timers
         if event_times:
             self._job.advance_to(max(at for at, _ in event_times))
@@ -173,12 +287,35 @@ class Harness:
         return max(at - (now if at.tzinfo else now.replace(tzinfo=None)), at - at)
 
     def end(self) -> list[Row]:
-        """End the input: all timers fire."""
+        """End the input: all timers fire.
+
+        Returns the rows that the function produced. Raises what the function raises.
+
+            >>> total = testing.harness(Total(), {"user": str, "price": int}, {"user": str, "total": int}, key="user")
+            >>> total.end()
+            []
+        """
         self._job.end()
         return self._job.take(self._stream)
 
     def side_output(self, tag: str) -> list[Row]:
-        """Return the rows that were sent to this side output since the last call."""
+        """Return the rows that were sent to a side output since the last call.
+
+        `tag`: its name in `side_outputs=`.
+
+        Raises ConfigError for another name.
+
+            >>> class Sorted(KeyedProcessFunction):
+            ...     def process(self, row, ctx):
+            ...         if row["price"] < 4:
+            ...             ctx.side_output("cheap", row)
+            >>> columns = orders.schema
+            >>> made = testing.harness(Sorted(), columns, columns, key="user", side_outputs={"cheap": columns})
+            >>> made.process({"user": "ann", "price": 3})
+            []
+            >>> made.side_output("cheap")
+            [{'user': 'ann', 'price': 3}]
+        """
         return self._job.take((FUNCTION, tag))
 
     @property
@@ -214,13 +351,26 @@ class Harness:
         """Restore the function as if the job had failed after a checkpoint: a new instance, with the stored states and
         timers.
 
-        `parallelism`: the number of subtasks from then on, each with its own keys.
+        `parallelism`: the number of subtasks from then on, each with its own keys; None for as many as before.
+
+        Returns the harness. Raises ConfigError for another number, and what the function raises.
+
+            >>> total = testing.harness(Total(), {"user": str, "price": int}, {"user": str, "total": int}, key="user")
+            >>> _ = total.process({"user": "ann", "price": 3})
+            >>> total.snapshot_and_restore(parallelism=2).process({"user": "ann", "price": 4})
+            [{'user': 'ann', 'total': 7}]
         """
         self._job.snapshot_and_restore(parallelism)
         return self
 
     def close(self) -> None:
-        """Call `close` of the function. Not needed if it has none."""
+        """Call `close` of the function. Not needed if it has none.
+
+        For example:
+
+            >>> total = testing.harness(Total(), {"user": str, "price": int}, {"user": str, "total": int}, key="user")
+            >>> total.close()
+        """
         self._job.close()
 
 

@@ -73,7 +73,7 @@ def _datetime(text: str, zone: str | None, where: str) -> datetime:
 
 
 def as_us(at: Instant, where: str) -> int:
-    """Convert to microseconds since the epoch. Raises ConfigError for what is not an instant."""
+    """Convert an instant to microseconds since the epoch. Raises ConfigError for any other value."""
     if isinstance(at, str):
         try:
             at = datetime.fromisoformat(at)

@@ -46,20 +46,28 @@ def run(
     restore: Snapshot | None = None,
     ends: bool = True,
 ) -> Result:
-    """Run a job, or only what one of its streams needs, on the given rows, and return the output.
+    """Run a job, or only what one of its streams needs, on the given rows.
 
-        result = run(env, {"orders": [{"user": "ann", "price": 3}]})
-        assert result["totals"] == [{"user": "ann", "total": 3}]
+    `what`: an Environment, a stream, or several streams of one.
+    `inputs`: rows by the uid or name of a source, or just rows if there is one source: dicts, a polars DataFrame, or an
+    Arrow table or batch. A column that a dict lacks is null, and a time may be an ISO string. A collection or a bounded
+    generator may be left out, and then has its own rows.
+    `cut`: how rows are cut into batches: a number of rows, "whole" for all of one input, or a list of numbers of which
+    the last is repeated. Several sources take turns, batch by batch.
+    `parallelism`: the number of subtasks of each operator.
+    `now`: the wall clock, which stands still: an ISO string, a datetime (UTC if it has no zone), or microseconds since
+    1970.
+    `restore`: a snapshot from which to resume, see `RunningJob.snapshot`.
+    `ends`: whether the input ends, so that all windows and timers fire, as in a job with bounded sources.
 
-    `what`: an Environment, a stream, or several streams of one. `inputs`: rows by the uid or name of a source, or just
-    rows if there is one source; a collection or a bounded generator may be left out, and then has its own rows. `cut`:
-    how many rows share a batch, see `testing.Cut`; several sources take turns, batch by batch. `ends`: whether the
-    input ends, so that all windows and timers fire, as in a job with bounded sources. `parallelism`: subtasks of each
-    operator. `now`: the wall clock, which stands still. `restore`: a snapshot from which to resume, see
-    `RunningJob.snapshot`.
+    Returns the output of every sink, stream end and side output. Raises what a function of the job raised, with a note
+    of the operator and the row; ConfigError for unknown names; SchemaError for rows that do not fit; JobError for a
+    source that only a real job can read and that is given no rows.
 
-    Raises what a function of the job raised, with a note of the operator and the row; ConfigError for unknown names;
-    JobError for a source that only a real job can read and that is given no rows.
+        >>> dear = orders.filter(pl.col("price") > 3).uid("dear")
+        >>> result = testing.run(dear, [{"user": "eve", "price": 9}, {"user": "eve", "price": 1}])
+        >>> result["dear"]
+        [{'user': 'eve', 'price': 9}]
     """
     with job(what, parallelism=parallelism, now=now, restore=restore) as running:
         running.feed_all(inputs, cut=cut)
@@ -71,18 +79,33 @@ def run(
 def job(what: What, *, parallelism: int = 1, now: Instant = NOW, restore: Snapshot | None = None) -> RunningJob:
     """Return a job that runs for as long as the `with` block, and does only what the test tells it to do.
 
-        with testing.job(env) as job:
-            job.feed("orders", {"user": "ann", "at": "2024-01-01 12:00"})
-            job.advance_to("2024-01-01 12:05")
-            assert job.take("alerts") == [{"user": "ann"}]
+    `what`: an Environment, a stream, or several streams of one.
+    `parallelism`: the number of subtasks of each operator.
+    `now`: the wall clock at the beginning; it stands still until the test advances it.
+    `restore`: a snapshot from which to resume, see `RunningJob.snapshot`.
 
-    Arguments and errors as for `run`.
+    Returns a RunningJob. Raises ConfigError if `what` is not a job, and the errors of operators that cannot be opened.
+
+        >>> per_minute = clicks.key_by("user").window(tumbling("1 min")).aggregate(n=Count())
+        >>> with testing.job(per_minute) as job:
+        ...     _ = job.feed("clicks", {"user": "ann", "at": "2024-01-01 12:00:30"})
+        ...     _ = job.advance_to("2024-01-01 12:01")
+        ...     [row["n"] for row in job.take()]
+        [1]
     """
     return RunningJob(what, parallelism=parallelism, now=now, restore=restore)
 
 
 class RunningJob:
-    """A job in a test. Each call returns when everything that follows from it has been done."""
+    """A job in a test. Each call returns when everything that follows from it has been done.
+
+    For example:
+
+        >>> with testing.job(orders) as job:
+        ...     _ = job.feed({"user": "eve", "price": 9})
+        ...     job.take()
+        [{'user': 'eve', 'price': 9}]
+    """
 
     def __init__(self, what: What, *, parallelism: int, now: Instant, restore: Snapshot | None) -> None:
         program, config, ends = _program_of(what)
@@ -116,13 +139,31 @@ class RunningJob:
         self.close()
 
     def close(self) -> None:
-        """Close all functions. Called at the end of the `with` block."""
+        """Close all functions. Called at the end of the `with` block.
+
+        For example:
+
+            >>> job = testing.job(orders)
+            >>> job.close()
+        """
         self._engine.close()
 
     # ---- rows ----
 
     def feed(self, source: str | Rows, rows: Rows | None = None, *, cut: Cut = 1) -> RunningJob:
-        """Feed rows to one source, by default one per batch; `feed(rows)` if there is only one source."""
+        """Feed rows to one source, by default one per batch.
+
+        `source`: the uid or name of the source; `feed(rows)` is enough if there is only one.
+        `rows`: a dict or several, a polars DataFrame, or an Arrow table or batch.
+        `cut`: how rows are cut into batches, as for `run`.
+
+        Returns the job. Raises ConfigError for an unknown name, SchemaError for rows that do not fit, JobError if the
+        source has ended, and what a function of the job raises.
+
+            >>> with testing.job(orders) as job:
+            ...     len(job.feed("orders", [{"user": "eve", "price": 9}] * 3, cut="whole").take())
+            3
+        """
         given: Rows | str
         if rows is None:
             uid, given = self._only_source("feed"), source
@@ -133,7 +174,18 @@ class RunningJob:
         return self
 
     def feed_all(self, inputs: Mapping[str, Rows] | Rows | None = None, *, cut: Cut = 1) -> RunningJob:
-        """Feed rows to all sources, which take turns; bounded sources that are not given have their own rows."""
+        """Feed rows to all sources, which take turns; bounded sources that are not given have their own rows.
+
+        `inputs`: rows by the uid or name of a source, or just rows if there is one source.
+        `cut`: how rows are cut into batches, as for `run`.
+
+        Returns the job. Raises as `feed` does, and JobError for a source that only a real job can read and that is
+        given no rows.
+
+            >>> with testing.job(orders) as job:
+            ...     len(job.feed_all().take())
+            3
+        """
         given = self._named(inputs)
         parts = {uid: list(batches(batch, cut)) for uid, batch in given.items()}
         for turn in zip_longest(*parts.values()):
@@ -151,7 +203,17 @@ class RunningJob:
             self._engine.feed(uid, batch)
 
     def end(self, *sources: str) -> RunningJob:
-        """End these sources, or all. Once all have ended, all windows and timers fire."""
+        """End sources. Once all have ended, all windows and timers fire.
+
+        `sources`: their uids or names; without any, all end.
+
+        Returns the job. Raises ConfigError for an unknown name, and what a function of the job raises.
+
+            >>> per_hour = clicks.key_by("user").window(tumbling("1 h")).aggregate(n=Count())
+            >>> with testing.job(per_hour) as job:
+            ...     [row["n"] for row in job.feed_all().end("clicks").take()]
+            [2]
+        """
         named = [self._source(name, "end") for name in sources] or list(self._sources)
         with _surfacing():
             for uid in named:
@@ -162,9 +224,20 @@ class RunningJob:
     # ---- time ----
 
     def advance_to(self, at: Instant, *sources: str) -> RunningJob:
-        """Advance event time to `at`: windows and timers up to then fire, and later rows at or before it are late.
+        """Advance event time: windows and timers up to a time fire, and later rows at or before it are late.
 
-        This applies to all inputs, or only where rows of `sources` get their event time. Event time never goes back.
+        Event time never goes back.
+
+        `at`: an ISO string such as "2024-01-01 12:05", a datetime (UTC if it has no zone), or microseconds since 1970.
+        `sources`: the sources whose rows' event time is advanced, by uid or name; without any, that of all inputs.
+
+        Returns the job. Raises ConfigError for another time or an unknown name, JobError for a source whose rows have
+        no event time, and what a function of the job raises.
+
+            >>> per_hour = clicks.key_by("user").window(tumbling("1 h")).aggregate(n=Count())
+            >>> with testing.job(per_hour) as job:
+            ...     [row["n"] for row in job.feed_all().advance_to("2024-01-01 13:00").take()]
+            [2]
         """
         us = as_us(at, "advance_to")
         uids = None
@@ -181,7 +254,17 @@ class RunningJob:
         return self
 
     def advance_processing_time(self, by: Duration) -> RunningJob:
-        """Advance the wall clock by a duration such as "10 s": processing-time timers fire, inputs become idle."""
+        """Advance the wall clock: processing-time timers fire, inputs become idle.
+
+        `by`: a duration such as "10 s", a number of seconds, or a timedelta.
+
+        Returns the job. Raises ConfigError for an invalid duration and for a time after the year 9999, and what a
+        function of the job raises.
+
+            >>> with testing.job(orders) as job:
+            ...     print(job.advance_processing_time("1 min").now)
+            2000-01-01 00:01:00+00:00
+        """
         by_us = duration_us(by, "advance_processing_time")
         until_us = self._engine.loop.now_us + by_us
         if until_us > LAST_US:
@@ -197,10 +280,21 @@ class RunningJob:
         """The wall clock of the job, in UTC."""
         return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=self._engine.loop.now_us)
 
-    # ---- what comes out ----
+    # ---- output ----
 
     def take(self, output: Name | None = None) -> list[Row]:
-        """Return the rows of an output since `take` was last called; without a name, those of the only output."""
+        """Return the rows of an output since `take` was last called.
+
+        `output`: the uid or name of a sink or of the operator at the end of a stream, the tag of a side output (or uid
+        and tag), the stream itself, or what `collect()` returned; without it, the only output.
+
+        Returns dicts, in order of arrival. Raises ConfigError for an unknown or ambiguous name.
+
+            >>> with testing.job(orders) as job:
+            ...     first = job.feed({"user": "eve", "price": 9}).take()
+            ...     job.feed({"user": "eve", "price": 8}).take()
+            [{'user': 'eve', 'price': 8}]
+        """
         found = only(self._outputs) if output is None else find(self._outputs, output)
         taken = self._engine.taken[found.id]
         new = taken[self._given.get(found.id, 0) :]
@@ -208,16 +302,30 @@ class RunningJob:
         return table_rows(pa.Table.from_batches(new, schema=found.schema))
 
     def result(self) -> Result:
-        """Return the whole output so far."""
+        """Return the whole output so far.
+
+        For example:
+
+            >>> with testing.job(orders) as job:
+            ...     len(job.feed_all().result().rows)
+            3
+        """
         return Result(self._outputs, self._engine.taken)
 
     # ---- state ----
 
     def state(self, operator: str) -> dict[str, Any]:
-        """Return the contents of the states of an operator's function, by state name: values by key, or a table as a
-        frame.
+        """Return the contents of the states of an operator's function.
 
         `operator`: its uid or name.
+
+        Returns them by the state's name: values by key, or a table as a polars DataFrame. Raises ConfigError for an
+        unknown or ambiguous name.
+
+            >>> per_user = orders.key_by("user").process(Total(), {"user": str, "total": int}).uid("totals")
+            >>> with testing.job(per_user) as job:
+            ...     job.feed_all().state("totals")
+            {'total': {'ann': 7, 'bob': 5}}
         """
         return in_the_programs_classes(contents(self.operators(operator), operator), self._engine.originals)
 
@@ -225,7 +333,19 @@ class RunningJob:
         """Return the value of each counter, and of each gauge that was set, of an operator's function: the sum over
         subtasks.
 
-        `operator`: its uid or name. Metrics are reset by a restore.
+        They are reset by a restore.
+
+        `operator`: its uid or name.
+
+        Raises ConfigError for an unknown or ambiguous name.
+
+            >>> class Counted(KeyedProcessFunction):
+            ...     def process(self, row, ctx):
+            ...         ctx.metrics.counter("orders").inc()
+            >>> counted = orders.key_by("user").process(Counted(), {"user": str}).uid("counted")
+            >>> with testing.job(counted) as job:
+            ...     job.feed_all().metrics("counted")
+            {'orders': 3}
         """
         found: dict[str, float] = {}
         for one in self.operators(operator):
@@ -239,15 +359,34 @@ class RunningJob:
         return self._engine.operators(self._operator(operator))
 
     def snapshot(self) -> Snapshot:
-        """Take a checkpoint of the job as it is now, from which `testing.job(changed, restore=snapshot)` resumes."""
+        """Take a checkpoint of the job as it is now, for a test of an upgrade.
+
+        Returns a snapshot, from which `testing.job(changed, restore=snapshot)` resumes, any number of times.
+
+            >>> per_user = orders.key_by("user").process(Total(), {"user": str, "total": int}).uid("totals")
+            >>> with testing.job(per_user) as job:
+            ...     snapshot = job.feed({"user": "ann", "price": 3}).snapshot()
+            >>> with testing.job(per_user, restore=snapshot) as job:
+            ...     job.feed({"user": "ann", "price": 4}).take()
+            [{'user': 'ann', 'total': 7}]
+        """
         with _surfacing():
             return self._engine.snapshot()
 
     def snapshot_and_restore(self, parallelism: int | None = None) -> RunningJob:
         """Restore the job as if it had failed after a checkpoint: everything is rebuilt, with the stored state.
 
-        `parallelism`: the number of subtasks from then on. What objects of the job keep outside of their states is
-        lost.
+        What objects of the job keep outside of their states is lost.
+
+        `parallelism`: the number of subtasks from then on; None for as many as before.
+
+        Returns the job. Raises ConfigError for another number, and what a function of the job raises.
+
+            >>> per_user = orders.key_by("user").process(Total(), {"user": str, "total": int}).uid("totals")
+            >>> with testing.job(per_user) as job:
+            ...     _ = job.feed({"user": "ann", "price": 3}).snapshot_and_restore(parallelism=3)
+            ...     job.feed({"user": "ann", "price": 4}).take()[-1]
+            {'user': 'ann', 'total': 7}
         """
         config = self._engine.plan.config
         if parallelism is not None:

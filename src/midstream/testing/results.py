@@ -26,7 +26,16 @@ Row: TypeAlias = dict[str, Any]
 class Result:
     """The rows of every sink, stream end and side output: `result["totals"]`, or `result.rows` for the only one.
 
-    `result.late` has the rows that were too late, by the uid of the window.
+    `result.late` has the rows that were too late, by the uid of the window. `print(result)` shows all.
+
+        >>> result = testing.run(orders.filter(pl.col("price") > 4))
+        >>> result.rows
+        [{'user': 'bob', 'price': 5}]
+        >>> result
+        Result(
+          filter-1: 1 row
+            {'user': 'bob', 'price': 5}
+        )
     """
 
     def __init__(self, outputs: Sequence[Output], taken: Mapping[str, Sequence[pa.RecordBatch]]) -> None:
@@ -36,14 +45,31 @@ class Result:
         }
 
     def __getitem__(self, name: Name) -> list[Row]:
-        """The rows as dicts, in order of arrival. Raises ConfigError for an unknown or ambiguous name."""
+        """Return the rows as dicts, in order of arrival. Raises ConfigError for an unknown or ambiguous name."""
         return table_rows(self.table(name))
 
     def table(self, name: Name) -> pa.Table:
-        """Return the rows as an Arrow table, with the types that they have in the job."""
+        """Return the rows of an output as an Arrow table, with the types that they have in the job.
+
+        `name`: as for `RunningJob.take`.
+
+        Raises ConfigError for an unknown or ambiguous name.
+
+            >>> testing.run(orders).table(orders).num_rows
+            3
+        """
         return self._tables[find(self._outputs, name).id]
 
     def frame(self, name: Name) -> pl.DataFrame:
+        """Return the rows of an output as a polars DataFrame.
+
+        `name`: as for `RunningJob.take`.
+
+        Raises ConfigError for an unknown or ambiguous name, SchemaError for a column that polars cannot hold.
+
+            >>> testing.run(orders).frame(orders)["price"].sum()
+            12
+        """
         table = self.table(name)
         check_held_by_polars(table.schema, "frame()")
         return to_polars(table)
@@ -63,7 +89,13 @@ class Result:
         return (output.label for output in self._outputs)
 
     def tables(self) -> dict[str, pa.Table]:
-        """Return all outputs, by a text that names each."""
+        """Return all outputs as Arrow tables, by a text that names each.
+
+        For example:
+
+            >>> list(testing.run(orders).tables())
+            ['orders (collection)']
+        """
         return {output.label: self._tables[output.id] for output in self._outputs}
 
     def __repr__(self) -> str:

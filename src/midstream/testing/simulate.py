@@ -50,20 +50,27 @@ def simulate(
 ) -> Report:
     """Raise AssertionError unless the job's output with failures equals its output without.
 
-    The graph of `job` (for a stream, what it depends on; its rows are the output) runs in a simulated cluster, once
-    without failures, then once for each of `seeds`: with tasks and drivers that die, restarts at another parallelism,
-    unaligned checkpoints, savepoints, other batches, other speeds of its inputs, another clock. Its sinks must commit
-    the same rows each time, in any order. Its real sinks are never opened.
+    The graph of `job` runs in a simulated cluster, once without failures, then once for each of `seeds`: with tasks and
+    drivers that die, restarts at another parallelism, unaligned checkpoints, savepoints, other batches, other speeds of
+    its inputs, another clock. Its sinks must commit the same rows each time, in any order. Its real sinks are never
+    opened.
 
-    `inputs`: rows of sources, by uid; of other sources the first `rows_max` rows are read, once, in this process.
-    `parallelism`: the ones to try, by default 1 to 4. `latest`: keys of sinks that get a stream of updates, by uid:
-    only the last row of each key counts. `ignore`: columns that may differ, by uid of a sink. `jobs`: the number of
-    processes; `seconds`: the time after which no further run begins.
+    `job`: an Environment, or a stream: then what it depends on is run, and its rows are the output.
+    `inputs`: rows of sources, by uid: tables, DataFrames, dicts, or the name of a Parquet, CSV or JSON lines file. Of
+    other sources the first `rows_max` rows are read, once, in this process.
+    `seeds`: one run each.
+    `rows_max`: the limit on rows that are read of a source that is given none.
+    `parallelism`: the ones to try, by default 1 to 4.
+    `latest`: keys of sinks that get a stream of updates, by uid: only the last row of each key counts.
+    `ignore`: columns that may differ, by uid of a sink.
+    `jobs`: the number of processes.
+    `seconds`: the time after which no further run begins; None for no limit.
 
-    Raises JobError, ConfigError or SchemaError for a job that cannot be simulated.
+    Returns a Report. Raises JobError, ConfigError or SchemaError for a job that cannot be simulated.
 
-        def test_my_job_survives_failures():
-            simulate(env, {"clicks": [{"user": 1, "ms": 5}, {"user": 2, "ms": 7}]}, seeds=range(200))
+        >>> per_user = orders.key_by("user").process(Total(), {"user": str, "total": int})
+        >>> testing.simulate(per_user, seeds=range(3), parallelism=(1, 2)).seeds
+        3
     """
     campaign = campaign_of(
         job,
@@ -161,7 +168,7 @@ def _graph_of_stream(stream: StreamCore) -> LogicalGraph:
 
 
 def _given(rows: Rows, uid: str) -> Given:
-    """Return the given rows. Raises ConfigError for a file that cannot be read, JobError for what is not rows."""
+    """Return the given rows. Raises ConfigError for a file that cannot be read, JobError for other values than rows."""
     if isinstance(rows, pa.Table):
         return rows
     if isinstance(rows, pa.RecordBatch):

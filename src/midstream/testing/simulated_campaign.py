@@ -47,7 +47,14 @@ class Finished(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class Report:
-    """The result of all seeds. `ok` if no run differs from the reference run."""
+    """The result of all seeds. `ok` if no run differs from the reference run.
+
+    For example:
+
+        >>> report = testing.simulate(orders.filter(pl.col("price") > 3), seeds=range(2))
+        >>> report.ok, report.seeds
+        (True, 2)
+    """
 
     job: str
     seeds: int = 0
@@ -76,10 +83,14 @@ class Report:
 
     @property
     def ok(self) -> bool:
+        """Whether no run differs from the reference run."""
         return not self.kind
 
     @property
     def text(self) -> str:
+        """What was run and, if a run differs, how: the rows, the failure that led there, and where in the job's code to
+        look.
+        """
         return "\n".join(self._lines())
 
     def _lines(self) -> Iterable[str]:
@@ -176,7 +187,7 @@ class Campaign:
             failing = self._in_processes(report, reference, seeds, end_s)
         else:
             failing = None
-            if Habit.SET in {clue.habit for clue in clues}:  # in this process a set is always in the same order
+            if Habit.SET in {clue.habit for clue in clues}:  # in one process, a set always has the same order
                 failing = self._in_processes(report, reference, [], end_s)
             if failing is None:
                 failing = self._here(report, reference, seeds, end_s)
@@ -306,7 +317,7 @@ class _Worker:
                 stream.write(part)
             stream.close()
         except BrokenPipeError:
-            pass  # it has ended: its status says why
+            pass  # the process has ended, and its status gives the reason
 
     def _listen(self) -> None:
         stream: BinaryIO | None = self._process.stdout  # type: ignore[assignment]

@@ -287,7 +287,7 @@ def _state_or(lab: _Lab, seen: _Seen, other: Cause) -> Diagnosis:
 
 
 def _of_order(lab: _Lab, seen: _Seen) -> Diagnosis:
-    """Diagnose a job that differs without any failure: by the order of rows, or by what is in one batch."""
+    """Diagnose a job that differs without any failure: by the order of rows, or by which rows share a batch."""
     late = lab.drops_rows(seen)
     if late is not None:
         return _at(lab, late, Cause.LATE)
@@ -317,7 +317,7 @@ def _of_order(lab: _Lab, seen: _Seen) -> Diagnosis:
 
 
 def _is_cut(lab: _Lab) -> bool:
-    """Whether it differs by what is in one batch, and not by the speed of inputs and tasks."""
+    """Whether the output depends on which rows share a batch, and not on the speed of inputs and tasks."""
     return "order" not in lab.seen
 
 

@@ -113,13 +113,13 @@ def clues_in(code: Iterable[FunctionType | type]) -> list[Clue]:
     functions: dict[CodeType, FunctionType] = {}
     declared: dict[CodeType, set[str]] = {}
     for item in code:
-        if isinstance(item, FunctionType):  # also a method, which is pickled as a function of its own
+        if isinstance(item, FunctionType):  # or a method, which is pickled as a separate function
             functions.setdefault(item.__code__, item)
             continue
         for method in methods_of(item):
             functions.setdefault(method.__code__, method)
         names = _declared(item)
-        for base in item.__mro__:  # a method of a base class meets the state that this class declares
+        for base in item.__mro__:  # a method of a base class uses the states that this class declares
             for method in methods_of(base):
                 declared.setdefault(method.__code__, set()).update(names)
     found: dict[Clue, None] = {}
@@ -242,7 +242,7 @@ class _Look:
             yield from self._changed(target.value)
 
     def _changed(self, thing: ast.expr) -> Iterator[Habit]:
-        """Yield habits for what is reached through a name and changed in place."""
+        """Yield habits for an object that is reached through a name and changed in place."""
         if isinstance(thing, ast.Subscript):
             yield from self._changed(thing.value)
         elif isinstance(thing, ast.Attribute) and self._is_self(thing.value):

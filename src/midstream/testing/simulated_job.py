@@ -252,7 +252,7 @@ def simulated_job(
 ) -> SimulatedJob:
     """Return the job to simulate.
 
-    `inputs`: rows of sources, by uid; of other sources the first `rows_max` rows are read at once. `own_names`:
+    `inputs`: rows of sources, by uid; from other sources, the first `rows_max` rows are read now. `own_names`:
     top-level names of the modules that the job ships as files. Raises JobError for a uid that is not a source's, for a
     source of Spark without rows, and for one that cannot be read; SchemaError for rows that have other columns than the
     source.
@@ -397,7 +397,7 @@ class _Pickler(JobPickler):
 
 
 def _has_code(reduction: Reduction) -> bool:
-    """Whether the reduction calls functions of the user's."""
+    """Whether the reduction calls functions of the user."""
     return bool(user_code(reduction))
 
 

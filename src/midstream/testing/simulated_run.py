@@ -64,7 +64,7 @@ class Ran:
     """The error with which the job failed, if the scenario did not cause it."""
     engine_bugs: list[str] = field(default_factory=list)
     is_over: bool = True
-    """False: it had not ended when it had made all its steps."""
+    """False: the run had not ended when its steps were used up."""
     steps: int = 0
     struck: Counter[str] = field(default_factory=Counter)
     effects: Counter[Effect] = field(default_factory=Counter)
@@ -279,7 +279,7 @@ class _NoReasons(Reasons):
 
 
 class _Savepoints:
-    """All disks of the world, by root; and the savepoints that the driver was asked for."""
+    """All disks of the world by root, and the savepoints that were requested from the driver."""
 
     def __init__(self, world: World, disks: dict[str, Disk]) -> None:
         self.made: list[str] = []
@@ -296,11 +296,12 @@ class _Savepoints:
         disk = self._disks[root] = Disk(self._world)
         return disk
 
-    def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False) -> None:
-        """Ask for a savepoint at a new place; `fails`: its disk refuses the first writes."""
+    def ask(self, driver: Driver, victim: int, *, stop: bool, fails: bool = False, slow_us: int = 0) -> None:
+        """Request a savepoint at a new place; `fails`: its disk refuses the first writes; `slow_us`: each takes so long."""
         self._places += 1
         url = f"sim://saved/{self._places}"
         self.open(url)
+        self._disks[url].slow_us = slow_us
         if fails:
             self._disks[url].failing_writes.update(range(1, 5))
         driver.ask(DoStop(savepoint=url) if stop else DoSavepoint(url))
@@ -353,7 +354,7 @@ class _Run:
         self._struck: Counter[str] = Counter()
         self._faults_left = list(failures.faults)
 
-    # ---- what faults can reach
+    # ---- for faults
 
     @property
     def driver(self) -> Driver:
@@ -391,7 +392,7 @@ class _Run:
         )
 
     def _settle(self) -> None:
-        """Resume drivers that were believed dead, which must find that they have been superseded."""
+        """Resume drivers that were believed dead, which must notice that they have been superseded."""
         world = self.world
         for process in world.processes:
             if process.alive and process.paused:
@@ -465,7 +466,7 @@ class _Run:
         if CHECKPOINT.fullmatch(path):
             self.recoveries.completed(ROOT, decode_metadata(data, path), self.cluster.live_slots)
 
-    # ---- what came of it
+    # ---- the result
 
     def _output(self) -> dict[str, pa.Table]:
         parts: dict[str, list[pa.RecordBatch]] = {}

@@ -139,7 +139,7 @@ class Outer:
 
 @dataclass(frozen=True, slots=True)
 class JobScenario:
-    """A scenario. The reference run has this as it is; a seed draws each of its sides."""
+    """A scenario. Its defaults are those of the reference run; a seed draws each of its sides."""
 
     seed: int = -1
     order: Order = field(default_factory=Order)
@@ -199,7 +199,7 @@ def draw(seed: int, rows: Sequence[int], parallelisms: Sequence[int], may_rescal
 
 
 def draw_order(random: Random, sources: int, drains: bool) -> Order:
-    """Draw an order. `drains`: what is read must be emitted at once, or the number of rows would be unknown."""
+    """Draw an order. `drains`: rows must be emitted as soon as they are read, or their number would be unknown."""
     rates: tuple[float | None, ...] = ()
     if not drains and random.random() < 0.4:
         rates = tuple(random.choice((None, None, 2_000.0, 20_000.0)) for _ in range(sources))

@@ -220,7 +220,7 @@ def by_name(item: object) -> tuple[Any, ...] | None:
 
 
 def set_function_state(function: FunctionType, state: Any) -> None:
-    """Replaces cloudpickle's function: the clocks and the hash() that a function calls become the run's."""
+    """Set a function's state like cloudpickle, but let the clocks and the hash() that it calls become the run's."""
     _function_setstate(function, state)
     variables = function.__globals__
     names = set(_names(function.__code__))
@@ -255,7 +255,9 @@ def _with_the_runs_clocks(code: CodeType, variables: dict[str, Any]) -> CodeType
             continue
         index = names.index(name) if name in names else len(names)
         argument = index << _INDEX_SHIFT | (instruction.arg or 0) & _INDEX_SHIFT
-        if max(argument, instruction.arg or 0) > _ARGUMENT_MAX:  # no room: then the name means the run's everywhere
+        if (
+            max(argument, instruction.arg or 0) > _ARGUMENT_MAX
+        ):  # no room: the name then refers to the run's object everywhere
             variables[instruction.argval] = stand_in
             continue
         if index == len(names):
@@ -285,7 +287,7 @@ def simulated_hash(item: object) -> int:
     ours = _ours()
     if ours is None or not ours.outer.hash or not _depends_on_the_process(item):
         return hash(item)
-    if sys._getframe(1).f_code.co_name == "__hash__":  # of an object that is in some dict already
+    if sys._getframe(1).f_code.co_name == "__hash__":  # the object may be in a dict already, by its real hash
         return hash(item)
     return hash((ours.outer.hash, item))
 

@@ -42,7 +42,7 @@ class Verdict:
 
 
 def _short(error: str) -> list[str]:
-    """Return what the function raised and where, without how the engine passed it on."""
+    """Return what the function raised and where, without the engine's part of the error."""
     return error.partition("\nThe above exception was the direct cause")[0].splitlines()[:LINES_MAX]
 
 

@@ -1,4 +1,4 @@
-"""Checks the contract of a `Sink`, its writers and its `Committer`: every row once, whatever is restarted and when."""
+"""Checks the contract of a `Sink`, its writers and its `Committer`: every row once, despite restarts at any time."""
 
 from __future__ import annotations
 
@@ -33,20 +33,25 @@ def check_sink(
 ) -> None:
     """Check that a sink of your own, with its writers and its committer, shows every row exactly once.
 
-        def target():
-            directory = Path(tempfile.mkdtemp())
-            return JsonSink(directory), lambda: [json.loads(line) for line in lines_in(directory)]
-
-        testing.check_sink(target)
+    A sink without a committer is at-least-once: only its writing is checked.
 
     `target`: returns a sink for a new, empty place, and a function that reads what is visible there; it is called for
-    each scenario. `schema`, `rows`: at least six different rows to write, if the sink does not accept the columns `n`
-    and `text`.
+    each scenario.
+    `schema`, `rows`: at least six different rows to write, if the sink does not accept the columns `n` and `text`.
 
     Raises AssertionError saying what went wrong, and after which calls: rows that are visible before they are
     committed, or twice because `commit` was repeated by another process; rows of an abandoned attempt; a zombie, a
     writer of an attempt that has not learned that it is over, which damages what the next one has written; rows of two
-    subtasks that overwrite each other. A sink without a committer is at-least-once: only its writing is checked.
+    subtasks that overwrite each other.
+
+        >>> from tempfile import mkdtemp
+        >>> from midstream.connectors.file_sink import FileSink
+        >>> def target():
+        ...     directory = Path(mkdtemp(dir=".")).absolute()
+        ...     def read():
+        ...         return [row for file in directory.glob("*") for row in pl.read_parquet(file).to_dicts()]
+        ...     return FileSink(directory), read
+        >>> testing.check_sink(target)
     """
     if not callable(target):
         raise AssertionError(f"check_sink: {target!r} is not a function that returns a sink for an empty place")

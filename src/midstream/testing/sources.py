@@ -1,4 +1,4 @@
-"""Checks the contract of a `Source`: what a job relies on when it is restarted, rescaled, or reads in other batches."""
+"""Checks the contract of a `Source`, on which a job relies when it is restarted or rescaled, or reads other batches."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ UID: Final = "source"
 ROWS_MAX: Final = (1000, 1, 7)
 """The batch sizes that are requested: one way of reading, and others that must give the same rows."""
 QUIET_S: Final = 1.0
-"""A reader without rows for this long, and without a reason to have more, has returned all that exists at present."""
+"""A reader without rows for this long, which is not known to have more, has returned all that exists at present."""
 MISSING_S: Final = 10.0
 """How long rows that the same split has had before, and the end of a bounded source, are awaited."""
 PAUSE_S: Final = 0.004
@@ -32,18 +32,22 @@ PARALLELISMS: Final = (1, 4)
 
 
 def check_source(source: Source, *, rows_max: int = 10_000, discoveries: int = 3) -> pa.Table:
-    """Check that a source of your own keeps what a job relies on; return its rows, for you to compare.
+    """Check that a source of your own keeps what a job relies on.
 
-        rows = testing.check_source(Countdown())
-        assert rows.column("n").to_pylist() == list(range(100, 0, -1))
+    `source`: it must have some rows to read, and must not get others meanwhile. Readers that return batches without
+    rows for a second have no more at present; those of a bounded source must reach their end.
+    `rows_max`: the approximate limit on rows read per split.
+    `discoveries`: how often an unbounded source is asked for more splits.
 
-    `source` must have some rows to read, and must not get others meanwhile. Readers that return batches without rows
-    for a second have no more at present; those of a bounded source must reach their end. `rows_max`: the approximate
-    limit on rows read per split. `discoveries`: how often an unbounded source is asked for more splits.
+    Returns its rows, for you to compare. Raises AssertionError saying which rule is broken, and by which call: it
+    pickles; `discover`, called again with a position, finds the same rows; batches have the schema; `open_split` at any
+    offset that was returned resumes exactly after the preceding rows, in batches of any size; all of this holds for a
+    copy without knowledge of earlier calls.
 
-    Raises AssertionError saying which rule is broken, and by which call: it pickles; `discover`, called again with a
-    position, finds the same rows; batches have the schema; `open_split` at any offset that was returned resumes exactly
-    after the preceding rows, in batches of any size; all of this holds for a copy without knowledge of earlier calls.
+        >>> from midstream.connectors.files import FileSource
+        >>> pl.DataFrame({"n": [1, 2, 3]}).write_parquet("numbers.parquet")
+        >>> testing.check_source(FileSource("numbers.parquet")).column("n").to_pylist()
+        [1, 2, 3]
     """
     if not isinstance(source, Source):
         raise AssertionError(f"check_source: {source!r} is not a Source; subclass it and give an instance")
@@ -306,7 +310,7 @@ def _compare(
 
 
 def _check_settled(source: Source, name: str, rows_max: int) -> None:
-    """Check that a source that was told of a checkpoint still has what is not finished in it."""
+    """Check that a source that was notified of a checkpoint can still read the unfinished splits in it."""
     if type(source).checkpoint_completed is Source.checkpoint_completed:
         return
     made = _copy(source, name)

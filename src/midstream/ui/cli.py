@@ -465,7 +465,8 @@ def bench(
     rate
         Rows per second, for latency (20,000).
     query
-        The query, for nexmark: q0, q1, q2, q3, q4, q5, q7 or q8; by default all, one after the other.
+        The query, for nexmark: q0 to q5, q7 to q9, q11, q12, q14 to q18, q20, q21 or q22; by default all, one after the
+        other.
     backlog
         MiB in flight when the job fails, for recovery (256).
     slots

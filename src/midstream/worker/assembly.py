@@ -1,7 +1,7 @@
-"""From a `Deploy` message to what runs: the tasks of one attempt in one slot, their partitions, gates and channels.
+"""Builds the tasks of one attempt in one slot, with their partitions, gates and channels, from a `Deploy` message.
 
-`load` reads what the message refers to, on the I/O pool. `Deployment` builds everything from that, and touches nothing
-else while it does. Whatever comes late finds the deployment that it was meant for, which is closed then.
+`load` reads on the I/O pool the state that the message refers to. `Deployment` builds everything from the message and
+that state alone. A completion that arrives late reaches the deployment it was meant for, which is closed by then.
 """
 
 from __future__ import annotations
@@ -35,16 +35,17 @@ from midstream.worker.seams import TaskSeams
 from midstream.worker.task import Task
 
 READ_AHEAD_OF_POOL = 4
-"""Recovered rows read during the check stay in memory, up to 1/4 of the pool's size and not charged to it."""
+"""Rows in flight that are read while they are verified stay in memory, up to 1/4 of the pool's size. They are not
+charged to the pool."""
 
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """What is read for one attempt in one slot."""
+    """Everything that is read from storage, or unpickled, for one attempt in one slot."""
 
     storage: Storage | None
     graphs: dict[TaskId, JobGraph]
-    """One for each task, which has its operators."""
+    """Each task has a graph of its own, because it runs the operators in it."""
     restored: dict[TaskId, RestoredOperators]
     in_flight: dict[TaskId, tuple[m.ChannelState, ...]]
     read_ahead: ReadAhead
@@ -53,7 +54,10 @@ class Loaded:
 def load(
     deploy: m.Deploy, config: JobConfig, open_storage: Callable[[str], Storage], unpickle: Callable[[], JobGraph]
 ) -> Loaded:
-    """Read and check all that the tasks begin with. I/O pool only; `unpickle` gives a graph with operators of its own."""
+    """Read and verify everything that the tasks start from. It runs on the I/O pool.
+
+    Each call of `unpickle` returns another graph with other operators.
+    """
     storage = open_storage(deploy.checkpoint_root) if deploy.checkpoint_root is not None else None
     restored = msgspec.msgpack.decode(deploy.restore, type=m.Restored) if deploy.restore else m.Restored()
     restore, in_flight = dict(restored.tasks), dict(restored.channels)
@@ -61,12 +65,12 @@ def load(
     if in_flight:
         assert storage is not None, "in-flight data to restore, but no storage"
         states = [state for states in in_flight.values() for state in states]
-        # All of it before the first row is emitted, anywhere.
+        # Everything is verified before any task emits its first row: damage must not show halfway through.
         read_ahead = verify_channels(storage, states, config.pool_bytes // READ_AHEAD_OF_POOL)
     graphs, tasks = {}, {}
     ended: JobGraph | None = None
     for ref in deploy.tasks:
-        # One per task: no two may share an operator. Those that had finished only need its edges.
+        # Two tasks must not share an operator. Tasks that had finished only use the edges, so they share one graph.
         has_finished = ref in deploy.finished
         graph = ended if has_finished and ended is not None else unpickle()
         ended = graph if has_finished else ended
@@ -82,9 +86,11 @@ def load(
 
 
 class Deployment:
-    """What one attempt has in one slot: built from a `Deploy`, connected at the `Start`, closed as a whole.
+    """The tasks, channels and pool of one attempt in one slot: built from a `Deploy`, connected at the `Start`, and
+    closed as a whole.
 
-    It keeps nothing of `loaded` but what its tasks take from it: the restored state would stay in memory a second time.
+    It keeps no reference to `loaded`, except for what its tasks use: otherwise the restored state would stay in memory
+    a second time.
     """
 
     def __init__(self, slot_id: int, deploy: m.Deploy, loaded: Loaded, seams: TaskSeams) -> None:
@@ -97,16 +103,16 @@ class Deployment:
             None if config.queue_time_s is None else QueueTime(config.queue_time_s, seams.clock.own_core_s)
         )
         self.tasks: dict[TaskId, Task] = {}
-        """All that run; see `finished`."""
+        """The tasks that run."""
         self.finished: dict[TaskId, FinishedTask] = {}
-        """Those of this slot that had finished in the checkpoint."""
+        """The stand-ins for tasks of this slot that had finished in the checkpoint."""
         self._partitions: dict[tuple[int, int], ResultPartition] = {}
-        """By edge and producing subtask."""
+        """The partitions by edge and producing subtask."""
         self._links: dict[int, PeerLink] = {}
         self._remote: dict[int, list[RemoteChannel]] = {}
-        """Channels from each peer slot."""
+        """The channels from each peer slot."""
         self._outgoing: list[tuple[int, ResultPartition, int]] = []
-        """(peer slot, partition, index of the subpartition) for each consumer in another slot."""
+        """For each consumer in another slot: that slot, the partition, and the index of the subpartition."""
         for ref, graph in loaded.graphs.items():
             for edge in graph.outputs(ref.vertex):
                 self._add_partition(edge, ref, graph)
@@ -122,11 +128,11 @@ class Deployment:
 
     @property
     def all_tasks(self) -> list[Task | FinishedTask]:
-        """Those that run come first."""
+        """All tasks of the slot: first those that run, then the stand-ins for those that had finished."""
         return [*self.tasks.values(), *self.finished.values()]
 
     def connect(self, peers: Sequence[m.Peer], transport: Transport) -> None:
-        """All slots are deployed: open the links that are needed; credit is announced on them."""
+        """Open a link to every slot that shares a channel with this one. All slots are deployed by now."""
         config, attempt = self._seams.config, self._seams.attempt
         needed = {slot for slot, _, _ in self._outgoing} | set(self._remote)
         for peer in peers:
@@ -141,7 +147,7 @@ class Deployment:
             self._links[slot].add_sender(partition.subpartitions[index])
 
     def close(self) -> None:
-        """End everything. The pool is whole afterwards."""
+        """Close all tasks and links. Every buffer is back in the pool afterwards."""
         for task in self.all_tasks:
             task.close()
         for link in self._links.values():
@@ -150,7 +156,7 @@ class Deployment:
             raise InvariantError(f"slot {self.slot_id}: {self.pool.in_use} buffers in use after the tasks are closed")
 
     def check(self) -> None:
-        """Every invariant that must hold between two mails."""
+        """Check every invariant that must hold between two mails."""
         self.pool.check()
         for task in self.tasks.values():
             if task.is_live:
@@ -159,7 +165,7 @@ class Deployment:
             for channel in channels:
                 channel.check()
 
-    # ---- what it is built of ----
+    # ---- building ----
 
     def _add_partition(self, edge: Edge, ref: TaskId, graph: JobGraph) -> None:
         consumers, groups = graph.consumers(edge, ref.subtask), self._seams.config.max_parallelism
@@ -173,7 +179,7 @@ class Deployment:
                 self._outgoing.append((slot, partition, index))
 
     def _window(self, graphs: Mapping[TaskId, JobGraph]) -> int:
-        """The credit window of every remote channel: at most half of the pool for all of them."""
+        """The credit window of each remote channel, in buffers. All windows together take at most half of the pool."""
         remote = sum(
             self._slot_of[producer] != self.slot_id
             for ref, graph in graphs.items()
@@ -184,7 +190,7 @@ class Deployment:
         return max(WINDOW_BUFFERS_MIN, min(WINDOW_BUFFERS_MAX, share))
 
     def _gate(self, edge: Edge, ref: TaskId, loaded: Loaded, window: int) -> InputGate:
-        """With its channels; nothing has been emitted yet, so none of them has data."""
+        """The gate of one input, with its channels. They have no data, because no task has emitted anything yet."""
         gate = InputGate(edge, ref.subtask, partial(self._wake, ref))
         producers = loaded.graphs[ref].producers(edge, ref.subtask)
         remote = sum(self._slot_of[producer] != self.slot_id for producer in producers)
@@ -199,33 +205,24 @@ class Deployment:
                 channels.append(local)
             else:
                 channel, grant = ChannelId(edge.id, producer, ref.subtask), partial(self._grant, slot)
-                remote_channel = RemoteChannel(
-                    channel, edge.schema, self.pool, quota, window, on_data, grant, self._queue_time
-                )
+                remote_channel = RemoteChannel(channel, edge.schema, quota, window, on_data, grant, self._queue_time)
                 self._remote.setdefault(slot, []).append(remote_channel)
                 channels.append(remote_channel)
         gate.set_channels(channels)
         states = [state for state in loaded.in_flight.get(ref, ()) if state.edge == edge.id]
         if states:
-            gate.recovered = self._recovery(edge, ref, states, loaded)
+            gate.recovered = GateRecovery(
+                edge,
+                states,
+                quota=self.pool.quota(f"recovered e{edge.id}/{ref.subtask}", reserved=1),
+                seams=self._seams,
+                read_ahead=loaded.read_ahead,
+                wake=partial(self._wake, ref),
+                fail=partial(self._fail, ref),
+            )
         return gate
 
-    def _recovery(self, edge: Edge, ref: TaskId, states: Sequence[m.ChannelState], loaded: Loaded) -> GateRecovery:
-        assert loaded.storage is not None, "in-flight data to restore, but no storage"
-        return GateRecovery(
-            edge,
-            states,
-            max_parallelism=self._seams.config.max_parallelism,
-            pool=self.pool,
-            quota=self.pool.quota(f"recovered e{edge.id}/{ref.subtask}", reserved=1),
-            executor=self._seams.executor,
-            storage=loaded.storage,
-            read_ahead=loaded.read_ahead,
-            wake=partial(self._wake, ref),
-            fail=partial(self._fail, ref),
-        )
-
-    # ---- what its parts tell each other ----
+    # ---- callbacks of gates, channels and links ----
 
     def _wake(self, ref: TaskId) -> None:
         task = self.tasks.get(ref)
@@ -242,7 +239,10 @@ class Deployment:
             link.grant(channel, credits)
 
     def _link_lost(self, slot: int, reason: str) -> None:
-        """Never after `close`, which closes the link first. One of the tasks that need it fails, as a symptom."""
+        """Fail one of the tasks that need the link, as a symptom of a failure elsewhere.
+
+        The link does not call this after `close`, which closes the link itself.
+        """
         error = ClusterError(f"the connection to slot {slot} is lost: {reason}")
         edges = {channel.id.edge for channel in self._remote.get(slot, ())}
         edges |= {partition.edge.id for peer, partition, _ in self._outgoing if peer == slot}

@@ -1,8 +1,8 @@
-"""The operators of one task, linked: what one emits is the next one's input, in the same call.
+"""The operators of one task in a chain: an operator's output is the next operator's input, in the same call.
 
-Watermarks go down the chain only as fast as they fire: an operator that has more due than fits
-in a slice keeps its watermark pending, and `pump` goes on with it later. An operator never gets
-rows while a watermark that came before them is still pending for it.
+A watermark moves down the chain only as fast as it fires: an operator with more results due than fit in a slice keeps
+its watermark pending, and `pump` continues with it later. An operator never gets rows while a watermark that came
+before them is still pending for it.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ NOWHERE: Final = (-1, -1)
 
 
 class Edges:
-    """Where the last operator's rows leave the task: its partitions, by the side output they carry."""
+    """The partitions of a task, by the side output that they carry: here rows leave the task."""
 
     def __init__(self, partitions: Sequence[ResultPartition]) -> None:
         self._all = partitions
@@ -35,14 +35,8 @@ class Edges:
         for partition in self._by_tag.get(tag, ()):
             partition.emit(batch)
 
-    def watermark(self, watermark_us: int) -> None:
-        self.broadcast(Watermark(watermark_us))
-
-    def idle(self, idle: bool) -> None:
-        self.broadcast(WatermarkStatus(idle))
-
     def has_reader(self, tag: str) -> bool:
-        """Whether the rows of a side output go anywhere."""
+        """Whether some edge carries the rows of this side output."""
         return tag in self._by_tag
 
     def broadcast(self, event: Event) -> None:
@@ -62,9 +56,10 @@ class Link:
         self._is_last = index == len(chain.operators)
         self.rows_out = 0
         self.late_rows = 0
-        """Dropped: they came too late, and nobody takes late rows aside."""
+        """Rows that were dropped because they were late, and no edge carries the side output of late rows."""
         self.shown_to: Callable[[pa.RecordBatch, str | None], None] | None = None
-        """Told of each batch before it goes on, with its side output, while people look (see `worker.live_rows`)."""
+        """Called with each batch and its side output before it is forwarded, while a user asks to see rows (see
+        `worker.live_rows`)."""
 
     def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
         rows = batch.num_rows
@@ -92,7 +87,7 @@ class Link:
 
 
 class Chain:
-    """`operators` in order; `links[i]` is the input of operator i, and the last link leads to the edges."""
+    """The chain of `operators`. `links[i]` is the input of operator i, and the last link leads to the edges."""
 
     def __init__(self, operators: Sequence[Operator], edges: Edges, clock: Clock) -> None:
         self.operators = tuple(operators)
@@ -101,22 +96,23 @@ class Chain:
         self.links = [Link(self, index, edges) for index in range(len(self.operators) + 1)]
         self.rows_in = [0] * len(self.operators)
         self._pending: dict[int, int] = {}
-        """Operator index: the watermark that it has not finished firing for."""
+        """The watermark that an operator has not finished firing for, by the operator's index."""
         self.offered_us = [MIN_WATERMARK_US] * (len(self.operators) + 1)
-        """The last watermark offered to each operator; the last entry is the one that left the chain."""
+        """The last watermark that was offered to each operator. The last entry is the one that left the chain."""
         self._is_idle = False
         self._is_idle_told = False
-        """What the edges were told last."""
+        """The idleness that was last sent over the edges."""
         self.at: tuple[int, int] = NOWHERE
-        """The operator at work, and how many rows it was given (-1: a watermark, or nothing); behind the last one are
-        the edges. Not put back after a failure: then it is the one that has failed."""
+        """The index of the operator at work, and how many rows it was given (-1 for a watermark, or for nothing). The
+        index after the last operator's stands for the edges. A failure leaves it as it is: it names the operator that
+        has failed."""
         self.worked_s = [0.0] * (len(self.operators) + 2)
-        """How long each operator was at work, then the edges; the last entry is of all time between."""
+        """How long each operator was at work, then the edges. The last entry is the time when none of them was."""
         self._gone_s = clock.stopwatch_s()
-        """When `at` changed last."""
+        """When `at` last changed, by the stopwatch."""
 
     def go_to(self, at: tuple[int, int]) -> tuple[int, int]:
-        """The operator at work from now on; which it was till now, and the time since then is its own."""
+        """Make this the operator at work. Returns the one before it, which is charged with the time since it began."""
         before, now_s = self.at, self._clock.stopwatch_s()
         self.worked_s[before[0]] += now_s - self._gone_s
         self.at, self._gone_s = at, now_s
@@ -138,7 +134,7 @@ class Chain:
         self.go_to(before)
 
     def offer(self, index: int, watermark_us: int) -> None:
-        """A watermark for the operator at `index` and, once that has fired, for those behind it."""
+        """Offer a watermark to the operator at `index` and, once that has fired, to the operators after it."""
         while index < len(self.operators):
             operator = self.operators[index]
             if operator.makes_watermarks and watermark_us != MAX_WATERMARK_US:
@@ -146,28 +142,29 @@ class Chain:
             if watermark_us <= self.offered_us[index]:
                 return
             self.offered_us[index] = watermark_us
-            if index in self._pending:
-                self._pending[index] = watermark_us
-                return
-            if not self._fire(index, watermark_us):
+            if index in self._pending or not self._fire(index, watermark_us):
                 self._pending[index] = watermark_us
                 return
             index += 1
         if watermark_us > self.offered_us[-1]:
             self.offered_us[-1] = watermark_us
-            self._edges.watermark(watermark_us)
+            self._edges.broadcast(Watermark(watermark_us))
 
     def idle(self, index: int, idle: bool) -> None:
-        """What comes to the operator at `index` has become idle, or is not any more."""
+        """The input of the operator at `index` has become idle, or active again."""
         if not any(operator.makes_watermarks for operator in self.operators[index:]):
             self._is_idle = idle
             self._tell_idle()
 
     def _tell_idle(self) -> None:
-        """Not that it is idle while a watermark is firing: consumers would go on without the rows that are still to come of it."""
+        """Send the chain's idleness over the edges if it has changed.
+
+        A chain that still fires a watermark does not report that it is idle: its consumers would advance event time
+        without waiting for the rows that are still to be fired.
+        """
         if self._is_idle != self._is_idle_told and not (self._is_idle and self._pending):
             self._is_idle_told = self._is_idle
-            self._edges.idle(self._is_idle)
+            self._edges.broadcast(WatermarkStatus(self._is_idle))
 
     @property
     def watermark_us(self) -> int:
@@ -175,10 +172,10 @@ class Chain:
         return self.offered_us[-1]
 
     def restore(self, marks: Mapping[int, tuple[int, int]]) -> None:
-        """Where event time stood: by operator, the watermark offered to it and the one that left it.
+        """Restore event time: `marks` has, by operator index, the watermark offered to it and the one that left it.
 
-        An operator goes on with what was offered to it and has not left it, or has left the one before it in another
-        task. An index that is not in `marks` is that of an operator that is new.
+        An operator continues to fire the watermark that was offered to it and has not left it, or the one that has left
+        the operator before it, if the two were in different tasks. An operator whose index is not in `marks` is new.
         """
         for index, operator in enumerate(self.operators):
             offered_us, left_us = marks.get(index, (MIN_WATERMARK_US, MIN_WATERMARK_US))
@@ -189,17 +186,19 @@ class Chain:
 
     @property
     def is_firing(self) -> bool:
-        """Whether a watermark is pending: call `pump` before anything else."""
+        """Whether a watermark is pending. Then `pump` has to be called before anything else."""
         return bool(self._pending)
 
     def pump(self) -> None:
-        """One more slice of what is due, for the operator closest to the edges."""
-        index = max(self._pending)
+        """Fire one more slice of the pending watermark of the operator that is closest to the edges."""
+        self._fire_pending(max(self._pending))
+        self._tell_idle()
+
+    def _fire_pending(self, index: int) -> None:
         watermark_us = self._pending[index]
         if self._fire(index, watermark_us):
             del self._pending[index]
             self.offer(index + 1, watermark_us)
-            self._tell_idle()
 
     def _fire(self, index: int, watermark_us: int) -> bool:
         before = self.go_to((index, -1))
@@ -208,9 +207,9 @@ class Chain:
         return all_fired
 
     def row_of_the_batch(self, rows: int, row: int | None) -> int | None:
-        """Which of the `rows` that came into the chain is row `row` of those that the operator at work was given.
+        """The position, among the `rows` that came into the chain, of row `row` of the operator at work.
 
-        None: that cannot be told.
+        It is None where that is not known, because an operator in between has added, removed or merged rows.
         """
         index, given = self.at
         if row is None or given != rows or not all(operator.keeps_rows for operator in self.operators[:index]):
@@ -219,7 +218,7 @@ class Chain:
 
     @property
     def is_at_the_batch(self) -> bool:
-        """Whether what the operator at work was given is of the batch that came into the chain last."""
+        """Whether the operator at work has rows that were made from the batch that came into the chain last."""
         index, given = self.at
         return given >= 0 and all(operator.keeps_splits for operator in self.operators[:index])
 
@@ -228,7 +227,7 @@ class Chain:
             self.operators[0].end_input(port)
 
     def finish(self) -> None:
-        """Every input has ended and every watermark has fired."""
+        """Finish all operators: every input has ended and every watermark has fired."""
         assert not self._pending, self._pending
         for index, operator in enumerate(self.operators):
             if index:
@@ -239,22 +238,19 @@ class Chain:
             self._finish_pending(index + 1)
 
     def _finish_pending(self, index: int) -> None:
-        """Rows are about to reach the operator at `index`: let it finish firing first."""
+        """Let the operator at `index` finish firing, because rows are about to reach it."""
         while index in self._pending:
-            watermark_us = self._pending[index]
-            if self._fire(index, watermark_us):
-                del self._pending[index]
-                self.offer(index + 1, watermark_us)
+            self._fire_pending(index)
 
     def check(self) -> None:
-        """An operator for which no watermark is pending has passed on what it was offered."""
+        """Check that every operator without a pending watermark has forwarded the watermark that it was offered."""
         if self.offered_us[0] == self.offered_us[-1]:
-            return  # nearly always: what has come has left
+            return  # nearly always: the last watermark has left the chain
         for index, operator in enumerate(self.operators):
             mark, left = self.offered_us[index], self.offered_us[index + 1]
             if mark > left and index not in self._pending and not operator.makes_watermarks:
                 behind = self.operators[index + 1 : index + 2]
                 if mark == MAX_WATERMARK_US or not any(each.makes_watermarks for each in behind):
                     raise InvariantError(
-                        f"operator {index} was offered {mark}, has passed on {left}, and none is pending"
+                        f"operator {index} was offered {mark}, has forwarded {left}, and none is pending"
                     )

@@ -1,7 +1,7 @@
-"""Commits of sinks that run on this slot: each lane has a committer, and one call of it at a time.
+"""Commits on this slot, for sinks with `commits_on_slots`. Each lane has one committer, and makes one call at a time.
 
-What an attempt has begun is told to stop when the attempt is over, and its committers are closed
-before the lane's next commit, which makes a new one.
+When an attempt is over, the calls that it has begun are told to stop, and its committers are closed. The next commit of
+a lane creates another committer.
 """
 
 from __future__ import annotations
@@ -29,39 +29,45 @@ _log = logging.getLogger(__name__)
 class _Loaded:
     job_id: str
     sinks: dict[str, tuple[str, Sink]]
-    """By uid, with their names."""
+    """The name and the sink of each operator that has one, by uid."""
     storage: Storage | None
     epoch: int
 
 
 Work: TypeAlias = "Callable[[Done[_Loaded] | Failed], None]"
-"""For the I/O pool, given the sinks, or why they could not be loaded."""
+"""A call for the I/O pool. It gets the sinks, or the failure to load them."""
 
 
 @dataclass(slots=True)
 class _Lane:
     uid: str
     committer: Committer | None = None
-    """Made, used and closed on the I/O pool."""
+    """The lane's committer. It is created, used and closed on the I/O pool."""
     todo: deque[tuple[Work, Callable[[Done[None] | Failed], None]]] = field(default_factory=deque)
-    """Work for the I/O pool, and what is to be done with its outcome."""
+    """Calls for the I/O pool that wait for their turn, each with the callback for its outcome."""
     busy: bool = False
+    """Whether one of the calls is on the I/O pool."""
     unanswered: int | None = None
-    """The request that it is at."""
+    """The request that has not been answered yet."""
 
 
 class SlotCommits:
+    """The lanes of one slot."""
+
     def __init__(self, seams: SlotSeams) -> None:
         self._seams = seams
         self._sinks: m.CommitSinks | None = None
         self._loaded: Done[_Loaded] | Failed | None = None
         self._lanes: dict[tuple[str, int], _Lane] = {}
-        """By uid and lane: all that there has been work for."""
+        """Every lane that has had a commit, by the sink's uid and the lane's number."""
         self._stopped = seams.make_signal()
-        """Of the attempt that runs or is to come."""
+        """The signal that tells the calls of the current attempt, or of the next one, to stop."""
 
     def load(self, message: m.CommitSinks) -> None:
-        """The driver sends it once. What fails to load, as when the storage does not answer, is loaded anew by the next commit."""
+        """Load the sinks. The driver sends this message once.
+
+        If that fails, because the storage does not answer for instance, the next commit loads them again.
+        """
         self._sinks = message
         self._loaded = None
 
@@ -77,7 +83,7 @@ class SlotCommits:
         def done(outcome: Done[_Loaded] | Failed) -> None:
             self._loaded = outcome
             for lane in self._lanes.values():
-                self._go_on(lane)
+                self._start_next(lane)
 
         self._seams.executor.submit(work, done)
 
@@ -93,18 +99,18 @@ class SlotCommits:
             self.load(self._sinks)
         stopped = self._stopped
         lane.todo.append((partial(self._work, lane, message, stopped), partial(self._done, lane, message, stopped)))
-        self._go_on(lane)
+        self._start_next(lane)
 
     def attempt_over(self) -> None:
-        """Or the slot ends: nothing waits for what is under way."""
+        """Tell the calls under way to stop, and close all committers: the attempt is over, or the slot ends."""
         self._stopped.set()
         self._stopped = self._seams.make_signal()
         for lane in self._lanes.values():
             if lane.committer is not None or lane.unanswered is not None:
                 lane.todo.append((partial(self._close, lane), partial(self._closed, lane)))
-                self._go_on(lane)
+                self._start_next(lane)
 
-    def _go_on(self, lane: _Lane) -> None:
+    def _start_next(self, lane: _Lane) -> None:
         if self._loaded is None or lane.busy or not lane.todo:
             return
         work, done = lane.todo.popleft()
@@ -113,7 +119,7 @@ class SlotCommits:
         def finished(outcome: Done[None] | Failed) -> None:
             lane.busy = False
             done(outcome)
-            self._go_on(lane)
+            self._start_next(lane)
 
         self._seams.executor.submit(partial(work, self._loaded), finished)
 

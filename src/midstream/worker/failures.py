@@ -1,4 +1,4 @@
-"""What a slot tells the driver of an exception, whatever user code has put into it."""
+"""The messages by which a slot reports an exception to the driver, whatever user code has put into it."""
 
 from __future__ import annotations
 
@@ -22,26 +22,32 @@ DETAILS_CHARS_MAX = 100_000
 def task_failed(
     attempt: int, ref: TaskId, name: str, error: BaseException, symptom: bool, operator: str = "", place: str = ""
 ) -> m.TaskFailed:
-    """`operator`: the uid of the one that was at work. `place`: where the row is in the input."""
+    """The report of a task's failure.
+
+    `operator` is the uid of the operator that was at work, and `place` the position in the input of its rows.
+    """
     summary, details = _texts(error)
     summary = f"{_subtask(ref, name, operator)}: {summary}{f' ({sendable(place)})' if place else ''}"
     return m.TaskFailed(attempt, ref, summary, details, _is_fatal(error), symptom, _same(operator, error))
 
 
 def place_of_failure(source: SourceDriver | None, chain: Chain, error: BaseException, name: str) -> str:
-    """Where in the input the rows are that an operator of the task has failed on, as far as that is known in it."""
+    """The position in the input of the rows on which an operator of the task has failed, or "" if it is not known."""
     if source is None or not source.emitting_rows or not chain.is_at_the_batch:
         return ""
     row = error.row if isinstance(error, JobError) else None
     try:
         return source.place(chain.row_of_the_batch(source.emitting_rows, row))
-    except Exception:  # noqa: BLE001 - what is to be told is the failure itself
-        _log.warning("%s: where its rows are cannot be told", name, exc_info=True)
+    except Exception:  # noqa: BLE001 - whatever `place` raises must not hide the failure itself
+        _log.warning("%s: the position of its rows in the input is not known", name, exc_info=True)
         return ""
 
 
 def deploy_failed(attempt: int, error: BaseException, opening: tuple[TaskId, str, str] | None = None) -> m.DeployFailed:
-    """`opening`: the task that was being opened, and the name and uid of its operator."""
+    """The report of a deployment's failure.
+
+    `opening` is the task that was being opened, with the name and uid of its operator.
+    """
     summary, details = _texts(error)
     operator = ""
     if opening is not None:
@@ -64,12 +70,15 @@ def _same(operator: str, error: BaseException) -> str:
 
 
 def _is_fatal(error: BaseException) -> bool:
-    """Whether trying again cannot help."""
+    """Whether a restart would fail in the same way."""
     return isinstance(error, (SchemaError, ConfigError))
 
 
 def _texts(error: BaseException) -> tuple[str, str]:
-    """Type and message, and the traceback. User code may raise what has no text, or has megabytes of it."""
+    """The exception's type and message, and its traceback.
+
+    User code may raise an exception whose text cannot be made, or has megabytes.
+    """
     try:
         text = str(error)
     except Exception as second:  # noqa: BLE001 - even `__str__` is user code

@@ -1,8 +1,8 @@
-"""A subtask that had finished in the checkpoint that the attempt begins from: it says so, and that is all.
+"""The stand-in for a subtask that had finished in the checkpoint from which the attempt starts.
 
-It has no operators, no source and no input: what it made of its rows is with its consumers, or on the way there.
-They hear of its end once more, since nobody else would tell them. It ends in the step in which it starts, before
-any checkpoint is made.
+It has no operators, no source and no input: the rows that it emitted are in its consumers' state, or are recovered by
+them. It sends its consumers the end of the data once more, because they wait for it after every restore. It ends in the
+same call in which it starts, before any checkpoint is taken.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from midstream.protocol.task_metrics import TaskMetrics
 
 
 class FinishedTask:
-    """Its producers have finished too: nothing comes through `gates` but their ends."""
+    """A task that had finished. Its producers have finished too: through `gates` come only their final events."""
 
     def __init__(
         self,
@@ -35,7 +35,10 @@ class FinishedTask:
         self._send = send
 
     def start(self) -> None:
-        """Once its consumers in the same slot run."""
+        """Report that the task runs, send the end of its data, and report that it has finished.
+
+        The tasks of this slot that run have been started before.
+        """
         self._send(m.TaskRunning(self._attempt, self.ref))
         for partition in self._partitions:
             for event in (Watermark(MAX_WATERMARK_US), EndOfData(drain=True), EndOfPartition()):
@@ -52,10 +55,5 @@ class FinishedTask:
 
     def metrics(self) -> TaskMetrics:
         return TaskMetrics(
-            task=self.ref,
-            rows_in=0,
-            rows_out=0,
-            busy_ms=0,
-            backpressured_ms=0,
-            watermark_us=MAX_WATERMARK_US,
+            self.ref, rows_in=0, rows_out=0, busy_ms=0, backpressured_ms=0, watermark_us=MAX_WATERMARK_US
         )

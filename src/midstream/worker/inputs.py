@@ -1,15 +1,17 @@
-"""What comes into one task through its gates: batches, processed in slices; event time; the end.
+"""Reads the gates of one task: it processes batches in slices, and handles watermarks, barriers and ends.
 
-A batch is processed in slices, of SHORT_SLICE_S where calls cost little and of up to SLICE_S where they cost more.
-Between two of them mails and the other gates have their turn: nobody waits for the whole of a slow batch. What is
-left of it is in flight, see `rests`.
+A slice takes SHORT_SLICE_S where calls cost little, and up to SLICE_S where they cost more. Between two slices mails
+and the other gates have their turn, so that none of them waits for the whole of a slow batch. The rows of the batch
+that have not been processed are in flight (see `rests`).
 """
 
 from __future__ import annotations
 
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import pyarrow as pa
 
@@ -26,40 +28,41 @@ from midstream.core.elements import (
 from midstream.core.errors import InvariantError, assert_never
 from midstream.core.ids import TaskId
 from midstream.core.seams import Clock
-from midstream.exchange.gate import InputGate, first_channels
+from midstream.exchange.gate import InputGate
 from midstream.exchange.lease import LeasedBatch
 from midstream.graph.origins import Origin
 from midstream.protocol.task_metrics import InputMetrics
 from midstream.worker.chain import Chain
 from midstream.worker.pace import Pace
+from midstream.worker.recovery import GateRecovery
 from midstream.worker.source_pace import FIRST_ROWS
 from midstream.worker.valve import WatermarkValve
 
 SLICE_S = 0.01
-"""How long a step may keep the loop, as far as that can be foreseen, on a core of its own."""
+"""How long a step should keep the loop at most, on a core of its own. Longer ones come from rows slower than before."""
 SHORT_SLICE_S = 0.002
-"""A barrier waits for a slice at each task on its way, and for those of slow tasks in the same slots: no longer than
-this, where shorter slices cost next to nothing."""
+"""How long a slice takes where shorter calls cost next to nothing. A barrier waits for a slice at each task on its way,
+and for the slices of slow tasks in the same slots."""
 
 AWAITED_MAX = 64
-"""How many elements of gates that a checkpoint waits for are read before another gate has its turn."""
+"""How many elements are read in a row from `awaited` gates (see `work`). Then another gate has its turn."""
 
 
 @dataclass(slots=True, eq=False)
 class _Reader:
-    """How far the batch at work in one gate has been processed, and how fast the rows of that gate are."""
+    """The reading of one gate: how far its batch at work has been processed, and how fast its rows are processed."""
 
     gate: InputGate
-    port: int
     pace: Pace
     next_row: int = 0
     """The first row of the batch at work that has not been processed."""
 
 
 class TaskInput:
-    """`handle` is told of barriers as they are read; `origins`: of each channel, see `WatermarkValve`.
+    """The input of one task.
 
-    `ended` is called once, when all channels have ended, and so has what was read from them.
+    `handle` gets barriers and ends as they are read. `origins` has the origin of each channel (see `WatermarkValve`).
+    `ended` is called once, when the data of all channels has ended and all rows read from them have been processed.
     """
 
     def __init__(
@@ -79,34 +82,46 @@ class TaskInput:
         self._handle = handle
         self._ended = ended
         self._rows_max = rows_max
-        self._first_channel = first_channels(gates)
+        self._first_channel = list(accumulate((len(gate.channels) for gate in gates), initial=0))
+        """The number of each gate's first channel, with the channels of all gates counted. The last entry is
+        the number of channels."""
         channels = self._first_channel[-1]
         assert len(origins) == channels, (ref, origins)
         self._valve = WatermarkValve(origins)
         self._was_idle = False
         self._ended_data = [False] * channels
-        self._port_open = {
-            port: sum(len(gate.channels) for gate in gates if gate.edge.port == port)
-            for port in {gate.edge.port for gate in gates}
-        }
-        self._readers = [_Reader(gate, gate.edge.port, Pace(SLICE_S, SHORT_SLICE_S)) for gate in gates]
+        self._unended_channels = Counter[int]()
+        """How many channels of each port have not ended their data."""
+        for gate in gates:
+            self._unended_channels[gate.edge.port] += len(gate.channels)
+        self._readers = [_Reader(gate, Pace(SLICE_S, SHORT_SLICE_S)) for gate in gates]
         self._next_gate = 0
         self._awaited_in_a_row = 0
         self.rows_in = 0
+        self.to_recover_bytes = 0
+        """The size of the rows in flight that the gates recover after the task's start."""
         self.drains = True
-        """As far as is known: the input ends for good, so that operators finish."""
+        """Whether the input ends for good, so that operators finish. It becomes False with the first channel whose end
+        says otherwise."""
 
     def restore(self, watermark_us: int) -> None:
-        """Event time stood there."""
+        """Restore the event time that the task had reached."""
         self._valve.watermark_us = watermark_us
 
+    def recover(self) -> None:
+        """Begin to recover the rows in flight of all gates."""
+        for reader in self._readers:
+            if isinstance(reader.gate.recovered, GateRecovery):
+                self.to_recover_bytes += reader.gate.recovered.total_bytes
+                reader.gate.recovered.start()
+
     def event_times(self) -> tuple[InputMetrics, ...]:
-        """How far event time has come on each gate, as far as its channels are waited for."""
+        """How far event time has come on each gate, over those of its channels that the valve waits for."""
         waited_for = sorted(self._valve.waited_for())
         found = []
         for reader, first, end in zip(self._readers, self._first_channel, self._first_channel[1:], strict=False):
             marks = [
-                (self._valve.watermark_of(channel), channel - first)
+                (self._valve.watermarks[channel], channel - first)
                 for channel in waited_for[bisect_left(waited_for, first) : bisect_left(waited_for, end)]
             ]
             if marks:
@@ -116,9 +131,9 @@ class TaskInput:
         return tuple(found)
 
     def work(self, awaited: Sequence[int] = ()) -> bool:
-        """A slice of a batch, or the next element, of the next gate. False: nothing can be read now.
+        """Process a slice of a batch, or the next event, of the next gate. Returns False when no gate has an element.
 
-        `awaited`: gates that a checkpoint waits for come first; the others get a turn now and then.
+        The `awaited` gates, for whose barriers a checkpoint waits, come first. The others have a turn now and then.
         """
         if self._awaited_in_a_row < AWAITED_MAX:
             for index in awaited:
@@ -134,12 +149,12 @@ class TaskInput:
         return False
 
     @property
-    def may_go_on(self) -> bool:
-        """Whether `work` may find something now; if not, one of the gates will wake the task."""
+    def may_have_data(self) -> bool:
+        """Whether `work` may find an element now. If not, one of the gates will wake the task."""
         return any(reader.gate.at_work is not None or reader.gate.may_have_data for reader in self._readers)
 
     def rests(self) -> dict[int, tuple[LeasedBatch, int]]:
-        """By gate: the batch at work, and the first row that is left of it."""
+        """The batch at work, and its first row that has not been processed, by the number of the gate."""
         return {
             number: (reader.gate.at_work, reader.next_row)
             for number, reader in enumerate(self._readers)
@@ -184,7 +199,7 @@ class TaskInput:
             case CancelCheckpointMarker(checkpoint_id):
                 self._handle(CancelReceived(checkpoint_id))
             case EndOfData(drain):
-                self._end_of_data(channel, reader.port, drain)
+                self._end_of_data(channel, reader.gate.edge.port, drain)
             case EndOfPartition():
                 if not self._ended_data[channel]:
                     raise InvariantError(f"{reader.gate.channels[index].id}: closed before the end of data")
@@ -193,7 +208,10 @@ class TaskInput:
                 assert_never(event)
 
     def _process_slice(self, reader: _Reader) -> None:
-        """About as many rows of the batch as fit the budget, judged by those of that gate before them; all slices alike."""
+        """Process as many rows of the batch at work as fit the budget, judged by the rows of this gate before them.
+
+        The rest of the batch is divided into slices of about the same size: a last slice of few rows costs a call.
+        """
         clock, at_work = self._clock, reader.gate.at_work
         assert at_work is not None
         batch = at_work.batch
@@ -202,11 +220,11 @@ class TaskInput:
         rows = -(-rest // max(1, round(rest / budget)))
         part = batch if rows == batch.num_rows else batch.slice(reader.next_row, rows)
         started_s = clock.own_core_s()
-        self._chain.process(part, reader.port)
+        self._chain.process(part, reader.gate.edge.port)
         reader.pace.took(rows, clock.own_core_s() - started_s)
         reader.next_row += rows
         if reader.next_row == batch.num_rows:
-            reader.gate.done()
+            reader.gate.processed()
 
     def _advance(self, watermark_us: int | None) -> None:
         if watermark_us is not None:
@@ -221,8 +239,8 @@ class TaskInput:
             raise InvariantError(f"task {self._ref}: channel {channel} ends twice")
         self._ended_data[channel] = True
         self.drains = self.drains and drain
-        self._port_open[port] -= 1
-        if self._port_open[port] == 0 and drain:
+        self._unended_channels[port] -= 1
+        if self._unended_channels[port] == 0 and drain:
             self._chain.end_input(port)
         if all(self._ended_data):
             self._ended()

@@ -1,4 +1,4 @@
-"""Shows the next batch that an operator gives out, once it is asked for; costs nothing else but a look per batch."""
+"""Shows users the next batch that an operator emits. While no user asks, the cost is one comparison per batch."""
 
 from __future__ import annotations
 
@@ -23,20 +23,15 @@ from midstream.protocol.live_rows import (
 from midstream.worker.chain import Chain
 
 VALUE_BYTES_MAX: Final = 64 * 1024
-"""Of a value that takes more than that only the size is shown: to make text of it would keep the task."""
+"""A value of more bytes is shown as its size only: making text of it would hold up the task."""
 
 
 def show_next(
-    asked: ShowRows,
-    subtask: int,
-    vertex: Vertex,
-    chain: Chain,
-    executor: Executor,
-    answer: Callable[[RowsShown], None],
+    asked: ShowRows, subtask: int, vertex: Vertex, chain: Chain, executor: Executor, answer: Callable[[RowsShown], None]
 ) -> None:
-    """Answer with the next rows that the operator gives out, if any come in time and it is one of `chain`.
+    """Answer with the next rows that the operator emits, if it is one of `chain` and emits any within WAIT_S.
 
-    Where two ask for the same operator at a time, this task answers the later one.
+    If two requests ask for the same operator at a time, this task answers the later one.
     """
     index = next((i for i, spec in enumerate(vertex.specs) if spec.uid == asked.operator), None)
     if index is None:
@@ -57,7 +52,7 @@ def show_next(
 
 
 def rows_shown(asked: ShowRows, subtask: int, batch: pa.RecordBatch) -> RowsShown:
-    """The first rows of `batch`, within all bounds."""
+    """The first rows of `batch`: as many as were asked for and as the limits on columns and characters allow."""
     fields = list(batch.schema)[:COLUMNS_MAX]
     rows: list[tuple[str | None, ...]] = []
     left = CHARS_MAX

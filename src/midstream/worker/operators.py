@@ -1,4 +1,4 @@
-"""What runs in one task: its source and its operators; opened with their state, called by timers, asked for snapshots, closed."""
+"""Runs the source and the operators of one task: opens them with their state, calls timers, takes snapshots, closes."""
 
 from __future__ import annotations
 
@@ -27,17 +27,20 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RestoredOperators:
-    """What the operators of a task, and its source, begin with; each by uid."""
+    """The restored state of a task's operators and its source."""
 
     parts: dict[str, dict[str, StatePart]] = field(default_factory=dict)
     known: dict[str, m.ChunkHandle] = field(default_factory=dict)
-    """Which of their chunks are in files already."""
+    """The handles of those chunks that the checkpoint has in files, by the chunk's id."""
     watermarks: dict[str, tuple[int, int]] = field(default_factory=dict)
-    """The last one offered to each operator, and the last one that left it."""
+    """The last watermark offered to each operator, and the last one that left it, by uid."""
 
 
 class TaskOperators:
-    """`wake` the task when a timer is due; `fail` it for what fails on another thread."""
+    """The source and the operators of one task.
+
+    `wake` is called when a timer is due, and `fail` when something fails on another thread.
+    """
 
     def __init__(
         self,
@@ -58,15 +61,15 @@ class TaskOperators:
         self.uids = [spec.uid for spec in vertex.operators]
         self.source: SourceDriver | None = None
         self.may_be_busy = [op for op in self.chain.operators if type(op).ready is not Operator.ready]
-        """Those that do not take rows at any time."""
+        """The operators that at times are not ready for rows."""
         self.due: deque[Callable[[], None]] = deque()
-        """Timers that have come due; they may emit, so they wait for the output."""
+        """The callbacks of timers that are due. They may emit, so they wait until there is room in the output."""
         self._timers: set[Timer] = set()
         self._takes_timers = True
-        """What is set behind the end of the data would never be called."""
+        """Whether timers may be set. After the end of the data, a timer would never be called."""
 
     def open(self, restored: RestoredOperators, stored_bytes: Callable[[str], int | None]) -> None:
-        """Open every operator and give it its state. Raises whatever an operator raises. See `Task.open`."""
+        """Open every operator and give it its state. Raises any exception that an operator raises."""
         vertex, seams, head = self._vertex, self._seams, self._vertex.source
         if head is not None:
             self.source = SourceDriver(
@@ -115,7 +118,7 @@ class TaskOperators:
             self.chain.offered_us[0] = watermarks[head.uid][1]
 
     def snapshot(self, checkpoint_id: int) -> list[tuple[m.OperatorSnapshot, Snapshot]]:
-        """The state and the event time of each, in the order of the chain, the source first."""
+        """The event time and the state of the source and of each operator, in the order of the chain."""
         offered_us = self.chain.offered_us
         snapshots = []
         if self.source is not None and self._vertex.source is not None:
@@ -131,7 +134,10 @@ class TaskOperators:
 
     @property
     def at_work(self) -> tuple[str, str]:
-        """Name and uid of the operator that runs now, or has failed; nothing between two steps."""
+        """The name and the uid of the operator that runs now, or that has failed.
+
+        Where no operator runs they are those of the task's source, and empty in a task without a source.
+        """
         index = min(self.chain.at[0], len(self._vertex.operators) - 1)
         if index >= 0:
             spec = self._vertex.operators[index]
@@ -146,7 +152,7 @@ class TaskOperators:
         for spec in self._vertex.operators:
             try:
                 spec.operator.close()
-            except BaseException:  # noqa: BLE001 - the others must be closed too, and what came out of it stands
+            except BaseException:  # noqa: BLE001 - the other operators must be closed too
                 _log.warning("%s: closing it failed", spec.name, exc_info=True)
 
     # ---- timers ----
@@ -167,7 +173,7 @@ class TaskOperators:
         return timer
 
     def stop_timers(self) -> None:
-        """None is called any more, nor can one be set."""
+        """Cancel all timers. From here on none can be set."""
         self._takes_timers = False
         for timer in self._timers:
             timer.cancel()

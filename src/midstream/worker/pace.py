@@ -1,46 +1,37 @@
-"""How many rows at once, judged by how long they took lately."""
+"""Decides how many rows a call should get, judged by how long recent calls took."""
 
 from __future__ import annotations
 
 from typing import Final
 
 RECENT: Final = 0.8
-"""What weight each call leaves to those before it."""
+"""The weight of past calls is multiplied by this with each further call."""
 ALIKE: Final = 0.25
-"""Numbers of rows whose deviation is no more than this share do not tell what a row takes from what a call takes."""
+"""The time of a row and the time of a call can be told apart only if the calls' numbers of rows differ: their standard
+deviation must be more than this share of their mean."""
 ASK_AGAIN: Final = 16
-"""After so many calls alike there are a few with half of the rows, to see what a call takes."""
+"""After so many calls with about as many rows each, the next ones get half as many, to measure what a call takes."""
 GROWTH: Final = 2
-"""One call may have been lucky."""
+"""A call gets at most so many times the rows of the largest recent call: one call may have been fast by chance."""
 CALL_SHARE: Final = 0.05
-"""Of the time, what calls themselves may take where the budget allows it."""
+"""The share of the time that calls themselves may take where the budget allows it."""
 FEW_ROWS: Final = 256
-"""Where the budget is enough for more than these, they are worked off in columns, and small batches cost those behind."""
+"""If the budget is enough for more rows than these, rows are fast because they are processed in columns. Then calls are
+not shortened: smaller batches would cost more in the tasks downstream."""
 
 
 class Pace:
-    """As many rows as take `budget_s`; only `enough_s` if those are few, and calls with still fewer are no waste.
+    """The pace of calls: a call gets as many rows as take `budget_s`.
 
-    What calls took is judged by the clock of a slot's own core. `budget_s` is of that clock, too; `enough_s` is for those
-    that wait for the end of a call, and theirs is the common one.
+    If these are few, and shorter calls cost little, a call gets only as many rows as take `enough_s`.
 
-    What the call itself takes, whatever its rows, is not saved by smaller calls, only paid more often: where it
-    is more than half of the budget, the rows get as long as the call. (Else a call of 20 ms would get fewer and
-    fewer rows, down to one.)
+    Calls are timed by the clock of the slot's own core, and `budget_s` is a time of that clock. `enough_s` is a time of
+    the common clock, because it is for tasks and barriers that wait for the end of a call.
+
+    The time that a call takes whatever its rows is not saved by smaller calls, but paid more often. Where it is more
+    than half of the budget, the rows get as much time as the call. Otherwise a call of 20 ms would get fewer and fewer
+    rows, down to one.
     """
-
-    __slots__ = (
-        "_alike",
-        "_budget_s",
-        "_call_s",
-        "_calls",
-        "_enough_s",
-        "_largest",
-        "_products",
-        "_rows",
-        "_seconds",
-        "_squares",
-    )
 
     def __init__(self, budget_s: float, enough_s: float | None = None) -> None:
         self._budget_s = budget_s
@@ -48,12 +39,12 @@ class Pace:
         self._calls = self._rows = self._seconds = self._squares = self._products = 0.0
         self._largest = 0
         self._call_s = 0.0
-        """What a call takes, as far as is known."""
+        """The time that a call takes whatever its rows, as measured last."""
         self._alike = 0
-        """How many calls ago it was seen."""
+        """How many calls ago that time was measured."""
 
     def took(self, rows: int, seconds: float) -> None:
-        """One call, of at least one row."""
+        """One call with `rows` rows, at least one, took `seconds`."""
         self._calls = RECENT * self._calls + 1
         self._rows = RECENT * self._rows + rows
         self._seconds = RECENT * self._seconds + seconds
@@ -68,10 +59,13 @@ class Pace:
             self._call_s = max(0.0, mean_s - max(0.0, row_s) * mean_rows)
             self._alike = 0
         elif self._enough_s == self._budget_s:
-            self._call_s = 0.0  # with fewer rows it will show
+            self._call_s = 0.0  # with fewer rows per call it will show, as these differ in size
 
     def rows(self, at_first: int, core_share: float = 1.0) -> int:
-        """At least one; `at_first` while nothing is known. `core_share`: see `Clock`."""
+        """How many rows the next call should get: at least one, and `at_first` before the first call.
+
+        `core_share` is that of `Clock`.
+        """
         if not self._calls:
             return at_first
         rows, seconds = self._rows / self._calls, self._seconds / self._calls

@@ -1,15 +1,15 @@
-"""Recovered in-flight data of one gate: read where the checkpoint left it, filtered, then consumed.
+"""Recovers the rows in flight of one gate: they are read from the checkpoint's files, filtered, then processed.
 
     segments on storage --read, check, filter (I/O pool)--> queue (charged to the pool) --> task
 
-There is no copy of it in between: channel state is immutable and stays where it is until no
-checkpoint refers to it. So a checkpoint can be taken at any moment of recovery: what has not been
-consumed yet is in it by reference (`remaining`), with the number of batches to skip.
+They are not copied to other files: channel state is immutable and stays where it is until no checkpoint refers to it.
+So a checkpoint can be taken at any moment of recovery. It has the batches that have not been taken yet by reference
+(`remaining`), with the number of batches to skip.
 
-Invariants: live channels of the gate are not read before this is over (rows stay in their order);
-what `remaining` says and what `take` has given add up to the whole, without a batch in both.
-At most one segment is read ahead of the queue, whatever the pool has left: nothing that the
-pool is waiting for can depend on that.
+Invariants: the live channels of the gate are not read before recovery is over, so that rows keep their order. The
+batches in `remaining` and those that `take` has returned are all batches, and no batch is in both. At most one segment
+is read ahead of the queue, even if that overdraws the pool: recovery never waits for buffers, so that it cannot be
+part of a deadlock.
 """
 
 from __future__ import annotations
@@ -24,16 +24,20 @@ from midstream.checkpoint.channel_state import ReadAhead, read_segment, rows_of,
 from midstream.checkpoint.references import left_bytes, without_first
 from midstream.core.batches import batch_bytes
 from midstream.core.errors import InvariantError
-from midstream.core.seams import Done, Executor, Failed, Storage
+from midstream.core.seams import Done, Failed
 from midstream.exchange.lease import LeasedBatch, buffers_of
-from midstream.exchange.pool import BufferPool, Quota
+from midstream.exchange.pool import Quota
 from midstream.graph.job_graph import Edge
 from midstream.protocol.messages import ChannelState
+from midstream.worker.seams import TaskSeams
 
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """Batch `batch` of segment `segment` of state `state`; `index` counts batches through all its segments."""
+    """The position of batch `batch` in segment `segment` of state `state`.
+
+    `index` is the batch's number when the batches of all segments of the state are counted.
+    """
 
     state: int
     segment: int = 0
@@ -42,16 +46,15 @@ class _Position:
 
 
 class GateRecovery:
+    """The recovery of one gate, and the account of its recovered batches."""
+
     def __init__(
         self,
         edge: Edge,
         states: Sequence[ChannelState],
         *,
-        max_parallelism: int,
-        pool: BufferPool,
         quota: Quota,
-        executor: Executor,
-        storage: Storage,
+        seams: TaskSeams,
         read_ahead: ReadAhead,
         wake: Callable[[], None],
         fail: Callable[[BaseException], None],
@@ -59,18 +62,17 @@ class GateRecovery:
         self.edge = edge
         self._states = tuple(states)
         self.total_bytes = left_bytes(self._states)
-        """What there is to read, rows of others included."""
-        self._max_parallelism = max_parallelism
-        self._pool = pool
+        """The size of all batches to read, including rows that belong to other subtasks."""
         self._quota = quota
-        self._executor = executor
-        self._storage = storage
+        self._seams = seams
+        self._executor = seams.executor
         self._read_ahead = read_ahead
-        """Shared with the other gates of the slot: what is taken from here is read no second time."""
+        """Segments that were kept in memory when they were verified. The gates of the slot share it, and each segment
+        that is read is removed."""
         self._wake = wake
         self._fail = fail
         self._queue: deque[tuple[_Position, LeasedBatch]] = deque()
-        self._next: _Position | None = self._settle(_Position(0))
+        self._next: _Position | None = self._first_to_read(_Position(0))
         """The first batch that has not been read."""
         self._reading = False
         self._charged = 0
@@ -78,23 +80,23 @@ class GateRecovery:
 
     @property
     def is_over(self) -> bool:
-        """Everything has been taken (the last batch may still be worked on)."""
+        """Whether every batch has been taken. The last one may still be processed."""
         return not self._queue and self._next is None
 
     def start(self) -> None:
-        self._read_on()
+        self._read_next()
 
     def take(self) -> LeasedBatch | None:
-        """The next batch, if one has been read; it is the taker's to release."""
+        """The next batch, or None if none has been read. The caller has to release it."""
         if not self._queue:
             return None
         _, batch = self._queue.popleft()
         if not self._queue:
-            self._read_on()
+            self._read_next()
         return batch
 
     def remaining(self) -> tuple[ChannelState, ...]:
-        """What has not been taken."""
+        """The channel state of all batches that have not been taken."""
         first = self._queue[0][0] if self._queue else self._next
         if first is None:
             return ()
@@ -102,7 +104,7 @@ class GateRecovery:
         return (without_first(state, first.segment, first.batch), *self._states[first.state + 1 :])
 
     def left_bytes(self) -> int:
-        """Of `total_bytes`: what has not been taken."""
+        """The size of all batches that have not been taken, as a part of `total_bytes`."""
         return left_bytes(self.remaining())
 
     def freed(self, buffers: int) -> None:
@@ -117,7 +119,7 @@ class GateRecovery:
         self._queue.clear()
 
     def check(self, at_work: LeasedBatch | None = None) -> None:
-        """What has been read and is not processed yet is charged."""
+        """Check that batches are charged from when they are read until they are processed."""
         used = buffers_of([batch for _, batch in self._queue])
         used += at_work.charged_to(self) if at_work is not None else 0
         if not self._closed and self._quota.in_use < used:
@@ -127,8 +129,8 @@ class GateRecovery:
 
     # ---- reading ----
 
-    def _settle(self, at: _Position) -> _Position | None:
-        """The same batch, or the first one behind it that there is: past what is to be skipped, and ends."""
+    def _first_to_read(self, at: _Position) -> _Position | None:
+        """The position of the first batch at or after `at` that exists and is not to be skipped."""
         while at.state < len(self._states):
             state = self._states[at.state]
             if at.segment == len(state.segments):
@@ -144,16 +146,16 @@ class GateRecovery:
                 at = replace(at, segment=at.segment + 1, batch=0, index=at.index + left)
         return None
 
-    def _read_on(self) -> None:
-        """Read the rest of the segment at `_next`, if nothing else is being read."""
+    def _read_next(self) -> None:
+        """Read the rest of the segment at `_next`, unless a read is under way."""
         at = self._next
         if self._reading or self._closed or at is None:
             return
         self._reading = True
         state = self._states[at.state]
         segment = state.segments[at.segment]
-        storage, edge, max_parallelism = self._storage, self.edge, self._max_parallelism
-
+        storage, edge, max_parallelism = self._seams.storage, self.edge, self._seams.config.max_parallelism
+        assert storage is not None, "in-flight data to restore, but no storage"
         data = self._read_ahead.pop((segment.file, segment.offset), None)
 
         def work() -> Sequence[pa.RecordBatch]:
@@ -169,15 +171,15 @@ class GateRecovery:
                 return
             for offset, batch in enumerate(outcome.value):
                 if batch.num_rows:
-                    buffers = self._pool.buffers_for(batch_bytes(batch))
+                    buffers = self._quota.pool.buffers_for(batch_bytes(batch))
                     self._quota.charge(buffers)
                     self._charged += buffers
                     position = replace(at, batch=at.batch + offset, index=at.index + offset)
                     self._queue.append((position, LeasedBatch(batch, buffers, self)))
             read = len(outcome.value)
-            self._next = self._settle(replace(at, segment=at.segment + 1, batch=0, index=at.index + read))
+            self._next = self._first_to_read(replace(at, segment=at.segment + 1, batch=0, index=at.index + read))
             if not self._queue:
-                self._read_on()  # none of it was ours
+                self._read_next()  # every row of the segment belongs to another subtask
             self._wake()
 
         self._executor.submit(work, done)

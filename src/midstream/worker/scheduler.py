@@ -1,4 +1,4 @@
-"""Which task of a slot runs next. Tasks take turns; those with mails go first, but not without bound."""
+"""Decides which task of a slot runs next. Tasks take turns. Tasks with mails run first, but only so often in a row."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ from midstream.core.seams import Clock, Executor
 from midstream.worker.task import MAILS_IN_A_ROW_MAX, Task
 
 STEPS_PER_MAIL = 8
+"""How many steps run at most in one mail of the loop, before the loop reads its sockets again."""
 RUN_S = 0.001
-"""Between two looks at the sockets there are at most so many steps, and no new one begins after so long."""
+"""No further step begins in a mail of the loop that has run for so long."""
 
 
 class Scheduler:
-    """The tasks of one attempt that have something to do. None runs before `start`, nor after `stop`."""
+    """The tasks of one attempt that have something to do. No task runs before `start` or after `stop`."""
 
     def __init__(self, clock: Clock, executor: Executor) -> None:
         self._clock = clock
@@ -21,24 +22,24 @@ class Scheduler:
         self._is_running = False
         self._ready: deque[Task] = deque()
         self._scheduled: set[Task] = set()
-        """Those in `_ready`."""
+        """The tasks in `_ready`."""
         self._is_posted = False
         self._favoured = 0
-        """How often in a row a task went first because it had mail."""
+        """How often in a row a task with mails ran first."""
         self.at_work: Task | None = None
-        """The task whose step it is."""
+        """The task whose step runs now."""
 
     def start(self) -> None:
         self._is_running = True
 
     def stop(self) -> None:
-        """For good. A mail that is still posted for it keeps no task alive."""
+        """Run no more steps. All tasks are dropped here, so that a mail still posted keeps none of them in memory."""
         self._is_running = False
         self._ready.clear()
         self._scheduled.clear()
 
     def schedule(self, task: Task) -> None:
-        """Have a step of it run soon."""
+        """Have a step of this task run soon."""
         if task not in self._scheduled and self._is_running:
             self._scheduled.add(task)
             self._ready.append(task)
@@ -47,7 +48,7 @@ class Scheduler:
                 self._executor.post(self._run)
 
     def _run(self) -> None:  # noqa: PLR0912 - the order of steps is decided in one place
-        """A few steps, then back to the loop: sockets and completions must not wait for long."""
+        """Run a few steps, then return to the loop: sockets and completions must not wait for long."""
         clock, ready = self._clock, self._ready
         if not self._is_running:
             return

@@ -1,4 +1,4 @@
-"""What a slot needs of its process, and a task of its slot."""
+"""The interfaces that a slot needs of its process, and a task of its slot."""
 
 from __future__ import annotations
 
@@ -17,21 +17,23 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class SlotSeams:
+    """The interfaces that a slot needs of its process."""
+
     clock: Clock
     executor: Executor
     ids: Ids
     transport: Transport
     open_storage: Callable[[str], Storage]
     send: Callable[[m.FromSlot], None]
-    """To the coordinator, FIFO."""
+    """Sends a message to the coordinator. Messages arrive in the order of sending."""
     make_signal: Callable[[], Signal]
     unpickle: Callable[[bytes], Any] = pickle.loads
-    """Makes a JobGraph of `Deploy.graph` and `CommitSinks.graph`."""
+    """Turns `Deploy.graph` and `CommitSinks.graph` into a JobGraph."""
 
 
 @dataclass(frozen=True, slots=True)
 class TaskSeams:
-    """The same for all tasks of one attempt in one slot."""
+    """The interfaces and settings that all tasks of one attempt in one slot share."""
 
     job_id: str
     attempt: int
@@ -42,10 +44,11 @@ class TaskSeams:
     ids: Ids
     storage: Storage | None
     overtakable: Set[int]
-    """Edges, by id, on which barriers may overtake rows."""
+    """The ids of the edges on which barriers may overtake rows."""
     inline_bytes_max: int
-    """What is stored inline in a checkpoint's metadata, at most, of its state and of what is in flight."""
+    """How many bytes a task stores at most in the checkpoint's metadata: of its operators' state, and as many of its
+    rows in flight."""
     send: Callable[[m.FromSlot], None]
-    """To the coordinator, FIFO."""
+    """Sends a message to the coordinator. Messages arrive in the order of sending."""
     schedule: Callable[[Task], None]
-    """Have `step` called soon."""
+    """Has `step` of a task called soon."""

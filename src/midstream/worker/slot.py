@@ -1,8 +1,8 @@
-"""All tasks of one slot: deployed, run in turns, cancelled; one attempt at a time.
+"""The state machine of one slot, which deploys, runs and cancels the tasks of one attempt at a time.
 
-SLOT_TABLE says what may come when. What the tasks of an attempt are built of is in `assembly`, and which of them runs
-next in `scheduler`. Messages of an attempt that is not the current one, or is over, are ignored, and so are
-completions.
+SLOT_TABLE has the messages that may come in each state. `assembly` builds the tasks of an attempt, and `scheduler`
+decides which of them runs next. Messages and completions of an attempt that is over, or is not the current one, are
+ignored.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ class SlotState(Enum):
     DEPLOYING = auto()
     """State is read on the I/O pool."""
     DEPLOYED = auto()
-    """Tasks are built and open; other slots may not have got that far yet."""
+    """Tasks are built and open. Other slots may still be deploying."""
     RUNNING = auto()
 
 
 class SlotEvent(Enum):
-    """Events that are not messages."""
+    """The events that are not messages."""
 
     OPENED = auto()
     NOT_OPENED = auto()
@@ -72,9 +72,9 @@ SLOT_TABLE: Final[Table[SlotState, object]] = Table(
     "slot",
     (
         Row(_IDLE, m.Welcome, (_IDLE,), "it has a number"),
-        *_rows(SlotState, m.Deploy, "what runs is closed, state is read", _DEPLOYING),
-        Row(_DEPLOYING, SlotEvent.OPENED, (_DEPLOYED,), "the coordinator is told"),
-        Row(_DEPLOYING, SlotEvent.NOT_OPENED, (_IDLE,), "everything is closed, the coordinator is told why"),
+        *_rows(SlotState, m.Deploy, "running tasks are closed, state is read", _DEPLOYING),
+        Row(_DEPLOYING, SlotEvent.OPENED, (_DEPLOYED,), "it is reported to the coordinator"),
+        Row(_DEPLOYING, SlotEvent.NOT_OPENED, (_IDLE,), "everything is closed, the failure is reported"),
         Row(_DEPLOYED, m.Start, (_RUNNING,), "links to other slots are opened, tasks run"),
         *_rows((_DEPLOYED, _RUNNING), m.SplitsAssigned, "a mail for a source"),
         *_rows((_DEPLOYING, _DEPLOYED, _RUNNING), m.ReadOn, "a mail for tasks"),
@@ -86,10 +86,12 @@ SLOT_TABLE: Final[Table[SlotState, object]] = Table(
         *_rows(SlotState, m.Heartbeat, "the driver lives"),
     ),
 )
-"""Events are the classes of messages, and those of `SlotEvent`, which are not messages."""
+"""The events are classes of messages and members of `SlotEvent`."""
 
 
 class SlotMachine:
+    """One slot: it gets the coordinator's messages, and runs the tasks of the current attempt."""
+
     def __init__(self, seams: SlotSeams) -> None:
         self._seams = seams
         self._commits = SlotCommits(seams)
@@ -97,25 +99,28 @@ class SlotMachine:
         self.state = SlotState.IDLE
         self._story: Story[SlotState] = new_story()
         self.attempt = -1
-        """The current one; while IDLE, the last one."""
+        """The number of the current attempt, or while IDLE of the last one."""
         self._graph = b""
         """The pickled JobGraph, as it was sent last."""
         self.failure: BaseException | None = None
-        """What the last deployment has failed with."""
+        """The exception with which the last deployment failed."""
         self._deployment: Deployment | None = None
-        """Of the current attempt, once it is built."""
+        """The deployment of the current attempt, once it is built."""
         self.tasks: dict[TaskId, Task] = {}
-        """Those of it that run; the others had finished in the checkpoint."""
+        """The tasks of the deployment that run. Its other tasks had finished in the checkpoint."""
         self.pool: BufferPool | None = None
         self._scheduler = Scheduler(seams.clock, seams.executor)
-        """Each attempt has its own."""
+        """The scheduler of the current attempt, or of the next one. Each attempt has its own."""
         self._opening: Task | None = None
         """The task whose operators are being opened."""
 
     # ---- messages --------------------------------------------------------------
 
     def handle(self, message: m.ToSlot) -> None:  # noqa: PLR0912 - one arm for each message
-        """One message of the coordinator, in the order sent. Never raises for what the job did wrong."""
+        """Handle one message of the coordinator. They come in the order of sending.
+
+        Failures of the job do not raise here: they are reported.
+        """
         if isinstance(message, _OF_AN_ATTEMPT) and (message.attempt != self.attempt or self.state is SlotState.IDLE):
             return
         if isinstance(message, m.Cancel) and message.attempt != self.attempt:
@@ -143,10 +148,10 @@ class SlotMachine:
                 self._end_attempt()
             case m.Start(_, peers):
                 self._start(peers)
-            case m.TriggerCheckpoint(_, checkpoint_id, created_ms, tasks, timeout_ms, holds, completed_id):
+            case m.TriggerCheckpoint(_, checkpoint_id, created_ms, tasks, timeout_ms, pauses_sources, completed_id):
                 barrier = CheckpointBarrier(checkpoint_id, created_ms, timeout_ms, completed_id)
                 for ref in tasks:
-                    self._task(ref).trigger_checkpoint(barrier, holds=holds)
+                    self._task(ref).trigger_checkpoint(barrier, pauses_sources=pauses_sources)
             case m.CheckpointCompleted(_, checkpoint_id):
                 for task in self.tasks.values():
                     task.checkpoint_completed(checkpoint_id)
@@ -174,27 +179,27 @@ class SlotMachine:
         self.handle(m.Release())
 
     def status(self) -> m.SlotStatus:
-        """For the heartbeat. Memory is for the process to fill in."""
+        """The slot's status for the heartbeat. The process adds the figures of its memory."""
         tasks = self._deployment.all_tasks if self._deployment is not None else ()
         return m.SlotStatus(attempt=self.attempt, tasks=tuple(task.metrics() for task in tasks))
 
     def show_rows(self, asked: ShowRows, answer: Callable[[RowsShown], None]) -> None:
-        """For people; `answer` is called at most once for each task, and never where the operator does not run here."""
+        """Show rows to users. `answer` is called at most once per task, and not if the operator does not run here."""
         for task in self.tasks.values():
             task.show(asked, answer)
 
     def operator_at_work(self) -> tuple[str, str, int]:
-        """Name, uid and subtask of the operator that runs now; nothing between two steps."""
+        """The name, uid and subtask of the operator that runs now, or ("", "", -1) between two steps."""
         task = self._opening or self._scheduler.at_work
         return ("", "", -1) if task is None else (*task.operators.at_work, task.ref.subtask)
 
     def check(self) -> None:
-        """Every invariant that must hold between two mails."""
+        """Check every invariant that must hold between two mails."""
         if self._deployment is not None:
             self._deployment.check()
 
     def _on(self, event: object) -> None:
-        """Raises InvariantError for what cannot come now."""
+        """Change the state as SLOT_TABLE says. Raises InvariantError for an event that must not come now."""
         self.state, before = SLOT_TABLE.next(self.state, event, self._story), self.state
         self._story.append((before, event))
 
@@ -215,7 +220,7 @@ class SlotMachine:
     def _deploy(self, deploy: m.Deploy) -> None:
         """Read the state on the I/O pool, then build the tasks and open their operators."""
         self.attempt = deploy.attempt
-        self.failure = None  # with what it refers to: all that the attempt before had restored
+        self.failure = None  # its traceback refers to all that the attempt before had restored
         config = msgspec.msgpack.decode(deploy.config, type=JobConfig)
         unpickle = partial(self._seams.unpickle, self._graph_of(deploy))
 
@@ -268,7 +273,7 @@ class SlotMachine:
         self._seams.send(deploy_failed(self.attempt, error, opening))
 
     def _start(self, peers: tuple[m.Peer, ...]) -> None:
-        """All slots are deployed: connect, announce credit, run."""
+        """Open the links to other slots, and start all tasks. All slots are deployed by now."""
         assert self._deployment is not None
         self._scheduler.start()
         self._deployment.connect(peers, self._seams.transport)
@@ -276,7 +281,7 @@ class SlotMachine:
             task.start()
 
     def _end_attempt(self) -> None:
-        """End everything that runs here. The pool is whole afterwards."""
+        """Close everything that runs here."""
         self._commits.attempt_over()
         if self._deployment is not None:
             self._deployment.close()

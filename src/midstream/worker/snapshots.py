@@ -1,20 +1,21 @@
-"""The snapshots of one task, from the moment they are taken until their checkpoint's fate is known.
+"""The snapshots of one task, from when they are taken until it is known whether their checkpoints have completed.
 
     taken --both parts stored--> stored --in order--> acknowledged --completed--> known
                  \\-- not written: declined; what its sinks prepared is reported with the next one
 
-Invariants: acknowledgements leave in the order of the checkpoints, because each one reports what
-the sinks prepared for those before it; only chunks of a *completed* checkpoint are referred to
-again, because the files of any other may be deleted at any time.
+Invariants: acknowledgements are sent in the order of the checkpoints, because each one reports what the sinks prepared
+for the checkpoints before it. A snapshot refers only to chunks of a *completed* checkpoint, because the files of any
+other checkpoint may be deleted at any time.
 
-A sink whose rows cannot be made durable is lost work, so that fails the task; a state file that
-cannot be written only fails the checkpoint.
+If a sink cannot make its rows durable, the task fails, because these rows would be lost. If a state file cannot be
+written, only the checkpoint fails.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 
@@ -29,16 +30,19 @@ from midstream.worker.seams import TaskSeams
 
 @dataclass(frozen=True, slots=True)
 class StoredSnapshot:
+    """The snapshot of a task's operators, in files or ready for the checkpoint's metadata."""
+
     parts: tuple[tuple[str, tuple[m.PartHandle, ...]], ...]
-    """Per operator uid, in chain order."""
+    """The state parts by operator uid, in the order of the chain."""
     committables: tuple[tuple[str, tuple[bytes, ...]], ...]
-    """Per operator uid, only where there are some."""
+    """The committables by operator uid, without the operators that have prepared none."""
     chunks: dict[str, m.ChunkHandle]
-    """Every chunk of this snapshot that is in a file, for the next one to refer to once this one has completed."""
+    """The handle of every chunk of this snapshot that is in a file, by the chunk's id. Once this snapshot's checkpoint
+    has completed, the next snapshot refers to these."""
     files: tuple[str, ...] = ()
     state_bytes: int = 0
     error: Exception | None = None
-    """The state file could not be written."""
+    """The reason why the state file could not be written, if it could not."""
 
 
 def store_snapshot(
@@ -48,39 +52,35 @@ def store_snapshot(
     known: Mapping[str, m.ChunkHandle],
     file: str,
     inline_bytes_max: int,
-) -> Callable[[], StoredSnapshot]:
-    """The work of completing and storing a snapshot, to be run once on the I/O pool.
+) -> StoredSnapshot:
+    """Complete and store a snapshot. It runs on the I/O pool, once.
 
-    Raises whatever an operator's `later` raises.
+    Raises any exception that an operator's `later` raises.
     """
-
-    def work() -> StoredSnapshot:
-        results = [snapshot.complete() for snapshot in snapshots]
-        committables = tuple(
-            (uid, result.committables) for uid, result in zip(uids, results, strict=True) if result.committables
-        )
-        try:
-            stored = store_parts(storage, [result.parts for result in results], known, file, inline_bytes_max)
-        except (StorageError, OSError) as error:
-            # it may be there all the same: not every storage knows what has become of a write
-            return StoredSnapshot((), committables, {}, (file,), error=error)
-        parts = tuple(zip(uids, stored.parts, strict=True))
-        return StoredSnapshot(parts, committables, stored.in_files, stored.written.files, stored.written.stored_bytes)
-
-    return work
+    results = [snapshot.complete() for snapshot in snapshots]
+    committables = tuple(
+        (uid, result.committables) for uid, result in zip(uids, results, strict=True) if result.committables
+    )
+    try:
+        stored = store_parts(storage, [result.parts for result in results], known, file, inline_bytes_max)
+    except (StorageError, OSError) as error:
+        # The file may exist all the same: not every storage knows whether a failed write took effect.
+        return StoredSnapshot((), committables, {}, (file,), error=error)
+    parts = tuple(zip(uids, stored.parts, strict=True))
+    return StoredSnapshot(parts, committables, stored.in_files, stored.written.files, stored.written.stored_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class StoredInFlight:
-    """What a barrier overtook, at rest."""
+    """The rows in flight of one task that a barrier overtook, as they are stored."""
 
     channels: tuple[m.ChannelState, ...] = ()
     files: tuple[str, ...] = ()
     state_bytes: int = 0
     inline_bytes: int = 0
-    """Of these, how many are in the handles themselves."""
+    """How many of the bytes of these rows are in the handles themselves, and so in the checkpoint's metadata."""
     error: Exception | None = None
-    """A file could not be written."""
+    """The reason why a file could not be written, if one could not."""
 
     def with_more(self, more: StoredInFlight) -> StoredInFlight:
         return StoredInFlight(
@@ -93,22 +93,26 @@ class StoredInFlight:
 
 
 @dataclass(slots=True)
-class _Taken:
-    """A snapshot on its way to its acknowledgement: both parts have to be at rest."""
+class _Unacknowledged:
+    """A snapshot that has not been acknowledged. It is once its state and its rows in flight have both been stored."""
 
     operators: tuple[m.OperatorSnapshot, ...]
-    """With uids and watermarks; what is stored is filled in."""
+    """The operators' uids and watermarks. What is stored is added in the acknowledgement."""
     alignment_ms: float
     snapshot_ms: float
     taken_s: float
-    """When, by the stopwatch."""
+    """When the snapshot was taken, by the stopwatch."""
     finished: bool
     stored: StoredSnapshot | None = None
     in_flight: StoredInFlight | None = None
 
 
 class TaskSnapshots:
-    """`send` acknowledgements; `fail` the task when what a sink has taken cannot be made durable; see `is_idle`."""
+    """The snapshots of one task.
+
+    `send` gets acknowledgements. `fail` is called when a snapshot cannot be completed, as when a sink cannot make its
+    rows durable. `on_idle` is called when every snapshot has been acknowledged or declined.
+    """
 
     def __init__(
         self,
@@ -125,22 +129,22 @@ class TaskSnapshots:
         self._on_idle = on_idle
         self._closed = False
         self._stored: dict[str, m.ChunkHandle] = {}
-        """Chunks that a completed checkpoint has in a file: they are not written again."""
-        self._taken: dict[int, _Taken] = {}
-        """Snapshots that have not been acknowledged, oldest first."""
+        """The chunks that a completed checkpoint has in a file. They are not written again."""
+        self._unacknowledged: dict[int, _Unacknowledged] = {}
+        """The snapshots that have not been acknowledged, by checkpoint, oldest first."""
         self._unconfirmed: dict[int, StoredSnapshot] = {}
-        """Snapshots of which it is not known yet that their checkpoint completed, by its id, oldest first."""
+        """The snapshots whose checkpoints are not known to have completed, by checkpoint, oldest first."""
 
     def restored(self, stored: Mapping[str, m.ChunkHandle]) -> None:
         """These chunks are in the files of the checkpoint that the task was restored from."""
         self._stored = dict(stored)
 
     def stored_bytes(self, chunk_id: str) -> int | None:
-        """How long the chunk is, if the next snapshot need only refer to it."""
+        """The length of the chunk in a file, or None if the next snapshot has to write it."""
         handle = self._stored.get(chunk_id)
         return None if handle is None else handle.length
 
-    def take(
+    def store(
         self,
         checkpoint_id: int,
         operators: list[tuple[m.OperatorSnapshot, Snapshot]],
@@ -149,20 +153,22 @@ class TaskSnapshots:
         began_s: float,
         finished: bool,
     ) -> None:
-        """Store the operators' snapshots, in chain order; `in_flight_stored` has to follow for it to be acknowledged.
+        """Store the operators' snapshots. They are acknowledged once `in_flight_stored` has been called, too.
 
-        `began_s`: when it was begun, by the stopwatch.
+        `operators` are in the order of the chain. `began_s` is when the snapshot was begun, by the stopwatch.
         """
-        if self._taken and next(reversed(self._taken)) >= checkpoint_id:
-            raise InvariantError(f"checkpoint {checkpoint_id} after {list(self._taken)}")
+        if self._unacknowledged and next(reversed(self._unacknowledged)) >= checkpoint_id:
+            raise InvariantError(f"checkpoint {checkpoint_id} after {list(self._unacknowledged)}")
         seams = self._seams
         assert seams.storage is not None, f"checkpoint {checkpoint_id} of a job without checkpoint storage"
         file = state_file(seams.epoch, seams.attempt, checkpoint_id, *self._task)
         heads, now_s = tuple(head for head, _ in operators), seams.clock.stopwatch_s()
-        taken = self._taken[checkpoint_id] = _Taken(heads, alignment_ms, (now_s - began_s) * 1000, now_s, finished)
+        taken = self._unacknowledged[checkpoint_id] = _Unacknowledged(
+            heads, alignment_ms, (now_s - began_s) * 1000, now_s, finished
+        )
         uids = [head.uid for head in heads]
         snapshots = [snapshot for _, snapshot in operators]
-        work = store_snapshot(seams.storage, uids, snapshots, self._stored, file, seams.inline_bytes_max)
+        work = partial(store_snapshot, seams.storage, uids, snapshots, self._stored, file, seams.inline_bytes_max)
 
         def done(outcome: Done[StoredSnapshot] | Failed) -> None:
             if self._closed:
@@ -176,13 +182,16 @@ class TaskSnapshots:
         seams.executor.submit(work, done)
 
     def in_flight_stored(self, checkpoint_id: int, in_flight: StoredInFlight) -> None:
-        """What was in flight at the snapshot is at rest (or there was nothing, or it is not needed any more)."""
+        """The rows in flight at this snapshot have been stored, or there were none, or they are not needed any more."""
         if not self._closed:
-            self._taken[checkpoint_id].in_flight = in_flight
+            self._unacknowledged[checkpoint_id].in_flight = in_flight
             self._acknowledge_in_order()
 
     def completed(self, checkpoint_id: int) -> None:
-        """Told at the latest by the barrier of the next one: its snapshot refers to what this one has, to nothing older."""
+        """The checkpoint has completed: the next snapshot refers to its chunks, and to no older ones.
+
+        A task hears of it by a message, or at the latest by the barrier of the next checkpoint.
+        """
         for known in [known for known in self._unconfirmed if known <= checkpoint_id]:
             snapshot = self._unconfirmed.pop(known)
             if known == checkpoint_id:
@@ -193,27 +202,30 @@ class TaskSnapshots:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all that was taken is acknowledged or declined."""
-        return not self._taken
+        """Whether every snapshot has been acknowledged or declined."""
+        return not self._unacknowledged
 
     def close(self) -> None:
-        """Nothing more is sent."""
+        """Send nothing more."""
         self._closed = True
 
     def _acknowledge_in_order(self) -> None:
-        while self._taken:
-            oldest, taken = next(iter(self._taken.items()))
+        while self._unacknowledged:
+            oldest, taken = next(iter(self._unacknowledged.items()))
             if taken.stored is None or taken.in_flight is None:
                 return
-            del self._taken[oldest]
+            del self._unacknowledged[oldest]
             self._acknowledge(oldest, taken, taken.stored, taken.in_flight)
-            if not self._taken:
+            if not self._unacknowledged:
                 self._on_idle()
 
     def _acknowledge(
-        self, checkpoint_id: int, taken: _Taken, stored: StoredSnapshot, in_flight: StoredInFlight
+        self, checkpoint_id: int, taken: _Unacknowledged, stored: StoredSnapshot, in_flight: StoredInFlight
     ) -> None:
-        """With what the sinks prepared for older checkpoints that are not known to have completed."""
+        """Send the acknowledgement, or the refusal if something could not be written.
+
+        It includes what the sinks prepared for older checkpoints that are not known to have completed.
+        """
         earlier: dict[str, list[m.EarlierCommittables]] = {}
         for older, snapshot in self._unconfirmed.items():
             for uid, committables in snapshot.committables:

@@ -1,10 +1,10 @@
 """Reads the splits of one source subtask and emits their batches.
 
-Every split carries the offset behind the last batch that was emitted; that is all there is to a
-source's state. What has been read ahead but not emitted is simply read again after a restore.
+Every split has the offset after the last batch that was emitted. These splits, and the tally of bad records, are the
+state of a source. A batch that has been read ahead but not emitted is read again after a restore.
 
-Every batch is of one split, and splits take turns, batch by batch: how far event time comes between
-them is a matter of batches, and each operator of the chain can know which split it is at (`Splits`).
+Every batch has rows of one split, and splits take turns, batch by batch. So their event times differ by a few batches
+at most, and each operator of the chain can know from which split its rows are (`Splits`).
 """
 
 from __future__ import annotations
@@ -29,85 +29,85 @@ from midstream.worker.seams import TaskSeams
 from midstream.worker.source_pace import SourcePace
 
 SPLITS = "splits"
-"""The part of a source's state that its readers' splits are in, each at its offset."""
+"""The name of the state part with the splits, each at its offset."""
 SPLITS_SCHEMA = pa.schema([("split", pa.binary())])
 REST_S_MIN = 0.004
-"""Before a split that had nothing for now is read again; twice as long each time that it still has nothing."""
+"""How long a split without rows for now rests before it is read again. The time doubles, up to REST_S_MAX, with each
+read that finds none."""
 REST_S_MAX = 0.05
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Split)
 
 
 def splits_of(part: StatePart) -> list[Split]:
-    """What is in the part SPLITS."""
+    """The splits in the state part SPLITS."""
     return [_decoder.decode(encoded) for encoded in to_list(part.table().column("split"))]
 
 
 class Progress(Enum):
+    """The result of one step of a source."""
+
     EMITTED = auto()
-    """Call again when the task can."""
+    """The source may have more to emit at once."""
     WAITING = auto()
-    """`wake` will be called."""
+    """The source has nothing to emit now, and will call `wake`."""
     ENDED = auto()
-    """All splits are read and there are no more."""
+    """All splits have been read, and there are no more."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Ahead:
-    """What a reader gave: rows, the offset behind them, and what it has left out beside them."""
+    """A batch that has been read ahead, the offset after it, and the bad records that its reader has left out of it."""
 
     batch: pa.RecordBatch
     offset: int
     bad: BadRecords | None
 
-    @property
-    def is_empty(self) -> bool:
-        return self.batch.num_rows == 0 and self.bad is None
-
 
 class Reading(Enum):
-    """Where the reading of one open split stands."""
+    """The state of the reading of one open split."""
 
     IDLE = auto()
-    """It is read on when it has its turn."""
+    """The split is read when it next has its turn."""
     UNDER_WAY = auto()
-    """On the I/O pool; at most one read of a split at a time."""
+    """A read is on the I/O pool. A split has at most one read at a time."""
     AHEAD = auto()
-    """Rows have been read, and wait for their turn."""
+    """A batch has been read, and waits for its turn."""
     RESTING = auto()
-    """It had nothing for now, and is read again when its timer rings."""
+    """The split had no rows for now, and is read again when its timer fires."""
     AT_END = auto()
-    """All that it has is emitted."""
+    """Every row of the split has been emitted."""
 
 
 @dataclass(slots=True)
-class _Open:
+class _OpenSplit:
     """A split that is being read."""
 
     split: Split
     number: int
     before: Split
-    """As it was before the rows that were emitted last."""
+    """The split as it was before the batch that was emitted last."""
     turn_s: float = float("-inf")
-    """When rows of it were emitted last."""
+    """When a batch of the split was last emitted."""
     reader: SplitReader | None = None
     state: Reading = Reading.IDLE
     ahead: _Ahead | None = None
-    """What AHEAD has read."""
-    rest: Timer | None = None
-    """Of RESTING."""
+    """The batch of the state AHEAD."""
+    rest_timer: Timer | None = None
+    """The timer of the state RESTING."""
     rest_s: float = 0.0
+    """How long the split rested last; 0 if it has had rows since."""
 
 
 class Asking(Enum):
-    """Whether the driver asks the coordinator for splits."""
+    """Whether a source asks the coordinator for splits."""
 
     MAY_ASK = auto()
     ASKED = auto()
     NO_MORE = auto()
-    """There are none."""
+    """The coordinator has no more splits."""
     STOPPED = auto()
-    """It ends here, as if there were none and all were read (drain)."""
+    """The source ends now, as if every split had been read (drain)."""
     CLOSED = auto()
 
 
@@ -117,7 +117,7 @@ _MAY_ASK, _ASKED, _NO_MORE, _STOPPED, _CLOSED = Asking
 
 
 class SourceDriver(Splits):
-    """`operators.base.Splits` is what the operators of the chain see of it."""
+    """The source of one task. The operators of the chain see it as `operators.base.Splits`."""
 
     def __init__(
         self,
@@ -135,7 +135,7 @@ class SourceDriver(Splits):
         self._clock, self._executor = seams.clock, seams.executor
         self._emit = emit
         self._emit_bad = emit_bad
-        self._tally = Tally(source.bad_records_max)
+        self.tally = Tally(source.bad_records_max)
         self._request_split = request_split
         self._wake = wake
         self._fail = fail
@@ -143,28 +143,29 @@ class SourceDriver(Splits):
         rows_per_s = source.rows_per_s / source.readers_max(parallelism) if source.rows_per_s else None
         self._pace = SourcePace(seams.config.batch_rows, rows_per_s)
         self._timer: Timer | None = None
-        """Rings when the rate allows the next batch."""
-        self._open: deque[_Open] = deque()
+        """Fires when the rate allows the next batch."""
+        self._splits: deque[_OpenSplit] = deque()
         self._opened = 0
         self._current = -1
         self._asking = _MAY_ASK
         self._all_assigned = False
-        """Until told otherwise: at first nobody knows which splits there are. Others may ask on when it is True."""
-        self._emitting: tuple[_Open, int] | None = None
-        """The split whose rows the chain has, and how many; still so when the chain has failed on them."""
+        """Whether every split that discovery has found is assigned to some subtask. False at first, because discovery
+        may not have found any yet. Other subtasks may still ask for splits when it is True."""
+        self._emitting: tuple[_OpenSplit, int] | None = None
+        """The split whose batch the chain processes, and the batch's rows. A failure of the chain leaves them here."""
         self._listeners: list[Callable[[], None]] = []
         self._changed = True
-        """The listeners are to be told, before anything else is emitted."""
+        """Whether the listeners have to be called before anything else is emitted."""
 
     def restore(self, parts: Mapping[str, StatePart]) -> None:
         if SPLITS in parts:
             for split in splits_of(parts[SPLITS]):
                 self._add(split)
         if TALLY in parts:
-            self._tally.restore(parts[TALLY])
+            self.tally.restore(parts[TALLY])
 
     def add_split(self, encoded: bytes, *, is_last: bool = True) -> None:
-        """`is_last`: see `all_assigned`."""
+        """Read this split, too. `is_last` says whether every split found so far is now assigned (`all_assigned`)."""
         if self._asking is _ASKED:
             self._asking = _MAY_ASK
         self._all_assigned = is_last
@@ -172,7 +173,7 @@ class SourceDriver(Splits):
         self._wake()
 
     def splits_assigned(self) -> None:
-        """All that were found have gone to some subtask, this one or others."""
+        """Every split that was found is assigned to some subtask, this one or another."""
         self._all_assigned = self._changed = True
         self._wake()
 
@@ -182,7 +183,7 @@ class SourceDriver(Splits):
         self._wake()
 
     def stop(self) -> None:
-        """End here, as if the input did (drain)."""
+        """End now, as if the input had ended (drain)."""
         self._asking = _STOPPED
         self._wake()
 
@@ -190,7 +191,7 @@ class SourceDriver(Splits):
         """Emit at most one batch. Splits take turns."""
         if self._asking is _STOPPED:
             return Progress.ENDED
-        if len(self._open) < self._splits_wanted and self._asking is _MAY_ASK:
+        if len(self._splits) < self._splits_wanted and self._asking is _MAY_ASK:
             self._asking = _ASKED
             self._request_split()
         if self._changed and self._tell():
@@ -199,37 +200,37 @@ class SourceDriver(Splits):
         if pace.has_rate and self._must_wait():
             pace.pause()
             return Progress.WAITING
-        for _ in range(len(self._open)):
-            current = self._open[0]
+        for _ in range(len(self._splits)):
+            current = self._splits[0]
             ahead = self._next_ahead(current)
             if ahead is None and current.state is _AT_END:
-                self._open.popleft()
+                self._splits.popleft()
                 self._close_reader(current)
                 self._tell()
                 return Progress.EMITTED
-            self._open.rotate(-1)
+            self._splits.rotate(-1)
             if ahead is not None:
                 bad_rows = 0 if ahead.bad is None else len(ahead.bad.at)
                 if pace.has_rate:
                     pace.keep_rate(ahead.batch.num_rows + bad_rows, self._clock.monotonic_s())
-                self._tally.count(ahead.batch.num_rows, ahead.bad)
+                self.tally.count(ahead.batch.num_rows, ahead.bad)
                 if ahead.bad is not None:
                     self._emit_bad(ahead.bad.rows)
                 if ahead.batch.num_rows:
                     self._emit_timed(current, ahead.batch)
                 return Progress.EMITTED
-        if not self._open and self._asking is _NO_MORE:
+        if not self._splits and self._asking is _NO_MORE:
             return Progress.ENDED
         pace.pause()
         return Progress.WAITING
 
     def snapshot(self, new_id: Callable[[], str]) -> dict[str, StatePart]:
         parts = {}
-        encoded = [_encoder.encode(current.split) for current in self._open]
+        encoded = [_encoder.encode(current.split) for current in self._splits]
         if encoded:
             table = pa.table({"split": pa.array(encoded, pa.binary())}, schema=SPLITS_SCHEMA)
             parts[SPLITS] = StatePart(Redistribute.SPLIT, (Chunk(new_id(), table),))
-        tally = self._tally.snapshot(new_id)
+        tally = self.tally.snapshot(new_id)
         if tally is not None:
             parts[TALLY] = tally
         return parts
@@ -238,14 +239,14 @@ class SourceDriver(Splits):
         self._asking = _CLOSED
         if self._timer is not None:
             self._timer.cancel()
-        while self._open:
-            current = self._open.popleft()
-            if current.rest is not None:
-                current.rest.cancel()
+        while self._splits:
+            current = self._splits.popleft()
+            if current.rest_timer is not None:
+                current.rest_timer.cancel()
             if current.state is not _UNDER_WAY:  # else the read's completion closes it
                 self._close_reader(current)
 
-    # ---- what operators see of it ----
+    # ---- the view of the operators ----
 
     @property
     def current(self) -> int:
@@ -253,42 +254,37 @@ class SourceDriver(Splits):
 
     @property
     def open(self) -> Iterator[int]:
-        return (current.number for current in self._open)
+        return (current.number for current in self._splits)
 
     @property
     def all_assigned(self) -> bool:
         return self._all_assigned
 
     def split_id(self, split: int) -> str | None:
-        """None where it is not open any more, which its listeners are told in the next step."""
-        return next((current.split.id for current in self._open if current.number == split), None)
+        """The id of the split, or None if it is not open any more. Listeners are called for that in the next step."""
+        return next((current.split.id for current in self._splits if current.number == split), None)
 
     def is_starved(self, split: int, since_s: float) -> bool:
-        current = next(current for current in self._open if current.number == split)
+        current = next(current for current in self._splits if current.number == split)
         return current.state not in (_UNDER_WAY, _RESTING) and current.turn_s < since_s
 
     def on_change(self, changed: Callable[[], None]) -> None:
         self._listeners.append(changed)
 
     def _tell(self) -> bool:
-        """Whether anybody wants to know; a watermark may be what comes of it."""
+        """Call the listeners. Returns whether there are any: they may have emitted a watermark."""
         self._changed = False
         for changed in self._listeners:
             changed()
         return bool(self._listeners)
 
     @property
-    def bad_records(self) -> int:
-        """How many were left out since the task was deployed."""
-        return self._tally.total
-
-    @property
     def emitting_rows(self) -> int:
-        """How many rows the chain has in hand, or has failed on; 0 when it is not at work on rows from here."""
+        """How many rows from here the chain processes now, or has failed on. It is 0 when the chain processes none."""
         return 0 if self._emitting is None else self._emitting[1]
 
     def place(self, row: int | None) -> str:
-        """Where the input has this one of those rows, or (None) all of them."""
+        """The position in the input of this row of `emitting_rows`, or of all of them if `row` is None."""
         assert self._emitting is not None
         current, rows = self._emitting
         return self._source.place(current.before, *((0, rows - 1) if row is None else (row, row)))
@@ -296,12 +292,15 @@ class SourceDriver(Splits):
     # ---- emitting ----
 
     def _add(self, split: Split) -> None:
-        self._open.append(_Open(split, self._opened, split))
+        self._splits.append(_OpenSplit(split, self._opened, split))
         self._opened += 1
         self._changed = True
 
-    def _emit_timed(self, current: _Open, batch: pa.RecordBatch) -> None:
-        """Emit, and size the batches to come by how long that took, and by how fast they are taken."""
+    def _emit_timed(self, current: _OpenSplit, batch: pa.RecordBatch) -> None:
+        """Emit a batch, and set the size of the next ones.
+
+        It depends on how long the chain took, and on how fast batches are taken downstream.
+        """
         started_s = self._clock.own_core_s()
         current.turn_s, self._current = self._clock.monotonic_s(), current.number
         self._emitting = current, batch.num_rows
@@ -311,8 +310,8 @@ class SourceDriver(Splits):
 
     # ---- reading ----
 
-    def _next_ahead(self, current: _Open) -> _Ahead | None:
-        """The next batch of the split if there is one now; its offset counts as emitted."""
+    def _next_ahead(self, current: _OpenSplit) -> _Ahead | None:
+        """The next batch of the split, or None if there is none now. The split's offset moves past it."""
         if self._source.blocking:
             ahead, current.ahead = current.ahead, None
             if current.state in (_IDLE, _AHEAD):
@@ -331,8 +330,8 @@ class SourceDriver(Splits):
         current.split = msgspec.structs.replace(current.split, offset=ahead.offset)
         return ahead
 
-    def _read_ahead(self, current: _Open) -> None:
-        current.state = _UNDER_WAY
+    def _read_ahead(self, current: _OpenSplit) -> None:
+        current.state, current.rest_timer = _UNDER_WAY, None
         source, split, reader, rows_max = self._source, current.split, current.reader, self._pace.rows_max
 
         def work() -> tuple[SplitReader, _Ahead | None]:
@@ -340,7 +339,7 @@ class SourceDriver(Splits):
                 return reader, _read(reader, rows_max)
             with ExitStack() as stack:
                 opened = source.open_split(split)
-                stack.callback(opened.close)  # nobody has it if it cannot be read
+                stack.callback(opened.close)  # a reader whose first read fails is not returned, and must be closed
                 ahead = _read(opened, rows_max)
                 stack.pop_all()
             return opened, ahead
@@ -356,7 +355,7 @@ class SourceDriver(Splits):
             current.reader, ahead = outcome.value
             if self._asking is _CLOSED:
                 self._close_reader(current)
-            elif ahead is not None and ahead.is_empty:
+            elif ahead is not None and ahead.batch.num_rows == 0 and ahead.bad is None:
                 self._let_rest(current, ahead.offset)
             else:
                 current.state = _AT_END if ahead is None else _AHEAD
@@ -365,19 +364,18 @@ class SourceDriver(Splits):
 
         self._executor.submit(work, done)
 
-    def _let_rest(self, current: _Open, offset: int) -> None:
-        """The split has no rows for now; all that it had before are emitted, as a read begins when they are taken."""
+    def _let_rest(self, current: _OpenSplit, offset: int) -> None:
+        """Read the split again later: it has no rows for now.
+
+        All rows that it had before have been emitted, because a read begins when the batch before it is taken.
+        """
         assert current.ahead is None, current.split.id
         current.split = msgspec.structs.replace(current.split, offset=offset)
         current.rest_s = min(max(2 * current.rest_s, REST_S_MIN), REST_S_MAX)
         current.state = _RESTING
-        current.rest = self._executor.call_later(current.rest_s, partial(self._rested, current))
+        current.rest_timer = self._executor.call_later(current.rest_s, partial(self._read_ahead, current))
 
-    def _rested(self, current: _Open) -> None:
-        current.rest = None
-        self._read_ahead(current)
-
-    def _close_reader(self, current: _Open) -> None:
+    def _close_reader(self, current: _OpenSplit) -> None:
         reader, current.reader = current.reader, None
         if reader is None:
             return

@@ -1,17 +1,16 @@
-"""One subtask: reads its gates or its source, runs its operators, emits to its partitions.
+"""Runs one subtask: it reads its gates or its source, runs its operators, and emits to its partitions.
 
-Everything happens in `step`, a slice of work that always completes: its output goes to the
-subpartitions even where that overdraws the pool, and the next step waits until the pool is whole.
-Between two steps nothing is half done. So a mail is a step of its own: a trigger, a split, a
-completed checkpoint.
+Everything happens in `step`, a slice of work that always completes: its output goes to the subpartitions even if that
+overdraws the pool, and the next step waits until the pool is whole. Between two steps nothing is half done. That is why
+a mail (a trigger, a split, a completed checkpoint) is a step of its own.
 
-TASK_TABLE says which states there are and what leads from one to the next; `Task.next_step` is the
-one place where it is decided what a task does next, and its members say what that can be.
+TASK_TABLE has the states of a task and the events that lead from one to the next. `Task.next_step` is the only place
+where it is decided what a task does next, and `Step` has everything that this can be.
 
-A task whose data has ended still takes part in checkpoints, and waits until one that it joined after
-that point completes, all it has emitted is with its consumers, and it has answered for every
-checkpoint that it has joined. Only then are its channels closed: whoever commits for it (the sinks'
-committer) is sure to have everything, and what is still in flight is in every checkpoint.
+A task whose data has ended still takes part in checkpoints. It ends when three conditions are met: a checkpoint that it
+joined after the end of its data has completed, all that it has emitted is with its consumers, and it has acknowledged
+or declined every checkpoint that it has joined. Only then are its channels closed. So the sinks' committers have
+everything that the task's sinks have prepared, and rows still in flight are in every checkpoint.
 """
 
 from __future__ import annotations
@@ -25,12 +24,18 @@ from typing import Final
 import msgspec
 
 from midstream.checkpoint.barriers import CancelReceived, TriggerReceived
-from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US, CheckpointBarrier, EndOfData, EndOfPartition
+from midstream.core.elements import (
+    MAX_WATERMARK_US,
+    MIN_WATERMARK_US,
+    CheckpointBarrier,
+    EndOfData,
+    EndOfPartition,
+    Watermark,
+)
 from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed
 from midstream.core.transitions import Row, Story, Table, new_story
 from midstream.exchange.gate import InputGate
-from midstream.exchange.lease import LeasedBatch
 from midstream.exchange.partition import ResultPartition
 from midstream.graph.job_graph import JobGraph
 from midstream.graph.origins import channel_origins
@@ -38,46 +43,47 @@ from midstream.operators.base import SnapshotResult
 from midstream.protocol import messages as m
 from midstream.protocol.live_rows import RowsShown, ShowRows
 from midstream.protocol.task_metrics import TaskMetrics
-from midstream.worker.checkpoints import TaskCheckpoints
 from midstream.worker.failures import place_of_failure, task_failed
 from midstream.worker.inputs import TaskInput
 from midstream.worker.live_rows import show_next
 from midstream.worker.operators import RestoredOperators, TaskOperators
-from midstream.worker.recovery import GateRecovery
 from midstream.worker.seams import TaskSeams
 from midstream.worker.snapshots import TaskSnapshots
 from midstream.worker.source import Progress, SourceDriver
+from midstream.worker.task_checkpoints import TaskCheckpoints
 from midstream.worker.task_metrics import task_metrics
 
 _log = logging.getLogger(__name__)
 
 MAILS_IN_A_ROW_MAX = 32
-"""Mails go before rows, but checkpoints without a pause must not keep the rows from getting on."""
+"""How many mails are handled in a row. Mails go before rows, but continuous checkpoints must not starve the rows."""
 
 
 class TaskState(Enum):
     CREATED = "created"
     RUNNING = "running"
-    HELD = "held"
-    """The job stops or moves with a checkpoint: behind its barrier the source is not read."""
+    PAUSED = "paused"
+    """The job stops or moves with a checkpoint: after its barrier the source is not read."""
     ENDING = "ending"
-    """The input has ended; what follows from it is still to be emitted."""
+    """The input has ended. The last results are still to be emitted."""
     AWAITS_CHECKPOINT = "awaits its final checkpoint"
-    """`EndOfData` is on its way; a checkpoint that is joined from here on has all that the task has made."""
+    """`EndOfData` is sent. Each checkpoint that the task joins from here on has everything that it has emitted."""
     AWAITS_SINKS = "awaits its sinks"
-    """Likewise, in a job without checkpoints: what its sinks have prepared is committed when all tasks have ended."""
+    """`EndOfData` is sent, in a job without checkpoints. What the sinks have prepared is committed when all tasks have
+    ended."""
     AWAITS_SENT = "awaits that all is sent"
-    """Its final checkpoint has completed."""
+    """The final checkpoint has completed. The task ends once its consumers have received everything, and it has
+    acknowledged or declined every checkpoint."""
     FINISHED = "finished"
     CLOSED = "closed"
-    """Cancelled or failed."""
+    """The task was cancelled, or has failed."""
 
 
 class TaskEvent(Enum):
-    """What changes the state of a task."""
+    """The events that change the state of a task."""
 
     START = "start"
-    HOLD = "hold"
+    PAUSE = "pause"
     READ_ON = "read on"
     INPUT_ENDED = "input ended"
     ALL_EMITTED = "all emitted"
@@ -87,49 +93,51 @@ class TaskEvent(Enum):
     CLOSE = "close"
 
 
-_CREATED, _RUNNING, _HELD, _ENDING, _AWAITS_CHECKPOINT, _AWAITS_SINKS, _AWAITS_SENT, _FINISHED, _CLOSED = TaskState
+_CREATED, _RUNNING, _PAUSED, _ENDING, _AWAITS_CHECKPOINT, _AWAITS_SINKS, _AWAITS_SENT, _FINISHED, _CLOSED = TaskState
 _FINISHING: Final = (_AWAITS_CHECKPOINT, _AWAITS_SINKS, _AWAITS_SENT)
-LIVE: Final = (_RUNNING, _HELD, _ENDING, *_FINISHING)
+LIVE: Final = (_RUNNING, _PAUSED, _ENDING, *_FINISHING)
 
 TASK_TABLE: Final[Table[TaskState, TaskEvent]] = Table(
     "task",
     (
-        Row(_CREATED, TaskEvent.START, (_RUNNING,), "consumers hear how far event time had come; recovery begins"),
-        Row(_RUNNING, TaskEvent.HOLD, (_HELD,), "the source is not read"),
-        Row(_HELD, TaskEvent.HOLD, (_HELD,), "the job tries again, with another checkpoint"),
-        Row(_HELD, TaskEvent.READ_ON, (_RUNNING,), "the checkpoint is aborted, or the job goes on all the same"),
+        Row(_CREATED, TaskEvent.START, (_RUNNING,), "consumers get the restored watermark; recovery begins"),
+        Row(_RUNNING, TaskEvent.PAUSE, (_PAUSED,), "the source is not read"),
+        Row(_PAUSED, TaskEvent.PAUSE, (_PAUSED,), "the job tries again, with another checkpoint"),
+        Row(_PAUSED, TaskEvent.READ_ON, (_RUNNING,), "the checkpoint is aborted, or the job continues all the same"),
         Row(_RUNNING, TaskEvent.INPUT_ENDED, (_ENDING,), "watermarks fire"),
         Row(_ENDING, TaskEvent.ALL_EMITTED, (_AWAITS_CHECKPOINT, _AWAITS_SINKS), "`EndOfData` goes out"),
         Row(_AWAITS_CHECKPOINT, TaskEvent.COMPLETED, (_AWAITS_SENT,), "nothing of the task can be lost any more"),
         *(Row(state, TaskEvent.END, (_FINISHED,), "channels are closed") for state in (_AWAITS_SINKS, _AWAITS_SENT)),
-        *(Row(state, TaskEvent.FAIL, (_CLOSED,), "the coordinator is told why") for state in (_CREATED, *LIVE)),
+        *(Row(state, TaskEvent.FAIL, (_CLOSED,), "the failure is reported") for state in (_CREATED, *LIVE)),
         *(Row(state, TaskEvent.CLOSE, (_CLOSED,), "everything is dropped") for state in (_CREATED, *LIVE)),
     ),
 )
 
 
 class Step(Enum):
-    """What a task does next: one of these, chosen by `Task.next_step`."""
+    """The steps of a task. `Task.next_step` chooses the next one."""
 
     END = "end"
-    """All is committed, sent and answered."""
+    """Everything is committed, sent and acknowledged."""
     MAIL = "handle a mail"
-    """Barriers and bookkeeping: needs no buffer."""
+    """A mail handles barriers and bookkeeping, and needs no buffer."""
     WAIT = "wait for room in the output"
-    FIRE = "go on with a watermark"
+    FIRE = "fire a slice of a watermark"
     TIMER = "call a timer that is due"
     READ_GATES = "read from the gates"
-    """Rows, or once the data has ended barriers and ends."""
+    """Read rows, or once the data has ended the barriers and ends that still come."""
     READ_SOURCE = "read from the source"
-    HOLD = "hold the source still"
+    PAUSE = "wait while the source is paused"
     FINISH = "emit what is left"
 
 
 # A member takes ten times as long as a global to look up.
-_END, _MAIL, _WAIT, _FIRE, _TIMER, _READ_GATES, _READ_SOURCE, _HOLD, _FINISH = Step
+_END, _MAIL, _WAIT, _FIRE, _TIMER, _READ_GATES, _READ_SOURCE, _PAUSE, _FINISH = Step
 
 
 class Task:
+    """One subtask of a vertex."""
+
     def __init__(
         self, ref: TaskId, graph: JobGraph, seams: TaskSeams, gates: list[InputGate], partitions: list[ResultPartition]
     ) -> None:
@@ -143,47 +151,52 @@ class Task:
         self.mails: deque[Callable[[], None]] = deque()
         self._mails_in_a_row = 0
         self._last = Step.READ_GATES
-        """The last step that could emit: timers take turns with rows, or an operator that is always due would keep the
-        rows from getting on. No state: it says whose turn it is in any of them."""
+        """The last step that could emit. Timers take turns with rows: an operator whose timers are always due would
+        starve the rows. It is no state of its own, because it means the same in each state."""
         self.operators = operators = TaskOperators(ref, self.vertex, seams, partitions, self.wake, self.fail)
         self._snapshots = TaskSnapshots(ref, seams, self._answer, self.fail, self.wake)
-        self._checkpoints = TaskCheckpoints(ref, seams, gates, partitions, self._snapshots, self)
-        heard, handle, rows_max = channel_origins(graph, ref), self._checkpoints.handle, seams.config.batch_rows
-        self._input = TaskInput(
-            ref, gates, heard, operators.chain, seams.clock, handle, self._input_ended, rows_max=rows_max
+        self._checkpoints = TaskCheckpoints(self, seams, self._snapshots)
+        self.input = TaskInput(
+            ref,
+            gates,
+            channel_origins(graph, ref),
+            operators.chain,
+            seams.clock,
+            self._checkpoints.handle,
+            self._input_ended,
+            seams.config.batch_rows,
         )
-        self._awaited: int | None = None
-        """HELD: the checkpoint behind whose barrier it holds. AWAITS_CHECKPOINT: the first one that it has joined since
-        its data ended; None: none yet."""
+        self._paused_after: int | None = None
+        """The checkpoint after whose barrier the source is not read, while the task is PAUSED."""
+        self._final_checkpoint: int | None = None
+        """The first checkpoint that the task has joined since its data ended, and that has not been aborted."""
         self.busy_s = 0.0
         self.backpressured_s = 0.0
         self._backpressured_since: float | None = None
-        self._to_recover_bytes = 0
+
         self.failure: BaseException | None = None
 
     # ---- life --------------------------------------------------------------
 
     def open(self, restored: RestoredOperators) -> None:
-        """Open every operator and give it its state; nothing runs yet. Raises whatever an operator raises."""
+        """Open every operator and give it its state. Nothing runs yet. Raises any exception that an operator raises."""
         self._snapshots.restored(restored.known)
         self.operators.open(restored, self._snapshots.stored_bytes)
         if self.gates:
-            self._input.restore(self.operators.chain.offered_us[0])
+            self.input.restore(self.operators.chain.offered_us[0])
 
     def start(self) -> None:
         self._become(TaskState.RUNNING, TaskEvent.START)
         self._seams.send(m.TaskRunning(self._seams.attempt, self.ref))
         watermark_us = self.operators.chain.watermark_us
         if watermark_us > MIN_WATERMARK_US:
-            self.operators.edges.watermark(watermark_us)  # its consumers have heard of it, but do not remember
-        for gate in self.gates:
-            if isinstance(gate.recovered, GateRecovery):
-                self._to_recover_bytes += gate.recovered.total_bytes
-                gate.recovered.start()
+            # Consumers do not store the watermarks of their channels.
+            self.operators.edges.broadcast(Watermark(watermark_us))
+        self.input.recover()
         self.wake()
 
     def close(self) -> None:
-        """Drop everything at once: the attempt is over, or the slot ends. Gives back every buffer."""
+        """Drop everything and give back every buffer: the attempt is over, or the slot ends."""
         if self.state not in (TaskState.FINISHED, TaskState.CLOSED):
             self._become(TaskState.CLOSED, TaskEvent.CLOSE)
             self._let_go()
@@ -193,10 +206,11 @@ class Task:
             partition.discard()
 
     def fail(self, error: BaseException, *, symptom: bool = False) -> None:
-        """The task cannot go on. Says so once, with the cause; `symptom`: it is probably a consequence of another failure.
+        """End the task with this failure, and report it once.
 
-        Its channels stay until the attempt is cancelled: peers that do not know yet still send with the
-        credit they have, and work on what they have taken by reference.
+        `symptom` says that the failure is probably a consequence of another one. The task's channels stay until the
+        attempt is cancelled: peers that do not know of the failure still send with the credit that they have, and
+        process batches that they have by reference.
         """
         if self.state is TaskState.FINISHED:
             _log.warning("%s (subtask %d): failed after its end", self.vertex.name, self.ref.subtask, exc_info=error)
@@ -217,23 +231,19 @@ class Task:
         self.operators.close()
 
     def _become(self, state: TaskState, event: TaskEvent) -> None:
-        """Raises InvariantError, with what happened before, if TASK_TABLE does not say so."""
+        """Change the state. Raises InvariantError, with the task's story, if TASK_TABLE has no such transition."""
         before, self.state = self.state, TASK_TABLE.check(self.state, event, state, self._story)
         self._story.append((before, event))
 
     @property
     def is_live(self) -> bool:
-        """Whether there is a next step."""
+        """Whether the task has a next step."""
         return self.state in LIVE
 
     @property
     def is_finishing(self) -> bool:
-        """Whether all its data is processed, and it waits until that is final."""
+        """Whether the task has processed all its data, and waits until that is committed."""
         return self.state in _FINISHING
-
-    @property
-    def rows_in(self) -> int:
-        return self._input.rows_in
 
     # ---- mails from the slot -------------------------------------------------
 
@@ -241,20 +251,24 @@ class Task:
         self._seams.schedule(self)
 
     def mail(self, work: Callable[[], None]) -> None:
-        """Run `work` as a step of its own, after the mails already there."""
+        """Run `work` as a step of its own, after the mails that were posted before."""
         self.mails.append(work)
         self.wake()
 
-    def trigger_checkpoint(self, barrier: CheckpointBarrier, *, holds: bool = False) -> None:
-        """`holds`: a source holds still behind it, unless it is aborted: the job stops or moves with this checkpoint."""
+    def trigger_checkpoint(self, barrier: CheckpointBarrier, *, pauses_sources: bool = False) -> None:
+        """Begin this checkpoint, in a task that reads a source or whose producers have all finished.
+
+        `pauses_sources` says that the job stops or moves with this checkpoint: the source is not read after the
+        barrier, unless the checkpoint is aborted.
+        """
         checkpoint_id = barrier.checkpoint_id
 
         def trigger() -> None:
             self._story.append((self.state, f"trigger of checkpoint {checkpoint_id}"))
             self._checkpoints.handle(TriggerReceived(barrier))
-            if holds and self.operators.source is not None and self.state in (TaskState.RUNNING, TaskState.HELD):
-                self._become(TaskState.HELD, TaskEvent.HOLD)
-                self._awaited = checkpoint_id
+            if pauses_sources and self.operators.source is not None and self.state in (_RUNNING, _PAUSED):
+                self._become(TaskState.PAUSED, TaskEvent.PAUSE)
+                self._paused_after = checkpoint_id
 
         if self.state is TaskState.FINISHED:  # it finished while the trigger was on its way
             self._snapshots.decline(checkpoint_id, f"task {self.ref} has finished", counts=False)
@@ -268,15 +282,18 @@ class Task:
         self.mail(lambda: self._on_aborted(checkpoint_id))
 
     def read_on(self, checkpoint_id: int) -> None:
-        """The tasks run on although the sources have held still behind the checkpoint."""
+        """The job continues: read the source again if it is PAUSED after the barrier of this checkpoint."""
         self.mail(lambda: self._read_on(checkpoint_id))
 
     def add_split(self, split: bytes, is_last: bool) -> None:
-        """As a mail, like a trigger: which of the two came first decides whether the checkpoint holds the split."""
+        """Assign a split. It is a mail, like a trigger: a split that came before the trigger is in the checkpoint."""
         self._tell_source(lambda source: source.add_split(split, is_last=is_last))
 
     def splits_assigned(self) -> None:
-        """In its place among the splits; before the start there are none."""
+        """Every split found so far is assigned.
+
+        It is a mail, so that it keeps its place among the splits. Before the start there are no splits and no mails.
+        """
         if self.operators.source is not None and self.state is TaskState.CREATED:
             self.operators.source.splits_assigned()
         else:
@@ -296,7 +313,7 @@ class Task:
     # ---- the step ------------------------------------------------------------
 
     def step(self, started_s: float) -> bool:
-        """One slice of work, begun at `started_s`. True: there is more to do now; False: `wake` will be called."""
+        """Do one slice of work, begun at `started_s`. Returns False if the next one has to wait for `wake`."""
         if not self.is_live:
             self.mails.clear()
             return False
@@ -312,7 +329,7 @@ class Task:
             return False
 
     def next_step(self) -> Step:
-        """What a live task does next. What it waits for will call `wake`; to look at this changes nothing else."""
+        """The next step of a live task. If it is WAIT, `wake` will be called. Nothing else is changed by the call."""
         state, operators = self.state, self.operators
         if state is _AWAITS_SENT and self._snapshots.is_idle and self._is_sent():
             return _END  # before the mails: with checkpoints that follow at once there is always another trigger
@@ -326,26 +343,26 @@ class Task:
             return _TIMER
         if state is _RUNNING:
             return _READ_GATES if operators.source is None else _READ_SOURCE
-        if state is _HELD:
-            return _HOLD
+        if state is _PAUSED:
+            return _PAUSE
         return _FINISH if state is _ENDING else _READ_GATES
 
     def _step(self, started_s: float) -> bool:
-        """Whether another step may find something to do; if not, `wake` will be called."""
+        """Do the next step. Returns whether another one may find something to do. If not, `wake` will be called."""
         step = self.next_step()
         if step is _MAIL:
             self._mails_in_a_row += 1
             self.mails.popleft()()
-            return self._may_go_on()
+            return self._may_have_work()
         self._mails_in_a_row = 0
         if step is _WAIT:
             self._backpressured_since = started_s
             return False
         self._last = step
         if step is _READ_GATES:
-            goes_on = self._input.work(self._checkpoints.awaited_gates) and self._may_go_on()
+            has_more = self.input.work(self._checkpoints.awaited_gates) and self._may_have_work()
         elif step is _READ_SOURCE:
-            goes_on = self._read_source()
+            has_more = self._read_source()
         elif step is _FIRE:
             self.operators.chain.pump()
             return True
@@ -359,15 +376,15 @@ class Task:
             self._end()
             return False
         else:
-            assert step is _HOLD, step
-            goes_on = False
-        return goes_on or bool(self.operators.due)
+            assert step is _PAUSE, step
+            has_more = False
+        return has_more or bool(self.operators.due)
 
-    def _may_go_on(self) -> bool:
+    def _may_have_work(self) -> bool:
         operators, state = self.operators, self.state
-        if operators.due or operators.chain.is_firing or self._input.may_go_on:
+        if operators.due or operators.chain.is_firing or self.input.may_have_data:
             return True
-        if state is _RUNNING or state is _HELD:
+        if state is _RUNNING or state is _PAUSED:
             return operators.source is not None
         return state is _ENDING or state is _AWAITS_SENT
 
@@ -395,11 +412,11 @@ class Task:
         self._become(TaskState.ENDING, TaskEvent.INPUT_ENDED)
 
     def _finish(self) -> None:
-        """Emit what is left and say so; then wait for the checkpoint that makes it final."""
-        operators, drains = self.operators, self._input.drains
+        """Emit the last results and `EndOfData`. Then the task waits for its final checkpoint."""
+        operators, drains = self.operators, self.input.drains
         if drains:
             operators.chain.finish()
-        operators.stop_timers()  # what operators would emit from here on would be behind the end of their data
+        operators.stop_timers()  # a timer would emit rows after the end of the data
         operators.edges.broadcast(EndOfData(drains))
         if self._seams.storage is None:
             self._become(TaskState.AWAITS_SINKS, TaskEvent.ALL_EMITTED)
@@ -409,7 +426,7 @@ class Task:
             self._seams.send(m.TaskEndOfData(self._seams.attempt, self.ref))
 
     def _prepare_sinks(self) -> None:
-        """There are no checkpoints: what sinks prepare goes to the coordinator, nothing else is stored."""
+        """Send what the sinks prepare to the coordinator. Nothing is stored, because the job has no checkpoints."""
         operators = self.operators
         snapshots = [operator.snapshot(0) for operator in operators.chain.operators]
 
@@ -428,7 +445,7 @@ class Task:
         self._seams.executor.submit(work, done)
 
     def _is_sent(self) -> bool:
-        """Whether all that was emitted is with the consumers; if not, `wake` will be called."""
+        """Whether the consumers have received everything that was emitted. If not, `wake` will be called."""
         for partition in self.partitions:
             if not partition.is_sent:
                 partition.wake_when_sent(self.wake)
@@ -450,26 +467,23 @@ class Task:
             message = msgspec.structs.replace(message, metrics=self.metrics())
         self._seams.send(message)
 
-    def rests(self) -> dict[int, tuple[LeasedBatch, int]]:
-        """See `TaskInput.rests`."""
-        return self._input.rests()
-
     def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None:
-        """Every operator's state and event time, as of this point between two slices."""
+        """Take a snapshot of every operator's state and event time, as they are between two slices."""
         checkpoint_id, began_s = barrier.checkpoint_id, self._seams.clock.stopwatch_s()
         self._snapshots.completed(barrier.completed_id)
         finished = self.state in _FINISHING
-        if finished and self._awaited is None:
-            self._awaited = checkpoint_id
+        if finished and self._final_checkpoint is None:
+            self._final_checkpoint = checkpoint_id
         snapshots = self.operators.snapshot(checkpoint_id)
-        self._snapshots.take(checkpoint_id, snapshots, alignment_ms=alignment_ms, began_s=began_s, finished=finished)
+        self._snapshots.store(checkpoint_id, snapshots, alignment_ms=alignment_ms, began_s=began_s, finished=finished)
 
     def _on_completed(self, checkpoint_id: int) -> None:
         self._story.append((self.state, f"checkpoint {checkpoint_id} completed"))
         self._snapshots.completed(checkpoint_id)
         for operator in self.operators.chain.operators:
             operator.checkpoint_completed(checkpoint_id)
-        if self.state is _AWAITS_CHECKPOINT and self._awaited is not None and checkpoint_id >= self._awaited:
+        final = self._final_checkpoint
+        if self.state is _AWAITS_CHECKPOINT and final is not None and checkpoint_id >= final:
             self._become(TaskState.AWAITS_SENT, TaskEvent.COMPLETED)
 
     def _on_aborted(self, checkpoint_id: int) -> None:
@@ -477,43 +491,33 @@ class Task:
         self._checkpoints.handle(CancelReceived(checkpoint_id))
         self._checkpoints.drop(checkpoint_id)
         self._read_on(checkpoint_id)
-        if self._awaited == checkpoint_id:
-            self._awaited = None
+        if self._final_checkpoint == checkpoint_id:
+            self._final_checkpoint = None
         for operator in self.operators.chain.operators:
             operator.checkpoint_aborted(checkpoint_id)
 
     def _read_on(self, checkpoint_id: int) -> None:
-        """If it holds behind this one."""
-        if self.state is _HELD and self._awaited == checkpoint_id:
+        """Read the source again if it is PAUSED after the barrier of this checkpoint."""
+        if self.state is _PAUSED and self._paused_after == checkpoint_id:
             self._become(TaskState.RUNNING, TaskEvent.READ_ON)
-            self._awaited = None
+            self._paused_after = None
 
-    # ---- to look at ------------------------------------------------------------
+    # ---- metrics and checks ----------------------------------------------------
 
     def metrics(self) -> TaskMetrics:
         backpressured_s = self.backpressured_s
         if self._backpressured_since is not None:
             backpressured_s += self._seams.clock.monotonic_s() - self._backpressured_since
-        return task_metrics(
-            self.ref,
-            self.vertex,
-            operators=self.operators,
-            read=self._input,
-            gates=self.gates,
-            partitions=self.partitions,
-            busy_s=self.busy_s,
-            backpressured_s=backpressured_s,
-            to_recover_bytes=self._to_recover_bytes,
-        )
+        return task_metrics(self, backpressured_s)
 
     def show(self, asked: ShowRows, answer: Callable[[RowsShown], None]) -> None:
-        """See `show_next`."""
+        """Show the next rows of an operator, as `show_next` does."""
         if self.is_live:
             show_next(asked, self.ref.subtask, self.vertex, self.operators.chain, self._seams.executor, answer)
 
     def check(self) -> None:
-        """Everything that must hold between two steps."""
-        if self.is_live:  # what has failed stands where it did
+        """Check everything that must hold between two steps."""
+        if self.is_live:  # a failure leaves the chain in the middle of its work
             self.operators.chain.check()
         self._checkpoints.check()
         for gate in self.gates:

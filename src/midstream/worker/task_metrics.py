@@ -1,52 +1,39 @@
-"""What a task tells of itself in a heartbeat: totals since it was deployed.
+"""The figures that a task reports in a heartbeat: totals since it was deployed.
 
-Everything here is counted where it happens, by batch; what is added up over channels is added up here, once for
-each heartbeat.
+Everything is counted where it happens, once per batch. Sums over channels are made here, once per heartbeat.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-from midstream.core.ids import TaskId
-from midstream.exchange.gate import InputGate
-from midstream.exchange.partition import ResultPartition
-from midstream.graph.job_graph import Vertex
 from midstream.operators.watermarks import TimestampsOperator
 from midstream.protocol.task_metrics import SPLIT_CHARS_MAX, EdgeMetrics, SplitMetrics, TaskMetrics, UserMetric
 from midstream.worker.chain import Chain
-from midstream.worker.inputs import TaskInput
-from midstream.worker.operators import TaskOperators
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.source import SourceDriver
 
+if TYPE_CHECKING:
+    from midstream.worker.task import Task
 
-def task_metrics(
-    ref: TaskId,
-    vertex: Vertex,
-    *,
-    operators: TaskOperators,
-    read: TaskInput,
-    gates: Sequence[InputGate],
-    partitions: Sequence[ResultPartition],
-    busy_s: float,
-    backpressured_s: float,
-    to_recover_bytes: int,
-) -> TaskMetrics:
-    """`to_recover_bytes`: what was in flight for the task when it started."""
-    chain, source, links, uids = operators.chain, operators.source, operators.chain.links, operators.uids
+
+def task_metrics(task: Task, backpressured_s: float) -> TaskMetrics:
+    """The task's metrics. `backpressured_s` includes the time since it last had to wait for room in its output."""
+    chain, source, uids = task.operators.chain, task.operators.source, task.operators.uids
+    links = chain.links
     rows = [(uid, chain.rows_in[index], links[index + 1].rows_out) for index, uid in enumerate(uids)]
-    if vertex.source is not None:
-        rows.insert(0, (vertex.source.uid, 0, links[0].rows_out))
     worked_us = [round(1e6 * worked_s) for worked_s in chain.worked_s[: len(uids)]]
-    if vertex.source is not None:  # what its steps take besides
-        worked_us.insert(0, max(0, round(1e6 * (busy_s - sum(chain.worked_s[:-1])))))
-    left_bytes = sum(gate.recovered.left_bytes() for gate in gates if isinstance(gate.recovered, GateRecovery))
+    if task.vertex.source is not None:
+        rows.insert(0, (task.vertex.source.uid, 0, links[0].rows_out))
+        # The source has worked in all steps of the task while no operator and no edge did.
+        worked_us.insert(0, max(0, round(1e6 * (task.busy_s - sum(chain.worked_s[:-1])))))
+    left_bytes = sum(gate.recovered.left_bytes() for gate in task.gates if isinstance(gate.recovered, GateRecovery))
     return TaskMetrics(
-        task=ref,
-        rows_in=read.rows_in,
+        task=task.ref,
+        rows_in=task.input.rows_in,
         rows_out=links[-1].rows_out,
-        busy_ms=int(busy_s * 1000),
+        busy_ms=int(task.busy_s * 1000),
         backpressured_ms=int(backpressured_s * 1000),
         watermark_us=chain.watermark_us,
         operators=tuple(rows),
@@ -57,11 +44,13 @@ def task_metrics(
             for uid, operator in zip(uids, chain.operators, strict=True)
             if operator.timers_dropped
         ),
-        bad_records=0 if source is None else source.bad_records,
-        to_recover_bytes=to_recover_bytes,
-        recovered_bytes=to_recover_bytes - left_bytes,
-        edges=tuple(EdgeMetrics(each.edge.id, each.rows_out, each.bytes_out, each.batches_out) for each in partitions),
-        inputs=read.event_times(),
+        bad_records=0 if source is None else source.tally.total,
+        to_recover_bytes=task.input.to_recover_bytes,
+        recovered_bytes=task.input.to_recover_bytes - left_bytes,
+        edges=tuple(
+            EdgeMetrics(each.edge.id, each.rows_out, each.bytes_out, each.batches_out) for each in task.partitions
+        ),
+        inputs=task.input.event_times(),
         slowest_split=None if source is None else _slowest_split(chain, source),
         user=tuple(_user_metrics(uids, chain)),
     )

@@ -1,4 +1,4 @@
-"""Event time of a task: the minimum over its channels, as far as they are waited for."""
+"""Combines the watermarks of a task's channels: its event time is the minimum over those channels that it waits for."""
 
 from __future__ import annotations
 
@@ -9,45 +9,49 @@ from midstream.graph.origins import Origin
 
 
 class WatermarkValve:
-    """Watermarks of channels in, the growing minimum out. Idle and ended channels do not hold it back.
+    """Merges the watermarks of channels into their growing minimum. Idle and ended channels do not hold it back.
 
-    A channel that says it is idle is waited for all the same while a channel is active whose origins are all among its
-    own: then it is about to come back, and may hold rows that are due before it does. So its rows are not late only
-    because the other one was heard first.
+    The valve still waits for an idle channel while another channel is active whose origins are all among those of the
+    idle one. Then the idle channel is about to become active, and may have rows that come before that. So its rows are
+    not late only because the other channel's watermark arrived first.
 
-    Once all are idle it is as late as in the furthest of them, or of those that have ended: none is left to wait for.
-    No channel is passed, though, by one whose origins are all among its own.
+    Once all channels are idle or have ended, event time is that of the channel that is furthest: there is none to wait
+    for. But the watermark of a channel counts only up to that of each channel whose origins include all of its own.
     """
 
     def __init__(self, origins: Sequence[Origin]) -> None:
-        """`origins`: of each channel."""
-        self._watermarks = [MIN_WATERMARK_US] * len(origins)
+        """`origins` has the origin of each channel."""
+        self.watermarks = [MIN_WATERMARK_US] * len(origins)
         self._idle = [False] * len(origins)
         self._idle_count = 0
         self._reached = [MIN_WATERMARK_US] * len(origins)
         """The last watermark of each channel before its end."""
         self._families = _families(origins)
         self._lowest_us = MIN_WATERMARK_US
-        """Of all channels, when it was looked last,"""
+        """The lowest watermark of all channels, as it was last determined."""
         self._at_lowest = len(origins)
-        """and how many of them are still there. There may be a thousand, so not all are looked at whenever one advances."""
+        """How many channels are still at the lowest watermark. It is determined again only when none is: there may be a
+        thousand channels, too many to compare whenever one of them advances."""
         self.watermark_us = MIN_WATERMARK_US
 
     def advance(self, channel: int, watermark_us: int) -> int | None:
-        """The task's new watermark, or None if it did not grow."""
-        if watermark_us <= self._watermarks[channel]:
+        """The watermark of a channel has advanced. Returns the task's new watermark, or None if it has not grown."""
+        if watermark_us <= self.watermarks[channel]:
             return None
-        self._at_lowest -= self._watermarks[channel] == self._lowest_us
-        self._watermarks[channel] = watermark_us
+        self._at_lowest -= self.watermarks[channel] == self._lowest_us
+        self.watermarks[channel] = watermark_us
         if watermark_us == MAX_WATERMARK_US:
-            self._set_idle(channel, False)  # it has ended, and is not waited for any more
+            self._set_idle(channel, False)  # the channel has ended, and the valve does not wait for it any more
         else:
             self._reached[channel] = watermark_us
         return self._merged()
 
     def set_idle(self, channel: int, idle: bool) -> int | None:
-        """Likewise. A channel that has ended is never idle: nothing more is expected of it."""
-        self._set_idle(channel, idle and self._watermarks[channel] != MAX_WATERMARK_US)
+        """A channel has become idle or active. Returns the task's new watermark, or None if it has not grown.
+
+        A channel that has ended is never idle.
+        """
+        self._set_idle(channel, idle and self.watermarks[channel] != MAX_WATERMARK_US)
         return self._merged()
 
     def _set_idle(self, channel: int, idle: bool) -> None:
@@ -56,9 +60,9 @@ class WatermarkValve:
 
     @property
     def is_idle(self) -> bool:
-        """Whether all channels that have not ended are idle, and there are some."""
+        """Whether some channels have not ended, and all of these are idle."""
         return self._idle_count > 0 and all(
-            idle or mark == MAX_WATERMARK_US for idle, mark in zip(self._idle, self._watermarks, strict=True)
+            idle or mark == MAX_WATERMARK_US for idle, mark in zip(self._idle, self.watermarks, strict=True)
         )
 
     def _merged(self) -> int | None:
@@ -66,30 +70,28 @@ class WatermarkValve:
             mark = self._furthest()
         elif self._idle_count:
             mark = min(
-                (self._watermarks[channel] for channel in self._waited_for_beside_idle()), default=MAX_WATERMARK_US
+                (self.watermarks[channel] for channel in self._waited_for_beside_idle()), default=MAX_WATERMARK_US
             )
         else:
             if not self._at_lowest:
-                self._lowest_us = min(self._watermarks, default=MAX_WATERMARK_US)
-                self._at_lowest = self._watermarks.count(self._lowest_us)
+                self._lowest_us = min(self.watermarks, default=MAX_WATERMARK_US)
+                self._at_lowest = self.watermarks.count(self._lowest_us)
             mark = self._lowest_us
         if mark <= self.watermark_us:
             return None
         self.watermark_us = mark
         return mark
 
-    def watermark_of(self, channel: int) -> int:
-        return self._watermarks[channel]
-
     def waited_for(self) -> list[int]:
-        """The channels that may hold event time back: of those that have not ended, all but the idle ones (see above)."""
+        """The channels that may hold event time back: those that have not ended, except for idle ones that the valve
+        does not wait for."""
         if self.is_idle:
             return []
-        channels = self._waited_for_beside_idle() if self._idle_count else range(len(self._watermarks))
-        return [channel for channel in channels if self._watermarks[channel] != MAX_WATERMARK_US]
+        channels = self._waited_for_beside_idle() if self._idle_count else range(len(self.watermarks))
+        return [channel for channel in channels if self.watermarks[channel] != MAX_WATERMARK_US]
 
     def _waited_for_beside_idle(self) -> Iterator[int]:
-        active = [family.active(self._watermarks, self._idle) for family in self._families]
+        active = [family.active(self.watermarks, self._idle) for family in self._families]
         for family, own in zip(self._families, active, strict=True):
             is_followed = any(active[other] for other in family.within_all)
             for subtask, channels in family.channels.items():
@@ -97,12 +99,12 @@ class WatermarkValve:
                     yield from channels
 
     def _furthest(self) -> int:
-        """Of channels that are all idle, or have ended."""
-        open_ = [family.lowest(self._watermarks) for family in self._families]
-        capped_all = [MAX_WATERMARK_US] * len(open_)
-        """By family: no channel of it may be further."""
-        capped_alike: list[dict[int, int]] = [{} for _ in open_]
-        for family, marks in zip(self._families, open_, strict=True):
+        """The event time of a task whose channels are all idle or have ended."""
+        unended = [family.lowest(self.watermarks) for family in self._families]
+        capped_all = [MAX_WATERMARK_US] * len(unended)
+        """The limit on the watermarks of all channels of a family, by the family's number."""
+        capped_alike: list[dict[int, int]] = [{} for _ in unended]
+        for family, marks in zip(self._families, unended, strict=True):
             lowest = min(marks.values(), default=MAX_WATERMARK_US)
             for other in family.within_all:
                 capped_all[other] = min(capped_all[other], lowest)
@@ -119,15 +121,16 @@ class WatermarkValve:
 
 
 class _Family:
-    """Channels whose origins differ in the subtask only."""
+    """A set of channels whose origins differ in the subtask only."""
 
     def __init__(self) -> None:
         self.channels: dict[int, list[int]] = {}
-        """By subtask."""
+        """The channels of the family by the subtask in their origins."""
         self.within_all: list[int] = []
-        """Families whose origins are among those of each channel here."""
+        """The numbers of the families whose origins are all among those of each channel of this one."""
         self.within_alike: list[int] = []
-        """Likewise, among those of the channel of the same subtask."""
+        """The numbers of the families in which the origins of each channel are all among those of the channel of the
+        same subtask here."""
 
     def active(self, watermarks: Sequence[int], idle: Sequence[bool]) -> set[int]:
         return {
@@ -137,7 +140,7 @@ class _Family:
         }
 
     def lowest(self, watermarks: Sequence[int]) -> dict[int, int]:
-        """By subtask that has not ended."""
+        """The lowest watermark of each subtask's channels, without the subtasks that have ended."""
         marks = {subtask: min(watermarks[channel] for channel in each) for subtask, each in self.channels.items()}
         return {subtask: mark for subtask, mark in marks.items() if mark != MAX_WATERMARK_US}
 

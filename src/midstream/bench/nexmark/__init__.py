@@ -1,3 +1,6 @@
-"""NEXMark: an auction house as a stream, and queries on it. `generator`, `queries`, `expected`, then `running`."""
+"""NEXMark: an auction house as a stream, and queries on it.
+
+Reading order: `generator`, `streams`; `rows`, `joins`, `windowed`, `reports`; `queries`, `expected`, then `running`.
+"""
 
 from midstream.bench.nexmark.running import run as run

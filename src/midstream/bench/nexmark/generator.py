@@ -1,12 +1,15 @@
 """The events of the auction house in closed form: event n is always the same, without state.
 
 Of 50 events, one is a new person, three are new auctions, 46 are bids; ten occur per millisecond. Half of the bids go
-to one auction in a hundred; three quarters come from one person in a hundred.
+to one auction in a hundred; three quarters come from one person in a hundred; half come through one of four channels,
+the others through one of ten thousand.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache
+from itertools import pairwise
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import numpy as np
@@ -42,8 +45,13 @@ CITIES: Final = pa.array(
     pa.large_string(),
 )
 STATES: Final = pa.array(["AZ", "CA", "ID", "OR", "WA", "WY"], pa.large_string())
-CHANNELS: Final = pa.array(["Google", "Facebook", "Baidu", "Apple"], pa.large_string())
-URLS: Final = pa.array([f"https://www.nexmark.com/item/{item}" for item in range(10_000)], pa.large_string())
+HOT_CHANNELS: Final = ["Google", "Facebook", "Baidu", "Apple"]
+OTHER_CHANNELS: Final = 10_000
+DIRECTORIES: Final = 3
+DIRECTORY_LETTERS: Final = 5
+EXTRAS: Final = 4096
+"""The number of different texts that a bid can have as its `extra`."""
+EXTRA_LETTERS: Final = range(54, 82)
 PRICES: Final = np.array([100 * int(10 ** (i / 4096 * 6) + 1e-9) for i in range(4096)], np.int64)
 
 
@@ -81,6 +89,7 @@ SCHEMA: Final = pa.schema(
         "price": _NUMBER,
         "channel": _TEXT,
         "url": _TEXT,
+        "extra": _TEXT,
     }
 )
 """One stream of all kinds of events; the columns of the other kinds are null."""
@@ -117,6 +126,38 @@ def kind_of(n: Int64s) -> npt.NDArray[np.int8]:
 def last_auction(n: Int64s) -> Int64s:
     """Return the number of the newest auction at event n."""
     return n // EPOCH * EPOCH_AUCTIONS + np.minimum(n % EPOCH, EPOCH_AUCTIONS) - 1
+
+
+def _letters(salt: int, count: int) -> str:
+    return (draw(np.arange(count), salt, 26) + ord("a")).astype(np.uint8).tobytes().decode()
+
+
+@cache
+def channels() -> pa.Array[Any]:
+    """Return the names of all channels."""
+    return pa.array([*HOT_CHANNELS, *(f"channel-{i}" for i in range(OTHER_CHANNELS))], pa.large_string())
+
+
+@cache
+def urls() -> pa.Array[Any]:
+    """Return the URL of each channel. Those of nine in ten channels that are not hot name the channel's number."""
+    made, size = [], DIRECTORY_LETTERS
+    letters = _letters(14, len(channels()) * DIRECTORIES * size)
+    for channel in range(len(channels())):
+        first = channel * DIRECTORIES * size
+        path = "/".join(letters[first + k * size : first + (k + 1) * size] for k in range(DIRECTORIES))
+        other = channel - len(HOT_CHANNELS)
+        named = f"&channel_id={other}" if other >= 0 and other % 10 else ""
+        made.append(f"https://www.nexmark.com/{path}/item.htm?query=1{named}")
+    return pa.array(made, pa.large_string())
+
+
+@cache
+def extras() -> pa.Array[Any]:
+    """Return the texts without a meaning that make bids as long as they are."""
+    ends = np.cumsum([EXTRA_LETTERS[i % len(EXTRA_LETTERS)] for i in range(EXTRAS)]).tolist()
+    letters = _letters(15, ends[-1])
+    return pa.array([letters[a:b] for a, b in pairwise((0, *ends))], pa.large_string())
 
 
 def _recent(n: Int64s, salt: int, newest: Int64s, active: int) -> Int64s:
@@ -158,6 +199,13 @@ def auctions(n: Int64s) -> Columns:
 def bids(n: Int64s) -> Columns:
     """Return the columns of events n, which are bids, in the order of SCHEMA."""
     auction, person = last_auction(n), n // EPOCH
+
+    @cache
+    def channel() -> Int64s:
+        """Name and URL go together: draw once."""
+        hot = draw(n, 6, len(HOT_CHANNELS))
+        return np.where(draw(n, 5, 2) > 0, hot, len(HOT_CHANNELS) + draw(n, 7, OTHER_CHANNELS))
+
     return {
         "bid_auction": lambda: Column(
             FIRST_ID + np.where(draw(n, 0, 2) > 0, auction // HOT * HOT, _recent(n, 1, auction, ACTIVE_AUCTIONS))
@@ -171,8 +219,9 @@ def bids(n: Int64s) -> Columns:
             )
         ),
         "price": lambda: Column(PRICES[draw(n, 4, len(PRICES))]),
-        "channel": lambda: Column(draw(n, 5, len(CHANNELS)), CHANNELS),
-        "url": lambda: Column(draw(n, 6, len(URLS)), URLS),
+        "channel": lambda: Column(channel(), channels()),
+        "url": lambda: Column(channel(), urls()),
+        "extra": lambda: Column(draw(n, 8, EXTRAS), extras()),
     }
 
 

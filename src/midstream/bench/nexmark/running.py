@@ -74,5 +74,6 @@ def run_query(name: str, slots: Slots, events: int, parallelism: int) -> QueryRe
     checked = ("rows", *query.checked)
     result = dict(zip(checked, sink.total.tolist(), strict=True))
     for what, expected in zip(checked, EXPECTED[name](events), strict=True):
-        require(f"{name}: {what}", expected, result[what], TOLERANCE if name == "q1" else 0.0)
+        if expected is not None:
+            require(f"{name}: {what}", expected, result[what], TOLERANCE if query.has_floats else 0.0)
     return QueryResult(query=name, result=result, **run.figures("nexmark", slots, events, parallelism))

@@ -1,13 +1,13 @@
-"""One checkpoint at a time: triggered, acknowledged by every task that lives, published, completed.
+"""One checkpoint at a time: triggered, acknowledged by every task that has not finished, published, completed.
 
-How far it is, and what leads on from there, is in `pending.CHECKPOINT_TABLE`.
+Its states, and what leads from one to the next, are in `pending.CHECKPOINT_TABLE`.
 
-While the metadata is being written the outcome is open, whatever happens to the job meanwhile:
-nobody restores before it is known (`settled`), or the time is up. A write that has not come back
-then may still happen, at any time. So its outcome stays unknown for good, as that of a write that
-could neither be finished nor undone: nobody deletes what it refers to or what was prepared for it,
-its id is never used again, and nothing is committed before a newer checkpoint is complete. Whoever
-finds it there later has a checkpoint like any other, or, under a newer epoch, one that is superseded.
+While the metadata is being written, the outcome is unknown, whatever happens to the job meanwhile: no attempt restores
+before the outcome is known (`outcome_is_known`), or the checkpoint has timed out. A write that has not returned by then may
+still happen, at any time. So its outcome remains unknown for good, like that of a write that could neither be finished
+nor undone: what it refers to and what was prepared for it is not deleted, its id is never used again, and nothing is
+committed before a newer checkpoint has completed. A coordinator that finds it later finds a checkpoint like any other,
+or, if a newer epoch has begun meanwhile, one that is superseded.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from midstream.protocol.job_status import CheckpointStatus
 from midstream.protocol.messages import CheckpointAborted, CheckpointAck, CheckpointDecline, TriggerCheckpoint
 
 IDS_KEPT: Final = 1_000
-"""How many ids of completed checkpoints are remembered at least: a job may run for years."""
+"""The least number of ids of completed checkpoints that are remembered; not all, since a job may run for years."""
 
 
 class Checkpoints:
@@ -70,7 +70,7 @@ class Checkpoints:
         self.progress = Progress.NONE
         self.state_sizes = StateSizes()
         self.newest: CheckpointMetadata | None = None
-        """To restore: the newest completed one, or the one that the job began from."""
+        """The checkpoint to restore: the newest completed one, or the one from which the job was started."""
         self.retained: tuple[Retained, ...] = ()
         self.due = Due(effects, plan.config)
         self.history = CheckpointHistory()
@@ -81,16 +81,18 @@ class Checkpoints:
         self._committing = committing
         self._next_id = 1
         self._newest_id = 0
-        """Id of the newest completed one of this run, or the one restored."""
+        """The id of `newest`; 0 if there is none."""
         self._completed_ids: set[int] = set()
-        """Of the newest completed ones: an acknowledgement of an older checkpoint changes nothing."""
+        """The ids of the newest completed checkpoints: a late acknowledgement of one of them changes nothing."""
         self._uncertain_id = 0
-        """The newest one of which nobody knows whether it is there: it may be, so its files stay."""
+        """The newest checkpoint whose outcome is unknown for good: it may exist, so its files are kept."""
         self._uncertain_files: frozenset[str] = frozenset()
-        self._unsettled: dict[tuple[int, TaskId], tuple[tuple[str, tuple[bytes, ...]], ...]] = {}
-        """What this attempt's sinks prepared for checkpoints that have not completed, by uid."""
+        self._prepared: dict[tuple[int, TaskId], tuple[tuple[str, tuple[bytes, ...]], ...]] = {}
+        """What the sinks of this attempt have prepared for checkpoints that have not completed, by checkpoint and task:
+        the sink's uid, and its committables.
+        """
 
-    def open(self, found: OpenedStorage) -> None:
+    def storage_opened(self, found: OpenedStorage) -> None:
         opened = found.opened
         self.storage = found.storage
         self.epoch = opened.epoch
@@ -107,24 +109,24 @@ class Checkpoints:
 
     @property
     def newest_path(self) -> str | None:
-        """Of what a restart would go on from; None: from the beginning."""
+        """The path of the checkpoint from which a restart resumes; None: it begins at the beginning."""
         return None if self.newest is None else self.path_of(self.newest.checkpoint_id)
 
     def rescale(self, plan: JobPlan) -> None:
-        """Between two attempts: the same job in another graph."""
-        assert self.settled
+        """Continue with the same job at another parallelism. This is called between two attempts."""
+        assert self.outcome_is_known
         self._plan = plan
         self._names = names_of(plan.graph)
 
     @property
-    def settled(self) -> bool:
-        """It is known which checkpoint is the newest."""
+    def outcome_is_known(self) -> bool:
+        """Whether it is known which checkpoint is the newest."""
         return self.progress in (Progress.NONE, Progress.COLLECTING)
 
     @property
     def publishing_call(self) -> str | None:
-        """What is waited for while the outcome is open."""
-        if self.pending is None or self.settled:
+        """What is waited for while the outcome is unknown."""
+        if self.pending is None or self.outcome_is_known:
             return None
         return f"the metadata of checkpoint {self.pending.checkpoint_id} to be written in {self._plan.config.checkpoint_dir}"
 
@@ -140,7 +142,11 @@ class Checkpoints:
         is_savepoint: bool = False,
         must_align: bool = False,
     ) -> int:
-        """Begin one: its id. `sources` is as of this very step, see `coordinator.placement.sources`. `must_align`: whatever the job's timeout says."""
+        """Trigger a checkpoint, and return its id.
+
+        `sources` must be taken in this very step, see `coordinator.placement.sources`. `must_align`: no barrier may
+        overtake rows, whatever `aligned_timeout` is.
+        """
         assert self.storage is not None
         self._turn(CheckpointTurn.TRIGGERED)
         checkpoint_id, now_ms = self._next_id, self._effects.now_ms
@@ -173,7 +179,7 @@ class Checkpoints:
             raise InvariantError(f"slot {slot} acknowledges checkpoint {ack.checkpoint_id}, which was never triggered")
         prepared = tuple((op.uid, op.committables) for op in ack.operators if op.committables)
         if prepared:
-            self._unsettled[ack.checkpoint_id, ack.task] = prepared
+            self._prepared[ack.checkpoint_id, ack.task] = prepared
         pending = self.pending
         if pending is None or pending.checkpoint_id != ack.checkpoint_id:
             if ack.checkpoint_id > self._uncertain_id:
@@ -193,32 +199,34 @@ class Checkpoints:
         assert message.checkpoint_id not in self._completed_ids, message
         self._cleaning.drop((), message.files)
         pending = self.pending
-        if pending is None or not self.settled or pending.checkpoint_id != message.checkpoint_id:
+        if pending is None or not self.outcome_is_known or pending.checkpoint_id != message.checkpoint_id:
             return
         reason = f"{self._task_names([message.task])}: {message.reason}" if message.counts else message.reason
         self._abort(pending, reason, counts=message.counts, retry=not message.counts)
 
     def task_finished(self, ref: TaskId) -> None:
-        """It ended while the trigger was on its way: it will never acknowledge."""
+        """A task has finished. If it finished while the trigger was on its way, it will never acknowledge."""
         pending = self.pending
-        if pending is None or not self.settled or ref in pending.acks:
+        if pending is None or not self.outcome_is_known or ref in pending.acks:
             return
         if ref in pending.plan.expected:
             self._abort(pending, f"task {ref} finished meanwhile", counts=False, retry=True)
 
     def attempt_over(self, why: str, _: bool) -> None:
-        """A checkpoint whose metadata is being written is still waited for."""
+        """The attempt is over: its checkpoint fails, unless its metadata is being written, which is still awaited."""
         pending = self.pending
         if pending is not None:
             pending.attempt_is_over = True
-            if self.settled:
+            if self.outcome_is_known:
                 self._abort(pending, why, counts=False, retry=False)
             else:
                 self._turn(CheckpointTurn.ATTEMPT_OVER)
         self.due.attempt_over()
 
-    def look_at_the_epochs(self, *_: object) -> None:
-        """Was it another coordinator that took our files away? Else we would restart for ever."""
+    def check_epochs(self, *_: object) -> None:
+        """Check whether another coordinator has taken over, and deleted files of this one: else the job would restart
+        for ever.
+        """
         if self.storage is not None:
             look = partial(check_epoch, self.storage, self.epoch)
             what = f"the epochs in {self._plan.config.checkpoint_dir} to be read"
@@ -228,31 +236,32 @@ class Checkpoints:
         if isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
             self._effects.facts.fenced(outcome.error)
 
-    def take_unsettled(self) -> tuple[Committables, ...]:
-        """After the end of an attempt: what was prepared for checkpoints that will never complete."""
-        assert self.settled
+    def take_prepared(self) -> tuple[Committables, ...]:
+        """Remove and return what the last attempt prepared for checkpoints that will never complete."""
+        assert self.outcome_is_known
         items = [
             (checkpoint_id, ref, uid, committables)
-            for (checkpoint_id, ref), prepared in self._unsettled.items()
+            for (checkpoint_id, ref), prepared in self._prepared.items()
             for uid, committables in prepared
             if checkpoint_id > self._uncertain_id
         ]
-        self._unsettled.clear()
+        self._prepared.clear()
         return merged(items, self._names)
 
     def referenced_files(self) -> frozenset[str]:
         return self._uncertain_files.union(*(retained.files for retained in self.retained))
 
     def retain(self, uncommitted: int | None, for_savepoint: int | None) -> None:
-        """Drop the oldest checkpoints above the number to keep, but none from those on that are needed or would be restored.
+        """Drop the oldest checkpoints beyond the number to retain, but keep those that are needed, and all newer ones.
 
-        Not while one is in progress: it may refer to any file that was there when it began. `uncommitted`: the oldest
-        one that holds output which is not committed.
+        Nothing is dropped while a checkpoint is in progress: it may refer to any file that existed when it was
+        triggered. `uncommitted`: the oldest checkpoint with output that is not committed. `for_savepoint`: the oldest
+        one that is still to be copied to a savepoint.
         """
         self.history.committed(uncommitted, self._effects.now_ms)
         if self.pending is not None or self.newest is None:
-            return  # of a job that was started over the old ones are kept until it has one of its own
-        # The one to restore is not the newest on disk when the job was told to begin from an older one.
+            return  # after a fresh start, older checkpoints are kept until the first new one has completed
+        # The one to restore is not the newest on disk if the job was started from an older one.
         needed = self.newest.checkpoint_id
         needed = min(each for each in (needed, uncommitted, for_savepoint) if each is not None)
         keep = max(self._plan.config.retained_checkpoints, sum(r.checkpoint_id >= needed for r in self.retained))
@@ -295,7 +304,7 @@ class Checkpoints:
         assert pending is not None and pending.checkpoint_id == checkpoint_id, (pending, checkpoint_id)
         pending.timer = None
         within = f"not complete within {timeout_s:g} s"
-        if self.settled:
+        if self.outcome_is_known:
             reason = f"{within}: no answer from {self.unanswered(pending)}"
             self._abort(pending, reason, counts=True, retry=False)
             return
@@ -307,7 +316,7 @@ class Checkpoints:
         self._abort(pending, reason, counts=True, retry=False, delete=False)
 
     def unanswered(self, pending: Pending) -> str:
-        """The tasks that are still to acknowledge it, by name."""
+        """Name the tasks that have still to acknowledge it."""
         tasks = sorted(pending.missing)
         more = f" and {len(tasks) - 5} more" if len(tasks) > 5 else ""
         return f"{self._task_names(tasks[:5])}{more}"
@@ -348,7 +357,7 @@ class Checkpoints:
         committables: tuple[Committables, ...],
         outcome: Done[str] | Failed,
     ) -> None:
-        if self.pending is not pending:  # its time was up before: it is unknown for good
+        if self.pending is not pending:  # it timed out before: its outcome is unknown for good
             if isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
                 self._effects.facts.fenced(outcome.error)
         elif isinstance(outcome, Failed):
@@ -380,8 +389,8 @@ class Checkpoints:
         self._completed_ids.add(metadata.checkpoint_id)
         if len(self._completed_ids) > 2 * IDS_KEPT:
             self._completed_ids = {known for known in self._completed_ids if known > self._newest_id - IDS_KEPT}
-        for settled in [known for known in self._unsettled if known[0] <= metadata.checkpoint_id]:
-            del self._unsettled[settled]
+        for over in [known for known in self._prepared if known[0] <= metadata.checkpoint_id]:
+            del self._prepared[over]
         self.retained = (*self.retained, Retained(metadata.checkpoint_id, frozenset(metadata.files)))
         self.due.failures = 0
         self.due.ended()  # the writing of the metadata is part of it
@@ -398,12 +407,14 @@ class Checkpoints:
         self._effects.facts.checkpoint_completed(Completed(pending, metadata, committables, path, is_first))
 
     def drop_older_attempts(self, completed: Completed) -> None:
-        """What was written before an attempt, and no checkpoint refers to, is of no use once it has a checkpoint."""
+        """Delete the unreferenced files of earlier attempts, once this attempt has completed its first checkpoint."""
         if completed.is_first and completed.pending.attempt.number > 0:
             self._cleaning.drop_attempts_before(completed.pending.attempt.number, self.referenced_files())
 
     def _abort(self, pending: Pending, reason: str, *, counts: bool, retry: bool, delete: bool = True) -> None:
-        """It fails. `counts`: against the tolerable failures; `retry`: nothing is wrong, it is taken again soon."""
+        """The checkpoint fails. `counts`: it counts against the tolerable failures. `retry`: nothing is wrong, and a
+        new one is triggered soon. `delete`: its files are deleted.
+        """
         self._over(pending, CheckpointTurn.FAILED)
         if delete:
             self._cleaning.drop((), [file for ack in pending.acks.values() for file in ack.files])
@@ -442,8 +453,8 @@ class Checkpoints:
         assert (pending is None) == (self.progress is Progress.NONE), (pending, self.progress)
         if pending is not None:
             assert pending.acks.keys() <= pending.plan.expected, pending
-            assert self.settled == (len(pending.acks) < len(pending.plan.expected)), (pending, self.progress)
-            assert self.settled or pending.attempt_is_over == (self.progress is Progress.ORPHANED), pending
+            assert self.outcome_is_known == (len(pending.acks) < len(pending.plan.expected)), (pending, self.progress)
+            assert self.outcome_is_known or pending.attempt_is_over == (self.progress is Progress.ORPHANED), pending
             assert pending.checkpoint_id == self._next_id - 1, (pending.checkpoint_id, self._next_id)
         ids = [retained.checkpoint_id for retained in self.retained]
         assert ids == sorted(set(ids)), ids

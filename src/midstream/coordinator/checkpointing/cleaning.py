@@ -1,7 +1,8 @@
-"""Deletes checkpoints and state files that nobody needs any more, one pass at a time.
+"""Deletes checkpoints and state files that are not needed any more, one pass at a time.
 
-What cannot be deleted is tried again at once, since a job that ends has no later pass, and after that with the next
-pass; what is left when the program dies is found by the next coordinator (`checkpoint.store.clean_up`).
+A pass that fails is repeated at once, since a job that ends has no later pass. If that fails too, the next pass deletes
+these files as well; what remains when the program dies is deleted by the next coordinator
+(`checkpoint.store.clean_up`).
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ class Cleaning:
         self._before: tuple[int, frozenset[str]] | None = None
         self._running = False
         self._has_failed = False
-        """The last pass has, and was not the second one in a row."""
+        """Whether the pass that is running repeats one that has failed."""
         self._stopped = False
 
-    def open(self, found: OpenedStorage) -> None:
+    def storage_opened(self, found: OpenedStorage) -> None:
         self._storage, self._epoch = found.storage, found.opened.epoch
 
     def drop(self, checkpoints: Iterable[int], files: Iterable[str]) -> None:
@@ -38,7 +39,7 @@ class Cleaning:
         self.run()
 
     def drop_attempts_before(self, attempt: int, referenced: frozenset[str]) -> None:
-        """All files of earlier attempts but `referenced`. No slot of those attempts writes any more."""
+        """Delete all files of earlier attempts except `referenced`. No slot of those attempts writes any more."""
         self._before = (attempt, referenced)
         self.run()
 
@@ -55,7 +56,7 @@ class Cleaning:
         self._effects.run_io(IoKind.CLEAN, work, done, waits_for="old checkpoint files to be deleted")
 
     def stop(self, _: StorageError) -> None:
-        """Touch nothing more: somebody else owns the directory."""
+        """Delete nothing more: another coordinator owns the directory."""
         self._stopped = True
 
     def _done(
@@ -74,7 +75,7 @@ class Cleaning:
         else:
             self._checkpoints.update(checkpoints)
             self._files.update(files)
-            self._before = self._before or before  # what was referred to then and is not now is among `files`
+            self._before = self._before or before  # what was referenced then and is not now is among `files`
             if tries_again:
                 self._has_failed = True
                 self.run()

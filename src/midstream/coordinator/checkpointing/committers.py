@@ -1,4 +1,6 @@
-"""The committers of the job's sinks, one for each sink and lane. Made and used on the I/O pool, one call at a time."""
+"""The committers of the job's sinks, one for each sink and lane. They are made and used on the I/O pool, one call at a
+time.
+"""
 
 from __future__ import annotations
 
@@ -13,28 +15,28 @@ from midstream.operators.sink import Committer, CommitterContext, Sink
 
 
 class Committers:
-    """`stopped` tells them to give up what takes long."""
+    """Makes the committers when they are needed, and calls them. `stopped` tells them to give up what takes long."""
 
     def __init__(self, plan: JobPlan, stopped: Signal) -> None:
         self.sinks: dict[str, tuple[str, Sink]] = {
             spec.uid: (spec.name, spec.sink) for vertex in plan.graph.vertices for spec in vertex.operators if spec.sink
         }
-        """By uid: name and sink."""
+        """The name and the sink of each transactional operator, by uid."""
         self._job_id = plan.job_id
         self._stopped = stopped
         self._storage: Storage | None = None
         self._epoch = 0
         self._made: dict[tuple[str, int], Committer | None] = {}
-        """By uid and lane."""
+        """The committers made so far, by uid and lane; None if the sink has none."""
 
-    def open(self, found: OpenedStorage) -> None:
+    def storage_opened(self, found: OpenedStorage) -> None:
         self._storage, self._epoch = found.storage, found.opened.epoch
 
     def stop(self) -> None:
         self._stopped.set()
 
     def commit(self, what: Committables, lanes: Mapping[int, tuple[bytes, ...]]) -> None:
-        """Raises what the sink raises, and FencedError."""
+        """Commit the items of each lane. Raises what the committer raises, and FencedError."""
         for lane, items in lanes.items():
             committer = self._committer(what.uid, lane)
             if committer is not None:
@@ -49,7 +51,7 @@ class Committers:
                 committer.abort(items)
 
     def take_to_close(self) -> Iterator[tuple[str, Committer]]:
-        """By uid. Most have nothing to close."""
+        """Remove all committers, and yield those that have something to close, each with its sink's uid."""
         made, self._made = self._made, {}
         for (uid, _), committer in made.items():
             if committer is not None and type(committer).close is not Committer.close:

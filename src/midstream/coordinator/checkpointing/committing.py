@@ -1,11 +1,10 @@
-"""What sinks have prepared is made visible here, once the checkpoint that holds it is complete.
+"""Commits what sinks have prepared, once the checkpoint that holds it is complete.
 
-One checkpoint and sink at a time, in the order of checkpoints: on the driver, in one call of its
-committer, or on slots, in one call for each lane (see `coordinator.checkpointing.lanes`). A commit that fails is
-tried again a few times; then the attempt fails, and nothing is deployed until the queue is empty.
-What is in the queue is also in the metadata of the newest checkpoint, so it survives the
-coordinator. Before each call the epochs are looked at: a driver that was thought dead, and whose job
-another one has taken over since, commits nothing more.
+One checkpoint and sink is committed at a time, in the order of checkpoints: on the driver, or on slots, with one call
+of a committer for each lane (see `coordinator.checkpointing.lanes`). A commit that fails is tried again a few times;
+then the attempt fails, and nothing is deployed until the queue is empty. What is in the queue is also in the metadata
+of the newest checkpoint, so it survives the coordinator. The epochs are checked before each call: a driver that was
+believed dead, and whose job another driver has taken over, commits nothing more.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from midstream.protocol import messages as m
 
 TRIES_MAX = 5
 RETRY_S = 0.2
-"""Before the second try; doubles with each further one."""
+"""The delay before the second try; it doubles with each further one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class _Commit:
     holder: int
     """The completed checkpoint whose metadata holds it."""
     left: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
-    """Of a sink that commits on slots, once it has begun: by lane, what is not committed."""
+    """What is not committed yet, by lane, once the commit has begun on slots. Empty for other sinks."""
 
 
 class Committing:
@@ -55,26 +54,26 @@ class Committing:
         self._lanes = Lanes(effects, plan, slots)
         self._commits: deque[_Commit] = deque()
         self._aborts: deque[Committables] = deque()
-        self._held: list[tuple[int, TaskId, str, tuple[bytes, ...]]] = []
+        self._kept: list[tuple[int, TaskId, str, tuple[bytes, ...]]] = []
         self._names = names_of(plan.graph)
         self._running = False
         self._timer: str | None = None
         self._tries = 0
         self.stalled = False
-        """Given up until `resume`."""
+        """Whether committing is given up until `resume`."""
         self._may_retry = True
         self._abandoned = False
         self._closing = False
         self._last_holder = -1
 
-    def open(self, found: OpenedStorage) -> None:
-        """Before anything is added, of a job with checkpoints."""
-        self._committers.open(found)
+    def storage_opened(self, found: OpenedStorage) -> None:
+        """The job has a checkpoint directory. This is called before anything is added."""
+        self._committers.storage_opened(found)
         self._lanes.epoch = found.opened.epoch
 
     @property
     def idle(self) -> bool:
-        """Everything has been committed and cleaned up."""
+        """Whether everything has been committed and cleaned up."""
         return not (self._commits or self._aborts or self._running)
 
     @property
@@ -90,7 +89,7 @@ class Committing:
         self.add(completed.metadata.checkpoint_id, completed.committables)
 
     def add(self, holder: int, committables: Iterable[Committables]) -> None:
-        """Commit these, which checkpoint `holder` has just made permanent."""
+        """Queue `committables` to be committed: checkpoint `holder`, which holds them, is complete."""
         assert holder >= self._last_holder, (holder, self._last_holder)
         self._last_holder = holder
         for what in committables:
@@ -99,21 +98,21 @@ class Committing:
                 self._commits.append(_Commit(what, holder))
         self._next()
 
-    def hold(self, ref: TaskId, committables: Iterable[tuple[str, tuple[bytes, ...]]]) -> None:
-        """What a task of a job without checkpoints has prepared, by uid; committed when all tasks have finished."""
-        self._held += [(0, ref, uid, items) for uid, items in committables]
+    def keep(self, ref: TaskId, committables: Iterable[tuple[str, tuple[bytes, ...]]]) -> None:
+        """Keep what a task of a job without checkpoints has prepared; it is committed when all tasks have finished."""
+        self._kept += [(0, ref, uid, items) for uid, items in committables]
 
-    def commit_held(self) -> None:
-        held, self._held = self._held, []
-        if held:
-            self.add(0, merged(held, self._names))
+    def commit_kept(self) -> None:
+        kept, self._kept = self._kept, []
+        if kept:
+            self.add(0, merged(kept, self._names))
 
-    def abort_held(self, *_: object) -> None:
-        held, self._held = self._held, []
-        self.abort(merged(held, self._names))
+    def abort_kept(self, *_: object) -> None:
+        kept, self._kept = self._kept, []
+        self.abort(merged(kept, self._names))
 
     def abort(self, committables: Iterable[Committables]) -> None:
-        """No checkpoint holds these and none ever will."""
+        """Queue `committables` to be cleaned up: no checkpoint holds them, or ever will."""
         self._aborts.extend(what for what in committables if what.items and what.uid in self._committers.sinks)
         self._next()
 
@@ -123,7 +122,7 @@ class Committing:
         self._next()
 
     def give_up(self, *_: object) -> None:
-        """No more retries: the job ends. Its slots end with it, and are not waited for."""
+        """The job ends: nothing is retried, and its slots, which end with it, are not waited for."""
         self._may_retry = False
         self._committers.stop()
         self.stalled = self.stalled or self._timer is not None
@@ -138,14 +137,14 @@ class Committing:
         self._timer = None
 
     def abandon(self, _: StorageError) -> None:
-        """Touch nothing more: somebody else commits it now."""
+        """Commit and clean up nothing more: another coordinator does so now."""
         self.give_up()
         self._abandoned = True
         self._aborts.clear()
         self.stalled = True
 
     def close(self) -> None:
-        """Of the job nothing is left but what is queued to be cleaned up: let go of the committers after that."""
+        """Close the committers, once what is queued to be cleaned up has been cleaned up."""
         self._closing = True
         self._next()
 
@@ -163,19 +162,19 @@ class Committing:
             self._run(IoKind.ABORT, self._aborts.popleft(), {})
 
     def _run(self, kind: IoKind, what: Committables, left: dict[int, tuple[bytes, ...]]) -> None:
-        """`left`: see `_Commit`. Empty: it has not begun."""
+        """Begin to commit or clean up. `left`: see `_Commit`; empty if this has not begun yet."""
         self._running = True
         _, sink = self._committers.sinks[what.uid]
         if sink.commits_on_slots and not left:
             try:
                 left.update(lanes_of(sink, what.items))
-            except Exception as error:  # noqa: BLE001 - the sink's code: its failure is one of the commit
+            except Exception as error:  # noqa: BLE001 - the sink's code: if it fails, the commit fails
                 self._outcome(kind, what, Failed(error))
                 return
         if sink.commits_on_slots and self._may_retry:
             self._lanes.begin(Work(kind, what, left, self._waits_for(kind, what)))
             self.look()
-        else:  # or the job ends, and its slots have gone
+        else:  # also if the job ends: its slots are released
             self._run_here(kind, what, left or {0: what.items})
 
     def _run_here(self, kind: IoKind, what: Committables, lanes: dict[int, tuple[bytes, ...]]) -> None:
@@ -198,16 +197,16 @@ class Committing:
 
     @property
     def on_slots(self) -> bool:
-        """Some slot has been asked to commit, or to clean up, and has not answered."""
+        """Whether a slot has been asked to commit, or to clean up, and has not answered."""
         return self._lanes.under_way
 
     def heard(self, slot: int, answer: m.CommitDone | m.CommitFailed) -> None:
-        """Of a slot that is there."""
+        """A live slot has answered."""
         self._lanes.heard(slot, answer)
         self.look()
 
     def look(self) -> None:
-        """Slots may have come, gone or answered. Called with every event."""
+        """Continue with the work on slots, which may have come, gone or answered. This is called with every event."""
         lanes, work = self._lanes, self._lanes.work
         if work is None:
             return

@@ -1,4 +1,4 @@
-"""From the acknowledgements of a checkpoint to its metadata. Pure functions."""
+"""Builds the metadata of a checkpoint from its acknowledgements. Pure functions."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from midstream.state.parts import Redistribute
 def committables_of(
     acks: Mapping[TaskId, CheckpointAck], names: Mapping[str, str], newest_completed: int
 ) -> tuple[Committables, ...]:
-    """What these acknowledgements hold and no completed checkpoint does.
+    """Return the committables that these acknowledgements hold and no completed checkpoint does.
 
-    Whoever acknowledges reports again what it prepared for older checkpoints that it does not know
-    to be completed. Those up to the newest completed one are in that one's metadata.
+    A task reports again what it prepared for older checkpoints that it does not know to be completed. What was prepared
+    for checkpoints up to the newest completed one is in the metadata of that one.
     """
     items = []
     for ref, ack in acks.items():
@@ -43,9 +43,10 @@ def committables_of(
 def merged(
     items: Iterable[tuple[int, TaskId, str, tuple[bytes, ...]]], names: Mapping[str, str]
 ) -> tuple[Committables, ...]:
-    """One entry per checkpoint and sink, in the order of checkpoints, of the graph, and of subtasks.
+    """Merge committables into one entry per checkpoint and sink, in the order of checkpoints, of the graph, and of
+    subtasks.
 
-    `items`: (checkpoint, task, uid, committables); `names`: by uid, in the order of the graph.
+    `items`: (checkpoint, task, uid, committables). `names`: the operators' names by uid, in the order of the graph.
     """
     order = {uid: i for i, uid in enumerate(names)}
     found: dict[tuple[int, int], list[bytes]] = {}
@@ -62,10 +63,10 @@ def merged(
 def operator_states(
     plan: JobPlan, acks: Mapping[TaskId, CheckpointAck], finished: Set[TaskId], before: CheckpointMetadata | None
 ) -> tuple[OperatorState, ...]:
-    """The state of every operator of the graph. `finished`: tasks that had finished before the trigger.
+    """Return the state of every operator of the graph. `finished`: the tasks that had finished before the trigger.
 
-    Nobody restores the state of a subtask that has finished, but it is kept as it was in the
-    checkpoint `before` this one: a source that was drained says there how far it had come.
+    The state of a subtask that has finished is never restored, but it is kept as it was in the checkpoint `before` this
+    one: for a source that was drained, it says how far the source had read.
     """
     old = {op.uid: op for op in before.operators} if before else {}
     states = []
@@ -82,7 +83,7 @@ def operator_states(
 def _snapshot(
     uid: str, ref: TaskId, acks: Mapping[TaskId, CheckpointAck], before: OperatorState | None
 ) -> OperatorSnapshot:
-    """State only: committables are kept apart."""
+    """Return the state of one subtask of an operator, without committables, which are stored separately."""
     if ref in acks:
         of_task = (op for op in acks[ref].operators if op.uid == uid)
         return next((msgspec.structs.replace(op, committables=(), earlier=()) for op in of_task), OperatorSnapshot(uid))
@@ -92,15 +93,15 @@ def _snapshot(
 
 
 def channels_of(acks: Mapping[TaskId, CheckpointAck]) -> tuple[ChannelState, ...]:
-    """What was in flight, task by task in the order of the graph."""
+    """Return what was in flight, task by task in the order of the graph."""
     return tuple(state for _, ack in sorted(acks.items(), key=itemgetter(0)) for state in ack.channels)
 
 
 def refusal(operators: Iterable[OperatorState], channel_files: Set[str], readable: Set[str]) -> str:
-    """Why these states cannot make a checkpoint that may be restored; "" if they can.
+    """Return why a checkpoint of these states could not be restored; "" if it can be.
 
-    `readable`: files that retained checkpoints hold or that were written for this one. Barriers say
-    which checkpoint has completed, so no task should refer to anything else; should one, nothing is lost.
+    `readable`: the files that retained checkpoints hold or that were written for this one. Barriers name the newest
+    completed checkpoint, so no task should refer to any other file; if one does, this refusal prevents a loss.
     """
     for op in operators:
         if op.finished and not op.fully_finished:

@@ -1,4 +1,6 @@
-"""When the next checkpoint is due: an interval after the last one began, not without a pause, sooner if it is waited for."""
+"""When the next checkpoint is due: one interval after the last one began, after a pause, but sooner if it is waited
+for.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +11,29 @@ from midstream.coordinator.effects import Effects, TimerKind
 from midstream.core.config import JobConfig
 
 RETRY_MS: Final = 100
-"""Pause after a checkpoint that failed, before the next one that somebody waits for."""
+"""The pause after a failed checkpoint, before the next one that a client or the coordinator waits for."""
 FINAL_RETRY_MS: Final = 1_000
-"""The same before the next one without which the job's end cannot come; doubles with each failure."""
+"""The pause before the next final checkpoint, without which the job cannot end; it doubles with each failure."""
 FINAL_RETRY_MS_MAX: Final = 60_000
 
 
 class Due:
     def __init__(self, effects: Effects, config: JobConfig) -> None:
         self.failures = 0
-        """In a row, of those that count."""
+        """The number of checkpoints that have failed in a row, of failures that count."""
         self.retry = False
-        """The last one has to be taken again."""
+        """Whether the last checkpoint was aborted although nothing is wrong, and a new one is to be triggered soon."""
         self.triggered_s = 0.0
-        """When the last one was, on the clock of `Effects.elapsed_s`."""
+        """When the last checkpoint was triggered, on the clock of `Effects.elapsed_s`."""
         self._effects = effects
         self._config = config
         self._began_ms = 0
         self._ended_ms = 0
         self._not_before_ms = 0
         self._wake: tuple[int, str] | None = None
-        """Timer that makes somebody ask again: when, token."""
+        """When the timer fires at which the next checkpoint may be due, and the timer's token."""
         self._woken_for_ms = -1
-        """The time has come even if the wall clock, which may be set back, says something else."""
+        """The due time for which the timer has fired: a checkpoint is due then even if the wall clock was set back."""
 
     def running(self) -> None:
         """The first checkpoint of an attempt comes one interval after its start."""
@@ -44,7 +46,9 @@ class Due:
         self._not_before_ms = 0  # the wall clock may be set back, to long before it
 
     def ended(self) -> None:
-        """The wall clock may have been set back since it began: the next one must not wait for that long."""
+        """The checkpoint is over. The wall clock may have been set back since it began: the next one must not wait for
+        that long.
+        """
         self._ended_ms = self._effects.now_ms
         self._began_ms = min(self._began_ms, self._ended_ms)
 
@@ -57,9 +61,9 @@ class Due:
         self.retry = False
 
     def is_now(self, wanted: bool, is_final: bool) -> bool:
-        """Whether to trigger one now; if not, there will be an event when it is time to ask again.
+        """Return whether to trigger a checkpoint now; if not, a timer will fire when one may be due.
 
-        `wanted`: somebody waits for it; `is_final`: the end of the job does.
+        `wanted`: a client, a stop, a rescale or a savepoint waits for it. `is_final`: the end of the job waits for it.
         """
         due_ms = self._due_ms(wanted, is_final)
         if due_ms is None:
@@ -77,7 +81,7 @@ class Due:
         self._woken_for_ms = due_ms
 
     def _due_ms(self, wanted: bool, is_final: bool) -> int | None:
-        """None: not before somebody wants one."""
+        """Return when the next checkpoint is due; None: not before one is requested."""
         if wanted or self.retry or (is_final and not self.failures):
             return self._not_before_ms
         due_ms = []

@@ -1,4 +1,4 @@
-"""What became of the newest checkpoints, as the job's status shows it, and where their time went."""
+"""The outcomes of the newest checkpoints, as the job's status shows them, and how their time was spent."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ HISTORY_MAX: Final = 20
 class CheckpointHistory:
     def __init__(self) -> None:
         self.newest_first: deque[CheckpointStatus] = deque(maxlen=HISTORY_MAX)
-        """Those that are over."""
+        """The newest checkpoints that have completed or failed."""
         self.completed_count = 0
         self.failed_count = 0
-        """Savepoints not counted."""
+        """The number of failed checkpoints, without those for savepoints."""
         self.last_completed: CheckpointStatus | None = None
         self._committing_since: dict[int, int] = {}
-        """By checkpoint with output that is not all committed: when it had completed, in milliseconds since 1970."""
+        """When each checkpoint completed whose output is not all committed, by id, in milliseconds since 1970."""
 
     def failed(self, status: CheckpointStatus) -> None:
         self.failed_count += not status.is_savepoint
@@ -38,7 +38,7 @@ class CheckpointHistory:
             self._committing_since[status.id] = now_ms
 
     def committed(self, oldest_holder: int | None, now_ms: int) -> None:
-        """All output is, but for that of `oldest_holder` and later checkpoints."""
+        """All output is committed, except that of `oldest_holder` and later checkpoints."""
         if not self._committing_since:
             return
         done = [known for known in self._committing_since if oldest_holder is None or known < oldest_holder]
@@ -52,7 +52,9 @@ class CheckpointHistory:
 
 
 def phases_of(acks: Mapping[TaskId, CheckpointAck], duration_ms: int) -> CheckpointPhases | None:
-    """Of the last one of `acks`, which has come `duration_ms` after the trigger at the latest."""
+    """Return how the task spent its time whose acknowledgement is the last of `acks`. It came at most `duration_ms`
+    after the trigger.
+    """
     if not acks:
         return None
     last = acks[next(reversed(acks.keys()))]  # type: ignore[call-overload]  # of a dict, and so of this, they can be reversed

@@ -1,7 +1,7 @@
-"""Commits and aborts of sinks with `commits_on_slots`: where they run, who was asked, and who has answered.
+"""Commits and aborts of sinks with `commits_on_slots`: which slots are asked, and which have answered.
 
-Of one checkpoint and sink at a time, each lane is one call on one slot, and the lanes go at the same
-time. A slot that is lost answers no more: its lanes are asked of another one when the coordinator says where.
+One checkpoint and sink is committed at a time; each lane is one call on one slot, and the lanes run in parallel. A slot
+that is lost does not answer any more: its lanes are given to another slot as soon as there is one.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ if TYPE_CHECKING:
     from midstream.coordinator.machine import Coordinator
 
 AT_ONCE_MAX: Final = 8
-"""So many lanes are under way on one slot: its I/O threads store checkpoints, too."""
+"""The number of lanes that run on one slot at a time; it is limited because I/O threads also store checkpoints."""
 _LANE_LIMIT: Final = 2**63
 
 
 def commit_slots(job: Coordinator) -> tuple[int, ...] | None:
-    """On which slots commits can run now. () while there are none, None if there will not be any.
+    """Return the slots on which commits can run now: () while there are none, None if there will not be any.
 
-    In their order, so that lanes do not move: the slot of subtask i is in place i. Not while tasks are
-    being cancelled, which stops commits as well.
+    They are ordered so that lanes stay on their slots: the slot of subtask i is in place i. None of them is used while
+    tasks are being cancelled, since that stops commits as well.
     """
     attempt = job.attempt
     match job.phase:
         case Phase.RUNNING if attempt is not None:
             live = job.slots.live
-            if attempt.all_finished:  # what slots have left that are lost is committed by the others
+            if attempt.all_finished:  # the other slots commit what lost ones have not
                 others = [slot for slot in attempt.slots if slot in live] or job.slots.ids()
                 places = enumerate(attempt.slots)
                 return (
@@ -47,12 +47,12 @@ def commit_slots(job: Coordinator) -> tuple[int, ...] | None:
             return attempt.slots if live.keys() >= set(attempt.slots) else ()
         case Phase.GATHERING if job.slots.complete:
             return job.slots.ids() or None
-        case _:  # no slot is known to stay, or none is there
+        case _:  # slots may be replaced, or there are none
             return ()
 
 
 class SlotsForCommits:
-    """What `find` (`commit_slots`) says of the job, which is asked again only when something that it goes by has changed."""
+    """Caches the result of `find` (`commit_slots`), which is called again only if something it depends on has changed."""
 
     def __init__(self, job: Coordinator, find: Callable[[Coordinator], tuple[int, ...] | None]) -> None:
         self.now: tuple[int, ...] | None = ()
@@ -61,7 +61,7 @@ class SlotsForCommits:
         self._goes_by: object = None
 
     def have_changed(self) -> bool:
-        """Or a slot has come or gone. From then on `now` is what is so."""
+        """Return whether the slots for commits may have changed, and bring `now` up to date."""
         job, attempt = self._job, self._job.attempt
         goes_by = job.phase, attempt, attempt is not None and attempt.all_finished, job.slots.changes
         if goes_by == self._goes_by:
@@ -72,7 +72,9 @@ class SlotsForCommits:
 
 
 def lanes_of(sink: Sink, items: Sequence[bytes]) -> dict[int, tuple[bytes, ...]]:
-    """By lane, the lowest first; within each in the order in which they were prepared."""
+    """Return the items by lane, the lowest lane first; the items of a lane are in the order in which they were
+    prepared.
+    """
     lanes: dict[int, list[bytes]] = {}
     for item in items:
         lane = sink.lane(item)
@@ -89,9 +91,9 @@ class Work:
     kind: IoKind
     what: Committables
     left: dict[int, tuple[bytes, ...]]
-    """By lane: what is not done. Each lane that is done is taken out."""
+    """What is not done yet, by lane. Lanes that are done are removed."""
     waits_for: str
-    """Behind "waiting for"."""
+    """What is waited for, to complete "waiting for …"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,38 +101,38 @@ class _Asked:
     slot: int
     lane: int
     token: str
-    """Of `Effects`: ends the wait for it."""
+    """The token that ends the wait for the answer, see `Effects.slot_is_done`."""
 
 
 class Lanes:
-    """One piece of work at a time, on slots."""
+    """Does one piece of work at a time, on slots."""
 
     def __init__(self, effects: Effects, plan: JobPlan, slots: Slots) -> None:
         self._effects = effects
         self._plan = plan
         self._slots = slots
         self.epoch = 0
-        """The coordinator's, once it has one."""
+        """The epoch of the coordinator; 0 if the job has no checkpoint directory."""
         self._told: set[int] = set()
-        """Slots that know the sinks."""
+        """The slots that have received `CommitSinks`."""
         self._requests = 0
         self._asked: dict[int, _Asked] = {}
-        """By request."""
+        """The unanswered requests, by number."""
         self._dealt_to: Sequence[int] | None = None
-        """The slots that the lanes in `_queues` belong to. None: it has to be found out again what is to be asked of whom."""
+        """The slots among which the lanes have been dealt. None: they have to be dealt anew."""
         self._queues: dict[int, deque[int]] = {}
-        """By slot: lanes that it is to be asked for once it has done others."""
+        """The lanes that wait until their slot has done others, by slot."""
         self._busy: Counter[int] = Counter()
-        """By slot: how many it is asked for."""
+        """The number of unanswered requests, by slot."""
         self._freed: list[int] = []
-        """Slots that have done a lane since it was looked who can be asked for more."""
+        """The slots that have done a lane since queued lanes were last sent."""
         self.work: Work | None = None
         self.failed: tuple[int, m.CommitFailed] | None = None
-        """The first lane of it that has failed, and how: no further one is begun."""
+        """The first lane of `work` that has failed, and its answer. No further lane is begun then."""
 
     @property
     def under_way(self) -> bool:
-        """Some slot is at it."""
+        """Whether a request is unanswered."""
         return bool(self._asked)
 
     def begin(self, work: Work) -> None:
@@ -140,7 +142,7 @@ class Lanes:
         self._dealt_to = None
 
     def end(self) -> Work | None:
-        """Nothing more of it is to be done here. Answers that are still to come are ignored."""
+        """End the current work, and return it. Answers that are still to come are ignored."""
         for asked in self._asked.values():
             self._effects.slot_is_done(asked.token)
         self._asked.clear()
@@ -149,7 +151,7 @@ class Lanes:
         return work
 
     def forget_lost(self, live: Collection[int]) -> None:
-        """Slots that are not `live` have not done what they were asked for, as far as is known."""
+        """Withdraw the requests to slots that are not `live`: their lanes count as not done."""
         for request, asked in list(self._asked.items()):
             if asked.slot not in live:
                 del self._asked[request]
@@ -157,9 +159,10 @@ class Lanes:
                 self._effects.slot_is_done(asked.token)
 
     def ask(self, slots: Sequence[int]) -> None:
-        """Each lane that is to be done and not under way: of the one of these slots that it belongs to.
+        """Send requests to `slots` for lanes that have still to be done, within `AT_ONCE_MAX` for each slot.
 
-        There may be thousands of lanes and as many slots, so not all of them are looked at after each answer.
+        There may be thousands of lanes and slots, so only slots that have answered are visited, unless lanes have to be
+        dealt anew.
         """
         work = self.work
         if work is None or self.failed is not None:
@@ -203,7 +206,7 @@ class Lanes:
         self._requests += 1
 
     def heard(self, slot: int, answer: m.CommitDone | m.CommitFailed) -> None:
-        """Of a slot that is there. An answer that nothing waits for any more is ignored."""
+        """A live slot has answered. The answer to a request that was withdrawn is ignored."""
         asked = self._asked.get(answer.request)
         if asked is None or asked.slot != slot or self.work is None:
             return

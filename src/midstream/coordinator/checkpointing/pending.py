@@ -1,4 +1,4 @@
-"""The checkpoint in progress: how far it is, what is known of it, and what becomes of it."""
+"""The checkpoint in progress: its state, what is known about it, and its outcome."""
 
 from __future__ import annotations
 
@@ -15,42 +15,44 @@ from midstream.protocol.messages import CheckpointAck
 
 
 class Progress(Enum):
-    """How far the one in progress is."""
+    """The state of the checkpoint in progress."""
 
     NONE = auto()
     COLLECTING = auto()
-    """Acknowledgements of every task that lives."""
+    """Tasks that have not finished have still to acknowledge it."""
     PUBLISHING = auto()
-    """Its metadata is being written: the outcome is open."""
+    """Its metadata is being written, and the outcome is not known yet."""
     ORPHANED = auto()
-    """PUBLISHING, and the attempt is over."""
+    """Its metadata is being written, and its attempt is over."""
 
 
 class CheckpointTurn(Enum):
-    """What leads to other progress."""
+    """What leads to another state."""
 
     TRIGGERED = auto()
     ACKNOWLEDGED = auto()
-    """By every task that was to."""
+    """Every expected task has acknowledged it."""
     ATTEMPT_OVER = auto()
     COMPLETED = auto()
     FAILED = auto()
-    """Declined, refused, not written, out of time, or a task has ended or failed meanwhile."""
+    """It was declined or refused, was not written, has timed out, or a task has finished or failed meanwhile."""
 
 
 _TRIGGERED, _ACKNOWLEDGED, _ATTEMPT_OVER, _COMPLETED, _FAILED = CheckpointTurn
 CHECKPOINT_TABLE: Final[Table[Progress, CheckpointTurn]] = Table(
     "checkpoint",
     (
-        Row(Progress.NONE, _TRIGGERED, (Progress.COLLECTING,), "tasks without a living producer are told"),
+        Row(Progress.NONE, _TRIGGERED, (Progress.COLLECTING,), "tasks without an unfinished producer are told"),
         Row(Progress.COLLECTING, _ACKNOWLEDGED, (Progress.PUBLISHING,), "the metadata is written"),
-        Row(Progress.COLLECTING, _FAILED, (Progress.NONE,), "slots and those who wait for it are told"),
-        Row(Progress.PUBLISHING, _ATTEMPT_OVER, (Progress.ORPHANED,), "no attempt restores before it is settled"),
+        Row(Progress.COLLECTING, _FAILED, (Progress.NONE,), "slots and waiting clients are told"),
+        Row(
+            Progress.PUBLISHING, _ATTEMPT_OVER, (Progress.ORPHANED,), "no attempt restores before its outcome is known"
+        ),
         Row(Progress.ORPHANED, _ATTEMPT_OVER, (Progress.ORPHANED,), "the job ends before the tasks are cancelled"),
         Row(Progress.PUBLISHING, _COMPLETED, (Progress.NONE,), "it is the newest one from now on"),
-        Row(Progress.ORPHANED, _COMPLETED, (Progress.NONE,), "it is the newest one, from which the job goes on"),
+        Row(Progress.ORPHANED, _COMPLETED, (Progress.NONE,), "it is the newest one, from which the job resumes"),
         Row(Progress.PUBLISHING, _FAILED, (Progress.NONE,), "nothing is deleted if it may yet have been written"),
-        Row(Progress.ORPHANED, _FAILED, (Progress.NONE,), "the job goes on from the one before"),
+        Row(Progress.ORPHANED, _FAILED, (Progress.NONE,), "the job resumes from the one before"),
     ),
 )
 
@@ -63,29 +65,29 @@ class Pending:
     plan: CheckpointPlan
     sources: tuple[SourcePosition, ...]
     clients: tuple[int, ...]
-    """Who asked for a checkpoint and waits for this one."""
+    """The clients that have requested a checkpoint, and wait for this one."""
     is_stop: bool
-    """The job stops with this one."""
+    """Whether the job stops with this checkpoint."""
     is_rescale: bool
-    """It goes on at another parallelism, or on other slots, from this one."""
+    """Whether the job continues from this checkpoint at another parallelism, or on other slots."""
     is_savepoint: bool
-    """Its failure does not count against the job: a restart would not mend it."""
+    """Whether it is for a savepoint: its failure does not count against the job, since a restart would not help."""
     acks: dict[TaskId, CheckpointAck] = field(default_factory=dict)
     in_flight: InFlight = field(default_factory=InFlight)
-    """Of these acknowledgements: there may be 100,000s of channels, so they are counted as they come."""
+    """What was in flight in `acks`: there may be 100,000s of channels, so they are counted as they come."""
     timer: str | None = None
     attempt_is_over: bool = False
     files: frozenset[str] = frozenset()
-    """What its metadata refers to, once that is being written."""
+    """The files that its metadata references; empty before that is being written."""
 
     @property
     def alignment_ms(self) -> float:
-        """How long the task that waited longest for its barriers has done so."""
+        """The longest time for which a task has waited for its barriers."""
         return max((ack.alignment_ms for ack in self.acks.values()), default=0.0)
 
     @property
     def stops(self) -> bool:
-        """The job stops with it: its attempt goes on until then."""
+        """Whether the job stops with it: only if its attempt is not over before."""
         return self.is_stop and not self.attempt_is_over
 
     @property
@@ -102,10 +104,10 @@ class Completed:
     pending: Pending
     metadata: CheckpointMetadata
     committables: tuple[Committables, ...]
-    """To be committed now; what older checkpoints hold is not among them."""
+    """The committables to be committed now, without those that older checkpoints hold."""
     path: str
     is_first: bool
-    """Of its attempt, which goes on."""
+    """Whether it is the first checkpoint of its attempt, which is not over."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +115,7 @@ class Aborted:
     pending: Pending
     reason: str
     retry: bool
-    """Nothing is wrong: it only has to be taken again."""
+    """Whether nothing is wrong, and a new checkpoint is triggered in its place."""
 
     def __str__(self) -> str:
         return f"checkpoint {self.pending.checkpoint_id} failed: {self.reason}"

@@ -10,13 +10,14 @@ from midstream.checkpoint.state_files import place_of
 from midstream.protocol.job_status import StateSize
 
 POINTS_MAX: Final = 64
-"""When there are so many, every second one is dropped: they reach from the job's beginning to now at any age."""
+"""The limit on points: beyond it, every second one is dropped, so that they cover the whole life of a job of any age.
+"""
 
 
 class StateSizes:
     def __init__(self) -> None:
         self.of: Mapping[str, tuple[int, int]] = {}
-        """By uid of the operator: rows and bytes."""
+        """The rows and bytes of each operator, by uid."""
         self._points: list[StateSize] = []
         self._newest: StateSize | None = None
         self._every = 1
@@ -24,13 +25,13 @@ class StateSizes:
 
     @property
     def growth(self) -> Sequence[StateSize]:
-        """Oldest first, the newest always among them."""
+        """The sizes over time, oldest first; the newest is always included."""
         if self._newest is None or self._points[-1] == self._newest:
             return self._points
         return [*self._points, self._newest]
 
     def restored(self, metadata: CheckpointMetadata, now_ms: int) -> None:
-        """The job begins from that checkpoint."""
+        """The job resumes from a checkpoint."""
         self._add(metadata, now_ms)
 
     def completed(self, metadata: CheckpointMetadata) -> None:
@@ -50,7 +51,7 @@ class StateSizes:
 
 
 def _sizes(metadata: CheckpointMetadata) -> dict[str, tuple[int, int]]:
-    """A chunk that several subtasks share after a rescale counts once."""
+    """Return the rows and bytes of each operator. A chunk that several subtasks share after a rescale counts once."""
     found = {}
     for operator in metadata.operators:
         chunks = {

@@ -1,4 +1,4 @@
-"""When the next checkpoint begins, and for whom: the clock, people, a stop, a rescale or move, savepoints."""
+"""Triggers the next checkpoint, for the interval, clients, a stop, a rescale or move, or savepoints."""
 
 from __future__ import annotations
 
@@ -14,21 +14,21 @@ if TYPE_CHECKING:
 
 
 def trigger_when_due(job: Coordinator, sources: Sources, program: JobGraph) -> None:
-    """Of a job whose tasks run. `program`: its graph at the program's own parallelism."""
+    """Trigger a checkpoint of a running job if one is due. `program`: its graph at the program's own parallelism."""
     attempt, checkpoints, requests, rescaling = job.attempt, job.checkpoints, job.requests, job.rescaling
     assert attempt is not None
-    if checkpoints.storage is None or checkpoints.pending is not None or attempt.ending:
+    if checkpoints.storage is None or checkpoints.pending is not None or attempt.finished_at_start:
         return
     if rescaling.stage is Stage.DEALING:
-        return  # a newer one would start the dealing over, and might be one that the job cannot go on from
+        return  # a newer checkpoint would have to be dealt out in its place, and might not fit to the new tasks
     if requests.draining and not attempt.at_end_of_data:
-        return  # it would hold some sources as ended in the middle of their input, while others could read on
+        return  # it would record some sources as ended within their input, while others could continue to read
     rescale, savepoint = rescaling.wants_checkpoint, job.savepoints.wants_checkpoint
     wanted = requests.wants_checkpoint or rescaling.is_urgent or savepoint
     if checkpoints.due.is_now(wanted, attempt.awaits_checkpoint):
-        clients, is_stop = requests.take_checkpoint(), requests.wants_stop
+        clients, is_stop = requests.take_waiting(), requests.wants_stop
         align = savepoint or (rescale and rescaling.must_align)
-        if is_stop:  # it goes on when the program is started again, at the program's own parallelism
+        if is_stop:  # the job resumes when the program is started again, at the program's own parallelism
             align = align or loses_edges(job.plan.graph, program)
         asked = clients, is_stop, rescale, savepoint, align
         job.savepoints.triggered(checkpoints.trigger(attempt, sources.snapshot(), *asked))

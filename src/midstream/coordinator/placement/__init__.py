@@ -1,8 +1,9 @@
-"""What runs where: the slots of the job, the attempts to run it on them, the splits that its tasks read.
+"""What runs where: the slots of the job, the attempts to run it on them, and the splits that its tasks read.
 
-The story: `slots` are asked for and come; an `attempt` says which of them runs which task, and `deploying` tells each
-what to build; `attempts` has them answer, and cancels them after a failure; `sources` hands splits to the tasks that
-run; `rescaling` takes them all to another parallelism, or off slots that have to leave. `dropped` counts what tasks lose.
+`slots` requests slots, and knows those that have come; an `attempt` says which slot runs which task, and `deploying`
+what each slot has to build; `attempts` deploys and cancels attempts, and waits for the slots' answers; `sources`
+assigns splits to tasks; `rescaling` takes the job to another parallelism, or off slots that have to leave. `dropped`
+counts the rows, timers and records that tasks drop.
 
 May import `restoring`, and `events`, `effects`, `failures` and `phase` of the coordinator.
 """

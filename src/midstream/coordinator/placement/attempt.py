@@ -1,6 +1,7 @@
 """One attempt to run the job: which slot runs which task, and how far each task is.
 
-A task is DEPLOYING, RUNNING, FINISHING (all data is processed; it waits for a checkpoint), FINISHED, as ATTEMPT_TABLE says.
+A task is DEPLOYING, RUNNING, FINISHING (it has processed all its data and waits for a checkpoint) or FINISHED;
+ATTEMPT_TABLE says what leads from one to the next.
 """
 
 from __future__ import annotations
@@ -26,29 +27,27 @@ class TaskPhase(Enum):
 
 _FINISHING, _FINISHED = TaskPhase.FINISHING, TaskPhase.FINISHED
 
-Said: TypeAlias = TaskRunning | TaskEndOfData | TaskFinished
+TaskReport: TypeAlias = TaskRunning | TaskEndOfData | TaskFinished
 
-ATTEMPT_TABLE: Final[Table[TaskPhase, type[Said]]] = Table(
+ATTEMPT_TABLE: Final[Table[TaskPhase, type[TaskReport]]] = Table(
     "task, to the coordinator",
     (
         Row(TaskPhase.DEPLOYING, TaskRunning, (TaskPhase.RUNNING,), "once all tasks run, checkpoints begin"),
-        Row(TaskPhase.RUNNING, TaskEndOfData, (_FINISHING,), "once all are here, a last checkpoint is made"),
+        Row(TaskPhase.RUNNING, TaskEndOfData, (_FINISHING,), "once all tasks are, a last checkpoint is made"),
         Row(
             TaskPhase.RUNNING,
             TaskFinished,
             (_FINISHED,),
-            "a checkpoint has it as finished, or the job makes none: it need not wait for one",
+            "a checkpoint records it as finished, or the job makes none: it need not wait for one",
         ),
-        Row(
-            _FINISHING, TaskFinished, (_FINISHED,), "once all are here, what they wrote is committed, and the job ends"
-        ),
+        Row(_FINISHING, TaskFinished, (_FINISHED,), "once all tasks are, their output is committed, and the job ends"),
     ),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointPlan:
-    """Who begins a checkpoint, who must acknowledge it, and who has nothing to add."""
+    """The tasks that are triggered for a checkpoint, those that must acknowledge it, and those that have finished."""
 
     trigger: tuple[TaskId, ...]
     expected: frozenset[TaskId]
@@ -56,7 +55,7 @@ class CheckpointPlan:
 
 
 class Attempt:
-    """`slots[i]` runs subtask i of every vertex. `finished`: tasks that are deployed as finished."""
+    """The tasks of one attempt. `slots[i]` runs subtask i of every vertex. `finished`: tasks deployed as finished."""
 
     def __init__(self, number: int, graph: JobGraph, slots: tuple[int, ...], finished: Collection[TaskId]) -> None:
         self.number = number
@@ -64,30 +63,32 @@ class Attempt:
         self._graph = graph
         self.phases = dict.fromkeys(tasks_of(graph), TaskPhase.DEPLOYING)
         self._in = dict.fromkeys(TaskPhase, 0)
-        """How many are in which phase: it is looked at with every event, and there may be thousands."""
+        """The number of tasks in each phase: there may be thousands, and it is needed for every event."""
         self._in[TaskPhase.DEPLOYING] = len(self.phases)
         self._not_final: set[TaskId] = set()
-        """FINISHING, and not in `final`."""
-        self.awaited = set(slots)
-        """Slots that have to answer `Deployed`, later `Cancelled`."""
-        self.ending = set(finished)
-        """Deployed as finished: they end by themselves, at once. A checkpoint would only meet that race."""
+        """The tasks that are FINISHING and not in `final`."""
+        self.unanswered = set(slots)
+        """The slots that have still to answer `Deployed`, or later `Cancelled`."""
+        self.finished_at_start = set(finished)
+        """The tasks deployed as finished that have not ended yet. They end at once, so no checkpoint is triggered
+        before: it would have to be aborted because they end meanwhile.
+        """
         self.final: set[TaskId] = set()
-        """A completed checkpoint has them as finished: they end as soon as their rows are with their consumers."""
+        """The tasks that a completed checkpoint records as finished: they end once their consumers have their rows."""
         self.has_checkpoint = False
 
     def slot_of(self, ref: TaskId) -> int:
         return self.slots[ref.subtask]
 
     def tasks_by_slot(self) -> dict[int, list[TaskId]]:
-        """In the order of the slots."""
+        """Return the tasks of each slot, in the order of `slots`."""
         tasks: dict[int, list[TaskId]] = {slot: [] for slot in self.slots}
         for ref in self.phases:
             tasks[self.slot_of(ref)].append(ref)
         return tasks
 
     def check_owner(self, slot: int, ref: TaskId) -> None:
-        """Raises InvariantError when `slot` has no business to speak for the task."""
+        """Raise InvariantError if `slot` does not run the task about which it has sent a message."""
         if ref not in self.phases or self.slot_of(ref) != slot:
             raise InvariantError(f"slot {slot} speaks for task {ref}, which it does not run")
 
@@ -96,15 +97,15 @@ class Attempt:
         self.final.update(finished)
         self._not_final -= self.final
 
-    def advance(self, ref: TaskId, said: type[Said]) -> None:
-        """Raises InvariantError when that cannot be said now."""
+    def advance(self, ref: TaskId, report: type[TaskReport]) -> None:
+        """Note a task's message. Raises InvariantError if it cannot come in the phase of the task."""
         before = self.phases[ref]
-        phase = ATTEMPT_TABLE.next(before, said)
+        phase = ATTEMPT_TABLE.next(before, report)
         self.phases[ref] = phase
         self._in[before] -= 1
         self._in[phase] += 1
         if phase is _FINISHED:
-            self.ending.discard(ref)
+            self.finished_at_start.discard(ref)
             self._not_final.discard(ref)
         elif phase is _FINISHING and ref not in self.final:
             self._not_final.add(ref)
@@ -119,21 +120,23 @@ class Attempt:
 
     @property
     def at_end_of_data(self) -> bool:
-        """Some tasks live, and all of those have processed all their data."""
+        """Whether some tasks have not finished, and all of these have processed all their data."""
         return 0 < self._in[_FINISHING] == len(self.phases) - self._in[_FINISHED]
 
     @property
     def awaits_checkpoint(self) -> bool:
-        """All tasks that live are at the end of their data, and some cannot end without one more checkpoint."""
+        """Whether `at_end_of_data`, and some task cannot finish without one more checkpoint."""
         return bool(self._not_final) and self.at_end_of_data
 
     def plan_checkpoint(self) -> CheckpointPlan:
-        """Tasks none of whose producers lives begin it; every task that lives takes part."""
+        """Plan a checkpoint: tasks whose producers have all finished are triggered, and every unfinished task takes
+        part.
+        """
         live = {ref for ref, phase in self.phases.items() if phase is not _FINISHED}
         vertices = {ref.vertex for ref in live}
 
         def is_fed(ref: TaskId) -> bool:
-            """By every subtask of some vertex, or by the one with its number."""
+            """Whether a producer of the task has not finished."""
             return any(
                 edge.source in vertices if edge.partitioning.all_to_all else TaskId(edge.source, ref.subtask) in live
                 for edge in self._graph.inputs(ref.vertex)
@@ -144,5 +147,5 @@ class Attempt:
 
 
 def tasks_of(graph: JobGraph) -> tuple[TaskId, ...]:
-    """Every task, vertex by vertex."""
+    """Return every task, vertex by vertex."""
     return tuple(TaskId(vertex.id, i) for vertex in graph.vertices for i in range(vertex.parallelism))

@@ -1,4 +1,4 @@
-"""What each slot is told to build. Pure."""
+"""Makes the `Deploy` message of each slot. Pure."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from midstream.protocol.messages import Deploy
 def deployments(
     plan: JobPlan, attempt: Attempt, state: Dealt, epoch: int, graph_for: Callable[[int, bytes], bytes]
 ) -> Iterator[tuple[int, Deploy]]:
-    """For each slot of the attempt: its tasks, and of the state to restore what is theirs.
+    """Yield, for each slot of the attempt, its tasks with the state that they restore.
 
-    `graph_for(slot, graph)`: what it is to be sent of the pickled graph, see `Slots.graph_for`.
+    `graph_for(slot, graph)` returns the pickled graph if the slot does not have it yet, see `Slots.graph_for`.
     """
     config = msgspec.msgpack.encode(plan.config)
     for index, (slot, tasks) in enumerate(attempt.tasks_by_slot().items()):

@@ -1,4 +1,4 @@
-"""What operators have dropped, late rows, timers without a future and bad records: each loss is reported."""
+"""What operators have dropped: late rows, timers set after the end of input, and bad records. Each loss is reported."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ _log = logging.getLogger(__name__)
 
 
 class Dropped:
-    """By operator uid, over all attempts of the job: what is done again after a failure counts again.
+    """Counts one kind of loss by operator, over all attempts: what is dropped again after a failure counts again.
 
-    `warning` says to people what it means that an operator (its name) has dropped so many.
+    `warning` makes the text for users, from the name of an operator and the count.
     """
 
     def __init__(self, graph: JobGraph, warning: Callable[[str, int], str]) -> None:
         self._names = {spec.uid: spec.name for vertex in graph.vertices for spec in vertex.specs}
         self._warning = warning
         self._before: Counter[str] = Counter()
-        """In attempts that are over."""
+        """The counts of earlier attempts, by uid."""
         self._now: dict[TaskId, tuple[tuple[str, int], ...]] = {}
         self._logged: set[str] = set()
 
     def heard(self, task: TaskId, counts: tuple[tuple[str, int], ...]) -> None:
-        """Totals of a task of the current attempt: uid, how many."""
+        """A task of the current attempt has reported its totals: uid, count."""
         if not counts:
             return
         self._now[task] = counts
@@ -47,7 +47,7 @@ class Dropped:
         return found
 
     def warnings(self) -> tuple[str, ...]:
-        """One for each operator that has dropped any."""
+        """Return a warning for each operator that has dropped something."""
         return tuple(self._warning(self._names[uid], count) for uid, count in sorted(self.counts().items()))
 
 

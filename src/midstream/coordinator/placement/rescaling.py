@@ -1,13 +1,14 @@
-"""To another parallelism, or off slots that have to leave, while the job runs: slots, a checkpoint, then the switch.
+"""Rescales a running job, or moves it off slots that have to leave: it gathers slots, has a checkpoint made, then
+switches.
 
 The stages, and what leads from one to the next, are in RESCALE_TABLE.
 
-Up to STORED the job runs on, so what is in the way until then changes nothing. Its sources hold still
-behind the checkpoint, so that no row is read twice. A failure while SWITCHING leads back to the plan
-before, from the same checkpoint. The client that asked is told of either.
+Up to STORED the job continues to run, so giving up before then changes nothing. Its sources are paused after the
+checkpoint, so that no row is read twice. After a failure while SWITCHING, the job resumes with the plan before, from
+the same checkpoint. The client that requested the rescale is told the outcome in each case.
 
-A move off slots that leave has the plan that there is: it begins at GATHERING, and is a failure like
-any other if it fails while SWITCHING. A rescale takes the place of a move, as it leaves these slots, too.
+A move keeps the plan: it begins at GATHERING, and a failure while SWITCHING is a failure of the job like any other. A
+rescale that is requested meanwhile takes the place of the move, since it also avoids slots that are leaving.
 """
 
 from __future__ import annotations
@@ -38,11 +39,13 @@ class Stage(Enum):
     NONE = auto()
     PLANNING = auto()
     GATHERING = auto()
-    """The slots that the new plan needs above the present ones are asked for."""
+    """The slots that the new plan needs beyond the present ones are requested."""
     STORING = auto()
     """A checkpoint is to be made, or is being made."""
     DEALING = auto()
-    """It is dealt out to the new tasks, which shows that they can go on from it. No other one is made meanwhile."""
+    """The checkpoint is dealt out to the new tasks, which shows that they can resume from it. No other checkpoint is
+    triggered meanwhile.
+    """
     STORED = auto()
     SWITCHING = auto()
     """The old tasks are cancelled, and the new ones deployed."""
@@ -57,13 +60,13 @@ class RescaleTurn(Enum):
     SLOT_MISSING = auto()
     GATHERED = auto()
     COMPLETED = auto()
-    """The checkpoint that was made for it."""
+    """The checkpoint that was made for it has completed."""
     DEALT = auto()
     SWITCHES = auto()
     RUNS = auto()
-    """All tasks do."""
+    """All tasks of the new plan run."""
     OFF = auto()
-    """Given up, or the job ends."""
+    """It is given up, or the job ends."""
 
 
 _ASKED, _PLANNED, _SLOT_LEAVES, _SLOT_MISSING, _GATHERED, _COMPLETED, _DEALT, _SWITCHES, _RUNS, _OFF = RescaleTurn
@@ -71,19 +74,19 @@ RESCALE_TABLE: Final[Table[Stage, RescaleTurn]] = Table(
     "rescale",
     (
         Row(Stage.NONE, _ASKED, (Stage.PLANNING,), "the job is planned anew"),
-        Row(Stage.NONE, _SLOT_LEAVES, (Stage.GATHERING,), "a move, with the plan that there is"),
-        Row(Stage.PLANNING, _PLANNED, (Stage.GATHERING,), "slots are asked for, beside those that there are"),
+        Row(Stage.NONE, _SLOT_LEAVES, (Stage.GATHERING,), "a move, with the present plan"),
+        Row(Stage.PLANNING, _PLANNED, (Stage.GATHERING,), "slots are requested, besides the present ones"),
         Row(Stage.GATHERING, _GATHERED, (Stage.STORING,), "a checkpoint is wanted"),
-        Row(Stage.STORING, _COMPLETED, (Stage.DEALING,), "sources hold still, the checkpoint is dealt out"),
-        Row(Stage.DEALING, _DEALT, (Stage.STORED,), "new tasks can go on from it"),
+        Row(Stage.STORING, _COMPLETED, (Stage.DEALING,), "sources are paused, the checkpoint is dealt out"),
+        Row(Stage.DEALING, _DEALT, (Stage.STORED,), "new tasks can resume from it"),
         *(
-            Row(stage, _SLOT_MISSING, (Stage.GATHERING,), "another one is asked for; sources that hold read on")
+            Row(stage, _SLOT_MISSING, (Stage.GATHERING,), "another one is requested; paused sources are resumed")
             for stage in (Stage.GATHERING, Stage.STORING, Stage.DEALING)
         ),
         Row(Stage.STORED, _SWITCHES, (Stage.SWITCHING,), "the old tasks are cancelled"),
-        Row(Stage.SWITCHING, _RUNS, (Stage.NONE,), "who asked is told"),
+        Row(Stage.SWITCHING, _RUNS, (Stage.NONE,), "the client is told"),
         *(
-            Row(stage, _OFF, (Stage.NONE,), "who asked is told; while SWITCHING, a rescale goes back to its old plan")
+            Row(stage, _OFF, (Stage.NONE,), "the client is told; while SWITCHING, a rescale returns to its old plan")
             for stage in Stage
             if stage is not Stage.NONE
         ),
@@ -94,19 +97,19 @@ RESCALE_TABLE: Final[Table[Stage, RescaleTurn]] = Table(
 @dataclass(slots=True)
 class _Rescale:
     client: int | None
-    """Who has asked for it. None: it is a move."""
+    """The client that has requested the rescale. None: it is a move."""
     parallelism: int
     before: JobPlan
     after: JobPlan | None = None
     checkpoint: str | None = None
     checkpoint_id: int = 0
-    """From DEALING on, like `checkpoint`."""
+    """The id of the checkpoint, known from DEALING on, like its path in `checkpoint`."""
     has_failed: bool = False
-    """A move's checkpoint has failed: the next one comes in its time."""
+    """Whether a move's checkpoint has failed: then the next one is not triggered at once, but when it is due."""
 
 
 class Rescaling:
-    """At most one at a time."""
+    """Does at most one rescale or move at a time."""
 
     def __init__(
         self,
@@ -122,7 +125,7 @@ class Rescaling:
         self.stage = Stage.NONE
         self._current: _Rescale | None = None
         self._goes_back = False
-        """The new plan has been left again; the tasks of the one before do not run yet."""
+        """Whether the job returns to the plan before, and its tasks do not run yet."""
 
     def _turn(self, what: RescaleTurn) -> None:
         self.stage = RESCALE_TABLE.next(self.stage, what)
@@ -133,7 +136,7 @@ class Rescaling:
 
     @property
     def is_urgent(self) -> bool:
-        """The checkpoint is wanted at once."""
+        """Whether the checkpoint is wanted at once."""
         return self._current is not None and self.wants_checkpoint and not self._current.has_failed
 
     @property
@@ -142,18 +145,18 @@ class Rescaling:
 
     @property
     def leaves_tasks(self) -> bool:
-        """The tasks that are being cancelled are not those of the plan to go on with: their failures mean nothing."""
+        """Whether the tasks that are being cancelled belong to a plan that is being left: their failures mean nothing."""
         return self._goes_back or self.stage is Stage.SWITCHING
 
     @property
     def plan(self) -> JobPlan:
-        """The one to switch to."""
+        """The plan to switch to."""
         assert self._current is not None and self._current.after is not None
         return self._current.after
 
     @property
     def must_align(self) -> bool:
-        """Rows in flight would have nowhere to go: edges disappear, because their ends run in one task then."""
+        """Whether rows in flight would have no edge in the new plan, since the ends of an edge then run in one task."""
         assert self._current is not None
         return loses_edges(self._current.before.graph, self.plan.graph)
 
@@ -192,7 +195,7 @@ class Rescaling:
         self._gather(RescaleTurn.PLANNED)
 
     def move_if_needed(self, plan: JobPlan, *, is_stopping: bool) -> None:
-        """Off the slots that leave, which others are to come for. A rescale under way does that, too."""
+        """Begin a move if slots are leaving. A rescale in progress also avoids these slots."""
         if not self._slots.leaving or self._current is not None or is_stopping:
             return
         if plan.config.checkpoint_dir is None:
@@ -202,7 +205,7 @@ class Rescaling:
         self._gather(RescaleTurn.SLOT_LEAVES)
 
     def _gather(self, because: RescaleTurn) -> None:
-        """Enough slots for the old tasks and the new, not counting those that leave."""
+        """Request enough slots for the old tasks and for the new ones, not counting slots that are leaving."""
         assert self._current is not None
         self._turn(because)
         before = self._current.before.graph.slots - len(self._slots.leaving)
@@ -210,18 +213,18 @@ class Rescaling:
         self._slots.gather()
 
     def gathered(self) -> None:
-        """All slots are there, and nothing has changed for the tasks."""
+        """All slots are present; the tasks still run as before."""
         self._turn(RescaleTurn.GATHERED)
         self._slots.gathered()
 
     def slot_is_missing(self) -> None:
-        """One more, which no task runs on yet: the checkpoint is made once it is there."""
+        """A slot is missing on which no task runs yet: request another one, and make the checkpoint once it is present."""
         if RESCALE_TABLE.allows(self.stage, RescaleTurn.SLOT_MISSING):
             self._leave_checkpoint()
             self._gather(RescaleTurn.SLOT_MISSING)
 
     def slots_failed(self, reason: str) -> None:
-        """They do not come. What was to leave is all that there is to run on."""
+        """The slots do not come. In the case of a move, the tasks stay on the slots that are leaving."""
         if self.is_move:
             self._stay(reason)
         self.give_up(reason)
@@ -239,7 +242,7 @@ class Rescaling:
             self.give_up("it is asked to stop")
 
     def checkpoint_failed(self, reason: str) -> None:
-        """The one that was made for this."""
+        """The checkpoint that was made for this has failed."""
         rescale = self._current
         if rescale is None or not self.is_move:
             self.give_up(reason)
@@ -252,7 +255,7 @@ class Rescaling:
         """The checkpoint that was made for this has completed."""
         rescale = self._current
         if rescale is None or self.stage is not Stage.STORING:
-            self._attempts.read_on(metadata.checkpoint_id)
+            self._attempts.resume_sources(metadata.checkpoint_id)
             return
         rescale.checkpoint, rescale.checkpoint_id = path, metadata.checkpoint_id
         self._turn(RescaleTurn.COMPLETED)
@@ -271,7 +274,7 @@ class Rescaling:
         self._turn(RescaleTurn.SWITCHES)
 
     def running(self) -> None:
-        """All tasks run: if these are the new ones, it is done."""
+        """All tasks run: if these are the new ones, the rescale or move is complete."""
         self._goes_back = False
         if self._current is not None and self.stage is Stage.SWITCHING:
             self._turn(RescaleTurn.RUNS)
@@ -280,9 +283,9 @@ class Rescaling:
             self._current = None
 
     def give_up(self, reason: str) -> JobPlan | None:
-        """The job stays, or becomes again, as it was: the plan to go back to if it has been left."""
+        """Give up the rescale or move: the job continues with the plan before, which is returned if it has been left."""
         self._leave_checkpoint()
-        stage, rescale = self.stage, self._take()
+        stage, rescale = self.stage, self._remove()
         if rescale is None:
             return None
         if rescale.client is not None:
@@ -296,21 +299,21 @@ class Rescaling:
         return None
 
     def job_ended(self, why: str, _: bool) -> None:
-        rescale = self._take()
+        rescale = self._remove()
         if rescale is not None and rescale.client is not None:
             self._refuse(rescale.client, why)
 
-    def _take(self) -> _Rescale | None:
-        """It is off."""
+    def _remove(self) -> _Rescale | None:
+        """Remove and return the current rescale or move, which is over."""
         rescale, self._current = self._current, None
         if rescale is not None:
             self._turn(RescaleTurn.OFF)
         return rescale
 
     def _leave_checkpoint(self) -> None:
-        """The one that was made for this is an ordinary one."""
+        """Resume the sources, if they are paused after the checkpoint for this, which becomes an ordinary one."""
         if self._current is not None and self.stage is Stage.DEALING:
-            self._attempts.read_on(self._current.checkpoint_id)
+            self._attempts.resume_sources(self._current.checkpoint_id)
 
     def _stay(self, why: str) -> None:
         leaving = sorted(self._slots.leaving)

@@ -1,4 +1,4 @@
-"""The slots of the job: asked for, connected, lost."""
+"""The slots of the job: requested, connected, lost; and what their tasks report."""
 
 from __future__ import annotations
 
@@ -20,28 +20,30 @@ from midstream.protocol.task_metrics import TaskMetrics
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 RETRY_S: Final = 1.0
 LATELY_MS: Final = 5_000
-"""Reports of a task come once a second and with each checkpoint: what one of them says alone would jump about."""
+"""The time constant with which reports of a task are averaged: they come once a second and with each checkpoint, and a
+single one would make the shares jump.
+"""
 FIRST_REQUESTS_FAILED_MAX: Final = 3
-"""So many slots may fail to start before the job has run for the first time."""
+"""If this many slots fail to start before the job has run for the first time, the job fails."""
 
 
 @dataclass(slots=True)
 class Rate:
-    """What one task has reported last, and what it did lately."""
+    """The last report of one task, and averages over its recent reports."""
 
     at_ms: int
     metrics: TaskMetrics
     lately_ms: float = 0.0
-    """Of what it did lately: how long that is, how long it was busy, backpressured, and each of its operators at work.
-
-    What is `LATELY_MS` ago counts a third of what is now, and so on."""
+    """The recent time, in which what lies `LATELY_MS` back counts a third (1/e) of what is now. The next three are how
+    much of it the task was busy and backpressured, and how long each of its operators worked.
+    """
     busy_ms: float = 0.0
     backpressured_ms: float = 0.0
     worked_us: tuple[float, ...] = ()
 
     @property
     def busy(self) -> float:
-        """A share, 0 to 1."""
+        """The share of the recent time for which the task was busy, 0 to 1."""
         return _share(self.busy_ms, self.lately_ms)
 
     @property
@@ -55,16 +57,18 @@ class Slot:
     register: Register
     status: SlotStatus | None = None
     in_call: InCall | None = None
-    """What its loop is in, as it last said, if it was in a call then."""
+    """The call in which its loop was at its last heartbeat, if it was in one."""
     graph: bytes = b""
-    """The pickled JobGraph that it was sent last."""
+    """The pickled JobGraph that was last sent to it."""
 
     def __str__(self) -> str:
         return f"slot {self.id} (process {self.register.pid} on {self.register.host})"
 
 
 class Slots:
-    """Never more requests and slots together than the job needs, those that leave not counted."""
+    """Requests and keeps slots. Requests and slots together are never more than the job needs, not counting slots that
+    are leaving.
+    """
 
     def __init__(
         self,
@@ -75,27 +79,27 @@ class Slots:
         self.needed = graph.slots
         self.live: dict[int, Slot] = {}
         self.leaving: set[int] = set()
-        """Those of them that no further attempt is to run on."""
+        """The live slots on which no later attempt is to run."""
         self.changes = 0
-        """Counts what has changed in `live`, `leaving` and `needed`."""
+        """The number of changes of `live`, `leaving` and `needed`."""
         self.rates: dict[TaskId, Rate] = {}
-        """Of the tasks of the current attempt."""
+        """The rates of the tasks of the current attempt."""
         self._rows_before: dict[str, tuple[int, int]] = {}
         self._passed_before: dict[int, tuple[int, int, int]] = {}
-        """What `rows` and `passed` were when the current attempt began."""
+        """The values of `rows` and `passed` when the current attempt began."""
         self.late = Dropped(graph, late_rows)
         self.timers = Dropped(graph, late_timers)
         self.bad = Dropped(graph, bad_records)
         self.job_has_run = False
-        """It had all its slots once: the cluster has room for it."""
+        """Whether the job has had all its slots once, so that the cluster has room for it."""
         self._effects = effects
         self._timeout_s = timeout_s
-        self._open: set[str] = set()
+        self._requested: set[str] = set()
         self._requests = 0
         self._requests_failed = 0
         self._timer: str | None = None
         self.gathers_since_s = 0.0
-        """When slots were asked for that are still to come; after they have not come in time, since then."""
+        """Since when slots are awaited, on the clock of `Effects.elapsed_s`; it begins anew after each timeout."""
         self._is_gathering = False
 
     @property
@@ -109,24 +113,26 @@ class Slots:
     # ---- asking for them ----
 
     def gather(self, *_: object) -> None:
-        """Ask for all that are missing, and see that they come in time."""
+        """Request all slots that are missing, and set a timer for their arrival."""
         self._is_gathering = True
-        while self.staying + len(self._open) < self.needed:
+        while self.staying + len(self._requested) < self.needed:
             request = f"slot-{self._requests}"
             self._requests += 1
-            self._open.add(request)
+            self._requested.add(request)
             self._effects.request_slot(request)
         if not self.complete and self._timer is None:
             self.gathers_since_s = self._effects.elapsed_s
             self._timer = self._effects.set_timer(TimerKind.SLOTS, self._timeout_s, self._timed_out)
 
     def resize(self, needed: int) -> None:
-        """So many from now on; of those that are too many, requests are forgotten first, then the newest let go."""
+        """Change the number of slots. Of those that are too many, requests are withdrawn first, then the newest slots
+        are released.
+        """
         self.needed = needed
         self.changes += 1
-        surplus = self.staying + len(self._open) - needed
-        for request in sorted(self._open)[: max(0, surplus)]:
-            self._open.discard(request)
+        surplus = self.staying + len(self._requested) - needed
+        for request in sorted(self._requested)[: max(0, surplus)]:
+            self._requested.discard(request)
         for slot in self.ids()[needed:]:
             self._effects.close_slot(slot, "this slot is not needed any more")
             del self.live[slot]
@@ -134,7 +140,7 @@ class Slots:
             self.gathered()
 
     def leaves(self, slot: int, reason: str) -> bool:
-        """It is to be replaced. False: it is not there, or leaves already."""
+        """A slot is to be replaced. False: it is not present, or is already leaving."""
         if slot not in self.live or slot in self.leaving:
             return False
         self.leaving.add(slot)
@@ -143,27 +149,27 @@ class Slots:
         return True
 
     def stay(self) -> None:
-        """Those that leave are all that there is: they count again, for as long as they are there."""
+        """Slots that are leaving cannot be replaced: they count again for as long as they are present."""
         self.leaving.clear()
         self.changes += 1
 
     def let_leave(self, *slots: int) -> None:
-        """No task runs on them any more."""
+        """Release slots that are leaving, and on which no task runs any more."""
         for slot in slots:
             self._effects.close_slot(slot, "what this slot runs on is to end")
             self.lost(slot)
 
     def gathered(self) -> None:
-        """All are there and get to work."""
+        """All slots are present: stop waiting for them."""
         assert self.complete
         self._is_gathering = False
         self._effects.cancel_timer(self._timer)
         self._timer = None
 
     def release(self, why: str, _: bool) -> None:
-        """Nobody is needed any more."""
+        """Release all slots, because the job ends."""
         self._is_gathering = False
-        self._open.clear()
+        self._requested.clear()
         for slot in sorted(self.live):
             self._effects.close_slot(slot, why)
         self.live.clear()
@@ -172,7 +178,7 @@ class Slots:
 
     def _timed_out(self) -> None:
         self._timer = None
-        self._open.clear()
+        self._requested.clear()
         there = self.staying
         came = f"{there} came within {self._timeout_s:g} s"
         cure = "give Spark more cores, or raise slot_timeout"
@@ -188,10 +194,10 @@ class Slots:
         self._effects.facts.slots_failed(Failure(text, "", error, fatal=not self.job_has_run))
 
     def request_failed(self, request: str, reason: str) -> None:
-        """It will not lead to a slot. Once the job has run, only the time counts."""
-        if request not in self._open:
+        """A request will not lead to a slot. Once the job has run, only the timeout can make it fail for that."""
+        if request not in self._requested:
             return
-        self._open.discard(request)
+        self._requested.discard(request)
         self._requests_failed += 1
         text = f"a slot could not be started ({self.staying} of {self.needed} are there): {reason}"
         if not self.job_has_run and self._requests_failed >= FIRST_REQUESTS_FAILED_MAX:
@@ -210,7 +216,7 @@ class Slots:
         self.job_has_run = True
 
     def begin_attempt(self) -> None:
-        """What tasks report from now on is of another attempt."""
+        """A new attempt begins: add what the tasks of the last one have reported to the totals."""
         self.late.attempt_over()
         self.timers.attempt_over()
         self.bad.attempt_over()
@@ -219,7 +225,7 @@ class Slots:
         self.rates.clear()
 
     def rows(self) -> dict[str, tuple[int, int]]:
-        """Rows in and out by operator uid over all attempts, as of the last that was heard of each."""
+        """Return the rows in and out of each operator by uid, over all attempts, as of the last report of each task."""
         rows = dict(self._rows_before)
         for rate in self.rates.values():
             for uid, rows_in, rows_out in rate.metrics.operators:
@@ -228,7 +234,7 @@ class Slots:
         return rows
 
     def passed(self) -> dict[int, tuple[int, int, int]]:
-        """By edge: rows, bytes and batches, likewise."""
+        """Return the rows, bytes and batches that have passed each edge, over all attempts."""
         passed = dict(self._passed_before)
         for rate in self.rates.values():
             for edge in rate.metrics.edges:
@@ -237,10 +243,10 @@ class Slots:
         return passed
 
     def connected(self, slot: int, register: Register) -> bool:
-        """False: it was not asked for (any more)."""
-        if register.request not in self._open or slot in self.live:
+        """A slot has connected. False: it was not requested, or the request was withdrawn."""
+        if register.request not in self._requested or slot in self.live:
             return False
-        self._open.discard(register.request)
+        self._requested.discard(register.request)
         self.live[slot] = Slot(slot, register)
         self.changes += 1
         return True
@@ -251,7 +257,7 @@ class Slots:
         return self.live.pop(slot, None)
 
     def graph_for(self, slot: int, graph: bytes) -> bytes:
-        """What one that is there is to be sent of this pickled JobGraph: nothing if it has got that before."""
+        """Return this pickled JobGraph if the slot has to be sent it, or b"" if it was the last one sent to it."""
         known = self.live[slot]
         if known.graph == graph:
             return b""
@@ -259,14 +265,14 @@ class Slots:
         return graph
 
     def ids(self) -> tuple[int, ...]:
-        """Of those that stay; in a new attempt the i-th of them runs subtask i of every vertex."""
+        """The ids of slots that are not leaving; in a new attempt, the i-th of them runs subtask i of every vertex."""
         return tuple(sorted(self.live.keys() - self.leaving))
 
     def peers(self, slots: Iterable[int]) -> tuple[Peer, ...]:
         return tuple(Peer(s, self.live[s].register.host, self.live[s].register.port) for s in slots)
 
     def heard(self, slot: int, status: SlotStatus, attempt: int, now_ms: int) -> None:
-        """A heartbeat. Totals of an older attempt are not mixed with those of this one."""
+        """A slot has sent a heartbeat. Totals of an older attempt are not mixed with those of this one."""
         if slot not in self.live:
             return
         self.live[slot].status = status
@@ -277,7 +283,7 @@ class Slots:
             self._note(metrics, now_ms)
 
     def acknowledged(self, metrics: TaskMetrics | None, now_ms: int) -> None:
-        """What a task had done when it acknowledged a checkpoint: as good as a heartbeat."""
+        """A task has sent its metrics with an acknowledgement; they count like those of a heartbeat."""
         if metrics is not None:
             self._note(metrics, now_ms)
 
@@ -293,12 +299,17 @@ class Slots:
         self.rates[metrics.task] = rate
 
     def check(self) -> None:
-        assert self.staying + len(self._open) <= self.needed, (self.live, self.leaving, self._open, self.needed)
+        assert self.staying + len(self._requested) <= self.needed, (
+            self.live,
+            self.leaving,
+            self._requested,
+            self.needed,
+        )
         assert self.leaving <= self.live.keys(), (self.live, self.leaving)
 
 
 def other_python(slot: int, register: Register) -> Failure:
-    """The slot's minor version is not the driver's."""
+    """Return the failure of a slot whose Python has another minor version than the driver's."""
     error = ClusterError(
         f"slot {slot} on {register.host} runs Python {register.python}, the driver Python {PYTHON}: functions "
         "sent from one cannot be read by the other. Point PYSPARK_PYTHON to the same version everywhere"
@@ -307,7 +318,7 @@ def other_python(slot: int, register: Register) -> Failure:
 
 
 def _count_in(rate: Rate, before: Rate) -> None:
-    """What was done between two reports of a task, to what it did before that."""
+    """Add what a task did between two reports to the decayed sums of the earlier one."""
     now, then, span_ms = rate.metrics, before.metrics, max(0, rate.at_ms - before.at_ms)
     kept = math.exp(-span_ms / LATELY_MS)
     rate.lately_ms = span_ms + before.lately_ms * kept

@@ -1,14 +1,14 @@
-"""Splits: found by `Source.discover`, handed to the subtasks that ask, kept in every checkpoint.
+"""Splits: found by `Source.discover`, assigned to the subtasks that request them, kept in every checkpoint.
 
-What a checkpoint holds is taken in the step that triggers it: a split that was handed out before
-the trigger is in its reader's state, one that was not is in `pending`, and control messages to a
-slot stay in order, so no split is in both or in none.
+A checkpoint's `pending` splits are taken in the step that triggers it. A split that was assigned before the trigger is
+in its reader's state, one that was not is in `pending`, and control messages to a slot stay in order, so no split is in
+both or in none.
 
-Nothing more is discovered while splits wait to be handed out. So all that wait were found together,
-and no subtask reads a split that was found after them: while event time stands for those that wait
-(see `operators.watermarks`), no newer ones come to prolong that.
+Nothing more is discovered while splits wait to be assigned. So all that wait were found together, and no subtask reads
+a split that was found after them: while event time waits for them (see `operators.watermarks`), no newer splits prolong
+that wait.
 
-Per source at most one call runs at a time, so that a source needs no locks.
+At most one call of a source runs at a time, so a source needs no locks.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ _decoder = msgspec.msgpack.Decoder(Split)
 
 
 @dataclass(frozen=True, slots=True)
-class _Settled:
-    """A completed checkpoint of which the source is to be told."""
+class _Notice:
+    """What a source is told about a completed checkpoint."""
 
     position: bytes | None
     pending: tuple[bytes, ...]
@@ -53,17 +53,17 @@ class _Settled:
 
 
 class Askers:
-    """Subtasks that wait for a split, in the order in which they have asked.
+    """The subtasks that wait for a split, in the order of their requests.
 
-    There may be thousands, and all may have their share while one is still to ask: so those are not looked at again and
-    again, but put aside until the share is another one.
+    There may be thousands, and all may have their share while one has still to request a split. So those that have
+    their share are not examined again for each split, but set aside until the share changes.
     """
 
     def __init__(self) -> None:
         self._asked: dict[TaskId, int] = {}
-        """The others. When each has asked, counted."""
+        """The subtasks that are not set aside, with the number of their request, which counts requests."""
         self._aside: dict[TaskId, int] = {}
-        """Those that have `_share` splits or more."""
+        """The subtasks that have `_share` splits or more, with the number of their request."""
         self._share = 0
         self._count = 0
 
@@ -90,7 +90,7 @@ class Askers:
         return next(iter(self._asked))
 
     def first_below(self, share: int, given: Mapping[TaskId, int]) -> TaskId | None:
-        """The first of those that have been given less than `share`."""
+        """Return the first subtask that has been given fewer than `share` splits."""
         if share != self._share:
             self._bring_back()
             self._share = share
@@ -114,39 +114,39 @@ class _State:
     vertex: int
     parallelism: int
     finished: bool = False
-    """All its subtasks had finished where the attempt begins: nothing of it is called."""
+    """Whether all its subtasks had finished in the checkpoint from which the attempt began: then it is not called."""
     called: bool = False
-    """In this job, so that it is to be closed."""
+    """Whether it was called in this job, and so has to be closed."""
     position: bytes | None = None
     exhausted: bool = False
     pending: deque[bytes] = field(default_factory=deque)
     beginnings: int = 0
-    """How many of those pending do not follow all that were found with them before."""
+    """The number of splits in `pending` that do not follow all splits found with them (`Split.follows` is false)."""
     told_assigned: bool = False
-    """All subtasks know that there are none."""
+    """Whether the subtasks have been told that `beginnings` is 0."""
     waiting: Askers = field(default_factory=Askers)
-    """Subtasks that have asked and got no answer yet."""
+    """The subtasks that have requested a split and have no answer yet."""
     given: Counter[TaskId] = field(default_factory=Counter)
-    """How many splits each subtask was handed in this attempt."""
+    """The number of splits that each subtask was given in this attempt."""
     given_count: int = 0
-    """All of those together."""
+    """The number of splits that all subtasks together were given in this attempt."""
     generation: int = 0
-    """Grows with every reset: what was discovered before one does not count after it."""
+    """The number of resets and pauses: the result of a discovery that began before one of them is ignored."""
     busy: bool = False
-    """A call of the source is running."""
+    """Whether a call of the source is running."""
     timer: str | None = None
-    settled: _Settled | None = None
+    notice: _Notice | None = None
 
 
 class Sources:
     def __init__(self, effects: Effects, graph: JobGraph) -> None:
         self.storage: Storage | None = None
         self.are_reset = False
-        """They stand where the next attempt begins, and discover."""
+        """Whether the sources are at the positions from which the next attempt begins, and discover."""
         self._effects = effects
         self._attempt: Attempt | None = None
-        self._is_open = False
-        """Discovery goes on: not before the first reset, and never again after `stop`."""
+        self._discovers = False
+        """Whether sources discover: not before the first reset, and never again after `stop`."""
         self._stopped = False
         self._states = {
             vertex.source.uid: _State(vertex.source, vertex.id, vertex.parallelism)
@@ -155,13 +155,13 @@ class Sources:
         }
         self._by_vertex = {state.vertex: state for state in self._states.values()}
 
-    def open(self, found: OpenedStorage) -> None:
+    def storage_opened(self, found: OpenedStorage) -> None:
         self.storage = found.storage
 
     # ---- attempts ----
 
     def rescale(self, graph: JobGraph) -> None:
-        """Between two attempts: the same sources in another graph of the same job."""
+        """Continue with the same sources in another graph of the same job. This is called between two attempts."""
         assert self._attempt is None
         for vertex in graph.vertices:
             if vertex.source is not None:
@@ -170,13 +170,13 @@ class Sources:
         self._by_vertex = {state.vertex: state for state in self._states.values()}
 
     def reset(self, positions: Mapping[str, SourcePosition], finished: Set[TaskId]) -> None:
-        """Go on from these positions (from the beginning where there is none), and begin to discover.
+        """Set the sources to these positions (to the beginning, for those that have none), and begin to discover.
 
-        `finished`: tasks that are not run again.
+        `finished`: the tasks that are not run again.
         """
         self._attempt = None
         self.are_reset = True
-        self._is_open = not self._stopped
+        self._discovers = not self._stopped
         for uid, state in self._states.items():
             self._quiesce(state)
             old = positions.get(uid)
@@ -189,7 +189,7 @@ class Sources:
             self._next_call(state)
 
     def deployed(self, attempt: Attempt) -> None:
-        """Splits go to the tasks of this attempt from now on."""
+        """The attempt is deployed: splits are assigned to its tasks from now on."""
         assert all(not state.waiting for state in self._states.values())
         self._attempt = attempt
         for state in self._states.values():
@@ -207,9 +207,9 @@ class Sources:
             state.generation += 1
 
     def stop(self) -> None:
-        """Nothing more is discovered in this job, and nobody gets another split."""
+        """Discover nothing more in this job, and assign no further split."""
         self._stopped = True
-        self._is_open = False
+        self._discovers = False
         for state in self._states.values():
             self._effects.cancel_timer(state.timer)
             state.timer = None
@@ -227,7 +227,7 @@ class Sources:
     # ---- handing out ----
 
     def request(self, ref: TaskId) -> None:
-        """A reader wants a split."""
+        """A subtask requests a split."""
         state = self._by_vertex.get(ref.vertex)
         if state is None or self._attempt is None or ref in state.waiting:
             return
@@ -240,7 +240,7 @@ class Sources:
         if attempt is None:
             return
         while state.waiting:
-            if state.pending and self._is_open:
+            if state.pending and self._discovers:
                 ref = _in_turn(state)
                 if ref is None:
                     return
@@ -253,7 +253,7 @@ class Sources:
                 self._effects.send(attempt.slot_of(ref), AssignSplit(attempt.number, ref, split, is_last))
                 state.told_assigned = state.told_assigned and is_last
                 self._tell_assigned(state)
-            elif state.exhausted or not self._is_open:
+            elif state.exhausted or not self._discovers:
                 ref = state.waiting.first()
                 state.waiting.remove(ref)
                 self._effects.send(attempt.slot_of(ref), NoMoreSplits(attempt.number, ref))
@@ -261,7 +261,9 @@ class Sources:
                 return
 
     def _tell_assigned(self, state: _State) -> None:
-        """To all subtasks: which of them has rows that event time stands for, only they know."""
+        """Tell all subtasks that event time need not wait for splits that are still to be assigned: only they know
+        which of them have rows for which event time waits.
+        """
         attempt = self._attempt
         if attempt is None or state.told_assigned or state.position is None or state.beginnings:
             return
@@ -279,7 +281,7 @@ class Sources:
         )
 
     def checkpoint_completed(self, completed: Completed) -> None:
-        """Tell the sources, where they want to know, what is safe now. Only the newest matters."""
+        """Tell the sources that override `checkpoint_completed`. Of several checkpoints, only the newest matters."""
         positions = {position.uid: position for position in completed.metadata.sources}
         for operator in completed.metadata.operators:
             state, position = self._states.get(operator.uid), positions.get(operator.uid)
@@ -287,9 +289,9 @@ class Sources:
                 continue
             if type(state.spec.source).checkpoint_completed is Source.checkpoint_completed:
                 continue
-            # of those that have finished, too: what a drain has cut off was never read
+            # of finished subtasks, too: the rest of a split that a drain has cut off was never read
             parts = tuple(part for subtask in operator.subtasks for part in subtask.parts if part.name == SPLITS)
-            state.settled = _Settled(position.position, position.pending, parts)
+            state.notice = _Notice(position.position, position.pending, parts)
             self._next_call(state)
 
     # ---- calls of the source, one at a time ----
@@ -297,14 +299,14 @@ class Sources:
     def _next_call(self, state: _State) -> None:
         if state.busy:
             return
-        if state.settled is not None:
-            settled, state.settled = state.settled, None
+        if state.notice is not None:
+            notice, state.notice = state.notice, None
             state.busy = state.called = True
-            work = partial(_tell, state.spec, settled, self.storage)
+            work = partial(_tell, state.spec, notice, self.storage)
             what = f"source {state.spec.name!r} to take note of a checkpoint"
             told = partial(self._told, state)
-            self._effects.run_io(IoKind.SETTLED, work, told, about=state.spec.uid, waits_for=what, has_limit=True)
-        elif self._is_open and not state.exhausted and state.timer is None and not state.pending:
+            self._effects.run_io(IoKind.NOTIFY, work, told, about=state.spec.uid, waits_for=what, has_limit=True)
+        elif self._discovers and not state.exhausted and state.timer is None and not state.pending:
             state.busy = state.called = True
             context = DiscoveryContext(state.spec.uid, state.parallelism, self.storage)
             work_discover = partial(state.spec.source.discover, state.position, context)
@@ -320,7 +322,7 @@ class Sources:
     def _told(self, state: _State, outcome: Done[None] | Failed) -> None:
         state.busy = False
         if isinstance(outcome, Failed):
-            # The next checkpoint tells it again, and more.
+            # The next completed checkpoint includes what this one says.
             self._effects.facts.warned(
                 failure_of(outcome.error, f"source {state.spec.name!r}, after a checkpoint").summary
             )
@@ -328,7 +330,7 @@ class Sources:
 
     def _discovered(self, state: _State, generation: int, outcome: Done[Discovery] | Failed) -> None:
         state.busy = False
-        if generation != state.generation or not self._is_open:
+        if generation != state.generation or not self._discovers:
             self._next_call(state)
             return
         if isinstance(outcome, Failed):
@@ -356,7 +358,7 @@ class Sources:
         self._next_call(state)
 
     def close(self) -> None:
-        """Let every source go that has been called. None of them is in a call."""
+        """Close every source that has been called. None of them is in a call."""
         for state in self._states.values():
             assert not state.busy, state.spec.uid
             if not state.called:
@@ -385,10 +387,10 @@ def _in_turn(state: _State) -> TaskId | None:
 
 
 def _in_line(splits: Sequence[Split]) -> list[Split]:
-    """Only what follows all that was found with it before still follows.
+    """Return the splits with `follows` cleared, unless a split follows all splits found before it.
 
-    The second part of one file among several is waited for: once the first part is read, all that
-    would hold event time back for it are other files, which may be far ahead, and then end.
+    Of several files, event time also waits for the second part of one: once its first part has been read, only other
+    files would hold event time back for it, and these may be far ahead, or end.
     """
     line = 1
     while line < len(splits) and splits[line].follows:
@@ -400,12 +402,12 @@ def _beginnings(splits: Iterable[Split]) -> int:
     return sum(not split.follows for split in splits)
 
 
-def _tell(spec: SourceSpec, settled: _Settled, storage: Storage | None) -> None:
-    """On the I/O pool: read which splits are unfinished, and tell the source."""
-    unfinished = [_decoder.decode(split) for split in settled.pending]
-    if settled.parts:
+def _tell(spec: SourceSpec, notice: _Notice, storage: Storage | None) -> None:
+    """Read which splits are unfinished, and tell the source. For the I/O pool."""
+    unfinished = [_decoder.decode(split) for split in notice.pending]
+    if notice.parts:
         assert storage is not None
-        parts = read_parts(storage, settled.parts, range(0), f"source {spec.uid!r}")
+        parts = read_parts(storage, notice.parts, range(0), f"source {spec.uid!r}")
         for part in parts.values():
             unfinished += splits_of(part)
-    spec.source.checkpoint_completed(settled.position, unfinished)
+    spec.source.checkpoint_completed(notice.position, unfinished)

@@ -1,8 +1,8 @@
-"""What people ask of a job while it runs, and what they see of it.
+"""What clients request of a running job, and what its status shows.
 
-The story: `requests` keeps who waits for a checkpoint or a stop, `savepoints` makes copies for keeps, `status` shows the job
-with `event_time` and `user_metrics`, and `waiting` names what is waited for, and for how long it may be.
-A rescale is asked for here, and is a matter of `placement`.
+`requests` keeps the clients that wait for a checkpoint or a stop, `savepoints` makes savepoints, `status` describes the
+job with the help of `event_time` and `user_metrics`, and `waiting` names what the job waits for, with the limits of
+these waits. A rescale, which clients request as well, is in `placement`.
 
 May import all other sub-rooms, and `events`, `effects`, `failures` and `phase` of the coordinator.
 """

@@ -1,8 +1,8 @@
-"""How far event time has come on each edge, and what holds it back: from what tasks tell in heartbeats. Pure.
+"""How far event time has advanced on each edge, and what holds it back, computed from the metrics of tasks. Pure.
 
-Event time begins at sources and at operators that make watermarks. What a task has is the least of the channels that
-it waits for, so what holds it back is found by going to the subtask behind the slowest channel, again and again,
-until event time begins there.
+Event time begins at sources and at operators that make watermarks. The event time of a task is the lowest of the
+channels for which it waits. So what holds it back is found by following the slowest channel to its producer,
+repeatedly, up to a task at which event time begins.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from midstream.protocol.job_status import HeldBackStatus
 from midstream.protocol.task_metrics import TaskMetrics
 
 Metrics = Mapping[TaskId, TaskMetrics]
-"""Of the tasks that have reported."""
+"""The metrics of the tasks that have reported."""
 
 
 def edge_watermark_us(graph: JobGraph, edge: Edge, metrics: Metrics) -> int | None:
-    """See `FlowStatus.watermark_us`; unknown until all consumers have reported."""
+    """Return `FlowStatus.watermark_us` of an edge; None until all consumers have reported."""
     marks = []
     for ref in _subtasks(graph.vertices[edge.target]):
         if ref not in metrics:
@@ -31,7 +31,7 @@ def edge_watermark_us(graph: JobGraph, edge: Edge, metrics: Metrics) -> int | No
 
 
 def held_back(graph: JobGraph, vertex: Vertex, metrics: Metrics) -> HeldBackStatus | None:
-    """What holds back the event time of `vertex`. None where nothing is further than the slowest, or that is not known."""
+    """Return what holds back the event time of `vertex`; None if nothing is more advanced, or if that is not known."""
     refs = _subtasks(vertex)
     if not all(ref in metrics for ref in refs):
         return None
@@ -56,7 +56,9 @@ def held_back(graph: JobGraph, vertex: Vertex, metrics: Metrics) -> HeldBackStat
 
 
 def _slowest(vertex: Vertex, metrics: Metrics) -> HeldBackStatus | None:
-    """Among the splits of its own source: elsewhere it is not known which of its subtasks are idle."""
+    """Return the slowest split of the vertex's own source; None without splits: which subtasks are idle is not known
+    then.
+    """
     found = [(split, ref) for ref, each in metrics.items() if (split := each.slowest_split) is not None]
     if not found:
         return None

@@ -1,4 +1,4 @@
-"""Who outside waits for what: checkpoints and stops. Each question gets exactly one answer."""
+"""The clients that wait for a checkpoint or a stop. Each request gets exactly one answer."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from midstream.protocol.messages import DoCheckpoint, DoStop, Reply
 
 @dataclass(slots=True)
 class Stop:
-    """`drain`: the sources end and the job finishes; else it ends with a checkpoint."""
+    """A stop that was requested. `drain`: the sources end and the job finishes; else it ends with a checkpoint."""
 
     drain: bool
     clients: list[int]
     checkpoint: str | None = None
-    """Path of its checkpoint or savepoint, once that is complete."""
+    """The path of its checkpoint or savepoint, once that is complete."""
     with_savepoint: bool = False
     is_stored: bool = False
-    """Its checkpoint is complete, and the sources hold still behind it."""
+    """Whether its checkpoint is complete, after which the sources are paused."""
 
 
 class Requests:
@@ -29,7 +29,7 @@ class Requests:
         self.stop: Stop | None = None
         self._effects = effects
         self._checkpoint: list[int] = []
-        """They wait for a checkpoint that is triggered after they have asked."""
+        """The clients that wait for a checkpoint to be triggered."""
 
     @property
     def draining(self) -> bool:
@@ -41,7 +41,7 @@ class Requests:
 
     @property
     def wants_stop(self) -> bool:
-        """With a checkpoint, which is still to be made."""
+        """Whether the job is to stop with a checkpoint that has not completed yet."""
         return self.stop is not None and not self.stop.drain and not self.stop.is_stored
 
     def asked(self, client: int, request: DoCheckpoint | DoStop, has_storage: bool) -> None:
@@ -64,7 +64,9 @@ class Requests:
                 assert_never(request)
 
     def stop_at_once(self, path: str | None) -> bool:
-        """No task has run: all that there is is in that checkpoint. False: no stop is wanted, or one with a savepoint."""
+        """Stop a job no task of which has run, with the checkpoint at `path`, if there is one. False: no stop is
+        wanted, or it is one with a savepoint.
+        """
         if self.stop is None or not self.wants_stop or self.stop.with_savepoint:
             return False
         self.stop.is_stored, self.stop.checkpoint = True, path
@@ -77,7 +79,7 @@ class Requests:
         return stop
 
     def stop_is_stored(self, path: str) -> None:
-        """Its checkpoint is complete. With a savepoint, that is still to be made of it."""
+        """The checkpoint of the stop is complete. If the stop is one with a savepoint, that has still to be made."""
         if self.stop is not None:
             self.stop.is_stored = True
             if not self.stop.with_savepoint:
@@ -101,8 +103,8 @@ class Requests:
         if self.stop is not None and not self.stop.drain and (self.stop.is_stored or was_to_stop):
             self.stop_failed(f"{why}; the job runs on; the stop is cancelled")
 
-    def take_checkpoint(self) -> tuple[int, ...]:
-        """A checkpoint is triggered: whoever waits, waits for this one."""
+    def take_waiting(self) -> tuple[int, ...]:
+        """A checkpoint is triggered: return the clients that waited for one, and now wait for this one."""
         clients, self._checkpoint = tuple(self._checkpoint), []
         return clients
 
@@ -110,7 +112,7 @@ class Requests:
         self._checkpoint[:0] = clients
 
     def stop_failed(self, reason: str) -> None:
-        """The stop with a checkpoint, if there is one, is off; the job runs on."""
+        """Cancel the stop, if there is one: the job continues to run."""
         stop, self.stop = self.stop, None
         if stop is not None and stop.with_savepoint:
             self._effects.facts.stop_failed(stop, reason)
@@ -122,11 +124,11 @@ class Requests:
             self._effects.reply(client, Reply(error=reason))
 
     def job_ended(self, reply_to_stop: Reply, reason: str) -> None:
-        """Answer all that is left. `reason`: why there is no checkpoint any more."""
+        """Answer all clients that still wait. `reason`: why no checkpoint is made any more."""
         if self.stop is not None:
-            if self.stop.with_savepoint and reply_to_stop == Reply():  # it came to its own end before that
+            if self.stop.with_savepoint and reply_to_stop == Reply():  # the job finished before it could stop
                 reply_to_stop = Reply(error=f"no savepoint was made: {reason}")
             for client in self.stop.clients:
                 self._effects.reply(client, reply_to_stop)
-        self.refuse(self.take_checkpoint(), reason)
+        self.refuse(self.take_waiting(), reason)
         self.stop = None

@@ -1,11 +1,11 @@
-"""Savepoints: a place for each is claimed, a checkpoint is made, what it covers is committed, then it is copied.
+"""Savepoints: a place is claimed, a checkpoint is made, its output is committed, then it is copied to the place.
 
-Their stages, and what leads from one to the next, are in SAVEPOINT_TABLE.
+The stages of a savepoint, and what leads from one to the next, are in SAVEPOINT_TABLE.
 
-The checkpoint is aligned: rows in flight could only be read by the same graph. It is kept for as long
-as it is copied, and the job runs on meanwhile. A stop is answered by `Requests`; for it the sources
-hold still behind the checkpoint, and if the savepoint fails they read on. Whoever is told that there
-is none finds its place free, except at the end of the job, which does not wait for that.
+The checkpoint is aligned, since rows in flight could only be read by the same graph. It is retained while it is copied,
+and the job continues to run meanwhile. A stop is answered by `Requests`; for a stop the sources are paused after the
+checkpoint, and resumed if the savepoint fails. When a client is told that its savepoint has failed, the place is free
+again, except at the end of the job, which does not wait for that.
 """
 
 from __future__ import annotations
@@ -33,29 +33,29 @@ from midstream.protocol.messages import DoSavepoint, DoStop, ReadOn, Reply
 class Stage(Enum):
     CLAIMING = auto()
     WAITING = auto()
-    """For a checkpoint that is triggered from now on."""
+    """It waits for a checkpoint to be triggered."""
     STORING = auto()
     COMMITTING = auto()
     COPYING = auto()
     COPIED = auto()
-    """The job is still to stop with it."""
+    """It is complete, and the job has still to stop with it."""
     DISCARDING = auto()
-    """It is not to be. Who asked is told when its place is free again."""
+    """It has failed. The client is told when its place is free again."""
 
 
 class SavepointTurn(Enum):
     """What leads to another stage."""
 
     CLAIMED = auto()
-    """Its place is ours."""
+    """Its place is claimed."""
     TRIGGERED = auto()
     COMPLETED = auto()
     TO_BE_REPEATED = auto()
     """Its checkpoint was aborted, and nothing is wrong."""
     COMMITTED = auto()
-    """All that its checkpoint covers."""
+    """The output of its checkpoint, and of all earlier ones, is committed."""
     COPIED = auto()
-    """Or not: either way nothing is at work on it any more."""
+    """Copying has ended, successfully or not."""
     OFF = auto()
     """Something has failed, or the job ends."""
 
@@ -69,9 +69,11 @@ SAVEPOINT_TABLE: Final[Table[Stage, SavepointTurn]] = Table(
         Row(Stage.STORING, _COMPLETED, (Stage.COMMITTING,), "the checkpoint is kept from here on"),
         Row(Stage.STORING, _TO_BE_REPEATED, (Stage.WAITING,), "the next one is for it"),
         Row(Stage.COMMITTING, _COMMITTED, (Stage.COPYING,), "the checkpoint is copied to the place"),
-        Row(Stage.COPYING, _COPIED, (Stage.COPIED,), "who asked is answered; a stop, when the job has stopped"),
+        Row(
+            Stage.COPYING, _COPIED, (Stage.COPIED,), "the client is answered; that of a stop, when the job has stopped"
+        ),
         *(
-            Row(stage, _OFF, (Stage.DISCARDING,), "the place is given back, then who asked is told")
+            Row(stage, _OFF, (Stage.DISCARDING,), "the place is given back, then the client is told")
             for stage in Stage
             if stage not in (Stage.COPYING, Stage.DISCARDING)
         ),
@@ -88,13 +90,13 @@ class _Savepoint:
     stop: Stop | None = None
     """The stop that waits for it, once the place is claimed."""
     checkpoint_id: int = 0
-    """From STORING on."""
+    """The id of its checkpoint, from STORING on."""
     metadata: CheckpointMetadata | None = None
-    """From COMMITTING on."""
+    """The metadata of its checkpoint, from COMMITTING on."""
     attempt: Attempt | None = None
-    """In which its checkpoint was made."""
+    """The attempt in which its checkpoint was made, from COMMITTING on."""
     refused: list[int] = field(default_factory=list)
-    """Clients to tell `reason` when its place is free again."""
+    """The clients that get `reason` as an answer when the place is free again."""
     reason: str = ""
 
     def turn(self, what: SavepointTurn) -> None:
@@ -115,17 +117,17 @@ class Savepoints:
 
     @property
     def idle(self) -> bool:
-        """No completed checkpoint is still to become a savepoint."""
+        """Whether no completed checkpoint has still to be copied."""
         return not self._at(Stage.COMMITTING, Stage.COPYING)
 
     @property
     def wants_checkpoint(self) -> bool:
-        """An aligned one."""
+        """Whether a savepoint waits for an aligned checkpoint to be triggered."""
         return bool(self._at(Stage.WAITING))
 
     @property
     def oldest_needed(self) -> int | None:
-        """The oldest completed checkpoint that has to be kept."""
+        """The oldest completed checkpoint that has to be retained because it is still to be copied."""
         return min((s.checkpoint_id for s in self._at(Stage.COMMITTING, Stage.COPYING)), default=None)
 
     # ---- asked, claimed ----
@@ -181,7 +183,7 @@ class Savepoints:
     # ---- copying ----
 
     def step(self, source: Storage | None, oldest_uncommitted: int | None) -> None:
-        """Copy what is committed: all checkpoints before `oldest_uncommitted`."""
+        """Begin to copy the checkpoints whose output is committed, which are those before `oldest_uncommitted`."""
         for savepoint in self._at(Stage.COMMITTING):
             if oldest_uncommitted is not None and oldest_uncommitted <= savepoint.checkpoint_id:
                 continue
@@ -196,7 +198,7 @@ class Savepoints:
         assert savepoint.place is not None
         savepoint.turn(SavepointTurn.COPIED)
         if savepoint.refused or self._has_ended:
-            self._discard(savepoint)  # whoever asked is told, or has been told, that there is none
+            self._discard(savepoint)  # its client has been told that there is none, or is told when it is gone
         elif isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
             self._effects.facts.fenced(outcome.error)
         elif isinstance(outcome, Failed):
@@ -210,7 +212,7 @@ class Savepoints:
     # ---- its end ----
 
     def _fail(self, savepoint: _Savepoint, reason: str) -> None:
-        """Let the job run on at once; give the place back, then tell who asked."""
+        """A savepoint has failed: the job continues at once, and the client is answered when the place is free again."""
         if self._has_ended:
             self._discard(savepoint)
         elif savepoint.stop is None:
@@ -218,7 +220,7 @@ class Savepoints:
         else:
             assert self._requests.stop is savepoint.stop
             self._requests.stop_failed(f"{reason}; the job runs on")
-            if savepoint.attempt is not None:  # it still runs, else the stop would have failed with it
+            if savepoint.attempt is not None:  # the attempt still runs, else the stop would have failed when it ended
                 for slot in savepoint.attempt.slots:
                     self._effects.send(slot, ReadOn(savepoint.attempt.number, savepoint.checkpoint_id))
 
@@ -227,7 +229,7 @@ class Savepoints:
         self._refuse(savepoint, stop.clients, reason)
 
     def _refuse(self, savepoint: _Savepoint, clients: list[int], reason: str) -> None:
-        """What is being copied can only be taken back when that is over."""
+        """Note whom to answer, and discard the savepoint; if it is being copied, that follows when copying has ended."""
         savepoint.refused, savepoint.reason = clients, f"no savepoint was made: {reason}"
         if savepoint.stage is not Stage.COPYING:
             self._discard(savepoint)
@@ -242,14 +244,15 @@ class Savepoints:
             self._effects.run_io(IoKind.SAVEPOINT_DISCARD, partial(discard, savepoint.place), gone, waits_for=what)
 
     def _discarded(self, savepoint: _Savepoint, _: Done[None] | Failed) -> None:
-        """If that failed: what is left of it cannot be restored, and says so."""
+        """The place is free again, or could not be cleared: what remains of the savepoint is refused as unfinished."""
         self._all.remove(savepoint)
         self._requests.refuse(savepoint.refused, savepoint.reason)
 
     def job_ended(self, why: str, stopped: bool) -> None:
-        """Answer all but stops. Only what is complete may stay, and only if the job has `stopped` with it.
+        """The job ends: answer all clients except those of stops. Only a complete savepoint remains, and only if the
+        job has `stopped` with it.
 
-        What is at work on the I/O pool may come to its end, and is taken back then, but nobody waits for it.
+        I/O that is running for a savepoint may end later. The savepoint is discarded then, but this is not awaited.
         """
         self._has_ended = True
         for savepoint in list(self._all):
@@ -270,7 +273,7 @@ class Savepoints:
 
 
 def _copy(source: Storage, metadata: CheckpointMetadata, place: Place) -> None:
-    """Raises FencedError if it fails because a later coordinator has deleted what it was to copy."""
+    """Copy a checkpoint. Raises StorageError; FencedError if a later coordinator has taken over, and so deleted files."""
     try:
         write_savepoint(source, metadata, place)
     except StorageError:

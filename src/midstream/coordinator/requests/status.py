@@ -1,4 +1,4 @@
-"""What can be seen of a job from outside."""
+"""Makes the status of a job, for clients."""
 
 from __future__ import annotations
 
@@ -31,11 +31,12 @@ if TYPE_CHECKING:
     from midstream.coordinator.machine import Coordinator
 
 WORKED_US_MIN: Final = 10_000
-"""Of all subtasks together. Below this, no operator's part of the work is reported: it would be noise."""
+"""The least work of all subtasks together for which the operators' shares are reported; those of less would be noise.
+"""
 
 
 def job_status(job: Coordinator, now_ms: int) -> JobStatus:
-    """All of it as of `now_ms`; rows are those of the last messages that had any, shares those of the last heartbeats."""
+    """Return the status as of `now_ms`, with the rows and shares that tasks have reported last."""
     graph, config, checkpoints = job.plan.graph, job.plan.config, job.checkpoints
     in_progress = checkpoints.in_progress(now_ms)
     slots = [slot for _, slot in sorted(job.slots.live.items())]
@@ -111,7 +112,7 @@ def state_of(job: Coordinator) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """By uid of an operator: added up over all tasks, once for all vertices."""
+    """Counts by operator uid, added up over all tasks once, and not for each vertex again."""
 
     rows: Mapping[str, tuple[int, int]]
     late: Mapping[str, int]
@@ -129,7 +130,7 @@ def _vertex_status(
         Phase.CANCELLING,
         Phase.GATHERING,
         Phase.DEPLOYING,
-    )  # there what is known is of tasks that are gone
+    )  # in these phases, the last reports are of tasks that do not run any more
     work = _work(rates) if works else {}
     counters, gauges = user_counters(rates), user_gauges(rates)
     watermark_us = min((rate.metrics.watermark_us for rate in rates), default=MIN_WATERMARK_US)
@@ -163,7 +164,7 @@ def _vertex_status(
 
 
 def _work(rates: Sequence[Rate]) -> dict[str, float]:
-    """By uid of an operator: its part of what all operators of the task worked lately."""
+    """Return, by operator uid, its share of the recent work of all operators of the task."""
     worked_us: defaultdict[str, float] = defaultdict(float)
     for rate in rates:
         for (uid, _, _), each_us in zip(rate.metrics.operators, rate.worked_us, strict=False):
@@ -180,7 +181,7 @@ def _subtask_status(rate: Rate, works: bool) -> SubtaskStatus:
 
 
 def _recovering(rates: Sequence[Rate]) -> tuple[RecoveryStatus, ...]:
-    """All subtasks that had something to recover, or none when all of that is recovered."""
+    """Return all subtasks that had something to recover, or none once all of that has been recovered."""
     tasks = [rate.metrics for rate in rates if rate.metrics.to_recover_bytes]
     if all(task.recovered_bytes == task.to_recover_bytes for task in tasks):
         return ()

@@ -1,4 +1,4 @@
-"""Counters and gauges of users' functions, put together from what the subtasks of a task have told of theirs."""
+"""Counters and gauges of users' functions, combined from the metrics of a task's subtasks."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from midstream.coordinator.placement.slots import Rate
 from midstream.protocol.job_status import GaugeStatus
 
 NAMES_MAX: Final = 200
-"""Of counters, and of gauges, that an operator shows; of more, the first by name. One subtask alone cannot have so many."""
+"""The limit on an operator's counters, and on its gauges, in the status; of more, the first by name are shown."""
 _MOST: Final = sys.float_info.max
 
 
 def user_counters(rates: Iterable[Rate]) -> dict[str, dict[str, float]]:
-    """By uid and name, the sums over subtasks."""
+    """Return the sums of counters over subtasks, by uid and name."""
     return {uid: {name: _sum(values) for name, values in of_it.items()} for uid, of_it in _values(rates, True).items()}
 
 
 def user_gauges(rates: Iterable[Rate]) -> dict[str, dict[str, GaugeStatus]]:
-    """By uid and name, over the subtasks that have set it."""
+    """Return the gauges by uid and name, each over the subtasks that have set it."""
     return {
         uid: {name: GaugeStatus(min(values), max(values), _sum(values)) for name, values in of_it.items()}
         for uid, of_it in _values(rates, False).items()
@@ -37,5 +37,5 @@ def _values(rates: Iterable[Rate], are_counters: bool) -> dict[str, dict[str, li
 
 
 def _sum(values: list[float]) -> float:
-    """Within what a float can hold: JSON knows no infinity."""
+    """Return the sum, limited to the finite floats, since JSON has no infinity."""
     return max(-_MOST, min(_MOST, sum(values)))

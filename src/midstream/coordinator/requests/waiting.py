@@ -1,20 +1,20 @@
-"""What the job waits for: each wait has a name that people see, and a limit.
+"""What the job waits for: each wait has a name, which the status shows, and a limit.
 
 | wait | limit |
 |---|---|
 | a checkpoint's acknowledgements, and its metadata's writing | `checkpoint_timeout`, see `checkpoints` |
-| slots that were asked for | `slot_timeout`, see `slots` |
+| slots that were requested | `slot_timeout`, see `slots` |
 | slots that cancel their tasks | `heartbeat_timeout`, see `attempts` |
 | slots that read state and open operators, tasks that start | `limit_s`; then the attempt fails |
 | the checkpoint directory, a sink's committer, a source's enumerator | `limit_s`; then the job fails for good |
 | all other I/O at the end of the job | `machine.END_TIMEOUT_S` |
-| savepoints that are copied, files that are deleted, the plan of a rescale | none: only who asked waits |
-| brokers and the like of which slots say that they do not answer | none: what reads from them or commits to them has its own |
+| savepoints that are copied, files that are deleted, the plan of a rescale | none: the job runs on meanwhile |
+| brokers and other services that slots report as not answering | none: the source or sink that uses them has its own |
 | a user's function, while checkpoints are made | that of the checkpoints; then that of cancelling |
 
-A call of a committer or a source cannot be given up and made again: of each there is one at a time,
-and who does not know whether it still runs must not make another. What a commit is about is in the
-newest checkpoint, so starting the job again loses nothing.
+A call of a committer or a source cannot be given up and repeated: each has one call at a time, and while it is not
+known whether a call still runs, another one must not be made. The committables are in the newest checkpoint, so
+starting the job again loses nothing.
 """
 
 from __future__ import annotations
@@ -36,42 +36,46 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 SHOWN_S: Final = 5.0
-"""What takes no longer is not worth saying."""
+"""The time from which a wait is shown."""
 LOGGED_S: Final = 30.0
 LIMIT_S: Final = 600.0
 
 
 def limit_s(config: JobConfig) -> float:
-    """Never shorter than `checkpoint_timeout` is by default: that may be set to what a checkpoint alone needs."""
+    """Return the limit of waits that have none of their own: `checkpoint_timeout`, but at least `LIMIT_S`, since that
+    timeout may be set to what a checkpoint alone needs.
+    """
     return max(LIMIT_S, config.checkpoint_timeout_s)
 
 
 class Waiting:
-    """What is waited for is looked at anew each time; remembered is only since when, and what has been said."""
+    """Finds what the job waits for, anew each time; it stores only since when, and which waits have been logged."""
 
     def __init__(self, effects: Effects, name: str) -> None:
         self._effects = effects
         self._name = name
         self._state: tuple[Phase, int] | None = None
-        """Phase and attempt when it last looked."""
+        """The phase and the attempt at the last call of `look`."""
         self._since_s = 0.0
-        """When it first saw that."""
+        """When `look` first found that phase and attempt."""
         self._said: set[str] = set()
-        """What the log has been told of and is still waited for."""
+        """The waits that have been logged and continue."""
 
     def look(self, job: Coordinator, passed_s: float) -> Failure | None:
-        """So much time has passed: say in the log what takes long. What has taken too long fails the attempt, or the job."""
+        """Time has passed: log the waits that take long. If one has exceeded its limit, return the failure of the
+        attempt or the job.
+        """
         self._effects.elapsed_s += passed_s
         state = _state(job)
         if state != self._state:
             self._state, self._since_s = state, self._effects.elapsed_s
         if job.phase in (Phase.ENDING, Phase.ENDED):
-            return None  # that has its own limit
+            return None  # the end of a job has its own limit
         self._log([wait for wait in self.waits(job) if wait.for_ms >= LOGGED_S * 1000])
         return self._overdue(job)
 
     def waits(self, job: Coordinator) -> tuple[WaitStatus, ...]:
-        """All that has taken longer than `SHOWN_S`, the longest first."""
+        """Return the waits that have taken longer than `SHOWN_S`, longest first."""
         found = [wait for wait in self._all(job) if wait.for_ms > SHOWN_S * 1000]
         return tuple(sorted(found, key=lambda wait: -wait.for_ms))
 
@@ -97,7 +101,7 @@ class Waiting:
         return None
 
     def _in_phase_ms(self, job: Coordinator) -> int:
-        """A phase that has begun since it last looked is new, however long the one before it lasted."""
+        """Return how long the job has been in its phase; 0 if the phase has begun since the last call of `look`."""
         if _state(job) != self._state:
             return 0
         return round((self._effects.elapsed_s - self._since_s) * 1000)
@@ -126,26 +130,26 @@ class Waiting:
                 for_ms = round((self._effects.elapsed_s - job.slots.gathers_since_s) * 1000)
                 yield WaitStatus(what, for_ms, round(config.slot_timeout_s * 1000))
             case Phase.DEPLOYING if attempt is not None:
-                what = f"{_slots(attempt.awaited)} to read the state to go on from, and to open the operators"
+                what = f"{_slots(attempt.unanswered)} to read the state to go on from, and to open the operators"
                 yield WaitStatus(what, for_ms, general_ms)
             case Phase.STARTING:
                 yield WaitStatus("the tasks to start", for_ms, general_ms)
-            case Phase.CANCELLING if attempt is not None and attempt.awaited:
-                what = f"{_slots(attempt.awaited)} to cancel the tasks"
+            case Phase.CANCELLING if attempt is not None and attempt.unanswered:
+                what = f"{_slots(attempt.unanswered)} to cancel the tasks"
                 yield WaitStatus(what, for_ms, round(config.heartbeat_timeout_s * 1000))
             case Phase.GATHERING | Phase.DEPLOYING | Phase.CANCELLING:
                 pass  # nothing is missing
             case Phase.CREATED | Phase.OPENING | Phase.RUNNING | Phase.ENDING | Phase.ENDED:
-                pass  # what they wait for is no matter of the phase
+                pass  # in these phases the job does not wait because of the phase
             case _:
                 assert_never(job.phase)
 
     def _of_tasks(self, job: Coordinator) -> Iterator[WaitStatus]:
         checkpoints = job.checkpoints
         pending = checkpoints.pending
-        if pending is not None and checkpoints.settled:
+        if pending is not None and checkpoints.outcome_is_known:
             for_ms = round((self._effects.elapsed_s - checkpoints.due.triggered_s) * 1000)
-            if for_ms > SHOWN_S * 1000:  # else nobody is told, and there may be many tasks
+            if for_ms > SHOWN_S * 1000:  # a shorter wait is not shown, and there may be many tasks to name
                 what = f"checkpoint {pending.checkpoint_id}, of {checkpoints.unanswered(pending)}"
                 yield WaitStatus(what, for_ms, round(job.plan.config.checkpoint_timeout_s * 1000))
         outside: dict[str, int] = {}

@@ -1,8 +1,8 @@
-"""What the next attempt goes on with: a checkpoint's state, dealt out to the slots once for each restart.
+"""The state with which the next attempt begins: that of a checkpoint, dealt out to the slots once for each restart.
 
-Of a large job with rows in flight that takes seconds (two hundred thousand handles and more), and the
-loop must not stand still for that long: heartbeats are on it. So it is done on the I/O pool, and
-encoded there, slot by slot, as it is sent.
+For a large job with rows in flight this takes seconds (there are two hundred thousand handles and more), and the loop
+must not be blocked for that long, since it also handles heartbeats. So it is done on the I/O pool, where the state of
+each slot is also encoded as it is sent.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from midstream.protocol.messages import Restored
 @dataclass(frozen=True, slots=True)
 class Dealt:
     finished: Set[TaskId]
-    """Tasks that had finished; they are not run again."""
+    """The tasks that had finished, which are not run again."""
     sources: Mapping[str, SourcePosition]
     dropped: tuple[str, ...]
-    """uids whose state is left behind."""
+    """The uids whose state is dropped."""
     slots: tuple[bytes, ...]
-    """What the i-th slot gets, see `Deploy.restore`."""
+    """The encoded state of each slot, see `Deploy.restore`."""
 
 
 NOTHING = Dealt(frozenset(), {}, (), ())
-"""Of a job that begins at the beginning."""
+"""The state with which a job begins at the beginning."""
 
 
 def deal(metadata: CheckpointMetadata, plan: JobPlan) -> Dealt:
-    """For the I/O pool. Raises ConfigError and StorageError as `assign_state` does."""
+    """Deal out the state of a checkpoint. For the I/O pool. Raises ConfigError and StorageError as `assign_state` does."""
     graph = plan.graph
     state = assign_state(metadata, graph, plan.allow_dropped_state)
     slots = []
@@ -60,10 +60,10 @@ class Restoring:
         self._effects = effects
         self._dealt: tuple[_Of, Dealt] | None = None
         self._asked: _Of | None = None
-        """What is being dealt out for the next attempt."""
+        """The checkpoint and graph that are being dealt out for the next attempt."""
 
     def dealt(self, metadata: CheckpointMetadata | None, graph: JobGraph) -> Dealt | None:
-        """None if it has not been dealt out yet."""
+        """Return the state of this checkpoint for this graph; None if it has not been dealt out yet."""
         if metadata is None:
             return NOTHING
         if self._dealt is not None and _is_same(self._dealt[0], (metadata, graph)):
@@ -74,17 +74,19 @@ class Restoring:
         self._dealt = (metadata, graph), dealt
 
     def forget(self) -> None:
-        """The slots have been told: it is not needed again before the next attempt."""
+        """Release the state, which has been sent to the slots and is not needed again before the next attempt."""
         self._dealt = None
 
     def deal(self, metadata: CheckpointMetadata, plan: JobPlan, done: Callable[[Failed | None], bool]) -> None:
-        """Then `done` gets the failure or None; the result is kept only if it returns True."""
+        """Deal out the state, then call `done` with the failure or None. The result is kept only if `done` returns
+        True.
+        """
         ready = partial(self._ready, (metadata, plan.graph), done)
         what = f"checkpoint {metadata.checkpoint_id} to be dealt out to the slots"
         self._effects.run_io(IoKind.DEAL, partial(deal, metadata, plan), ready, waits_for=what)
 
     def is_ready(self, metadata: CheckpointMetadata | None, plan: JobPlan, failed: Callable[[Failed], None]) -> bool:
-        """Whether the next attempt can go on with it. If not, it is being dealt out, and there will be an event."""
+        """Return whether the state has been dealt out. If not, this begins to do so, and an event will follow."""
         if self.dealt(metadata, plan.graph) is not None:
             return True
         assert metadata is not None

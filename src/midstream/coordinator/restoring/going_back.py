@@ -1,13 +1,13 @@
-"""Output that is newer than the checkpoint a job is to go on from: found, refused, kept, or taken back.
+"""Output that is newer than the checkpoint from which a job is to resume: found, refused, kept, or taken back.
 
-A job that goes on from an older checkpoint than its sinks have committed makes the rows in between
-once more. That is never done without a word: whoever asks for it names the checkpoint, and says
-whether the sinks take back what they have committed since, or keep it, so that it is there twice.
+A job that resumes from an older checkpoint than its sinks have committed emits the rows in between once more. That
+never happens silently: the user has to name the checkpoint, and to say whether the sinks take back what they have
+committed since, or keep it, so that it is duplicated.
 
-    ask the sinks what they have committed      before looking which checkpoint is the newest: a job
-                                                that is still running completes first, commits then
+    ask the sinks what they have committed      before the newest checkpoint is determined: a job that is
+                                                still running completes a checkpoint before it commits
     decide                                      refuses, or says what is to be done; changes nothing
-    take back                                   once the newer checkpoints count no more
+    take back                                   once the newer checkpoints do not count any more
 
 For the I/O pool.
 """
@@ -24,15 +24,15 @@ from midstream.graph.job_graph import JobGraph, OperatorSpec
 from midstream.operators.sink import Output, Sink
 
 Held = Mapping[str, tuple[tuple[int, bytes], ...]]
-"""By the uid of a sink, what newer checkpoints hold for it, see `Output.held`."""
+"""What newer checkpoints hold for each sink, by its uid, see `Output.held`."""
 
 BEGINNING = 0
-"""Older than any checkpoint."""
+"""An id that is lower than that of any checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
 class Newer:
-    """A sink with output that is newer, or may be."""
+    """A sink whose output is newer than the checkpoint, or may be."""
 
     spec: OperatorSpec
     output: Output
@@ -58,18 +58,20 @@ class Decision:
 
     @property
     def newest_seen(self) -> int:
-        """Ids of later checkpoints must be above it, or they could not be told from those that were gone back behind."""
+        """The newest checkpoint whose output a sink has. The ids of later checkpoints must be higher, so that they
+        differ from those of checkpoints that do not count any more.
+        """
         return max((newer.committed for newer in self.newer), default=0)
 
 
 def transactional(graph: JobGraph) -> list[OperatorSpec]:
-    """The sinks that commit."""
+    """Return the sinks that commit."""
     specs = [spec for vertex in graph.vertices for spec in vertex.operators]
     return [spec for spec in specs if spec.sink is not None and spec.sink.is_transactional]
 
 
 def ask_sinks(graph: JobGraph, jobs: frozenset[str], held: Held) -> dict[str, int | None]:
-    """By uid, the newest checkpoint of these jobs that is committed; None where the sink cannot say."""
+    """Return, by uid, the newest checkpoint of these jobs that is committed; None if the sink cannot tell."""
     answers: dict[str, int | None] = {}
     for spec in transactional(graph):
         assert spec.sink is not None
@@ -91,10 +93,11 @@ def decide(
     by_name: bool,
     what: NewerOutput | None,
 ) -> Decision:
-    """What is to be done about output newer than `metadata` (None: than the beginning).
+    """Decide what to do about output that is newer than `metadata` (None: than the beginning).
 
-    `committed`: see `ask_sinks`. `newest_known`: the newest checkpoint in the directory. Raises
-    ConfigError when there is some and nobody has said what is to become of it, or a sink cannot do it.
+    `committed`: see `ask_sinks`. `newest_known`: the newest checkpoint in the directory. `by_name`: the user has named
+    the checkpoint. Raises ConfigError if there is newer output and the user has not said what to do about it, or if a
+    sink cannot do that.
     """
     after = BEGINNING if metadata is None else metadata.checkpoint_id
     newer = []
@@ -130,7 +133,7 @@ def decide(
 
 
 def take_back(decision: Decision, metadata: CheckpointMetadata) -> None:
-    """Raises what a sink raises; doing it again goes on where it ended."""
+    """Have the sinks take back newer output. Raises what a sink raises; if called again, it continues where it ended."""
     for newer in decision.newer if decision.takes_back else ():
         kept = [item for entry in metadata.committables if entry.uid == newer.spec.uid for item in entry.items]
         try:
@@ -169,7 +172,7 @@ def _listed(newer: Iterable[Newer]) -> str:
 
 
 def _shown_again(graph: JobGraph, after: int, newest_known: int) -> tuple[str, ...]:
-    """Sinks that show rows as they come get them again after any failure; here it is many at once."""
+    """Return a warning for each sink that does not commit: it gets rows again after every failure, but here many."""
     if not BEGINNING < after < newest_known:
         return ()
     specs = [spec for vertex in graph.vertices for spec in vertex.operators if spec.sink is not None]

@@ -1,4 +1,4 @@
-"""What happens to the checkpoint directory before anything runs. For the I/O pool."""
+"""Finds the checkpoint from which a job begins, and takes over its checkpoint directory. For the I/O pool."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from midstream.exchange.capacity import check_pool
 from midstream.graph.job_graph import JobGraph
 
 TRIES_MAX: Final = 10
-"""How often the latest checkpoint of another job is taken up anew because it has made newer ones meanwhile."""
+"""The number of attempts to read the latest checkpoint of another job, which may complete newer ones meanwhile."""
 
 HAD_FINISHED: Final = (
     "all its input is read and all its output committed, so nothing is run. To run it again, start it over (--fresh, "
@@ -52,11 +52,11 @@ class OpenedStorage:
     storage: Storage
     opened: Opened
     dealt: Dealt
-    """What the first attempt goes on with."""
+    """The state with which the first attempt begins."""
 
 
 def check_plan(plan: JobPlan) -> None:
-    """Raises ConfigError."""
+    """Raise ConfigError if the settings of the plan contradict one another."""
     if plan.restore is not None and plan.config.checkpoint_dir is None:
         raise ConfigError(
             f"cannot start from checkpoint {plan.restore!r}: the job has no checkpoint directory; "
@@ -76,27 +76,27 @@ def check_plan(plan: JobPlan) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """From where a job begins."""
+    """The checkpoint from which a job begins, and what is known about newer ones."""
 
     metadata: CheckpointMetadata | None
-    """None: from the beginning."""
+    """The metadata of the checkpoint. None: the job begins at the beginning."""
     elsewhere: str | None
-    """The directory that `metadata` is in, if it is not the job's."""
+    """The directory of the checkpoint, if it is not that of the job."""
     newest_known: int
     """The newest checkpoint in these directories, whether it can be used or not."""
     jobs: frozenset[str]
-    """Ids of the starts that may have gone on from one another's checkpoints."""
+    """The ids of the starts that may have resumed from one another's checkpoints."""
     warnings: tuple[str, ...] = ()
     held: Held = field(default_factory=dict)
     """What the checkpoints that are newer than `metadata` hold for sinks."""
     starts_over: bool = False
-    """At the beginning, although there may be completed checkpoints."""
+    """Whether the job begins at the beginning although there may be completed checkpoints."""
 
 
 def find_start(plan: JobPlan, open_storage: Callable[[str], Storage]) -> Start:
-    """From where the job would begin, without changing anything. Raises as `open_checkpoints` does.
+    """Find out from where the job would begin, without changing anything. Raises as `open_checkpoints` does.
 
-    In time: to say so after the cluster has been started would be late.
+    This is done before the cluster is started, so that errors are reported early.
     """
     root = plan.config.checkpoint_dir
     if root is None:
@@ -113,7 +113,7 @@ def find_start(plan: JobPlan, open_storage: Callable[[str], Storage]) -> Start:
 
 
 def check_start(plan: JobPlan, start: Start, open_storage: Callable[[str], Storage]) -> tuple[str, ...]:
-    """See that the job can begin there, as far as output is concerned that its sinks have; warnings. Changes nothing."""
+    """Check that the output of the job's sinks allows it to begin there, and return warnings. Changes nothing."""
     if plan.restore is None or start.starts_over:
         return start.warnings
     if start.metadata is not None:
@@ -125,17 +125,17 @@ def check_start(plan: JobPlan, start: Start, open_storage: Callable[[str], Stora
 
 
 def copies_in(plan: JobPlan) -> bool:
-    """Whether to open its directory means to copy a checkpoint from elsewhere, which takes as long as it is large."""
+    """Return whether opening the directory copies a checkpoint from elsewhere, which takes long if it is large."""
     root = plan.config.checkpoint_dir
     return plan.restore is not None and root is not None and split_restore(plan.restore, root)[0] is not None
 
 
 def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> OpenedStorage:
-    """Take over the directory and see that the graph can go on from the checkpoint asked for.
+    """Take over the directory, and check that the graph can resume from the requested checkpoint.
 
-    One elsewhere, such as a savepoint, is copied here and is this job's own from then on. Raises
-    StorageError when the directory or the checkpoint cannot be used, ConfigError when the graph does
-    not fit to it, or output is newer than it.
+    A checkpoint elsewhere, such as a savepoint, is copied into the directory and is this job's own from then on. Raises
+    StorageError if the directory or the checkpoint cannot be used, and ConfigError if the graph does not fit to it, or
+    if output is newer than it.
     """
     root = plan.config.checkpoint_dir
     assert root is not None
@@ -143,7 +143,7 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
     taken = take_over(storage, root, plan.config.name, plan.job_id)
 
     def look(number: int) -> tuple[Start, Decision, CheckpointMetadata | None]:
-        # whoever was the head before commits nothing more that is newer than what is listed now
+        # the leader before this one commits nothing more that is newer than what is listed now
         start = _find(plan, root, storage, taken.listed, open_storage)
         decision = Decision(0)
         if plan.restore is not None and not start.starts_over:
@@ -155,7 +155,7 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
             _check_fits(plan, start)  # before anything is changed
         if start.metadata is None or start.elsewhere is None:
             return start, decision, None
-        # under another id each time: files of the time before may be there
+        # under another id each time: files of the previous try may exist
         next_id = next_checkpoint_id(storage, decision.newest_seen) + number
         try:
             copied = copy_in(open_storage(start.elsewhere), start.metadata, storage, taken.epoch, next_id)
@@ -187,9 +187,9 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
 
 
 def _while_it_moves_on(plan: JobPlan, open_storage: Callable[[str], Storage], look: Callable[[int], Found]) -> Found:
-    """What `look` finds. It gets how often it was called before.
+    """Call `look`, with the number of calls before, until it does not fail because a running job has moved on.
 
-    A job that may be running drops its latest checkpoint as soon as it has newer ones: then these are looked at.
+    A job that still runs deletes its latest checkpoint as soon as it has newer ones; `look` is then called for these.
     """
     assert plan.config.checkpoint_dir is not None
     elsewhere, which = (None, "") if plan.restore is None else split_restore(plan.restore, plan.config.checkpoint_dir)
@@ -211,13 +211,13 @@ def _newest(storage: Storage) -> int:
 
 
 def _is_newer(committed: Mapping[str, int | None], start: Start) -> bool:
-    """Whether a sink has committed what is newer than the start."""
+    """Return whether a sink has committed output that is newer than the start."""
     after = 0 if start.metadata is None else start.metadata.checkpoint_id
     return any(found is not None and found > after for found in committed.values())
 
 
 def _check_committables(metadata: CheckpointMetadata, graph: JobGraph) -> None:
-    """Have the sinks see that they can commit what the checkpoint holds: trying would not end, if they cannot."""
+    """Have the sinks check that they can commit what the checkpoint holds: otherwise the job would retry it for ever."""
     sinks = {spec.uid: spec for vertex in graph.vertices for spec in vertex.operators if spec.sink is not None}
     for entry in metadata.committables:
         spec = sinks.get(entry.uid)
@@ -263,7 +263,7 @@ def _find(
         text = f"no checkpoint has been completed in {root} yet: starting from the beginning"
         return Start(None, None, newest_known, jobs, (text,))
     if which == "latest" and fresh_since(storage, metadata):
-        if plan.resume:  # nothing of that start was ever committed, so that it is begun again as it was asked for
+        if plan.resume:  # that start has committed nothing, so it is begun again
             text = (
                 f"the job was started over since checkpoint {metadata.checkpoint_id} and has completed none since: starting from "
                 "the beginning"
@@ -291,7 +291,7 @@ def _find_elsewhere(
                 "there is no such directory, or nothing is in it; start from latest, the number of a checkpoint, or the "
                 "path of a checkpoint or a savepoint"
             )
-        before = list_checkpoints(storage)  # a job that is running there may complete others: see `_is_newer`
+        before = list_checkpoints(storage)  # a job that runs there may complete others meanwhile: see `_is_newer`
         metadata = load(storage, plan.config.name, which)
         theirs = jobs_of(storage)
         known = (*listed, *list_checkpoints(storage))
@@ -308,7 +308,7 @@ def _find_elsewhere(
 
 
 def _held(listed: Iterable[Listed], start: CheckpointMetadata) -> Held:
-    """What the checkpoints that are newer than `start` hold for sinks."""
+    """Return what the checkpoints that are newer than `start` hold for sinks."""
     held: dict[str, list[tuple[int, bytes]]] = defaultdict(list)
     for entry in listed:
         for of in () if entry.metadata is None else entry.metadata.committables:

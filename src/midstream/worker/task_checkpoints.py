@@ -1,26 +1,25 @@
-"""The part of one task that takes checkpoints: barriers in, barriers out, snapshots and what is in flight.
+"""Takes the checkpoints of one task: barriers arrive and are forwarded, operators give snapshots, rows are captured.
 
-A checkpoint in a task is one step on the loop: the barrier goes on (behind what is queued for the
-consumers, or before all of it), every operator gives its snapshot, and what the barrier has
-overtaken is held for storing. What happens later only adds to it: batches that were on their way
-(until the last channel has announced its barrier), and outputs that a barrier overtakes when its
-time has come. When nothing can be added any more it is encoded and written, off the loop, and
-acknowledged together with the operators' state.
+A task takes a checkpoint in one step on the loop: the barrier is forwarded (after the rows that are queued for the
+consumers, or ahead of all of them), every operator gives its snapshot, and the batches that the barrier has overtaken
+are held so that they can be stored. Later events only add to these batches: those that were still on their way, until
+the last channel has announced its barrier, and those in outputs where the barrier overtakes after its timeout. When
+nothing can be added any more, the batches are encoded and written on the I/O pool, and acknowledged together with the
+operators' state.
 
-Batches are held (`exchange.lease`), and charged to the pool, until they are written. Should the barriers be slow to come,
-what is there is written every now and then: a producer that still has to work its way to the
-barrier, over an edge that cannot be overtaken, may need those buffers for it.
+Batches are held (`exchange.lease`), and charged to the pool, until they are written. If the barriers are slow to
+arrive, the batches captured so far are written from time to time: a producer that still has to process the rows before
+its barrier, because they are on an edge that cannot be overtaken, may need those buffers.
 
-Every batch in flight is stored by exactly one owner: what has arrived by its consumer, what has
-not left (or has left in part) by its producer, recovered data by the gate that recovers it.
+Every batch in flight is stored by exactly one owner: a batch that has arrived is stored by its consumer, a batch that
+has not left, or has left in part, by its producer, and a recovered batch by the gate that recovers it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from midstream.checkpoint.barriers import (
     AbortCheckpoint,
@@ -39,41 +38,44 @@ from midstream.checkpoint.channel_state import Captured, store_channels
 from midstream.checkpoint.state_files import channel_file
 from midstream.core.elements import CancelCheckpointMarker, CheckpointBarrier
 from midstream.core.errors import StorageError, assert_never
-from midstream.core.ids import ChannelId, TaskId
+from midstream.core.ids import ChannelId
 from midstream.core.seams import Done, Failed, Timer
-from midstream.exchange.gate import Arrival, InputGate
+from midstream.exchange.gate import Arrival
 from midstream.exchange.lease import LeasedBatch, release
-from midstream.exchange.partition import ResultPartition
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.seams import TaskSeams
 from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
 
+if TYPE_CHECKING:
+    from midstream.worker.task import Task
+
 SEGMENT_BUFFERS = 16
-"""Size of a segment of channel state: what a recovering gate reads at once."""
+"""The size of a segment of channel state in buffers. A recovering gate reads a whole segment at once."""
 FLUSH_S = 0.1
 """How long captured batches keep their buffers while barriers are still to come."""
 
 
 @dataclass(slots=True, eq=False)
 class _InFlightState:
-    """What one checkpoint of this task has overtaken, and not written yet."""
+    """The batches that the barrier of one checkpoint has overtaken in this task, until they are written."""
 
     barrier: CheckpointBarrier
     inputs: list[tuple[Captured, list[LeasedBatch]]] = field(default_factory=list)
-    """In the order in which they are to be read again; the lists grow until all barriers are announced."""
+    """The batches captured in the gates, in the order in which they are to be read again. The lists grow until every
+    channel has announced its barrier."""
     outputs: list[tuple[ChannelId, list[LeasedBatch]]] = field(default_factory=list)
     capturing: bool = False
     stored: StoredInFlight = field(default_factory=StoredInFlight)
-    """What has been written."""
+    """The parts that have been written."""
     parts: int = 0
     """How many files have been begun."""
     writing: list[LeasedBatch] | None = None
-    """Held for the write that is going on."""
+    """The batches that are held for the write under way, and None while none is."""
     flush: Timer | None = None
     dropped: bool = False
 
     def drain(self) -> tuple[list[Captured], list[LeasedBatch]]:
-        """All that is to be written, and what has to be released afterwards; it is no longer here."""
+        """Remove all batches from here. Returns them as they are to be written, and as they have to be released."""
         captured: list[Captured] = []
         items: list[LeasedBatch] = []
         outputs = [(Captured(*channel, True), found) for channel, found in self.outputs]
@@ -82,70 +84,48 @@ class _InFlightState:
             if batches or where.stored:
                 captured.append(replace(where, batches=batches))
             items += found
-            found.clear()  # in place: what is still to come goes into the same list
+            found.clear()  # in place: the queue adds the batches that still arrive to the same list
         self.inputs = [(replace(where, stored=()), found) for where, found in self.inputs]
         self.outputs = []
         return captured, items
 
     def close(self) -> None:
-        """Nothing more will come of it."""
+        """Release all batches: nothing more will be written."""
         if self.flush is not None:
             self.flush.cancel()
         release(self.drain()[1])
 
 
-class Checkpointed(Protocol):
-    """What the checkpoints of a task need of it: `Task` has it. `rests`: see `TaskInput.rests`."""
-
-    def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None: ...
-
-    def rests(self) -> dict[int, tuple[LeasedBatch, int]]: ...
-
-    def mail(self, work: Callable[[], None]) -> None: ...
-
-    def fail(self, error: BaseException) -> None: ...
-
-
 class TaskCheckpoints:
-    """Hears by itself of barriers that arrive in the gates' channels, and of those that leave the partitions."""
+    """The checkpoints of one task. It is called when a barrier arrives in a channel or has left a partition."""
 
-    def __init__(
-        self,
-        ref: TaskId,
-        seams: TaskSeams,
-        gates: Sequence[InputGate],
-        partitions: Sequence[ResultPartition],
-        snapshots: TaskSnapshots,
-        task: Checkpointed,
-    ) -> None:
-        self._ref = ref
-        self._seams = seams
-        self._gates = gates
-        self._partitions = partitions
-        self._snapshots = snapshots
+    def __init__(self, task: Task, seams: TaskSeams, snapshots: TaskSnapshots) -> None:
         self._task = task
-        self._channels = [(gate, index) for gate, of in enumerate(gates) for index in range(len(of.channels))]
-        """By number: the gate, and the channel's place in it."""
-        capturable = [
-            number for number, (gate, _) in enumerate(self._channels) if gates[gate].edge.id in seams.overtakable
-        ]
+        self._seams = seams
+        self._snapshots = snapshots
+        self._gates = task.gates
+        self._partitions = task.partitions
+        self._channels = [(gate, index) for gate in task.gates for index in range(len(gate.channels))]
+        """The gate of each channel, and the channel's index in the gate. Their order gives the channels' numbers."""
+        capturable = [number for number, (gate, _) in enumerate(self._channels) if gate.edge.id in seams.overtakable]
         self._handler = BarrierHandler(len(self._channels), capturable)
         self.awaited_gates: tuple[int, ...] = ()
-        """Those whose rows cannot be in flight in a checkpoint that only waits for their barriers."""
+        """The gates for whose barriers a checkpoint waits, and whose rows cannot be captured for it."""
         self._in_flight: dict[int, _InFlightState] = {}
-        """By checkpoint, until it is written or given up."""
+        """The captured batches of each checkpoint, until they are written or the checkpoint is given up."""
         self._writing: set[_InFlightState] = set()
         self._timers: dict[int, Timer] = {}
         self._seen_s: tuple[int, float] = (-1, 0.0)
         """The newest checkpoint, and when its first barrier was seen."""
         for number, (gate, index) in enumerate(self._channels):
-            gates[gate].channels[index].queue.on_event = partial(self.arrived, number)
-        for partition in partitions:
-            partition.on_barrier_sent = self._barrier_sent
+            gate.channels[index].queue.on_event = partial(self.arrived, number)
+        for partition in task.partitions:
+            for sub in partition.subpartitions:
+                sub.on_barrier_sent = self._barrier_sent
         self._closed = False
 
     def close(self) -> None:
-        """Nothing of this task will be checkpointed any more."""
+        """Cancel everything: this task takes no more checkpoints."""
         self._closed = True
         for timer in self._timers.values():
             timer.cancel()
@@ -158,33 +138,33 @@ class TaskCheckpoints:
             release(state.writing)
         self._writing.clear()
 
-    # ---- what happens ----
+    # ---- events ----
 
     def arrived(self, channel: int, event: Arrival) -> None:
-        """A barrier, or the end, has arrived; it waits its turn in the channel."""
+        """A barrier, or the end of the partition, has arrived in the channel and waits there for its turn."""
         if self._closed:
             return
-        gate, index = self._locate(channel)
+        gate, index = self._channels[channel]
         if not isinstance(event, CheckpointBarrier):
             self._task.mail(lambda: self.handle(EndAnnounced(channel, gate.is_clear(index, event))))
         elif event.timeout_ms is not None:
             self._task.mail(lambda: self.handle(BarrierAnnounced(channel, event, gate.is_clear(index, event))))
 
     def handle(self, event: BarrierEvent) -> None:
-        """One event of the barrier handler, and what it leads to."""
+        """Give one event to the barrier handler, and carry out its instructions."""
         for instruction in self._handler.handle(event):
             match instruction:
                 case Block(channel):
-                    gate, index = self._locate(channel)
+                    gate, index = self._channels[channel]
                     gate.block(index)
                 case Resume(channels):
                     for channel in channels:
-                        gate, index = self._locate(channel)
+                        gate, index = self._channels[channel]
                         gate.resume(index)
                 case TakeSnapshot():
                     self._snapshot(instruction)
                 case CaptureComplete(checkpoint_id):
-                    if checkpoint_id in self._in_flight:  # else it could not be written
+                    if checkpoint_id in self._in_flight:  # it has been dropped if a write has failed
                         self._in_flight[checkpoint_id].capturing = False
                         self._store_if_complete(checkpoint_id)
                 case AbortCheckpoint(checkpoint_id, reason):
@@ -194,20 +174,23 @@ class TaskCheckpoints:
                     self._snapshots.decline(checkpoint_id, reason, counts=False)
                 case _:
                     assert_never(instruction)
-        awaited = self._handler.awaited
-        self.awaited_gates = tuple(sorted({self._channels[channel][0] for channel in awaited})) if awaited else ()
+        awaited = {self._channels[channel][0] for channel in self._handler.awaited}
+        self.awaited_gates = tuple(number for number, gate in enumerate(self._gates) if gate in awaited)
         pending = self._handler.pending
         if pending is not None:
             self._see(pending)
 
     def _see(self, barrier: CheckpointBarrier) -> None:
-        """Alignment is measured from here; the timeout runs from the barrier's creation."""
+        """Note the first sight of this barrier, from which alignment is measured, and start its timeout.
+
+        The timeout runs from the creation of the barrier.
+        """
         checkpoint_id = barrier.checkpoint_id
         if self._seen_s[0] == checkpoint_id:
             return
         self._seen_s = checkpoint_id, self._seams.clock.monotonic_s()
         if barrier.timeout_ms and checkpoint_id not in self._timers:
-            # The coordinator's wall clock and this one may differ: never more than the timeout itself.
+            # The coordinator's wall clock may differ from this one: the delay is never longer than the timeout itself.
             left_ms = barrier.created_ms + barrier.timeout_ms - self._seams.clock.now_ms()
             delay_s = min(max(0, left_ms), barrier.timeout_ms) / 1000
             self._timers[checkpoint_id] = self._seams.executor.call_later(
@@ -225,12 +208,12 @@ class TaskCheckpoints:
             self._store_if_complete(barrier.checkpoint_id)
 
     def _barrier_sent(self, checkpoint_id: int) -> None:
-        """Called from the middle of sending."""
+        """A barrier has left for a remote consumer. Sending is not over when this is called, so the rest is a mail."""
         if checkpoint_id in self._in_flight:
             self._task.mail(lambda: self._store_if_complete(checkpoint_id))
 
     def drop(self, checkpoint_id: int) -> None:
-        """The checkpoint will not complete: forget what was captured for it."""
+        """Release the batches that were captured for the checkpoint: it will not complete."""
         state = self._in_flight.get(checkpoint_id)
         if state is None:
             self._cancel_timer(checkpoint_id)
@@ -242,7 +225,7 @@ class TaskCheckpoints:
         self._end(state)
 
     def _end(self, state: _InFlightState) -> None:
-        """Nothing more will be written for it: say what has been, now or when that is known."""
+        """Nothing more will be written for this checkpoint. What was written is reported, after the write under way."""
         checkpoint_id = state.barrier.checkpoint_id
         self._cancel_timer(checkpoint_id)
         del self._in_flight[checkpoint_id]
@@ -254,10 +237,6 @@ class TaskCheckpoints:
         timer = self._timers.pop(checkpoint_id, None)
         if timer is not None:
             timer.cancel()
-
-    def _locate(self, channel: int) -> tuple[InputGate, int]:
-        gate, index = self._channels[channel]
-        return self._gates[gate], index
 
     # ---- the snapshot ----
 
@@ -280,10 +259,10 @@ class TaskCheckpoints:
         self._store_if_complete(barrier.checkpoint_id)
 
     def _capture(self, state: _InFlightState, channels: tuple[int, ...]) -> None:
-        """Gate by gate: the rest of the batch at work, what is still to be recovered, what has arrived since."""
-        rests = self._task.rests()
+        """Capture, gate by gate, the rest of the batch at work, the rows still to be recovered, and the queued rows."""
+        rests = self._task.input.rests()
         for number, gate in enumerate(self._gates):
-            mine = [index for of, index in (self._channels[channel] for channel in channels) if of == number]
+            mine = [index for of, index in (self._channels[channel] for channel in channels) if of is gate]
             if not mine:
                 continue
             if number in rests:
@@ -296,10 +275,15 @@ class TaskCheckpoints:
             for index in mine:
                 where = Captured(gate.edge.id, gate.channels[index].id.producer, gate.consumer, False)
                 state.inputs.append((where, gate.capture(index, state.barrier.checkpoint_id)))
-        assert not rests, (state.barrier, rests.keys())  # where nothing is captured, all before the barrier is done
+        # A gate of which nothing is captured has no rest: all its rows before the barrier have been processed.
+        assert not rests, (state.barrier, rests.keys())
 
     def _store_if_complete(self, checkpoint_id: int) -> None:
-        """Write it once nothing can be added: every barrier has come, and every one sent has left or overtaken."""
+        """Write the captured batches once nothing can be added to them.
+
+        That is when every channel has announced its barrier, and every barrier that was emitted has left its queue or
+        has overtaken it.
+        """
         state = self._in_flight.get(checkpoint_id)
         if state is None or state.capturing or state.writing is not None:
             return
@@ -322,7 +306,7 @@ class TaskCheckpoints:
         state.flush = self._seams.executor.call_later(FLUSH_S, lambda: self._task.mail(flush))
 
     def _write(self, state: _InFlightState) -> bool:
-        """Whether there was something to write."""
+        """Begin to write the batches captured so far. Returns whether there were any."""
         captured, items = state.drain()
         if not captured:
             release(items)
@@ -332,7 +316,7 @@ class TaskCheckpoints:
         seams, storage, checkpoint_id = self._seams, self._seams.storage, state.barrier.checkpoint_id
         assert storage is not None
         segment_bytes = SEGMENT_BUFFERS * seams.config.buffer_bytes
-        file = channel_file(seams.epoch, seams.attempt, checkpoint_id, *self._ref, state.parts)
+        file = channel_file(seams.epoch, seams.attempt, checkpoint_id, *self._task.ref, state.parts)
         state.parts += 1
         inline_bytes_max = seams.inline_bytes_max - state.stored.inline_bytes
         assert inline_bytes_max >= 0, (seams.inline_bytes_max, state.stored.inline_bytes)
@@ -341,13 +325,13 @@ class TaskCheckpoints:
             try:
                 states, written = store_channels(storage, captured, file, segment_bytes, inline_bytes_max)
             except (StorageError, OSError) as error:
-                return StoredInFlight(files=(file,), error=error)  # it may be there all the same
+                return StoredInFlight(files=(file,), error=error)  # the file may exist all the same
             inline_bytes = sum(len(segment.inline) for state in states for segment in state.segments)
             return StoredInFlight(states, written.files, written.stored_bytes, inline_bytes)
 
         def done(outcome: Done[StoredInFlight] | Failed) -> None:
             if self._closed:
-                return  # nothing is held any more
+                return  # `close` has released the batches
             self._writing.remove(state)
             state.writing = None
             release(items)

@@ -1,0 +1,225 @@
+package midstream.peers;
+
+import java.util.ArrayList;
+import java.util.List;
+import org.apache.flink.api.common.functions.OpenContext;
+import org.apache.flink.api.common.state.ListState;
+import org.apache.flink.api.common.state.ListStateDescriptor;
+import org.apache.flink.api.common.state.ValueState;
+import org.apache.flink.api.common.state.ValueStateDescriptor;
+import org.apache.flink.api.common.typeinfo.TypeInformation;
+import org.apache.flink.api.common.typeinfo.Types;
+import org.apache.flink.api.java.tuple.Tuple2;
+import org.apache.flink.streaming.api.functions.co.KeyedCoProcessFunction;
+import org.apache.flink.util.Collector;
+
+/** q9: auctions with the bid that has won. q20: bids with their auction. */
+final class NexmarkWinners {
+    private NexmarkWinners() {}
+
+    /** A POJO. */
+    public static final class Auction {
+        public long id;
+        public String item;
+        public long initialBid;
+        public long reserve;
+        public long timeMs;
+        public long expiresMs;
+        public long seller;
+        public int category;
+
+        static Auction of(long n, long timeMs) {
+            Auction one = new Auction();
+            one.id = NexmarkEvents.auction(n);
+            one.item = NexmarkEvents.item(n);
+            one.initialBid = NexmarkEvents.initialBid(n);
+            one.reserve = NexmarkEvents.reserve(n);
+            one.timeMs = timeMs;
+            one.expiresMs = NexmarkEvents.expiresMs(n);
+            one.seller = NexmarkEvents.seller(n);
+            one.category = NexmarkEvents.category(n);
+            return one;
+        }
+    }
+
+    /** A POJO. */
+    public static final class Bid {
+        public long auction;
+        public long bidder;
+        public long price;
+        public long timeMs;
+        public String extra;
+
+        static Bid of(long n, long timeMs) {
+            Bid one = new Bid();
+            one.auction = NexmarkEvents.bidAuction(n);
+            one.bidder = NexmarkEvents.bidder(n);
+            one.price = NexmarkEvents.price(n);
+            one.timeMs = timeMs;
+            one.extra = NexmarkEvents.extra(n);
+            return one;
+        }
+
+        /** The highest, of these the earliest, of these the one of the bidder with the smallest number. */
+        boolean isBetterThan(Bid other) {
+            if (price != other.price) {
+                return price > other.price;
+            }
+            return timeMs != other.timeMs ? timeMs < other.timeMs : bidder < other.bidder;
+        }
+    }
+
+    /**
+     * An auction that had a bid, and the best of these, once event time has passed its end. As in q4, a bid before its
+     * auction waits for it until event time reaches the bid.
+     */
+    static final class WinningBid extends KeyedCoProcessFunction<Long, Auction, Bid, Tuple2<Auction, Bid>> {
+        static final TypeInformation<Tuple2<Auction, Bid>> TYPE =
+                Types.TUPLE(Types.POJO(Auction.class), Types.POJO(Bid.class));
+        private transient ValueState<Auction> auction;
+        private transient ValueState<Bid> best;
+        private transient ListState<Bid> early;
+
+        @Override
+        public void open(OpenContext context) {
+            auction = getRuntimeContext().getState(new ValueStateDescriptor<>("auction", Types.POJO(Auction.class)));
+            best = getRuntimeContext().getState(new ValueStateDescriptor<>("best", Types.POJO(Bid.class)));
+            early = getRuntimeContext().getListState(new ListStateDescriptor<>("early", Types.POJO(Bid.class)));
+        }
+
+        @Override
+        public void processElement1(Auction one, Context context, Collector<Tuple2<Auction, Bid>> out)
+                throws Exception {
+            auction.update(one);
+            context.timerService().registerEventTimeTimer(one.expiresMs);
+            for (Bid bid : early.get()) {
+                offer(one, bid);
+            }
+            early.clear();
+        }
+
+        @Override
+        public void processElement2(Bid bid, Context context, Collector<Tuple2<Auction, Bid>> out) throws Exception {
+            Auction known = auction.value();
+            if (known != null) {
+                offer(known, bid);
+            } else if (bid.timeMs > context.timerService().currentWatermark()) {
+                if (!early.get().iterator().hasNext()) {
+                    context.timerService().registerEventTimeTimer(bid.timeMs);
+                }
+                early.add(bid);
+            }
+        }
+
+        private void offer(Auction known, Bid bid) throws Exception {
+            if (bid.timeMs < known.timeMs || bid.timeMs > known.expiresMs) {
+                return;
+            }
+            Bid found = best.value();
+            if (found == null || bid.isBetterThan(found)) {
+                best.update(bid);
+            }
+        }
+
+        @Override
+        public void onTimer(long timeMs, OnTimerContext context, Collector<Tuple2<Auction, Bid>> out)
+                throws Exception {
+            Auction known = auction.value();
+            if (known != null) {
+                if (timeMs >= known.expiresMs) {
+                    if (best.value() != null) {
+                        out.collect(Tuple2.of(known, best.value()));
+                    }
+                    auction.clear();
+                    best.clear();
+                }
+                return;
+            }
+            List<Bid> later = new ArrayList<>();
+            long nextMs = Long.MAX_VALUE;
+            for (Bid bid : early.get()) {
+                if (bid.timeMs > timeMs) {
+                    later.add(bid);
+                    nextMs = Math.min(nextMs, bid.timeMs);
+                }
+            }
+            early.update(later);
+            if (!later.isEmpty()) {
+                context.timerService().registerEventTimeTimer(nextMs);
+            }
+        }
+    }
+
+    /** A POJO: a bid of q18 and q20. */
+    public static final class WholeBid {
+        public long auction;
+        public long bidder;
+        public long price;
+        public long timeMs;
+        public String channel;
+        public String url;
+        public String extra;
+
+        static WholeBid of(long n, long timeMs) {
+            int number = NexmarkEvents.channelNumber(n);
+            WholeBid one = new WholeBid();
+            one.auction = NexmarkEvents.bidAuction(n);
+            one.bidder = NexmarkEvents.bidder(n);
+            one.price = NexmarkEvents.price(n);
+            one.timeMs = timeMs;
+            one.channel = NexmarkEvents.channel(number);
+            one.url = NexmarkEvents.url(number);
+            one.extra = NexmarkEvents.extra(n);
+            return one;
+        }
+    }
+
+    /** Auctions are kept for good; bids until their auction is known, or event time has reached them. */
+    static final class WithAuction extends KeyedCoProcessFunction<Long, Auction, WholeBid, Tuple2<WholeBid, Auction>> {
+        static final TypeInformation<Tuple2<WholeBid, Auction>> TYPE =
+                Types.TUPLE(Types.POJO(WholeBid.class), Types.POJO(Auction.class));
+        private transient ValueState<Auction> auction;
+        private transient ListState<WholeBid> waiting;
+
+        @Override
+        public void open(OpenContext context) {
+            auction = getRuntimeContext().getState(new ValueStateDescriptor<>("auction", Types.POJO(Auction.class)));
+            waiting = getRuntimeContext()
+                    .getListState(new ListStateDescriptor<>("waiting", Types.POJO(WholeBid.class)));
+        }
+
+        @Override
+        public void processElement1(Auction one, Context context, Collector<Tuple2<WholeBid, Auction>> out)
+                throws Exception {
+            auction.update(one);
+            for (WholeBid bid : waiting.get()) {
+                out.collect(Tuple2.of(bid, one));
+            }
+            waiting.clear();
+        }
+
+        @Override
+        public void processElement2(WholeBid bid, Context context, Collector<Tuple2<WholeBid, Auction>> out)
+                throws Exception {
+            Auction known = auction.value();
+            if (known != null) {
+                out.collect(Tuple2.of(bid, known));
+            } else if (bid.timeMs > context.timerService().currentWatermark()) {
+                context.timerService().registerEventTimeTimer(bid.timeMs);
+                waiting.add(bid);
+            }
+        }
+
+        @Override
+        public void onTimer(long timeMs, OnTimerContext context, Collector<Tuple2<WholeBid, Auction>> out)
+                throws Exception {
+            List<WholeBid> later = new ArrayList<>();
+            for (WholeBid bid : waiting.get()) {
+                if (bid.timeMs > timeMs) {
+                    later.add(bid);
+                }
+            }
+            waiting.update(later);
+        }
+    }
+}

@@ -1,0 +1,79 @@
+"""The faults of a job's storage, or of one operation of it; `faults` lists all kinds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from midstream.sim.trace import Kind
+
+if TYPE_CHECKING:
+    from midstream.sim.faults import Stage
+
+
+def publish_fails(stage: Stage, victim: int) -> bool:
+    stage.disk.failing_names["_metadata"] = 1 + victim % 3
+    return True
+
+
+def storage_lies(stage: Stage, victim: int) -> bool:
+    """Carry out writes, creations and deletions, and nevertheless report them as failed."""
+    if victim % 3:
+        stage.disk.lies += 1 + victim // 3 % 4
+    else:
+        stage.disk.denials += 1
+    return True
+
+
+def publish_lies(stage: Stage, victim: int) -> bool:
+    """Write the metadata of the next checkpoint, and nevertheless report that as failed."""
+    stage.disk.lying_names.add("_metadata")
+    return True
+
+
+def delete_fails(stage: Stage, victim: int) -> bool:
+    """Let only the third try delete a checkpoint from now on: the coordinator tries that often before the job ends."""
+    stage.disk.deletes_late = True
+    return True
+
+
+def write_fails(stage: Stage, victim: int) -> bool:
+    first = stage.disk.writes + 1 + victim % 5
+    stage.disk.failing_writes.update(range(first, first + 1 + victim % 3))
+    return True
+
+
+def disk_full(stage: Stage, victim: int) -> bool:
+    disk = stage.disk
+    disk.is_full = True
+
+    def room() -> None:
+        disk.is_full = False
+
+    stage.world.schedule(1_000 + victim % 40_000, None, Kind.FAULT, room, "the disk has room again")
+    return True
+
+
+def disk_gone(stage: Stage, victim: int) -> bool:
+    """Refuse every operation of the disk for a while."""
+    disk = stage.disk
+    disk.is_gone = True
+
+    def back() -> None:
+        disk.is_gone = False
+
+    stage.world.schedule(1_000 + victim % 30_000, None, Kind.FAULT, back, "the disk is back")
+    return True
+
+
+def slow_storage(stage: Stage, victim: int) -> bool:
+    """Let everything on the I/O pools take fifty times as long for a while."""
+    processes = [process for process in stage.world.processes if process.alive and process.io_us < 100_000]
+    for process in processes:
+        process.io_us *= 50
+
+    def fast() -> None:
+        for process in processes:
+            process.io_us //= 50
+
+    stage.world.schedule(1_000 + victim % 200_000, None, Kind.FAULT, fast, "storage is as fast as before")
+    return True
