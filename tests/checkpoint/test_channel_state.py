@@ -31,7 +31,7 @@ FILE = "shared/e1-a0-c1-v1-s0.channels"
 
 
 def read(storage: MemoryStorage, state: ChannelState) -> list[pa.RecordBatch]:
-    return [b for segment in state.segments for b in read_segment(storage, segment, SCHEMA, where(state))]
+    return [b for segment in state.segments for b in read_segment(storage, segment, [SCHEMA], where(state))]
 
 
 @settings(max_examples=80, deadline=None)
@@ -80,7 +80,7 @@ def test_text_and_nulls_come_back() -> None:
     rows = pa.RecordBatch.from_pydict({"text": ["ä", None, ""], "list": [[1], None, []]}, schema=schema)
     storage = MemoryStorage()
     (state,), _ = store_channels(storage, [Captured(0, 0, 0, False, (rows.slice(1),))], FILE, 1)
-    (found,) = read_segment(storage, state.segments[0], schema, "here")
+    (found,) = read_segment(storage, state.segments[0], [schema], "here")
     assert found.equals(rows.slice(1))
 
 
@@ -154,7 +154,7 @@ def test_what_was_verified_is_handed_out_up_to_a_limit_and_read_no_second_time()
     kept = verify_channels(storage, [state], first.length + second.length - 1)
     assert list(kept) == [(FILE, first.offset)]
     storage.files.clear()
-    (found,) = read_segment(storage, first, SCHEMA, "here", kept[FILE, first.offset])
+    (found,) = read_segment(storage, first, [SCHEMA], "here", kept[FILE, first.offset])
     assert rows_in(found) == [(1, 1)] * 50
 
 
@@ -221,11 +221,11 @@ def test_whole_bytes_that_are_something_else_are_told_from_damage() -> None:
     storage, state = damaged(lambda content: None)
     segment = state.segments[0]
     with pytest.raises(StorageError, match="it does not hold 2 batches of 50 rows"):
-        read_segment(storage, msgspec.structs.replace(segment, batches=2), SCHEMA, "here")
+        read_segment(storage, msgspec.structs.replace(segment, batches=2), [SCHEMA], "here")
     with pytest.raises(StorageError, match="it does not hold 1 batches of 51 rows"):
-        read_segment(storage, msgspec.structs.replace(segment, rows=51), SCHEMA, "here")
+        read_segment(storage, msgspec.structs.replace(segment, rows=51), [SCHEMA], "here")
     with pytest.raises(StorageError, match="are not batches of this edge"):
-        read_segment(storage, segment, pa.schema([*SCHEMA, ("more", pa.large_string())]), "here")
+        read_segment(storage, segment, [pa.schema([*SCHEMA, ("more", pa.large_string())])], "here")
 
 
 def test_a_length_that_lies_is_refused_before_memory_is_taken() -> None:
@@ -237,7 +237,7 @@ def test_a_length_that_lies_is_refused_before_memory_is_taken() -> None:
     storage.files[FILE] = content
     lying = msgspec.structs.replace(state.segments[0], checksum=xxhash.xxh3_64_intdigest(content))
     with pytest.raises(StorageError, match=r"a batch of \d+ bytes is announced where \d+ are left"):
-        read_segment(storage, lying, SCHEMA, "here")
+        read_segment(storage, lying, [SCHEMA], "here")
 
 
 # ---- filter and names ------------------------------------------------------

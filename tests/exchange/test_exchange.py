@@ -68,7 +68,7 @@ class TwoSlots:
         quota = self.receiving_pool.quota("in", window)
         self.channel = RemoteChannel(
             ChannelId(0, 0, 0),
-            SCHEMA,
+            (SCHEMA,),
             quota,
             window,
             lambda: self.gate.on_data(0),

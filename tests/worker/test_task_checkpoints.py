@@ -162,7 +162,7 @@ class World:
             (
                 state.producer,
                 state.is_output,
-                [n for s in state.segments for b in read_segment(self.storage, s, SCHEMA, "") for _, n in rows_in(b)],
+                [n for s in state.segments for b in read_segment(self.storage, s, [SCHEMA], "") for _, n in rows_in(b)],
             )
             for state in self.snapshots.stored[checkpoint_id].channels
         ]

@@ -18,8 +18,8 @@ from collections.abc import Iterator
 from itertools import chain
 
 from midstream.checkpoint.edge_ends import EdgeEnds, edge_ends
-from midstream.checkpoint.metadata import CheckpointMetadata, EdgeLayout, columns_of, layout_of
-from midstream.checkpoint.references import Piece, joined, left_of, pieces_of, sharing
+from midstream.checkpoint.metadata import CheckpointMetadata, EdgeLayout, columns_of, combined_of, layout_of
+from midstream.checkpoint.references import Piece, joined, left_of, pieces_of, segments_left, sharing
 from midstream.core.errors import ConfigError
 from midstream.core.ids import TaskId
 from midstream.core.keys import key_group_range
@@ -51,6 +51,7 @@ def assign_channels(
                 continue
             raise _lost_edge_error(metadata, ends, states, edge)
         _check_columns(metadata, ends, old, edge)
+        _check_combined(metadata, ends, old, states, combined_of(edge, graph))
         had = metadata.vertices[old.target].parallelism
         # A later checkpoint may still hold these rows. It knows only its own consumers, and what these had received
         # (all of this) precedes what they had not. So everything becomes the consumers' input part.
@@ -187,6 +188,26 @@ def _check_columns(metadata: CheckpointMetadata, ends: EdgeEnds, old: EdgeLayout
         f"checkpoint {metadata.checkpoint_id} holds rows in flight from {ends.source!r} to {ends.target!r} with the columns "
         f"{then}; they are now {', '.join(f'{name} {kind}' for name, kind in now)}. Resume with the columns as they "
         "were, or stop the job with a savepoint first, which has no rows in flight"
+    )
+
+
+def _check_combined(
+    metadata: CheckpointMetadata,
+    ends: EdgeEnds,
+    old: EdgeLayout,
+    states: list[ChannelState],
+    now: tuple[tuple[str, str], ...],
+) -> None:
+    """Check that what was combined before it was sent is still what the operator makes of rows."""
+    if old.combined == now or not any(segment.combined for state in states for segment in segments_left(state)):
+        return
+    then, today = dict(old.combined), dict(now)
+    what = next(what for what in (*then, *today) if then.get(what) != today.get(what))
+    changed = f"{what} was {then.get(what)} then, and is {today.get(what)} now" if now else "they would not be now"
+    raise ConfigError(
+        f"checkpoint {metadata.checkpoint_id} holds rows in flight from {ends.source!r} to {ends.target!r} that were "
+        f"combined before they were sent; {changed}. Resume with the program as it was, or stop the job with a "
+        "savepoint first, which has no rows in flight"
     )
 
 

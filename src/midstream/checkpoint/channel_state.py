@@ -1,7 +1,7 @@
 """Channel state: the batches that were in flight when a barrier overtook them, at rest.
 
-A file is a series of segments, each some whole batches of one channel: (uint64 length, Arrow IPC record batch message)
-each, without the schema, which is the edge's. They are encoded while they are written, one at a time; few bytes go into
+A file is a series of segments, each some whole batches of one channel: (prefix with length and form, Arrow IPC record
+batch message) each, without the schema, which is the one of the edge's forms (see `core.batch_prefix`). They are encoded while they are written, one at a time; few bytes go into
 the metadata instead (see `extents`). Batches are never cut: one that was partly sent when the barrier overtook it is
 stored whole by its producer, and its receiver drops the part that it had. So nothing has to be reassembled on restore,
 and a segment is read, checked and filtered on its own.
@@ -15,7 +15,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 import msgspec
 import numpy as np
@@ -23,14 +23,13 @@ import pyarrow as pa
 
 from midstream.checkpoint.extents import Extent, Piece, Written, check_extent, write_extents
 from midstream.checkpoint.references import segments_left
+from midstream.core.batch_prefix import PREFIX_BYTES, prefix, read_prefix
 from midstream.core.batches import concat
 from midstream.core.errors import StorageError
 from midstream.core.keys import key_groups
 from midstream.core.seams import Storage
 from midstream.graph.job_graph import Edge
 from midstream.protocol.messages import ChannelState, Segment
-
-_LENGTH = struct.Struct("<Q")
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +42,8 @@ class Captured:
     is_output: bool
     batches: tuple[pa.RecordBatch, ...] = ()
     stored: tuple[ChannelState, ...] = ()
+    forms: tuple[int, ...] = ()
+    """The form of each batch, as an index of `Edge.forms`; empty if all of them are rows."""
 
 
 def store_channels(
@@ -69,9 +70,9 @@ def store_channels(
                         new.append((segments, index))
                         yield (segment.inline,)
             segments = []
-            for pieces, batches, rows in _segments(item.batches, segment_bytes):
+            for pieces, batches, rows, combined in _segments(item.batches, item.forms, segment_bytes):
                 new.append((segments, len(segments)))
-                segments.append(Segment("", 0, 0, 0, batches, rows))
+                segments.append(Segment("", 0, 0, 0, batches, rows, b"", combined))
                 yield pieces
             if segments:
                 states.append((ChannelState(item.edge, item.producer, item.consumer, item.is_output, ()), segments))
@@ -83,32 +84,38 @@ def store_channels(
 
 
 def _placed(segment: Segment, extent: Extent) -> Segment:
-    return Segment(
-        extent.file, extent.offset, extent.length, extent.checksum, segment.batches, segment.rows, extent.inline
-    )
+    place = extent.file, extent.offset, extent.length, extent.checksum
+    return Segment(*place, segment.batches, segment.rows, extent.inline, segment.combined)
 
 
-def _segments(batches: Sequence[pa.RecordBatch], segment_bytes: int) -> Iterator[tuple[Sequence[Piece], int, int]]:
-    """Yield the bytes, the number of batches and the number of rows of each segment, of at least `segment_bytes` each."""
+def _segments(
+    batches: Sequence[pa.RecordBatch], forms: Sequence[int], segment_bytes: int
+) -> Iterator[tuple[Sequence[Piece], int, int, int]]:
+    """Yield the bytes, and the numbers of batches, of rows and of combined batches of each segment.
+
+    Each of them has at least `segment_bytes`.
+    """
     pieces: list[Piece] = []
-    size = rows = 0
+    size = rows = combined = 0
     for index, batch in enumerate(batches):
         message = memoryview(batch.serialize())
-        pieces += (_LENGTH.pack(message.nbytes), message)
-        size += _LENGTH.size + message.nbytes
+        form = forms[index] if forms else 0
+        pieces += (prefix(message.nbytes, form), message)
+        size += PREFIX_BYTES + message.nbytes
         rows += batch.num_rows
+        combined += bool(form)
         if size >= segment_bytes or index == len(batches) - 1:
             count = len(pieces) // 2
-            yield (pieces if count == 1 else (b"".join(pieces),)), count, rows
-            pieces, size, rows = [], 0, 0
+            yield (pieces if count == 1 else (b"".join(pieces),)), count, rows, combined
+            pieces, size, rows, combined = [], 0, 0, 0
 
 
 def read_segment(
-    storage: Storage, segment: Segment, schema: pa.Schema, place: str, data: memoryview | None = None
+    storage: Storage, segment: Segment, forms: Sequence[pa.Schema], place: str, data: memoryview | None = None
 ) -> list[pa.RecordBatch]:
     """Read a segment's batches. Raises StorageError naming `place` and the file if it is missing, short or altered.
 
-    `data`: its bytes, if they have been read and checked before.
+    `forms`: the schemas that its batches may have (`Edge.forms`). `data`: its bytes, if they have been read and checked before.
     """
     if data is None:
         data = segment_bytes(storage, segment, place)
@@ -116,11 +123,13 @@ def read_segment(
     position = 0
     try:
         while position < data.nbytes:
-            (length,) = _LENGTH.unpack_from(data, position)
-            position += _LENGTH.size
+            length, form = read_prefix(data, position)
+            position += PREFIX_BYTES
             if length > data.nbytes - position:
                 raise StorageError(f"a batch of {length} bytes is announced where {data.nbytes - position} are left")
-            batches.append(pa.ipc.read_record_batch(pa.py_buffer(data[position : position + length]), schema))
+            if form >= len(forms):
+                raise StorageError(f"a batch of form {form} is announced where there are {len(forms)}")
+            batches.append(pa.ipc.read_record_batch(pa.py_buffer(data[position : position + length]), forms[form]))
             position += length
     except (StorageError, struct.error, pa.ArrowException, OSError) as error:
         raise _damaged(segment, place, f"its bytes are intact but are not batches of this edge: {error}") from error
@@ -189,10 +198,23 @@ def rows_of(
 ) -> Sequence[pa.RecordBatch]:
     """Return, for each batch, the rows that are part of `state`; the first one is batch number `first` of its segments.
 
-    All batches are processed as one: a call into Arrow costs more than the rows of a small batch.
+    All batches of one form in a row are processed as one: a call into Arrow costs more than the rows of a small batch.
     """
     if state.key_groups is None or not batches:
         return batches
+    if edge.combiner is None:
+        return _rows_of(batches, edge, state, first, max_parallelism)
+    found: list[pa.RecordBatch] = []
+    for _, run in groupby(batches, edge.form_of):
+        found += _rows_of(list(run), edge, state, first + len(found), max_parallelism)
+    return found
+
+
+def _rows_of(
+    batches: Sequence[pa.RecordBatch], edge: Edge, state: ChannelState, first: int, max_parallelism: int
+) -> Sequence[pa.RecordBatch]:
+    """Do this for batches of one form. All forms have the key columns."""
+    assert state.key_groups is not None
     joined = concat(batches)
     found = key_groups(joined, edge.keys, max_parallelism)
     low, high = state.key_groups

@@ -22,9 +22,9 @@ from midstream.operators.base import Operator
 from midstream.protocol.messages import ChannelState, OperatorSnapshot
 
 MAGIC: Final = b"MIDSTRM\x00"
-VERSION: Final = 6
-"""The current format; since 6, the state of process functions has several chunks, of which newer ones supersede older
-ones.
+VERSION: Final = 7
+"""The current format. Since 6, the state of process functions has several chunks, of which newer ones supersede older
+ones; since 7, rows in flight may be combined.
 """
 _HEADER: Final = struct.Struct("<8sIQQ")
 _COVERED: Final = struct.Struct("<IQ")
@@ -54,6 +54,8 @@ class EdgeLayout(msgspec.Struct, frozen=True):
     tag: str | None
     columns: tuple[tuple[str, str], ...] = ()
     """The name and type of each column: rows in flight can only be read as those."""
+    combined: tuple[tuple[str, str], ...] = ()
+    """What combined rows in flight depend on, as `OperatorState.settings`; empty if the edge combines none."""
 
 
 class SourcePosition(msgspec.Struct, frozen=True):
@@ -152,7 +154,15 @@ def layout_of(graph: JobGraph) -> tuple[tuple[VertexLayout, ...], tuple[EdgeLayo
     )
     edges = tuple(
         EdgeLayout(
-            edge.id, edge.source, edge.target, edge.partitioning.value, edge.keys, edge.port, edge.tag, columns_of(edge)
+            edge.id,
+            edge.source,
+            edge.target,
+            edge.partitioning.value,
+            edge.keys,
+            edge.port,
+            edge.tag,
+            columns_of(edge),
+            combined_of(edge, graph),
         )
         for edge in graph.edges
     )
@@ -161,6 +171,13 @@ def layout_of(graph: JobGraph) -> tuple[tuple[VertexLayout, ...], tuple[EdgeLayo
 
 def columns_of(edge: Edge) -> tuple[tuple[str, str], ...]:
     return tuple((field.name, str(field.type)) for field in edge.schema)
+
+
+def combined_of(edge: Edge, graph: JobGraph) -> tuple[tuple[str, str], ...]:
+    """Return what the form of combined batches on `edge` depends on: they become state of the operator behind it."""
+    if edge.combiner is None:
+        return ()
+    return tuple(graph.vertices[edge.target].operators[0].operator.state_settings().get("", {}).items())
 
 
 def names_of(graph: JobGraph) -> dict[str, str]:

@@ -6,11 +6,12 @@ pool until its lease is over: it is processed in slices, and the rows that are l
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import pyarrow as pa
 
+from midstream.core.batch_prefix import PREFIX_BYTES, read_prefix
 from midstream.core.elements import CheckpointBarrier, Event
 from midstream.core.errors import InvariantError
 from midstream.core.ids import ChannelId
@@ -18,7 +19,7 @@ from midstream.exchange.lease import LeasedBatch
 from midstream.exchange.pool import Quota
 from midstream.exchange.queue import ElementQueue, QueueTime
 from midstream.exchange.subpartition import Subpartition
-from midstream.exchange.wire import ELEMENT_BYTES_MAX, ELEMENT_LENGTH
+from midstream.exchange.wire import ELEMENT_BYTES_MAX
 
 
 class LocalChannel:
@@ -58,6 +59,8 @@ class RemoteChannel:
     while there is room. Within the window, credit is granted only up to the queue's limit. The batch that is
     processed does not count there, so that the next one arrives meanwhile.
 
+    `forms` are the schemas that batches may have (`Edge.forms`).
+
     There is one exception: if nothing is queued but the first part of a batch that is larger than this, credit for its
     rest is granted. If the channel holds nothing else, that may even overdraw the quota, because these buffers become
     free only after the rest has arrived.
@@ -66,7 +69,7 @@ class RemoteChannel:
     def __init__(
         self,
         channel: ChannelId,
-        schema: pa.Schema,
+        forms: Sequence[pa.Schema],
         quota: Quota,
         window: int,
         on_data: Callable[[], None],
@@ -74,7 +77,7 @@ class RemoteChannel:
         queue_time: QueueTime | None = None,
     ) -> None:
         self.id = channel
-        self._schema = schema
+        self._forms = forms
         self._buffer_bytes = quota.pool.buffer_bytes
         self._quota = quota
         self._window = window
@@ -89,6 +92,7 @@ class RemoteChannel:
         """Buffers that are charged for batches: queued, partial, captured ones, and the one that is processed."""
         self._partial: bytearray | None = None
         self._partial_filled = 0
+        self._partial_form = 0
         self._partial_buffers = 0
         self._closed = False
 
@@ -129,20 +133,23 @@ class RemoteChannel:
     def _assemble(self, payload: memoryview) -> None:
         """Add a buffer to the batch that is being assembled. A batch begins in a buffer of its own."""
         if self._partial is None:
-            (length,) = ELEMENT_LENGTH.unpack_from(payload)
+            length, form = read_prefix(payload)
             if not 0 < length <= ELEMENT_BYTES_MAX:
                 raise InvariantError(f"{self.id}: a batch of {length} bytes is announced")
-            payload = payload[ELEMENT_LENGTH.size :]
+            if form >= len(self._forms):
+                raise InvariantError(f"{self.id}: a batch of form {form} is announced, and there are {len(self._forms)}")
+            payload = payload[PREFIX_BYTES:]
             self._partial = bytearray(length)
             self._partial_filled = 0
+            self._partial_form = form
         end = self._partial_filled + len(payload)
         if end > len(self._partial):
             raise InvariantError(f"{self.id}: a batch of {len(self._partial)} bytes got {end}")
         self._partial[self._partial_filled : end] = payload
         self._partial_filled = end
         if end == len(self._partial):
-            batch = pa.ipc.read_record_batch(pa.py_buffer(self._partial), self._schema)
-            self.queue.append(LeasedBatch(batch, self._partial_buffers, self))
+            batch = pa.ipc.read_record_batch(pa.py_buffer(self._partial), self._forms[self._partial_form])
+            self.queue.append(LeasedBatch(batch, self._partial_buffers, self, self._partial_form))
             self._partial = None
             self._partial_buffers = 0
             self._on_data()

@@ -13,6 +13,7 @@ from functools import partial
 
 import msgspec
 
+from midstream.core.batch_prefix import prefix
 from midstream.core.elements import decode_event, encode_event
 from midstream.core.errors import InvariantError
 from midstream.core.ids import ChannelId
@@ -20,7 +21,7 @@ from midstream.core.seams import DataLink
 from midstream.exchange.channel import RemoteChannel
 from midstream.exchange.lease import LeasedBatch
 from midstream.exchange.subpartition import Subpartition
-from midstream.exchange.wire import ELEMENT_LENGTH, HEADER, FrameKind, header
+from midstream.exchange.wire import HEADER, FrameKind, header
 
 
 class Sender:
@@ -59,11 +60,11 @@ class Sender:
             if not isinstance(element, LeasedBatch):
                 return self._frame(pieces, FrameKind.EVENT, (encode_event(element),), inside)
             message = element.batch.serialize()
-            prefix = ELEMENT_LENGTH.pack(message.size)
+            start = prefix(message.size, element.form)
             view = memoryview(message)
-            first = view[: self._buffer_bytes - len(prefix)]
+            first = view[: self._buffer_bytes - len(start)]
             self._element = view[len(first) :]
-            sent = self._frame(pieces, FrameKind.DATA, (prefix, first), self._was_short)
+            sent = self._frame(pieces, FrameKind.DATA, (start, first), self._was_short)
         else:
             assert self._element is not None
             part = self._element[: self._buffer_bytes]

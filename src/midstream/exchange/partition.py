@@ -48,10 +48,11 @@ class ResultPartition:
         self._max_parallelism = max_parallelism
         self._pool = pool
         self._quota = pool.quota(f"output e{edge.id}/{producer}", reserved=len(consumers) + 1)
+        combined = None if edge.combiner is None else edge.combiner.schema
         self.subpartitions: list[Subpartition] = []
         for consumer in consumers:
             channel, queue = ChannelId(edge.id, producer, consumer), ElementQueue(subpartition_buffers_max, queue_time)
-            self.subpartitions.append(Subpartition(channel, self._quota, queue, self._asked))
+            self.subpartitions.append(Subpartition(channel, self._quota, queue, self._asked, combined))
         self._unasked = len(self.subpartitions)
         self._wake_when_asked: Callable[[], None] | None = None
 

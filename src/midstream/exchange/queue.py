@@ -95,7 +95,7 @@ class ElementQueue:
         return isinstance(event, CheckpointBarrier) and event.checkpoint_id == self._capture_id
 
     def take(self, rows_max: int) -> LeasedBatch | Event | None:
-        """Remove the next element and return it. Small batches in a row are joined, up to `rows_max` rows.
+        """Remove the next element and return it. Small batches of one form in a row are joined, up to `rows_max` rows.
 
         The caller has to release a batch.
         """
@@ -133,7 +133,7 @@ class ElementQueue:
             return run
         while self._items:
             item = self._items[0]
-            if not isinstance(item, LeasedBatch) or rows + item.batch.num_rows > rows_max:
+            if not isinstance(item, LeasedBatch) or item.form != first.form or rows + item.batch.num_rows > rows_max:
                 break
             self._items.popleft()
             run.append(item)

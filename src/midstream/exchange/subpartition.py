@@ -27,15 +27,24 @@ class Subpartition:
     """The queue of elements for one consumer, and the account of its batches, which uses the partition's quota.
 
     A remote consumer has a queue of its own, and a `Sender` takes elements for it. For a local consumer `queue` is the
-    channel's queue, so that its batches are captured by the consumer, never by the producer.
+    channel's queue, so that its batches are captured by the consumer, never by the producer. `combined`: the schema of
+    combined batches, if the edge has a combiner.
     """
 
-    def __init__(self, channel: ChannelId, quota: Quota, queue: ElementQueue, on_asked: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        channel: ChannelId,
+        quota: Quota,
+        queue: ElementQueue,
+        on_asked: Callable[[], None],
+        combined: pa.Schema | None = None,
+    ) -> None:
         self.channel = channel
         self.queue = queue
         self._pool = quota.pool
         self._quota = quota
         self._on_asked = on_asked
+        self._combined = combined
         self.asked = False
         """Whether the consumer has asked for rows. Events come without being asked for."""
         self._on_data: Callable[[], None] | None = None
@@ -77,7 +86,8 @@ class Subpartition:
             buffers = self._pool.buffers_for(size)
             self._quota.charge(buffers)
             self._charged += buffers
-            self.queue.append(LeasedBatch(element, buffers, self))
+            form = int(self._combined is not None and element.schema.equals(self._combined))
+            self.queue.append(LeasedBatch(element, buffers, self, form))
         else:
             self.closed = isinstance(element, EndOfPartition)
             self.queue.append(element)

@@ -13,7 +13,8 @@ Every frame is a little-endian uint32 length, then a 15-byte header, then the pa
 |          |       | DATA: 1 after a wait for credit, else 0                              |
 
 DATA frames carry at most `buffer_bytes` of the channel's byte stream, which is a series of
-(uint64 length, Arrow IPC record batch message); the schema is the edge's and never sent.
+(prefix of 8 bytes, Arrow IPC record batch message); the prefix has the length and the form (`core.batch_prefix`), and
+the schema, which is the one of the edge's forms, is never sent.
 EVENT frames carry one encoded event. They come between two batches of the stream, except for barriers that overtake:
 these may come inside a batch, which then counts as after them. CREDIT frames go from the consumer to the producer.
 """
@@ -35,7 +36,6 @@ class FrameKind(IntEnum):
 
 FRAME: Final = struct.Struct("<IBHHHII")
 HEADER: Final = struct.Struct("<BHHHII")
-ELEMENT_LENGTH: Final = struct.Struct("<Q")
 ELEMENT_BYTES_MAX: Final = 2**31
 """A serialised batch that is larger is refused before memory is allocated for it."""
 

@@ -97,6 +97,10 @@ class Edge:
         """The schemas that batches on this edge may have; stored and sent batches name theirs by its index."""
         return (self.schema,) if self.combiner is None else (self.schema, self.combiner.schema)
 
+    def form_of(self, batch: pa.RecordBatch) -> int:
+        """Return the index of the batch's schema in `forms`."""
+        return int(self.combiner is not None and batch.schema.equals(self.combiner.schema))
+
 
 @dataclass(frozen=True, slots=True)
 class JobGraph:

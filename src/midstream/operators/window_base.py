@@ -74,8 +74,10 @@ class WindowOperator(Operator):
         self._out: Output
         self._form: StateForm
         self._progress: Progress
-        self._combining: WindowCombiner
-        """The combiner whose batches the operator accepts beside rows."""
+        self._combined: pa.Schema | None
+        """The schema of the combined batches that the operator accepts beside rows."""
+        self._combined_at: str
+        """The column with the start of each of their parts."""
 
     @property
     def fires_again(self) -> bool:
@@ -116,7 +118,9 @@ class WindowOperator(Operator):
 
     def combiner(self, tags: Collection[str]) -> Combiner | None:
         """Return the combiner, unless it would lose something: late rows that are read, or what accumulators pickle."""
-        return None if LATE in tags or self._reduction.has_accumulators else self._combiner()
+        if LATE in tags or self._reduction.has_accumulators or ROWS in self._reduction.input_schema.names:
+            return None  # a batch with a column of that name could be mistaken for a combined one
+        return self._combiner()
 
     def state_settings(self) -> Mapping[str, Mapping[str, str]]:
         reduction = self._reduction
@@ -139,13 +143,15 @@ class WindowOperator(Operator):
         self._form = StateForm(self._state_schema(), reduction.keys, context.max_parallelism, self._state_log())
         self._progress = Progress(context.key_groups)
         self._reduction.pickles_of(self.own)
-        self._combining = self._combiner()
+        combiner = self._combiner()
+        self._combined = None if ROWS in reduction.input_schema.names else combiner.schema
+        self._combined_at = combiner.bounds[0]
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         if batch.num_rows == 0:
             return
         if self._is_combined(batch):
-            times = batch.column(self._combining.bounds[0]).to_numpy()
+            times = batch.column(self._combined_at).to_numpy()
         else:
             check_keys(batch, self._reduction.keys, self._reduction.where)
             times = self._reduction.time.native(batch, self._room)
@@ -157,7 +163,7 @@ class WindowOperator(Operator):
             self._absorb(batch.filter(pa.array(rows)), times[rows], watermark)
 
     def _is_combined(self, batch: pa.RecordBatch) -> bool:
-        return batch.schema.equals(self._combining.schema)
+        return self._combined is not None and batch.schema.equals(self._combined)
 
     def _uncombined(self, batch: pa.RecordBatch, bounds: Sequence[str] = ()) -> pl.DataFrame:
         """Return the parts of a combined batch, with these bounds, in the order of columns that reduced rows have."""

@@ -87,6 +87,8 @@ class Segment(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
     rows: int
     inline: bytes = b""
     """The bytes themselves, if they are few (see `checkpoint.extents`); then `file` is empty."""
+    combined: int = 0
+    """How many of the batches were combined before they were sent."""
 
 
 class ChannelState(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):

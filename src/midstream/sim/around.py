@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import pyarrow as pa
 
 from midstream.core.arrow_types import to_list
-from midstream.operators.base import Operator, OperatorContext, Output, Snapshot
+from midstream.operators.base import Combiner, Operator, OperatorContext, Output, Snapshot
 from midstream.sim.rows import Outside
 from midstream.state.parts import StatePart
 
@@ -22,6 +22,9 @@ class Around(Operator):
     def state_settings(self) -> Mapping[str, Mapping[str, str]]:
         return self._inner.state_settings()
 
+    def combiner(self, tags: Collection[str]) -> Combiner | None:
+        return self._inner.combiner(tags)
+
     def open(self, context: OperatorContext, out: Output) -> None:
         self._outside.check_open(context)
         self._inner.open(context, out)
@@ -32,8 +35,12 @@ class Around(Operator):
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         self._outside.work(batch.num_rows)
         if self._outside.poison:
-            self._outside.check_poison(to_list(batch.column("id")))
+            self._outside.check_poison(self._ids(batch))
         self._inner.process(batch, port)
+
+    def _ids(self, batch: pa.RecordBatch) -> list[int]:
+        """Return the ids of the rows that `batch` has or, if it is combined, stands for."""
+        return to_list(batch.column("id"))
 
     def advance_watermark(self, watermark_us: int) -> bool:
         return self._inner.advance_watermark(watermark_us)

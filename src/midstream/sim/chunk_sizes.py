@@ -9,6 +9,7 @@ from typing import Any, Final
 from unittest.mock import patch
 
 from midstream.checkpoint import state_files
+from midstream.exchange import combining
 from midstream.operators import process_operator, window_base
 from midstream.sim.scenario import Scenario
 from midstream.state import columnar, entry_log, part_index, table, timeline, timers
@@ -44,11 +45,21 @@ def small_sizes(seed: int) -> list[tuple[Any, str, int]]:
     ]
 
 
+def small_combining(seed: int) -> list[tuple[Any, str, int]]:
+    """Return the sizes at which rows are combined. No run has batches as large as those for which it pays."""
+    random = Random(f"combining {seed}")
+    return [
+        (combining, "ROWS_MIN", random.choice((1, 1, 2, 5))),
+        (combining, "SHARE_MAX", random.choice((1, 1, 1, 2))),
+        (combining, "PAUSE_MAX", random.choice((1, 1, 4))),
+    ]
+
+
 @contextmanager
 def chunk_sizes_of(scenario: Scenario) -> Iterator[None]:
     """Set the sizes of a run within the block, and restore the former ones however it ends."""
     with ExitStack() as stack:
         used = scenario.small_chunks or are_small(scenario.seed)
-        for module, name, value in small_sizes(scenario.seed) if used else ():
+        for module, name, value in (*small_combining(scenario.seed), *(small_sizes(scenario.seed) if used else ())):
             stack.enter_context(patch.object(module, name, value))
         yield

@@ -14,10 +14,10 @@ from midstream.sim.campaign import Options, Summary, campaign, shrink
 from midstream.sim.coverage import lines_of, report
 from midstream.sim.run import Outcome, run
 from midstream.sim.scenario import BACKLOGGED, FAULTS, RECOVERING, Scenario
-from midstream.sim.shapes import SHAPES
+from midstream.sim.shapes import COMBINED, SHAPES
 from midstream.sim.trace import channel_pattern, checkpoint_pattern
 
-TOPOLOGIES = (*SHAPES, "random")
+TOPOLOGIES = (*SHAPES, *COMBINED, "random")
 PARALLELISM_MAX = 64
 JOBS_MAX = 1024
 

@@ -20,17 +20,19 @@ from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.keys import key_group_range
 from midstream.core.seams import Storage
 from midstream.graph.job_graph import Edge, Partitioning
+from midstream.operators.combiner import ROWS
 from midstream.operators.window_base import PARTS, PROGRESS
 from midstream.protocol.messages import OperatorSnapshot
 from midstream.sim.chunks import newest
-from midstream.sim.contents import MAKING, Contents, Way, check_made, check_numbers, codes, some, ways
+from midstream.sim.contents import MAKING, Contents, Way, check_made, check_numbers, codes, column, some, ways
+from midstream.sim.lateness import LENIENT, uncombined
 from midstream.sim.key_types import PLAIN, Form, as_plain, stored_keys
 from midstream.sim.programs import Place, Places
 from midstream.sim.rows import SCHEMA, Int64s, Outside, SimSource
 from midstream.sim.shapes import Input, Shape
 from midstream.sim.tables import HELD
 from midstream.sim.timed import DELAY_US, WAITING, WINDOWS
-from midstream.sim.topologies import Expectation, behind_timers, form_of, on_time_at, uid_of
+from midstream.sim.topologies import Expectation, behind_timers, combiner_of, form_of, on_time_at, uid_of
 from midstream.sim.windowed import Made, Spans, Verdict, check_windows, held_in, no_marks, unpacked
 from midstream.state.parts import KEY_GROUP
 
@@ -65,6 +67,7 @@ class Inspection:
         self._key_groups = key_groups
         self._places = Places(shape)
         self._ways = ways(shape)
+        self._combiners = [combiner_of(shape, index) for index in range(len(shape))]
         self._sinks = {
             uid_of(index, position, kind): index
             for index, node in enumerate(shape)
@@ -85,10 +88,16 @@ class Inspection:
         for state in metadata.channels:
             place, old = places[state.edge], metadata.edges[state.edge]
             form = form_of(self._shape, place.entry)
-            edge = Edge(state.edge, old.source, old.target, Partitioning(old.partitioning), form.schema, old.keys)
-            batches = [b for segment in state.segments for b in read_segment(storage, segment, edge.schema, "oracle")]
+            combiner = self._combiners[place.node]
+            of = state.edge, old.source, old.target, Partitioning(old.partitioning)
+            edge = Edge(*of, form.schema, old.keys, combiner=combiner)
+            batches = [b for segment in state.segments for b in read_segment(storage, segment, edge.forms, "oracle")]
             rows = rows_of(batches[state.skip :], edge, state, state.skip, self._key_groups)
-            found.setdefault(place, []).extend(self._plain(batch, form) for batch in rows if batch.num_rows)
+            for batch in rows:
+                if batch.num_rows:
+                    is_combined = edge.form_of(batch) > 0
+                    plain = self._uncombined(batch, place.node) if is_combined else self._plain(batch, form)
+                    found.setdefault(place, []).append(plain)
         return {place: concat(batches) for place, batches in found.items() if batches}
 
     def _plain(self, rows: pa.RecordBatch, form: Form) -> pa.RecordBatch:
@@ -98,6 +107,21 @@ class Inspection:
             self._outside.world.bug(f"rows {some(rows.column('id').to_pylist())} have other keys than they had")
             return _NO_ROWS
         return plain
+
+    def _uncombined(self, batch: pa.RecordBatch, node: int) -> pa.RecordBatch:
+        """Return the rows that a combined batch stands for. If it has other contents than these, report a bug."""
+        kind = self._shape[node].chain[0]
+        ids, wrong = uncombined(batch, LENIENT.get(kind, kind))
+        places, known = self.contents.places(np.array(ids, np.int64))
+        rows = self.contents.rows.take(pa.array(places[known], pa.int64()))
+        counts = batch.column(ROWS).to_numpy()
+        if not known.all():
+            wrong = "rows which there are not"
+        elif not wrong and not np.array_equal(column(rows, "key"), np.repeat(column(batch, "key"), counts)):
+            wrong = "rows under another key"
+        if wrong:
+            self._outside.world.bug(f"a combined batch in flight to {kind}{node} has {wrong}")
+        return rows
 
     def ids_by_place(self, in_flight: Mapping[Place, pa.RecordBatch]) -> dict[tuple[int, int, int], Counter[int]]:
         """Return the ids of rows in flight, by the node, port and position of the operator that they reach next."""
@@ -234,7 +258,9 @@ class Inspection:
             elif place.entry.node == node:
                 emitted.append(unpacked(rows, self.contents)[0])
         all_late = np.concatenate(late) if late else _NOTHING
-        return Made(expected.windowed[uid][1], Spans.joined(emitted), all_late, marks_us=marks_us)
+        is_read = any(is_late for maker, is_late in expected.window_sinks.values() if maker == uid)
+        made = expected.windowed[uid][1]
+        return Made(made, Spans.joined(emitted), all_late if is_read else None, marks_us=marks_us)
 
     def check_windows(self, uid: str, kind: str, made: Made) -> Verdict:
         node = self._node_of(uid)

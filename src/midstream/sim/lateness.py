@@ -18,13 +18,14 @@ from midstream.core.arrow_types import is_list_array, to_list
 from midstream.core.elements import MIN_WATERMARK_US
 from midstream.core.keys import key_groups
 from midstream.operators.base import Operator, OperatorContext, Output, Snapshot, SnapshotResult
+from midstream.operators.combiner import ROWS
 from midstream.operators.sliding_windows import PANE
 from midstream.operators.window_base import END, PARTS, PROGRESS, START, WindowOperator
 from midstream.operators.window_specs import WINDOW_END, WINDOW_START
 from midstream.operators.windows import LATE
 from midstream.sim.around import Around
 from midstream.sim.rows import SCHEMA, Outside, time_ms
-from midstream.sim.timed import IDS, SIZE_MS, SLIDE_MS, TUMBLING_MS, window
+from midstream.sim.timed import GAP_MS, HIGHEST, IDS, LOWEST, SIZE_MS, SLIDE_MS, TUMBLING_MS, window
 from midstream.sim.window_reference import Emission, WindowReference, difference, wrong_marks
 from midstream.state.parts import KEY_GROUP, StatePart
 
@@ -32,6 +33,7 @@ LENIENT: Final[Mapping[str, str]] = {"late_window": "window", "late_slide": "sli
 """The kinds of nodes with allowed lateness, and their kinds of windows."""
 ALLOWED_MS: Final = 30
 _SIZES: Final = 100_000
+_PANE_US: Final[Mapping[str, int]] = {"window": 1000 * TUMBLING_MS, "slide": 1000 * SLIDE_MS}
 
 
 def windows_of(kind: str, time_ms: int) -> list[int] | None:
@@ -44,9 +46,11 @@ def windows_of(kind: str, time_ms: int) -> list[int] | None:
     return None
 
 
-def late_window(uid: str, outside: Outside, kind: str) -> Window:
-    made = window(uid, LENIENT[kind], allowed_lateness=f"{ALLOWED_MS} ms")
-    return Window(outside, made, LENIENT[kind], ALLOWED_MS)
+def checked_window(uid: str, outside: Outside, kind: str, *, combines: bool) -> Window:
+    """Return the window operator of a node of this kind. `combines`: whether no node reads its late rows."""
+    allowed_ms = ALLOWED_MS if kind in LENIENT else 0
+    of = LENIENT.get(kind, kind)
+    return Window(outside, window(uid, of, f"{allowed_ms} ms", combines=combines), of, allowed_ms)
 
 
 class Window(Around):
@@ -60,6 +64,8 @@ class Window(Around):
         """The event time for which everything that cannot change any more has been dropped. A restore drops nothing."""
         self._late: Counter[int] = Counter()
         """The late rows of the batch that is being processed."""
+        self._late_combined = 0
+        """How many rows of it were late if it was combined."""
         self._emitted: Counter[Emission] = Counter()
         """The windows emitted during this batch, or since the last watermark for which everything had fired."""
         self._is_firing = False
@@ -75,9 +81,13 @@ class Window(Around):
 
     def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
         """Record and forward the output of the operator, as its `Output`."""
-        if tag == LATE:
+        if tag == LATE and ROWS in batch.schema.names:
+            self._late_combined += batch.num_rows
+        elif tag == LATE:
             self._late.update(to_list(batch.column("id")))
         else:
+            if LOWEST in batch.schema.names and not _bounds_are_right(batch, "ids", LOWEST, HIGHEST):
+                self._bug("it emits a window whose lowest or highest id is not that of its rows")
             bounds = (batch.column(name).cast(pa.int64()).to_pylist() for name in (WINDOW_START, WINDOW_END))
             ids = (tuple(sorted(each)) for each in to_list(batch.column("ids")))
             self._emitted.update(zip(to_list(batch.column("key")), *bounds, ids, strict=True))
@@ -98,11 +108,18 @@ class Window(Around):
         if self._is_firing:
             self._bug("rows come while a watermark that came before them is firing")
         self._late.clear()
+        self._late_combined = 0
         self._emitted.clear()
         super().process(batch, port)
         groups = key_groups(batch, ("key",), self._context.max_parallelism).tolist()
-        keys, ids = to_list(batch.column("key")), to_list(batch.column("id"))
-        late, due = self._reference.take(zip(ids, keys, groups, strict=True))
+        keys = to_list(batch.column("key"))
+        if IDS in batch.schema.names:
+            late, due = self._reference.take_combined(zip(to_list(batch.column(IDS)), keys, groups, strict=True))
+            if late.total() != self._late_combined:
+                self._bug(f"{self._late_combined} rows of a combined batch are late instead of {late.total()}")
+            late.clear()
+        else:
+            late, due = self._reference.take(zip(to_list(batch.column("id")), keys, groups, strict=True))
         if late != self._late:
             self._bug(
                 f"rows {sorted(self._late - late)} are late and should not be, {sorted(late - self._late)} are not"
@@ -133,6 +150,11 @@ class Window(Around):
 
         return Snapshot(later=later)
 
+    def _ids(self, batch: pa.RecordBatch) -> list[int]:
+        if IDS in batch.schema.names:
+            return [row for rows in to_list(batch.column(IDS)) for row in rows]
+        return super()._ids(batch)
+
     def _compare(self, due: Counter[Emission], when: str) -> None:
         wrong = difference(self._emitted, due)
         if wrong:
@@ -150,6 +172,30 @@ class Window(Around):
 
     def _bug(self, what: str) -> None:
         self._outside.world.bug(f"{self._context.uid}/{self._context.subtask}: {what}")
+
+
+def _bounds_are_right(batch: pa.RecordBatch, ids: str, lowest: str, highest: str) -> bool:
+    """Return whether these columns have the lowest and the highest of each row's ids."""
+    found = zip(*(to_list(batch.column(name)) for name in (ids, lowest, highest)), strict=True)
+    return all((low, high) == (min(rows), max(rows)) for rows, low, high in found)
+
+
+def uncombined(batch: pa.RecordBatch, kind: str) -> tuple[list[int], str]:
+    """Return the ids of the rows that a combined batch stands for, and a description of what is wrong with it, or "".
+
+    `kind`: "window", "slide" or "session".
+    """
+    wrong = "" if _bounds_are_right(batch, IDS, f"{LOWEST}:min", f"{HIGHEST}:max") else "another lowest or highest id"
+    names = (IDS, ROWS, *((START, END) if kind == "session" else (PANE, PANE)))
+    for ids, rows, start_us, end_us in zip(*(to_list(batch.column(name)) for name in names), strict=True):
+        times_us = [time_ms(row) * 1000 for row in ids]
+        if rows != len(ids):
+            wrong = f"{rows} rows, and the ids of {len(ids)}"
+        elif kind == "session" and (start_us, end_us) != (min(times_us), max(times_us) + GAP_MS * 1000):
+            wrong = "a session with other bounds than its rows"
+        elif kind != "session" and {time // _PANE_US[kind] * _PANE_US[kind] for time in times_us} != {start_us}:
+            wrong = "a pane with rows of another one"
+    return [row for ids in to_list(batch.column(IDS)) for row in ids], wrong
 
 
 def _marks_us(parts: Mapping[str, StatePart]) -> dict[int, int]:
@@ -206,12 +252,12 @@ def wrong_emissions(
     got: Counter[int],
     keys: Mapping[int, int],
     said: Iterable[tuple[int, int, int]],
-    late: Counter[int],
+    late: Counter[int] | None,
     *,
     never_late: bool,
 ) -> Iterator[str]:
     """Yield complaints about all emissions. `got`: the rows that the windows have received. `said`: the id, the key and
-    the n of rows from `Stack`.
+    the n of rows from `Stack`. `late`: None if late rows are not read, so that a row that is missing may be one.
     """
     emissions: dict[tuple[int, int, int], Counter[int]] = {}
     for row, key, n in said:
@@ -227,7 +273,7 @@ def wrong_emissions(
                 yield f"{uid}: row {row} is in a window of key {key}"
             at = 0 if kind == "session" else start_ms
             of_row.setdefault(row, {}).setdefault(at, []).append(rows)
-    for row in sorted({*got, *of_row, *late}):
+    for row in sorted({*got, *of_row, *(late or ())}):
         found = of_row.get(row, {})
         for start_ms, chain in found.items():
             if any(not before < after for before, after in pairwise(chain)):
@@ -236,10 +282,11 @@ def wrong_emissions(
                 yield f"{uid}: a window of row {row} at {start_ms} ms is said again, and no row can be late"
         due = windows_of(kind, time_ms(row)) or [0]
         counts = [max((rows[row] for rows in found.get(start_ms, ())), default=0) for start_ms in due]
-        surplus = counts[-1] + late[row] - got[row]
+        times_late = late[row] if late is not None else max(0, got[row] - counts[-1])
+        surplus = counts[-1] + times_late - got[row]
         elsewhere = sorted(found.keys() - set(due))
-        if surplus or elsewhere or counts != sorted(counts) or (never_late and (late[row] or counts[0] < counts[-1])):
+        if surplus or elsewhere or counts != sorted(counts) or (never_late and (times_late or counts[0] < counts[-1])):
             yield (
                 f"{uid} has got row {row} {got[row]} times; it is in its windows {counts} times, in others at "
-                f"{elsewhere} ms, late {late[row]} times"
+                f"{elsewhere} ms, late {times_late} times"
             )

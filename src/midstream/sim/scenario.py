@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final
 
-from midstream.sim.shapes import SHAPES, Shape
+from midstream.sim.shapes import COMBINED, SHAPES, Shape
 from midstream.sim.topologies import (
     random_shape,
     varied,
@@ -270,7 +270,7 @@ def _shapes(
         base = with_ends(with_tables(random_shape(random), Random(f"tables {seed}")), Random(f"ends {seed}"))
         base = with_states(base, Random(f"states {seed}"))
     else:
-        base = SHAPES[topology]
+        base = COMBINED[topology] if topology in COMBINED else SHAPES[topology]
     wide = Random(f"wide {seed}")
     if parallelism is None and wide.random() < 0.05:
         limit = wide.choice((5, 6, 7, 8))

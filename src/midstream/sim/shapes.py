@@ -72,6 +72,41 @@ def node_of(chain: str, *inputs: Input) -> Node:
     return Node(tuple(chain.split()), inputs)
 
 
+COMBINED: Final[Mapping[str, Shape]] = {
+    "combined_window": (
+        source_node("tight"),
+        source_node("times", rows_share=0.5),
+        node_of("window pack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, FORWARD)),
+    ),
+    "combined_slide": (
+        source_node("pass", "tight"),
+        source_node("idle", rows_share=0.5),
+        node_of("slide pack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, REBALANCE)),
+    ),
+    "combined_session": (
+        source_node("tight"),
+        source_node("tight", rows_share=0.5),
+        node_of("session pack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, GLOBAL)),
+    ),
+    "combined_late_slide": (
+        source_node("tight"),
+        source_node("idle", rows_share=0.5),
+        node_of("late_slide stack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, FORWARD)),
+    ),
+    "combined_late_session": (
+        source_node("idle"),
+        source_node("tight", rows_share=0.5),
+        node_of("late_session stack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, REBALANCE)),
+    ),
+}
+"""The shapes in which rows are combined before they are sent: no node reads the windows' late rows, and none counts the
+rows before these windows, since a combined batch does not have the numbers.
+"""
 SHAPES: Final[Mapping[str, Shape]] = {
     "pipeline": (source_node("pass"), node_of("pass", Input(0, REBALANCE)), node_of("sink", Input(1, REBALANCE))),
     "keyed": (source_node(), node_of("count", Input(0, KEYED)), node_of("sink", Input(1, FORWARD))),

@@ -14,7 +14,7 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.core.arrow_types import is_list_array
-from midstream.operators.aggregates import Aggregate, Columns
+from midstream.operators.aggregates import Aggregate, Columns, Max, Min
 from midstream.operators.base import Operator, OperatorContext, Output
 from midstream.operators.process import KeyedProcessFunction, ProcessContext, process_operator
 from midstream.operators.process_operator import ProcessOperator
@@ -30,7 +30,9 @@ SIZE_MS: Final = 30
 SLIDE_MS: Final = 10
 GAP_MS: Final = 4
 IDS: Final = "ids:ids"
-"""The column with the ids of the rows in a window operator's state."""
+"""The column with the ids of the rows in a window operator's state, and in combined batches."""
+LOWEST: Final = "lowest"
+HIGHEST: Final = "highest"
 WINDOWS: Final[Mapping[str, Window]] = {
     "window": tumbling(f"{TUMBLING_MS} ms"),
     "slide": sliding(f"{SIZE_MS} ms", f"{SLIDE_MS} ms"),
@@ -113,14 +115,18 @@ def timestamps(uid: str, kind: str, outside: Outside) -> Timestamps:
     return Timestamps(uid, kind, outside)
 
 
-def window(uid: str, kind: str, allowed_lateness: str = "0 ms") -> WindowOperator:
-    """Return a window operator that emits the ids of the rows of each window, as a list."""
+def window(uid: str, kind: str, allowed_lateness: str = "0 ms", *, combines: bool = False) -> WindowOperator:
+    """Return a window operator that emits the ids of the rows of each window, as a list.
+
+    `combines`: also the lowest and the highest of them, which a combiner merges.
+    """
+    bounds = {LOWEST: Min("id"), HIGHEST: Max("id")} if combines else {}
     return window_operator(
         uid,
         window=WINDOWS[kind],
         keys=["key"],
         event_time="ts",
-        aggregates={"ids": _Ids()},
+        aggregates={"ids": _Ids(), **bounds},
         schema=SCHEMA,
         allowed_lateness=allowed_lateness,
     )

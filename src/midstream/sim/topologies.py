@@ -13,7 +13,7 @@ from types import MappingProxyType
 from typing import Final
 
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, SourceSpec, Vertex
-from midstream.operators.base import Operator
+from midstream.operators.base import Combiner, Operator
 from midstream.operators.sinks import SinkOperator
 from midstream.operators.windows import LATE
 from midstream.sim import clocks, ends, joins, lateness, states, tables, timed
@@ -418,12 +418,29 @@ def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink
             if kind == "source":
                 spec = SourceSpec(uid, uid, remaining.pop(0))
                 continue
-            made = _operator(kind, uid, outside, sink, ordered[index], on_time[index], late_us, form)
+            place = ordered[index], on_time[index], late_us, form
+            made = _operator(kind, uid, outside, sink, *place, combines=combines(shape, index))
             operators.append(OperatorSpec(uid, uid, made, sink.at(uid) if kind == "sink" else None))
         vertices.append(Vertex(index, node.parallelism, spec, tuple(operators)))
+        combiner = operators[0].operator.combiner(()) if combines(shape, index) else None
         for entry in node.inputs:
-            edges.append(edge_of(shape, len(edges), index, entry))
+            edges.append(replace(edge_of(shape, len(edges), index, entry), combiner=combiner))
     return JobGraph(tuple(vertices), tuple(edges), groups)
+
+
+def combines(shape: Shape, index: int) -> bool:
+    """Return whether the rows that reach a node may be combined: it begins with a window whose late rows are not read."""
+    kind = shape[index].chain[0]
+    read = any(entry.node == index and entry.tag == LATE for node in shape for entry in node.inputs)
+    return (kind in timed.WINDOWS or kind in lateness.LENIENT) and not read
+
+
+def combiner_of(shape: Shape, index: int) -> Combiner | None:
+    """Return what combines the rows that reach a node."""
+    if not combines(shape, index):
+        return None
+    kind = shape[index].chain[0]
+    return timed.window(uid_of(index, 0, kind), lateness.LENIENT.get(kind, kind), combines=True).combiner(())
 
 
 def form_of(shape: Shape, entry: Input) -> Form:
@@ -516,8 +533,10 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
     on_time: frozenset[int],
     late_us: int,
     form: Form,
+    *,
+    combines: bool,
 ) -> Operator:
-    """Return an operator of this kind. `form`: the form of its input rows."""
+    """Return an operator of this kind. `form`: the form of its input rows. `combines`: whether these are combined."""
     match kind:
         case "typed" | "pickled" | "rules" | "tags":
             return states.operator(kind, uid, outside, form)
@@ -527,8 +546,6 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return joins.Join(uid, outside, form)
         case "couple":
             return joins.Couple(outside, form)
-        case "late_window" | "late_slide" | "late_session":
-            return lateness.late_window(uid, outside, kind)
         case "stack":
             return lateness.Stack()
         case "plain":
@@ -553,8 +570,8 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return ends.total(uid, outside)
         case "table":
             return tables.hold(uid, outside)
-        case "window" | "slide" | "session":
-            return lateness.Window(outside, timed.window(uid, kind), kind)
+        case "window" | "slide" | "session" | "late_window" | "late_slide" | "late_session":
+            return lateness.checked_window(uid, outside, kind, combines=combines)
         case "pack":
             return timed.Pack()
         case "tally":

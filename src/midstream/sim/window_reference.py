@@ -8,7 +8,7 @@ rows in them, and up to which time a snapshot may record that windows have fired
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Final, TypeAlias
 
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
@@ -57,15 +57,22 @@ class WindowReference:
 
     def take(self, rows: Iterable[Row]) -> tuple[Counter[int], Counter[Emission]]:
         """Process a batch, and return the ids of late rows and the windows that must be emitted at once."""
+        return self.take_combined(((row,), key, group) for row, key, group in rows)
+
+    def take_combined(self, combined: Iterable[tuple[Sequence[int], int, int]]) -> tuple[Counter[int], Counter[Emission]]:
+        """Do the same for a combined batch, each row of which has the ids of the rows that it stands for.
+
+        These are in one pane, and so they are late together; or in one session, and then any of them in time is enough.
+        """
         late: Counter[int] = Counter()
         emitted: dict[Emission, None] = {}
         touched: dict[tuple[int, int], list[_Part]] = {}
-        for row, key, group in rows:
+        for ids, key, group in combined:
             held = self._held.setdefault((group, key), [])
-            at_us = time_ms(row) * 1000
-            part = _Part(at_us, at_us + _GAP_US, Counter((row,)))
+            times_us = [time_ms(row) * 1000 for row in ids]
+            part = _Part(min(times_us), max(times_us) + _GAP_US, Counter(ids))
             if self._is_late(part, held, self._marks[group]):
-                late[row] += 1
+                late.update(ids)
                 continue
             if self._kind == "session":
                 _put(held, part)

@@ -52,7 +52,8 @@ class Made:
     got: Counter[int]
     """The ids of the rows that it has received."""
     emitted: Spans
-    late: Int64s
+    late: Int64s | None
+    """The ids of the late rows; None if they are not read."""
     held: Spans = field(default_factory=Spans)
     """The rows in its state; for windows of fixed size, in panes."""
     marks_us: Int64s = field(default_factory=lambda: np.empty(0, np.int64))
@@ -99,7 +100,7 @@ def no_marks(key_groups: int, *, all_fired: bool = False) -> Int64s:
 def check_windows(contents: Contents, kind: str, made: Made, on_time: Bools, late_us: int) -> Verdict:
     """Check all rules for one operator. `on_time`: which rows never arrive once event time is `late_us` past them."""
     got = contents.amounts(np.array(list(made.got), np.int64), np.array(list(made.got.values()), np.int64))
-    late = contents.amounts(made.late)
+    late = None if made.late is None else contents.amounts(made.late)
     verdict = Verdict()
     rules = _sessions if kind == "session" else _fixed
     for what, found, wrong in rules(contents, kind, made, on_time, late_us, got, late):
@@ -109,7 +110,9 @@ def check_windows(contents: Contents, kind: str, made: Made, on_time: Bools, lat
             shown = [(row, f"{n} times", _where(made, row)) for row, n in zip(rows, times, strict=True)]
             verdict.complaints.append(f"{what}: it has got {shown} ({int(wrong.sum())} such rows)")
         if found is not None:
-            surplus = found + late - got
+            surplus = found + (0 if late is None else late) - got
+            if late is None:
+                surplus[~on_time & (surplus < 0)] = 0  # these may be late
             verdict.lost += int(-surplus[surplus < 0].sum())
             verdict.doubled += int(surplus[surplus > 0].sum())
     return verdict
@@ -125,12 +128,18 @@ def _where(made: Made, row: int) -> str:
         mine = of.ids == row
         return dict(Counter(zip(of.starts_us[mine].tolist(), of.ends_us[mine].tolist(), strict=True)))
 
-    late = int((made.late == row).sum())
-    return f"emitted in windows {spans(made.emitted)}, held in {spans(made.held)}, late {late} times"
+    late = "late rows are not read" if made.late is None else f"late {int((made.late == row).sum())} times"
+    return f"emitted in windows {spans(made.emitted)}, held in {spans(made.held)}, {late}"
+
+
+def _assumed(got: Int64s, found: Int64s, on_time: Bools) -> Int64s:
+    """Return how often each row must have been late if late rows are not read; on-time rows never are."""
+    lacking: Int64s = np.where(on_time, 0, np.maximum(got - found, 0))
+    return lacking
 
 
 def _fixed(
-    contents: Contents, kind: str, made: Made, on_time: Bools, late_us: int, got: Int64s, late: Int64s
+    contents: Contents, kind: str, made: Made, on_time: Bools, late_us: int, got: Int64s, late: Int64s | None
 ) -> Iterator[Rule]:
     size_us, slide_us = BOUNDS_US[kind]
     count = size_us // slide_us
@@ -149,8 +158,10 @@ def _fixed(
     panes_us = times_us[held_places] // slide_us * slide_us  # both sizes are whole numbers of slides
     yield "in another pane", None, _marked(rows, held_places[~held_known | (panes_us != made.held.starts_us)])
     held = contents.amounts(made.held.ids)
-    taken = got - late
     last = np.where(fired[:, -1], found[:, -1], held)
+    if late is None:
+        late = _assumed(got, last, on_time & (late_us == 0))
+    taken = got - late
     yield "lost, doubled, or emitted before its time", last, (last != taken) | (held > taken)
     early = _any_of(found > np.where(fired, taken[:, None], 0))
     yield "too often in a window, or before the window has ended", None, early
@@ -162,7 +173,7 @@ def _fixed(
 
 
 def _sessions(
-    contents: Contents, kind: str, made: Made, on_time: Bools, late_us: int, got: Int64s, late: Int64s
+    contents: Contents, kind: str, made: Made, on_time: Bools, late_us: int, got: Int64s, late: Int64s | None
 ) -> Iterator[Rule]:
     """Yield the rules for sessions: the bounds of a session are those of its rows, and no gap between rows is too long.
 
@@ -178,6 +189,8 @@ def _sessions(
     held_places, held_known = contents.places(held.ids)
     waits = held_known & (held.ends_us - 1 > marks_us[held_places])
     found = contents.amounts(emitted.ids) + contents.amounts(held.ids[waits])
+    if late is None:
+        late = _assumed(got, found, on_time & (late_us == 0))
     yield "lost or doubled", found, found + late != got
     for spans, where in ((emitted, places), (held, held_places)):
         yield (

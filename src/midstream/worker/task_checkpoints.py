@@ -82,7 +82,8 @@ class _InFlightState:
         for where, found in (*self.inputs, *outputs):
             batches = tuple(item.batch for item in found)
             if batches or where.stored:
-                captured.append(replace(where, batches=batches))
+                forms = tuple(item.form for item in found)
+                captured.append(replace(where, batches=batches, forms=forms if any(forms) else ()))
             items += found
             found.clear()  # in place: the queue adds the batches that still arrive to the same list
         self.inputs = [(replace(where, stored=()), found) for where, found in self.inputs]
