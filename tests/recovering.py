@@ -29,6 +29,16 @@ def batch(rows: Sequence[tuple[int, int]]) -> pa.RecordBatch:
     return pa.RecordBatch.from_pydict({"key": [key for key, _ in rows], "n": [n for _, n in rows]}, schema=SCHEMA)
 
 
+class SameRows:
+    """A combiner of which each row stands for one row: so it can be seen where each of them gets to."""
+
+    schema = pa.schema([("rows", pa.int64()), ("n", pa.int64()), ("key", pa.int64())])
+
+    def combine(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        ones = pa.array([1] * rows.num_rows, pa.int64())
+        return pa.RecordBatch.from_arrays([ones, rows.column("n"), rows.column("key")], schema=self.schema)
+
+
 def rows_in(found: pa.RecordBatch) -> list[tuple[int, int]]:
     return list(zip(to_list(found.column("key")), to_list(found.column("n")), strict=True))
 

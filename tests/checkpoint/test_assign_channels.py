@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoint_samples import chain, metadata_of
-from in_memory import MemoryStorage, NoRows
+from in_memory import MemoryStorage, NeverRun, NoRows
 from midstream.checkpoint.assign_channels import assign_channels
 from midstream.checkpoint.channel_state import Captured, store_channels
 from midstream.checkpoint.metadata import CheckpointMetadata
@@ -20,21 +21,27 @@ from midstream.checkpoint.references import InFlight, each_once, left_bytes
 from midstream.core.errors import ConfigError
 from midstream.core.ids import TaskId
 from midstream.core.keys import key_group_range, key_groups, subtask_of
-from midstream.graph.job_graph import Edge, JobGraph, Partitioning, SourceSpec, Vertex
+from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from midstream.protocol.messages import ChannelState
-from recovering import SCHEMA, Recovering, batch, store
+from recovering import SCHEMA, Recovering, SameRows, batch, store
 
 MAX_PARALLELISM = 16
 Rows = list[tuple[int, int]]
 
 
-def graph(producers: int, consumers: int, kind: Partitioning = Partitioning.KEYED, keys: str = "key") -> JobGraph:
+def graph(
+    producers: int,
+    consumers: int,
+    kind: Partitioning = Partitioning.KEYED,
+    keys: str = "key",
+    combiner: SameRows | None = None,
+) -> JobGraph:
     return JobGraph(
         (
             Vertex(0, producers, SourceSpec("read", "read", NoRows()), ()),
             Vertex(1, consumers, None, chain("work")),
         ),
-        (Edge(0, 0, 1, kind, SCHEMA, (keys,) if kind is Partitioning.KEYED else ()),),
+        (Edge(0, 0, 1, kind, SCHEMA, (keys,) if kind is Partitioning.KEYED else (), combiner=combiner),),
         MAX_PARALLELISM,
     )
 
@@ -57,6 +64,7 @@ class World:
         self.producers = producers
         self.storage = MemoryStorage()
         self.may_be_inline = data.draw(st.booleans())
+        self.combiner = SameRows() if data.draw(st.booleans()) else None
         self.emitted: Rows = []
         self.consumed: list[tuple[int, int, int]] = []
         """(key, n, subtask), in the order of each subtask."""
@@ -94,12 +102,15 @@ class World:
             for consumer, batches in sorted(self.emit(producer, self.data.draw(st.integers(0, 6)), consumers).items()):
                 cut = self.data.draw(st.integers(0, len(batches)))
                 for is_output, part in ((False, batches[:cut]), (True, batches[cut:])):
-                    captured.append(Captured(0, producer, consumer, is_output, tuple(batch(rows) for rows in part)))
+                    forms = tuple(self.data.draw(st.integers(0, 1)) if self.combiner else 0 for _ in part)
+                    sent = zip(map(batch, part), forms, strict=True)
+                    batches_sent = tuple(self.combiner.combine(rows) if form else rows for rows, form in sent)  # type: ignore[union-attr]
+                    captured.append(Captured(0, producer, consumer, is_output, batches_sent, forms=forms))
         return captured
 
     def recover(self, metadata: CheckpointMetadata, consumers: int, *, all_of_it: bool) -> tuple[ChannelState, ...]:
         """Every consumer works off some of what it gets; the channel states of a checkpoint then."""
-        now = graph(self.producers, consumers, self.kind)
+        now = graph(self.producers, consumers, self.kind, combiner=self.combiner)
         assigned = assign_channels(metadata, now)
         assert all(ref.vertex == 1 and 0 <= ref.subtask < consumers for ref in assigned)
         for ref, states in assigned.items():
@@ -120,7 +131,9 @@ class World:
                 cut = len(rows) if whole else self.data.draw(st.integers(0, len(rows)))
                 self.consumed += [(key, n, subtask) for key, n in rows[:cut]]
                 if rows[cut:]:
-                    inputs.append(Captured(0, subtask, subtask, False, (batch(rows[cut:]),)))
+                    assert gate.at_work is not None
+                    rest = gate.at_work.rest(cut)
+                    inputs.append(Captured(0, subtask, subtask, False, (rest.batch,), forms=(rest.form,)))
                     break  # a slice of it is still to be worked when the checkpoint comes
                 gate.processed()
             inputs.append(Captured(0, 0, subtask, False, stored=gate.gate.remaining()))
@@ -150,10 +163,11 @@ def test_every_row_arrives_exactly_once_through_any_restores_of_restores(
     channels = world.store(world.in_flight(parallelisms[0]))
     for before, after in pairwise(parallelisms):
         world.producers = data.draw(st.integers(1, 3))
-        metadata = checkpoint(graph(world.producers, before, kind), channels)
+        metadata = checkpoint(graph(world.producers, before, kind, combiner=world.combiner), channels)
         channels = world.recover(metadata, after, all_of_it=False)
     last = parallelisms[-1]
-    world.recover(checkpoint(graph(world.producers, last, kind), channels), last, all_of_it=True)
+    written = graph(world.producers, last, kind, combiner=world.combiner)
+    world.recover(checkpoint(written, channels), last, all_of_it=True)
     assert sorted((key, n) for key, n, _ in world.consumed) == sorted(world.emitted)
     if kind is Partitioning.KEYED:
         newest: dict[tuple[int, int], int] = {}
@@ -166,7 +180,7 @@ def test_every_row_arrives_exactly_once_through_any_restores_of_restores(
 @given(data=st.data(), before=st.integers(1, 8), after=st.integers(1, 8))
 def test_keyed_rows_reach_the_owner_of_their_key(data: st.DataObject, before: int, after: int) -> None:
     world = World(data, Partitioning.KEYED, 2)
-    metadata = checkpoint(graph(2, before), world.store(world.in_flight(before)))
+    metadata = checkpoint(graph(2, before, combiner=world.combiner), world.store(world.in_flight(before)))
     world.recover(metadata, after, all_of_it=True)
     for key, _, subtask in world.consumed:
         assert subtask == owner(key, after)
@@ -269,6 +283,50 @@ def test_rows_of_other_columns_are_refused_naming_them() -> None:
     now = replace(now, edges=(replace(now.edges[0], schema=changed),))
     with pytest.raises(ConfigError, match=r"columns key int64, n int64; they are now key timestamp\[us\], n int64"):
         assign_channels(checkpoint(graph(1, 1), states), now)
+
+
+class Window(NeverRun):
+    """An operator whose rows may have been combined for it."""
+
+    def __init__(self, size: str) -> None:
+        self.size = size
+
+    def state_settings(self) -> Mapping[str, Mapping[str, str]]:
+        return {"": {"the window": self.size, "the event time": "us"}, "a part": {"its type": "int64"}}
+
+
+def windowed(size: str, combiner: SameRows | None) -> JobGraph:
+    made = graph(1, 1, combiner=combiner)
+    work = Vertex(1, 1, None, (OperatorSpec("work", "work", Window(size)),))
+    return replace(made, vertices=(made.vertices[0], work))
+
+
+def test_combined_rows_are_refused_by_a_program_that_would_combine_them_otherwise_and_only_they() -> None:
+    rows = batch([(1, 1)])
+    for combined in (False, True):
+        sent = SameRows().combine(rows) if combined else rows
+        states = store(MemoryStorage(), [Captured(0, 0, 0, False, (rows, sent), forms=(0, int(combined)))], "f", 10**6)
+        metadata = checkpoint(windowed("10 s", SameRows()), states)
+        assert assign_channels(metadata, windowed("10 s", SameRows()))
+        for now, why in (
+            (windowed("20 s", SameRows()), "the window was 10 s then, and is 20 s now"),
+            (windowed("10 s", None), "they would not be now"),
+        ):
+            if combined:
+                with pytest.raises(ConfigError, match=f"from 'read' to 'work' that were combined .*; {why}. Resume"):
+                    assign_channels(metadata, now)
+            else:
+                assert assign_channels(metadata, now), "no row in flight is combined"
+    rows_only = store(MemoryStorage(), [Captured(0, 0, 0, False, (rows,))], "f")
+    assert assign_channels(checkpoint(windowed("10 s", None), rows_only), windowed("20 s", SameRows()))
+
+
+def test_combined_rows_that_were_consumed_do_not_hinder_another_program() -> None:
+    rows = batch([(1, 1)])
+    captured = [Captured(0, 0, 0, False, (SameRows().combine(rows), rows), forms=(1, 0))]
+    (state,) = store(MemoryStorage(), captured, "f", 1)
+    left = msgspec.structs.replace(state, skip=1)
+    assert assign_channels(checkpoint(windowed("10 s", SameRows()), (left,)), windowed("20 s", None))
 
 
 def test_other_keys_are_no_hindrance_unless_rows_are_still_being_recovered_by_the_old_ones() -> None:

@@ -24,7 +24,7 @@ from midstream.core.errors import StorageError
 from midstream.core.keys import key_group_range, key_groups
 from midstream.graph.job_graph import Edge, Partitioning
 from midstream.protocol.messages import ChannelState
-from recovering import SCHEMA, batch, rows_in, store
+from recovering import SCHEMA, SameRows, batch, rows_in, store
 
 EDGE = Edge(0, 0, 1, Partitioning.KEYED, SCHEMA, ("key",))
 FILE = "shared/e1-a0-c1-v1-s0.channels"
@@ -233,11 +233,35 @@ def test_a_length_that_lies_is_refused_before_memory_is_taken() -> None:
 
     storage = MemoryStorage()
     (state,) = store(storage, [Captured(0, 0, 0, False, (batch([(1, 1)]),))], FILE)
-    content = (2**60).to_bytes(8, "little") + storage.files[FILE][8:]
-    storage.files[FILE] = content
-    lying = msgspec.structs.replace(state.segments[0], checksum=xxhash.xxh3_64_intdigest(content))
-    with pytest.raises(StorageError, match=r"a batch of \d+ bytes is announced where \d+ are left"):
-        read_segment(storage, lying, [SCHEMA], "here")
+    rest = storage.files[FILE][8:]
+    for number, wrong in (
+        (2**55, r"a batch of \d+ bytes is announced where \d+ are left"),
+        (2**57 + len(rest), "a batch of form 2 is announced where there are 1"),
+    ):
+        storage.files[FILE] = content = number.to_bytes(8, "little") + rest
+        lying = msgspec.structs.replace(state.segments[0], checksum=xxhash.xxh3_64_intdigest(content))
+        with pytest.raises(StorageError, match=wrong):
+            read_segment(storage, lying, [SCHEMA], "here")
+
+
+def test_rows_are_stored_as_they_were_before_there_were_combined_batches() -> None:
+    """So checkpoints of older versions can be read: the prefix of rows is their length alone."""
+    storage, rows = MemoryStorage(), batch([(1, 1), (2, 2)])
+    (state,) = store(storage, [Captured(0, 0, 0, False, (rows,))], FILE)
+    message = rows.serialize().to_pybytes()
+    assert storage.files[FILE] == len(message).to_bytes(8, "little") + message
+    assert state.segments[0].combined == 0
+
+
+def test_combined_batches_come_back_as_such_and_are_counted() -> None:
+    storage, rows, combiner = MemoryStorage(), batch([(1, 1), (2, 2)]), SameRows()
+    sent = (rows, combiner.combine(rows), combiner.combine(rows), rows)
+    (state,) = store(storage, [Captured(0, 0, 0, False, sent, forms=(0, 1, 1, 0))], FILE, 10**6)
+    (segment,) = state.segments
+    assert (segment.batches, segment.rows, segment.combined) == (4, 8, 2)
+    assert read_segment(storage, segment, [SCHEMA, combiner.schema], "here") == list(sent)
+    with pytest.raises(StorageError, match="a batch of form 1 is announced where there are 1"):
+        read_segment(storage, segment, [SCHEMA], "here")
 
 
 # ---- filter and names ------------------------------------------------------

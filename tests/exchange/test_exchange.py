@@ -16,6 +16,8 @@ from midstream.core.elements import CheckpointBarrier, Element, EndOfData, EndOf
 from midstream.core.errors import ConfigError, InvariantError
 from midstream.core.ids import ChannelId
 from midstream.core.keys import key_groups, subtask_of
+from midstream.core.batch_prefix import prefix
+from midstream.exchange import combining
 from midstream.exchange.channel import LocalChannel, RemoteChannel
 from midstream.exchange.gate import InputGate
 from midstream.exchange.lease import LeasedBatch
@@ -57,8 +59,9 @@ class TwoSlots:
         pool_buffers: int = 64,
         queue_time: QueueTime | None = None,
         rows_max: int = 10_000,
+        combiner: Longest | None = None,
     ) -> None:
-        edge = Edge(0, 0, 1, Partitioning.FORWARD, SCHEMA)
+        edge = Edge(0, 0, 1, Partitioning.FORWARD, SCHEMA, combiner=combiner)
         self.sending_pool = BufferPool(pool_buffers * buffer_bytes, buffer_bytes)
         self.receiving_pool = BufferPool(pool_buffers * buffer_bytes, buffer_bytes)
         self.partition = ResultPartition(edge, 0, range(1), 128, self.sending_pool, 16, queue_time)
@@ -68,7 +71,7 @@ class TwoSlots:
         quota = self.receiving_pool.quota("in", window)
         self.channel = RemoteChannel(
             ChannelId(0, 0, 0),
-            (SCHEMA,),
+            edge.forms,
             quota,
             window,
             lambda: self.gate.on_data(0),
@@ -169,6 +172,58 @@ def test_elements_arrive_whole_and_in_order_however_small_the_window(
     world.partition.discard()
     assert world.sending_pool.in_use == 0
     assert world.receiving_pool.in_use == 0
+
+
+class Longest:
+    """A combiner that leaves one row of each batch: its number of rows, and a text of another type."""
+
+    schema = schema_of([("rows", pa.int64()), ("k", pa.int64()), ("last", pa.large_binary())])
+
+    def combine(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        columns = [[rows.num_rows], [rows.column("k")[0].as_py()], [rows.column("text")[-1].as_py().encode()]]
+        return pa.RecordBatch.from_pydict(dict(zip(self.schema.names, columns, strict=True)), schema=self.schema)
+
+
+@pytest.mark.parametrize("is_local", [False, True])
+def test_rows_and_combined_batches_arrive_as_what_they_are_and_only_equals_are_joined(
+    is_local: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(combining, "ROWS_MIN", 10)
+    world = TwoSlots(buffer_bytes=4096, window=9, combiner=Longest())
+    if is_local:
+        channel = LocalChannel(world.partition.subpartitions[0])
+        channel.connect(lambda: None)
+        channel.ask()
+    few, many = [batch(at, 5) for at in (0, 5, 10)], [batch(at, 20) for at in (100, 200, 300)]
+    for rows in (*few[:2], *many[:2], few[2], many[2]):
+        world.partition.emit(rows)
+    got: list[pa.RecordBatch] = []
+    while is_local or world.carry(world.left, world.right, 1 << 20) or world.carry(world.right, world.left, 1 << 20):
+        taken = channel.take(1000) if is_local else None
+        if is_local and taken is None:
+            break
+        if isinstance(taken, LeasedBatch):
+            assert taken.form == world.partition.edge.form_of(taken.batch) == taken.rest(0).form
+            got.append(taken.batch)
+    while not is_local and (polled := world.gate.poll(1000)) is not None:
+        assert isinstance(polled, LeasedBatch) and polled.form == world.partition.edge.form_of(polled.batch)
+        got.append(polled.batch)
+        world.gate.processed()
+    one = Longest().combine
+    expected = [
+        pa.concat_batches(few[:2]),
+        pa.concat_batches([one(many[0]), one(many[1])]),
+        few[2],
+        one(many[2]),
+    ]
+    assert [pa.Table.from_batches([each]) for each in got] == [pa.Table.from_batches([each]) for each in expected]
+
+
+def test_a_form_that_the_edge_does_not_have_is_refused() -> None:
+    world = TwoSlots(buffer_bytes=4096, window=2)
+    for form in (1, 255):
+        with pytest.raises(InvariantError, match=f"a batch of form {form} is announced, and there are 1"):
+            world.channel._assemble(memoryview(prefix(100, form)))
 
 
 def test_an_element_of_many_times_the_window_gets_through_and_the_overdraft_ends() -> None:
