@@ -5,18 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 
+import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_exchange import SCHEMA, batch
 
 from midstream.core.arrow_types import to_list
 from midstream.core.elements import CheckpointBarrier, Event, Watermark
+from midstream.exchange import combining
 from midstream.exchange.channel import LocalChannel
 from midstream.exchange.gate import InputGate
 from midstream.exchange.lease import LeasedBatch
 from midstream.exchange.partition import ResultPartition
 from midstream.exchange.pool import BufferPool
 from midstream.graph.job_graph import Edge, Partitioning
+from midstream.operators.base import Combiner
 
 BUFFER_BYTES = 4096
 NUMBERS = 1_000_000
@@ -26,9 +30,9 @@ NUMBERS = 1_000_000
 class World:
     """Some producers and one consumer in a slot."""
 
-    def __init__(self, producers: int) -> None:
+    def __init__(self, producers: int, combiner: Combiner | None = None) -> None:
         self.pool = BufferPool(1000 * BUFFER_BYTES, BUFFER_BYTES)
-        edge = Edge(0, 0, 1, Partitioning.REBALANCE, SCHEMA)
+        edge = Edge(0, 0, 1, Partitioning.REBALANCE, SCHEMA, combiner=combiner)
         self.partitions = [
             ResultPartition(edge, producer, range(1), 128, self.pool, 64) for producer in range(producers)
         ]
@@ -63,6 +67,30 @@ class World:
 
 def numbers(producer: int, rows: Sequence[int]) -> list[int]:
     return [producer * NUMBERS + row for row in rows]
+
+
+class Negated:
+    """A combiner of which it can be seen that it was applied."""
+
+    schema = pa.schema([("k", pa.int64()), ("rows", pa.int64())])
+
+    def combine(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        ids = [-number for number in to_list(rows.column("k"))]
+        return pa.RecordBatch.from_pydict({"k": ids, "rows": [1] * len(ids)}, schema=self.schema)
+
+
+def test_what_waits_in_several_channels_is_joined_with_what_has_its_form_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(combining, "ROWS_MIN", 2)
+    monkeypatch.setattr(combining, "SHARE_MAX", 1)
+    world = World(4, Negated())
+    for producer, rows in enumerate((2, 1, 2, 1)):
+        world.emit(producer, rows)
+    combined = [[-number for number in numbers(producer, [0, 1])] for producer in (0, 2)]
+    assert world.poll(100) == (0, [*combined[0], *combined[1]])
+    world.gate.processed()
+    assert world.poll(100) == (1, [*numbers(1, [0]), *numbers(3, [0])])
+    world.gate.processed()
+    assert world.poll(100) is None and world.pool.in_use == 0
 
 
 def test_what_waits_in_all_channels_comes_in_one_batch() -> None:

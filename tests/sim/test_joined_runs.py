@@ -22,7 +22,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     def join(self: InputGate, first: LeasedBatch, rows_max: int) -> LeasedBatch:
         joined = original(self, first, rows_max)
-        heads = [self.channels[index].queue.head_rows() for index in self._blocked]
+        heads = [self.channels[index].queue.head_rows(0) for index in self._blocked]
         found["joined"] += len(self.read_from) > 1
         rows = joined.batch.num_rows
         found["blocked"] += first.batch.num_rows * 2 <= rows_max and any(0 < h <= rows_max - rows for h in heads)

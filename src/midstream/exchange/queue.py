@@ -143,10 +143,10 @@ class ElementQueue:
     def head_is_event(self) -> bool:
         return bool(self._items) and not isinstance(self._items[0], LeasedBatch)
 
-    def head_rows(self) -> int:
-        """The number of rows of the next element, which is 0 if that is an event or if there is none."""
+    def head_rows(self, form: int) -> int:
+        """The number of rows of the next element. It is 0 if there is none, if it is an event, or of another form."""
         head = self._items[0] if self._items else None
-        return head.batch.num_rows if isinstance(head, LeasedBatch) else 0
+        return head.batch.num_rows if isinstance(head, LeasedBatch) and head.form == form else 0
 
     # ---- capture ----
 

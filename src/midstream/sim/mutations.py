@@ -11,6 +11,7 @@ from typing import Final
 
 from midstream.sim import (
     barrier_mutations,
+    combining_mutations,
     commit_mutations,
     content_mutations,
     coordination_mutations,
@@ -54,6 +55,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     **window_mutations.MUTATIONS,
     **table_mutations.MUTATIONS,
     **operator_mutations.MUTATIONS,
+    **combining_mutations.MUTATIONS,
 }
 EQUIVALENT: Final[Mapping[str, Equivalent]] = {
     "sequence_not_checked": Equivalent(

@@ -10,6 +10,7 @@ from typing import Final
 
 from midstream.sim import regions
 from midstream.sim import regions_at_rest as at_rest
+from midstream.sim import regions_combining as of_combining
 from midstream.sim.scenario import FAULTS, Scenario, draw
 from midstream.sim.shapes import SHAPES
 
@@ -102,6 +103,10 @@ NAMED: Final[Mapping[str, Callable[[int], Scenario]]] = {
     "shrinking_committing": at_rest.shrinking_committing,
     "loaded_again": at_rest.loaded_again,
     "deleted_again": at_rest.deleted_again,
+    "combining": of_combining.combining,
+    "combining_of_few_kinds": of_combining.combining_of_few_kinds,
+    "combining_windowed": of_combining.combining_windowed,
+    "combining_behind": of_combining.combining_behind,
 }
 VISITS: Final = 0.3
 """Of the runs of the random campaign, how many are drawn from a region; the others from all that there can be."""

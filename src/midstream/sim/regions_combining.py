@@ -1,0 +1,46 @@
+"""Regions of scenarios in which rows are combined before they are sent, and combined batches are in flight."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from random import Random
+
+from midstream.sim.regions_at_rest import windowed
+from midstream.sim.scenario import FAULTS, Scenario, draw, with_backlog
+from midstream.sim.shapes import COMBINED
+
+
+def combining(seed: int) -> Scenario:
+    """Whatever befalls a job that combines rows."""
+    return draw(seed, topology=Random(f"combining {seed}").choice(tuple(COMBINED)))
+
+
+def combining_of_few_kinds(seed: int) -> Scenario:
+    """The same, with faults of one or two kinds, and mostly checkpoints in quick succession."""
+    random = Random(f"combining of few kinds {seed}")
+    kinds = random.sample(FAULTS, random.choice((1, 2)))
+    drawn = draw(seed, topology=random.choice(tuple(COMBINED)), faults=kinds, rows=random.choice((50, 100, 200)))
+    return replace(drawn, interval_s=random.choice((0.0005, 0.002, drawn.interval_s)))
+
+
+combining_windowed = windowed(*COMBINED)
+
+
+def combined_behind(*topologies: str) -> Callable[[int], Scenario]:
+    """Of a seed: windows that are slow, so that much is in flight to them when the job goes on at another parallelism."""
+
+    def scenario(seed: int) -> Scenario:
+        before, after = ((3, 2), (2, 3), (1, 4), (4, 3))[seed // len(topologies) % 4]
+        drawn = draw(
+            seed, topology=topologies[seed % len(topologies)], parallelism=before, rescale_to=after, faults=(), rows=200
+        )
+        random = Random(f"combined behind {seed}")
+        drawn = with_backlog(drawn, random)
+        drawn = replace(drawn, aligned_timeout_s=0.0, batch_rows=random.choice((5, 10)), row_us=1000, sink_rows=0)
+        return replace(drawn, rows=200, keys=random.choice((3, 10)), skew=0.0, key_groups=16, pool_buffers=1024)
+
+    return scenario
+
+
+combining_behind = combined_behind(*COMBINED)
