@@ -32,7 +32,7 @@ rows = st.lists(
 steps = st.lists(
     st.one_of(
         st.tuples(st.just("rows"), rows),
-        st.tuples(st.just("combined"), rows),
+        st.tuples(st.just("combined"), st.lists(rows, min_size=1, max_size=3)),
         st.tuples(st.just("watermark"), st.integers(-60, 90)),
         st.tuples(st.just("one watermark"), st.tuples(st.integers(0, 3), st.integers(-60, 90))),
         st.tuples(st.just("rescale"), st.integers(1, 4)),
@@ -94,15 +94,16 @@ class Job:
         for subtask, world in enumerate(self.worlds):
             world.process(batch.filter(pa.array(owners == subtask)))
 
-    def combined(self, given_rows: list[Row]) -> None:
-        """Rows of several subtasks that are combined, and then sent to their owners."""
-        if not given_rows:
+    def combined(self, batches: list[list[Row]]) -> None:
+        """Batches that are combined one by one, then sent to their owners, and joined there."""
+        batches = [given_rows for given_rows in batches if given_rows]
+        if not batches:
             return
         known = len(self.oracle.late)
         # A late row of a session is in time if the session that it is combined into is: as if the latest came first.
-        self.oracle.process(sorted(given_rows, key=lambda row: -row[1]))
+        self.oracle.process([row for given_rows in batches for row in sorted(given_rows, key=lambda row: -row[1])])
         combiner = self.make().combiner(())
-        batch = combiner.combine(batch_of(given_rows))
+        batch = pa.concat_batches([combiner.combine(batch_of(given_rows)) for given_rows in batches])
         assert batch.schema == combiner.schema
         owners = self.owners(batch)
         for subtask, world in enumerate(self.worlds):
@@ -185,6 +186,14 @@ def test_tumbling_and_sliding_windows(shape: tuple[int, int, int], lateness: int
     size, slide, offset = shape
     window = Sliding(size * 1000, slide * 1000, offset * 1000)
     check(window, SlidingOracle(size, slide, offset, lateness), lateness, plan)
+
+
+@pytest.mark.parametrize("times", [[1, 2], [1, 12, 2], [5, 5, 5]])
+def test_combined_batches_that_were_joined_are_one_window(times: list[int]) -> None:
+    plan = [("combined", [[("a", time, 1)] for time in times])]
+    check(Sliding(10_000, 10_000), SlidingOracle(10, 10, 0, 0), 0, plan)
+    check(Sliding(20_000, 10_000), SlidingOracle(20, 10, 0, 0), 0, plan)
+    check(Session(5_000), SessionOracle(5, 0), 0, plan)
 
 
 @settings(max_examples=150, deadline=None)

@@ -123,7 +123,8 @@ class SlidingWindowOperator(WindowOperator):
         if not self._is_combined(batch):
             yield from _by_pane(self._reduction, self._prepared(batch), times, self._pane, self._offset)
             return
-        parts = self._uncombined(batch, (PANE,))
+        # A batch that was joined of several has several parts of a key, and a log takes one.
+        parts = self._reduction.merge([self._uncombined(batch, (PANE,))], (PANE,))
         for (pane,), part in parts.partition_by(PANE, include_key=False, as_dict=True, maintain_order=True).items():
             yield int(pane), part
 
