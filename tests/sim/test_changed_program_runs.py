@@ -15,7 +15,7 @@ from midstream.sim.programs import NEW
 from midstream.sim.regions import changing, changing_at_the_end
 from midstream.sim.run import Run, run
 from midstream.sim.scenario import Fault, Scenario, draw
-from midstream.sim.shapes import SHAPES
+from midstream.sim.shapes import COMBINED, SHAPES
 
 
 def with_more_state(seed: int) -> Scenario:
@@ -41,7 +41,7 @@ def tasks_and_edges(graph: JobGraph) -> tuple[list[list[str]], list[tuple[int, i
     return [[spec.uid for spec in v.specs] for v in graph.vertices], [(e.source, e.target) for e in graph.edges]
 
 
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", [*SHAPES, *COMBINED])
 def test_a_version_is_a_valid_program_the_same_at_every_parallelism_with_all_that_has_state(name: str) -> None:
     drawn = draw(0, topology=name, parallelism=2, rescale_to=3)
     prepared = Run(drawn, False, Coordinator)

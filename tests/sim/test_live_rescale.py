@@ -12,7 +12,7 @@ from midstream.graph.job_graph import Partitioning
 from midstream.sim.faults import PARALLELISMS
 from midstream.sim.run import run
 from midstream.sim.scenario import Fault, Scenario, draw
-from midstream.sim.shapes import SHAPES
+from midstream.sim.shapes import COMBINED, SHAPES
 from midstream.sim.topologies import with_parallelism
 
 PAIRS = ((1, 2), (2, 1), (2, 3), (3, 2), (4, 8), (8, 3), (5, 6), (7, 4))
@@ -63,7 +63,7 @@ def test_edges_that_are_forward_at_one_parallelism_only_are_rescaled_too() -> No
     assert rescales > 0
 
 
-@pytest.mark.parametrize("topology", SHAPES)
+@pytest.mark.parametrize("topology", [*SHAPES, *COMBINED])
 def test_every_topology_goes_on_at_another_parallelism(topology: str) -> None:
     rescales = 0
     for seed, (parallelism, to) in enumerate(((2, 3), (3, 1), (1, 4))):

@@ -13,11 +13,11 @@ import pytest
 
 from midstream.sim.run import run
 from midstream.sim.scenario import FAULTS, Fault, draw
-from midstream.sim.shapes import SHAPES
+from midstream.sim.shapes import COMBINED, SHAPES
 from midstream.worker.task import Task
 
 
-@pytest.mark.parametrize("topology", [*SHAPES, "random"])
+@pytest.mark.parametrize("topology", [*SHAPES, *COMBINED, "random"])
 def test_without_faults_the_output_is_exact_and_checkpoints_are_consistent_cuts(topology: str) -> None:
     checkpoints = 0
     for seed in range(4):

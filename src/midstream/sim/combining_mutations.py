@@ -20,7 +20,7 @@ from midstream.operators.sliding_windows import PaneCombiner
 from midstream.operators.window_base import WindowOperator
 from midstream.operators.window_specs import LATE
 from midstream.sim.mutation import Mutation, Replacements
-from midstream.sim.regions_combining import combined_behind, combining_behind, combining_windowed
+from midstream.sim.regions_combining import combined_behind, combining_behind, combining_rejoined, combining_windowed
 from midstream.worker import recovery, task_checkpoints
 
 
@@ -142,7 +142,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "combined rows of other key groups are restored", combined_of_other_groups_is_kept, combining_behind
     ),
     "batches_of_each_form_are_counted_anew": Mutation(
-        "batches that are gone are counted form by form", batches_of_each_form_are_counted_anew, combining_behind
+        "batches that are gone are counted form by form", batches_of_each_form_are_counted_anew, combining_rejoined
     ),
     "form_is_not_stored": Mutation("combined batches are stored as rows", form_is_not_stored, combining_behind),
     "form_of_the_rest_is_lost": Mutation(

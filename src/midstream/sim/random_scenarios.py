@@ -107,6 +107,7 @@ NAMED: Final[Mapping[str, Callable[[int], Scenario]]] = {
     "combining_of_few_kinds": of_combining.combining_of_few_kinds,
     "combining_windowed": of_combining.combining_windowed,
     "combining_behind": of_combining.combining_behind,
+    "combining_rejoined": of_combining.combining_rejoined,
 }
 VISITS: Final = 0.3
 """Of the runs of the random campaign, how many are drawn from a region; the others from all that there can be."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 from random import Random
 
 from midstream.sim.regions_at_rest import windowed
-from midstream.sim.scenario import FAULTS, Scenario, draw, with_backlog
+from midstream.sim.scenario import BACKLOGGED, FAULTS, IN_RECOVERY, RECOVERING, Fault, Scenario, draw, with_backlog
 from midstream.sim.shapes import COMBINED
 
 
@@ -44,3 +44,16 @@ def combined_behind(*topologies: str) -> Callable[[int], Scenario]:
 
 
 combining_behind = combined_behind(*COMBINED)
+
+
+def combining_rejoined(seed: int) -> Scenario:
+    """Again and again the job goes on at another parallelism while it recovers rows, some of them combined."""
+    random = Random(f"combining rejoined {seed}")
+    drawn = combining_behind(seed)
+    stop = IN_RECOVERY.index("stop")
+    faults = tuple(
+        Fault(100 * i, RECOVERING if i > 1 else BACKLOGGED, stop + len(IN_RECOVERY) * random.randrange(7 * 20_000))
+        for i in range(1, 7)
+    )
+    # About two rows of each key are in a batch, so that it depends on the batch whether combining pays.
+    return replace(drawn, rows=400, keys=10, batch_rows=20, text_bytes=200, interval_s=0.005, faults=faults)
