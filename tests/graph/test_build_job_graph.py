@@ -15,6 +15,8 @@ from midstream.graph.build import assign_uids, build_job_graph
 from midstream.graph.describe import describe_text
 from midstream.graph.job_graph import JobGraph, Partitioning
 from midstream.graph.logical import Input, LogicalGraph, Node
+from midstream.operators.aggregates import Accumulator, AnyAggregate, Count, Last
+from midstream.operators.windows import LATE, tumbling, window_operator
 
 SCHEMA = schema_of([("k", pa.large_string()), ("v", pa.int64())])
 CONFIG = JobConfig(parallelism=2)
@@ -220,3 +222,55 @@ def test_descriptions_show_chains_edges_and_columns():
     assert "[0] ×2  flights" in text
     assert "← [0] keyed(k)" in text
     assert "side output 'late', rebalance" in text
+
+
+WINDOWED = schema_of([("k", pa.large_string()), ("t", pa.timestamp("us")), ("v", pa.int64())])
+
+
+class Newest(Accumulator):
+    columns = ("v",)
+    type = pa.int64()
+
+    def init(self):
+        return []
+
+    def add(self, accumulator, row):
+        return [row["v"]]
+
+    def merge(self, first, second):
+        return second or first
+
+    def result(self, accumulator):
+        return accumulator[0]
+
+
+def of_windows(keys: tuple[str, ...] = ("k",), **aggregates: AnyAggregate) -> LogicalGraph:
+    """A source that is read by a window: by key, or by all rows."""
+    graph = LogicalGraph()
+    read = graph.add("read", source=from_rows([{"k": "a", "v": 1}]), schema=WINDOWED)
+    window = window_operator(
+        "w", window=tumbling("1 s"), keys=keys, event_time="t", aggregates=aggregates or {"n": Count()}, schema=WINDOWED
+    )
+    partitioning = Partitioning.KEYED if keys else Partitioning.GLOBAL
+    came = Input(read.id, WINDOWED, partitioning=partitioning, keys=keys)
+    made = graph.add("window", inputs=[came], operator=window, schema=window.schema, parallelism=2 if keys else 1)
+    graph.add("print", inputs=[Input(made.id, window.schema)], operator=NeverRun(), sink=PrintSink())
+    return graph
+
+
+@pytest.mark.parametrize("keys", [("k",), ()])
+def test_rows_are_combined_on_their_way_to_a_window_and_on_no_other(keys):
+    job = build_job_graph(of_windows(keys), CONFIG)
+    first, *others = job.edges
+    assert first.combiner is not None and len(first.forms) == 2 and {*keys} < {*first.combiner.schema.names}
+    assert all(edge.combiner is None and edge.forms == (edge.schema,) for edge in others)
+
+
+def test_rows_are_not_combined_if_late_rows_are_read_or_python_keeps_the_parts():
+    graph = of_windows()
+    window = graph.nodes[1]
+    graph.add("late", inputs=[Input(window.id, WINDOWED, tag=LATE)], operator=NeverRun(), sink=PrintSink())
+    assert all(edge.combiner is None for edge in build_job_graph(graph, CONFIG).edges)
+
+    assert build_job_graph(of_windows(n=Count(), own=Newest()), CONFIG).edges[0].combiner is None
+    assert build_job_graph(of_windows(n=Count(), own=Last("v")), CONFIG).edges[0].combiner is not None

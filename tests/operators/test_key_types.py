@@ -165,12 +165,17 @@ def check_window(window: Window, rows: pa.RecordBatch, keys: Sequence[str], befo
             allowed_lateness="1 h",
         )
 
+    combiner = make().combiner(())
+    assert combiner is not None
+    combined = combiner.combine(rows)
+    # A combined row is sent to, and filtered for, the same subtask as the rows that it stands for.
+    assert key_groups(combined, keys, MAX_PARALLELISM).tolist() == key_groups(rows, keys, MAX_PARALLELISM).tolist()
     job = Subtasks(make, keys, before)
     for at in range(0, rows.num_rows, 9_000):
         job.process(rows.slice(at, 9_000))
     if before != after:
         job.restore(after)
-    job.process(rows)
+    job.process(combined)
     first_end_us = 5_000_000 if window == sliding("10 s", "5 s") else 10_000_000
     job.advance(first_end_us - 1000)
     check_keys_and_counts(job.table(), rows, 2)

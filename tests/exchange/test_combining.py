@@ -1,0 +1,70 @@
+"""Rows are combined before they are sent where that leaves few of them, and it costs next to nothing where it does not."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+
+from midstream.exchange.combining import PAUSE_MAX, ROWS_MIN, SHARE_MAX, Combining
+
+SCHEMA = pa.schema([("key", pa.int64())])
+
+
+class Distinct:
+    """A combiner that leaves the distinct keys, and counts how often it is called."""
+
+    schema = pa.schema([("key", pa.int64()), ("rows", pa.int64())])
+
+    def __init__(self) -> None:
+        self.calls = 0
+
+    def combine(self, rows: pa.RecordBatch) -> pa.RecordBatch:
+        self.calls += 1
+        counts = rows.column("key").value_counts()
+        return pa.RecordBatch.from_arrays([counts.field(0), counts.field(1)], schema=self.schema)
+
+
+def batch(rows: int, keys: int) -> pa.RecordBatch:
+    return pa.RecordBatch.from_pydict({"key": [row % keys for row in range(rows)]}, schema=SCHEMA)
+
+
+def test_a_batch_is_combined_if_few_rows_are_left() -> None:
+    combining = Combining(Distinct())
+    rows = ROWS_MIN * SHARE_MAX
+    few, many = batch(rows, ROWS_MIN), batch(rows, ROWS_MIN + 1)
+    combined = combining.apply(few)
+    assert combined.schema == Distinct.schema and combined.num_rows == ROWS_MIN
+    assert sum(combined.column("rows").to_pylist()) == rows
+    assert combining.apply(many) is many
+
+
+def test_a_small_batch_is_not_even_tried() -> None:
+    combiner = Distinct()
+    rows = batch(ROWS_MIN - 1, 1)
+    assert Combining(combiner).apply(rows) is rows
+    assert combiner.calls == 0
+
+
+def test_where_it_never_pays_it_is_hardly_tried() -> None:
+    combiner = Distinct()
+    combining = Combining(combiner)
+    rows = batch(ROWS_MIN, ROWS_MIN)
+    doublings = PAUSE_MAX.bit_length()
+    for _ in range(100 * PAUSE_MAX):
+        assert combining.apply(rows) is rows
+    assert 90 < combiner.calls <= 100 + doublings
+
+
+def test_where_it_pays_again_it_is_tried_again_and_then_always_done() -> None:
+    combiner = Distinct()
+    combining = Combining(combiner)
+    unlike, alike = batch(ROWS_MIN, ROWS_MIN), batch(ROWS_MIN, 1)
+    for _ in range(10 * PAUSE_MAX):
+        combining.apply(unlike)
+    waited = 0
+    while combining.apply(alike) is alike:
+        waited += 1
+    assert waited <= PAUSE_MAX
+    assert all(combining.apply(alike) is not alike for _ in range(10))
+    assert combining.apply(unlike) is unlike
+    assert combining.apply(alike) is alike, "the pause is one batch again"
+    assert combining.apply(alike) is not alike
