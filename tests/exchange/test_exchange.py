@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from midstream.core.arrow_types import schema_of
+from midstream.core.batch_prefix import prefix
 from midstream.core.elements import CheckpointBarrier, Element, EndOfData, EndOfPartition, Event, Watermark
 from midstream.core.errors import ConfigError, InvariantError
 from midstream.core.ids import ChannelId
 from midstream.core.keys import key_groups, subtask_of
-from midstream.core.batch_prefix import prefix
 from midstream.exchange import combining
 from midstream.exchange.channel import LocalChannel, RemoteChannel
 from midstream.exchange.gate import InputGate

@@ -12,8 +12,7 @@ import pytest
 
 from midstream.operators.aggregates import Count, Last, Sum
 from midstream.operators.reduction import Reduction
-from midstream.operators.sliding_windows import SlidingWindowOperator
-from midstream.operators.window_specs import tumbling
+from midstream.operators.sliding_windows import _by_pane
 
 TYPES: dict[str, pa.DataType] = {"k": pa.int64(), "at": pa.timestamp("us"), "x": pa.float64()}
 SCHEMA = pa.schema(TYPES)
@@ -34,9 +33,8 @@ def test_each_pane_gets_its_rows_in_their_order(seed: int, is_sorted: bool) -> N
     ]
     batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
     reduction = Reduction("window", ["k"], "at", {"n": Count(), "sum": Sum("x"), "last": Last("x")}, SCHEMA)
-    operator = SlidingWindowOperator(reduction, tumbling("1 s"), 0)
     frame = pl.DataFrame(batch)
-    found = dict(operator._parts(frame, times))
+    found = dict(_by_pane(reduction, frame, times, 10**6, 0))
     assert sorted(found) == sorted({int(time) // 10**6 * 10**6 for time in times})
     for pane, part in found.items():
         own = frame.filter(pl.Series(times // 10**6 * 10**6 == pane))

@@ -58,7 +58,14 @@ def windowed(window: Window, *, is_keyed: bool):
     rows_of = stream(Environment())
     opened = rows_of.key_by("key").window(window) if is_keyed else rows_of.window_all(window)
     found = opened.allowed_lateness("1 s").aggregate(
-        rows=Count(), sum=Sum("n"), low=Min("n"), high=Max("n"), first=First("n"), last=Last("n"), x=Sum("x"), m=Mean("x")
+        rows=Count(),
+        sum=Sum("n"),
+        low=Min("n"),
+        high=Max("n"),
+        first=First("n"),
+        last=Last("n"),
+        x=Sum("x"),
+        m=Mean("x"),
     )
     return found.uid("found")
 

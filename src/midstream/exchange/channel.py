@@ -137,7 +137,9 @@ class RemoteChannel:
             if not 0 < length <= ELEMENT_BYTES_MAX:
                 raise InvariantError(f"{self.id}: a batch of {length} bytes is announced")
             if form >= len(self._forms):
-                raise InvariantError(f"{self.id}: a batch of form {form} is announced, and there are {len(self._forms)}")
+                raise InvariantError(
+                    f"{self.id}: a batch of form {form} is announced, and there are {len(self._forms)}"
+                )
             payload = payload[PREFIX_BYTES:]
             self._partial = bytearray(length)
             self._partial_filled = 0

@@ -18,7 +18,6 @@ from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning
 from midstream.graph.logical import Input, LogicalGraph, Node
 from midstream.operators.bad_records import BAD_RECORDS
 
-
 _COMBINED: Final = (Partitioning.KEYED, Partitioning.GLOBAL)
 """Where rows of one key or window meet only at the consumer."""
 

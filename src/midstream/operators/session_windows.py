@@ -173,9 +173,7 @@ class SessionWindowOperator(WindowOperator):
             self._parts.compact()
 
 
-def _small_sessions(
-    reduction: Reduction, frame: pl.DataFrame, gap: int, also: Sequence[pl.Expr] = ()
-) -> pl.DataFrame:
+def _small_sessions(reduction: Reduction, frame: pl.DataFrame, gap: int, also: Sequence[pl.Expr] = ()) -> pl.DataFrame:
     """Reduce prepared rows with START and END to small sessions, with bounds. `also`: further reductions."""
     by: tuple[str, ...] = ()
     starts = frame.get_column(START)

@@ -25,8 +25,8 @@ from midstream.operators.window_base import PARTS, PROGRESS
 from midstream.protocol.messages import OperatorSnapshot
 from midstream.sim.chunks import newest
 from midstream.sim.contents import MAKING, Contents, Way, check_made, check_numbers, codes, column, some, ways
-from midstream.sim.lateness import LENIENT, uncombined
 from midstream.sim.key_types import PLAIN, Form, as_plain, stored_keys
+from midstream.sim.lateness import LENIENT, uncombined
 from midstream.sim.programs import Place, Places
 from midstream.sim.rows import SCHEMA, Int64s, Outside, SimSource
 from midstream.sim.shapes import Input, Shape

@@ -115,7 +115,9 @@ class _Program:
         """Put a new task, with the parallelism of the producer, on an edge."""
         task = _Task(way.source.parallelism, [self._new()])
         self.tasks.append(task)
-        self.ways.append(_Way(way.source, task, replace(way.edge, partitioning=FORWARD, keys=(), port=0, combiner=None)))
+        self.ways.append(
+            _Way(way.source, task, replace(way.edge, partitioning=FORWARD, keys=(), port=0, combiner=None))
+        )
         way.source, way.edge = task, replace(way.edge, tag=None)
 
     def _join(self, way: _Way) -> None:

@@ -59,7 +59,9 @@ class WindowReference:
         """Process a batch, and return the ids of late rows and the windows that must be emitted at once."""
         return self.take_combined(((row,), key, group) for row, key, group in rows)
 
-    def take_combined(self, combined: Iterable[tuple[Sequence[int], int, int]]) -> tuple[Counter[int], Counter[Emission]]:
+    def take_combined(
+        self, combined: Iterable[tuple[Sequence[int], int, int]]
+    ) -> tuple[Counter[int], Counter[Emission]]:
         """Do the same for a combined batch, each row of which has the ids of the rows that it stands for.
 
         These are in one pane, and so they are late together; or in one session, and then any of them in time is enough.
