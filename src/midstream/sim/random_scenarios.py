@@ -104,10 +104,10 @@ NAMED: Final[Mapping[str, Callable[[int], Scenario]]] = {
     "loaded_again": at_rest.loaded_again,
     "deleted_again": at_rest.deleted_again,
     "combining": of_combining.combining,
-    "combining_of_few_kinds": of_combining.combining_of_few_kinds,
-    "combining_windowed": of_combining.combining_windowed,
-    "combining_behind": of_combining.combining_behind,
-    "combining_rejoined": of_combining.combining_rejoined,
+    "few_kinds_combined": of_combining.combining_of_few_kinds,
+    "combining_in_windows": of_combining.combining_windowed,
+    "behind_combined": of_combining.combining_behind,
+    "rejoined_combined": of_combining.combining_rejoined,
 }
 VISITS: Final = 0.3
 """Of the runs of the random campaign, how many are drawn from a region; the others from all that there can be."""
