@@ -87,6 +87,8 @@ def found_in(what: Any, *, combines: bool, monkeypatch: pytest.MonkeyPatch, give
         patched.setattr(WindowOperator, "combiner", lambda self, tags: without_tags(self, ()))
         if not combines:
             patched.setattr(combining, "ROWS_MIN", 2 * ROWS)
+        else:
+            patched.setattr(combining, "ROWS_MIN", 500)
         found = testing.run(what, given, cut=[2_000, 100, 3_000], parallelism=2)
     results, late = found["found"], found["found", LATE]
     assert not late

@@ -74,8 +74,7 @@ class SessionWindowOperator(WindowOperator):
                 frame = frame.filter(pl.Series(keep))
                 if not frame.height:
                     return
-        # A batch that was joined of several may have parts of a key that touch, which those of a reduced one never do.
-        parts = self._merge([frame]) if is_combined else _small_sessions(self._reduction, frame, self._gap)
+        parts = frame if is_combined else _small_sessions(self._reduction, frame, self._gap)
         self._parts.append(parts)
         self._parts.compact()
         if int(parts.get_column(END).min()) - 1 <= watermark:  # type: ignore[arg-type]

@@ -107,10 +107,11 @@ class SlidingWindowOperator(WindowOperator):
             batch, times = batch.filter(pa.array(~late)), times[~late]
             if not len(times):
                 return
-        fired_before = self._fired_before(watermark)
+        fired_before, is_combined = self._fired_before(watermark), self._is_combined(batch)
         updated: dict[int, list[pl.DataFrame]] = {}
         for pane, part in self._parts(batch, times):
-            self._log(pane).append(part)
+            # A combined batch that was joined of several has several parts of a key.
+            self._log(pane).append(part, is_merged=not is_combined)
             if pane < fired_before:
                 for end in self._fired_ends(pane, watermark):
                     updated.setdefault(end, []).append(part.select(self._reduction.by))
@@ -123,8 +124,10 @@ class SlidingWindowOperator(WindowOperator):
         if not self._is_combined(batch):
             yield from _by_pane(self._reduction, self._prepared(batch), times, self._pane, self._offset)
             return
-        # A batch that was joined of several has several parts of a key, and a log takes one.
-        parts = self._reduction.merge([self._uncombined(batch, (PANE,))], (PANE,))
+        if times[0] == times[-1] and (times == times[0]).all():
+            yield int(times[0]), self._uncombined(batch)
+            return
+        parts = self._uncombined(batch, (PANE,))
         for (pane,), part in parts.partition_by(PANE, include_key=False, as_dict=True, maintain_order=True).items():
             yield int(pane), part
 
@@ -184,7 +187,7 @@ class SlidingWindowOperator(WindowOperator):
                 frames.append(log.merged())
             else:
                 frames.extend(frame.join(keys, on=self._reduction.by, how="semi") for frame in log.frames())
-        return self._merged(frames, end)
+        return self._merged(frames, end, is_merged=keys is None)
 
     def _logs_of(self, end: int) -> list[PartLog]:
         """Return the logs of the panes of the window that ends at `end`."""
@@ -192,9 +195,12 @@ class SlidingWindowOperator(WindowOperator):
         high = bisect_left(self._starts, end)
         return [self._logs[pane] for pane in self._starts[low:high]]
 
-    def _merged(self, frames: Sequence[pl.DataFrame], end: int) -> pl.DataFrame:
-        """Merge these parts of the window that ends at `end` into one frame, with its bounds."""
-        merged = frames[0] if len(frames) == 1 else self._reduction.merge(frames)
+    def _merged(self, frames: Sequence[pl.DataFrame], end: int, *, is_merged: bool = True) -> pl.DataFrame:
+        """Merge these parts of the window that ends at `end` into one frame, with its bounds.
+
+        `is_merged`: whether each frame has one part of a key only.
+        """
+        merged = frames[0] if len(frames) == 1 and is_merged else self._reduction.merge(frames)
         bounds = [pl.lit(end - self._size, pl.Int64).alias(START), pl.lit(end, pl.Int64).alias(END)]
         return merged.with_columns(bounds)
 

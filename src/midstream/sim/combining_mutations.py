@@ -10,9 +10,10 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.checkpoint import channel_state
+from midstream.core.batch_prefix import prefix
 from midstream.core.elements import Batch
 from midstream.exchange import link, queue
-from midstream.exchange.lease import LeasedBatch
+from midstream.exchange.lease import LeasedBatch, joined
 from midstream.operators.aggregates import Max
 from midstream.operators.combiner import ROWS
 from midstream.operators.session_windows import SessionCombiner
@@ -88,8 +89,7 @@ def form_of_the_rest_is_lost() -> Replacements:
 
 def form_is_not_sent() -> Replacements:
     """Between slots, combined batches are sent as rows."""
-    original = link.prefix
-    return [(link, "prefix", lambda length, form: original(length, 0))]
+    return [(link, "prefix", lambda length, form: prefix(length, 0))]
 
 
 def combined_over_panes() -> Replacements:
@@ -117,16 +117,15 @@ def combined_over_gaps() -> Replacements:
 
 
 def forms_are_joined() -> Replacements:
-    """The last of several batches that are joined gives the form of all."""
-    original = queue.joined
+    """Several combined batches that are joined in a queue count as rows."""
 
-    def joined(parts: Sequence[LeasedBatch]) -> LeasedBatch:
-        found = original(parts)
+    def joined_as_rows(parts: Sequence[LeasedBatch]) -> LeasedBatch:
+        found = joined(parts)
         if len(parts) > 1:
             found.form = 0
         return found
 
-    return [(queue, "joined", joined)]
+    return [(queue, "joined", joined_as_rows)]
 
 
 _sessions = combined_behind("combined_session", "combined_late_session")

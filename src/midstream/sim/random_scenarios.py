@@ -106,8 +106,8 @@ NAMED: Final[Mapping[str, Callable[[int], Scenario]]] = {
     "combining": of_combining.combining,
     "few_kinds_combined": of_combining.combining_of_few_kinds,
     "combining_in_windows": of_combining.combining_windowed,
-    "behind_combined": of_combining.combining_behind,
-    "rejoined_combined": of_combining.combining_rejoined,
+    "combined_rows_behind": of_combining.combining_behind,
+    "combined_rows_rejoined": of_combining.combining_rejoined,
 }
 VISITS: Final = 0.3
 """Of the runs of the random campaign, how many are drawn from a region; the others from all that there can be."""

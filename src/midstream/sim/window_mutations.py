@@ -195,8 +195,8 @@ def panes_of_the_first_chunk() -> Replacements:
 def last_pane_is_lost() -> Replacements:
     """The last pane of a batch with rows of several is forgotten."""
 
-    def parts(self: Any, frame: pl.DataFrame, times: Any) -> Iterator[tuple[int, pl.DataFrame]]:
-        found = sorted(original(self, frame, times), key=lambda part: part[0])
+    def parts(self: Any, batch: pa.RecordBatch, times: Any) -> Iterator[tuple[int, pl.DataFrame]]:
+        found = sorted(original(self, batch, times), key=lambda part: part[0])
         yield from found[:-1] or found
 
     original = SlidingWindowOperator._parts

@@ -50,14 +50,18 @@ class Run:
 class PartLog:
     """Frames of parts in the order in which they were made: one merged frame, then those added since."""
 
-    __slots__ = ("_merge", "rows", "runs")
+    __slots__ = ("_is_merged", "_merge", "rows", "runs")
 
     def __init__(self, merge: Merge) -> None:
         self._merge = merge
+        self._is_merged = True
+        """Whether each frame has one part of a key only."""
         self.runs: list[Run] = []
         self.rows = 0
 
-    def append(self, frame: pl.DataFrame) -> None:
+    def append(self, frame: pl.DataFrame, *, is_merged: bool = True) -> None:
+        """Append a frame of parts. `is_merged`: whether it has one part of a key only."""
+        self._is_merged = self._is_merged and is_merged
         self.runs.append(Run(frame))
         self.rows += frame.height
         merged = self.runs[0].frame.height
@@ -70,8 +74,9 @@ class PartLog:
 
     def merged(self) -> pl.DataFrame:
         """Merge all parts into one frame, which replaces the others."""
-        if len(self.runs) > 1:
+        if len(self.runs) > 1 or not self._is_merged:
             self.replace([self._merge([run.frame for run in self.runs])])
+            self._is_merged = True
         return self.runs[0].frame
 
     def by_group(self, form: StateForm) -> Ordered:
