@@ -21,7 +21,14 @@ from midstream.operators.sliding_windows import PaneCombiner
 from midstream.operators.window_base import WindowOperator
 from midstream.operators.window_specs import LATE
 from midstream.sim.mutation import Mutation, Replacements
-from midstream.sim.regions_combining import combined_behind, combining_behind, combining_rejoined, combining_windowed
+from midstream.sim.regions_combining import (
+    combined_behind,
+    combining,
+    combining_behind,
+    combining_rejoined,
+    combining_windowed,
+)
+from midstream.state.columnar import PartLog
 from midstream.worker import recovery, task_checkpoints
 
 
@@ -128,6 +135,16 @@ def forms_are_joined() -> Replacements:
     return [(queue, "joined", joined_as_rows)]
 
 
+def joined_parts_count_as_merged() -> Replacements:
+    """Several parts of a key that were joined on their way are kept as if they were one."""
+    original = PartLog.append
+
+    def append(self: Any, frame: pl.DataFrame, *, is_merged: bool = True) -> None:
+        original(self, frame)
+
+    return [(PartLog, "append", append)]
+
+
 _sessions = combined_behind("combined_session", "combined_late_session")
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
@@ -150,5 +167,8 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "form_is_not_sent": Mutation("combined batches are sent as rows", form_is_not_sent, combining_windowed),
     "forms_are_joined": Mutation("joined combined batches count as rows", forms_are_joined, combining_behind),
     "combined_over_panes": Mutation("rows of two panes are combined", combined_over_panes, combining_windowed),
+    "joined_parts_count_as_merged": Mutation(
+        "joined parts of a key are emitted one by one", joined_parts_count_as_merged, combining
+    ),
     "combined_over_gaps": Mutation("rows of two sessions are combined", combined_over_gaps, _sessions),
 }
