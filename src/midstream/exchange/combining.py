@@ -12,7 +12,7 @@ from typing import Final
 from midstream.core.elements import Batch
 from midstream.operators.base import Combiner
 
-ROWS_MIN: Final = 16_384
+ROWS_MIN: Final = 32_768
 """Batches of fewer rows are sent as they are: what a call takes whatever its rows is more than what is spared."""
 SHARE_MAX: Final = 8
 """Combining pays if at most one row is left of so many."""
