@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from midstream.core.arrow_types import schema_of
 from midstream.core.batch_prefix import prefix
+from midstream.core.batches import concat
 from midstream.core.elements import CheckpointBarrier, Element, EndOfData, EndOfPartition, Event, Watermark
 from midstream.core.errors import ConfigError, InvariantError
 from midstream.core.ids import ChannelId
@@ -211,8 +212,8 @@ def test_rows_and_combined_batches_arrive_as_what_they_are_and_only_equals_are_j
         world.gate.processed()
     one = Longest().combine
     expected = [
-        pa.concat_batches(few[:2]),
-        pa.concat_batches([one(many[0]), one(many[1])]),
+        concat(few[:2]),
+        concat([one(many[0]), one(many[1])]),
         few[2],
         one(many[2]),
     ]

@@ -167,9 +167,9 @@ def check_window(window: Window, rows: pa.RecordBatch, keys: Sequence[str], befo
 
     combiner = make().combiner(())
     assert combiner is not None
-    combined = combiner.combine(rows)
+    combined, of = combiner.combine(rows), tuple(keys)
     # A combined row is sent to, and filtered for, the same subtask as the rows that it stands for.
-    assert key_groups(combined, keys, MAX_PARALLELISM).tolist() == key_groups(rows, keys, MAX_PARALLELISM).tolist()
+    assert key_groups(combined, of, MAX_PARALLELISM).tolist() == key_groups(rows, of, MAX_PARALLELISM).tolist()
     job = Subtasks(make, keys, before)
     for at in range(0, rows.num_rows, 9_000):
         job.process(rows.slice(at, 9_000))

@@ -15,6 +15,7 @@ from operator_world import World, restored
 from window_oracle import Oracle, Row, SessionOracle, SlidingOracle
 
 from midstream.core.arrow_types import schema_of
+from midstream.core.batches import concat
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.keys import key_groups, subtask_of
 from midstream.operators import window_base
@@ -103,7 +104,7 @@ class Job:
         # A late row of a session is in time if the session that it is combined into is: as if the latest came first.
         self.oracle.process([row for given_rows in batches for row in sorted(given_rows, key=lambda row: -row[1])])
         combiner = self.make().combiner(())
-        batch = pa.concat_batches([combiner.combine(batch_of(given_rows)) for given_rows in batches])
+        batch = concat([combiner.combine(batch_of(given_rows)) for given_rows in batches])
         assert batch.schema == combiner.schema
         owners = self.owners(batch)
         for subtask, world in enumerate(self.worlds):

@@ -19,7 +19,7 @@ import pytest
 
 from midstream.checkpoint import channel_state, savepoint
 from midstream.coordinator.checkpointing import checkpoints, completing
-from midstream.operators import process_operator
+from midstream.operators import process_operator, session_windows
 from midstream.operators.progress import Progress
 from midstream.operators.session_windows import SessionWindowOperator
 from midstream.operators.sliding_windows import SlidingWindowOperator
@@ -153,12 +153,12 @@ def another_bound(bound: str) -> Patches:
 
 
 def a_session_begins_before_its_rows() -> Patches:
-    original = SessionWindowOperator._reduce
+    original = session_windows._small_sessions
 
-    def reduce(self: Any, frame: Any) -> pl.DataFrame:
-        return original(self, frame).with_columns(pl.col(START) - 1000)
+    def small_sessions(*arguments: Any) -> pl.DataFrame:
+        return original(*arguments).with_columns(pl.col(START) - 1000)
 
-    return [(SessionWindowOperator, "_reduce", reduce)]
+    return [(session_windows, "_small_sessions", small_sessions)]
 
 
 def without_the_last_part(operator: type) -> Patches:

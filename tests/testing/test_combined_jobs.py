@@ -32,7 +32,7 @@ from midstream.operators.window_specs import Window
 
 NOON = datetime(2024, 1, 1, 12)
 ROWS = 20_000
-WINDOWS = [tumbling("10 s"), sliding("10 s", "2 s"), session("3 s"), tumbling("1 min")]
+WINDOWS: list[Window] = [tumbling("10 s"), sliding("10 s", "2 s"), session("3 s"), tumbling("1 min")]
 
 
 def rows() -> pl.DataFrame:
