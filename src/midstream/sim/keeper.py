@@ -127,19 +127,15 @@ class Keeper:
             if not is_contradicted:
                 yield f"the job failed: {ended.error}"
                 return
-        if ended is not None and ended.state in ("finished", "stopped"):
-            if ended.state == "finished":
+        if ended is not None and ended.state == "finished":
+            yield from self.begins(self.driver)
+            self.is_over = True
+            return
+        if ended is not None and ended.state == "stopped":
+            has_opened = not self.driver.is_cancelled or self.driver.coordinator.restored_from is not None
+            if has_opened:  # even if no task was deployed, it stands for the checkpoint that it goes on from
                 yield from self.begins(self.driver)
-                self.is_over = True
-                return
-            has_begun = self._oracle.lines.has_begun(self.driver.plan.job_id)
-            goes_back = self._start.newer_output is not None and not has_begun
-            if goes_back and self.driver.coordinator.restored_from is not None:
-                yield from self.begins(self.driver)  # it had gone back, and was stopped before its tasks were deployed
-            is_of_its_own = has_begun or not (self._start.fresh or goes_back)
-            if not self.driver.is_cancelled and (
-                is_of_its_own or self._oracle.lines.has_begun(self.driver.plan.job_id)
-            ):
+            if not self.driver.is_cancelled:
                 yield from self._oracle.check_stopped()
         if self.launches >= LAUNCHES_MAX:
             yield f"the job was started {LAUNCHES_MAX} times"
