@@ -18,7 +18,6 @@ from midstream.checkpoint.store import (
     check_owner,
     choose,
     fresh_since,
-    is_superseded,
     jobs_of,
     list_checkpoints,
     load,
@@ -27,6 +26,7 @@ from midstream.checkpoint.store import (
     say_where_from,
     split_restore,
     take_over,
+    was_gone_back_behind,
 )
 from midstream.coordinator.events import JobPlan
 from midstream.coordinator.restoring.dealing import NOTHING, Dealt, deal
@@ -298,7 +298,7 @@ def _find_elsewhere(
         newest_known = max(entry.checkpoint_id for entry in known)
     except StorageError as error:
         raise StorageError(f"{url}: {error}") from error
-    if jobs_of(own).get(metadata.epoch) == metadata.job_id and is_superseded(own, metadata):
+    if jobs_of(own).get(metadata.epoch) == metadata.job_id and was_gone_back_behind(own, metadata):
         raise StorageError(
             f"{url}: the job has gone back to a checkpoint before checkpoint {metadata.checkpoint_id} since, and its output from "
             "there on was taken back: what this one says has been put out is gone"
