@@ -93,7 +93,9 @@ class Keeper:
         """Chooses how the next start goes back, or starts the job over; None if it does neither."""
         self._start = Start()
         self._is_started_over = False
-        """Whether the job was started over and has completed no checkpoint since."""
+        """Whether the job was started over and has completed no checkpoint since, as far as the keeper knows."""
+        self._started_over_by = ""
+        """The job id of the last start that started the job over."""
         self._over = 0
         """The number of times that the job was started over."""
         self._origin: Start | None = None
@@ -343,6 +345,8 @@ class Keeper:
             for contradiction in contradictions(cut.operators, in_flight, plan.graph):
                 yield f"{plan.job_id} goes on from {restored_from} with a program that cannot: {contradiction}"
         self._is_started_over = plan.fresh
+        if plan.fresh:
+            self._started_over_by = plan.job_id
         self._over += plan.fresh
         self.went_back += plan.fresh or plan.newer_output is not None
         yield from self._oracle.goes_on(plan.job_id, cut, "fresh" if plan.fresh else plan.newer_output)
@@ -353,7 +357,11 @@ class Keeper:
         if start.fresh and restored_from is not None:
             yield f"the job was to be started over, and goes on from {restored_from}"
         if start.restore == "latest" and self._is_started_over and restored_from is not None:
-            yield f"the job was started over, and goes on from {restored_from}, which is older"
+            # The start that started the job over may have been presumed dead, and have completed a checkpoint before
+            # its successor took over: then the job rightly continues from that one.
+            restored = self.completed(restored_from)
+            if restored is None or restored.job_id != self._started_over_by:
+                yield f"the job was started over, and goes on from {restored_from}, which is older"
         if start.restore is not None and start.restore != "latest" and start.copies is None:
             number = start.restore.rpartition("chk-")[2]
             if restored_from != f"{self.root}/chk-{number}":
