@@ -13,8 +13,8 @@ from functools import partial
 from random import Random
 from typing import Final
 
-from midstream.checkpoint.metadata import CheckpointMetadata
-from midstream.checkpoint.store import list_checkpoints
+from midstream.checkpoint.metadata import CheckpointMetadata, decode_metadata
+from midstream.checkpoint.store import is_superseded, jobs_of, list_checkpoints
 from midstream.coordinator.events import JobEnded, JobPlan, NewerOutput
 from midstream.protocol.messages import Deploy
 from midstream.sim.cluster import Cluster, Driver
@@ -290,9 +290,16 @@ class Keeper:
         ]
         committed = self._oracle.committed()
         for saved in self._savepoints.saved:
-            if committed >= set(saved.cut.output):  # otherwise some of its output was taken back
+            if committed >= set(saved.cut.output) and not self._is_given_up(saved):  # otherwise it is refused
                 found.append((saved.url, saved.cut))
         return found
+
+    def _is_given_up(self, saved: Saved) -> bool:
+        """Whether the job has gone back to before a savepoint, perhaps without output that had to be taken back."""
+        (data,) = (data for path, data in saved.files.items() if CHECKPOINT.fullmatch(path))
+        metadata = decode_metadata(data, saved.url)
+        with self._world.looking():
+            return jobs_of(self.disk).get(metadata.epoch) == metadata.job_id and is_superseded(self.disk, metadata)
 
     # ---- checkpoints and starts
 
