@@ -16,6 +16,7 @@ from midstream.coordinator.events import JobPlan
 from midstream.protocol.messages import DoStop
 from midstream.sim.cluster import Driver
 from midstream.sim.keeper import Keeper
+from midstream.sim.random_scenarios import random_scenario
 from midstream.sim.regions_at_rest import frozen, going_back_and_forth
 from midstream.sim.run import Run, run
 from midstream.sim.scenario import HANGS, Fault, Scenario, draw
@@ -113,6 +114,16 @@ def test_files_that_are_said_not_to_be_written_are_not_left_behind() -> None:
 def test_a_driver_that_wakes_up_between_two_commits_commits_nothing_of_a_line_that_was_left() -> None:
     outcome = run(draw(251_534_597))
     assert not outcome.failures, outcome.failures[0]
+
+
+def test_a_job_goes_on_from_what_the_start_that_started_it_over_completes_before_the_next_start_takes_over() -> None:
+    """Driver 1 starts the job over, is presumed dead, and wakes up before driver 2 is the leader."""
+    for seed in (110_122_690, 110_123_539):
+        outcome = run(random_scenario(seed), keep_trace=True)
+        assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
+        assert outcome.trace is not None
+        order = "".join(outcome.trace.lines(r"publish\(|created epochs/00000003|Deploy job_id=job3"))
+        assert re.search(r"driver1 +io +publish.*created epochs/00000003 .*Deploy job_id=job3", order), f"seed {seed}"
 
 
 def _given_up(seed: int, topology: str) -> Scenario:

@@ -151,7 +151,7 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
             if start.elsewhere is not None and _is_newer(committed, start):
                 start = _find(plan, root, storage, taken.listed, open_storage)  # see `check_start`
             decision = _decide(plan, start, committed)
-        if decision.takes_back or start.elsewhere is not None:
+        if decision.counts_until is not None or start.elsewhere is not None:
             _check_fits(plan, start)  # before anything is changed
         if start.metadata is None or start.elsewhere is None:
             return start, decision, None
@@ -167,7 +167,7 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
     taken = say_where_from(
         storage,
         taken,
-        giving_up_after=decision.after if decision.takes_back else None,
+        giving_up_after=decision.counts_until,
         fresh=start.starts_over,
         newest_seen=decision.newest_seen,
     )
@@ -301,7 +301,7 @@ def _find_elsewhere(
     if jobs_of(own).get(metadata.epoch) == metadata.job_id and was_gone_back_behind(own, metadata):
         raise StorageError(
             f"{url}: the job has gone back to a checkpoint before checkpoint {metadata.checkpoint_id} since, and its output from "
-            "there on was taken back: what this one says has been put out is gone"
+            "there on was taken back, or never committed: the sinks do not hold exactly what this one says has been put out"
         )
     held = _held((*listed, *before), metadata)
     return Start(metadata, url, newest_known, jobs.union(theirs.values(), {metadata.job_id}), held=held)
