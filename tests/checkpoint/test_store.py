@@ -28,6 +28,7 @@ from midstream.checkpoint.store import (
     split_restore,
     split_retained,
     take_over,
+    was_gone_back_behind,
 )
 from midstream.core.errors import StorageError
 
@@ -90,6 +91,55 @@ def test_a_checkpoint_that_slips_in_while_another_takes_over_is_never_offered() 
     third = opened(storage, "latest")
     assert third.restore is not None and third.restore.checkpoint_id == 2
     assert not storage.exists("chk-1")
+
+
+def test_metadata_that_was_given_up_and_is_written_after_another_took_over_is_never_offered() -> None:
+    """Its maker had completed a newer checkpoint meanwhile, so that it is older than the newest one that counts."""
+
+    class SlowStorage(MemoryStorage):
+        def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
+            if path == "chk-2/_metadata":
+                made(self, 3, epoch=1)
+                opened(self, "latest")
+            super().write(path, parts)
+
+    storage = SlowStorage()
+    opened(storage)
+    made(storage, 1)
+    file = state_file(1, 0, 2, 0, 0)
+    with pytest.raises(FencedError):
+        made(storage, 2, epoch=1, files=(file,))
+    assert storage.exists("chk-2/_metadata")
+    assert not storage.exists(file)
+    assert [entry.checkpoint_id for entry in list_checkpoints(storage)] == [1, 3]
+    with pytest.raises(StorageError, match="checkpoint 2 is not in the checkpoint directory, which has: 1, 3"):
+        load(storage, "job", "2")
+    assert opened(storage, "latest").retained == (Retained(1, frozenset()), Retained(3, frozenset()))
+    assert not storage.exists("chk-2")
+
+
+def test_what_an_older_version_says_of_where_it_began_still_counts() -> None:
+    storage = MemoryStorage()
+    opened(storage)
+    for checkpoint_id in (1, 2, 3):
+        made(storage, checkpoint_id)
+    storage.files["epochs/00000002"] = b'{"job_id":"id"}'
+    storage.files["epochs/00000002.from"] = b'{"newest":2}'
+    assert [entry.checkpoint_id for entry in list_checkpoints(storage)] == [1, 2]
+
+
+def test_a_copy_of_a_checkpoint_that_was_dropped_is_not_taken_for_one_that_was_gone_back_behind() -> None:
+    storage = MemoryStorage()
+    opened(storage)
+    for checkpoint_id in (1, 2, 3):
+        made(storage, checkpoint_id)
+    first, _, third = (entry.metadata for entry in list_checkpoints(storage))
+    assert first is not None and third is not None
+    drop(storage, 1, [1], [])
+    taken = take_over(storage, ROOT, "job", "id")
+    say_where_from(storage, taken, giving_up_after=2, fresh=False)
+    assert not was_gone_back_behind(storage, first)
+    assert was_gone_back_behind(storage, third)
 
 
 def test_a_checkpoint_without_metadata_is_no_checkpoint_and_is_cleaned_up() -> None:

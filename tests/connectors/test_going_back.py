@@ -94,6 +94,23 @@ def test_an_older_checkpoint_after_which_nothing_is_committed_is_gone_on_from(wo
     assert world.rows() == list(range(8))
 
 
+@pytest.mark.parametrize("fresh", [False, True])
+def test_output_that_is_committed_only_when_its_checkpoint_is_named_is_in_no_other_line(
+    world: World, fresh: bool
+) -> None:
+    """The start between them was killed before it committed anything, so nothing has to be said about its output."""
+    start = committed(world, 1)
+    start.complete(2, commit=False)
+    between = world.start(None, fresh=True) if fresh else world.start("1")
+    assert between.complete(0 if fresh else 2, commit=False) == 3
+    named = world.start("2")
+    assert named.opened.opened.warnings[0].startswith("checkpoints after 2 do not count any more")
+    with pytest.raises(StorageError, match="checkpoint 3 is not in the checkpoint directory"):
+        world.start("3")
+    world.start("2" if fresh else "latest").complete(1)
+    assert world.rows() == list(range(5))
+
+
 def test_a_checkpoint_directory_that_was_emptied_is_no_beginning(world: World) -> None:
     committed(world)
     for checkpoint_id in range(1, 6):

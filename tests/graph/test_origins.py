@@ -71,6 +71,12 @@ def test_a_channel_is_within_another_exactly_if_all_that_its_idleness_depends_on
                 for other, others in zip(found, channels, strict=True):
                     assert one.is_within(other) == (its <= others), (ref, one, other)
                     assert (one == other) <= (its == others)
+                    siblings = [
+                        c for o, c in zip(found, channels, strict=True) if (o.every, o.one) == (other.every, other.one)
+                    ]
+                    if len({o.subtask for o in found if (o.every, o.one) == (other.every, other.one)}) > 1:
+                        together = frozenset[TaskId]().union(*siblings)
+                        assert one.is_within_together(other) == (its <= together), (ref, one, other)
 
 
 def test_subtasks_behind_a_shuffle_are_idle_together_and_those_of_a_source_on_their_own() -> None:

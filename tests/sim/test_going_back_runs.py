@@ -13,6 +13,10 @@ import pytest
 from midstream.coordinator import Coordinator
 from midstream.coordinator.checkpointing.checkpoints import Checkpoints
 from midstream.coordinator.events import JobPlan
+from midstream.protocol.messages import DoStop
+from midstream.sim.cluster import Driver
+from midstream.sim.keeper import Keeper
+from midstream.sim.random_scenarios import random_scenario
 from midstream.sim.regions_at_rest import frozen, going_back_and_forth
 from midstream.sim.run import Run, run
 from midstream.sim.scenario import HANGS, Fault, Scenario, draw
@@ -39,6 +43,33 @@ def test_a_job_goes_back_and_what_it_puts_out_is_exact_or_what_was_asked_for() -
         went_back += outcome.went_back
     assert went_back > 12
     assert all(_Followed.starts[way] > 0 for way in ("take-back", "keep", "None", "fresh")), _Followed.starts
+
+
+def test_a_job_that_goes_back_and_is_stopped_before_its_tasks_are_deployed_has_what_it_has_gone_back_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It stands for that, although newer checkpoints are complete, and whether or not any output is newer."""
+    stopped: list[Driver] = []
+    launch = Keeper.launch
+
+    def launch_and_stop(self: Keeper, *given: Any) -> None:
+        launch(self, *given)
+        goes_back = self.driver.plan.fresh or self.driver.plan.restore not in (None, "latest")
+        if goes_back and self.launches % 2 == 0:  # a start over is repeated when it was stopped
+            self.driver.ask(DoStop())
+            stopped.append(self.driver)
+
+    monkeypatch.setattr(Keeper, "launch", launch_and_stop)
+    for seed in range(2, 14):  # in seed 1, `latest` is a checkpoint of a line that was left, which is another matter
+        outcome = run(going_back_and_forth(seed))
+        assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
+    early = [driver for driver in stopped if (driver.plan.job_id, 0) not in driver.cluster.finished]  # not deployed
+    ways = Counter(
+        "fresh" if driver.plan.fresh else driver.plan.newer_output
+        for driver in early
+        if driver.outcome is not None and driver.outcome.state == "stopped"
+    )
+    assert all(ways[way] > 0 for way in ("take-back", "keep", None, "fresh")), ways
 
 
 @pytest.mark.parametrize("topology", ["window", "totals", "tables", "random"])
@@ -83,6 +114,16 @@ def test_files_that_are_said_not_to_be_written_are_not_left_behind() -> None:
 def test_a_driver_that_wakes_up_between_two_commits_commits_nothing_of_a_line_that_was_left() -> None:
     outcome = run(draw(251_534_597))
     assert not outcome.failures, outcome.failures[0]
+
+
+def test_a_job_goes_on_from_what_the_start_that_started_it_over_completes_before_the_next_start_takes_over() -> None:
+    """Driver 1 starts the job over, is presumed dead, and wakes up before driver 2 is the leader."""
+    for seed in (110_122_690, 110_123_539):
+        outcome = run(random_scenario(seed), keep_trace=True)
+        assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
+        assert outcome.trace is not None
+        order = "".join(outcome.trace.lines(r"publish\(|created epochs/00000003|Deploy job_id=job3"))
+        assert re.search(r"driver1 +io +publish.*created epochs/00000003 .*Deploy job_id=job3", order), f"seed {seed}"
 
 
 def _given_up(seed: int, topology: str) -> Scenario:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import pytest
 
+from midstream.checkpoint.metadata import OperatorState, VertexLayout
 from midstream.core.config import JobConfig
+from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.core.ids import TaskId
 from midstream.graph.origins import Origin
 from midstream.protocol import messages as m
+from midstream.sim.event_time import EventTimes
 from midstream.sim.promises import NOT_OPENED, OwedCommits, Promises
 from midstream.sim.valves import CheckedValve
 from midstream.sim.world import Tempo, World
@@ -120,3 +123,30 @@ def test_event_time_of_a_task_is_that_of_its_channel_furthest_behind() -> None:
     valve.watermarks[0], valve._at_lowest = 99, 0  # as if it had not listened
     valve.advance(1, 50)
     assert world.bugs
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "complaints"),
+    [
+        (("source0", "pass0.1"), ("source0", "new1-1", "pass0.1"), 1),  # of pass0.1, which is not new
+        (("source0",), ("source0", "new1-1"), 0),
+        (("source0",), ("source0",), 1),
+        (("source0", "new1-1"), ("source0", "new1-1"), 1),  # of new1-1
+    ],
+)
+def test_event_time_goes_back_only_in_a_source_whose_first_operator_is_new(
+    before: tuple[str, ...], after: tuple[str, ...], complaints: int
+) -> None:
+    event_times = EventTimes((), (), lambda subtask, part: iter(()), True)
+
+    def check(uids: tuple[str, ...], mark_us: int) -> list[str]:
+        operators = {
+            uid: OperatorState(
+                uid, uid, 0, 1, (m.OperatorSnapshot(uid, watermark_in_us=mark_us, watermark_out_us=mark_us),)
+            )
+            for uid in uids
+        }
+        return list(event_times.check("", operators, [VertexLayout(0, "task", 1, uids, "source0")]))
+
+    assert not check(before, MAX_WATERMARK_US)
+    assert len(check(after, MIN_WATERMARK_US)) == complaints

@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from midstream.coordinator import Coordinator
+from midstream.protocol.messages import DoStop
+from midstream.sim.cluster import Driver
 from midstream.sim.keeper import Keeper
 from midstream.sim.run import Run, run
-from midstream.sim.savepoints import Savepoints
+from midstream.sim.savepoints import Saved, Savepoints
 from midstream.sim.scenario import SAVEPOINTS, Fault, Scenario, draw
 
 SAVING = ("savepoint", "stop_savepoint")
@@ -102,6 +104,26 @@ def test_a_fork_from_an_old_savepoint_has_what_it_stands_for_and_the_rest() -> N
         outcome = _Forked(_scenario(seed), False, Coordinator).go()
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
     assert _Forked.forks > 0
+
+
+def test_a_fork_that_is_stopped_before_its_tasks_are_deployed_has_what_its_savepoint_stands_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """It stands for that, although the last start of the job that it was forked from has finished with more."""
+    stopped: list[Driver] = []
+    fork = Keeper.fork
+
+    def fork_and_stop(self: Keeper, saved: Saved) -> None:
+        fork(self, saved)
+        self.driver.ask(DoStop())
+        stopped.append(self.driver)
+
+    monkeypatch.setattr(Keeper, "fork", fork_and_stop)
+    for seed in range(12):
+        outcome = _Forked(draw(seed, topology="random", faults=SAVING, rows=100), False, Coordinator).go()
+        assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
+    early = [driver for driver in stopped if (driver.plan.job_id, 0) not in driver.cluster.finished]  # not deployed
+    assert early and all(driver.outcome is not None and driver.outcome.state == "stopped" for driver in early)
 
 
 def test_a_savepoint_that_is_changed_afterwards_is_noticed() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from midstream.core.elements import Event, Watermark, WatermarkStatus
+from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US, Event, Watermark, WatermarkStatus
 from midstream.operators.base import Operator
 from midstream.worker.chain import Chain, Edges
 from standing_clock import StandingClock
@@ -77,6 +77,14 @@ def test_event_time_of_before_does_not_pass_a_new_generator() -> None:
     first, generator, last = Fires(), Generates(), Fires()
     _, edges = restored({0: (100, 100)}, first, generator, last)
     assert not last.at and not edges.watermarks
+
+
+@pytest.mark.parametrize("others", [{}, {1: (MIN_WATERMARK_US, 100), 2: (100, 100)}])
+def test_the_end_of_event_time_passes_a_generator_that_ran_apart_or_is_new(others: dict[int, tuple[int, int]]) -> None:
+    first, generator, last = Fires(), Generates(), Fires()
+    chain, edges = restored({0: (MAX_WATERMARK_US, MAX_WATERMARK_US), **others}, first, generator, last)
+    chain.offer(0, MAX_WATERMARK_US)  # the source ends again
+    assert last.at == [MAX_WATERMARK_US] and edges.watermarks == [MAX_WATERMARK_US]
 
 
 class FiresInSlices(Fires):

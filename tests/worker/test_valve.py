@@ -152,6 +152,43 @@ def test_who_hears_of_more_is_waited_for_and_who_hears_of_less_is_not() -> None:
     assert other.set_idle(0, True) == 10, "another subtask of the source may be what the task has heard of"
 
 
+def test_subtasks_that_are_all_idle_are_waited_for_while_one_is_active_that_hears_of_them() -> None:
+    """A source of two subtasks is read beside an operator that reads both. Only the first subtask has rows."""
+    valve = WatermarkValve([*apart(2), *together(0, 1)])
+    valve.set_idle(1, True)
+    valve.advance(0, 10)
+    assert valve.advance(2, 10) == 10
+    valve.set_idle(0, True)
+    assert valve.advance(2, 20) is None, "the subtask of which the operator has heard comes back"
+    assert valve.waited_for() == [0, 1, 2]
+    assert valve.set_idle(2, True) is None, "nor does the operator pass the furthest subtask when all are idle"
+    assert valve.is_idle
+    assert valve.set_idle(0, False) is None
+    assert valve.set_idle(2, False) is None
+    assert valve.advance(0, 20) == 20
+    assert valve.advance(2, 30) is None
+    assert valve.set_idle(0, True) is None
+    assert valve.set_idle(1, False) is None, "the second one is behind"
+    assert valve.advance(1, 25) == 25, "while one of them is active, an idle one is not waited for"
+
+
+def test_subtasks_that_have_ended_say_how_far_an_operator_may_have_come_that_reads_them() -> None:
+    valve = WatermarkValve([*apart(2), *together(0, 1)])
+    valve.advance(0, 10)
+    valve.advance(1, 30)
+    valve.advance(1, MAX_WATERMARK_US)
+    valve.set_idle(0, True)
+    valve.advance(2, 30)
+    assert valve.set_idle(2, True) == 30, "it has heard of that from the subtask that has ended"
+    other = WatermarkValve([*apart(2), *together(0, 1)])
+    other.advance(1, MAX_WATERMARK_US)
+    other.advance(0, 10)
+    other.set_idle(0, True)
+    other.advance(2, 30)
+    assert other.watermark_us == 10
+    assert other.set_idle(2, True) is None, "only the other subtask can have come so far"
+
+
 def test_subtasks_that_read_one_subtask_each_are_idle_on_their_own() -> None:
     valve = WatermarkValve([Origin(frozenset((0,)), frozenset((1,)), subtask) for subtask in range(2)])
     valve.advance(0, 10)

@@ -43,6 +43,11 @@ class FromFile(msgspec.Struct, frozen=True, omit_defaults=True):
     Ids that were claimed and never completed are invisible after they have been cleaned up, but their owner may still
     write them. 0 in files of older versions.
     """
+    counted: tuple[int, ...] | None = None
+    """The ids of all checkpoints that counted when this coordinator started. None in files of older versions.
+
+    One of an earlier coordinator that is missing here was written later, when its files might have been deleted.
+    """
 
 
 _Record = TypeVar("_Record", JobFile, EpochFile, OwnerFile, FromFile)

@@ -12,8 +12,8 @@
 Fencing. A coordinator that was believed dead may resume at any instruction. It checks the epochs before it publishes or
 deletes; it claims `_owner` exclusively, so it cannot overwrite what a later one has published under the same id; and it
 checks the epochs again *after* publishing, before the checkpoint is reported. A checkpoint that slips in between has a
-lower epoch than the later coordinator and a higher id than anything that coordinator saw when it started (`.from`), by
-which it is recognised as superseded and never offered. A coordinator that goes back to an older checkpoint and has
+lower epoch than the later coordinator and an id that is not among those which that coordinator saw when it started
+(`.from`), by which it is recognised as superseded and never offered. A coordinator that goes back to an older checkpoint and has
 sinks take back newer output records this in the same way, before the first sink does: from then on the newer
 checkpoints are superseded.
 
@@ -120,9 +120,11 @@ def say_where_from(
     newest = max((entry.checkpoint_id for entry in taken.listed), default=0)
     if giving_up_after is not None:
         newest = min(newest, giving_up_after)
+    counting = tuple(entry for entry in taken.listed if entry.checkpoint_id <= newest)
+    counted = tuple(entry.checkpoint_id for entry in counting)
     path = f"{_EPOCHS}/{taken.epoch:08}.from"
-    storage.create(path, sealed(path, FromFile(newest, fresh, next_checkpoint_id(storage, newest_seen))))
-    return TakenOver(taken.epoch, tuple(entry for entry in taken.listed if entry.checkpoint_id <= newest))
+    storage.create(path, sealed(path, FromFile(newest, fresh, next_checkpoint_id(storage, newest_seen), counted)))
+    return TakenOver(taken.epoch, counting)
 
 
 def begin(
@@ -279,12 +281,30 @@ def _owner(storage: Storage, checkpoint_id: int) -> int | None:
 
 
 def is_superseded(storage: Storage, metadata: CheckpointMetadata) -> bool:
-    """Whether a later coordinator has resumed from an older checkpoint: then this one is never offered."""
+    """Whether a later coordinator began without this checkpoint of the directory: then it is never offered."""
     return _superseded(metadata.epoch, metadata.checkpoint_id, _starts(storage))
 
 
 def _superseded(made_by: int, checkpoint_id: int, starts: Mapping[int, FromFile]) -> bool:
-    return any(epoch > made_by and checkpoint_id > start.newest for epoch, start in starts.items())
+    """Whether a later coordinator began without this checkpoint.
+
+    It may be older than the newest one that counted: its maker had given up writing it, and completed the next.
+    """
+    return any(
+        epoch > made_by
+        and (checkpoint_id > start.newest if start.counted is None else checkpoint_id not in start.counted)
+        for epoch, start in starts.items()
+    )
+
+
+def was_gone_back_behind(storage: Storage, metadata: CheckpointMetadata) -> bool:
+    """Whether a later coordinator has resumed from an older checkpoint.
+
+    `metadata` may be a copy, of a checkpoint that this directory has retained no longer.
+    """
+    return any(
+        epoch > metadata.epoch and metadata.checkpoint_id > start.newest for epoch, start in _starts(storage).items()
+    )
 
 
 def fresh_since(storage: Storage, metadata: CheckpointMetadata) -> bool:

@@ -33,6 +33,10 @@ class Origin:
         """If the two are of the same subtask."""
         return self.every <= other.every and self.one <= other.every | other.one
 
+    def is_within_together(self, other: Origin) -> bool:
+        """If `other` stands for the channels of all subtasks."""
+        return self.every | self.one <= other.every | other.one
+
 
 def channel_origins(graph: JobGraph, ref: TaskId) -> list[Origin]:
     """Of each channel into a task, in the order of its gates and their channels."""

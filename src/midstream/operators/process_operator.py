@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime
+from itertools import count, repeat
 from types import GeneratorType
 from typing import Any
 
@@ -158,7 +159,7 @@ class ProcessOperator(FunctionOperator):
         handler: Handler = getattr(self._function, spec.method)
         keys = self._keys(batch, spec)
         times = self._times[port]
-        times_us: Sequence[int | None] = [None] * batch.num_rows if times is None else times.us(batch).tolist()
+        times_us: Iterable[int | None] = repeat(None) if times is None else times.us(batch).tolist()
         scope, context, made, origin = self._scope, self._context, self._rows, self._origin
         scope.is_set = keys is not None
         self._broadcast_scope.writable = spec.broadcast
@@ -166,9 +167,7 @@ class ProcessOperator(FunctionOperator):
         index = 0
         rows = to_rows(batch, self._where)
         try:
-            for index, row in enumerate(rows):
-                scope.key = None if keys is None else keys[index]
-                context.time_us = times_us[index]
+            for index, row, scope.key, context.time_us in zip(count(), rows, keys or repeat(None), times_us):
                 result = handler(row, context)
                 if type(result) is dict:
                     made.append(copied(result))
@@ -250,29 +249,26 @@ class ProcessOperator(FunctionOperator):
     def _fire(self, until_us: int, *, event_time: bool) -> bool:
         """Fire the timers that are due. Returns False if the slice was used up first."""
         queue = self._timers.event if event_time else self._timers.processing
-        clock = self._runtime.clock
+        on_timer, context, scope, clock = self._function.on_timer, self._context, self._scope, self._runtime.clock
         end_s = clock.monotonic_s() + self._runtime.slice_s
         fired = 0
-        self._scope.is_set = True
+        scope.is_set = True
         try:
             while (timer := queue.pop(until_us)) is not None:
-                self._context.time_us, self._scope.key = timer
-                self._call_timer()
+                context.time_us, scope.key = timer
+                at = self._calendar.datetime(timer[0])
+                try:
+                    result = on_timer(at, context)
+                    if result is not None:
+                        self._take(result, at, "on_timer")
+                except Exception as error:
+                    raise self._user_error(f"on_timer of {at}", error) from error
                 fired += 1
                 if fired >= TIMERS_PER_SLICE or clock.monotonic_s() >= end_s:
                     return False
         finally:
             self._leave()
         return True
-
-    def _call_timer(self) -> None:
-        at = self._context.timestamp
-        try:
-            result = self._function.on_timer(at, self._context)
-            if result is not None:
-                self._take(result, at, "on_timer")
-        except Exception as error:
-            raise self._user_error(f"on_timer of {at}", error) from error
 
     def _arm(self) -> None:
         """Set the wake-up for the earliest processing-time timer."""

@@ -8,7 +8,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from midstream.checkpoint.metadata import OperatorState
+from midstream.checkpoint.metadata import OperatorState, VertexLayout
 from midstream.core.arrow_types import to_list
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.protocol.messages import OperatorSnapshot
@@ -48,17 +48,23 @@ class EventTimes:
         ]
         """The operators with the producers of their input, in jobs whose barriers overtake nothing; empty in others."""
 
-    def check(self, where: str, operators: Mapping[str, OperatorState]) -> Iterator[str]:
+    def check(
+        self, where: str, operators: Mapping[str, OperatorState], vertices: Iterable[VertexLayout]
+    ) -> Iterator[str]:
         """Yield complaints about a checkpoint. The marks of an operator are the lowest ones of its running subtasks,
         since a restore begins there.
+
+        A source has no event time of its own: its marks repeat those of the first operator in its task, if there is
+        one. That operator may be new, and begins anew until the source ends once more. So only the operator is checked.
         """
+        repeated = {vertex.source for vertex in vertices if len(vertex.uids) > 1}
         marks = {}
         for uid, operator in operators.items():
             running = [operator.subtasks[index] for index in operator.running]
             if running:
                 mark = marks[uid] = min(s.watermark_in_us for s in running), min(s.watermark_out_us for s in running)
                 was = self.marks.get(uid, mark)
-                if mark[0] < was[0] or mark[1] < was[1]:
+                if uid not in repeated and (mark[0] < was[0] or mark[1] < was[1]):
                     yield f"{where}: event time of {uid} was at {was} (before it, behind it), and is at {mark}"
         self.marks = marks
         for uid, producers in self._readers:

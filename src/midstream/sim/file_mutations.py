@@ -86,7 +86,9 @@ def newer_than_seen_counts() -> Replacements:
 
     def newer_sealed(path: str, record: Any) -> bytes:
         if isinstance(record, FromFile):
-            record = msgspec.structs.replace(record, newest=record.newest + 1)
+            following = record.newest + 1
+            counted = (*(record.counted or ()), following)
+            record = msgspec.structs.replace(record, newest=following, counted=counted)
         return original(path, record)
 
     original = sealed

@@ -13,8 +13,8 @@ from functools import partial
 from random import Random
 from typing import Final
 
-from midstream.checkpoint.metadata import CheckpointMetadata
-from midstream.checkpoint.store import list_checkpoints
+from midstream.checkpoint.metadata import CheckpointMetadata, decode_metadata
+from midstream.checkpoint.store import is_superseded, jobs_of, list_checkpoints
 from midstream.coordinator.events import JobEnded, JobPlan, NewerOutput
 from midstream.protocol.messages import Deploy
 from midstream.sim.cluster import Cluster, Driver
@@ -93,7 +93,9 @@ class Keeper:
         """Chooses how the next start goes back, or starts the job over; None if it does neither."""
         self._start = Start()
         self._is_started_over = False
-        """Whether the job was started over and has completed no checkpoint since."""
+        """Whether the job was started over and has completed no checkpoint since, as far as the keeper knows."""
+        self._started_over_by = ""
+        """The job id of the last start that started the job over."""
         self._over = 0
         """The number of times that the job was started over."""
         self._origin: Start | None = None
@@ -127,19 +129,15 @@ class Keeper:
             if not is_contradicted:
                 yield f"the job failed: {ended.error}"
                 return
-        if ended is not None and ended.state in ("finished", "stopped"):
-            if ended.state == "finished":
+        if ended is not None and ended.state == "finished":
+            yield from self.begins(self.driver)
+            self.is_over = True
+            return
+        if ended is not None and ended.state == "stopped":
+            has_opened = not self.driver.is_cancelled or self.driver.coordinator.restored_from is not None
+            if has_opened:  # even if no task was deployed, it stands for the checkpoint that it goes on from
                 yield from self.begins(self.driver)
-                self.is_over = True
-                return
-            has_begun = self._oracle.lines.has_begun(self.driver.plan.job_id)
-            goes_back = self._start.newer_output is not None and not has_begun
-            if goes_back and self.driver.coordinator.restored_from is not None:
-                yield from self.begins(self.driver)  # it had gone back, and was stopped before its tasks were deployed
-            is_of_its_own = has_begun or not (self._start.fresh or goes_back)
-            if not self.driver.is_cancelled and (
-                is_of_its_own or self._oracle.lines.has_begun(self.driver.plan.job_id)
-            ):
+            if not self.driver.is_cancelled:
                 yield from self._oracle.check_stopped()
         if self.launches >= LAUNCHES_MAX:
             yield f"the job was started {LAUNCHES_MAX} times"
@@ -288,9 +286,16 @@ class Keeper:
         ]
         committed = self._oracle.committed()
         for saved in self._savepoints.saved:
-            if committed >= set(saved.cut.output):  # otherwise some of its output was taken back
+            if committed >= set(saved.cut.output) and not self._is_given_up(saved):  # otherwise it is refused
                 found.append((saved.url, saved.cut))
         return found
+
+    def _is_given_up(self, saved: Saved) -> bool:
+        """Whether the job has gone back to before a savepoint, perhaps without output that had to be taken back."""
+        (data,) = (data for path, data in saved.files.items() if CHECKPOINT.fullmatch(path))
+        metadata = decode_metadata(data, saved.url)
+        with self._world.looking():
+            return jobs_of(self.disk).get(metadata.epoch) == metadata.job_id and is_superseded(self.disk, metadata)
 
     # ---- checkpoints and starts
 
@@ -343,6 +348,8 @@ class Keeper:
             for contradiction in contradictions(cut.operators, in_flight, plan.graph):
                 yield f"{plan.job_id} goes on from {restored_from} with a program that cannot: {contradiction}"
         self._is_started_over = plan.fresh
+        if plan.fresh:
+            self._started_over_by = plan.job_id
         self._over += plan.fresh
         self.went_back += plan.fresh or plan.newer_output is not None
         yield from self._oracle.goes_on(plan.job_id, cut, "fresh" if plan.fresh else plan.newer_output)
@@ -353,7 +360,11 @@ class Keeper:
         if start.fresh and restored_from is not None:
             yield f"the job was to be started over, and goes on from {restored_from}"
         if start.restore == "latest" and self._is_started_over and restored_from is not None:
-            yield f"the job was started over, and goes on from {restored_from}, which is older"
+            # The start that started the job over may have been presumed dead, and have completed a checkpoint before
+            # its successor took over: then the job rightly continues from that one.
+            restored = self.completed(restored_from)
+            if restored is None or restored.job_id != self._started_over_by:
+                yield f"the job was started over, and goes on from {restored_from}, which is older"
         if start.restore is not None and start.restore != "latest" and start.copies is None:
             number = start.restore.rpartition("chk-")[2]
             if restored_from != f"{self.root}/chk-{number}":

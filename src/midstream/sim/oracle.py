@@ -172,7 +172,7 @@ class Oracle:
         expected = expectation(self.shape, emitted, found.ids_held(), by_place)
         for uid in expected.overdrawn:
             yield f"{where}: {uid} holds rows that it has not got, or has handed on"
-        yield from self._event_times.check(where, operators)
+        yield from self._event_times.check(where, operators, metadata.vertices)
         yield from self._check_state(where, operators, expected)
         yield from self._check_output(where, output, expected)
         yield from self.inspection.check_on_the_way(where, found)

@@ -43,7 +43,7 @@ EXCUSES: Final = (
 BEFORE_ALL: Final = "the job was stopped before any task ran"
 """The reason after another stop; it is valid as long as the job has triggered no checkpoint."""
 REFUSED: Final = "no savepoint was made: the checkpoint directory: "
-"""The reason of a job that does not start, with this program or at all."""
+"""The reason of a job that does not start, with this program or at all. A stop is answered with the failure itself."""
 AWAY_US: Final = 20_000
 """The longest time for which the disk of a place is full or gone."""
 
@@ -191,7 +191,8 @@ class Savepoints:
                 len(driver.cluster.drivers) > 1 or any(disk.denied for disk in self._disks.values())
             )
             is_early = BEFORE_ALL in reply.error and not driver.triggered
-            is_refused = REFUSED in reply.error and not driver.triggered  # the keeper checks the reason
+            is_failure = driver.coordinator.outcome is not None and reply.error == str(driver.coordinator.outcome[1])
+            is_refused = (REFUSED in reply.error or is_failure) and not driver.triggered  # the keeper checks the reason
             is_excused = is_replaced or is_denied or is_early or is_refused
             if not is_excused and not any(excuse in reply.error for excuse in EXCUSES):
                 self._world.bug(f"{request!r} fails without a reason: {reply.error}")

@@ -97,7 +97,8 @@ class Calls:
             if context.stopped.is_set():
                 world.bug(f"{context.uid}, lane {lane}: {process.name} commits with what was told to stop")
             before = self._places.setdefault((context.job_id, context.uid, lane, attempt), slot)
-            if before is not slot and self.is_counted_on(before.process):
+            if before is not slot and self.is_counted_on(before.process) and self.is_counted_on(process):
+                # A slot that was cut off may still commit, since it does not know yet that it was.
                 world.bug(
                     f"{context.uid}, lane {lane}: {process.name} commits it, and {before.process.name}, "
                     "which is there, did before in the same attempt"

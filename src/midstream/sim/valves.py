@@ -17,16 +17,19 @@ from midstream.worker.valve import WatermarkValve
 class CheckedValve(WatermarkValve):
     """Checks a valve: event time is the minimum over the open channels that are waited for.
 
-    These are the active channels, and the idle channels whose origins include all those of an active one. If all open
-    channels are idle, event time is that of the furthest channel, including those that have ended; but a channel must
-    not pass an open one whose origins include all of its own. Event time never goes back, and begins where a restore
-    puts it.
+    These are the active channels, the idle channels whose origins include all those of an active one, and the channels
+    of subtasks that are all idle or have ended, if their origins together include all those of an active one. If all
+    open channels are idle, event time is that of the furthest channel, including those that have ended; but a channel
+    must not pass an open one whose origins include all of its own, nor the furthest of subtasks, some of them open, whose
+    origins together do. Event time never goes back, and begins where a restore puts it.
     """
 
     def __init__(self, world: World, origins: Sequence[Origin]) -> None:
         super().__init__(origins)
         self._world = world
         self._origins = origins
+        self._siblings = [_siblings(origin, origins) for origin in origins]
+        """The channels of all subtasks of the producer of each channel; empty if only one of the subtasks is read."""
         self._said_us = [MIN_WATERMARK_US] * len(origins)
         self._said_before_the_end_us = [MIN_WATERMARK_US] * len(origins)
         self._said_idle = [False] * len(origins)
@@ -48,13 +51,34 @@ class CheckedValve(WatermarkValve):
         open_ = [channel for channel, mark_us in enumerate(said_us) if mark_us != MAX_WATERMARK_US]
         active = {origins[channel] for channel in open_ if not self._said_idle[channel]}
         if active:
-            return min(said_us[c] for c in open_ if any(origin.is_within(origins[c]) for origin in active))
+            return min(said_us[c] for c in open_ if self._is_waited_for(c, active))
         if not open_:
             return MAX_WATERMARK_US
         return max(
-            min([said_us[c] for c in open_ if origin.is_within(origins[c])] + [before_the_end_us])
+            min(
+                [said_us[c] for c in open_ if origin.is_within(origins[c])]
+                + [self._furthest_us(c) for c in open_ if self._siblings[c] and origin.is_within_together(origins[c])]
+                + [before_the_end_us]
+            )
             for origin, before_the_end_us in zip(origins, self._said_before_the_end_us, strict=True)
         )
+
+    def _is_waited_for(self, channel: int, active: set[Origin]) -> bool:
+        """Whether an open channel is waited for while the channels of these origins are active."""
+        origin, siblings = self._origins[channel], self._siblings[channel]
+        if any(other.is_within(origin) for other in active):
+            return True
+        are_silent = active.isdisjoint(self._origins[sibling] for sibling in siblings)
+        return bool(siblings) and are_silent and any(other.is_within_together(origin) for other in active)
+
+    def _furthest_us(self, channel: int) -> int:
+        """Return how far the furthest of the subtasks has come whose channels are siblings of this one."""
+        marks_us: list[int] = []
+        for subtask in {self._origins[sibling].subtask for sibling in self._siblings[channel]}:
+            each = [sibling for sibling in self._siblings[channel] if self._origins[sibling].subtask == subtask]
+            open_us = [self._said_us[c] for c in each if self._said_us[c] != MAX_WATERMARK_US]
+            marks_us.append(min(open_us) if open_us else max(self._said_before_the_end_us[c] for c in each))
+        return max(marks_us)
 
     def _compared(self, before_us: int, said_us: int | None) -> int | None:
         due_us = max(before_us, self._due_us())
@@ -64,6 +88,11 @@ class CheckedValve(WatermarkValve):
                 f"said {self._said_us} (idle: {self._said_idle})"
             )
         return said_us
+
+
+def _siblings(origin: Origin, origins: Sequence[Origin]) -> list[int]:
+    alike = [c for c, other in enumerate(origins) if (origin.every, origin.one) == (other.every, other.one)]
+    return alike if len({origins[c].subtask for c in alike}) > 1 else []
 
 
 @contextmanager

@@ -99,10 +99,12 @@ class EntryLog:
             return None
         found = Frozen(tuple(chunk.chunk_id for chunk in older), new_id(), frozen)
         if frozen:
-            rows = self._rows([value for value in frozen.values() if value is not GONE] if older else frozen.values())
+            rows = len(frozen)
+            if self._is_many_rows:
+                rows = max(rows, self._rows([value for value in frozen.values() if value is not GONE]))
             if not older:
-                self._rows_of_each = rows / len(frozen)
-            self._chunks.append(_Kept(found.chunk_id, list(frozen), max(rows, len(frozen))))
+                self._rows_of_each = self._rows(entries.values()) / len(entries)
+            self._chunks.append(_Kept(found.chunk_id, list(frozen), rows))
         return found
 
     def _older(self, stored_bytes: Callable[[str], int | None]) -> list[_Kept]:
@@ -117,7 +119,7 @@ class EntryLog:
                 kept.append(chunk)
                 sizes[chunk.chunk_id] = size
         # The other chunks hold only outdated entries. Without them, one large value that always changes is kept once.
-        kept = [chunk for chunk in kept if not all(key in self.changed for key in chunk.keys)]
+        kept = [chunk for chunk in kept if not all(map(self.changed.__contains__, chunk.keys))]
         if self._is_large(kept, sizes):
             return []
         if len(kept) >= CHUNKS_MAX:

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from datetime import datetime, timedelta, timezone
-from operator import itemgetter
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -28,6 +27,8 @@ from midstream.state.timers import TimerRow
 T = TypeVar("T")
 
 _GONE: Final = "gone"
+_LAST: Final = (1 << 63) - 1
+"""The number of a removed timer: it comes after those that are set."""
 _EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
@@ -164,12 +165,19 @@ def state_rows(
 
 
 def timers_table(frozen: Frozen, form: KeyForm) -> pa.Table:
-    gone = [timer for timer, number in frozen.entries.items() if number is GONE]
-    live = sorted((each for each in frozen.entries.items() if each[1] is not GONE), key=itemgetter(1))
-    timers = [*(timer for timer, _ in live), *gone]
+    """Convert frozen timers to a table: those that are set in the order in which they were set, then the removed ones."""
+    timers = list(frozen.entries)
+    numbers = [_LAST if number is GONE else number for number in frozen.entries.values()]
+    in_order = pa.array(numbers, pa.int64()).to_numpy()
     columns = form.columns([key for _, key in timers])
-    columns["time_us"] = pa.array(np.array([time_us for time_us, _ in timers], np.int64))
-    return pa.table(columns | _marks(len(live), len(gone)))
+    columns["time_us"] = pa.array([time_us for time_us, _ in timers], pa.int64())
+    table = pa.table(columns)
+    if np.any(in_order[1:] < in_order[:-1]):  # timers were set again, or removed
+        table = table.take(np.argsort(in_order, kind="stable"))
+    gone = int(np.count_nonzero(in_order == _LAST))
+    for name, column in _marks(len(timers) - gone, gone).items():
+        table = table.append_column(name, column)
+    return table
 
 
 def timer_rows(table: pa.Table, form: KeyForm) -> tuple[list[TimerRow], list[TimerRow]]:

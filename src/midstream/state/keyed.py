@@ -164,11 +164,11 @@ class _Single(State, Generic[T]):
     """One value per key. It is read for each row, so the path to a plain value is short."""
 
     def _get(self, default: T) -> T:
-        entries, scope = self._entries, self._scope
-        if entries is None or not scope.is_set:
+        scope = self._scope
+        if not scope.is_set:
             self._here()
-        value = entries.get(scope.key, default)  # type: ignore[union-attr]
-        return cast(T, value) if type(value) in _FROZEN else self._own_copy(value)
+        value: T = self._entries.get(scope.key, default)  # type: ignore[union-attr]
+        return value if type(value) in _FROZEN else self._own_copy(value)
 
     def _own_copy(self, value: T) -> T:
         """Return a value that may be changed in place and that no snapshot refers to."""
@@ -180,8 +180,8 @@ class _Single(State, Generic[T]):
         return value
 
     def _set(self, value: T) -> None:
-        entries, scope = self._entries, self._scope
-        if entries is None or not scope.is_set:
+        scope = self._scope
+        if not scope.is_set:
             self._here()
         kind = type(value)
         if (
@@ -189,10 +189,10 @@ class _Single(State, Generic[T]):
             or (kind is self._whole and (LEAST_DIGIT <= value <= ONE_DIGIT or -(1 << 63) <= value < 1 << 63))  # type: ignore[operator]
             or (kind is self._text and value.isascii())  # type: ignore[attr-defined]
         ):
-            entries[scope.key] = self.log.changed[scope.key] = value  # type: ignore[index]
+            self._entries[scope.key] = self.log.changed[scope.key] = value  # type: ignore[index]
             return
         kept = value if self._kept is None else self._keep(value)
-        entries[scope.key] = self.log.changed[scope.key] = kept  # type: ignore[index]
+        self._entries[scope.key] = self.log.changed[scope.key] = kept  # type: ignore[index]
         if type(kept) not in _FROZEN:
             self._own.add(scope.key)
 

@@ -176,12 +176,13 @@ class Chain:
 
         An operator continues to fire the watermark that was offered to it and has not left it, or the one that has left
         the operator before it, if the two were in different tasks. An operator whose index is not in `marks` is new.
+        One that makes watermarks passes only the last one on, as in `offer`: it would not be offered that again.
         """
         for index, operator in enumerate(self.operators):
             offered_us, left_us = marks.get(index, (MIN_WATERMARK_US, MIN_WATERMARK_US))
             self.offered_us[index] = offered_us = max(offered_us, self.offered_us[index])
             self.offered_us[index + 1] = left_us
-            if left_us < offered_us and not operator.makes_watermarks:
+            if left_us < offered_us and (offered_us == MAX_WATERMARK_US or not operator.makes_watermarks):
                 self._pending[index] = offered_us
 
     @property

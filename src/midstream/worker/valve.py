@@ -13,10 +13,13 @@ class WatermarkValve:
 
     The valve still waits for an idle channel while another channel is active whose origins are all among those of the
     idle one. Then the idle channel is about to become active, and may have rows that come before that. So its rows are
-    not late only because the other channel's watermark arrived first.
+    not late only because the other channel's watermark arrived first. In the same way it waits for the idle channels of
+    the subtasks of an operator, if all of these are idle, and the origins of an active channel are all among those of
+    the subtasks taken together: then one of them is about to become active.
 
     Once all channels are idle or have ended, event time is that of the channel that is furthest: there is none to wait
-    for. But the watermark of a channel counts only up to that of each channel whose origins include all of its own.
+    for. But the watermark of a channel counts only up to that of each channel whose origins include all of its own, and
+    up to the furthest of subtasks whose origins together do.
     """
 
     def __init__(self, origins: Sequence[Origin]) -> None:
@@ -93,7 +96,9 @@ class WatermarkValve:
     def _waited_for_beside_idle(self) -> Iterator[int]:
         active = [family.active(self.watermarks, self._idle) for family in self._families]
         for family, own in zip(self._families, active, strict=True):
-            is_followed = any(active[other] for other in family.within_all)
+            is_followed = any(active[other] for other in family.within_all) or (
+                not own and any(active[other] for other in family.within_together)
+            )
             for subtask, channels in family.channels.items():
                 if is_followed or subtask in own or any(subtask in active[other] for other in family.within_alike):
                     yield from channels
@@ -112,12 +117,20 @@ class WatermarkValve:
                 capped = capped_alike[other]
                 for subtask, mark in marks.items():
                     capped[subtask] = min(capped.get(subtask, MAX_WATERMARK_US), mark)
+            if marks and family.within_together:
+                ended = (self._last_of(channels) for each, channels in family.channels.items() if each not in marks)
+                ahead = max((*marks.values(), *ended))
+                for other in family.within_together:
+                    capped_all[other] = min(capped_all[other], ahead)
         furthest = MIN_WATERMARK_US
         for family, cap, capped in zip(self._families, capped_all, capped_alike, strict=True):
             for subtask, channels in family.channels.items():
-                reached = max(self._reached[channel] for channel in channels)
-                furthest = max(furthest, min(reached, cap, capped.get(subtask, MAX_WATERMARK_US)))
+                furthest = max(furthest, min(self._last_of(channels), cap, capped.get(subtask, MAX_WATERMARK_US)))
         return furthest
+
+    def _last_of(self, channels: Sequence[int]) -> int:
+        """The furthest watermark of these channels, before the ends of those that have ended."""
+        return max(self._reached[channel] for channel in channels)
 
 
 class _Family:
@@ -131,6 +144,11 @@ class _Family:
         self.within_alike: list[int] = []
         """The numbers of the families in which the origins of each channel are all among those of the channel of the
         same subtask here."""
+        self.within_together: list[int] = []
+        """The numbers of the families whose origins are all among those of the channels of this one taken together.
+
+        Empty if the task reads only one of several subtasks, as over a forward edge.
+        """
 
     def active(self, watermarks: Sequence[int], idle: Sequence[bool]) -> set[int]:
         return {
@@ -161,4 +179,6 @@ def _families(origins: Sequence[Origin]) -> list[_Family]:
                 family.within_all.append(number)
             elif other.is_within_alike(origin):
                 family.within_alike.append(number)
+            if len(family.channels) > 1 and other.is_within_together(origin):
+                family.within_together.append(number)
     return families

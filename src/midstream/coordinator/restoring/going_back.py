@@ -55,6 +55,8 @@ class Decision:
     newer: tuple[Newer, ...] = ()
     takes_back: bool = False
     warnings: tuple[str, ...] = ()
+    counts_until: int | None = None
+    """The newest of the earlier checkpoints that still counts; None: all of them."""
 
     @property
     def newest_seen(self) -> int:
@@ -107,7 +109,13 @@ def decide(
         if until > after:
             newer.append(Newer(spec, Output(spec.uid, jobs, held.get(spec.uid, ())), until, said is not None))
     if not newer:
-        return Decision(after, warnings=_shown_again(graph, after, newest_known))
+        shown = _shown_again(graph, after, newest_known)
+        if metadata is None or newest_known <= after or not _is_pending(metadata, committed):
+            return Decision(after, warnings=shown)
+        # This start commits that output. A newer checkpoint that did not resume from this one would take it for its own
+        # because of the lower id, and the job would make the same rows again from there.
+        text = f"checkpoints after {after} do not count any more: what checkpoint {after} holds for sinks is committed only now"
+        return Decision(after, warnings=(text, *shown), counts_until=after)
     if metadata is None:
         raise ConfigError(
             f"there is no checkpoint to go on from, and yet there is output of this job: {_listed(newer)}. Has the checkpoint "
@@ -129,7 +137,13 @@ def decide(
                 f"been changed. To go on from checkpoint {after} all the same, with these rows there twice: --newer-output keep"
             )
     back = (f"sink {each.spec.name!r} takes back what it has committed after checkpoint {after}" for each in newer)
-    return Decision(after, tuple(newer), True, (*back, *_shown_again(graph, after, newest_known)))
+    return Decision(after, tuple(newer), True, (*back, *_shown_again(graph, after, newest_known)), after)
+
+
+def _is_pending(metadata: CheckpointMetadata, committed: Mapping[str, int | None]) -> bool:
+    """Whether a sink has not committed what the checkpoint holds for it, and no newer output either."""
+    until = {uid: found for uid, found in committed.items() if found is not None}
+    return any(until.get(entry.uid, entry.checkpoint_id) < entry.checkpoint_id for entry in metadata.committables)
 
 
 def take_back(decision: Decision, metadata: CheckpointMetadata) -> None:

@@ -18,7 +18,6 @@ from midstream.checkpoint.store import (
     check_owner,
     choose,
     fresh_since,
-    is_superseded,
     jobs_of,
     list_checkpoints,
     load,
@@ -27,6 +26,7 @@ from midstream.checkpoint.store import (
     say_where_from,
     split_restore,
     take_over,
+    was_gone_back_behind,
 )
 from midstream.coordinator.events import JobPlan
 from midstream.coordinator.restoring.dealing import NOTHING, Dealt, deal
@@ -151,7 +151,7 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
             if start.elsewhere is not None and _is_newer(committed, start):
                 start = _find(plan, root, storage, taken.listed, open_storage)  # see `check_start`
             decision = _decide(plan, start, committed)
-        if decision.takes_back or start.elsewhere is not None:
+        if decision.counts_until is not None or start.elsewhere is not None:
             _check_fits(plan, start)  # before anything is changed
         if start.metadata is None or start.elsewhere is None:
             return start, decision, None
@@ -167,7 +167,7 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
     taken = say_where_from(
         storage,
         taken,
-        giving_up_after=decision.after if decision.takes_back else None,
+        giving_up_after=decision.counts_until,
         fresh=start.starts_over,
         newest_seen=decision.newest_seen,
     )
@@ -298,10 +298,10 @@ def _find_elsewhere(
         newest_known = max(entry.checkpoint_id for entry in known)
     except StorageError as error:
         raise StorageError(f"{url}: {error}") from error
-    if jobs_of(own).get(metadata.epoch) == metadata.job_id and is_superseded(own, metadata):
+    if jobs_of(own).get(metadata.epoch) == metadata.job_id and was_gone_back_behind(own, metadata):
         raise StorageError(
             f"{url}: the job has gone back to a checkpoint before checkpoint {metadata.checkpoint_id} since, and its output from "
-            "there on was taken back: what this one says has been put out is gone"
+            "there on was taken back, or never committed: the sinks do not hold exactly what this one says has been put out"
         )
     held = _held((*listed, *before), metadata)
     return Start(metadata, url, newest_known, jobs.union(theirs.values(), {metadata.job_id}), held=held)
