@@ -23,8 +23,8 @@ from midstream.operators.window_specs import LATE
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.regions_combining import (
     combined_behind,
-    combining,
     combining_behind,
+    combining_joined,
     combining_rejoined,
     combining_windowed,
 )
@@ -165,10 +165,10 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "the rest of a combined batch is stored as rows", form_of_the_rest_is_lost, combining_behind
     ),
     "form_is_not_sent": Mutation("combined batches are sent as rows", form_is_not_sent, combining_windowed),
-    "forms_are_joined": Mutation("joined combined batches count as rows", forms_are_joined, combining_behind),
+    "forms_are_joined": Mutation("joined combined batches count as rows", forms_are_joined, combining_joined),
     "combined_over_panes": Mutation("rows of two panes are combined", combined_over_panes, combining_windowed),
     "joined_parts_count_as_merged": Mutation(
-        "joined parts of a key are emitted one by one", joined_parts_count_as_merged, combining
+        "joined parts of a key are emitted one by one", joined_parts_count_as_merged, combining_joined
     ),
     "combined_over_gaps": Mutation("rows of two sessions are combined", combined_over_gaps, _sessions),
 }

@@ -107,6 +107,7 @@ NAMED: Final[Mapping[str, Callable[[int], Scenario]]] = {
     "few_kinds_combined": of_combining.combining_of_few_kinds,
     "combining_in_windows": of_combining.combining_windowed,
     "combined_rows_behind": of_combining.combining_behind,
+    "joined_rows_combined": of_combining.combining_joined,
     "combined_rows_rejoined": of_combining.combining_rejoined,
 }
 VISITS: Final = 0.3

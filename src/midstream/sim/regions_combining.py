@@ -46,6 +46,15 @@ def combined_behind(*topologies: str) -> Callable[[int], Scenario]:
 combining_behind = combined_behind(*COMBINED)
 
 
+def combining_joined(seed: int) -> Scenario:
+    """Small combined batches of few keys wait in many channels: slots take long for every mail."""
+    topology = tuple(COMBINED)[seed % len(COMBINED)]
+    drawn = draw(seed, topology=topology, parallelism=3, rows=300, faults=())
+    tempo = replace(drawn.tempo, mail_us=400, control_us=50, data_us=20, io_us=100, clock_tick_us=0)
+    drawn = replace(drawn, tempo=tempo, interval_s=0.002, min_pause_s=0.0, timeout_s=60.0, keys=3, skew=0.0)
+    return replace(drawn, batch_rows=5, splits=7, rounds=1, row_us=0, sink_rows=0, queue_time_s=None)
+
+
 def combining_rejoined(seed: int) -> Scenario:
     """Again and again the job goes on at another parallelism while it recovers rows, some of them combined."""
     random = Random(f"combining rejoined {seed}")
