@@ -14,7 +14,7 @@ from midstream.sim import chunk_sizes
 from midstream.sim.key_types import FORMS
 from midstream.sim.lateness import LENIENT, wrong_emissions
 from midstream.sim.oracle import Cut, Oracle
-from midstream.sim.run import INLINE_BYTES, run
+from midstream.sim.run import run
 from midstream.sim.scenario import Scenario, draw
 from midstream.sim.states import Given
 from midstream.state import columnar
@@ -93,8 +93,8 @@ def test_checkpoints_of_functions_refer_to_what_earlier_ones_have_stored(
 
     monkeypatch.setattr(Oracle, "check_checkpoint", check_checkpoint)
     for seed in (0, 4, 8):  # all chunks are in files
-        assert INLINE_BYTES[seed % len(INLINE_BYTES)] == 0
         drawn = draw(seed, topology=topology, parallelism=2, faults=("kill_slot",), rows=100)
+        assert drawn.inline_bytes == 0
         outcome = run(replace(drawn, interval_s=0.002, timeout_s=60.0))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
     assert sum(times for most, times in chunks.items() if most >= 3) >= 5, chunks
