@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from midstream.checkpoint.extents import Extent, Piece, Written, check_extent, write_extents
+from midstream.checkpoint.extents import Piece, Written, check_extent, placed, write_extents
 from midstream.checkpoint.references import segments_left
 from midstream.core.batches import concat
 from midstream.core.errors import StorageError
@@ -78,14 +78,8 @@ def store_channels(
 
     written = write_extents(storage, file, encoded(), 0 if moves else inline_bytes_max - carried)
     for (segments, index), extent in zip(new, written.extents, strict=True):
-        segments[index] = _placed(segments[index], extent)
+        segments[index] = placed(segments[index], extent)
     return tuple(msgspec.structs.replace(state, segments=tuple(segments)) for state, segments in states), written
-
-
-def _placed(segment: Segment, extent: Extent) -> Segment:
-    return Segment(
-        extent.file, extent.offset, extent.length, extent.checksum, segment.batches, segment.rows, extent.inline
-    )
 
 
 def _segments(batches: Sequence[pa.RecordBatch], segment_bytes: int) -> Iterator[tuple[Sequence[Piece], int, int]]:
