@@ -3,8 +3,8 @@
 A file is a series of segments, each some whole batches of one channel: (uint64 length, Arrow IPC record batch message)
 each, without the schema, which is the edge's. They are encoded while they are written, one at a time; few bytes go into
 the metadata instead (see `extents`). Batches are never cut: one that was partly sent when the barrier overtook it is
-stored whole by its producer, and its receiver drops the part that it had. So nothing has to be reassembled on restore,
-and a segment is read, checked and filtered on its own.
+stored whole by its producer, and its receiver drops the part that has arrived. So nothing has to be reassembled on
+restore, and a segment is read, checked and filtered on its own.
 
 Watermarks in flight are not stored: each operator's last ones are (`OperatorSnapshot`), and it emits them again.
 Everything here is pure or blocking I/O: for I/O threads only.

@@ -1,11 +1,11 @@
 """Savepoints: checkpoints in a directory of their own that refer to nothing outside of it.
 
-    _savepoint              whose it is; there first, and claims the place
-    shared/e7-a2-c17-v3-s0.state     of the job's state files the bytes that this checkpoint needs, no others
-    chk-17/_metadata        last: without it the savepoint was never completed
+    _savepoint              the job's name; written first, which claims the place
+    shared/e7-a2-c17-v3-s0.state     the bytes of the job's state files that this checkpoint refers to
+    chk-17/_metadata        written last: without it there is no savepoint
 
-It has the form of a checkpoint directory, so one reader serves both; paths are relative, so it may be moved. What sinks
-had prepared is committed before, so none of that is referred to.
+A savepoint has the form of a checkpoint directory, so one reader serves both; its paths are relative, so it may be
+moved. What sinks had prepared is committed before the savepoint is made, so a savepoint does not refer to it.
 
 Restoring makes the same copy. A checkpoint elsewhere, savepoint or not, is copied into the job's own directory and is
 one of its checkpoints from then on: no later checkpoint refers to the original, which may be changed or deleted.
@@ -100,7 +100,7 @@ def discard(place: Place) -> None:
             place.storage.delete(name)
 
 
-# ---- the way back ----------------------------------------------------------
+# ---- restoring from a savepoint --------------------------------------------
 
 
 def copy_in(
