@@ -238,7 +238,7 @@ class BarrierHandler:
         return self._pending.barrier if self._pending else None
 
     @property
-    def awaited(self) -> Collection[int]:
+    def priority_channels(self) -> Collection[int]:
         """The channels that have to be read up to their barriers before the pending checkpoint may overtake the others."""
         pending = self._pending
         if pending is None or pending.capturing or not pending.may_overtake:

@@ -195,7 +195,7 @@ class CheckpointAborted(msgspec.Struct, frozen=True, tag="aborted"):
     checkpoint_id: int
 
 
-class ReadOn(msgspec.Struct, frozen=True, tag="read_on"):
+class ResumeSources(msgspec.Struct, frozen=True, tag="resume_sources"):
     """Checkpoint `checkpoint_id`, after which the sources are paused, has completed, but the tasks continue: resume the
     sources.
     """
@@ -301,7 +301,7 @@ ToSlot: TypeAlias = (
     | TriggerCheckpoint
     | CheckpointCompleted
     | CheckpointAborted
-    | ReadOn
+    | ResumeSources
     | AssignSplit
     | SplitsAssigned
     | NoMoreSplits
