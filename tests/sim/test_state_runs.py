@@ -120,13 +120,16 @@ def test_what_a_key_has_got_decides_what_is_in_its_states() -> None:
 @pytest.mark.parametrize(
     ("said", "late", "complaint"),
     [
-        pytest.param([(1, 0, 1), (1, 0, 2), (2, 0, 2)], [], "", id="a window is said again with more"),
+        pytest.param([(1, 0, 1), (1, 0, 2), (2, 0, 2)], [], "", id="a window is emitted again with more"),
         pytest.param([(1, 0, 1)], [2], "", id="a row is late"),
         pytest.param([(1, 0, 1)], [], "row 2 1 times", id="a row is lost"),
-        pytest.param([(1, 0, 2)], [2], "has said 2 rows, these are 1", id="an emission is not whole"),
-        pytest.param([(1, 0, 1), (2, 0, 1)], [], "has said 1 rows, these are 2", id="one is said twice"),
+        pytest.param([(1, 0, 2)], [2], "has emitted 2 rows instead of 1", id="an emission is not whole"),
+        pytest.param([(1, 0, 1), (2, 0, 1)], [], "has emitted 1 rows instead of 2", id="one is emitted twice"),
         pytest.param(
-            [(1, 0, 2), (2, 0, 2), (1, 0, 3), (3, 0, 3), (4, 0, 3)], [], "not always more", id="what was said is gone"
+            [(1, 0, 2), (2, 0, 2), (1, 0, 3), (3, 0, 3), (4, 0, 3)],
+            [],
+            "not always more",
+            id="what was emitted is gone",
         ),
     ],
 )

@@ -242,7 +242,7 @@ class Savepoints:
         files = self.files_at(url)
         complete = [path for path in files if CHECKPOINT.fullmatch(path)]
         if len(complete) != 1:
-            self._world.bug(f"savepoint {url} is said to be there; there is {sorted(files)}")
+            self._world.bug(f"savepoint {url} is reported as complete; its files are {sorted(files)}")
             return
         cut = self._oracle.cut_of(decode_metadata(files[complete[0]], url))
         if cut is not None:  # otherwise a complaint was made when it was written
