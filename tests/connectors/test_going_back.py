@@ -316,7 +316,7 @@ def test_wherever_one_goes_back_to_and_is_killed_every_row_is_there_once(tmp_pat
                 random.choice(zombies).commit()
             except StorageError as error:
                 must_say(error, "it is missing")
-        elif step == "save" and current.newest is not None:
+        elif step == "save" and current.newest is not None and current.newest.job_id == current.job_id:
             current.commit()
             saved.append(world.save(current))
         elif step == "foreign":

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -145,6 +145,35 @@ def test_one_whose_files_a_later_coordinator_has_deleted_says_so_and_its_job_end
     bench.release("savepoint:")
     assert "another coordinator has taken over" in bench.replies[client].error
     assert bench.ended is not None and bench.elsewhere[SAVED].files == {}
+
+
+@pytest.mark.parametrize("request_", [m.DoSavepoint(SAVED), m.DoStop(savepoint=SAVED)])
+@pytest.mark.parametrize("takes_over", ["before it is copied", "while its files are copied", "while it is completed"])
+def test_one_that_is_completed_behind_a_later_coordinator_is_none(
+    monkeypatch: pytest.MonkeyPatch, request_: m.ClientRequest, takes_over: str
+) -> None:
+    """The later one may have gone back, and have had the sinks take back the output that the savepoint relies on."""
+    place = MemoryStorage()
+    bench = Bench(elsewhere={SAVED: place}, held=("savepoint:",)).run()
+    client = bench.ask(request_)
+    acknowledge(bench, 1)
+    write = place.write
+    written: list[str] = []
+    moment = {"while its files are copied": "shared/", "while it is completed": "chk-"}.get(takes_over)
+
+    def write_and_be_overtaken(path: str, parts: Iterable[bytes | memoryview]) -> None:
+        if moment is not None and path.startswith(moment):
+            bench.storage.create("epochs/00000002", b"")
+        write(path, parts)
+        written.append(path)
+
+    monkeypatch.setattr(place, "write", write_and_be_overtaken)
+    if moment is None:
+        bench.storage.create("epochs/00000002", b"")
+    bench.release("savepoint:")
+    assert "another coordinator has taken over" in bench.replies[client].error
+    assert bench.ended is not None and place.files == {}
+    assert ("chk-1/_metadata" in written) == (takes_over == "while it is completed")
 
 
 def test_who_asked_is_told_when_the_place_is_free_again_and_the_sources_resume_before() -> None:

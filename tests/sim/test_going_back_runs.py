@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from midstream.checkpoint import savepoint
 from midstream.coordinator import Coordinator
 from midstream.coordinator.checkpointing.checkpoints import Checkpoints
 from midstream.coordinator.events import JobPlan
+from midstream.coordinator.requests import savepoints
 from midstream.protocol.messages import DoStop
 from midstream.sim.cluster import Driver
 from midstream.sim.keeper import Keeper
@@ -124,6 +126,19 @@ def test_a_job_goes_on_from_what_the_start_that_started_it_over_completes_before
         assert outcome.trace is not None
         order = "".join(outcome.trace.lines(r"publish\(|created epochs/00000003|Deploy job_id=job3"))
         assert re.search(r"driver1 +io +publish.*created epochs/00000003 .*Deploy job_id=job3", order), f"seed {seed}"
+
+
+def test_a_driver_that_wakes_up_behind_others_completes_no_savepoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has one to copy while its successor takes back the output that the savepoint covers."""
+    seeds = (110_123_266, 110_123_351)
+    for seed in seeds:
+        outcome = run(going_back_and_forth(seed))
+        assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
+    for module in (savepoint, savepoints):
+        monkeypatch.setattr(module, "check_epoch", lambda *_: None)
+    for seed in seeds:
+        outcome = run(going_back_and_forth(seed))
+        assert any("completed behind a later start" in failure for failure in outcome.failures), outcome.failures
 
 
 def _given_up(seed: int, topology: str) -> Scenario:

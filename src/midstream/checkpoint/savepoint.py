@@ -24,7 +24,7 @@ import msgspec
 from midstream.checkpoint.extents import Handle, check_extent
 from midstream.checkpoint.metadata import CheckpointMetadata, encode_metadata, files_of
 from midstream.checkpoint.state_files import SHARED, StateFile
-from midstream.checkpoint.store import SAVEPOINT, metadata_path
+from midstream.checkpoint.store import SAVEPOINT, check_epoch, metadata_path
 from midstream.core.errors import StorageError
 from midstream.core.places import below, is_below
 from midstream.core.seams import Storage
@@ -86,10 +86,12 @@ def claim_place(open_storage: Callable[[str], Storage], url: str | None, root: s
 def write_savepoint(source: Storage, metadata: CheckpointMetadata, place: Place) -> None:
     """Copy checkpoint `metadata`, whose sinks have committed everything, from `source` to `place`.
 
-    If this raises StorageError, nothing that could be restored remains there.
+    If this raises StorageError, nothing that could be restored remains there. It raises FencedError if a later
+    coordinator has taken over `source`: that one may have had the sinks take back what the savepoint does not hold.
     """
     kept = {path: path for path in metadata.files}
     copied = _copy(source, place.storage, msgspec.structs.replace(metadata, committables=()), kept)
+    check_epoch(source, metadata.epoch)
     place.storage.write(metadata_path(metadata.checkpoint_id), [encode_metadata(copied)])
 
 

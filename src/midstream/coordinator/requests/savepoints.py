@@ -273,9 +273,14 @@ class Savepoints:
 
 
 def _copy(source: Storage, metadata: CheckpointMetadata, place: Place) -> None:
-    """Copy a checkpoint. Raises StorageError; FencedError if a later coordinator has taken over, and so deleted files."""
+    """Copy a checkpoint. Raises StorageError; FencedError if a later coordinator has taken over.
+
+    A later one may have deleted files, or have had the sinks take back output. A savepoint that was complete before it
+    took over is one of those that the user already had when the job went back.
+    """
     try:
         write_savepoint(source, metadata, place)
     except StorageError:
         check_epoch(source, metadata.epoch)
         raise
+    check_epoch(source, metadata.epoch)
