@@ -313,7 +313,9 @@ class Keeper:
             start = self._starts[jobs[epoch]]
             if f"epochs/{epoch:08}.from" not in self.disk.files or start.restore == "latest":
                 continue
-            if start.fresh or start.copies is not None:
+            if start.fresh:
+                return start if listed else None
+            if start.copies is not None:
                 return start
             return None if start.restore is None or start.restore.rpartition("chk-")[2] == str(newest) else start
         return None
