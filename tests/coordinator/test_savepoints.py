@@ -176,13 +176,13 @@ def test_one_that_is_completed_behind_a_later_coordinator_is_none(
     assert ("chk-1/_metadata" in written) == (takes_over == "while it is completed")
 
 
-def test_who_asked_is_told_when_the_place_is_free_again_and_the_sources_read_on_before() -> None:
+def test_who_asked_is_told_when_the_place_is_free_again_and_the_sources_resume_before() -> None:
     small = MemoryStorage()
     small.refuse = lambda path: path.startswith("chk-")
     bench = Bench(elsewhere={SAVED: small}, held=("savepoint-discard",)).run()
     client = bench.ask(m.DoStop(savepoint=SAVED))
     acknowledge(bench, 1)
-    assert bench.messages(m.ReadOn) == [m.ReadOn(0, 1)] * 2 and bench.checkpoint() == 2
+    assert bench.messages(m.ResumeSources) == [m.ResumeSources(0, 1)] * 2 and bench.checkpoint() == 2
     assert client not in bench.replies and set(small.files) != set()
     bench.release("savepoint-discard")
     assert bench.replies[client].error.endswith("the job runs on") and small.files == {}
@@ -246,14 +246,14 @@ def test_a_job_stops_with_a_savepoint() -> None:
     assert load(bench.elsewhere[SAVED], "bench", "latest").checkpoint_id == 1
 
 
-def test_a_job_whose_savepoint_cannot_be_written_does_not_stop_and_its_sources_read_on() -> None:
+def test_a_job_whose_savepoint_cannot_be_written_does_not_stop_and_its_sources_resume() -> None:
     small = MemoryStorage()
     small.refuse = lambda path: path.startswith("chk-")
     bench = Bench(elsewhere={SAVED: small}).run()
     client = bench.ask(m.DoStop(savepoint=SAVED))
     acknowledge(bench, 1)
     assert re.search("no savepoint was made: .*the disk is full; the job runs on", bench.replies[client].error)
-    assert bench.messages(m.ReadOn) == [m.ReadOn(0, 1)] * 2
+    assert bench.messages(m.ResumeSources) == [m.ResumeSources(0, 1)] * 2
     assert bench.state == "running" and bench.status.restarts == 0
     small.refuse = lambda path: False
     again = bench.ask(m.DoStop(savepoint=SAVED))
@@ -267,7 +267,7 @@ def test_a_stop_whose_checkpoint_fails_gives_the_place_back() -> None:
     bench.say(READ0, m.CheckpointDecline(0, 1, READ0, "no space left", counts=True))
     assert "checkpoint 1 failed: read (subtask 0): no space left; the job runs on" in bench.replies[client].error
     assert bench.state == "running" and bench.elsewhere[SAVED].files == {}
-    assert bench.messages(m.ReadOn) == []  # the abort of the checkpoint says it
+    assert bench.messages(m.ResumeSources) == []  # the abort of the checkpoint says it
 
 
 def test_a_failure_while_the_savepoint_of_a_stop_is_copied_lets_the_job_go_on_from_its_checkpoint() -> None:

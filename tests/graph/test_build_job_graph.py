@@ -21,17 +21,17 @@ CONFIG = JobConfig(parallelism=2)
 
 
 def source(graph: LogicalGraph, **settings) -> Node:
-    return graph.add("collection", source=from_rows([{"k": "a", "v": 1}]), schema=SCHEMA, **settings)
+    return graph.add(Node("collection", source=from_rows([{"k": "a", "v": 1}]), schema=SCHEMA, **settings))
 
 
 def step(graph: LogicalGraph, *origins: Node | Input, kind: str = "map", **settings) -> Node:
-    inputs = [o if isinstance(o, Input) else Input(o.id, SCHEMA) for o in origins]
-    return graph.add(kind, inputs=inputs, operator=NeverRun(), schema=SCHEMA, **settings)
+    inputs = tuple(o if isinstance(o, Input) else Input(o.id, SCHEMA) for o in origins)
+    return graph.add(Node(kind, inputs=inputs, operator=NeverRun(), schema=SCHEMA, **settings))
 
 
 def end(graph: LogicalGraph, *origins: Node | Input, **settings) -> Node:
-    inputs = [o if isinstance(o, Input) else Input(o.id, SCHEMA) for o in origins]
-    return graph.add("print", inputs=inputs, operator=NeverRun(), sink=PrintSink(), **settings)
+    inputs = tuple(o if isinstance(o, Input) else Input(o.id, SCHEMA) for o in origins)
+    return graph.add(Node("print", inputs=inputs, operator=NeverRun(), sink=PrintSink(), **settings))
 
 
 def keyed(node: Node, *keys: str, port: int = 0) -> Input:
@@ -154,8 +154,8 @@ def test_two_equal_uids_are_refused_with_both_places():
 def test_a_cycle_is_refused_naming_its_operators_in_the_direction_of_the_rows():
     graph = LogicalGraph()
     head = source(graph)
-    graph.add("map", name="a", inputs=[Input(head.id, SCHEMA), Input(2, SCHEMA)], operator=NeverRun(), schema=SCHEMA)
-    graph.add("map", name="b", inputs=[Input(1, SCHEMA)], operator=NeverRun(), schema=SCHEMA)
+    step(graph, head, Input(2, SCHEMA), name="a")
+    step(graph, Input(1, SCHEMA), name="b")
     end(graph, Input(2, SCHEMA))
     with pytest.raises(JobError, match=r"cycle: ('a' → 'b' → 'a'|'b' → 'a' → 'b')"):
         build_job_graph(graph, CONFIG)
@@ -192,12 +192,7 @@ def test_a_parallelism_that_cannot_be_is_refused(parallelism):
 def test_streams_of_one_port_with_different_schemas_and_keys_that_are_missing_are_refused():
     graph = LogicalGraph()
     first, second = source(graph), source(graph)
-    graph.add(
-        "map",
-        inputs=[Input(first.id, SCHEMA), Input(second.id, pa.schema({"k": pa.int64()}))],
-        operator=NeverRun(),
-        schema=SCHEMA,
-    )
+    step(graph, first, Input(second.id, pa.schema({"k": pa.int64()})))
     end(graph, Input(2, SCHEMA))
     with pytest.raises(SchemaError, match="streams of input 0 have different schemas"):
         build_job_graph(graph, CONFIG)

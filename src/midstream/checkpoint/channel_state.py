@@ -3,8 +3,8 @@
 A file is a series of segments, each some whole batches of one channel: (uint64 length, Arrow IPC record batch message)
 each, without the schema, which is the edge's. They are encoded while they are written, one at a time; few bytes go into
 the metadata instead (see `extents`). Batches are never cut: one that was partly sent when the barrier overtook it is
-stored whole by its producer, and its receiver drops the part that it had. So nothing has to be reassembled on restore,
-and a segment is read, checked and filtered on its own.
+stored whole by its producer, and its receiver drops the part that has arrived. So nothing has to be reassembled on
+restore, and a segment is read, checked and filtered on its own.
 
 Watermarks in flight are not stored: each operator's last ones are (`OperatorSnapshot`), and it emits them again.
 Everything here is pure or blocking I/O: for I/O threads only.
@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from midstream.checkpoint.extents import Extent, Piece, Written, check_extent, write_extents
+from midstream.checkpoint.extents import Piece, Written, check_extent, placed, write_extents
 from midstream.checkpoint.references import segments_left
 from midstream.core.batches import concat
 from midstream.core.errors import StorageError
@@ -78,14 +78,8 @@ def store_channels(
 
     written = write_extents(storage, file, encoded(), 0 if moves else inline_bytes_max - carried)
     for (segments, index), extent in zip(new, written.extents, strict=True):
-        segments[index] = _placed(segments[index], extent)
+        segments[index] = placed(segments[index], extent)
     return tuple(msgspec.structs.replace(state, segments=tuple(segments)) for state, segments in states), written
-
-
-def _placed(segment: Segment, extent: Extent) -> Segment:
-    return Segment(
-        extent.file, extent.offset, extent.length, extent.checksum, segment.batches, segment.rows, extent.inline
-    )
 
 
 def _segments(batches: Sequence[pa.RecordBatch], segment_bytes: int) -> Iterator[tuple[Sequence[Piece], int, int]]:

@@ -9,13 +9,13 @@
     plans/…                 belongs to sources
     savepoints/…            see `savepoint`; nothing in it is ever deleted
 
-Fencing. A coordinator that was believed dead may resume at any instruction. It checks the epochs before it publishes or
-deletes; it claims `_owner` exclusively, so it cannot overwrite what a later one has published under the same id; and it
-checks the epochs again *after* publishing, before the checkpoint is reported. A checkpoint that slips in between has a
-lower epoch than the later coordinator and an id that is not among those which that coordinator saw when it started
-(`.from`), by which it is recognised as superseded and never offered. A coordinator that goes back to an older checkpoint and has
-sinks take back newer output records this in the same way, before the first sink does: from then on the newer
-checkpoints are superseded.
+Fencing. A coordinator that was replaced because it seemed dead may resume at any instruction. Every coordinator checks
+the epochs before it publishes or deletes; it claims `_owner` exclusively, so it cannot overwrite what a later one has
+published under the same id; and it checks the epochs again *after* publishing, before the checkpoint is reported. A
+checkpoint that slips in between has a lower epoch than the later coordinator and an id that is not among those which
+that coordinator saw when it started (`.from`), by which it is recognised as superseded and never offered. A coordinator
+that goes back to an older checkpoint and has sinks take back newer output records this in the same way, before the
+first sink does: from then on the newer checkpoints are superseded.
 
 These small files carry a checksum each, with their own name in it. Older versions wrote them without.
 
@@ -150,8 +150,8 @@ def say_where_from(
 def begin(
     storage: Storage, taken: TakenOver, restore: CheckpointMetadata | None, newest_seen: int, warnings: tuple[str, ...]
 ) -> Opened:
-    """Clean up after earlier coordinators, and begin. `newest_seen`: the newest checkpoint known to anyone, such as a
-    sink.
+    """Clean up after earlier coordinators, and begin. `newest_seen`: the newest checkpoint that is
+    known, for example to a sink.
     """
     next_id = next_checkpoint_id(storage, newest_seen)
     usable = [entry.metadata for entry in taken.listed if entry.metadata is not None]
@@ -220,7 +220,7 @@ def _highest_epoch(storage: Storage) -> int:
     return max((int(match[1]) for name in storage.list(_EPOCHS) if (match := _EPOCH.fullmatch(name))), default=0)
 
 
-# ---- looking ---------------------------------------------------------------
+# ---- listing checkpoints ---------------------------------------------------
 
 
 def list_checkpoints(storage: Storage, newer_than: int = 0) -> list[Listed]:

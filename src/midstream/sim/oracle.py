@@ -207,7 +207,7 @@ class Oracle:
             if ended and before is None and metadata.job_id not in self._outside.drained:
                 rows = sum(self._sources[uid].rows)
                 if len(emitted[uid]) < rows:
-                    yield f"{where}: {uid} has ended at {len(emitted[uid])} of {rows} rows, and nobody has asked for that"
+                    yield f"{where}: {uid} has ended at {len(emitted[uid])} of {rows} rows without a request to end"
         return emitted
 
     def _remember(self, metadata: CheckpointMetadata, expected: Expectation, output: Iterable[str]) -> None:
@@ -428,7 +428,7 @@ class Oracle:
         if final or before_of.parallelism == operator.parallelism:
             again = {row: said[row] for row in said | before if final or said_by(row)[0] in before_of.finished}
             if again != {row: n for row, n in before.items() if row in again and n}:
-                yield f"{where}: {operator.uid} had finished when it had said {dict(before)}, and has said {dict(said)}"
+                yield f"{where}: {operator.uid} had finished when it had emitted {dict(before)}, and has emitted {dict(said)}"
         self._said[operator.uid] = operator, said
         if operator.fully_finished:
             yield from self._check_sum(where, operator.uid, expected, said)
@@ -487,7 +487,7 @@ class Oracle:
         if missing and not is_late:
             yield f"{where}: of what it covers this is not committed: {some(missing)}"
         if metadata.committables:
-            yield f"{where}: holds output to commit, which whoever goes on from it would commit again"
+            yield f"{where}: holds output to commit, which a job that resumes from it would commit again"
         if metadata.channels:
             yield f"{where}: holds rows in flight, which only the same graph could read"
         lost = [file for file in metadata.files if not place.exists(file)]
@@ -531,7 +531,7 @@ class Oracle:
         for uid, (sink, _) in expected.total_sinks.items():
             said = Counter(row for part in self._committed() if part.sink == sink for row in part.ids)
             if uid in self._said and said != self._said[uid][1]:
-                yield f"end: {uid} has said {dict(said)}, and had finished when it had said {dict(self._said[uid][1])}"
+                yield f"end: {uid} has emitted {dict(said)}, and had finished when it had emitted {dict(self._said[uid][1])}"
             yield from self._check_sum("end", uid, expected, said)
 
     def check_stopped(self) -> Iterator[str]:

@@ -102,6 +102,9 @@ NAMED: Final[Mapping[str, Callable[[int], Scenario]]] = {
     "shrinking_committing": at_rest.shrinking_committing,
     "loaded_again": at_rest.loaded_again,
     "deleted_again": at_rest.deleted_again,
+    "captured_in_vain": regions.captured_in_vain,
+    "learning_late": at_rest.learning_late,
+    "waiting_in_runs": at_rest.waiting_in_runs,
 }
 VISITS: Final = 0.3
 """Of the runs of the random campaign, how many are drawn from a region; the others from all that there can be."""

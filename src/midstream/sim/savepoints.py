@@ -245,7 +245,7 @@ class Savepoints:
         files = self.files_at(url)
         complete = [path for path in files if CHECKPOINT.fullmatch(path)]
         if len(complete) != 1:
-            self._world.bug(f"savepoint {url} is said to be there; there is {sorted(files)}")
+            self._world.bug(f"savepoint {url} is reported as complete; its files are {sorted(files)}")
             return
         if url in self._late:
             self._world.bug(f"savepoint {url} is said to be there, and was completed behind a later start of its job")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from midstream.checkpoint.assign import assign_state
@@ -31,7 +31,7 @@ from midstream.checkpoint.store import (
 )
 from midstream.coordinator.events import JobPlan
 from midstream.coordinator.restoring.dealing import NOTHING, Dealt, deal
-from midstream.coordinator.restoring.going_back import Decision, Held, ask_sinks, decide, take_back
+from midstream.coordinator.restoring.going_back import Decision, Held, Start, ask_sinks, decide, take_back
 from midstream.core.errors import ConfigError, MidstreamError, StorageError
 from midstream.core.seams import Storage
 from midstream.exchange.capacity import check_pool
@@ -75,27 +75,6 @@ def check_plan(plan: JobPlan) -> None:
     check_pool(plan.graph, plan.config)
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """The checkpoint from which a job begins, and what is known about newer ones."""
-
-    metadata: CheckpointMetadata | None
-    """The metadata of the checkpoint. None: the job begins at the beginning."""
-    elsewhere: str | None
-    """The directory of the checkpoint, if it is not that of the job."""
-    newest_known: int
-    """The newest checkpoint in these directories, whether it can be used or not."""
-    jobs: frozenset[str]
-    """The ids of the starts that may have resumed from one another's checkpoints."""
-    warnings: tuple[str, ...] = ()
-    held: Held = field(default_factory=dict)
-    """What the checkpoints that are newer than `metadata` hold for sinks."""
-    starts_over: bool = False
-    """Whether the job begins at the beginning although there may be completed checkpoints."""
-    keeps: bool = False
-    """Whether an earlier start, which is repeated, was to keep output that is newer than `metadata`."""
-
-
 def find_start(plan: JobPlan, open_storage: Callable[[str], Storage]) -> Start:
     """Find out from where the job would begin, without changing anything. Raises as `open_checkpoints` does.
 
@@ -124,7 +103,7 @@ def check_start(plan: JobPlan, start: Start, open_storage: Callable[[str], Stora
     committed = ask_sinks(plan.graph, start.jobs, start.held)
     if _is_newer(committed, start):
         start = find_start(plan, open_storage)  # a job that is still running may have completed another one since
-    return start.warnings + _decide(plan, start, committed).warnings
+    return start.warnings + decide(plan, start, committed).warnings
 
 
 def copies_in(plan: JobPlan) -> bool:
@@ -153,7 +132,7 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
             committed = ask_sinks(plan.graph, start.jobs, start.held)
             if start.elsewhere is not None and _is_newer(committed, start):
                 start = _find(plan, root, storage, taken.listed, open_storage)  # see `check_start`
-            decision = _decide(plan, start, committed)
+            decision = decide(plan, start, committed)
         if decision.counts_until is not None or start.elsewhere is not None:
             _check_fits(plan, start)  # before anything is changed
         if start.metadata is None or start.elsewhere is None:
@@ -231,20 +210,6 @@ def _check_committables(metadata: CheckpointMetadata, graph: JobGraph) -> None:
                 spec.sink.check_committables(entry.checkpoint_id, entry.items)
             except MidstreamError as error:
                 raise type(error)(f"sink {spec.name!r}: checkpoint {metadata.checkpoint_id}: {error}") from error
-
-
-def _decide(plan: JobPlan, start: Start, committed: dict[str, int | None]) -> Decision:
-    by_name = start.keeps or (plan.restore is not None and plan.restore != "latest")
-    return decide(
-        plan.graph,
-        start.jobs,
-        committed,
-        start.metadata,
-        start.newest_known,
-        held=start.held,
-        by_name=by_name,
-        what="keep" if start.keeps else plan.newer_output,
-    )
 
 
 def _find(
