@@ -45,7 +45,8 @@ class JobPlan:
     fresh: bool = False
     """Whether to begin at the beginning although there are completed checkpoints."""
     resume: bool = False
-    """With `restore` "latest": whether a fresh start that has completed no checkpoint is begun again, and not refused.
+    """With `restore` "latest": whether the last start is begun again if it has completed no checkpoint, and had begun at
+    the beginning or at an older checkpoint than the newest. Otherwise this start is refused then.
     """
     modules: JobModules = field(default=JobModules(), repr=False)
     """The modules that slots import. They stay those of the program's start for as long as the job runs."""

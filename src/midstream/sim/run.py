@@ -300,6 +300,7 @@ class Run:
             start.restore,
             newer_output=start.newer_output,
             fresh=start.fresh,
+            resume=start.resume,
             rescaled=partial(self._rescaled, job_id, root, shape, version, start),
         )
 

@@ -47,6 +47,8 @@ class Start:
     """What the checkpoints that are newer than `metadata` hold for sinks."""
     starts_over: bool = False
     """Whether the job begins at the beginning although there may be completed checkpoints."""
+    keeps: bool = False
+    """Whether an earlier start, which is repeated, was to keep output that is newer than `metadata`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,8 +111,9 @@ def decide(plan: JobPlan, start: Start, committed: Mapping[str, int | None]) -> 
     `committed`: see `ask_sinks`. Raises ConfigError if there is newer output and the user has not said what to do about
     it, or if a sink cannot do that.
     """
-    graph, metadata, newest_known, what = plan.graph, start.metadata, start.newest_known, plan.newer_output
-    by_name = plan.restore is not None and plan.restore != "latest"
+    graph, metadata, newest_known = plan.graph, start.metadata, start.newest_known
+    what = "keep" if start.keeps else plan.newer_output
+    by_name = start.keeps or (plan.restore is not None and plan.restore != "latest")
     after = BEGINNING if metadata is None else metadata.checkpoint_id
     newer = []
     for spec in transactional(graph):

@@ -11,13 +11,14 @@ from midstream.checkpoint.assign import assign_state
 from midstream.checkpoint.metadata import CheckpointMetadata
 from midstream.checkpoint.savepoint import copy_in
 from midstream.checkpoint.store import (
+    Begun,
     Listed,
     Opened,
     Retained,
     begin,
+    begun_since,
     check_owner,
     choose,
-    fresh_since,
     jobs_of,
     list_checkpoints,
     load,
@@ -151,6 +152,8 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
         giving_up_after=decision.counts_until,
         fresh=start.starts_over,
         newest_seen=decision.newest_seen,
+        source=None if start.metadata is None else (copied or start.metadata).checkpoint_id,
+        keeps=bool(decision.newer) and not decision.takes_back,
     )
     if start.metadata is not None:
         take_back(decision, start.metadata)
@@ -226,10 +229,16 @@ def _find(
     if elsewhere is not None:
         return _find_elsewhere(plan, storage, open_storage(elsewhere), elsewhere, which, listed, jobs)
     metadata = choose(listed, which, plan.config.name, storage)
+    begun = begun_since(storage, metadata) if which == "latest" else None
+    if begun is not None and begun.source is not None:
+        found = _begun_again(plan, storage, listed, metadata, begun)
+        held = _held(listed, found)
+        text = f"the job was last started from checkpoint {begun.source} and has completed none since: it goes on from there"
+        return Start(found, None, newest_known, jobs | {found.job_id}, (text,), held, keeps=begun.keeps)
     if metadata is None:
         text = f"no checkpoint has been completed in {root} yet: starting from the beginning"
         return Start(None, None, newest_known, jobs, (text,))
-    if which == "latest" and fresh_since(storage, metadata):
+    if begun is not None:
         if plan.resume:  # that start has committed nothing, so it is begun again
             text = (
                 f"the job was started over since checkpoint {metadata.checkpoint_id} and has completed none since: starting from "
@@ -241,6 +250,33 @@ def _find(
             f"its own: --from {metadata.checkpoint_id} goes on from before that, --fresh starts over again"
         )
     return Start(metadata, None, newest_known, jobs | {metadata.job_id}, held=_held(listed, metadata))
+
+
+def _begun_again(
+    plan: JobPlan, storage: Storage, listed: Collection[Listed], newest: CheckpointMetadata | None, begun: Begun
+) -> CheckpointMetadata:
+    """Return the checkpoint from which the last start went on, which was not the newest, if it is to be begun again.
+
+    Raises ConfigError if the user has to say whether it is, or if that checkpoint is not there.
+    """
+    last = f"the job was last started from checkpoint {begun.source}"
+    or_newest = (
+        "--fresh starts over" if newest is None else f"--from {newest.checkpoint_id} goes on from the newest one"
+    )
+    if begun.source not in [entry.checkpoint_id for entry in listed]:
+        raise ConfigError(
+            f"{last}, which is not there, and has completed none since. If it was being copied from a savepoint, or from another "
+            f"directory, start from that again (--from PATH); {or_newest}"
+        )
+    if not plan.resume:
+        keep = " --newer-output keep" if begun.keeps else ""
+        raise ConfigError(
+            f"{last}, which is not the newest one, and has completed none since: --from {begun.source}{keep} goes on from there, "
+            f"{or_newest}"
+        )
+    found = choose(listed, str(begun.source), plan.config.name, storage)
+    assert found is not None  # it is named
+    return found
 
 
 def _find_elsewhere(
