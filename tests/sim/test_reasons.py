@@ -55,7 +55,7 @@ def test_a_failed_checkpoint_is_explained_or_a_bug(
     assert bugs == ([f"checkpoint 1 fails without a reason: {reason}"] if is_bug else [])
 
 
-@pytest.mark.parametrize(("topology", "waits_for_all"), [("keyed", False), ("held", True)])
+@pytest.mark.parametrize(("topology", "waits_for_all"), [("pipeline", False), ("held", True)])
 def test_a_barrier_waits_for_the_rows_in_front_of_it_where_it_cannot_overtake(
     topology: str, waits_for_all: bool
 ) -> None:
