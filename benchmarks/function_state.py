@@ -19,7 +19,9 @@ import pyarrow as pa
 from aggregate import opened
 
 from midstream.operators.base import SnapshotResult
-from midstream.operators.process import KeyedProcessFunction, ProcessContext, process_operator
+from midstream.operators.function_operator import Port
+from midstream.operators.process import KeyedProcessFunction, ProcessContext
+from midstream.operators.process_operator import ProcessOperator
 from midstream.state.keyed import ValueState
 
 SCHEMA = pa.schema([("ts", pa.timestamp("us")), ("key", pa.int64()), ("value", pa.int64())])
@@ -43,7 +45,7 @@ class Total(KeyedProcessFunction):
 
 
 def measure(keys: int, rows: int, checkpoints: int) -> dict[str, float]:
-    operator = process_operator("total", Total(), keys=["key"], event_time="ts", input_schema=SCHEMA, schema=SCHEMA)
+    operator = ProcessOperator("total", Total(), [Port("process", ("key",), "ts", SCHEMA)], SCHEMA, {})
     stored: dict[str, int] = {}
     opened(operator, "total", stored_bytes=stored.get)
     random = np.random.default_rng(7)

@@ -18,7 +18,9 @@ import pyarrow as pa
 
 from midstream.core.keys import key_group_range
 from midstream.operators.base import OperatorContext
-from midstream.operators.process import KeyedProcessFunction, process_operator
+from midstream.operators.function_operator import Port
+from midstream.operators.process import KeyedProcessFunction
+from midstream.operators.process_operator import ProcessOperator
 from midstream.operators.rows import map_rows, to_batch
 from midstream.state.keyed import KeyScope, ValueState
 
@@ -70,7 +72,7 @@ class Clock:
 
 
 def keyed_function(batch: pa.RecordBatch) -> Callable[[], None]:
-    operator = process_operator("total", Total(), keys=["k"], event_time=None, input_schema=SCHEMA, schema=SCHEMA)
+    operator = ProcessOperator("total", Total(), [Port("process", ("k",), None, SCHEMA)], SCHEMA, {})
     given: dict[str, Any] = {
         **dict.fromkeys(("executor", "ids", "storage", "call_at", "fail")),
         "clock": Clock(),

@@ -193,13 +193,13 @@ def test_a_channel_that_cannot_be_captured_is_waited_for_and_then_the_others_are
 def test_what_has_to_be_read_before_a_checkpoint_may_overtake_is_awaited() -> None:
     handler = BarrierHandler(4, [1])
     run(handler, said(1, 1, 50), read(2, 1, 50))
-    assert set(handler.awaited) == set(), "it aligns: all are read alike"
+    assert set(handler.priority_channels) == set(), "it aligns: all are read alike"
     run(handler, TimedOut(1))
-    assert set(handler.awaited) == {0, 3}
+    assert set(handler.priority_channels) == {0, 3}
     run(handler, BarrierAnnounced(3, urgent(1, 50), True))
-    assert set(handler.awaited) == {0}, "no row lies before the barrier of the other"
+    assert set(handler.priority_channels) == {0}, "no row lies before the barrier of the other"
     run(handler, read(0, 1, 50))
-    assert set(handler.awaited) == set(), "it has overtaken"
+    assert set(handler.priority_channels) == set(), "it has overtaken"
 
 
 def test_a_channel_that_cannot_be_captured_is_not_waited_for_when_no_row_lies_before_its_barrier() -> None:

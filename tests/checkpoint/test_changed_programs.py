@@ -20,12 +20,13 @@ from midstream.operators.aggregates import Count, Max, Sum
 from midstream.operators.base import Operator
 from midstream.operators.batch_functions import BatchFunctionOperator, CoBatchFunction
 from midstream.operators.function_operator import two_ports
-from midstream.operators.process import CoProcessFunction, KeyedProcessFunction, process_operator
+from midstream.operators.process import CoProcessFunction, KeyedProcessFunction
 from midstream.operators.process_operator import ProcessOperator
 from midstream.operators.windows import session, sliding, tumbling, window_operator
 from midstream.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, PartHandle, Segment
 from midstream.state.keyed import ListState, MapState, ValueState
 from midstream.state.table import TableState
+from process_operators import process_operator
 
 ROWS = schema_of([("at", pa.timestamp("us")), ("user", pa.string()), ("n", pa.int64()), ("m", pa.int64())])
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -19,11 +20,14 @@ from going_back_world import ROOT, Loud, Mute, Start, World, graph_of, must_say
 
 from committers import committer_of
 from in_memory import MemoryStorage
+from midstream.checkpoint import store
 from midstream.checkpoint.store import FencedError
 from midstream.connectors import taking_back
 from midstream.connectors.delta import DeltaSink, WrittenFile
 from midstream.connectors.file_sink import FileSink
 from midstream.connectors.postgres import PostgresSink
+from midstream.coordinator.events import JobPlan, NewerOutput
+from midstream.coordinator.restoring import opening
 from midstream.coordinator.restoring.opening import check_start, find_start, open_checkpoints
 from midstream.core.errors import ConfigError, StorageError
 from midstream.operators.sink import Output
@@ -290,11 +294,17 @@ def test_wherever_one_goes_back_to_and_is_killed_every_row_is_there_once(tmp_pat
         nonlocal asked
         choices = [str(n) for n in world.storage.checkpoints()] + saved
         asked = random.choice(("latest", asked, random.choice(choices or ["latest"])))
+        resumes = asked == "latest" and random.random() < 0.5
         try:
-            return mortally(lambda: world.start(asked, None if asked == "latest" else "take-back"))
+            return mortally(lambda: world.start(asked, None if asked == "latest" else "take-back", resume=resumes))
         except ConfigError as error:
-            must_say(error, "checkpoint 0" if asked != "latest" else "is older than what has been committed")
-            asked = str(error).partition("checkpoint ")[2].split()[0]
+            refusals = [
+                "is older than what has been committed",
+                "has completed none of its own",
+                "has completed none since",
+            ]
+            must_say(error, *(refusals if asked == "latest" else ["checkpoint 0"]))
+            asked = random.choice(re.findall(r"--from (\d+)", str(error)) or ["0"])
         except StorageError as error:
             must_say(error, "is not in the checkpoint directory", "was taken back")
             asked = "latest"
@@ -316,7 +326,7 @@ def test_wherever_one_goes_back_to_and_is_killed_every_row_is_there_once(tmp_pat
                 random.choice(zombies).commit()
             except StorageError as error:
                 must_say(error, "it is missing")
-        elif step == "save" and current.newest is not None:
+        elif step == "save" and current.newest is not None and current.newest.job_id == current.job_id:
             current.commit()
             saved.append(world.save(current))
         elif step == "foreign":
@@ -358,6 +368,158 @@ def test_a_start_over_that_completed_nothing_is_begun_again_by_a_start_that_resu
     again = world.start("latest", resume=True)
     assert (again.row, again.complete(1)) == (0, 6)
     assert world.start("latest", resume=True).row == 1
+
+
+def test_a_start_that_left_a_start_over_is_the_one_that_counts(world: World) -> None:
+    committed(world, 2)
+    world.start(None, fresh=True)
+    world.start("2")  # both completed nothing
+    assert world.start("latest", resume=True).row == 4
+    world.start("latest").complete(1)
+    assert world.rows() == list(range(5))
+
+
+@pytest.mark.parametrize("says", [None, "take-back", "keep"])
+def test_output_of_before_a_start_over_is_in_no_other_line(world: World, says: NewerOutput | None) -> None:
+    world.start(None).complete(2, commit=False)
+    world.start(None, fresh=True).complete(3, commit=False)
+    world.start("1", says)  # commits what checkpoint 1 holds, and is killed
+    assert world.start("latest").row == 2
+    assert world.rows() == [0, 1]
+
+
+# ---- gone back, and nothing completed since ----
+
+
+@pytest.mark.parametrize("says", [None, "take-back", "keep"])
+def test_of_two_lines_that_were_killed_before_they_committed_one_has_the_output(
+    world: World, says: NewerOutput | None
+) -> None:
+    committed(world, 1).complete(2, commit=False)
+    world.start("1", says).complete(3, commit=False)
+    world.start("2", says)  # commits what checkpoint 2 holds, and is killed
+    assert world.start("latest").row == 4
+    assert world.rows() == list(range(4))
+
+
+@pytest.mark.parametrize("says", [None, "take-back", "keep"])
+def test_a_start_that_went_back_and_completed_nothing_is_begun_again_by_a_start_that_resumes(
+    world: World, says: NewerOutput | None
+) -> None:
+    committed(world, 1).complete(2, commit=False)
+    world.start("1", says)
+    refused = "last started from checkpoint 1, which is not the newest one.*: --from 1 goes on from there, --from 2 goes on from"
+    for _ in range(2):
+        with pytest.raises(ConfigError, match=refused):
+            world.start("latest")
+        again = world.start("latest", resume=True)
+        assert again.row == 2
+        assert any(
+            "last started from checkpoint 1 and has completed none" in text for text in again.opened.opened.warnings
+        )
+    assert again.complete(3) == 3
+    assert world.start("latest", resume=True).row == world.start("latest").row == 5
+    assert world.rows() == list(range(5))
+
+
+def test_a_start_that_went_back_keeps_newer_output_when_it_is_begun_again(world: World) -> None:
+    committed(world, 2)
+    world.start("1", "keep")
+    with pytest.raises(ConfigError, match="--from 1 --newer-output keep goes on from there, --from 2 goes on from"):
+        world.start("latest")
+    for _ in range(2):
+        again = world.start("latest", resume=True)
+        assert "the rows in between will be there twice" in " ".join(again.opened.opened.warnings)
+    again.complete(2)
+    assert world.rows() == [0, 1, 2, 2, 3, 3]
+    assert world.start("latest", resume=True).row == 4
+
+
+def test_output_that_nothing_was_said_about_is_not_kept_when_a_start_is_begun_again(world: World) -> None:
+    """A commit that was under way when the job went back comes to its end only then."""
+    late = committed(world, 1)
+    late.complete(2, commit=False)
+    world.start("1")
+    late.commit()
+    with pytest.raises(ConfigError, match=r"up to checkpoint 2.*--from 1 --newer-output take-back"):
+        world.start("latest", resume=True)
+    world.start("1", "take-back").complete(1)
+    assert world.rows() == list(range(3))
+
+
+def test_the_newest_checkpoint_is_gone_on_from_when_it_is_named_although_the_last_start_went_back(world: World) -> None:
+    committed(world, 1).complete(2, commit=False)
+    world.start("1")
+    world.start("2")
+    assert world.start("latest").row == world.start("latest", resume=True).row == 4
+    assert world.rows() == list(range(4))
+
+
+def test_a_start_that_took_no_effect_leaves_what_was_begun(world: World) -> None:
+    committed(world, 1).complete(2, commit=False)
+    world.start("1")
+    with pytest.raises(StorageError, match="checkpoint 9 is not in the checkpoint directory"):
+        world.start("9")
+    world.fate.left = 1  # it takes its epoch
+    with pytest.raises(StorageError, match="killed"):
+        world.start("2")
+    world.fate.left = None
+    assert world.start("latest", resume=True).row == 2
+
+
+def test_a_start_over_leaves_what_was_begun(world: World) -> None:
+    committed(world, 1).complete(2, commit=False)
+    world.start("1")
+    world.start(None, fresh=True)
+    with pytest.raises(ConfigError, match="started over since checkpoint 2"):
+        world.start("latest")
+    assert world.start("latest", resume=True).row == 0
+
+
+@pytest.mark.parametrize("is_empty", [False, True])
+def test_a_savepoint_that_was_not_copied_completely_has_to_be_named_again(world: World, is_empty: bool) -> None:
+    start = committed(world, 1)
+    url = world.save(start)
+    if is_empty:
+        world.storage = type(world.storage)(world.fate)  # type: ignore[call-arg]  # it is a MortalStorage
+    else:
+        start.complete(2, commit=False)
+    before = len(world.storage.checkpoints())
+
+    def opened(plan: JobPlan) -> None:
+        with pytest.MonkeyPatch.context() as patch:
+
+            def publish(*_: object) -> str:
+                raise StorageError("killed")
+
+            patch.setattr(opening, "publish", publish)
+            open_checkpoints(plan, world.open)
+
+    with pytest.raises(StorageError, match="killed"):
+        opened(world.plan(url))
+    assert len(world.storage.checkpoints()) == before
+    ways = r"start from that again \(--from PATH\); " + ("--fresh starts over" if is_empty else "--from 2 goes on from")
+    for resume in (False, True):
+        with pytest.raises(ConfigError, match=f"which is not there, and has completed none since.*{ways}"):
+            world.start("latest", resume=resume)
+    world.start(url).complete(1)
+    assert world.start("latest", resume=True).row == 3
+    assert world.rows() == list(range(3))
+
+
+def test_what_older_versions_have_not_recorded_is_as_it_was(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    committed(world, 1).complete(2, commit=False)
+    record = store.say_where_from
+
+    def older(*given: Any, source: int | None, keeps: bool, **more: Any) -> store.TakenOver:
+        assert (source, keeps) == (1, False)
+        return record(*given, **more)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "say_where_from", older)
+        world.start("1")
+    assert "source" not in world.storage.files["epochs/00000002.from"].decode()
+    assert world.start("latest").row == 4
 
 
 def test_a_start_that_resumes_is_refused_behind_what_is_committed_as_latest_is(world: World) -> None:

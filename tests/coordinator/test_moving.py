@@ -37,7 +37,7 @@ def test_the_job_goes_on_without_it_from_a_checkpoint_behind_which_nothing_is_re
     assert bench.state == "running" and bench.slots == (0, 2)
     assert bench.status.restored_from == "memory://checkpoints/chk-1"
     assert bench.status.restarts == 0 and not bench.status.failures and not bench.told
-    assert bench.messages(m.ReadOn) == []
+    assert bench.messages(m.ResumeSources) == []
     assert bench.status.warnings == (LEAVES,)
     assert bench.sink.committed == [(1, (b"1/0", b"1/1"))]
 
@@ -59,13 +59,13 @@ def test_all_may_leave_at_once() -> None:
     assert bench.slots == (2, 3) and sorted(bench.closed) == [0, 1] and bench.triggers == [1]
 
 
-def test_another_one_that_leaves_meanwhile_is_waited_for_and_the_sources_read_on_until_then() -> None:
+def test_another_one_that_leaves_meanwhile_is_waited_for_and_the_sources_resume_until_then() -> None:
     bench = left()
     bench.leaves(0)
     assert len(bench.requests) == 4
     acknowledged_by_all(bench)  # of the checkpoint that was under way: it is an ordinary one now
     assert bench.state == "running" and bench.slots == (0, 1)
-    assert bench.messages(m.ReadOn) == [m.ReadOn(0, 1)] * 2
+    assert bench.messages(m.ResumeSources) == [m.ResumeSources(0, 1)] * 2
     bench.connect()
     acknowledged_by_all(bench)
     assert bench.slots == (2, 3) and bench.status.restored_from == "memory://checkpoints/chk-2"
@@ -76,7 +76,7 @@ def test_one_that_leaves_while_the_checkpoint_is_dealt_out_is_waited_for() -> No
     acknowledged_by_all(bench)
     assert bench.waiting
     bench.leaves(0)
-    assert bench.messages(m.ReadOn) == [m.ReadOn(0, 1)] * 2
+    assert bench.messages(m.ResumeSources) == [m.ResumeSources(0, 1)] * 2
     bench.held = ()
     bench.release()
     assert bench.state == "running" and bench.slots == (0, 1)
@@ -216,7 +216,7 @@ def test_a_stop_comes_first() -> None:
     bench = left()
     client = bench.ask(m.DoStop(drain=False))
     acknowledged_by_all(bench)
-    assert bench.messages(m.ReadOn) == [m.ReadOn(0, 1)] * 2
+    assert bench.messages(m.ResumeSources) == [m.ResumeSources(0, 1)] * 2
     acknowledged_by_all(bench)
     assert bench.replies[client] == m.Reply(checkpoint="memory://checkpoints/chk-2")
 

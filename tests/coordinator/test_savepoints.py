@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
@@ -147,13 +147,42 @@ def test_one_whose_files_a_later_coordinator_has_deleted_says_so_and_its_job_end
     assert bench.ended is not None and bench.elsewhere[SAVED].files == {}
 
 
-def test_who_asked_is_told_when_the_place_is_free_again_and_the_sources_read_on_before() -> None:
+@pytest.mark.parametrize("request_", [m.DoSavepoint(SAVED), m.DoStop(savepoint=SAVED)])
+@pytest.mark.parametrize("takes_over", ["before it is copied", "while its files are copied", "while it is completed"])
+def test_one_that_is_completed_behind_a_later_coordinator_is_none(
+    monkeypatch: pytest.MonkeyPatch, request_: m.ClientRequest, takes_over: str
+) -> None:
+    """The later one may have gone back, and have had the sinks take back the output that the savepoint relies on."""
+    place = MemoryStorage()
+    bench = Bench(elsewhere={SAVED: place}, held=("savepoint:",)).run()
+    client = bench.ask(request_)
+    acknowledge(bench, 1)
+    write = place.write
+    written: list[str] = []
+    moment = {"while its files are copied": "shared/", "while it is completed": "chk-"}.get(takes_over)
+
+    def write_and_be_overtaken(path: str, parts: Iterable[bytes | memoryview]) -> None:
+        if moment is not None and path.startswith(moment):
+            bench.storage.create("epochs/00000002", b"")
+        write(path, parts)
+        written.append(path)
+
+    monkeypatch.setattr(place, "write", write_and_be_overtaken)
+    if moment is None:
+        bench.storage.create("epochs/00000002", b"")
+    bench.release("savepoint:")
+    assert "another coordinator has taken over" in bench.replies[client].error
+    assert bench.ended is not None and place.files == {}
+    assert ("chk-1/_metadata" in written) == (takes_over == "while it is completed")
+
+
+def test_who_asked_is_told_when_the_place_is_free_again_and_the_sources_resume_before() -> None:
     small = MemoryStorage()
     small.refuse = lambda path: path.startswith("chk-")
     bench = Bench(elsewhere={SAVED: small}, held=("savepoint-discard",)).run()
     client = bench.ask(m.DoStop(savepoint=SAVED))
     acknowledge(bench, 1)
-    assert bench.messages(m.ReadOn) == [m.ReadOn(0, 1)] * 2 and bench.checkpoint() == 2
+    assert bench.messages(m.ResumeSources) == [m.ResumeSources(0, 1)] * 2 and bench.checkpoint() == 2
     assert client not in bench.replies and set(small.files) != set()
     bench.release("savepoint-discard")
     assert bench.replies[client].error.endswith("the job runs on") and small.files == {}
@@ -217,14 +246,14 @@ def test_a_job_stops_with_a_savepoint() -> None:
     assert load(bench.elsewhere[SAVED], "bench", "latest").checkpoint_id == 1
 
 
-def test_a_job_whose_savepoint_cannot_be_written_does_not_stop_and_its_sources_read_on() -> None:
+def test_a_job_whose_savepoint_cannot_be_written_does_not_stop_and_its_sources_resume() -> None:
     small = MemoryStorage()
     small.refuse = lambda path: path.startswith("chk-")
     bench = Bench(elsewhere={SAVED: small}).run()
     client = bench.ask(m.DoStop(savepoint=SAVED))
     acknowledge(bench, 1)
     assert re.search("no savepoint was made: .*the disk is full; the job runs on", bench.replies[client].error)
-    assert bench.messages(m.ReadOn) == [m.ReadOn(0, 1)] * 2
+    assert bench.messages(m.ResumeSources) == [m.ResumeSources(0, 1)] * 2
     assert bench.state == "running" and bench.status.restarts == 0
     small.refuse = lambda path: False
     again = bench.ask(m.DoStop(savepoint=SAVED))
@@ -238,7 +267,7 @@ def test_a_stop_whose_checkpoint_fails_gives_the_place_back() -> None:
     bench.say(READ0, m.CheckpointDecline(0, 1, READ0, "no space left", counts=True))
     assert "checkpoint 1 failed: read (subtask 0): no space left; the job runs on" in bench.replies[client].error
     assert bench.state == "running" and bench.elsewhere[SAVED].files == {}
-    assert bench.messages(m.ReadOn) == []  # the abort of the checkpoint says it
+    assert bench.messages(m.ResumeSources) == []  # the abort of the checkpoint says it
 
 
 def test_a_failure_while_the_savepoint_of_a_stop_is_copied_lets_the_job_go_on_from_its_checkpoint() -> None:

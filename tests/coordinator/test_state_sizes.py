@@ -28,15 +28,15 @@ def at(ms: int, *subtasks: OperatorSnapshot) -> CheckpointMetadata:
 
 def test_chunks_that_subtasks_share_count_once() -> None:
     sizes = StateSizes()
-    sizes.completed(at(7, held(chunk("a", 100, 5), chunk("b", 10, 1)), held(chunk("b", 10, 1), chunk("c", 1, 2))))
+    sizes.add(at(7, held(chunk("a", 100, 5), chunk("b", 10, 1)), held(chunk("b", 10, 1), chunk("c", 1, 2))), 7)
     assert sizes.of == {"count": (8, 111)}
     assert sizes.growth == [StateSize(7, 111)]
 
 
 def test_state_that_is_gone_is_not_there_any_more() -> None:
     sizes = StateSizes()
-    sizes.restored(at(1, held(chunk("a", 100, 5))), 50)
-    sizes.completed(at(60, held()))
+    sizes.add(at(1, held(chunk("a", 100, 5))), 50)
+    sizes.add(at(60, held()), 60)
     assert sizes.of == {}
     assert sizes.growth == [StateSize(50, 100), StateSize(60, 0)]
 
@@ -44,7 +44,7 @@ def test_state_that_is_gone_is_not_there_any_more() -> None:
 def test_growth_reaches_from_the_beginning_to_now_however_long_that_is() -> None:
     sizes = StateSizes()
     for n in range(1, 20_001):
-        sizes.completed(at(n, held(chunk("a", n, 1))))
+        sizes.add(at(n, held(chunk("a", n, 1))), n)
         if n in (1, POINTS_MAX, POINTS_MAX + 1, 1_000, 19_999, 20_000):
             growth = sizes.growth
             assert len(growth) <= POINTS_MAX + 1

@@ -23,17 +23,17 @@ CONFIG = JobConfig(parallelism=2)
 
 
 def source(graph: LogicalGraph, **settings) -> Node:
-    return graph.add("collection", source=from_rows([{"k": "a", "v": 1}]), schema=SCHEMA, **settings)
+    return graph.add(Node("collection", source=from_rows([{"k": "a", "v": 1}]), schema=SCHEMA, **settings))
 
 
 def step(graph: LogicalGraph, *origins: Node | Input, kind: str = "map", **settings) -> Node:
-    inputs = [o if isinstance(o, Input) else Input(o.id, SCHEMA) for o in origins]
-    return graph.add(kind, inputs=inputs, operator=NeverRun(), schema=SCHEMA, **settings)
+    inputs = tuple(o if isinstance(o, Input) else Input(o.id, SCHEMA) for o in origins)
+    return graph.add(Node(kind, inputs=inputs, operator=NeverRun(), schema=SCHEMA, **settings))
 
 
 def end(graph: LogicalGraph, *origins: Node | Input, **settings) -> Node:
-    inputs = [o if isinstance(o, Input) else Input(o.id, SCHEMA) for o in origins]
-    return graph.add("print", inputs=inputs, operator=NeverRun(), sink=PrintSink(), **settings)
+    inputs = tuple(o if isinstance(o, Input) else Input(o.id, SCHEMA) for o in origins)
+    return graph.add(Node("print", inputs=inputs, operator=NeverRun(), sink=PrintSink(), **settings))
 
 
 def keyed(node: Node, *keys: str, port: int = 0) -> Input:
@@ -156,8 +156,8 @@ def test_two_equal_uids_are_refused_with_both_places():
 def test_a_cycle_is_refused_naming_its_operators_in_the_direction_of_the_rows():
     graph = LogicalGraph()
     head = source(graph)
-    graph.add("map", name="a", inputs=[Input(head.id, SCHEMA), Input(2, SCHEMA)], operator=NeverRun(), schema=SCHEMA)
-    graph.add("map", name="b", inputs=[Input(1, SCHEMA)], operator=NeverRun(), schema=SCHEMA)
+    step(graph, head, Input(2, SCHEMA), name="a")
+    step(graph, Input(1, SCHEMA), name="b")
     end(graph, Input(2, SCHEMA))
     with pytest.raises(JobError, match=r"cycle: ('a' → 'b' → 'a'|'b' → 'a' → 'b')"):
         build_job_graph(graph, CONFIG)
@@ -194,12 +194,7 @@ def test_a_parallelism_that_cannot_be_is_refused(parallelism):
 def test_streams_of_one_port_with_different_schemas_and_keys_that_are_missing_are_refused():
     graph = LogicalGraph()
     first, second = source(graph), source(graph)
-    graph.add(
-        "map",
-        inputs=[Input(first.id, SCHEMA), Input(second.id, pa.schema({"k": pa.int64()}))],
-        operator=NeverRun(),
-        schema=SCHEMA,
-    )
+    step(graph, first, Input(second.id, pa.schema({"k": pa.int64()})))
     end(graph, Input(2, SCHEMA))
     with pytest.raises(SchemaError, match="streams of input 0 have different schemas"):
         build_job_graph(graph, CONFIG)
@@ -247,14 +242,16 @@ class Newest(Accumulator):
 def of_windows(keys: tuple[str, ...] = ("k",), **aggregates: AnyAggregate) -> LogicalGraph:
     """A source that is read by a window: by key, or by all rows."""
     graph = LogicalGraph()
-    read = graph.add("read", source=from_rows([{"k": "a", "v": 1}]), schema=WINDOWED)
+    read = graph.add(Node("read", source=from_rows([{"k": "a", "v": 1}]), schema=WINDOWED))
     window = window_operator(
         "w", window=tumbling("1 s"), keys=keys, event_time="t", aggregates=aggregates or {"n": Count()}, schema=WINDOWED
     )
     partitioning = Partitioning.KEYED if keys else Partitioning.GLOBAL
     came = Input(read.id, WINDOWED, partitioning=partitioning, keys=keys)
-    made = graph.add("window", inputs=[came], operator=window, schema=window.schema, parallelism=2 if keys else 1)
-    graph.add("print", inputs=[Input(made.id, window.schema)], operator=NeverRun(), sink=PrintSink())
+    made = graph.add(
+        Node("window", inputs=(came,), operator=window, schema=window.schema, parallelism=2 if keys else 1)
+    )
+    graph.add(Node("print", inputs=(Input(made.id, window.schema),), operator=NeverRun(), sink=PrintSink()))
     return graph
 
 
@@ -269,7 +266,7 @@ def test_rows_are_combined_on_their_way_to_a_window_and_on_no_other(keys):
 def test_rows_are_not_combined_if_late_rows_are_read_or_python_keeps_the_parts():
     graph = of_windows()
     window = graph.nodes[1]
-    graph.add("late", inputs=[Input(window.id, WINDOWED, tag=LATE)], operator=NeverRun(), sink=PrintSink())
+    graph.add(Node("late", inputs=(Input(window.id, WINDOWED, tag=LATE),), operator=NeverRun(), sink=PrintSink()))
     assert all(edge.combiner is None for edge in build_job_graph(graph, CONFIG).edges)
 
     assert build_job_graph(of_windows(n=Count(), own=Newest()), CONFIG).edges[0].combiner is None

@@ -21,9 +21,10 @@ from midstream.core.errors import JobError, SchemaError
 from midstream.core.keys import key_groups, subtask_of
 from midstream.operators.batch_functions import BatchFunctionOperator, CoBatchFunction, KeyedBatchFunction
 from midstream.operators.function_operator import Port, two_ports
-from midstream.operators.process import KeyedProcessFunction, process_operator
+from midstream.operators.process import KeyedProcessFunction
 from midstream.state.keyed import ValueState
 from midstream.state.table import TableState
+from process_operators import process_operator
 
 IN = schema_of([("k", pa.large_string()), ("t", pa.timestamp("ms")), ("v", pa.int64())])
 OUT = schema_of([("k", pa.large_string()), ("v", pa.int64()), ("n", pa.int64())])

@@ -27,12 +27,11 @@ from midstream.operators.interval_join import interval_join_operator
 from midstream.operators.process import (
     BroadcastProcessFunction,
     KeyedProcessFunction,
-    broadcast_process_operator,
-    process_operator,
 )
 from midstream.operators.windows import LATE, Window, session, sliding, tumbling, window_operator
 from midstream.state.keyed import BroadcastState, ListState, MapState, ReducingState, ValueState
 from midstream.state.table import TableState
+from process_operators import broadcast_process_operator, process_operator
 
 MAX_PARALLELISM = 16
 MANY = 2 * 70_000

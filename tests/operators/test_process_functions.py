@@ -25,11 +25,10 @@ from midstream.operators.process import (
     BroadcastProcessFunction,
     CoProcessFunction,
     KeyedProcessFunction,
-    broadcast_process_operator,
-    process_operator,
 )
 from midstream.operators.process_operator import ProcessOperator
 from midstream.state.keyed import BroadcastState, ListState, MapState, ReducingState, ValueState
+from process_operators import broadcast_process_operator, process_operator
 
 IN = schema_of([("k", pa.large_string()), ("t", pa.timestamp("ms")), ("v", pa.int64())])
 OUT = schema_of([("k", pa.large_string()), ("what", pa.large_string()), ("n", pa.int64())])

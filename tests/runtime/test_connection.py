@@ -290,16 +290,16 @@ def connect(loops: Loops, server: Server) -> tuple[End, Connection, EventLoop, E
     before = len(server.came)
     loops.call(
         loop,
-        lambda: dial(
+        lambda: Connection(
             loop,
-            server.listener.host,
-            server.listener.port,
+            dial(server.listener.host, server.listener.port),
             Dialer(SECRET, IDENTITY, os.urandom(32)),
             opened.append,
             lambda _, reason: pytest.fail(reason),
             frame_bytes_max=2**20,
             buffer_bytes=2**16,
             tls=tls_of(loops.keys),
+            connecting=True,
         ),
     )
     until("both sides", lambda: opened and len(server.came) > before)

@@ -118,10 +118,9 @@ class Side:
 
     def dial(self, keys: JobKeys, port: int) -> None:
         def begin() -> None:
-            dial(
+            Connection(
                 self.loop,
-                "127.0.0.1",
-                port,
+                dial("127.0.0.1", port),
                 Dialer(keys.secret, IDENTITY, os.urandom(32)),
                 self.opened.append,
                 lambda connection, reason: self.failed.append((reason, connection.is_judged)),
@@ -129,6 +128,7 @@ class Side:
                 buffer_bytes=2**16,
                 tls=tls_of(keys),
                 handshake_timeout_s=5.0,
+                connecting=True,
             )
 
         self.loop.post(begin)

@@ -7,11 +7,12 @@ from dataclasses import replace
 
 import pytest
 
+from midstream.checkpoint.metadata import CheckpointMetadata, EdgeLayout, VertexLayout
 from midstream.coordinator import Coordinator
 from midstream.graph.build import check_job_graph
 from midstream.graph.job_graph import JobGraph
 from midstream.sim.keeper import ROOT, Start
-from midstream.sim.programs import NEW
+from midstream.sim.programs import NEW, Places
 from midstream.sim.regions import changing, changing_at_the_end
 from midstream.sim.run import Run, run
 from midstream.sim.scenario import Fault, Scenario, draw
@@ -35,6 +36,30 @@ def test_a_changed_program_goes_on_exactly_or_is_refused_for_a_reason(scenario_o
         starts += outcome.changed
         refused += outcome.contradicted
     assert starts > 4 and refused > 0, (starts, refused)
+
+
+def test_an_edge_that_leads_only_to_new_operators_has_no_place_in_the_original_program() -> None:
+    """An operator whose rows go nowhere may be followed by new ones, in a task of their own."""
+    vertices = tuple(VertexLayout(i, uid, 2, (uid,), None) for i, uid in enumerate(("pass1", f"{NEW}1-1", "sink2")))
+    to_new, to_sink = (EdgeLayout(i, 0, i + 1, "forward", (), 0, None) for i in (0, 1))
+    metadata = CheckpointMetadata(
+        job_name="job",
+        job_id="job1",
+        checkpoint_id=1,
+        epoch=1,
+        attempt=0,
+        created_ms=0,
+        completed_ms=0,
+        max_parallelism=8,
+        vertices=vertices,
+        edges=(to_new, to_sink),
+        operators=(),
+        sources=(),
+        committables=(),
+        state_bytes=0,
+        files=(),
+    )
+    assert list(Places(draw(7, topology="pipeline", parallelism=2).shape).of(metadata)) == [to_sink.id]
 
 
 def tasks_and_edges(graph: JobGraph) -> tuple[list[list[str]], list[tuple[int, int]]]:

@@ -310,7 +310,7 @@ BUGS = {
         not_waited_for(), partly_alarmed, "event time of a task is .*, and should be"
     ),
     "a split that is idle": Bug(idle_at_once(), partly_idle, "a split that has come to .* had rows|which was due by"),
-    "a source ends too soon": Bug(ends_too_soon(), partial(windowed, "window"), "and nobody has asked for that"),
+    "a source ends too soon": Bug(ends_too_soon(), partial(windowed, "window"), "without a request to end"),
     "a savepoint without windows": Bug(
         saved_without_windows(),
         partial(windowed, "window", kinds=("savepoint", "stop_savepoint")),

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
 from random import Random
 from typing import Any
 
 import pytest
 
+from midstream.checkpoint import savepoint
 from midstream.coordinator import Coordinator
 from midstream.coordinator.checkpointing.checkpoints import Checkpoints
-from midstream.coordinator.events import JobPlan
+from midstream.coordinator.events import JobEnded, JobPlan
+from midstream.coordinator.requests import savepoints
 from midstream.protocol.messages import DoStop
 from midstream.sim.cluster import Driver
-from midstream.sim.keeper import Keeper
+from midstream.sim.keeper import LAST_STARTED, Keeper
 from midstream.sim.random_scenarios import random_scenario
 from midstream.sim.regions_at_rest import frozen, going_back_and_forth
 from midstream.sim.run import Run, run
@@ -60,7 +63,7 @@ def test_a_job_that_goes_back_and_is_stopped_before_its_tasks_are_deployed_has_w
             stopped.append(self.driver)
 
     monkeypatch.setattr(Keeper, "launch", launch_and_stop)
-    for seed in range(2, 14):  # in seed 1, `latest` is a checkpoint of a line that was left, which is another matter
+    for seed in range(1, 13):
         outcome = run(going_back_and_forth(seed))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
     early = [driver for driver in stopped if (driver.plan.job_id, 0) not in driver.cluster.finished]  # not deployed
@@ -70,6 +73,33 @@ def test_a_job_that_goes_back_and_is_stopped_before_its_tasks_are_deployed_has_w
         if driver.outcome is not None and driver.outcome.state == "stopped"
     )
     assert all(ways[way] > 0 for way in ("take-back", "keep", None, "fresh")), ways
+
+
+def test_a_start_that_went_back_and_completed_nothing_is_begun_again_and_nothing_else_goes_on_unasked(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Whether it kept newer output, took it back, or there was none."""
+    resumed: Counter[str] = Counter()
+    refused: list[str] = []
+    begins, after_end = Keeper.begins, Keeper.after_end
+
+    def count(self: Keeper, driver: Driver) -> Iterator[str]:
+        begun = self._begun(driver.plan.job_id) if driver.plan.resume and driver is self.driver else None
+        if begun is not None and not self._oracle.lines.has_begun(driver.plan.job_id):
+            resumed["fresh" if begun.fresh else str(begun.newer_output)] += 1
+        yield from begins(self, driver)
+
+    def note(self: Keeper, ended: JobEnded | None) -> Iterator[str]:
+        refused.extend([str(ended.error)] if ended is not None and LAST_STARTED in str(ended.error) else [])
+        yield from after_end(self, ended)
+
+    monkeypatch.setattr(Keeper, "begins", count)
+    monkeypatch.setattr(Keeper, "after_end", note)
+    for seed in range(100, 140):
+        outcome = run(going_back_and_forth(seed))
+        assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
+    assert all(resumed[way] > 0 for way in ("take-back", "keep", "None", "fresh")), resumed
+    assert refused, "no start from the newest checkpoint had to say which of the two it meant"
 
 
 @pytest.mark.parametrize("topology", ["window", "totals", "tables", "random"])
@@ -124,6 +154,19 @@ def test_a_job_goes_on_from_what_the_start_that_started_it_over_completes_before
         assert outcome.trace is not None
         order = "".join(outcome.trace.lines(r"publish\(|created epochs/00000003|Deploy job_id=job3"))
         assert re.search(r"driver1 +io +publish.*created epochs/00000003 .*Deploy job_id=job3", order), f"seed {seed}"
+
+
+def test_a_driver_that_wakes_up_behind_others_completes_no_savepoint(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has one to copy while its successor takes back the output that the savepoint covers."""
+    seeds = (110_123_266, 110_123_351)
+    for seed in seeds:
+        outcome = run(going_back_and_forth(seed))
+        assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
+    for module in (savepoint, savepoints):
+        monkeypatch.setattr(module, "check_epoch", lambda *_: None)
+    for seed in seeds:
+        outcome = run(going_back_and_forth(seed))
+        assert any("completed behind a later start" in failure for failure in outcome.failures), outcome.failures
 
 
 def _given_up(seed: int, topology: str) -> Scenario:

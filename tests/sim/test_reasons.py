@@ -11,7 +11,7 @@ import pytest
 from midstream.coordinator import Coordinator
 from midstream.protocol import messages as m
 from midstream.sim.campaign import Options, campaign
-from midstream.sim.reasons import LASTS_US, Reasons
+from midstream.sim.reasons import LASTS_US, Reasons, patience_s
 from midstream.sim.run import CIRCLES_MAX, STILL_MAX, Run, run
 from midstream.sim.scenario import Fault, Scenario, draw
 from midstream.worker.snapshots import TaskSnapshots
@@ -53,6 +53,15 @@ def test_a_failed_checkpoint_is_explained_or_a_bug(
     reasons.triggered(1, TRIGGERED_US)
     reasons.checkpoint_failed(1, reason, timeout_s)
     assert bugs == ([f"checkpoint 1 fails without a reason: {reason}"] if is_bug else [])
+
+
+@pytest.mark.parametrize(("topology", "waits_for_all"), [("pipeline", False), ("held", True)])
+def test_a_barrier_waits_for_the_rows_in_front_of_it_where_it_cannot_overtake(
+    topology: str, waits_for_all: bool
+) -> None:
+    drawn = draw(7, topology=topology, parallelism=2, faults=(), rows=60)
+    slow = replace(drawn, aligned_timeout_s=0.0, batch_rows=3, row_us=1000, sink_rows=0, changes=0.0)
+    assert (patience_s(replace(slow, rows=600)) > 2 * patience_s(slow)) == waits_for_all
 
 
 def test_union_state_refuses_a_checkpoint_once_a_task_has_finished() -> None:

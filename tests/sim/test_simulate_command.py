@@ -6,7 +6,7 @@ import pytest
 
 from midstream.core.errors import ConfigError
 from midstream.sim.campaign import Options, shrink
-from midstream.sim.command import parse_seeds, replay, simulate
+from midstream.sim.command import Filters, parse_seeds, replay, simulate
 from midstream.sim.kills import applied
 from midstream.sim.mutation_command import line_of, measure_mutations
 from midstream.sim.mutations import MUTATIONS
@@ -45,11 +45,11 @@ def test_a_failing_seed_is_named_made_smaller_and_replayed() -> None:
         again = replay(seed, topology="union", rows=100)
         assert not again.ok
         assert again.data["failures"]
-    assert replay(seed, topology="union", rows=100, tail=5).ok
+    assert replay(seed, Filters(tail=5), topology="union", rows=100).ok
 
 
 def test_a_replay_is_filtered_by_a_pattern() -> None:
-    result = replay(1, topology="keyed", faults="none", rows=30, pattern=r"CheckpointAck|job ended")
+    result = replay(1, Filters(pattern=r"CheckpointAck|job ended"), topology="keyed", faults="none", rows=30)
     assert result.data["trace"]
     assert all("CheckpointAck" in line or "job ended" in line for line in result.data["trace"])
 
@@ -57,16 +57,16 @@ def test_a_replay_is_filtered_by_a_pattern() -> None:
 def test_a_replay_is_filtered_by_channel_and_checkpoint() -> None:
     arguments = {"topology": "keyed", "parallelism": 2, "faults": "none", "rows": 60}
     everything = replay(1, **arguments).data["trace"]  # type: ignore[arg-type]
-    channel = replay(1, **arguments, channel="0:0:1").data["trace"]  # type: ignore[arg-type]
+    channel = replay(1, Filters(channel="0:0:1"), **arguments).data["trace"]  # type: ignore[arg-type]
     assert any("EndOfData" in line for line in channel)
     assert all("e0:0>1" in line for line in channel)
     assert any("e0:0>1 + " in line for line in channel), "what is put into the channel"
     assert any("e0:0>1 - " in line for line in channel), "what is taken out of it"
-    checkpoint = replay(1, **arguments, channel="0:0:", checkpoint=1).data["trace"]  # type: ignore[arg-type]
+    checkpoint = replay(1, Filters(channel="0:0:", checkpoint=1), **arguments).data["trace"]  # type: ignore[arg-type]
     assert checkpoint
     assert all("e0:0>" in line and "chk 1" in line for line in checkpoint)
     assert len(everything) > len(channel) > len(checkpoint)
-    assert replay(1, **arguments, tail=3).data["trace"] == everything[-3:]  # type: ignore[arg-type]
+    assert replay(1, Filters(tail=3), **arguments).data["trace"] == everything[-3:]  # type: ignore[arg-type]
 
 
 def test_a_campaign_ends_when_its_time_is_over() -> None:
@@ -97,7 +97,7 @@ def test_what_does_not_exist_is_refused(arguments: dict[str, object], says: str)
 @pytest.mark.parametrize("channel", ["0", "1:2", "a:0:1", "1:-1:0"])
 def test_a_channel_that_is_none_is_refused(channel: str) -> None:
     with pytest.raises(ConfigError, match="is not edge:producer:consumer"):
-        replay(1, topology="keyed", channel=channel)
+        replay(1, Filters(channel=channel), topology="keyed")
 
 
 def test_unknown_mutations_are_refused() -> None:

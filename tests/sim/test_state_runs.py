@@ -14,7 +14,7 @@ from midstream.sim import chunk_sizes
 from midstream.sim.key_types import FORMS
 from midstream.sim.lateness import LENIENT, wrong_emissions
 from midstream.sim.oracle import Cut, Oracle
-from midstream.sim.run import INLINE_BYTES, run
+from midstream.sim.run import run
 from midstream.sim.scenario import Scenario, draw
 from midstream.sim.states import Given
 from midstream.state import columnar
@@ -93,8 +93,8 @@ def test_checkpoints_of_functions_refer_to_what_earlier_ones_have_stored(
 
     monkeypatch.setattr(Oracle, "check_checkpoint", check_checkpoint)
     for seed in (0, 4, 8):  # all chunks are in files
-        assert INLINE_BYTES[seed % len(INLINE_BYTES)] == 0
         drawn = draw(seed, topology=topology, parallelism=2, faults=("kill_slot",), rows=100)
+        assert drawn.inline_bytes == 0
         outcome = run(replace(drawn, interval_s=0.002, timeout_s=60.0))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
     assert sum(times for most, times in chunks.items() if most >= 3) >= 5, chunks
@@ -120,13 +120,16 @@ def test_what_a_key_has_got_decides_what_is_in_its_states() -> None:
 @pytest.mark.parametrize(
     ("said", "late", "complaint"),
     [
-        pytest.param([(1, 0, 1), (1, 0, 2), (2, 0, 2)], [], "", id="a window is said again with more"),
+        pytest.param([(1, 0, 1), (1, 0, 2), (2, 0, 2)], [], "", id="a window is emitted again with more"),
         pytest.param([(1, 0, 1)], [2], "", id="a row is late"),
         pytest.param([(1, 0, 1)], [], "row 2 1 times", id="a row is lost"),
-        pytest.param([(1, 0, 2)], [2], "has said 2 rows, these are 1", id="an emission is not whole"),
-        pytest.param([(1, 0, 1), (2, 0, 1)], [], "has said 1 rows, these are 2", id="one is said twice"),
+        pytest.param([(1, 0, 2)], [2], "has emitted 2 rows instead of 1", id="an emission is not whole"),
+        pytest.param([(1, 0, 1), (2, 0, 1)], [], "has emitted 1 rows instead of 2", id="one is emitted twice"),
         pytest.param(
-            [(1, 0, 2), (2, 0, 2), (1, 0, 3), (3, 0, 3), (4, 0, 3)], [], "not always more", id="what was said is gone"
+            [(1, 0, 2), (2, 0, 2), (1, 0, 3), (3, 0, 3), (4, 0, 3)],
+            [],
+            "not always more",
+            id="what was emitted is gone",
         ),
     ],
 )

@@ -15,7 +15,7 @@ from midstream.exchange.lease import LeasedBatch
 from midstream.graph.job_graph import Edge, Partitioning
 from midstream.graph.origins import Origin
 from midstream.worker.chain import Chain
-from midstream.worker.inputs import AWAITED_MAX, SLICE_S, TaskInput
+from midstream.worker.inputs import PRIORITY_MAX, SLICE_S, TaskInput
 from recovering import SCHEMA, batch, rows_in
 
 SLOW, RULES = 0, 1
@@ -96,12 +96,12 @@ def test_a_gate_that_a_checkpoint_waits_for_comes_first_as_long_as_it_has_rows()
 
 
 def test_the_others_are_not_starved_by_it() -> None:
-    task, rows = task_input([1] * 2, [1] * 3 * AWAITED_MAX)
+    task, rows = task_input([1] * 2, [1] * 3 * PRIORITY_MAX)
     while task.work([RULES]):
         pass
-    assert len(rows.seen) == 3 * AWAITED_MAX + 2
+    assert len(rows.seen) == 3 * PRIORITY_MAX + 2
     turns = [at for at, (port, _) in enumerate(rows.seen) if port == SLOW]
-    assert all(later - earlier <= 2 * (AWAITED_MAX + 1) for earlier, later in zip([0, *turns], turns, strict=False))
+    assert all(later - earlier <= 2 * (PRIORITY_MAX + 1) for earlier, later in zip([0, *turns], turns, strict=False))
 
 
 def test_a_slow_batch_gives_the_other_gate_a_turn_between_its_slices() -> None:

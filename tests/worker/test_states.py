@@ -103,7 +103,7 @@ def test_a_task_does_one_step_at_a_time_and_says_which_comes_next() -> None:
     assert world.state() is TaskState.PAUSED
     world.task.no_more_splits()
     assert world.run() == [Step.MAIL, Step.PAUSE], "it is not read"
-    world.task.read_on(1)
+    world.task.resume_source(1)
     assert world.run() == [Step.MAIL, Step.READ_SOURCE, Step.FINISH, Step.READ_GATES]
     assert world.state() is TaskState.AWAITS_CHECKPOINT and world.task.is_finishing
     world.trigger(2)
@@ -126,14 +126,14 @@ def test_a_source_holds_behind_the_checkpoint_that_asked_for_it_and_no_other(abo
     assert world.state() is (TaskState.RUNNING if aborted == 2 else TaskState.PAUSED)
 
 
-def test_to_read_on_is_nothing_to_a_task_that_awaits_that_checkpoint_as_its_final_one() -> None:
+def test_to_resume_is_nothing_to_a_task_that_awaits_that_checkpoint_as_its_final_one() -> None:
     world = World()
     world.task.start()
     world.task.no_more_splits()
     world.run()
     world.trigger(1, pauses_sources=True)
     world.run()
-    world.task.read_on(1)
+    world.task.resume_source(1)
     world.task.checkpoint_completed(1)
     world.run()
     assert world.state() is TaskState.AWAITS_SENT

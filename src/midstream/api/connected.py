@@ -13,11 +13,10 @@ from midstream.api.stream import DataStream, main_output
 from midstream.core.config import Duration, duration_us
 from midstream.core.errors import ConfigError, JobError
 from midstream.core.schemas import SchemaLike, as_schema
-from midstream.operators.base import Operator
 from midstream.operators.batch_functions import BatchFunctionOperator, CoBatchFunction
-from midstream.operators.function_operator import two_ports
+from midstream.operators.function_operator import Port, two_ports
 from midstream.operators.interval_join import interval_join_operator
-from midstream.operators.process import BroadcastProcessFunction, CoProcessFunction, broadcast_process_operator
+from midstream.operators.process import BroadcastProcessFunction, CoProcessFunction
 from midstream.operators.process_operator import ProcessOperator
 
 
@@ -229,18 +228,18 @@ class BroadcastConnectedStreams:
         require_function(function, BroadcastProcessFunction, "process")
         made = as_schema(schema, "process")
         sides = side_schemas(side_outputs, "process")
-
-        def make(name: str) -> Operator:
-            return broadcast_process_operator(
-                name,
-                function,
-                keys=stream.keys,
-                event_times=(stream.event_time, broadcast.event_time),
-                input_schemas=(stream.schema, broadcast.schema),
-                schema=made,
-                side_outputs=sides,
-            )
-
+        ports = [
+            Port("process", stream.keys, stream.event_time, stream.schema),
+            Port("process_broadcast", (), broadcast.event_time, broadcast.schema, broadcast=True),
+        ]
         # what is broadcast does not lend its event time to the result
         second = replace(broadcast, event_time=None)
-        return main_output(stream.then("broadcast_process", make, made, sides, second=second))
+        return main_output(
+            stream.then(
+                "broadcast_process",
+                lambda name: ProcessOperator(name, function, ports, made, sides),
+                made,
+                sides,
+                second=second,
+            )
+        )

@@ -20,7 +20,8 @@ from midstream.operators.aggregates import Accumulator, Aggregate, AnyAggregate
 from midstream.operators.base import Operator
 from midstream.operators.batch_functions import BatchFunctionOperator, KeyedBatchFunction
 from midstream.operators.function_operator import Port
-from midstream.operators.process import KeyedProcessFunction, process_operator
+from midstream.operators.process import KeyedProcessFunction
+from midstream.operators.process_operator import ProcessOperator
 from midstream.operators.windows import LATE, Session, Sliding, Window, window_operator
 from midstream.state.declared import DeclaredState
 
@@ -89,19 +90,10 @@ class KeyedStream:
         require_function(function, KeyedProcessFunction, "process")
         made = as_schema(schema, "process")
         sides = side_schemas(side_outputs, "process")
-
-        def make(name: str) -> Operator:
-            return process_operator(
-                name,
-                function,
-                keys=self.keys,
-                event_time=self.event_time,
-                input_schema=self.schema,
-                schema=made,
-                side_outputs=sides,
-            )
-
-        return main_output(self.core.then("process", make, made, sides))
+        port = Port("process", self.keys, self.event_time, self.schema)
+        return main_output(
+            self.core.then("process", lambda name: ProcessOperator(name, function, [port], made, sides), made, sides)
+        )
 
     @located
     def process_batches(self, function: KeyedBatchFunction, schema: SchemaLike) -> DataStream:

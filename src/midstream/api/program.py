@@ -64,7 +64,7 @@ class Program:
         self.modules += check_extra(paths)
 
     def add_source(self, kind: str, source: Source) -> Node:
-        return self.graph.add(kind, schema=source.schema, source=source, place=calling_place())
+        return self.graph.add(Node(kind, schema=source.schema, source=source, place=calling_place()))
 
     def add(
         self,
@@ -85,13 +85,15 @@ class Program:
             schema = getattr(operator, "schema", None)
             assert isinstance(schema, pa.Schema), f"{type(operator).__name__} has no schema"
         node = self.graph.add(
-            kind,
-            inputs=inputs,
-            operator=operator,
-            schema=schema,
-            sink=sink,
-            parallelism=parallelism,
-            place=calling_place(),
+            Node(
+                kind,
+                inputs=tuple(inputs),
+                operator=operator,
+                schema=schema,
+                sink=sink,
+                parallelism=parallelism,
+                place=calling_place(),
+            )
         )
         self._makers[node.id] = make
         return node

@@ -1,13 +1,13 @@
 """Assigns the rows in flight of a checkpoint to the consumers of a graph.
 
-They always go to consumers: what a producer had not sent follows what its consumer had received. An edge is identified
+The rows always go to consumers: what a producer had not sent follows what its consumer had received. An edge is identified
 by its ends (`checkpoint/edge_ends.py`), since its number may be different in the new graph.
 
     partitioning now   consumer j of q gets
     keyed              every state that can hold rows of its key groups; the reader filters them. States that
                        were dealt out from one are one again first, so each consumer reads it once
     global             everything, if j is 0
-    rebalance,forward  with the parallelism it had what was its own, else whole states in turn
+    rebalance,forward  at the same parallelism its own states, else whole states in turn
 
 Pure functions; only handles are moved.
 """

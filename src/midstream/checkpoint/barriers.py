@@ -16,8 +16,8 @@ The time decides which of the two: a barrier says how long after its creation it
 once, None is never). Ids only grow. At most one checkpoint is pending, and a newer one aborts it.
 
 A handler dispatches by `BARRIER_TABLE`, which has every possible pair of state and event, and the states that may
-follow. Two kinds of events are about another checkpoint than the pending one, whatever their class: an event about a
-OVER checkpoint changes nothing, and a barrier of a NEWER one ends the pending checkpoint first and is then handled
+follow. Two kinds of events are about another checkpoint than the pending one, whatever their class: an event about
+an OVER checkpoint changes nothing, and a barrier of a NEWER one ends the pending checkpoint first and is then handled
 in IDLE. An event without a row is refused: a barrier that was overtaken is never received, a timer fires once, writing
 can only fail for what is being captured, and a task is triggered once.
 
@@ -238,7 +238,7 @@ class BarrierHandler:
         return self._pending.barrier if self._pending else None
 
     @property
-    def awaited(self) -> Collection[int]:
+    def priority_channels(self) -> Collection[int]:
         """The channels that have to be read up to their barriers before the pending checkpoint may overtake the others."""
         pending = self._pending
         if pending is None or pending.capturing or not pending.may_overtake:

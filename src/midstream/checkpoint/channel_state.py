@@ -1,10 +1,10 @@
 """Channel state: the batches that were in flight when a barrier overtook them, at rest.
 
 A file is a series of segments, each some whole batches of one channel: (prefix with length and form, Arrow IPC record
-batch message) each, without the schema, which is the one of the edge's forms (see `core.batch_prefix`). They are encoded while they are written, one at a time; few bytes go into
-the metadata instead (see `extents`). Batches are never cut: one that was partly sent when the barrier overtook it is
-stored whole by its producer, and its receiver drops the part that it had. So nothing has to be reassembled on restore,
-and a segment is read, checked and filtered on its own.
+batch message) each, without the schema, which is the one of the edge's forms (see `core.batch_prefix`). They are encoded
+while they are written, one at a time; few bytes go into the metadata instead (see `extents`). Batches are never cut: one that was partly sent when the barrier overtook it is
+stored whole by its producer, and its receiver drops the part that has arrived. So nothing has to be reassembled on
+restore, and a segment is read, checked and filtered on its own.
 
 Watermarks in flight are not stored: each operator's last ones are (`OperatorSnapshot`), and it emits them again.
 Everything here is pure or blocking I/O: for I/O threads only.
@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from midstream.checkpoint.extents import Extent, Piece, Written, check_extent, write_extents
+from midstream.checkpoint.extents import Piece, Written, check_extent, placed, write_extents
 from midstream.checkpoint.references import segments_left
 from midstream.core.batch_prefix import PREFIX_BYTES, prefix, read_prefix
 from midstream.core.batches import concat
@@ -79,13 +79,8 @@ def store_channels(
 
     written = write_extents(storage, file, encoded(), 0 if moves else inline_bytes_max - carried)
     for (segments, index), extent in zip(new, written.extents, strict=True):
-        segments[index] = _placed(segments[index], extent)
+        segments[index] = placed(segments[index], extent)
     return tuple(msgspec.structs.replace(state, segments=tuple(segments)) for state, segments in states), written
-
-
-def _placed(segment: Segment, extent: Extent) -> Segment:
-    place = extent.file, extent.offset, extent.length, extent.checksum
-    return Segment(*place, segment.batches, segment.rows, extent.inline, segment.combined)
 
 
 def _segments(

@@ -14,11 +14,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Final
+from typing import Final, TypeVar
 
+import msgspec
 import xxhash
 
 from midstream.core.seams import Storage
+from midstream.protocol.messages import ChunkHandle, Segment
 
 Piece = bytes | memoryview
 
@@ -28,8 +30,7 @@ KINDS: Final = 2
 """The kinds of files, state and channel state, each of which has its own budget."""
 
 
-@dataclass(frozen=True, slots=True)
-class Extent:
+class Extent(msgspec.Struct, frozen=True):
     file: str
     offset: int
     length: int
@@ -37,6 +38,14 @@ class Extent:
     """The xxh3_64 of the bytes."""
     inline: bytes
     """The bytes themselves; then `file` is empty. Extents are never empty."""
+
+
+Handle = TypeVar("Handle", ChunkHandle, Segment)
+
+
+def placed(handle: Handle, extent: Extent) -> Handle:
+    """Return the handle with the bytes where they have been written."""
+    return msgspec.structs.replace(handle, **msgspec.structs.asdict(extent))
 
 
 @dataclass(frozen=True, slots=True)

@@ -48,6 +48,12 @@ class FromFile(msgspec.Struct, frozen=True, omit_defaults=True):
 
     One of an earlier coordinator that is missing here was written later, when its files might have been deleted.
     """
+    source: int | None = None
+    """The id of the checkpoint from which the job goes on, which may be a copy that is still to be published. None if it
+    began at the beginning, and in files of older versions.
+    """
+    keeps: bool = False
+    """The user has said that output which is newer than `source` is kept, although its rows are made once more."""
 
 
 _Record = TypeVar("_Record", JobFile, EpochFile, OwnerFile, FromFile)

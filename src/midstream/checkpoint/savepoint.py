@@ -1,11 +1,11 @@
 """Savepoints: checkpoints in a directory of their own that refer to nothing outside of it.
 
-    _savepoint              whose it is; there first, and claims the place
-    shared/e7-a2-c17-v3-s0.state     of the job's state files the bytes that this checkpoint needs, no others
-    chk-17/_metadata        last: without it the savepoint was never completed
+    _savepoint              the job's name; written first, which claims the place
+    shared/e7-a2-c17-v3-s0.state     the bytes of the job's state files that this checkpoint refers to
+    chk-17/_metadata        written last: without it there is no savepoint
 
-It has the form of a checkpoint directory, so one reader serves both; paths are relative, so it may be moved. What sinks
-had prepared is committed before, so none of that is referred to.
+A savepoint has the form of a checkpoint directory, so one reader serves both; its paths are relative, so it may be
+moved. What sinks had prepared is committed before the savepoint is made, so a savepoint does not refer to it.
 
 Restoring makes the same copy. A checkpoint elsewhere, savepoint or not, is copied into the job's own directory and is
 one of its checkpoints from then on: no later checkpoint refers to the original, which may be changed or deleted.
@@ -21,14 +21,14 @@ from dataclasses import dataclass
 
 import msgspec
 
-from midstream.checkpoint.extents import check_extent
+from midstream.checkpoint.extents import Handle, check_extent
 from midstream.checkpoint.metadata import CheckpointMetadata, encode_metadata, files_of
 from midstream.checkpoint.state_files import SHARED, StateFile
-from midstream.checkpoint.store import SAVEPOINT, metadata_path
+from midstream.checkpoint.store import SAVEPOINT, check_epoch, metadata_path
 from midstream.core.errors import StorageError
 from midstream.core.places import below, is_below
 from midstream.core.seams import Storage
-from midstream.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, Segment
+from midstream.protocol.messages import ChunkHandle, OperatorSnapshot, Segment
 
 FOLDER = "savepoints"
 """The folder below the checkpoint directory for savepoints without an explicit place."""
@@ -86,10 +86,12 @@ def claim_place(open_storage: Callable[[str], Storage], url: str | None, root: s
 def write_savepoint(source: Storage, metadata: CheckpointMetadata, place: Place) -> None:
     """Copy checkpoint `metadata`, whose sinks have committed everything, from `source` to `place`.
 
-    If this raises StorageError, nothing that could be restored remains there.
+    If this raises StorageError, nothing that could be restored remains there. It raises FencedError if a later
+    coordinator has taken over `source`: that one may have had the sinks take back what the savepoint does not hold.
     """
     kept = {path: path for path in metadata.files}
     copied = _copy(source, place.storage, msgspec.structs.replace(metadata, committables=()), kept)
+    check_epoch(source, metadata.epoch)
     place.storage.write(metadata_path(metadata.checkpoint_id), [encode_metadata(copied)])
 
 
@@ -100,7 +102,7 @@ def discard(place: Place) -> None:
             place.storage.delete(name)
 
 
-# ---- the way back ----------------------------------------------------------
+# ---- restoring from a savepoint --------------------------------------------
 
 
 def copy_in(
@@ -147,18 +149,11 @@ class _Moved:
                 self._offsets[path, piece.offset] = offset
                 offset += piece.length
 
-    def chunk(self, chunk: ChunkHandle) -> ChunkHandle:
-        file, offset = self._at(chunk)
-        return msgspec.structs.replace(chunk, file=file, offset=offset)
-
-    def segment(self, segment: Segment) -> Segment:
-        file, offset = self._at(segment)
-        return msgspec.structs.replace(segment, file=file, offset=offset)
-
-    def _at(self, place: ChunkHandle | Segment) -> tuple[str, int]:
+    def placed(self, place: Handle) -> Handle:
         if not place.file:
-            return place.file, place.offset
-        return self._names[place.file], self._offsets[place.file, place.offset]
+            return place
+        file, offset = self._names[place.file], self._offsets[place.file, place.offset]
+        return msgspec.structs.replace(place, file=file, offset=offset)
 
 
 def _copy(source: Storage, target: Storage, metadata: CheckpointMetadata, names: dict[str, str]) -> CheckpointMetadata:
@@ -178,7 +173,9 @@ def _copy(source: Storage, target: Storage, metadata: CheckpointMetadata, names:
         msgspec.structs.replace(op, subtasks=tuple(_moved_snapshot(moved, s) for s in op.subtasks))
         for op in metadata.operators
     )
-    channels = tuple(_moved_channel(moved, state) for state in metadata.channels)
+    channels = tuple(
+        msgspec.structs.replace(state, segments=tuple(map(moved.placed, state.segments))) for state in metadata.channels
+    )
     files = files_of((snapshot for op in operators for snapshot in op.subtasks), channels)
     return msgspec.structs.replace(metadata, operators=operators, channels=channels, files=tuple(sorted(files)))
 
@@ -191,12 +188,8 @@ def _chunks(metadata: CheckpointMetadata) -> Iterator[ChunkHandle]:
 
 
 def _moved_snapshot(moved: _Moved, snapshot: OperatorSnapshot) -> OperatorSnapshot:
-    parts = tuple(msgspec.structs.replace(p, chunks=tuple(moved.chunk(c) for c in p.chunks)) for p in snapshot.parts)
+    parts = tuple(msgspec.structs.replace(p, chunks=tuple(moved.placed(c) for c in p.chunks)) for p in snapshot.parts)
     return msgspec.structs.replace(snapshot, parts=parts)
-
-
-def _moved_channel(moved: _Moved, state: ChannelState) -> ChannelState:
-    return msgspec.structs.replace(state, segments=tuple(moved.segment(s) for s in state.segments))
 
 
 def _read(source: Storage, path: str, pieces: list[_Piece]) -> Iterator[bytes]:

@@ -12,11 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 
-from midstream.checkpoint.extents import Written, check_extent, write_extents
+from midstream.checkpoint.extents import Written, check_extent, placed, write_extents
 from midstream.core.errors import InvariantError, StorageError
 from midstream.core.seams import Storage
 from midstream.protocol.messages import ChunkHandle, PartHandle
@@ -109,14 +108,7 @@ def store_parts(
     written = write_extents(storage, file, encoded, inline_bytes_max)
     handles = dict(known)
     for (chunk_id, draft), extent in zip(drafts.items(), written.extents, strict=True):
-        handles[chunk_id] = msgspec.structs.replace(
-            draft,
-            file=extent.file,
-            offset=extent.offset,
-            length=extent.length,
-            checksum=extent.checksum,
-            inline=extent.inline,
-        )
+        handles[chunk_id] = placed(draft, extent)
     return StoredParts(
         tuple(
             tuple(

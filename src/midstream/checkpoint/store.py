@@ -2,20 +2,20 @@
 
     _job                    whose directory this is: the job's name
     epochs/00000007         coordinators number themselves; the highest one is the leader
-    epochs/00000007.from    the newest checkpoint that counted when that coordinator started
+    epochs/00000007.from    where that coordinator started, and which checkpoints counted then
     chk-17/_owner           the epoch that makes checkpoint 17
     chk-17/_metadata        written last: without it there is no checkpoint 17
     shared/e7-a2-c17-v3-s0.state     state files, see `state_files`
     plans/…                 belongs to sources
     savepoints/…            see `savepoint`; nothing in it is ever deleted
 
-Fencing. A coordinator that was believed dead may resume at any instruction. It checks the epochs before it publishes or
-deletes; it claims `_owner` exclusively, so it cannot overwrite what a later one has published under the same id; and it
-checks the epochs again *after* publishing, before the checkpoint is reported. A checkpoint that slips in between has a
-lower epoch than the later coordinator and an id that is not among those which that coordinator saw when it started
-(`.from`), by which it is recognised as superseded and never offered. A coordinator that goes back to an older checkpoint and has
-sinks take back newer output records this in the same way, before the first sink does: from then on the newer
-checkpoints are superseded.
+Fencing. A coordinator that was replaced because it seemed dead may resume at any instruction. Every coordinator checks
+the epochs before it publishes or deletes; it claims `_owner` exclusively, so it cannot overwrite what a later one has
+published under the same id; and it checks the epochs again *after* publishing, before the checkpoint is reported. A
+checkpoint that slips in between has a lower epoch than the later coordinator and an id that is not among those which
+that coordinator saw when it started (`.from`), by which it is recognised as superseded and never offered. A coordinator
+that goes back to an older checkpoint and has sinks take back newer output records this in the same way, before the
+first sink does: from then on the newer checkpoints are superseded.
 
 These small files carry a checksum each, with their own name in it. Older versions wrote them without.
 
@@ -76,6 +76,16 @@ class TakenOver:
 
 
 @dataclass(frozen=True, slots=True)
+class Begun:
+    """Where a start began that has completed no checkpoint of its own."""
+
+    source: int | None
+    """The id of the checkpoint from which it went on; None if it started over."""
+    keeps: bool = False
+    """See `FromFile`."""
+
+
+@dataclass(frozen=True, slots=True)
 class Opened:
     """The initial state of a coordinator."""
 
@@ -111,11 +121,20 @@ def take_over(storage: Storage, root: str, job_name: str, job_id: str) -> TakenO
 
 
 def say_where_from(
-    storage: Storage, taken: TakenOver, *, giving_up_after: int | None = None, fresh: bool, newest_seen: int = 0
+    storage: Storage,
+    taken: TakenOver,
+    *,
+    giving_up_after: int | None = None,
+    fresh: bool,
+    newest_seen: int = 0,
+    source: int | None = None,
+    keeps: bool = False,
 ) -> TakenOver:
-    """Record, for later coordinators, which checkpoints count and where new ids begin; return those that count.
+    """Record, for later coordinators, from where this one goes on, which checkpoints count and where new ids begin;
+    return those that count.
 
-    `giving_up_after`: no checkpoint of earlier coordinators above that id counts. `newest_seen`: see `begin`.
+    `giving_up_after`: no checkpoint of earlier coordinators above that id counts. `newest_seen`: see `begin`. `source`,
+    `keeps`: see `FromFile`.
     """
     newest = max((entry.checkpoint_id for entry in taken.listed), default=0)
     if giving_up_after is not None:
@@ -123,15 +142,16 @@ def say_where_from(
     counting = tuple(entry for entry in taken.listed if entry.checkpoint_id <= newest)
     counted = tuple(entry.checkpoint_id for entry in counting)
     path = f"{_EPOCHS}/{taken.epoch:08}.from"
-    storage.create(path, sealed(path, FromFile(newest, fresh, next_checkpoint_id(storage, newest_seen), counted)))
+    first = next_checkpoint_id(storage, newest_seen)
+    storage.create(path, sealed(path, FromFile(newest, fresh, first, counted, source, keeps)))
     return TakenOver(taken.epoch, counting)
 
 
 def begin(
     storage: Storage, taken: TakenOver, restore: CheckpointMetadata | None, newest_seen: int, warnings: tuple[str, ...]
 ) -> Opened:
-    """Clean up after earlier coordinators, and begin. `newest_seen`: the newest checkpoint known to anyone, such as a
-    sink.
+    """Clean up after earlier coordinators, and begin. `newest_seen`: the newest checkpoint that is
+    known, for example to a sink.
     """
     next_id = next_checkpoint_id(storage, newest_seen)
     usable = [entry.metadata for entry in taken.listed if entry.metadata is not None]
@@ -200,7 +220,7 @@ def _highest_epoch(storage: Storage) -> int:
     return max((int(match[1]) for name in storage.list(_EPOCHS) if (match := _EPOCH.fullmatch(name))), default=0)
 
 
-# ---- looking ---------------------------------------------------------------
+# ---- listing checkpoints ---------------------------------------------------
 
 
 def list_checkpoints(storage: Storage, newer_than: int = 0) -> list[Listed]:
@@ -307,9 +327,18 @@ def was_gone_back_behind(storage: Storage, metadata: CheckpointMetadata) -> bool
     )
 
 
-def fresh_since(storage: Storage, metadata: CheckpointMetadata) -> bool:
-    """Whether the job has been started afresh since this checkpoint was made."""
-    return any(epoch > metadata.epoch and start.fresh for epoch, start in _starts(storage).items())
+def begun_since(storage: Storage, newest: CheckpointMetadata | None) -> Begun | None:
+    """Return where the last start began, if it has completed no checkpoint and did not begin at `newest`.
+
+    `newest` is the newest checkpoint of the directory; None if there is none.
+    """
+    made_by, newest_id = (0, 0) if newest is None else (newest.epoch, newest.checkpoint_id)
+    since = {epoch: start for epoch, start in _starts(storage).items() if epoch > made_by}
+    last = since.get(max(since, default=0))
+    if last is not None and last.source is not None:
+        return None if last.source == newest_id else Begun(last.source, last.keeps)
+    # Older versions recorded only whether a start began at the beginning.
+    return Begun(None) if any(start.fresh for start in since.values()) else None
 
 
 def check_records(storage: Storage) -> list[str]:

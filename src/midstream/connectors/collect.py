@@ -12,9 +12,9 @@ import pyarrow as pa
 import xxhash
 
 from midstream.core.batches import batch_bytes, check_held_by_polars, to_polars
-from midstream.core.errors import ConfigError, InvariantError, JobError, SchemaError, StorageError
+from midstream.core.errors import ConfigError, InvariantError, JobError, SchemaError
 from midstream.core.values import to_python
-from midstream.operators.sink import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext
+from midstream.operators.sink import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext, decoded
 
 BYTES_MAX: Final = 64 * 2**20
 """The limit on the rows of one subtask between two checkpoints; they travel in control messages and metadata."""
@@ -105,13 +105,8 @@ class CollectSink(Sink):
 
     def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         """Raise StorageError for what another kind of sink has prepared."""
-        try:
-            for committable in committables:
-                msgspec.msgpack.decode(committable, type=CollectedRows)
-        except msgspec.DecodeError as error:
-            raise StorageError(
-                f"CollectSink: what the checkpoint has to commit was not prepared by a CollectSink: {error}"
-            ) from error
+        for committable in committables:
+            decoded(committable, CollectedRows, "a CollectSink", "CollectSink")
 
     def writer(self, context: WriterContext) -> SinkWriter:
         return _CollectWriter(context)

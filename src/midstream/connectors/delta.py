@@ -57,12 +57,12 @@ from midstream.connectors.filesystem import (
     resolve,
 )
 from midstream.connectors.queued import Part, QueuedWriter
-from midstream.connectors.rolling import OpenFile, RollingFiles, explained
+from midstream.connectors.rolling import OpenFile, RollingFiles, explained, roll_bytes_of
 from midstream.core.batches import conform, first_null, from_polars, to_polars
-from midstream.core.config import Size, size_bytes
+from midstream.core.config import Size
 from midstream.core.errors import ConfigError, InvariantError, SchemaError, StorageError
 from midstream.core.values import shown
-from midstream.operators.sink import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext
+from midstream.operators.sink import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext, decoded
 
 if TYPE_CHECKING:
     import os
@@ -126,9 +126,7 @@ class DeltaSink(Sink):
         require("deltalake", "delta", "DeltaSink")
         if isinstance(partition_by, str):
             raise ConfigError(f"DeltaSink: partition_by={partition_by!r} is a string; give a list: [{partition_by!r}]")
-        self.roll_bytes = size_bytes(roll_size, "roll_size")
-        if self.roll_bytes < 1:
-            raise ConfigError("roll_size: 0 bytes is not a valid file size; give for example '128 MiB'")
+        self.roll_bytes = roll_bytes_of(roll_size)
         self.filesystem, self.directory = resolve(table, filesystem, "DeltaSink")
         self._uri = self.directory if is_local(self.filesystem) else str(table)
         self._storage_options = dict(storage_options) if storage_options else None
@@ -564,12 +562,7 @@ def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, str], list[W
     """Group committables by job, uid and place. Raises StorageError for what no Delta sink has written."""
     groups: defaultdict[tuple[str, str, str], list[WrittenFile]] = defaultdict(list)
     for committable in committables:
-        try:
-            file = msgspec.msgpack.decode(committable, type=WrittenFile)
-        except msgspec.DecodeError as error:
-            raise StorageError(
-                f"DeltaSink: what the checkpoint has to commit was not prepared by a Delta sink: {error}"
-            ) from error
+        file = decoded(committable, WrittenFile, "a Delta sink", "DeltaSink")
         if not _NAME.fullmatch(file.name.removeprefix(partition_folder(file.partition))):
             raise StorageError(
                 f"DeltaSink: no Delta sink writes a file {file.name!r}; the checkpoint is corrupt or forged"

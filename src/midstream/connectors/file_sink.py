@@ -42,11 +42,11 @@ from midstream.connectors.filesystem import (
     resolve,
 )
 from midstream.connectors.queued import Part, QueuedWriter
-from midstream.connectors.rolling import OpenFile, RollingFiles, explained
-from midstream.connectors.taking_back import JOURNAL, CommittedFiles, file_token
-from midstream.core.config import Size, size_bytes
+from midstream.connectors.rolling import OpenFile, RollingFiles, explained, roll_bytes_of
+from midstream.connectors.taking_back import JOURNAL, CommittedFiles, file_token, is_file, read_journal, write_journal
+from midstream.core.config import Size
 from midstream.core.errors import ConfigError, StorageError
-from midstream.operators.sink import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext
+from midstream.operators.sink import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext, decoded
 
 _PENDING = re.compile(r"(\d+)-\d+-\d+")
 _PENDING_PATH = re.compile(r"[A-Za-z0-9_-]+/([A-Za-z0-9_-]+)/(\d+)-\d+-\d+")
@@ -97,9 +97,7 @@ class FileSink(Sink):
     ) -> None:
         if format not in ("parquet", "jsonl"):
             raise ConfigError(f"FileSink: format {format!r} is not one of parquet, jsonl")
-        self.roll_bytes = size_bytes(roll_size, "roll_size")
-        if self.roll_bytes < 1:
-            raise ConfigError("roll_size: 0 bytes is not a valid file size; give for example '128 MiB'")
+        self.roll_bytes = roll_bytes_of(roll_size)
         self.filesystem, self.directory = resolve(directory, filesystem, "FileSink")
         parent, _, name = self.directory.rpartition("/")
         if not name or not (parent or self.directory.startswith("/")):
@@ -260,25 +258,19 @@ class _Place:
         return below(self.filesystem, self.directory, file.name)
 
     def is_file(self, path: str) -> bool:
-        return bool(self.filesystem.get_file_info(path).type == pyarrow.fs.FileType.File)
+        return is_file(self.filesystem, path)
 
     def committed(self, folder: str) -> int:
         """Return that job's newest checkpoint whose files are all committed; -1 if there is none."""
         path = below(self.filesystem, self.hidden, f"{folder}/{JOURNAL}")
-        if not self.is_file(path):
-            return -1
-        with self.filesystem.open_input_stream(path) as stream:
-            return int(stream.read())
+        return read_journal(self.filesystem, path, otherwise=-1)
 
     def write_journal(self, folder: str, checkpoint_id: int) -> None:
         if self.committed(folder) >= checkpoint_id:
             return
         path = below(self.filesystem, self.hidden, f"{folder}/{JOURNAL}")
         make_directory(self.filesystem, path.rpartition("/")[0])
-        with self.filesystem.open_output_stream(f"{path}.new") as stream:
-            stream.write(str(checkpoint_id).encode())
-        make_durable(self.filesystem, f"{path}.new")
-        self.filesystem.move(f"{path}.new", path)
+        write_journal(self.filesystem, path, checkpoint_id)
 
     def delete_pending(self, folder: str, before_attempt: int | None) -> None:
         """Delete pending files of attempts before `before_attempt`; None: of all attempts."""
@@ -384,12 +376,7 @@ class _FileCommitter(Committer):
 
 def _decoded(committable: bytes) -> PendingFile:
     """Decode a committable. Raises StorageError for what no file sink has written."""
-    try:
-        file = msgspec.msgpack.decode(committable, type=PendingFile)
-    except msgspec.DecodeError as error:
-        raise StorageError(
-            f"FileSink: what the checkpoint has to commit was not prepared by a file sink: {error}"
-        ) from error
+    file = decoded(committable, PendingFile, "a file sink", "FileSink")
     found = _PENDING_PATH.fullmatch(file.pending)
     if found is None or found.groups() != (file.job_id, str(file.attempt)) or not _NAME.fullmatch(file.name):
         raise StorageError(

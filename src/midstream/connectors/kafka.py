@@ -15,7 +15,7 @@ import logging
 import re
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, closing, suppress
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 
@@ -472,11 +472,8 @@ class _PartitionReader(SplitReader):
         """
         part = self._part
         if part.topic_id:
-            cluster = Cluster(self._source._connection, self._where)
-            try:
+            with closing(Cluster(self._source._connection, self._where)) as cluster:
                 found = cluster.topic_id(part.topic, _CHECK_S)
-            finally:
-                cluster.close()
             if found is None and not may_be_gone:
                 raise self._gone()
             if found is not None and are_two_topics(part.topic_id, found):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow as pa
 from midstream.connectors.avro import AvroDecoder, AvroEncoder
 from midstream.connectors.avro_types import arrow_fields, parse_schema
 from midstream.connectors.kafka_client import OptionValue
+from midstream.connectors.kafka_records import BoundValues
 from midstream.connectors.schema_registry import (
     HEADER_BYTES,
     BySchema,
@@ -102,27 +104,16 @@ class AvroWriting:
     def fields(self) -> None:
         """None: a record may have any columns."""
 
-    def bound(self, values: pa.Schema) -> _BoundAvro:
-        return _BoundAvro(self, AvroEncoder(values, self._topic, self._who))
+    def bound(self, values: pa.Schema) -> BoundValues:
+        encoder = AvroEncoder(values, self._topic, self._who)
+        return BoundValues(partial(self._register, encoder), partial(self._values, encoder))
 
-    def register(self, encoder: AvroEncoder) -> None:
+    def _register(self, encoder: AvroEncoder) -> None:
         """Register the schema. Raises ConfigError if the registry refuses it as incompatible with earlier versions."""
         text = msgspec.json.encode(encoder.avro_schema).decode()
         with registering(f"{self._topic}-value", self._who) as subject:
             self._id = self._registry.register(subject, text)
 
-    def values(self, encoder: AvroEncoder, batch: pa.RecordBatch) -> list[bytes | None]:
+    def _values(self, encoder: AvroEncoder, batch: pa.RecordBatch) -> list[bytes | None]:
         assert self._id is not None, f"{self._who}: the schema is not registered"
         return [*encoder.encode(batch, header(self._id))]
-
-
-class _BoundAvro:
-    def __init__(self, writing: AvroWriting, encoder: AvroEncoder) -> None:
-        self._writing = writing
-        self._encoder = encoder
-
-    def register(self) -> None:
-        self._writing.register(self._encoder)
-
-    def values(self, batch: pa.RecordBatch) -> list[bytes | None]:
-        return self._writing.values(self._encoder, batch)

@@ -8,6 +8,7 @@ import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
@@ -108,11 +109,8 @@ class TransactionalProducer:
         self._called(self._producer.init_transactions)
 
     def marker(self, topic: str) -> int | None:
-        consumer = self._member()
-        try:
+        with closing(self._member()) as consumer:
             found = committed_offset(consumer, marker_place(topic), ANSWER_S)
-        finally:
-            consumer.close()
         self._silence.looked(True)
         return found
 
@@ -150,9 +148,8 @@ class TransactionalProducer:
 
         place = TopicPartition(*marker_place(topic), checkpoint_id)
         if self._group is None:
-            consumer = self._member()
-            self._group = consumer.consumer_group_metadata()
-            consumer.close()
+            with closing(self._member()) as consumer:
+                self._group = consumer.consumer_group_metadata()
         self._called(self._producer.send_offsets_to_transaction, [place], self._group)
 
     def commit(self) -> None:
@@ -487,12 +484,9 @@ def check_transactions(
     producer = TransactionalProducer(
         connection, options, check_id, transaction_timeout_ms(connection, 0), threading.Event(), where
     )
-    with explained(where):
-        try:
-            producer.fence(topic)
-            producer.begin()
-            producer.mark(topic, 0)  # says which right is missing, where reading the marker would only wait
-            producer.abort()
-            producer.marker(topic)
-        finally:
-            producer.close()
+    with explained(where), closing(producer):
+        producer.fence(topic)
+        producer.begin()
+        producer.mark(topic, 0)  # says which right is missing, where reading the marker would only wait
+        producer.abort()
+        producer.marker(topic)

@@ -7,11 +7,13 @@ several types, and Protobuf silently reads the bytes of one as another.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from importlib import import_module
 
 import pyarrow as pa
 
 from midstream.connectors.kafka_client import OptionValue
+from midstream.connectors.kafka_records import BoundValues
 from midstream.connectors.protobuf import ProtobufDecoder, ProtobufEncoder
 from midstream.connectors.protobuf_types import EXTRA, MessageType, files_of, message_at, mismatch, pool_of
 from midstream.connectors.schema_registry import (
@@ -178,10 +180,10 @@ class ProtobufWriting:
     def fields(self) -> list[str]:
         return self._type.schema.names
 
-    def bound(self, values: pa.Schema) -> _BoundProtobuf:
-        return _BoundProtobuf(self, ProtobufEncoder(values, self._type, self._who))
+    def bound(self, values: pa.Schema) -> BoundValues:
+        return BoundValues(self._register, partial(self._values, ProtobufEncoder(values, self._type, self._who)))
 
-    def register(self) -> None:
+    def _register(self) -> None:
         """Register the schema. Raises ConfigError if the registry refuses it as incompatible with earlier versions."""
         if self._registry is None:
             return
@@ -191,21 +193,9 @@ class ProtobufWriting:
             found = self._registry.register_descriptors(subject, own[1], imported)
         self._header = header(found) + index_bytes(self._type.index)
 
-    def values(self, encoder: ProtobufEncoder, batch: pa.RecordBatch) -> list[bytes | None]:
+    def _values(self, encoder: ProtobufEncoder, batch: pa.RecordBatch) -> list[bytes | None]:
         assert self._header is not None, f"{self._who}: the schema is not registered"
         return [*encoder.encode(batch, self._header)]
-
-
-class _BoundProtobuf:
-    def __init__(self, writing: ProtobufWriting, encoder: ProtobufEncoder) -> None:
-        self._writing = writing
-        self._encoder = encoder
-
-    def register(self) -> None:
-        self._writing.register()
-
-    def values(self, batch: pa.RecordBatch) -> list[bytes | None]:
-        return self._writing.values(self._encoder, batch)
 
 
 def _imports(data: bytes) -> list[str]:

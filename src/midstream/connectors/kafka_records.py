@@ -9,6 +9,7 @@ continued in the next value would have a brace after a line end, where JSON has 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, TypeAlias
 
 import msgspec
@@ -221,17 +222,17 @@ class RecordParser:
         return table
 
 
-class BoundValues(Protocol):
+@dataclass(frozen=True, slots=True)
+class BoundValues:
     """Writes the values of rows with given columns."""
 
-    def register(self) -> None:
-        """Register the schema in a registry, if there is one, on the driver before there are rows.
+    register: Callable[[], None]
+    """Registers the schema in a registry, if there is one, on the driver before there are rows.
 
-        Raises ConfigError or StorageError.
-        """
-
-    def values(self, batch: pa.RecordBatch) -> list[bytes | None]:
-        """Return the value of each row. Raises SchemaError for a value without a form in the format."""
+    Raises ConfigError or StorageError.
+    """
+    values: Callable[[pa.RecordBatch], list[bytes | None]]
+    """Returns the value of each row. Raises SchemaError for a value without a form in the format."""
 
 
 class Described(Protocol):

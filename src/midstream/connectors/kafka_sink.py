@@ -15,6 +15,7 @@ import io
 import secrets
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
 
@@ -144,19 +145,14 @@ class KafkaSink(Sink):
         Raises SchemaError for columns without a form in the format, ConfigError for what is missing in the cluster,
         StorageError if it does not answer.
         """
-        Encoding(
-            self._format, schema, self._key, self._headers, self._partition, self._where, self._described
-        ).register()
+        Encoding(self, schema, self._where).register()
         self._producer(Silence(self._where, self._connection.servers), _nobody)  # looks at the options
-        cluster = Cluster(self._connection, self._where)
-        try:
+        with closing(Cluster(self._connection, self._where)) as cluster:
             cluster.check_writable(self.topic)
             if self._is_exactly_once:
                 self._check_record_bytes(cluster)
                 check_id = f"midstream-check-{secrets.token_hex(8)}"
                 check_transactions(self._connection, _DEFAULTS, self.topic, check_id, self._where)
-        finally:
-            cluster.close()
 
     def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         """Raise StorageError for what no such sink has staged."""
@@ -174,9 +170,7 @@ class KafkaSink(Sink):
                 "Environment(checkpoint_dir=…), or "
                 "write with guarantee='at_least_once'"
             )
-        encoding = Encoding(
-            self._format, context.schema, self._key, self._headers, self._partition, where, self._described
-        )
+        encoding = Encoding(self, context.schema, where)
         record_bytes_max = self._record_bytes_max - _OVERHEAD_BYTES
         return StagedWriter(context, context.storage, self._connection, self.topic, encoding, record_bytes_max, where)
 
@@ -251,9 +245,7 @@ class _Records(Part):
         """Set when the attempt has ended, which stops waits for brokers."""
         self._sink = sink
         self._where = f"operator {context.name!r}: {sink._where}"
-        self._encoding = Encoding(
-            sink._format, context.schema, sink._key, sink._headers, sink._partition, self._where, sink._described
-        )
+        self._encoding = Encoding(sink, context.schema, self._where)
         self._silence = Silence(
             self._where, sink._connection.servers, what_for=f"of topic {sink.topic!r}, to deliver rows"
         )
@@ -328,16 +320,9 @@ class _Records(Part):
 class Encoding:
     """Converts rows to records. Raises SchemaError for columns that do not fit."""
 
-    def __init__(
-        self,
-        format: KafkaFormat,
-        schema: pa.Schema,
-        key: str | None,
-        headers: str | None,
-        partition: str | None,
-        where: str,
-        described: Described | None = None,
-    ) -> None:
+    def __init__(self, sink: KafkaSink, schema: pa.Schema, where: str) -> None:
+        format, key, headers, partition = sink._format, sink._key, sink._headers, sink._partition
+        described = sink._described
         named = [name for name in (key, headers, partition) if name is not None]
         require_columns(schema, named, where, "column")
         self._format = format

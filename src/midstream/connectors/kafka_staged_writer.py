@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from itertools import count
 from typing import Any, Final, Protocol
 
@@ -60,15 +61,17 @@ class StagedWriter(QueuedWriter):
         where: str,
         now_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._lane = _Lane(context, connection, topic, where)
-        self._numbers = count()
+        self.context = context
+        self.storage = storage
+        self.lane = _Lane(context, connection, topic, where)
+        self.encoding = encoding
+        self.record_bytes_max = record_bytes_max
+        self.where = where
+        numbers = count()
         self._after = 0
         self._now_s = now_s
         self._refreshed_s = now_s()
-        super().__init__(
-            context,
-            lambda: StagedPart(context, storage, self._lane, encoding, record_bytes_max, where, next(self._numbers)),
-        )
+        super().__init__(context, lambda: StagedPart(self, next(numbers)))
 
     def prepare(self, checkpoint_id: int) -> Callable[[], Sequence[bytes]] | None:
         now_s = self._now_s()
@@ -79,7 +82,7 @@ class StagedWriter(QueuedWriter):
         return super().prepare(checkpoint_id)
 
     def close(self) -> None:
-        self._lane.stopped.set()
+        self.lane.stopped.set()
         super().close()
 
 
@@ -131,15 +134,13 @@ class _Lane:
         silence = Silence(self._where, self._connection.servers)
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
-            cluster = Cluster(self._connection, self._where)
             try:
-                return ask(cluster) or 0
+                with closing(Cluster(self._connection, self._where)) as cluster:
+                    return ask(cluster) or 0
             except StorageError:
                 if time.monotonic() > deadline_s:
                     raise
                 wait.begin(f"brokers {self._connection.servers} of topic {self.topic!r}")
-            finally:
-                cluster.close()
             silence.looked(False)
             if self.stopped.wait(_PAUSE_S):
                 raise StorageError(f"{self._where}: the attempt ended before the brokers answered")
@@ -148,25 +149,11 @@ class _Lane:
 class StagedPart(Part):
     """The rows that one subtask stages for one checkpoint."""
 
-    def __init__(
-        self,
-        context: WriterContext,
-        storage: Storage,
-        lane: _Lane,
-        encoding: Staging,
-        record_bytes_max: int,
-        where: str,
-        number: int,
-    ) -> None:
+    def __init__(self, writer: StagedWriter, number: int) -> None:
         super().__init__()
         self.after = 0
         """The previous checkpoint for which the subtask staged something; set before `finish`."""
-        self._context = context
-        self._storage = storage
-        self._lane = lane
-        self._encoding = encoding
-        self._record_bytes_max = record_bytes_max
-        self._where = where
+        self._writer = writer
         self._number = number
         self._waiting: list[pa.RecordBatch] = []
         self._waiting_bytes = 0
@@ -174,7 +161,7 @@ class StagedPart(Part):
         self._files: list[StagedFile] = []
 
     def _write(self, batch: pa.RecordBatch) -> None:
-        records = self._encoding.staged(batch)
+        records = self._writer.encoding.staged(batch)
         self._check(records)
         self._waiting.append(records)
         self._waiting_bytes += batch_bytes(records)
@@ -183,8 +170,8 @@ class StagedPart(Part):
             self._store()
 
     def _finish(self, checkpoint_id: int) -> Sequence[bytes]:
-        context = self._context
-        self._lane.open()
+        context = self._writer.context
+        self._writer.lane.open()
         if self._waiting:
             self._store()
         return [
@@ -197,7 +184,7 @@ class StagedPart(Part):
                     uid=context.uid,
                     attempt=context.attempt,
                     subtask=context.subtask,
-                    topic=self._lane.topic,
+                    topic=self._writer.lane.topic,
                     rows=self._rows,
                     files=tuple(self._files),
                 )
@@ -208,14 +195,14 @@ class StagedPart(Part):
         self._waiting.clear()
         files, self._files = self._files, []
         for file in files:
-            self._storage.delete(file.path)
+            self._writer.storage.delete(file.path)
 
     def _store(self) -> None:
-        context = self._context
+        context = self._writer.context
         path = staged_path(
             context.job_id, context.uid, context.attempt, context.subtask, self._number, len(self._files)
         )
-        self._files.append(write_staged(self._storage, path, self._waiting))
+        self._files.append(write_staged(self._writer.storage, path, self._waiting))
         self._waiting, self._waiting_bytes = [], 0
 
     def _check(self, records: pa.RecordBatch) -> None:
@@ -226,19 +213,19 @@ class StagedPart(Part):
         if "headers" in records.schema.names:
             sizes = pc.add(sizes, _header_bytes(records.column("headers")))
         largest = pc.max(sizes).as_py() or 0
-        if largest > self._record_bytes_max:
+        if largest > self._writer.record_bytes_max:
             raise SchemaError(
-                f"{self._where}: a row is a record of {largest} bytes, but message.max.bytes leaves "
-                f"{self._record_bytes_max} for one; raise it (options=), and the topic's max.message.bytes with it"
+                f"{self._writer.where}: a row is a record of {largest} bytes, but message.max.bytes leaves "
+                f"{self._writer.record_bytes_max} for one; raise it (options=), and the topic's max.message.bytes with it"
             )
         if "partition" in records.schema.names:
             numbers: dict[str, Any] = pc.min_max(records.column("partition")).as_py()  # type: ignore[assignment]  # its stub has a list of them
             if numbers["min"] is not None and numbers["min"] < 0:
-                raise InvariantError(f"{self._where}: a partition below 0 was not refused")
-            if numbers["max"] is not None and numbers["max"] >= self._lane.partitions(numbers["max"]):
+                raise InvariantError(f"{self._writer.where}: a partition below 0 was not refused")
+            if numbers["max"] is not None and numbers["max"] >= self._writer.lane.partitions(numbers["max"]):
                 raise SchemaError(
-                    f"{self._where}: a row is for partition {numbers['max']}, and topic {self._lane.topic!r} has "
-                    f"{self._lane.partitions(0)}"
+                    f"{self._writer.where}: a row is for partition {numbers['max']}, and topic {self._writer.lane.topic!r} has "
+                    f"{self._writer.lane.partitions(0)}"
                 )
 
 

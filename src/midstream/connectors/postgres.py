@@ -50,7 +50,7 @@ from midstream.connectors.postgres_tables import (
 )
 from midstream.connectors.queued import Part, QueuedWriter
 from midstream.core.errors import ConfigError, InvariantError, SchemaError, StorageError
-from midstream.operators.sink import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext
+from midstream.operators.sink import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext, decoded
 
 if TYPE_CHECKING:
     from psycopg import Connection, Copy
@@ -559,12 +559,7 @@ def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, _Place | Non
     """Group committables by job, uid and place. Raises StorageError for what no PostgreSQL sink has staged."""
     groups: defaultdict[tuple[str, str, _Place | None], list[StagedRows]] = defaultdict(list)
     for committable in committables:
-        try:
-            staged = msgspec.msgpack.decode(committable, type=StagedRows)
-        except msgspec.DecodeError as error:
-            raise StorageError(
-                f"PostgresSink: what the checkpoint has to commit was not prepared by a PostgreSQL sink: {error}"
-            ) from error
+        staged = decoded(committable, StagedRows, "a PostgreSQL sink", "PostgresSink")
         if not re.fullmatch(f"{_token(staged.job_id, staged.uid)}_{staged.attempt}_[0-9]+_[0-9]+", staged.table):
             raise StorageError(
                 f"PostgresSink: no PostgreSQL sink stages rows in {staged.table!r}; the checkpoint is corrupt or forged"

@@ -12,11 +12,20 @@ import pyarrow.fs
 from midstream.connectors.encoders import OutputFormat, new_encoder
 from midstream.connectors.filesystem import delete_if_there, make_directory, make_durable
 from midstream.core.batches import batch_bytes, concat
-from midstream.core.errors import StorageError
+from midstream.core.config import Size, size_bytes
+from midstream.core.errors import ConfigError, StorageError
 
 HELD_BYTES: Final = 16 * 2**20
 HELD_ROWS: Final = 131_072
 """The number of rows that become a row group of their own."""
+
+
+def roll_bytes_of(size: Size) -> int:
+    """Return the size at which a file is closed. Raises ConfigError for an invalid one."""
+    found = size_bytes(size, "roll_size")
+    if found < 1:
+        raise ConfigError("roll_size: 0 bytes is not a valid file size; give for example '128 MiB'")
+    return found
 
 
 class OpenFile:

@@ -72,7 +72,11 @@ class CommittedFiles:
         there = {checkpoint_id for checkpoint_id, _ in self._files(after)}
         for job in sorted(self._output.jobs):
             journal = self._journal(job)
-            if journal > after and journal not in there and not self._is_file(f"{self._above}/{job}/{_LOWERED}"):
+            if (
+                journal > after
+                and journal not in there
+                and not is_file(self._filesystem, f"{self._above}/{job}/{_LOWERED}")
+            ):
                 raise ConfigError(
                     f"the files of checkpoint {journal} are no longer in {self._directory}: they have been removed"
                 )
@@ -87,7 +91,7 @@ class CommittedFiles:
         for job in sorted(jobs):
             if self._journal(job) > after:
                 self._filesystem.open_output_stream(f"{self._above}/{job}/{_LOWERED}").close()
-                self._write_journal(job, after)
+                write_journal(self._filesystem, f"{self._above}/{job}/{JOURNAL}", after)
         for _, name in self._files(after):
             delete_if_there(self._filesystem, f"{self._directory}/{name}")
         if self._filesystem.get_file_info(self._directory).type == pyarrow.fs.FileType.Directory:
@@ -114,18 +118,23 @@ class CommittedFiles:
                 yield file_token(job, self._output.uid, attempt)
 
     def _journal(self, job: str) -> int:
-        path = f"{self._above}/{job}/{JOURNAL}"
-        if not self._is_file(path):
-            return 0
-        with self._filesystem.open_input_stream(path) as stream:
-            return int(stream.read())
+        return read_journal(self._filesystem, f"{self._above}/{job}/{JOURNAL}", otherwise=0)
 
-    def _is_file(self, path: str) -> bool:
-        return bool(self._filesystem.get_file_info(path).type == pyarrow.fs.FileType.File)
 
-    def _write_journal(self, job: str, checkpoint_id: int) -> None:
-        path = f"{self._above}/{job}/{JOURNAL}"
-        with self._filesystem.open_output_stream(f"{path}.new") as stream:
-            stream.write(str(checkpoint_id).encode())
-        make_durable(self._filesystem, f"{path}.new")
-        self._filesystem.move(f"{path}.new", path)
+def is_file(filesystem: pyarrow.fs.FileSystem, path: str) -> bool:
+    return bool(filesystem.get_file_info(path).type == pyarrow.fs.FileType.File)
+
+
+def read_journal(filesystem: pyarrow.fs.FileSystem, path: str, *, otherwise: int) -> int:
+    """Return the checkpoint up to which a job has committed; `otherwise` if there is no such file."""
+    if not is_file(filesystem, path):
+        return otherwise
+    with filesystem.open_input_stream(path) as stream:
+        return int(stream.read())
+
+
+def write_journal(filesystem: pyarrow.fs.FileSystem, path: str, checkpoint_id: int) -> None:
+    with filesystem.open_output_stream(f"{path}.new") as stream:
+        stream.write(str(checkpoint_id).encode())
+    make_durable(filesystem, f"{path}.new")
+    filesystem.move(f"{path}.new", path)

@@ -45,7 +45,8 @@ class JobPlan:
     fresh: bool = False
     """Whether to begin at the beginning although there are completed checkpoints."""
     resume: bool = False
-    """With `restore` "latest": whether a fresh start that has completed no checkpoint is begun again, and not refused.
+    """With `restore` "latest": whether the last start is begun again if it has completed no checkpoint, and had begun at
+    the beginning or at an older checkpoint than the newest. Otherwise this start is refused then.
     """
     modules: JobModules = field(default=JobModules(), repr=False)
     """The modules that slots import. They stay those of the program's start for as long as the job runs."""
@@ -173,55 +174,56 @@ CoordinatorEvent: TypeAlias = (
 )
 
 # ---- instructions ----------------------------------------------------------
-# `cause` is the number of the event that led to the instruction (the first event is 1), so that a
-# trace reads as cause and effect. It does not take part in comparisons.
 
 
 @dataclass(frozen=True, slots=True)
-class Send:
+class _Caused:
+    cause: int = field(default=0, compare=False, kw_only=True)
+    """The number of the event that led to the instruction (the first event is 1), so that a trace reads as cause and
+    effect. It does not take part in comparisons.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Send(_Caused):
     """Send a message to a slot, after everything sent to it before. If the slot is gone, drop the message."""
 
     slot: int
     message: ToSlot
-    cause: int = field(default=0, compare=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class RequestSlot:
+class RequestSlot(_Caused):
     """Start one more slot, which registers with `request`. If that fails, `SlotRequestFailed` follows."""
 
     request: str
-    cause: int = field(default=0, compare=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class CloseSlot:
+class CloseSlot(_Caused):
     """Flush what was sent to the slot, then close its connection. No `SlotLost` follows for it."""
 
     slot: int
     reason: str
-    cause: int = field(default=0, compare=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class SetTimer:
+class SetTimer(_Caused):
     """Feed `TimerFired(token)` once, in `delay_s` seconds. Tokens are never used twice."""
 
     token: str
     delay_s: float
-    cause: int = field(default=0, compare=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class CancelTimer:
+class CancelTimer(_Caused):
     """The timer need not fire. It may have fired already."""
 
     token: str
-    cause: int = field(default=0, compare=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class RunIo:
+class RunIo(_Caused):
     """Run `work` on the I/O pool, then feed `IoDone(token)`. Tokens are never used twice.
 
     Several may run at once, in any order: where order matters, the coordinator waits. `work` does storage I/O or calls
@@ -230,26 +232,23 @@ class RunIo:
 
     token: str
     work: Callable[[], object]
-    cause: int = field(default=0, compare=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class ReplyTo:
+class ReplyTo(_Caused):
     client: int
     reply: Reply
-    cause: int = field(default=0, compare=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class Tell:
+class Tell(_Caused):
     """Show a text to the user at once: a failure, and the restart that follows it."""
 
     text: str
-    cause: int = field(default=0, compare=False, kw_only=True)
 
 
 @dataclass(frozen=True, slots=True)
-class JobEnded:
+class JobEnded(_Caused):
     """The job has ended: slots are released, and I/O is over. This is the last instruction of all.
 
     `error` is set if the state is `failed`; it is ready to be raised to the user, and its text contains the traceback
@@ -261,7 +260,6 @@ class JobEnded:
     status: JobStatus
     checkpoint: str | None = None
     """The path of the checkpoint or savepoint with which a stop ended the job; None otherwise."""
-    cause: int = field(default=0, compare=False, kw_only=True)
 
 
 Instruction: TypeAlias = Send | RequestSlot | CloseSlot | SetTimer | CancelTimer | RunIo | ReplyTo | Tell | JobEnded

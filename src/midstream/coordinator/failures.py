@@ -16,6 +16,7 @@ from midstream.core.errors import (
     SchemaError,
     UnavailableError,
 )
+from midstream.core.seams import Done, Failed
 from midstream.core.tracebacks import kind_and_line, users_part
 from midstream.protocol.job_status import FailureStatus
 
@@ -54,6 +55,11 @@ def failure_of(error: BaseException, where: str) -> Failure:
     fatal = isinstance(error, (ConfigError, SchemaError, InvariantError))
     what = kind_and_line(error)
     return Failure(summary, details, shown, fatal, what and f"{where}: {what}")
+
+
+def warn_if_failed(effects: Effects, where: str, outcome: Done[None] | Failed) -> None:
+    if isinstance(outcome, Failed):
+        effects.facts.warned(failure_of(outcome.error, where).summary)
 
 
 def slot_lost(text: str, last_lines: str, crash: str) -> Failure:

@@ -6,8 +6,7 @@ node's inputs come before it. `build` does not rely on that: a graph may be made
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
@@ -41,17 +40,18 @@ class Node:
     program did not say. `place` is the user's file and line, for messages.
     """
 
-    id: int
     kind: str
-    name: str
-    uid: str | None
-    parallelism: int | None
-    inputs: tuple[Input, ...]
-    schema: pa.Schema | None
+    name: str = ""
+    uid: str | None = None
+    parallelism: int | None = None
+    inputs: tuple[Input, ...] = ()
+    schema: pa.Schema | None = None
     source: Source | None = None
     operator: Operator | None = None
     sink: Sink | None = None
     place: str = ""
+    id: int = -1
+    """Its place among the nodes of the graph to which it was added."""
 
     @property
     def label(self) -> str:
@@ -64,35 +64,11 @@ class Node:
 class LogicalGraph:
     nodes: list[Node] = field(default_factory=list)
 
-    def add(
-        self,
-        kind: str,
-        *,
-        name: str | None = None,
-        uid: str | None = None,
-        parallelism: int | None = None,
-        inputs: Sequence[Input] = (),
-        schema: pa.Schema | None = None,
-        source: Source | None = None,
-        operator: Operator | None = None,
-        sink: Sink | None = None,
-        place: str = "",
-    ) -> Node:
-        node = Node(
-            id=len(self.nodes),
-            kind=kind,
-            name=name or kind,
-            uid=uid,
-            parallelism=parallelism,
-            inputs=tuple(inputs),
-            schema=schema,
-            source=source,
-            operator=operator,
-            sink=sink,
-            place=place,
-        )
-        self.nodes.append(node)
-        return node
+    def add(self, node: Node) -> Node:
+        """Append a node, with the next id. Its name is by default its kind."""
+        added = replace(node, id=len(self.nodes), name=node.name or node.kind)
+        self.nodes.append(added)
+        return added
 
     def consumers(self) -> dict[int, list[tuple[Node, Input]]]:
         """Per node id: who reads it, and how."""

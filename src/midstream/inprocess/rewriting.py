@@ -153,7 +153,6 @@ def _take(
             uid=output.id,
             parallelism=nodes[numbers[node_id]].parallelism,
             inputs=tuple(Input(numbers[origin], end.schema, from_tag) for origin, from_tag in end.origins),
-            schema=None,
             operator=SinkOperator(node.name, sink, end.schema),
             sink=sink,
         )

@@ -20,14 +20,11 @@ the lists and dicts in it (such as a state's own), so later changes of them do n
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable
 from datetime import datetime
 from typing import Any, Protocol, TypeAlias
 
-import pyarrow as pa
-
-from midstream.operators.function_operator import Function, Port
-from midstream.operators.process_operator import ProcessOperator
+from midstream.operators.function_operator import Function
 from midstream.operators.rows import Row
 from midstream.operators.user_metrics import UserMetrics
 
@@ -320,36 +317,3 @@ class BroadcastProcessFunction(Function):
                 self.seen.clear()
         """
         return None
-
-
-def process_operator(
-    name: str,
-    function: KeyedProcessFunction,
-    *,
-    keys: Sequence[str],
-    event_time: str | None,
-    input_schema: pa.Schema,
-    schema: pa.Schema,
-    side_outputs: Mapping[str, pa.Schema] | None = None,
-) -> ProcessOperator:
-    """Return the operator of a KeyedProcessFunction. `schema`: the rows it returns; `side_outputs`: tag to schema."""
-    port = Port("process", tuple(keys), event_time, input_schema)
-    return ProcessOperator(name, function, [port], schema, side_outputs or {})
-
-
-def broadcast_process_operator(
-    name: str,
-    function: BroadcastProcessFunction,
-    *,
-    keys: Sequence[str],
-    event_times: tuple[str | None, str | None],
-    input_schemas: tuple[pa.Schema, pa.Schema],
-    schema: pa.Schema,
-    side_outputs: Mapping[str, pa.Schema] | None = None,
-) -> ProcessOperator:
-    """Return the operator. Port 0 is the stream (`keys` is empty if it is not keyed), port 1 the broadcast stream."""
-    ports = [
-        Port("process", tuple(keys), event_times[0], input_schemas[0]),
-        Port("process_broadcast", (), event_times[1], input_schemas[1], broadcast=True),
-    ]
-    return ProcessOperator(name, function, ports, schema, side_outputs or {})

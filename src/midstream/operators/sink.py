@@ -9,14 +9,17 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
+import msgspec
 import pyarrow as pa
 
-from midstream.core.errors import ConfigError, InvariantError
+from midstream.core.errors import ConfigError, InvariantError, StorageError
 from midstream.core.seams import Executor, Signal, Storage
 from midstream.operators.user_metrics import UserMetrics
 from midstream.state.pickles import OwnCode
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -369,3 +372,14 @@ class Sink(ABC):
                 return committable[0]  # the subtask, as the writer has put it there
         """
         return 0
+
+
+def decoded(data: bytes, kind: type[T], who: str, where: str) -> T:
+    """Decode a committable of `who`. Raises StorageError if another kind of sink prepared it.
+
+    That happens when a job resumes from a checkpoint in which another sink had the uid.
+    """
+    try:
+        return msgspec.msgpack.decode(data, type=kind)
+    except msgspec.DecodeError as error:
+        raise StorageError(f"{where}: what the checkpoint has to commit was not prepared by {who}: {error}") from error

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import atexit
-import errno
 import logging
 import socket
 import threading
 import time
-from functools import partial
 from typing import Final
 
 from midstream.core.errors import ClusterError
 from midstream.page.address import PageAddress, token_of
 from midstream.page.http import Refusal, Request, RequestReader, Response
 from midstream.page.site import Served, Site
-from midstream.runtime.listener import ACCEPT_PAUSE_S
+from midstream.runtime.listener import accepted
 from midstream.runtime.loop import READ, WRITE, EventLoop
 from midstream.runtime.ports import Ports, listen
 
@@ -122,17 +120,7 @@ class PageServer:
         _log.error("the page of the job: a request failed", exc_info=error)
 
     def _ready(self, _mask: int) -> None:
-        for _ in range(ACCEPTS_PER_TURN_MAX):
-            try:
-                sock, _ = self._sock.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    raise
-                self._loop.unwatch(self._sock)
-                self._loop.call_later(ACCEPT_PAUSE_S, partial(self._loop.watch, self._sock, READ, self._ready))
-                return
+        for sock, _ in accepted(self._loop, self._sock, ACCEPTS_PER_TURN_MAX, self._ready):
             while len(self._connections) >= CONNECTIONS_MAX:
                 next(iter(self._connections)).close()
             assert self._site is not None

@@ -72,6 +72,7 @@ from midstream.protocol.messages import (
     GetStatus,
     Reply,
 )
+from midstream.runtime.lines import Question
 from midstream.runtime.storage import absolute
 
 STATUS_AGE_S_MAX: Final = 0.25
@@ -111,7 +112,7 @@ class Served(Protocol):
         """The final status; None while the job runs."""
         ...
 
-    def ask(self, request: ClientRequest | GetLogs | GetRows) -> Future[Reply]: ...
+    def ask(self, request: Question) -> Future[Reply]: ...
 
 
 class EndedJob:
@@ -124,7 +125,7 @@ class EndedJob:
     def last(self) -> JobStatus:
         return self._last
 
-    def ask(self, request: ClientRequest | GetLogs | GetRows) -> Future[Reply]:
+    def ask(self, request: Question) -> Future[Reply]:
         """Refuse every request: there is no driver any more."""
         refused: Future[Reply] = Future()
         refused.set_result(Reply(error="the job has ended", status=self._last))
@@ -253,7 +254,7 @@ class Site:
         self._loop.call_later(ANSWER_S_MAX, partial(self._give_up, self._count))
         if not self._is_asking:
             self._is_asking = True
-            self._job.ask(GetStatus()).add_done_callback(self._answered)
+            self._ask(GetStatus(), self._take)
 
     def _known(self) -> JobStatus | None:
         """Return the final status, or one that is recent enough."""
@@ -263,9 +264,9 @@ class Site:
             return self._status
         return None
 
-    def _answered(self, future: Future[Reply]) -> None:
-        """Take the answer to the page's thread, from the driver's or any other."""
-        self._loop.post(partial(self._take, future.result()))
+    def _ask(self, question: Question, then: Callable[[Reply], None]) -> None:
+        """Ask the job, and take the answer to the page's thread, from the driver's or any other."""
+        self._job.ask(question).add_done_callback(lambda future: self._loop.post(partial(then, future.result())))
 
     def _take(self, reply: Reply) -> None:
         self._is_asking = False
@@ -293,10 +294,7 @@ class Site:
         number = self._count
         self._logs[number] = respond
         self._loop.call_later(ANSWER_S_MAX, partial(self._give_up_logs, number))
-        asked = self._job.ask(GetLogs(query.after))
-        asked.add_done_callback(
-            lambda future: self._loop.post(partial(self._tell_logs, number, query, future.result()))
-        )
+        self._ask(GetLogs(query.after), partial(self._tell_logs, number, query))
 
     def _tell_logs(self, number: int, query: LogsQuery, reply: Reply) -> None:
         respond = self._logs.pop(number, None)
@@ -327,8 +325,7 @@ class Site:
         number = self._count
         self._looking[number] = respond
         self._loop.call_later(ROWS_S_MAX, partial(self._rows_seen, number, None))
-        asked = self._job.ask(GetRows(look.operator, look.rows))
-        asked.add_done_callback(lambda future: self._loop.post(partial(self._rows_seen, number, future.result())))
+        self._ask(GetRows(look.operator, look.rows), partial(self._rows_seen, number))
 
     def _rows_seen(self, number: int, reply: Reply | None) -> None:
         respond = self._looking.pop(number, None)
@@ -359,9 +356,7 @@ class Site:
         while len(self._actions) > ACTIONS_KEPT:
             self._actions.popitem(last=False)
         respond(Response(ACTIONS.status, document(state), JSON))
-        self._job.ask(asked).add_done_callback(
-            lambda future: self._loop.post(partial(self._done, number, future.result()))
-        )
+        self._ask(asked, partial(self._done, number))
 
     def _done(self, number: int, reply: Reply) -> None:
         if number in self._actions:

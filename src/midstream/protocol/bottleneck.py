@@ -1,4 +1,4 @@
-"""Finds the task that the others wait for, and the cause, from the shares of time in a status. Pure."""
+"""Pure functions that find the task that the others wait for, and the cause, from the shares of time in a status."""
 
 from __future__ import annotations
 

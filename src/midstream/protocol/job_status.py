@@ -32,7 +32,7 @@ class OperatorStatus(msgspec.Struct, frozen=True):
     """
 
     uid: str
-    """By it its state is found."""
+    """The id by which a checkpoint identifies the operator's state."""
     name: str
     parallelism: int
     rows_in: int

@@ -133,7 +133,7 @@ class Deploy(msgspec.Struct, frozen=True, tag="deploy"):
 
     `graph` is the pickled JobGraph; if empty, it is the last one sent to the slot, in a `Deploy` or `CommitSinks`: it
     may be large, and attempts reuse slots. `slots[i]` is the slot id that runs subtask i of every vertex. `finished`:
-    those of its tasks that had finished in the checkpoint to restore, which run nothing.
+    the tasks of the slot that had finished in the checkpoint to restore; they run nothing.
     """
 
     job_id: str
@@ -162,7 +162,7 @@ class Restored(msgspec.Struct, frozen=True):
     tasks: tuple[tuple[TaskId, tuple[OperatorSnapshot, ...]], ...] = ()
     """The state of each task."""
     channels: tuple[tuple[TaskId, tuple[ChannelState, ...]], ...] = ()
-    """What was in flight to each task, by its current edges, in order."""
+    """The rows in flight to each task, by its current edges, in order."""
 
 
 class Start(msgspec.Struct, frozen=True, tag="start"):
@@ -197,7 +197,7 @@ class CheckpointAborted(msgspec.Struct, frozen=True, tag="aborted"):
     checkpoint_id: int
 
 
-class ReadOn(msgspec.Struct, frozen=True, tag="read_on"):
+class ResumeSources(msgspec.Struct, frozen=True, tag="resume_sources"):
     """Checkpoint `checkpoint_id`, after which the sources are paused, has completed, but the tasks continue: resume the
     sources.
     """
@@ -303,7 +303,7 @@ ToSlot: TypeAlias = (
     | TriggerCheckpoint
     | CheckpointCompleted
     | CheckpointAborted
-    | ReadOn
+    | ResumeSources
     | AssignSplit
     | SplitsAssigned
     | NoMoreSplits
@@ -337,7 +337,7 @@ class SlotWait(msgspec.Struct, frozen=True):
     """Something outside of the job that the slot waits for, such as brokers that do not answer."""
 
     what: Annotated[str, msgspec.Meta(max_length=WAIT_CHARS_MAX)]
-    """What it is, to complete "waiting for …"."""
+    """The text that completes "waiting for …"."""
     for_ms: int
 
 

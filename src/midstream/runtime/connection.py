@@ -503,20 +503,10 @@ class Connection:
             self._failed(self, reason)
 
 
-def dial(
-    loop: EventLoop,
-    host: str,
-    port: int,
-    handshake: Handshake,
-    opened: Callable[[Connection], None],
-    failed: Callable[[Connection, str], None],
-    *,
-    frame_bytes_max: int,
-    buffer_bytes: int,
-    tls: Tls | None = None,
-    handshake_timeout_s: float = HANDSHAKE_TIMEOUT_S,
-) -> Connection:
-    """Begin a connection to a numeric address (looking up a name would block). Raises ClusterError for any other."""
+def dial(host: str, port: int) -> socket.socket:
+    """Return a socket that connects to a numeric address (looking up a name would block), for a Connection that is
+    `connecting`. Raises ClusterError for any other.
+    """
     try:
         info = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
         family, kind, proto, _, address = info[0]
@@ -528,18 +518,7 @@ def dial(
     if error_number not in (0, errno.EINPROGRESS):
         sock.close()
         raise ClusterError(f"cannot connect to {host}:{port}: {os.strerror(error_number)}")
-    return Connection(
-        loop,
-        sock,
-        handshake,
-        opened,
-        failed,
-        frame_bytes_max=frame_bytes_max,
-        buffer_bytes=buffer_bytes,
-        tls=tls,
-        handshake_timeout_s=handshake_timeout_s,
-        connecting=True,
-    )
+    return sock
 
 
 def _prepare(sock: socket.socket) -> None:

@@ -13,7 +13,7 @@ import logging
 import secrets
 import socket
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from midstream.protocol.handshake import NONCE_BYTES, Acceptor, Identity
@@ -27,6 +27,36 @@ ACCEPTS_PER_TURN_MAX: Final = 64
 ACCEPT_PAUSE_S: Final = 0.25
 
 _log = logging.getLogger(__name__)
+
+
+def accepted(
+    loop: EventLoop, listening: socket.socket, count_max: int, ready: Callable[[int], None]
+) -> Iterator[tuple[socket.socket, str]]:
+    """Accept the connections that wait at a socket, whose events go to `ready`, and yield each with its address.
+
+    If the process has no more descriptors, the socket is watched again after a pause: otherwise the loop would be busy
+    with an event that it cannot handle.
+    """
+
+    def resume() -> None:
+        if listening.fileno() >= 0:
+            loop.watch(listening, READ, ready)
+
+    for _ in range(count_max):
+        if listening.fileno() < 0:
+            return
+        try:
+            sock, address = listening.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError as error:
+            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
+                raise
+            _log.warning("cannot accept a connection: %s; trying again in %.2f s", error.strerror, ACCEPT_PAUSE_S)
+            loop.unwatch(listening)
+            loop.call_later(ACCEPT_PAUSE_S, resume)
+            return
+        yield sock, address[0]
 
 
 class Listener:
@@ -83,25 +113,8 @@ class Listener:
         self._strangers.clear()
 
     def _ready(self, _mask: int) -> None:
-        for _ in range(ACCEPTS_PER_TURN_MAX):
-            if self._sock.fileno() < 0:
-                return
-            try:
-                sock, address = self._sock.accept()
-            except (BlockingIOError, ConnectionAbortedError):
-                return
-            except OSError as error:
-                if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
-                    raise
-                _log.warning("cannot accept a connection: %s; trying again in %.2f s", error.strerror, ACCEPT_PAUSE_S)
-                self._loop.unwatch(self._sock)
-                self._loop.call_later(ACCEPT_PAUSE_S, self._resume)
-                return
-            self._admit(sock, address[0])
-
-    def _resume(self) -> None:
-        if self._sock.fileno() >= 0:
-            self.start()
+        for sock, address in accepted(self._loop, self._sock, ACCEPTS_PER_TURN_MAX, self._ready):
+            self._admit(sock, address)
 
     def _admit(self, sock: socket.socket, host: str) -> None:
         if len(self._strangers) >= self._unauthenticated_max:

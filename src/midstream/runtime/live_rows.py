@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -31,48 +31,42 @@ class _Meant:
     side_output: str | None
 
 
+@dataclass(slots=True)
 class OpenLooks:
     """The open requests. Loop thread only. Each `ask` leads to exactly one `answer` to its client, in time."""
 
-    def __init__(
-        self,
-        loop: EventLoop,
-        graph: JobGraph,
-        send_all: Callable[[ShowRows], None],
-        answer: Callable[[int, Reply], None],
-    ) -> None:
-        self._loop = loop
-        self._graph = graph
-        self._send_all = send_all
-        self._answer = answer
-        self._open: dict[int, tuple[int, _Meant]] = {}
-        self._count = 0
-        self._next_s = float("-inf")
-        """The next request does not begin before this time."""
+    loop: EventLoop
+    graph: JobGraph
+    send_all: Callable[[ShowRows], None]
+    answer: Callable[[int, Reply], None]
+    _open: dict[int, tuple[int, _Meant]] = field(default_factory=dict)
+    _count: int = 0
+    _next_s: float = float("-inf")
+    """The next request does not begin before this time."""
 
     def ask(self, client: int, request: GetRows) -> None:
-        meant = meant_by(self._graph, request.operator)
+        meant = meant_by(self.graph, request.operator)
         if isinstance(meant, str):
-            self._answer(client, Reply(error=meant))
+            self.answer(client, Reply(error=meant))
             return
         if len(self._open) >= LOOKS_MAX:
-            self._answer(client, Reply(error=f"{LOOKS_MAX} requests for rows are open already; try again in a moment"))
+            self.answer(client, Reply(error=f"{LOOKS_MAX} requests for rows are open already; try again in a moment"))
             return
         number = self._count
         self._count += 1
         self._open[number] = client, meant
         begin = partial(self._begin, ShowRows(number, meant.shown_uid, meant.side_output, request.rows))
-        now_s = self._loop.monotonic_s()
+        now_s = self.loop.monotonic_s()
         delay_s = max(0.0, self._next_s - now_s)
         self._next_s = now_s + delay_s + EVERY_S
         if delay_s:
-            self._loop.call_later(delay_s, begin)
+            self.loop.call_later(delay_s, begin)
         else:
             begin()
 
     def _begin(self, look: ShowRows) -> None:
-        self._loop.call_later(WAIT_S + SLACK_S, partial(self._end, look.number, None))
-        self._send_all(look)
+        self.loop.call_later(WAIT_S + SLACK_S, partial(self._end, look.number, None))
+        self.send_all(look)
 
     def shown(self, shown: RowsShown) -> None:
         """Answer with the rows of the first subtask that had some; later ones are dropped."""
@@ -82,7 +76,7 @@ class OpenLooks:
         waiting = self._open.pop(number, None)
         if waiting is not None:
             client, meant = waiting
-            self._answer(client, Reply(rows=LiveRows(meant.uid, meant.name, meant.shown_name, shown)))
+            self.answer(client, Reply(rows=LiveRows(meant.uid, meant.name, meant.shown_name, shown)))
 
 
 def meant_by(graph: JobGraph, operator: str) -> _Meant | str:

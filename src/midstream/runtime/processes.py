@@ -30,10 +30,9 @@ import msgspec
 from midstream.core.errors import ClusterError, MidstreamError
 from midstream.protocol.framing import LENGTH, LENGTH_BYTES
 from midstream.runtime.capture import Capture
-from midstream.runtime.ports import ANY_PORT, Ports
+from midstream.runtime.ports import ANY_PORT
 from midstream.runtime.provider import OnFailed, OnLeaving, SlotLaunch
 from midstream.runtime.threads import ENVIRONMENT
-from midstream.runtime.tls import JobKeys
 from midstream.runtime.watched import SlotEnd, WatchedSlot, end_all
 
 KILL_WAIT_S: Final = 5.0
@@ -50,16 +49,6 @@ LAST_WORDS_WAIT_S: Final = 1.0
 COPIED_BYTES_MAX: Final = 2**16
 COPIED_LINE_BYTES_MAX: Final = 2**20
 """The limit on a line; longer ones may be interleaved with others, and have a replaced character at the cut."""
-
-
-class _Launch(msgspec.Struct, frozen=True):
-    host: str
-    port: int
-    keys: JobKeys
-    job_id: str
-    request: str
-    log_levels: dict[str, int]
-    ports: Ports
 
 
 class ProcessSlots:
@@ -124,11 +113,7 @@ class _Child(WatchedSlot):
         except OSError as error:
             raise ClusterError(f"cannot start a slot process with {sys.executable}: {error.strerror}") from error
         self.pid = self._process.pid
-        body = msgspec.msgpack.encode(
-            _Launch(
-                launch.host, launch.port, launch.keys, launch.job_id, launch.request, launch.log_levels, launch.ports
-            )
-        )
+        body = msgspec.msgpack.encode(launch)
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):  # it is dead already; the watching thread reports why
             self._process.stdin.write(LENGTH.pack(len(body)) + body)
@@ -219,7 +204,7 @@ def main() -> int:
     """Run a slot. Returns 0 if it was released; 1 after an error, which is reported to the parent."""
     if sys.path[0] == os.getcwd():
         del sys.path[0]  # `-m` has added it; on a cluster, slots do not run where the job's modules are
-    launch = msgspec.msgpack.decode(_read_launch(), type=_Launch)
+    launch = msgspec.msgpack.decode(_read_launch(), type=SlotLaunch)
     faulthandler.enable(all_threads=False)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(line_buffering=True)  # stdout is a pipe, but users watch it
@@ -228,10 +213,7 @@ def main() -> int:
 
     try:
         with Capture(launch.log_levels, keeps_records=False) as capture:
-            run_slot(
-                SlotLaunch(launch.host, launch.port, launch.keys, launch.job_id, launch.request, ports=launch.ports),
-                capture=capture,
-            )
+            run_slot(launch, capture)
     except MidstreamError as error:
         text = " ".join(str(error).splitlines())
         print(f"{LAST_WORD}{type(error).__name__}: {text}", file=sys.stderr)  # noqa: T201 - what the parent reads

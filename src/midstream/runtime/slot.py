@@ -122,18 +122,17 @@ class _SlotProcess:
         except OSError as error:
             raise ClusterError(f"cannot find the driver's host {launch.host!r}: {error.strerror or error}") from error
         try:
-            dial(
+            identity = Identity(Role.SLOT_CONTROL, launch.job_id)
+            Connection(
                 self._loop,
-                str(host),
-                launch.port,
-                Dialer(
-                    launch.keys.secret, Identity(Role.SLOT_CONTROL, launch.job_id), secrets.token_bytes(NONCE_BYTES)
-                ),
+                dial(str(host), launch.port),
+                Dialer(launch.keys.secret, identity, secrets.token_bytes(NONCE_BYTES)),
                 self._connected,
                 self._unreachable,
                 frame_bytes_max=CONTROL_FRAME_BYTES_MAX,
                 buffer_bytes=RECEIVE_BUFFER_BYTES,
                 tls=tls_of(launch.keys),
+                connecting=True,
             )
         except ClusterError as error:
             raise ClusterError(f"a slot on {socket.gethostname()} cannot reach its driver: {error}") from error

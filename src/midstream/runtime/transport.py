@@ -102,15 +102,14 @@ class TcpTransport:
             connection, timer = self._held.pop(key)
             timer.cancel()
             link.connected(connection)
-        elif self.slot < slot:
-            link.timer = self._loop.call_later(
-                self._open_timeout_s, lambda: link.lost(f"slot {slot} at {host}:{port} did not answer in time")
-            )
+            return link
+        dials = self.slot < slot
+        what = (
+            f"slot {slot} at {host}:{port} did not answer in time" if dials else f"slot {slot} did not connect in time"
+        )
+        link.timer = self._loop.call_later(self._open_timeout_s, lambda: link.lost(what))
+        if dials:
             self._dial(link, host, port)
-        else:
-            link.timer = self._loop.call_later(
-                self._open_timeout_s, lambda: link.lost(f"slot {slot} did not connect in time")
-            )
         return link
 
     def check_answers(self, timeout_s: float) -> None:
@@ -143,10 +142,9 @@ class TcpTransport:
 
         identity = Identity(Role.SLOT_DATA, self._job_id, attempt, from_slot=self.slot or 0, to_slot=slot)
         try:
-            link.connection = dial(
+            link.connection = Connection(
                 self._loop,
-                host,
-                port,
+                dial(host, port),
                 Dialer(self._keys.secret, identity, secrets.token_bytes(NONCE_BYTES)),
                 link.connected,
                 failed,
@@ -154,6 +152,7 @@ class TcpTransport:
                 buffer_bytes=RECEIVE_BUFFER_BYTES,
                 tls=tls_of(self._keys),
                 handshake_timeout_s=DIAL_TIMEOUT_S,
+                connecting=True,
             )
         except ClusterError as error:
             reason = f"slot {slot}: {error}"

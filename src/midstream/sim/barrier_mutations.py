@@ -14,6 +14,7 @@ from midstream.exchange.queue import ElementQueue
 from midstream.graph.job_graph import JobGraph
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements, nothing
+from midstream.sim.regions_at_rest import learning_late
 from midstream.worker import slot, snapshots
 from midstream.worker.task_checkpoints import TaskCheckpoints
 
@@ -392,7 +393,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "channels stay blocked when a checkpoint is given up", given_up_and_blocked, regions.failing_alone
     ),
     "failed_capture_goes_on": Mutation(
-        "barriers of a capture that could not be written count as overtaken", failed_capture_goes_on, regions.stalled
+        "barriers of a capture that could not be written count as overtaken",
+        failed_capture_goes_on,
+        regions.captured_in_vain,
     ),
     "overtakes_in_cycles": Mutation(
         "barriers overtake where a task comes to wait for itself", overtakes_in_cycles, regions.held
@@ -415,7 +418,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "barrier_says_nothing_of_completed_ones": Mutation(
         "a snapshot refers to what an older checkpoint has, though a newer one has completed",
         barrier_says_nothing_of_completed_ones,
-        regions.barriers_first,
+        learning_late,
     ),
     "acknowledged_out_of_order": Mutation(
         "checkpoints are acknowledged out of order", acknowledged_out_of_order, regions.stalled

@@ -328,7 +328,7 @@ class Driver:
         if number is not None:
             self._restarts_told += 1
             if int(number[1]) != self._restarts_told:
-                self.bug(f"people are told of restart {number[1]}, after {self._restarts_told - 1}")
+                self.bug(f"restart {number[1]} is reported after restart {self._restarts_told - 1}")
         self.cluster.world.note(("told", text))
 
     def ended_with(self, outcome: JobEnded) -> None:
@@ -372,10 +372,10 @@ class Driver:
     def about_to_end(self, outcome: JobEnded) -> None:
         self._check_row(str(outcome.error))
         if self._asked:
-            self.bug(f"the job ends, and nobody has answered {list(self._asked.values())}")
+            self.bug(f"the job ends without an answer to {list(self._asked.values())}")
         if outcome.status.restarts != self._restarts_told:
             self.bug(
-                f"the job was restarted {outcome.status.restarts} times, people were told of {self._restarts_told}"
+                f"the job was restarted {outcome.status.restarts} times, {self._restarts_told} restarts were reported"
             )
 
     def _note_finished(self, deploy: m.Deploy) -> None:
@@ -396,7 +396,7 @@ class Driver:
         """Check that a job which ends because of repeated failures has failed as often since its last checkpoint."""
         row = _IN_A_ROW.match(why)
         if row is not None and self._told < int(row[1]) - 1:
-            self.bug(f"the job ends of {row[1]} failures in a row, {self._told + 1} since a checkpoint")
+            self.bug(f"the job ends after {row[1]} failures in a row, {self._told + 1} of them since a checkpoint")
 
     # ---- slots
 
@@ -555,7 +555,7 @@ class Slot:
                 if waiting and not sub.is_local:
                     self._world.bug(f"{ref} ends, and {len(waiting)} batches to {sub.channel} have not been sent")
         if task is not None and task._snapshots._unacknowledged:
-            self._world.bug(f"{ref} ends, and owes an answer for checkpoints {sorted(task._snapshots._unacknowledged)}")
+            self._world.bug(f"{ref} ends without an answer for checkpoints {sorted(task._snapshots._unacknowledged)}")
 
     def _beat(self) -> None:
         assert self.machine is not None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict
 
 import msgspec
 
@@ -16,6 +16,9 @@ from midstream.sim.run import Outcome, run
 from midstream.sim.scenario import BACKLOGGED, FAULTS, RECOVERING, Scenario
 from midstream.sim.shapes import COMBINED, SHAPES
 from midstream.sim.trace import channel_pattern, checkpoint_pattern
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
 TOPOLOGIES = (*SHAPES, *COMBINED, "random")
 PARALLELISM_MAX = 64
@@ -31,22 +34,41 @@ class Simulated:
     ok: bool
 
 
+class Scenarios(TypedDict, total=False):
+    """What scenarios are drawn from. `faults`: comma-separated kinds, "none", or None for all."""
+
+    topology: str
+    parallelism: int | None
+    rescale_to: int | None
+    faults: str | None
+    rows: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """The lines of a trace that are shown: the last `tail` of those to which all conditions apply."""
+
+    channel: str | None = None
+    """edge:producer:consumer."""
+    checkpoint: int | None = None
+    """Its number."""
+    pattern: str | None = None
+    """A regular expression."""
+    tail: int | None = None
+
+
 def simulate(
     *,
     seeds: str = "0:100",
-    topology: str = "random",
-    parallelism: int | None = None,
-    rescale_to: int | None = None,
-    faults: str | None = None,
-    rows: int | None = None,
     jobs: int | None = None,
     seconds: float | None = None,
     coverage: bool = False,
     failures_max: int = 1,
     make_small: bool = True,
     progress: Callable[[Summary], None] | None = None,
+    **scenarios: Unpack[Scenarios],
 ) -> Simulated:
-    """Run the seeds `A:B` (B not included). `faults`: comma-separated kinds, "none", or None for all.
+    """Run the seeds `A:B` (B not included).
 
     `jobs`: the number of processes, by default one per core. `seconds`: the time after which no further run begins.
     `coverage`: report which events came in which states. Raises ConfigError for anything that does not exist.
@@ -54,7 +76,7 @@ def simulate(
     if jobs is not None and not 1 <= jobs <= JOBS_MAX:
         raise ConfigError(f"jobs: {jobs} is not between 1 and {JOBS_MAX}")
     check_seconds(seconds)
-    options = replace(_options(topology, parallelism, rescale_to, faults, rows), coverage=coverage)
+    options = replace(_options(**scenarios), coverage=coverage)
     summary = campaign(
         options,
         parse_seeds(seeds),
@@ -113,30 +135,17 @@ def check_seconds(seconds: float | None) -> None:
         raise ConfigError(f"seconds: {seconds:g} is no time to run anything")
 
 
-def replay(
-    seed: int,
-    *,
-    topology: str = "random",
-    parallelism: int | None = None,
-    rescale_to: int | None = None,
-    faults: str | None = None,
-    rows: int | None = None,
-    channel: str | None = None,
-    checkpoint: int | None = None,
-    pattern: str | None = None,
-    tail: int | None = None,
-) -> Simulated:
-    """Run one seed again and show all its events, or the last `tail` of those that match all given conditions.
+def replay(seed: int, filters: Filters = Filters(), **scenarios: Unpack[Scenarios]) -> Simulated:
+    """Run one seed again and show all its events, or those that pass the filters.
 
-    The conditions are `channel` (edge:producer:consumer), `checkpoint` (its number) and `pattern` (a regular
-    expression). In the trace, channels read `e1:0>2`, checkpoints `chk 3`, tasks `v1/0`.
+    In the trace, channels read `e1:0>2`, checkpoints `chk 3`, tasks `v1/0`.
     """
-    options = _options(topology, parallelism, rescale_to, faults, rows)
-    patterns = trace_patterns(channel, checkpoint, pattern, tail)
+    options = _options(**scenarios)
+    patterns = trace_patterns(filters)
     scenario = options.scenario(seed)
     outcome = run(scenario, keep_trace=True)
     assert outcome.trace is not None
-    shown = list(outcome.trace.lines(*patterns, tail=tail))
+    shown = list(outcome.trace.lines(*patterns, tail=filters.tail))
     lines = [*describe_scenario(scenario), *shown, *_verdict(outcome)]
     data = {
         "seed": seed,
@@ -153,21 +162,21 @@ def _verdict(outcome: Outcome) -> list[str]:
     return [head, *(outcome.why_not_passed or ["all as it should be"])]
 
 
-def trace_patterns(channel: str | None, checkpoint: int | None, pattern: str | None, tail: int | None) -> list[str]:
+def trace_patterns(filters: Filters) -> list[str]:
     """Return regular expressions all of which must match a line of a trace. Raises ConfigError."""
     patterns: list[str] = []
-    if channel is not None:
-        patterns.append(channel_pattern(channel))
-    if checkpoint is not None:
-        patterns.append(checkpoint_pattern(checkpoint))
-    if tail is not None and tail < 1:
-        raise ConfigError(f"tail: {tail} is not a number of lines")
-    if pattern is not None:
-        patterns.append(pattern)
+    if filters.channel is not None:
+        patterns.append(channel_pattern(filters.channel))
+    if filters.checkpoint is not None:
+        patterns.append(checkpoint_pattern(filters.checkpoint))
+    if filters.tail is not None and filters.tail < 1:
+        raise ConfigError(f"tail: {filters.tail} is not a number of lines")
+    if filters.pattern is not None:
+        patterns.append(filters.pattern)
         try:
-            re.compile(pattern)
+            re.compile(filters.pattern)
         except re.error as error:
-            raise ConfigError(f"pattern: {pattern!r} is not a regular expression: {error}") from error
+            raise ConfigError(f"pattern: {filters.pattern!r} is not a regular expression: {error}") from error
     return patterns
 
 
@@ -215,7 +224,11 @@ def parse_seeds(text: str) -> range:
 
 
 def _options(
-    topology: str, parallelism: int | None, rescale_to: int | None, faults: str | None, rows: int | None
+    topology: str = "random",
+    parallelism: int | None = None,
+    rescale_to: int | None = None,
+    faults: str | None = None,
+    rows: int | None = None,
 ) -> Options:
     if topology not in TOPOLOGIES:
         raise ConfigError(f"topology: there is no {topology!r}; there are {', '.join(TOPOLOGIES)}")

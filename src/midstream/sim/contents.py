@@ -120,7 +120,7 @@ class Contents:
     def _check_n(self, ids: Int64s, n: Int64s, counted: Sequence[Set[int] | None]) -> str:
         if counted == [None]:
             wrong = n != 0
-            return f"an n in rows {some(ids[wrong])}, which nobody has counted: {some(n[wrong])}" if wrong.any() else ""
+            return f"an n in rows {some(ids[wrong])}, counted by no operator: {some(n[wrong])}" if wrong.any() else ""
         pairs = numbered(ids, n)
         given = [part for part in counted if part is not None]
         if None not in counted and len(given) == 1 and given[0] >= set(pairs):
@@ -138,7 +138,7 @@ def check_made(rows: pa.RecordBatch) -> str:
     wrong = [name for name in ("key", "sequence", "ts", "n") if column(rows, name).any()]
     if any(rows.column("text").to_pylist()):
         wrong.append("text")
-    return f"something in the columns {', '.join(wrong)} of rows that say a sum" if wrong else ""
+    return f"something in the columns {', '.join(wrong)} of rows that hold a sum" if wrong else ""
 
 
 # ---- which operators have counted the rows ---------------------------------

@@ -171,7 +171,7 @@ class Disk:
         else:
             self.lies -= 1
         self.lied += 1
-        self._world.note(("it is said to have failed:", name))
+        self._world.note(("it is reported as failed:", name))
         raise StorageError(f"no answer about {name} {SIM}")
 
     def _touch(self) -> None:

@@ -73,13 +73,13 @@ class EventTimes:
                 heard_us = {index: operators[uid].subtasks[index].watermark_in_us for index in operators[uid].running}
                 behind = [index for index, mark_us in heard_us.items() if mark_us < said_us]
                 if behind:
-                    yield f"{where}: event time stands still: {uid}/{behind[0]} is at {heard_us[behind[0]]}, all say {said_us}"
+                    yield f"{where}: event time stands still: {uid}/{behind[0]} is at {heard_us[behind[0]]}, all have reported {said_us}"
         for uid, on_time in self._timers.items():
             for subtask in operators[uid].subtasks if uid in operators else ():
                 waiting = (row for row in self._waiting(subtask) if row // SOURCE_IDS in on_time)
                 due = [row for row in waiting if due_us(row) <= subtask.watermark_out_us]
                 if due:
-                    told = f"has told of event time {subtask.watermark_out_us}"
+                    told = f"has reported event time {subtask.watermark_out_us}"
                     yield f"{where}: {uid} {told}, and holds {due[:SAMPLES]} ({len(due)} rows)"
 
     def _waiting(self, subtask: OperatorSnapshot) -> Iterator[int]:

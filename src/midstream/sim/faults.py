@@ -299,7 +299,7 @@ def _open_fails(stage: Stage, victim: int) -> bool:
 
 def _cancel(stage: Stage, victim: int) -> bool:
     """Cancel the job, like Ctrl-C, without a last checkpoint. It is started again from the newest one."""
-    stage.driver.cancel(f"somebody has had enough {SIM}")
+    stage.driver.cancel(f"the user cancels the job {SIM}")
     return True
 
 

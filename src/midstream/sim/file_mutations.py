@@ -238,8 +238,8 @@ def files_of_late_answers_stay() -> Replacements:
 def a_failed_pass_is_forgotten() -> Replacements:
     """What could not be deleted is not tried again."""
 
-    def done(self: Any, checkpoints: Any, files: Any, before: Any, outcome: Any) -> None:
-        original(self, [], frozenset(), None, outcome)
+    def done(self: Any, doomed: Any, outcome: Any) -> None:
+        original(self, type(doomed)(), outcome)
 
     original = Cleaning._done
     return [(Cleaning, "_done", done)]

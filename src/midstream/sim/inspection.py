@@ -84,7 +84,7 @@ class Inspection:
     def rows_in_flight(self, storage: Storage, metadata: CheckpointMetadata) -> dict[Place, pa.RecordBatch]:
         """Return the rows in flight by place, since an edge may be restored as another one with the same ends."""
         found: dict[Place, list[pa.RecordBatch]] = {}
-        places = self._places.of(metadata) if metadata.channels else []
+        places = self._places.of(metadata) if metadata.channels else {}
         for state in metadata.channels:
             place, old = places[state.edge], metadata.edges[state.edge]
             form = form_of(self._shape, place.entry)

@@ -35,6 +35,7 @@ KEEPER_US: Final = 20_000
 LAUNCHES_MAX: Final = 50
 IS_NEWER: Final = "is older than what has been committed"
 STARTED_OVER: Final = "the job was started over since checkpoint"
+LAST_STARTED: Final = "the job was last started from checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,11 +45,13 @@ class Start:
     restore: str | None = None
     newer_output: NewerOutput | None = None
     fresh: bool = False
+    resume: bool = False
     copies: Cut | None = None
     """The cut of the savepoint from which the job is started; None if it is not started from one."""
 
 
 LATEST: Final = Start("latest")
+RESUME: Final = Start("latest", resume=True)
 MakePlan = Callable[[str, str, Shape, int, Start], JobPlan]
 """Returns the plan for a job id, a checkpoint directory, a shape, a version of the program, and a start."""
 
@@ -92,12 +95,10 @@ class Keeper:
         self._wants_back: int | None = None
         """Chooses how the next start goes back, or starts the job over; None if it does neither."""
         self._start = Start()
-        self._is_started_over = False
-        """Whether the job was started over and has completed no checkpoint since, as far as the keeper knows."""
-        self._started_over_by = ""
-        """The job id of the last start that started the job over."""
-        self._over = 0
-        """The number of times that the job was started over."""
+        self._starts: dict[str, Start] = {}
+        """Each start, by its job id."""
+        self._begun_at_launch: Start | None = None
+        """See `_begun`, when the current driver was submitted."""
         self._origin: Start | None = None
         """The start from the savepoint from which the job continues while its directory holds no checkpoint."""
         self._is_restored = True
@@ -115,6 +116,8 @@ class Keeper:
         self._start = start
         self._is_restored = start.copies is None
         job_id = f"job{self.launches}"
+        self._starts[job_id] = start
+        self._begun_at_launch = self._begun(job_id)
         self._versions[job_id] = version
         self.driver = self._cluster.submit(self._make_plan(job_id, self.root, shape, version, start))
 
@@ -160,12 +163,23 @@ class Keeper:
 
     def _may_fail(self, error: str) -> bool:
         """Whether the job may fail with this error: because of a fault; because its start went back without saying what
-        is to happen to newer output; or because it continued a job that had been started over.
+        is to happen to newer output; or because it was to continue from the newest checkpoint, and the last start had
+        begun elsewhere.
         """
         start = self._start
-        is_mute = start.newer_output is None and start.restore not in (None, "latest")
-        is_over = self._over > 0 and start.restore == "latest"
-        return SIM in error or (is_mute and IS_NEWER in error) or (is_over and STARTED_OVER in error)
+        if SIM in error:
+            return True
+        if IS_NEWER in error and start.newer_output is None and start.restore not in (None, "latest"):
+            return True
+        if start.restore != "latest":
+            return False
+        begun = [found for found in (self._begun_at_launch, self._begun()) if found is not None]
+        over = [found for found in begun if found.fresh]
+        copied = [found for found in begun if found.copies is not None]
+        back = [found for found in begun if found not in over and found not in copied]
+        if start.resume:  # what was under way may have been committed since the job went back
+            return (bool(copied) and LAST_STARTED in error) or (bool(back) and IS_NEWER in error)
+        return (bool(over) and STARTED_OVER in error) or (bool(back or copied) and LAST_STARTED in error)
 
     def _usual(self, ended: JobEnded | None) -> Generator[str, None, Start]:
         """Yield complaints, and return the usual start: from the savepoint of a stop, or else from the newest
@@ -189,7 +203,8 @@ class Keeper:
             return random.choice((0, self.launches, self.launches))
         made_by = start.copies.job_id if start.copies is not None else None
         if made_by is None and start.restore is not None:
-            name = start.restore.rpartition("chk-")[2]
+            begun = self._begun() if start.resume else None
+            name = ((begun.restore if begun is not None else None) or start.restore).rpartition("chk-")[2]
             with self._world.looking():
                 listed = [
                     entry for entry in list_checkpoints(self.disk) if name in ("latest", str(entry.checkpoint_id))
@@ -247,22 +262,28 @@ class Keeper:
     def _back(self, is_refused: bool) -> Start | None:
         """Return a start that goes back, or starts over; None if the next start should do neither."""
         start, job_id = self._start, self.driver.plan.job_id
-        if is_refused and self._is_started_over:
+        begun = self._begun()
+        is_over = begun is not None and begun.fresh
+        random = Random(f"over {self._scenario.seed} {self.launches}")
+        if is_refused and is_over:
             return Start(fresh=True)
-        if is_refused and self._start == LATEST:
-            # The job was started over and has since gone back beyond that, which is not recorded anywhere. So the
-            # checkpoint has to be named.
+        if is_refused and start.restore == "latest":
             with self._world.looking():
-                newest = list_checkpoints(self.disk)[-1].checkpoint_id
-            return Start(str(newest), "take-back")
+                named = [str(entry.checkpoint_id) for entry in list_checkpoints(self.disk)[-1:]]
+            if begun is not None and begun.restore is not None and begun.copies is None:
+                named.append(begun.restore)
+            return Start(random.choice(named), random.choice(("take-back", "keep"))) if named else self._origin
         if is_refused:
             self._wants_back = 4 * self.launches  # the next start says what is to happen to the newer output
-        elif self._is_started_over and Random(f"over {self._scenario.seed} {self.launches}").random() < 0.5:
-            return LATEST  # must be refused
-        elif self._is_started_over or (start.fresh and not self._oracle.lines.has_begun(job_id)):
+        elif is_over and random.random() < 0.5:
+            return random.choice((LATEST, RESUME))  # the first must be refused
+        elif is_over or (start.fresh and not self._oracle.lines.has_begun(job_id)):
             return Start(fresh=True)
         elif start.newer_output is not None and not self._oracle.lines.has_begun(job_id):
             return start  # the driver may have been killed while it took output back, so the same start is repeated
+        if begun is not None and begun.copies is None and not is_refused:
+            if self._wants_back is None or random.random() < 0.5:
+                return random.choice((LATEST, RESUME, RESUME))  # the first must be refused
         if self._wants_back is None:
             return None
         victim, self._wants_back = self._wants_back, None
@@ -275,6 +296,29 @@ class Keeper:
         restore, cut = random.choice(there)
         says: tuple[NewerOutput | None, ...] = ("take-back", "take-back", "keep", None)
         return Start(restore, random.choice(says[:3] if is_refused else says), copies=cut)
+
+    def _begun(self, until: str | None = None) -> Start | None:
+        """Return the last start that took effect, if it has completed no checkpoint and did not begin at the newest.
+
+        `until`: the job id of a start; only those before it are looked at. A start that continued from the newest
+        checkpoint, or as `RESUME` did, stands for the one before it.
+        """
+        with self._world.looking():
+            jobs = jobs_of(self.disk)
+            listed = [entry.metadata for entry in list_checkpoints(self.disk) if entry.metadata is not None]
+        last = max((epoch for epoch, job_id in jobs.items() if job_id == until), default=max(jobs, default=0) + 1)
+        listed = [metadata for metadata in listed if metadata.epoch < last]
+        made_by, newest = (listed[-1].epoch, listed[-1].checkpoint_id) if listed else (0, 0)
+        for epoch in sorted((epoch for epoch in jobs if made_by < epoch < last), reverse=True):
+            start = self._starts[jobs[epoch]]
+            if f"epochs/{epoch:08}.from" not in self.disk.files or start.restore == "latest":
+                continue
+            if start.fresh:
+                return start if listed else None
+            if start.copies is not None:
+                return start
+            return None if start.restore is None or start.restore.rpartition("chk-")[2] == str(newest) else start
+        return None
 
     def _older(self) -> list[tuple[str, Cut | None]]:
         """Return the older checkpoints and savepoints to which a start may go back."""
@@ -302,8 +346,6 @@ class Keeper:
     def written(self, metadata: CheckpointMetadata) -> list[str]:
         """Check a checkpoint whose metadata was written to the job's directory, and return complaints."""
         self._completed[f"{self.root}/chk-{metadata.checkpoint_id}"] = metadata
-        if metadata.job_id == self.driver.plan.job_id:
-            self._is_started_over = False
         is_copy = not self._is_restored and self._world.writer is self.driver.process
         if is_copy:
             self._is_restored = True
@@ -341,30 +383,29 @@ class Keeper:
         if driver is not self.driver:
             self._oracle.lines.goes_on(plan.job_id, () if cut is None else cut.output)
             return
-        yield from self._check_start(restored_from)
+        yield from self._check_start(plan.job_id, restored_from)
         if cut is not None and self._versions[cut.job_id] != self._versions[plan.job_id]:
             self.changed += 1
             in_flight = ends_in_flight(self._completed[restored_from or ""])
             for contradiction in contradictions(cut.operators, in_flight, plan.graph):
                 yield f"{plan.job_id} goes on from {restored_from} with a program that cannot: {contradiction}"
-        self._is_started_over = plan.fresh
-        if plan.fresh:
-            self._started_over_by = plan.job_id
-        self._over += plan.fresh
         self.went_back += plan.fresh or plan.newer_output is not None
-        yield from self._oracle.goes_on(plan.job_id, cut, "fresh" if plan.fresh else plan.newer_output)
+        start = (self._begun(plan.job_id) if plan.resume else None) or self._start
+        keep = start.newer_output if start.newer_output == "keep" or not plan.resume else None
+        yield from self._oracle.goes_on(plan.job_id, cut, "fresh" if start.fresh else keep)
 
-    def _check_start(self, restored_from: str | None) -> Iterator[str]:
+    def _check_start(self, job_id: str, restored_from: str | None) -> Iterator[str]:
         """Yield complaints unless the job continues from the checkpoint that its start requested."""
         start = self._start
+        if start.restore == "latest":
+            begun = self._begun(job_id)
+            if begun is not None and (not start.resume or begun.copies is not None):
+                where = "at the beginning" if begun.fresh else f"from {begun.restore}"
+                yield f"the job goes on from {restored_from}, and the last start, which has completed nothing, began {where}"
+                return
+            start = begun or start
         if start.fresh and restored_from is not None:
             yield f"the job was to be started over, and goes on from {restored_from}"
-        if start.restore == "latest" and self._is_started_over and restored_from is not None:
-            # The start that started the job over may have been presumed dead, and have completed a checkpoint before
-            # its successor took over: then the job rightly continues from that one.
-            restored = self.completed(restored_from)
-            if restored is None or restored.job_id != self._started_over_by:
-                yield f"the job was started over, and goes on from {restored_from}, which is older"
         if start.restore is not None and start.restore != "latest" and start.copies is None:
             number = start.restore.rpartition("chk-")[2]
             if restored_from != f"{self.root}/chk-{number}":

@@ -267,7 +267,7 @@ def wrong_emissions(
     """The emissions that contain each row, the smallest first, by row and start of the window (0 for sessions)."""
     for (key, start_ms, size), rows in sorted(emissions.items(), key=lambda entry: entry[0][2]):
         if rows.total() != size:
-            yield f"{uid}: the window of key {key} at {start_ms} ms has said {size} rows, these are {rows.total()}"
+            yield f"{uid}: the window of key {key} at {start_ms} ms has emitted {size} rows instead of {rows.total()}"
         for row in rows:
             if keys.get(row) != key:
                 yield f"{uid}: row {row} is in a window of key {key}"
@@ -277,9 +277,9 @@ def wrong_emissions(
         found = of_row.get(row, {})
         for start_ms, chain in found.items():
             if any(not before < after for before, after in pairwise(chain)):
-                yield f"{uid}: what the windows of row {row} at {start_ms} ms have said is not always more than before"
+                yield f"{uid}: what the windows of row {row} at {start_ms} ms have emitted is not always more than before"
             if never_late and len(chain) > 1:
-                yield f"{uid}: a window of row {row} at {start_ms} ms is said again, and no row can be late"
+                yield f"{uid}: a window of row {row} at {start_ms} ms is emitted again, and no row can be late"
         due = windows_of(kind, time_ms(row)) or [0]
         counts = [max((rows[row] for rows in found.get(start_ms, ())), default=0) for start_ms in due]
         times_late = late[row] if late is not None else max(0, got[row] - counts[-1])

@@ -228,6 +228,16 @@ def fresh_is_not_written_down() -> Replacements:
     return [(opening, "say_where_from", say_where_from)]
 
 
+def where_it_went_back_is_not_written_down() -> Replacements:
+    """Who resumes when a start that went back has completed nothing gets the newest checkpoint of the line that was left."""
+    original = store.say_where_from
+
+    def say_where_from(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
+        return original(storage, taken, **{**named, "source": None})
+
+    return [(opening, "say_where_from", say_where_from)]
+
+
 def uncertain_is_aborted() -> Replacements:
     """What was prepared for a checkpoint of unknown outcome is cleaned up."""
     original = Checkpoints.take_prepared
@@ -276,5 +286,8 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "fresh_is_not_written_down": Mutation(
         "that a job was started over is not written down", fresh_is_not_written_down, going_back_and_forth
+    ),
+    "where_it_went_back_is_not_written_down": Mutation(
+        "where a start goes on from is not written down", where_it_went_back_is_not_written_down, going_back_and_forth
     ),
 }

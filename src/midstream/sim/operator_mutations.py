@@ -22,7 +22,7 @@ from midstream.operators.process_operator import ProcessOperator
 from midstream.operators.sliding_windows import SlidingWindowOperator
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.regions import in_pieces
-from midstream.sim.regions_at_rest import dealt_anew
+from midstream.sim.regions_at_rest import dealt_anew, waiting_in_runs
 from midstream.sim.scenario import draw
 from midstream.state import columnar, heap, keyed, table
 from midstream.state.keyed import ListState, MapState, ReducingState
@@ -344,9 +344,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "oldest_run_is_not_looked_at": Mutation(
         "a join does not look at all that it holds", oldest_run_is_not_looked_at, partial(draw, topology="join")
     ),
-    "merged_run_keeps_its_id": Mutation(
-        "a chunk outlives its rows", merged_run_keeps_its_id, in_pieces(partial(draw, topology="join"))
-    ),
+    "merged_run_keeps_its_id": Mutation("a chunk outlives its rows", merged_run_keeps_its_id, waiting_in_runs),
     "one_side_output_at_a_time": Mutation(
         "of several side outputs one gets its rows", one_side_output_at_a_time, partial(draw, topology="tags")
     ),

@@ -17,7 +17,7 @@ import msgspec
 
 from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, SourcePosition, decode_metadata
 from midstream.checkpoint.state_files import verify_chunks
-from midstream.checkpoint.store import is_superseded, list_checkpoints
+from midstream.checkpoint.store import is_superseded, jobs_of, list_checkpoints
 from midstream.core.arrow_types import to_list
 from midstream.core.errors import StorageError
 from midstream.core.keys import key_group_range
@@ -207,7 +207,7 @@ class Oracle:
             if ended and before is None and metadata.job_id not in self._outside.drained:
                 rows = sum(self._sources[uid].rows)
                 if len(emitted[uid]) < rows:
-                    yield f"{where}: {uid} has ended at {len(emitted[uid])} of {rows} rows, and nobody has asked for that"
+                    yield f"{where}: {uid} has ended at {len(emitted[uid])} of {rows} rows without a request to end"
         return emitted
 
     def _remember(self, metadata: CheckpointMetadata, expected: Expectation, output: Iterable[str]) -> None:
@@ -428,7 +428,7 @@ class Oracle:
         if final or before_of.parallelism == operator.parallelism:
             again = {row: said[row] for row in said | before if final or said_by(row)[0] in before_of.finished}
             if again != {row: n for row, n in before.items() if row in again and n}:
-                yield f"{where}: {operator.uid} had finished when it had said {dict(before)}, and has said {dict(said)}"
+                yield f"{where}: {operator.uid} had finished when it had emitted {dict(before)}, and has emitted {dict(said)}"
         self._said[operator.uid] = operator, said
         if operator.fully_finished:
             yield from self._check_sum(where, operator.uid, expected, said)
@@ -452,29 +452,42 @@ class Oracle:
         """Return the names of all committed output."""
         return self._outside.committed.keys()
 
+    def is_late(self, data: bytes) -> bool:
+        """Whether a later start has taken over the job's directory from the maker of a savepoint with this metadata.
+
+        If it is written now, then its output may be taken back, so it must not be reported.
+        """
+        metadata = decode_metadata(data, "a savepoint")
+        with self._outside.world.looking():
+            jobs = jobs_of(self.storage)
+        return jobs.get(metadata.epoch) == metadata.job_id and max(jobs) > metadata.epoch
+
     def check_savepoint(self, url: str, place: Storage, data: bytes) -> list[str]:
         """Return complaints about a savepoint whose metadata has just been written to `place`, which must hold all of
         it.
         """
+        is_late = self.is_late(data)
         before, self.storage = self.storage, place
         with self._outside.world.looking():
             try:
-                return list(self._check_savepoint(f"savepoint {url}", place, decode_metadata(data, url)))
+                return list(self._check_savepoint(f"savepoint {url}", place, decode_metadata(data, url), is_late))
             except StorageError as error:
                 return [f"savepoint {url} cannot be read: {error}"]
             finally:
                 self.storage = before
 
-    def _check_savepoint(self, where: str, place: Storage, metadata: CheckpointMetadata) -> Iterator[str]:
+    def _check_savepoint(
+        self, where: str, place: Storage, metadata: CheckpointMetadata, is_late: bool
+    ) -> Iterator[str]:
         cut = self.cut_of(metadata)
         if cut is None:
             yield f"{where}: checkpoint {metadata.checkpoint_id} was never completed"
             return
         missing = [name for name in cut.output if name not in self._outside.committed]
-        if missing:
+        if missing and not is_late:
             yield f"{where}: of what it covers this is not committed: {some(missing)}"
         if metadata.committables:
-            yield f"{where}: holds output to commit, which whoever goes on from it would commit again"
+            yield f"{where}: holds output to commit, which a job that resumes from it would commit again"
         if metadata.channels:
             yield f"{where}: holds rows in flight, which only the same graph could read"
         lost = [file for file in metadata.files if not place.exists(file)]
@@ -518,7 +531,7 @@ class Oracle:
         for uid, (sink, _) in expected.total_sinks.items():
             said = Counter(row for part in self._committed() if part.sink == sink for row in part.ids)
             if uid in self._said and said != self._said[uid][1]:
-                yield f"end: {uid} has said {dict(said)}, and had finished when it had said {dict(self._said[uid][1])}"
+                yield f"end: {uid} has emitted {dict(said)}, and had finished when it had emitted {dict(self._said[uid][1])}"
             yield from self._check_sum("end", uid, expected, said)
 
     def check_stopped(self) -> Iterator[str]:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from random import Random
 from typing import Final, TypeAlias
 
-from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState
+from midstream.checkpoint.metadata import CheckpointMetadata, EdgeLayout, OperatorState
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, SourceSpec, Vertex
 from midstream.sim import states
 from midstream.sim.contents import MAKING
@@ -188,25 +188,34 @@ class Places:
         self._shape = shape
         self._at = {uid_of(i, at, kind): (i, at) for i, node in enumerate(shape) for at, kind in enumerate(node.chain)}
 
-    def of(self, metadata: CheckpointMetadata) -> list[Place]:
-        """Return the place for each edge of a checkpoint."""
+    def of(self, metadata: CheckpointMetadata) -> dict[int, Place]:
+        """Return the place for each edge of a checkpoint, by its id.
+
+        Edges that lead only to new operators have none: they are forward, so no rows are in flight there.
+        """
         uids = [vertex.uids for vertex in metadata.vertices]
-        found: list[Place] = []
+        found: dict[int, Place] = {}
         for edge in metadata.edges:
-            first = last = edge
+            first, last = edge, edge
             while all(uid.startswith(NEW) for uid in uids[first.source]):
                 first = next(e for e in metadata.edges if e.target == first.source)
             while all(uid.startswith(NEW) for uid in uids[last.target]):
-                last = next(e for e in metadata.edges if e.source == last.target)
-            source, _ = next(self._at[uid] for uid in reversed(uids[first.source]) if uid in self._at)
-            node, position = next(self._at[uid] for uid in uids[last.target] if uid in self._at)
-            if source == node:
-                found.append(Place(node, position, Input(node, FORWARD)))
-                continue
-            ends = source, last.port, first.tag
-            entries = (entry for entry in self._shape[node].inputs if (entry.node, entry.port, entry.tag) == ends)
-            found.append(Place(node, position, next(entries)))
+                following = next((e for e in metadata.edges if e.source == last.target), None)
+                if following is None:
+                    break
+                last = following
+            else:
+                found[edge.id] = self._place(first, last, uids)
         return found
+
+    def _place(self, first: EdgeLayout, last: EdgeLayout, uids: Sequence[Sequence[str]]) -> Place:
+        source, _ = next(self._at[uid] for uid in reversed(uids[first.source]) if uid in self._at)
+        node, position = next(self._at[uid] for uid in uids[last.target] if uid in self._at)
+        if source == node:
+            return Place(node, position, Input(node, FORWARD))
+        ends = source, last.port, first.tag
+        entries = (entry for entry in self._shape[node].inputs if (entry.node, entry.port, entry.tag) == ends)
+        return Place(node, position, next(entries))
 
 
 # ---- why a job cannot continue ---------------------------------------------

@@ -62,13 +62,13 @@ class Promises:
         request, before = self._asked.pop(client)
         number = _NUMBER.search(reply.checkpoint or "")
         if isinstance(request, m.DoCheckpoint) and number and int(number[1]) not in self._triggered[before:]:
-            self._bug(f"client {client} is told of checkpoint {number[1]}, which was triggered before it had asked")
+            self._bug(f"client {client} receives checkpoint {number[1]}, which was triggered before its request")
 
     def told(self, text: str) -> None:
         """Check that as many checkpoints in a row have failed as the text says."""
         row = _FAILED_IN_A_ROW.search(text)
         if row is not None and int(row[1]) > len(self._failed):
-            self._bug(f"{row[0]}, is said; since one was complete these have: {sorted(self._failed)}")
+            self._bug(f"'{row[0]}' is reported; since the last complete one these have failed: {sorted(self._failed)}")
 
     def not_published(self, job_id: str, numbers: Container[int], open_storage: Callable[[str], Storage]) -> None:
         """Check that checkpoints which certainly failed have no metadata, from which they could be restored."""

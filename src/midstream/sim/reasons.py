@@ -95,7 +95,7 @@ def patience_s(scenario: Scenario) -> float:
     s, tempo = scenario, scenario.tempo
     hops = len(s.shape)
     rows = s.rows
-    if s.aligned_timeout_s is not None:  # a barrier that overtakes waits only for the rows that a task has taken
+    if _overtakes_everywhere(s):  # a barrier that overtakes waits only for the rows that a task has taken
         rows = min(rows, 4 * s.batch_rows)
     work_us = hops * rows * (s.row_us + tempo.clock_tick_us)
     waits_for_sinks = s.sink_rows > 0 and not _overtakes_everywhere(s)

@@ -516,6 +516,16 @@ def unwritable(seed: int) -> Scenario:
     return replace(drawn, interval_s=0.002, rounds=1, text_bytes=2000, faults=faults)
 
 
+def captured_in_vain(seed: int) -> Scenario:
+    """Sources are told of a checkpoint one long after the other, and what is captured meanwhile cannot be written."""
+    drawn = draw(seed, topology="keyed", parallelism=3 + seed % 2, faults=(), rows=200)
+    random = Random(f"captured in vain {seed}")
+    faults = tuple(Fault(60 + 40 * i, "write_fails", random.randrange(15)) for i in range(20))
+    tempo = replace(drawn.tempo, mail_us=40, control_us=1_000_000, data_us=200, io_us=100_000, clock_tick_us=0)
+    drawn = replace(drawn, tempo=tempo, faults=faults, aligned_timeout_s=0.0, timeout_s=60.0, inline_bytes=0)
+    return replace(drawn, splits=6, rounds=1, readers=2, blocking=True, batch_rows=1, row_us=0, sink_rows=0)
+
+
 def undisturbed(seed: int) -> Scenario:
     """Nothing happens to the job, whose checkpoints follow at once, with state in files that take their time."""
     drawn = draw(seed, topology="keyed", parallelism=2, rows=100, faults=())

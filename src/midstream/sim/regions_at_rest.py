@@ -203,3 +203,21 @@ def behind_closely(scenario_of: Callable[[int], Scenario]) -> Callable[[int], Sc
         return replace(drawn, shape=close_behind(drawn.shape), rescaled=drawn.rescaled and close_behind(drawn.rescaled))
 
     return scenario
+
+
+def learning_late(seed: int) -> Scenario:
+    """Barriers are faster than the word that the checkpoint before has completed; only one is kept, and rows are rare."""
+    drawn = draw(seed, topology="keyed", parallelism=3, faults=(), rows=30)
+    tempo = replace(drawn.tempo, mail_us=5, control_us=1500, data_us=20, io_us=100, clock_tick_us=0, interleave=0.0)
+    drawn = replace(drawn, tempo=tempo, aligned_timeout_s=0.0, interval_s=0.0002, min_pause_s=0.0, timeout_s=60.0)
+    drawn = replace(drawn, retained=1, inline_bytes=0, keys=10, skew=0.0, row_us=0, sink_rows=0)
+    return replace(drawn, splits=15, rounds=15, readers=1)  # found one by one, so rows are rare
+
+
+def waiting_in_runs(seed: int) -> Scenario:
+    """Rows of a join wait for others, in runs that are merged with the next rows as soon as a checkpoint has stored them."""
+    drawn = draw(seed, topology="join", parallelism=1 + seed % 2, faults=(), rows=100)
+    tempo = replace(drawn.tempo, mail_us=5, control_us=50, data_us=20, io_us=100, clock_tick_us=0)
+    drawn = replace(drawn, tempo=tempo, interval_s=0.0005, min_pause_s=0.0, timeout_s=60.0, inline_bytes=0)
+    drawn = replace(drawn, keys=(1, 3)[seed % 2], batch_rows=3, row_us=1000, sink_rows=0, small_chunks=True)
+    return replace(drawn, splits=3, rounds=1, readers=3)  # event time of each is at its own pace, so that rows wait

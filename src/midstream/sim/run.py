@@ -54,8 +54,6 @@ NEVER: Final = 1 << 62
 """A step that no run reaches."""
 FORKED: Final = 0.4
 """The share of runs with savepoints that end with a fork from one of them."""
-INLINE_BYTES: Final = (0, 0, 1500, 64 * 2**10)
-"""The values of `inline_bytes`, chosen by seed: all state is in files, or some of it, or none."""
 
 
 @dataclass(slots=True)
@@ -280,7 +278,7 @@ class Run:
             min_pause_s=s.min_pause_s,
             tolerable_failures=s.tolerable_failures,
             retained_checkpoints=s.retained,
-            inline_bytes=INLINE_BYTES[s.seed % len(INLINE_BYTES)],
+            inline_bytes=s.inline_bytes,
             restart=RestartStrategy(
                 kind="exponential",
                 attempts=0,
@@ -302,6 +300,7 @@ class Run:
             start.restore,
             newer_output=start.newer_output,
             fresh=start.fresh,
+            resume=start.resume,
             rescaled=partial(self._rescaled, job_id, root, shape, version, start),
         )
 

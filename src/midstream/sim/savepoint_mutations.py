@@ -100,7 +100,7 @@ def _without_committables(original: Callable[..., Any]) -> Callable[..., Any]:
 
 def sources_hold_still() -> Replacements:
     """Behind a stop whose savepoint has failed no source reads on."""
-    return [(Task, "read_on", _nothing)]
+    return [(Task, "resume_source", _nothing)]
 
 
 def place_is_kept() -> Replacements:

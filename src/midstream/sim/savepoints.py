@@ -77,6 +77,8 @@ class Savepoints:
         self._asked: dict[tuple[str, int], str | None] = {}
         """The requested place, by driver and client."""
         self._refused: list[tuple[Driver, str]] = []
+        self._late: set[str] = set()
+        """The places of savepoints that were completed when a later start of the job had taken over."""
 
     # ---- places
 
@@ -99,6 +101,7 @@ class Savepoints:
         directory = directory.removeprefix("/")
         if CHECKPOINT.fullmatch(f"chk-{name}"):
             url = f"{root}/{directory}" if directory else root
+            (self._late.add if self._oracle.is_late(data) else self._late.discard)(url)
             for complaint in self._oracle.check_savepoint(url, self.open(url), data):
                 self._world.bug(complaint)
 
@@ -242,8 +245,10 @@ class Savepoints:
         files = self.files_at(url)
         complete = [path for path in files if CHECKPOINT.fullmatch(path)]
         if len(complete) != 1:
-            self._world.bug(f"savepoint {url} is said to be there; there is {sorted(files)}")
+            self._world.bug(f"savepoint {url} is reported as complete; its files are {sorted(files)}")
             return
+        if url in self._late:
+            self._world.bug(f"savepoint {url} is said to be there, and was completed behind a later start of its job")
         cut = self._oracle.cut_of(decode_metadata(files[complete[0]], url))
         if cut is not None:  # otherwise a complaint was made when it was written
             self.made += 1

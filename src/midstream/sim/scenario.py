@@ -126,6 +126,9 @@ WITHOUT_CHECKPOINTS: Final = frozenset(
 CHECKPOINTS_MAX: Final = 30
 """The approximate number of checkpoints above which a run finds nothing new, and only takes longer."""
 
+INLINE_BYTES: Final = (0, 0, 1500, 64 * 2**10)
+"""The values of `inline_bytes`, chosen by seed: all state is in files, or some of it, or none."""
+
 ROWS: Final = {1: (10, 25, 50), 3: (25, 50, 100), 10: (50, 100, 200), 50: (100, 200, 400)}
 """The possible numbers of rows, by the rows in a batch: batches, not rows, take time and can be reordered."""
 
@@ -163,6 +166,7 @@ class Scenario:
     timeout_s: float
     min_pause_s: float
     retained: int
+    inline_bytes: int
     sink_rows: int
     sink_pause_s: float
     tempo: Tempo
@@ -233,6 +237,7 @@ def draw(
         timeout_s=choice((10.0, 60.0) if clock_tick_us else (0.2, 1.0, 60.0)),
         min_pause_s=choice((0.0, 0.0, 0.002)),
         retained=choice((1, 2, 3)),
+        inline_bytes=INLINE_BYTES[seed % len(INLINE_BYTES)],
         sink_rows=choice((0, 0, 1, 10)),
         sink_pause_s=choice((0.0005, 0.003, 0.01)),
         tempo=Tempo(

@@ -95,7 +95,7 @@ class Calls:
         elif slot.machine is not None and slot.machine.state is SlotState.RUNNING:
             attempt = slot.machine.attempt
             if context.stopped.is_set():
-                world.bug(f"{context.uid}, lane {lane}: {process.name} commits with what was told to stop")
+                world.bug(f"{context.uid}, lane {lane}: {process.name} commits with a committer that was told to stop")
             before = self._places.setdefault((context.job_id, context.uid, lane, attempt), slot)
             if before is not slot and self.is_counted_on(before.process) and self.is_counted_on(process):
                 # A slot that was cut off may still commit, since it does not know yet that it was.
@@ -108,9 +108,7 @@ class Calls:
             if (other.job_id, other.uid, other.lane) == (call.job_id, call.uid, call.lane) and (
                 other.process is process or (self.is_counted_on(other.process) and self.is_counted_on(process))
             ):
-                world.bug(
-                    f"{context.uid}, lane {lane}: {process.name} commits while {other.process.name} is at it as well"
-                )
+                world.bug(f"{context.uid}, lane {lane}: {process.name} commits while {other.process.name} commits too")
         self._under_way[call] = None
         try:
             yield call
@@ -128,7 +126,7 @@ class Calls:
         if slot is None or slot.machine is None or call.attempt == -1:
             return
         if slot.machine.state is not SlotState.RUNNING or slot.machine.attempt != call.attempt:
-            self._world.bug(f"{call.uid}, lane {call.lane}: nothing has told {slot.process.name} to stop committing")
+            self._world.bug(f"{call.uid}, lane {call.lane}: {slot.process.name} was not told to stop committing")
 
     def ended(self, call: Call, checkpoint_id: int, items: Sequence[bytes]) -> None:
         """Note a completed commit, and check that a repeated one has exactly the same committables."""

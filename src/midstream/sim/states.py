@@ -24,7 +24,6 @@ from midstream.operators.process import (
     CoProcessFunction,
     KeyedProcessFunction,
     ProcessContext,
-    process_operator,
 )
 from midstream.operators.process_operator import ProcessOperator
 from midstream.operators.rows import Row
@@ -184,9 +183,7 @@ class Tags(_Function, KeyedProcessFunction):
 def operator(kind: str, uid: str, outside: Outside, form: Form) -> ProcessOperator:
     if kind == "tags":
         side_outputs = {ASIDE: SCHEMA, BRIEF: BRIEF_FORM.schema}
-        return process_operator(
-            uid, Tags(outside), keys=[], event_time=None, input_schema=SCHEMA, schema=SCHEMA, side_outputs=side_outputs
-        )
+        return ProcessOperator(uid, Tags(outside), [Port("process", (), None, SCHEMA)], SCHEMA, side_outputs)
     if kind == "rules":
         ports = [Port("process", ("key",), None, SCHEMA), Port("process_broadcast", (), None, SCHEMA, broadcast=True)]
         return ProcessOperator(uid, Rules(outside), ports, SCHEMA, {})

@@ -77,7 +77,7 @@ class ToldSource(SimSource):
             raise StorageError(f"the system behind the source does not answer {SIM}")
         safe = position, frozenset((split.id, split.offset) for split in unfinished or ())
         if safe not in self.outside.safe.get(self.number, ()):
-            world.bug(f"source {self.number} is told of {safe}, of which there is no complete checkpoint")
+            world.bug(f"source {self.number} is told that {safe} is in a complete checkpoint, and it is in none")
         found = int(position) if position else 0
         for split in unfinished or ():
             number = int(split.id.split("-")[1])

@@ -16,7 +16,8 @@ import pyarrow as pa
 from midstream.core.arrow_types import is_list_array
 from midstream.operators.aggregates import Aggregate, Columns, Max, Min
 from midstream.operators.base import Operator, OperatorContext, Output
-from midstream.operators.process import KeyedProcessFunction, ProcessContext, process_operator
+from midstream.operators.function_operator import Port
+from midstream.operators.process import KeyedProcessFunction, ProcessContext
 from midstream.operators.process_operator import ProcessOperator
 from midstream.operators.rows import Row
 from midstream.operators.watermarks import TimestampsOperator, WatermarkStrategy
@@ -201,4 +202,4 @@ class Delay(KeyedProcessFunction):
 
 
 def delay(uid: str, outside: Outside) -> ProcessOperator:
-    return process_operator(uid, Delay(outside), keys=["key"], event_time="ts", input_schema=SCHEMA, schema=SCHEMA)
+    return ProcessOperator(uid, Delay(outside), [Port("process", ("key",), "ts", SCHEMA)], SCHEMA, {})

@@ -85,7 +85,7 @@ class CheckedValve(WatermarkValve):
         if self.watermark_us != due_us or said_us != (due_us if due_us > before_us else None):
             self._world.bug(
                 f"event time of a task is {self.watermark_us}, was {before_us}, and should be {due_us}: its channels have "
-                f"said {self._said_us} (idle: {self._said_idle})"
+                f"reported {self._said_us} (idle: {self._said_idle})"
             )
         return said_us
 

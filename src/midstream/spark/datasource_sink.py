@@ -22,9 +22,9 @@ from pyspark.sql.types import StructType
 
 from midstream.connectors.queued import QUEUED_BYTES_MAX
 from midstream.core.batches import batch_bytes, conform
-from midstream.core.errors import ConfigError, InvariantError, JobError, StorageError
+from midstream.core.errors import ConfigError, InvariantError, JobError
 from midstream.core.pickling import pickled
-from midstream.operators.sink import Committer, CommitterContext, Sink, SinkWriter, WriterContext
+from midstream.operators.sink import Committer, CommitterContext, Sink, SinkWriter, WriterContext, decoded
 from midstream.spark.rows import arrow_schema, make_data_source, rows_of, spark_struct
 from midstream.spark.task_context import task_context
 from midstream.state.pickles import OwnCode, Pickles
@@ -99,13 +99,8 @@ class DataSourceSink(Sink):
 
         The content of the messages, and where it belongs, is only known to the writers that send and receive them.
         """
-        try:
-            for committable in committables:
-                msgspec.msgpack.decode(committable, type=Written)
-        except msgspec.DecodeError as error:
-            raise StorageError(
-                f"{self._where}: what the checkpoint has to commit was not prepared by a data source: {error}"
-            ) from error
+        for committable in committables:
+            decoded(committable, Written, "a data source", self._where)
 
     def writer(self, context: WriterContext) -> SinkWriter:
         if self._struct is None:

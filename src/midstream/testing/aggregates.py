@@ -50,7 +50,7 @@ def check_aggregate(
     timed = batch.append_column(_time_column(columns), pa.array(range(batch.num_rows), pa.timestamp("us")))
     frame = to_polars(timed)
     reduction = _reduction(aggregate, timed.schema, name)
-    whole = _result(reduction, _merged(reduction, [_part(reduction, frame)]))
+    whole = _result(reduction, reduction.merge([_part(reduction, frame)]))
     for text, cuts, right_first in _ways(frame.height):
         other = _reduction(aggregate, timed.schema, name)
         parts = [_part(other, frame[first:end]) for first, end in cuts]
@@ -61,7 +61,7 @@ def check_aggregate(
                 "batch and merge "
                 "the parts in groups, so merge must be associative, and add and merge must keep nothing elsewhere"
             )
-    again = _result(reduction, _merged(reduction, [_part(reduction, frame)]))
+    again = _result(reduction, reduction.merge([_part(reduction, frame)]))
     if not is_near(whole, again, CLOSE):
         raise AssertionError(
             f"{name}: the same rows give {whole!r} the first time and {again!r} the second time: something is kept "
@@ -91,16 +91,12 @@ def _part(reduction: Reduction, rows: pl.DataFrame) -> pl.DataFrame:
     return reduction.reduce(reduction.prepare(rows.select(reduction.columns)))
 
 
-def _merged(reduction: Reduction, parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
-    return reduction.merge(parts)
-
-
 def _folded(reduction: Reduction, parts: list[pl.DataFrame], right_first: bool) -> pl.DataFrame:
     """Merge two neighbours at a time, from the left or from the right, keeping their order."""
     while len(parts) > 1:
         at = len(parts) - 2 if right_first else 0
-        parts = [*parts[:at], _merged(reduction, parts[at : at + 2]), *parts[at + 2 :]]
-    return _merged(reduction, parts)
+        parts = [*parts[:at], reduction.merge(parts[at : at + 2]), *parts[at + 2 :]]
+    return reduction.merge(parts)
 
 
 def _result(reduction: Reduction, merged: pl.DataFrame) -> Any:

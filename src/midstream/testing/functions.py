@@ -34,6 +34,7 @@ SECOND: Final = "input2"
 FUNCTION: Final = "function"
 
 
+@located
 def harness(
     function: AnyFunction,
     input: SchemaLike,
@@ -71,31 +72,6 @@ def harness(
         >>> total.snapshot_and_restore(parallelism=3).state
         {'total': {'ann': 3}}
     """
-    return Harness(
-        _stream(function, input, output, _names(key), event_time, second, second_key, second_event_time, side_outputs),
-        function,
-        parallelism,
-        now,
-    )
-
-
-def _names(columns: Columns) -> tuple[str, ...]:
-    return (columns,) if isinstance(columns, str) else tuple(columns)
-
-
-@located
-def _stream(
-    function: AnyFunction,
-    input: SchemaLike,
-    output: SchemaLike,
-    key: tuple[str, ...],
-    event_time: str | None,
-    second: SchemaLike | None,
-    second_key: Columns | None,
-    second_event_time: str | None,
-    side_outputs: Mapping[str, SchemaLike] | None,
-) -> DataStream:
-    """Return the stream of a job that runs the function."""
     env = Environment("harness")
     takes_two = isinstance(function, (CoProcessFunction, CoBatchFunction, BroadcastProcessFunction))
     if takes_two is not (second is not None):
@@ -104,7 +80,7 @@ def _stream(
             "second=, the columns of the second one"
         )
     first: Any = _input(env, INPUT, input, event_time)
-    first = first.key_by(*key) if key else first
+    first = first.key_by(*_names(key)) if key else first
     sides = {} if isinstance(function, (KeyedBatchFunction, CoBatchFunction)) else {"side_outputs": side_outputs}
     if not sides and side_outputs:
         raise ConfigError(f"harness: {type(function).__name__} works on batches, which have no side outputs")
@@ -121,7 +97,11 @@ def _stream(
             f"harness: {type(function).__name__} is for a keyed stream; give key=, the columns of its key"
         )
     made: DataStream = getattr(first, method)(function, output, **sides)
-    return made.uid(FUNCTION).name(type(function).__name__)
+    return Harness(made.uid(FUNCTION).name(type(function).__name__), function, parallelism, now)
+
+
+def _names(columns: Columns) -> tuple[str, ...]:
+    return (columns,) if isinstance(columns, str) else tuple(columns)
 
 
 def _input(env: Environment, uid: str, columns: SchemaLike, event_time: str | None) -> DataStream:

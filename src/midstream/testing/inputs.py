@@ -12,7 +12,7 @@ import pyarrow as pa
 from midstream.connectors.collection import from_rows
 from midstream.core.arrow_types import TimestampType
 from midstream.core.batches import conform, single_batch, to_arrow
-from midstream.core.errors import ConfigError, SchemaError
+from midstream.core.errors import ConfigError, MidstreamError, SchemaError
 from midstream.operators.process_context import instant_us
 
 Rows: TypeAlias = "Iterable[Mapping[str, Any]] | Mapping[str, Any] | pl.DataFrame | pa.Table | pa.RecordBatch"
@@ -61,10 +61,7 @@ def _with_instants(row: Mapping[str, Any], instants: Mapping[str, TimestampType]
 
 
 def _datetime(text: str, zone: str | None, where: str) -> datetime:
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError:
-        raise SchemaError(f"{where}: {text!r} is not a time; write for example '2024-01-01 12:05:30'") from None
+    at = _parsed(text, where, SchemaError)
     if zone is not None:
         return at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
     if at.tzinfo is not None:
@@ -72,13 +69,17 @@ def _datetime(text: str, zone: str | None, where: str) -> datetime:
     return at
 
 
+def _parsed(text: str, where: str, error: type[MidstreamError]) -> datetime:
+    try:
+        return datetime.fromisoformat(text)
+    except ValueError:
+        raise error(f"{where}: {text!r} is not a time; write for example '2024-01-01 12:05:30'") from None
+
+
 def as_us(at: Instant, where: str) -> int:
     """Convert an instant to microseconds since the epoch. Raises ConfigError for any other value."""
     if isinstance(at, str):
-        try:
-            at = datetime.fromisoformat(at)
-        except ValueError:
-            raise ConfigError(f"{where}: {at!r} is not a time; write for example '2024-01-01 12:05:30'") from None
+        at = _parsed(at, where, ConfigError)
     if isinstance(at, bool) or not isinstance(at, (datetime, int)):
         raise ConfigError(f"{where}: {at!r} is not a time; give a datetime, or a string such as '2024-01-01 12:05:30'")
     if isinstance(at, int) and not FIRST_US <= at <= LAST_US:

@@ -22,7 +22,7 @@ from midstream.core.config import JobConfig
 from midstream.core.errors import ConfigError, JobError
 from midstream.core.pickling import pickled
 from midstream.graph.build import assign_uids
-from midstream.graph.logical import LogicalGraph
+from midstream.graph.logical import LogicalGraph, Node
 from midstream.operators.sinks import SinkOperator
 from midstream.testing.simulated_campaign import Campaign, Report
 from midstream.testing.simulated_job import PARALLELISMS, ROWS_MAX, Book, Given, SimulatedJob, simulated_job
@@ -102,8 +102,6 @@ def campaign_of(
     jobs: int = 1,
     seconds: float | None = None,
     replay: str = "",
-    progress: Callable[[int], None] = lambda runs: None,
-    say: Callable[[str], None] = lambda text: None,
 ) -> Campaign:
     """Return the campaign of a job. Arguments and errors as for `simulate`. `replay`: the command that simulates the
     job again.
@@ -124,8 +122,6 @@ def campaign_of(
         jobs=jobs,
         seconds=seconds,
         replay=replay,
-        progress=progress,
-        say=say,
     )
 
 
@@ -156,14 +152,9 @@ def _graph_of_stream(stream: StreamCore) -> LogicalGraph:
         moved = tuple(replace(entry, node=numbers[entry.node]) for entry in node.inputs)
         graph.nodes.append(replace(node, id=numbers[old], uid=uids[old], inputs=moved))
     book = Book()
-    graph.add(
-        "sink",
-        name=OUTPUT,
-        uid=OUTPUT,
-        inputs=[replace(entry, node=numbers[entry.node]) for entry in inputs],
-        operator=SinkOperator(OUTPUT, book, stream.schema),
-        sink=book,
-    )
+    moved = tuple(replace(entry, node=numbers[entry.node]) for entry in inputs)
+    operator = SinkOperator(OUTPUT, book, stream.schema)
+    graph.add(Node("sink", OUTPUT, OUTPUT, inputs=moved, operator=operator, sink=book))
     return graph
 
 

@@ -174,21 +174,13 @@ class SimulatedJob:
         graph: JobGraph = kind(data, sink, self._constants).load()
         return graph
 
-    def with_inputs(self, inputs: Mapping[str, Recorded]) -> SimulatedJob:
-        """Return the same job with other rows."""
-        return replace(self, inputs=inputs)
-
     def cut_off(self, rows: Mapping[str, Sequence[int]]) -> SimulatedJob:
         """Return the same job with the first rows of each split."""
-        return self.with_inputs(
-            {
-                uid: Recorded(
-                    tuple(table.slice(0, count) for table, count in zip(recorded.splits, rows[uid], strict=True)),
-                    recorded.follows,
-                )
-                for uid, recorded in self.inputs.items()
-            }
-        )
+        inputs = {
+            uid: Recorded(tuple(t.slice(0, n) for t, n in zip(one.splits, rows[uid], strict=True)), one.follows)
+            for uid, one in self.inputs.items()
+        }
+        return replace(self, inputs=inputs)
 
     def tapped(self) -> SimulatedJob:
         """Return the same job with a book at the output of every operator, and at the late rows of every window."""
@@ -211,15 +203,8 @@ def _read_sides(logical: LogicalGraph, node: Node) -> dict[tuple[str, pa.Schema]
 def _tap(graph: LogicalGraph, node: Node, tag: str | None, schema: pa.Schema) -> None:
     book = Book()
     uid = _tap_uid(node, tag)
-    graph.add(
-        "tap",
-        uid=uid,
-        parallelism=node.parallelism,
-        inputs=[Input(node.id, schema, tag)],
-        operator=SinkOperator(uid, book, schema),
-        sink=book,
-        place=node.place,
-    )
+    operator, inputs = SinkOperator(uid, book, schema), (Input(node.id, schema, tag),)
+    graph.add(Node("tap", "", uid, node.parallelism, inputs, operator=operator, sink=book, place=node.place))
 
 
 def _tap_uid(node: Node, tag: str | None) -> str:

@@ -54,15 +54,9 @@ def held_late(job: SimulatedJob, late: Mapping[str, pa.Table | None]) -> Simulat
     for uid, rows in late.items():
         window = next(node for node in graph.nodes if node.uid == uid)
         schema = window.inputs[0].schema
-        gate = graph.add(
-            "late gate",
-            uid=f"late rows of {uid}",
-            parallelism=window.parallelism,
-            inputs=window.inputs,
-            schema=schema,
-            operator=LateGate(schema, rows),
-            place=window.place,
-        )
+        operator = LateGate(schema, rows)
+        gate = replace(window, kind="late gate", name="", uid=f"late rows of {uid}", schema=schema, operator=operator)
+        gate = graph.add(gate)
         gated = replace(window.inputs[0], node=gate.id, tag=None)
         for number, node in enumerate(graph.nodes):
             if node.id == window.id:

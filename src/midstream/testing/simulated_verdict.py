@@ -172,4 +172,4 @@ def _shorter(job: SimulatedJob) -> Iterator[SimulatedJob]:
     for uid, recorded in job.inputs.items():
         for rows in (recorded.rows // 4, recorded.rows // 2, recorded.rows * 3 // 4):
             if len(recorded.splits) <= rows < recorded.rows:
-                yield job.with_inputs({**job.inputs, uid: recorded.first(rows)})
+                yield replace(job, inputs={**job.inputs, uid: recorded.first(rows)})

@@ -67,8 +67,10 @@ def check_sink(
                 f"check_sink: target() returned {made!r}; it must return a sink for an empty place and a function "
                 "that reads it"
             )
-        sink, read = made
-        scenario(_Place(sink, read, batch))
+        place = _Place(*made, batch)
+        if scenario in (_plain, _subtasks) or place.committer() is not None:
+            place.validate()
+            scenario(place)
 
 
 @dataclass(slots=True)
@@ -110,7 +112,7 @@ class _Place:
         return _Writer(self.copy(), self.batch.schema, self.name, subtask, attempt, self.storage)
 
     def committer(self) -> Committer | None:
-        return committer_of(self.copy(), self.storage)
+        return self.copy().committer(CommitterContext(UID, UID, JOB, self.storage, threading.Event()))
 
     def part(self, number: int, of: int) -> pa.RecordBatch:
         rows = self.batch.num_rows
@@ -147,7 +149,9 @@ class _Writer:
         self._loop = Loop(1_700_000_000_000_000)
         self._name = name
         self._failures: list[BaseException] = []
-        self._writer = sink.writer(writer_context(schema, subtask, attempt, self._loop, self._failures.append, storage))
+        fail = self._failures.append
+        context = WriterContext(UID, UID, subtask, attempt, JOB, schema, self._loop, fail, storage)
+        self._writer = sink.writer(context)
         if not isinstance(self._writer, SinkWriter):
             raise AssertionError(f"{name}.writer returned {self._writer!r}, not a SinkWriter")
 
@@ -184,31 +188,6 @@ class _Writer:
             raise AssertionError(f"{self._name}: the writer failed") from self._failures[0]
 
 
-def writer_context(
-    schema: pa.Schema,
-    subtask: int,
-    attempt: int,
-    loop: Loop,
-    fail: Callable[[BaseException], None],
-    storage: Storage,
-) -> WriterContext:
-    return WriterContext(
-        uid=UID,
-        name=UID,
-        subtask=subtask,
-        attempt=attempt,
-        job_id=JOB,
-        schema=schema,
-        executor=loop,
-        fail=fail,
-        storage=storage,
-    )
-
-
-def committer_of(sink: Sink, storage: Storage) -> Committer | None:
-    return sink.committer(CommitterContext(UID, UID, JOB, storage, threading.Event()))
-
-
 def _commit(place: _Place, checkpoint_id: int, committables: Sequence[bytes], when: str) -> None:
     """Commit like a new driver that does not know what was done before."""
     committer = place.committer()
@@ -222,7 +201,6 @@ def _commit(place: _Place, checkpoint_id: int, committables: Sequence[bytes], wh
 
 def _plain(place: _Place) -> None:
     """Write, prepare and commit."""
-    place.validate()
     writer = place.writer().write(place.batch)
     committables = writer.prepare(1)
     if place.committer() is None:
@@ -243,9 +221,6 @@ def _plain(place: _Place) -> None:
 
 def _again(place: _Place) -> None:
     """Repeat a commit, as after a restore, and by another process."""
-    if place.committer() is None:
-        return
-    place.validate()
     writer = place.writer()
     first = writer.write(place.part(0, 2)).prepare(1)
     other = place.writer(subtask=1).write(place.part(1, 2))
@@ -260,9 +235,6 @@ def _again(place: _Place) -> None:
 
 def _checkpoints(place: _Place) -> None:
     """Make several checkpoints, in order; between two of them there may be no rows."""
-    if place.committer() is None:
-        return
-    place.validate()
     writer = place.writer()
     seen: list[pa.RecordBatch] = []
     for checkpoint_id in range(1, 4):
@@ -282,9 +254,6 @@ def _checkpoints(place: _Place) -> None:
 
 def _crash(place: _Place) -> None:
     """Check that rows which were written but not prepared, or prepared and never committed, are never visible."""
-    if place.committer() is None:
-        return
-    place.validate()
     lost = place.writer()
     lost.write(place.batch)
     lost.close()
@@ -310,9 +279,6 @@ def _crash(place: _Place) -> None:
 
 def _zombie(place: _Place) -> None:
     """Let a writer of an ended attempt continue for a while, as it may on another machine."""
-    if place.committer() is None:
-        return
-    place.validate()
     zombie = place.writer(attempt=0)
     zombie.write(place.part(0, 2))
     new = place.writer(attempt=1).write(place.part(0, 2))
@@ -336,7 +302,6 @@ def _zombie(place: _Place) -> None:
 
 def _subtasks(place: _Place) -> None:
     """Let two subtasks and two attempts write at once."""
-    place.validate()
     writers = [place.writer(subtask=subtask) for subtask in range(3)]
     for subtask, writer in enumerate(writers):
         writer.write(place.part(subtask, 3))

@@ -514,6 +514,10 @@ def log_to_stderr() -> None:
 def _answer(arguments: list[str], json: bool, stdout: TextIO, errors: Console) -> int:
     try:
         answer = app(arguments, exit_on_error=False, print_error=False)
+        if isinstance(answer, Supervised):
+            return supervise_driver(arguments, stdout if json else None)
+        if isinstance(answer, Stream):
+            print_stream(answer, json, stdout)
     except cyclopts.CycloptsError as error:
         problem = _usage_problem(error, arguments)
         print_error(errors, problem, f"{_command_of(arguments)} --help")
@@ -522,17 +526,7 @@ def _answer(arguments: list[str], json: bool, stdout: TextIO, errors: Console) -
         exit_status = print_midstream_error(errors, error)
         _refused(str(error), json, stdout)
         return exit_status
-    if isinstance(answer, Supervised):
-        return supervise_driver(arguments, stdout if json else None)
-    if isinstance(answer, Stream):
-        try:
-            print_stream(answer, json, stdout)
-        except MidstreamError as error:
-            exit_status = print_midstream_error(errors, error)
-            _refused(str(error), json, stdout)
-            return exit_status
-        return Exit.OK
-    if isinstance(answer, Answer):  # else it was --help or --version, already printed
+    if isinstance(answer, Answer):  # else it has been printed, or was --help or --version
         print_answer(answer, json, stdout)
         return answer.exit
     return Exit.OK

@@ -22,6 +22,7 @@ import msgspec
 from rich.text import Text
 
 from midstream.core.errors import ClusterError, MidstreamError
+from midstream.core.row_text import counted
 from midstream.core.seams import Storage
 from midstream.runtime.conditional import without_secrets
 from midstream.runtime.storage import FileStorage, absolute, is_exclusive
@@ -114,12 +115,8 @@ def _view(checks: Sequence[Check]) -> Text:
             view.append(f"        {text.printable(check.change)}\n", style="dim")
     problems = Counter(check.verdict for check in checks)
     errors, warnings = problems[Verdict.ERROR], problems[Verdict.WARNING]
-    view.append(f"{_counted(errors, 'error')}, {_counted(warnings, 'warning')}", style="bold")
+    view.append(f"{counted(errors, 'error')}, {counted(warnings, 'warning')}", style="bold")
     return view
-
-
-def _counted(count: int, what: str) -> str:
-    return f"{count} {what}{'' if count == 1 else 's'}"
 
 
 # ---- this machine, and the job ----
@@ -135,17 +132,7 @@ def _look_at_this_machine(checks: _Checks) -> None:
 
 def _load(checks: _Checks, path: Path, overrides: Overrides) -> Submission | None:
     with checks.of(f"job {path.name}"):
-        py_files = overrides.modules
-        from midstream.api.submit import StartOptions
-
-        options = StartOptions(
-            parallelism=overrides.parallelism,
-            master=overrides.master,
-            restore_from=overrides.restore,
-            checkpoint_dir=overrides.checkpoint_dir,
-            fresh=overrides.fresh,
-        )
-        submission = load_with_its_own_logging(path, py_files).submission(options)
+        submission = load_with_its_own_logging(path, overrides.modules).submission(overrides.start_options(None))
         plan = submission.plan
         start = f"from {plan.restore}" if plan.restore else "from the beginning"
         checks.ok(f"job {path.name}", f"{plan.config.name!r} can start {start}, on {plan.graph.slots} slots")

@@ -11,7 +11,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Protocol
@@ -23,6 +23,7 @@ from midstream.core.errors import MidstreamError
 from midstream.protocol.job_status import JobStatus
 from midstream.runtime.job import Job
 from midstream.ui.rates import Rates
+from midstream.ui.supervising import handled_by
 from midstream.ui.tables import LiveView, progress_line
 
 POLL_S = 0.1
@@ -125,19 +126,8 @@ def ending_at_a_signal() -> Iterator[None]:
     def interrupt(number: int, frame: FrameType | None) -> None:
         raise Interrupted(number)
 
-    with _handled_by(interrupt):
+    with handled_by(interrupt, signal.SIGINT, signal.SIGTERM):
         yield
-
-
-@contextmanager
-def _handled_by(handler: Callable[[int, FrameType | None], None]) -> Iterator[None]:
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, handler) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, previous in zip(numbers, before, strict=True):
-            signal.signal(number, previous)
 
 
 class Interrupts:
@@ -157,7 +147,7 @@ class Interrupts:
     @contextmanager
     def installed(self) -> Iterator[Interrupts]:
         """Install the handlers after Spark has installed its own, which would end the slots under the job."""
-        with _handled_by(self.on_signal):
+        with handled_by(self.on_signal, signal.SIGINT, signal.SIGTERM):
             yield self
 
 

@@ -26,6 +26,7 @@ from midstream.ui.tables import job_view
 
 if TYPE_CHECKING:
     from midstream.api.environment import Environment
+    from midstream.api.submit import StartOptions
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,27 +77,29 @@ class Overrides:
         names = [name for name in self.arguments[::2] if name != "--py-files"]
         return names + [name for name, value in flags if value is not None]
 
+    def start_options(self, slots: SlotProvider | None) -> StartOptions:
+        from midstream.api.submit import StartOptions  # what it imports takes a while
+
+        return StartOptions(
+            parallelism=self.parallelism,
+            master=self.master,
+            restore_from=self.restore,
+            allow_dropped_state=self.allow_dropped_state,
+            newer_output=self.newer_output,
+            fresh=self.fresh,
+            resume=self.resume,
+            checkpoint_dir=self.checkpoint_dir,
+            aligned_timeout=self.aligned_timeout,
+            slots=slots,
+        )
+
 
 def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
     """Run a job. Raises MidstreamError if it cannot be started; a job that fails later is an answer."""
     end_with_the_supervisor()
     errors = Console(stderr=True, highlight=False)
     provider = _provider(overrides.slots)
-    from midstream.api.submit import StartOptions  # what it imports takes a while
-
-    options = StartOptions(
-        parallelism=overrides.parallelism,
-        master=overrides.master,
-        restore_from=overrides.restore,
-        allow_dropped_state=overrides.allow_dropped_state,
-        newer_output=overrides.newer_output,
-        fresh=overrides.fresh,
-        resume=overrides.resume,
-        checkpoint_dir=overrides.checkpoint_dir,
-        aligned_timeout=overrides.aligned_timeout,
-        slots=provider,
-    )
-    submission = load_with_its_own_logging(path, overrides.modules).submission(options)
+    submission = load_with_its_own_logging(path, overrides.modules).submission(overrides.start_options(provider))
     if overrides.resume and submission.checkpoint is not None:  # the other case is a warning of its own
         config = submission.plan.config
         going_on = f"job {config.name} resumes from checkpoint {submission.checkpoint} in {config.checkpoint_dir}"

@@ -101,7 +101,10 @@ def simulate(  # noqa: PLR0913 - one flag each
     seeds_max
         With --mutations: the number of random seeds (2,000) that a bug may survive; 0: only scenarios made for it.
     """
-    from midstream.ui.simulating import Filters, Scenarios, run_mutations, run_seeds, show_trace
+    from midstream.sim.command import Filters, Scenarios
+    from midstream.ui.simulating import run_mutations, run_seeds, show_trace
+
+    filters = Filters(channel, checkpoint, pattern, tail)
 
     choice = {"--seed": seed, "--seeds": seeds, "--seconds": seconds, "--coverage": coverage or None}
     filtered = {"--channel": channel, "--checkpoint": checkpoint, "--pattern": pattern, "--tail": tail}
@@ -122,7 +125,6 @@ def simulate(  # noqa: PLR0913 - one flag each
             refuse({"--seeds": seeds}, "give either this or --seed, and --trace with --seed")
         if not trace:
             refuse(filtered, "filters the lines of a trace: add --trace")
-        filters = Filters(channel=channel, checkpoint=checkpoint, pattern=pattern, tail=tail)
         options = JobOptions(
             path=job,
             rows=tuple(rows or ()),
@@ -163,7 +165,7 @@ def simulate(  # noqa: PLR0913 - one flag each
     )
     if trace:
         refuse({**choice, "--seed": None, "--jobs": jobs}, "--trace shows a single run, that of --seed")
-        return show_trace(scenarios, seed, Filters(channel=channel, checkpoint=checkpoint, pattern=pattern, tail=tail))
+        return show_trace(scenarios, seed, filters)
     refuse(filtered, "filters the lines of a trace: add --trace")
     if seed is not None:
         refuse({"--seeds": seeds}, "give either this or --seed")

@@ -7,7 +7,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from importlib.util import find_spec
 
 from rich.console import Console
@@ -15,33 +14,12 @@ from rich.text import Text
 
 from midstream.core.errors import ConfigError
 from midstream.sim.campaign import Summary
-from midstream.sim.command import Simulated, replay, simulate
+from midstream.sim.command import Filters, Scenarios, Simulated, replay, simulate
 from midstream.ui import text
 from midstream.ui.answer import Answer, Exit
 
 LOG_S = 10.0
 """The interval between lines if there is no terminal."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Scenarios:
-    """The options from which scenarios are drawn."""
-
-    topology: str
-    parallelism: int | None
-    rescale_to: int | None
-    faults: str | None
-    rows: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Filters:
-    """The lines of a trace that are shown."""
-
-    channel: str | None
-    checkpoint: int | None
-    pattern: str | None
-    tail: int | None
 
 
 def run_seeds(
@@ -53,18 +31,7 @@ def run_seeds(
         def progress(s: Summary) -> None:
             show(f"simulating: {text.rows(s.runs)} runs, {s.runs_per_s:.1f} runs/s, {s.failures} failed")
 
-        done = simulate(
-            seeds=seeds,
-            topology=scenarios.topology,
-            parallelism=scenarios.parallelism,
-            rescale_to=scenarios.rescale_to,
-            faults=scenarios.faults,
-            rows=scenarios.rows,
-            jobs=jobs,
-            seconds=seconds,
-            coverage=coverage,
-            progress=progress,
-        )
+        done = simulate(seeds=seeds, jobs=jobs, seconds=seconds, coverage=coverage, progress=progress, **scenarios)
     return _answer(done)
 
 
@@ -72,20 +39,7 @@ def show_trace(scenarios: Scenarios, seed: int | None, filters: Filters) -> Answ
     """Show every event of one run that passes the filters."""
     if seed is None:
         raise ConfigError("--trace shows a single run: give it as --seed N")
-    return _answer(
-        replay(
-            seed,
-            topology=scenarios.topology,
-            parallelism=scenarios.parallelism,
-            rescale_to=scenarios.rescale_to,
-            faults=scenarios.faults,
-            rows=scenarios.rows,
-            channel=filters.channel,
-            checkpoint=filters.checkpoint,
-            pattern=filters.pattern,
-            tail=filters.tail,
-        )
-    )
+    return _answer(replay(seed, filters, **scenarios))
 
 
 def run_mutations(

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from midstream.core.errors import ConfigError
 from midstream.core.row_text import counted
-from midstream.sim.command import parse_seeds, trace_patterns
+from midstream.sim.command import Filters, parse_seeds, trace_patterns
 from midstream.testing.simulate import campaign_of
 from midstream.testing.simulated_campaign import Campaign, Report
 from midstream.testing.simulated_run import run_job
@@ -20,7 +20,7 @@ from midstream.testing.simulated_verdict import judge
 from midstream.ui import text
 from midstream.ui.answer import Answer, Exit
 from midstream.ui.shapes import SimulatedRuns, TracedRun
-from midstream.ui.simulating import Filters, shown
+from midstream.ui.simulating import shown
 
 SEEDS = "0:200"
 
@@ -110,7 +110,7 @@ def _traced(campaign: Campaign, seed: int | None, filters: Filters) -> Answer:
     """Show every event of the run of one seed."""
     if seed is None:
         raise ConfigError("--trace shows a single run: give it as --seed N")
-    patterns = trace_patterns(filters.channel, filters.checkpoint, filters.pattern, filters.tail)
+    patterns = trace_patterns(filters)
     scenario = campaign.scenario(seed)
     reference = run_job(campaign.job, REFERENCE)
     ran = run_job(campaign.job, scenario, keep_trace=True)

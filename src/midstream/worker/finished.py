@@ -8,6 +8,7 @@ same call in which it starts, before any checkpoint is taken.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from midstream.core.elements import MAX_WATERMARK_US, EndOfData, EndOfPartition, Watermark
 from midstream.core.ids import TaskId
@@ -17,40 +18,33 @@ from midstream.protocol import messages as m
 from midstream.protocol.task_metrics import TaskMetrics
 
 
+@dataclass(frozen=True, slots=True)
 class FinishedTask:
     """A task that had finished. Its producers have finished too: through `gates` come only their final events."""
 
-    def __init__(
-        self,
-        ref: TaskId,
-        attempt: int,
-        gates: Sequence[InputGate],
-        partitions: Sequence[ResultPartition],
-        send: Callable[[m.FromSlot], None],
-    ) -> None:
-        self.ref = ref
-        self._attempt = attempt
-        self._gates = gates
-        self._partitions = partitions
-        self._send = send
+    ref: TaskId
+    attempt: int
+    gates: Sequence[InputGate]
+    partitions: Sequence[ResultPartition]
+    send: Callable[[m.FromSlot], None]
 
     def start(self) -> None:
         """Report that the task runs, send the end of its data, and report that it has finished.
 
         The tasks of this slot that run have been started before.
         """
-        self._send(m.TaskRunning(self._attempt, self.ref))
-        for partition in self._partitions:
+        self.send(m.TaskRunning(self.attempt, self.ref))
+        for partition in self.partitions:
             for event in (Watermark(MAX_WATERMARK_US), EndOfData(drain=True), EndOfPartition()):
                 partition.broadcast(event)
-        for gate in self._gates:
+        for gate in self.gates:
             gate.discard()
-        self._send(m.TaskFinished(self._attempt, self.ref))
+        self.send(m.TaskFinished(self.attempt, self.ref))
 
     def close(self) -> None:
-        for gate in self._gates:
+        for gate in self.gates:
             gate.discard()
-        for partition in self._partitions:
+        for partition in self.partitions:
             partition.discard()
 
     def metrics(self) -> TaskMetrics:

@@ -44,8 +44,8 @@ SHORT_SLICE_S = 0.002
 """How long a slice takes where shorter calls cost next to nothing. A barrier waits for a slice at each task on its way,
 and for the slices of slow tasks in the same slots."""
 
-AWAITED_MAX = 64
-"""How many elements are read in a row from `awaited` gates (see `work`). Then another gate has its turn."""
+PRIORITY_MAX = 64
+"""How many elements are read in a row from `priority` gates (see `work`). Then another gate has its turn."""
 
 
 @dataclass(slots=True, eq=False)
@@ -96,7 +96,7 @@ class TaskInput:
             self._unended_channels[gate.edge.port] += len(gate.channels)
         self._readers = [_Reader(gate, Pace(SLICE_S, SHORT_SLICE_S)) for gate in gates]
         self._next_gate = 0
-        self._awaited_in_a_row = 0
+        self._priority_in_a_row = 0
         self.rows_in = 0
         self.to_recover_bytes = 0
         """The size of the rows in flight that the gates recover after the task's start."""
@@ -130,17 +130,17 @@ class TaskInput:
                 found.append(InputMetrics(reader.gate.edge.id, lowest_us, producer, max(marks)[0]))
         return tuple(found)
 
-    def work(self, awaited: Sequence[int] = ()) -> bool:
+    def work(self, priority: Sequence[int] = ()) -> bool:
         """Process a slice of a batch, or the next event, of the next gate. Returns False when no gate has an element.
 
-        The `awaited` gates, for whose barriers a checkpoint waits, come first. The others have a turn now and then.
+        The `priority` gates, for whose barriers a checkpoint waits, come first. The others have a turn now and then.
         """
-        if self._awaited_in_a_row < AWAITED_MAX:
-            for index in awaited:
+        if self._priority_in_a_row < PRIORITY_MAX:
+            for index in priority:
                 if self._read(index):
-                    self._awaited_in_a_row += 1
+                    self._priority_in_a_row += 1
                     return True
-        self._awaited_in_a_row = 0
+        self._priority_in_a_row = 0
         for _ in range(len(self._readers)):
             index = self._next_gate
             self._next_gate = (index + 1) % len(self._readers)

@@ -59,7 +59,7 @@ _FOR_TASKS_THAT_RUN: Final = (
     m.NoMoreSplits,
     m.StopSources,
 )
-_OF_AN_ATTEMPT: Final = (m.Start, m.SplitsAssigned, m.ReadOn, *_FOR_TASKS_THAT_RUN)
+_OF_AN_ATTEMPT: Final = (m.Start, m.SplitsAssigned, m.ResumeSources, *_FOR_TASKS_THAT_RUN)
 
 
 def _rows(
@@ -77,7 +77,7 @@ SLOT_TABLE: Final[Table[SlotState, object]] = Table(
         Row(_DEPLOYING, SlotEvent.NOT_OPENED, (_IDLE,), "everything is closed, the failure is reported"),
         Row(_DEPLOYED, m.Start, (_RUNNING,), "links to other slots are opened, tasks run"),
         *_rows((_DEPLOYED, _RUNNING), m.SplitsAssigned, "a mail for a source"),
-        *_rows((_DEPLOYING, _DEPLOYED, _RUNNING), m.ReadOn, "a mail for tasks"),
+        *_rows((_DEPLOYING, _DEPLOYED, _RUNNING), m.ResumeSources, "a mail for tasks"),
         *(row for message in _FOR_TASKS_THAT_RUN for row in _rows((_RUNNING,), message, "a mail for tasks")),
         *_rows(SlotState, m.Cancel, "everything is closed", _IDLE),
         *_rows(SlotState, m.Release, "everything is closed", _IDLE),
@@ -158,9 +158,9 @@ class SlotMachine:
             case m.CheckpointAborted(_, checkpoint_id):
                 for task in self.tasks.values():
                     task.checkpoint_aborted(checkpoint_id)
-            case m.ReadOn(_, checkpoint_id):
+            case m.ResumeSources(_, checkpoint_id):
                 for task in self.tasks.values():
-                    task.read_on(checkpoint_id)
+                    task.resume_source(checkpoint_id)
             case m.AssignSplit(_, ref, split, is_last):
                 self._task(ref).add_split(split, is_last)
             case m.SplitsAssigned(_, ref):

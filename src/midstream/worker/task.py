@@ -84,7 +84,7 @@ class TaskEvent(Enum):
 
     START = "start"
     PAUSE = "pause"
-    READ_ON = "read on"
+    RESUME = "resume"
     INPUT_ENDED = "input ended"
     ALL_EMITTED = "all emitted"
     COMPLETED = "final checkpoint completed"
@@ -103,7 +103,7 @@ TASK_TABLE: Final[Table[TaskState, TaskEvent]] = Table(
         Row(_CREATED, TaskEvent.START, (_RUNNING,), "consumers get the restored watermark; recovery begins"),
         Row(_RUNNING, TaskEvent.PAUSE, (_PAUSED,), "the source is not read"),
         Row(_PAUSED, TaskEvent.PAUSE, (_PAUSED,), "the job tries again, with another checkpoint"),
-        Row(_PAUSED, TaskEvent.READ_ON, (_RUNNING,), "the checkpoint is aborted, or the job continues all the same"),
+        Row(_PAUSED, TaskEvent.RESUME, (_RUNNING,), "the checkpoint is aborted, or the job continues all the same"),
         Row(_RUNNING, TaskEvent.INPUT_ENDED, (_ENDING,), "watermarks fire"),
         Row(_ENDING, TaskEvent.ALL_EMITTED, (_AWAITS_CHECKPOINT, _AWAITS_SINKS), "`EndOfData` goes out"),
         Row(_AWAITS_CHECKPOINT, TaskEvent.COMPLETED, (_AWAITS_SENT,), "nothing of the task can be lost any more"),
@@ -281,9 +281,9 @@ class Task:
     def checkpoint_aborted(self, checkpoint_id: int) -> None:
         self.mail(lambda: self._on_aborted(checkpoint_id))
 
-    def read_on(self, checkpoint_id: int) -> None:
-        """The job continues: read the source again if it is PAUSED after the barrier of this checkpoint."""
-        self.mail(lambda: self._read_on(checkpoint_id))
+    def resume_source(self, checkpoint_id: int) -> None:
+        """Resume the source if it is PAUSED after the barrier of this checkpoint: the task continues."""
+        self.mail(lambda: self._resume_source(checkpoint_id))
 
     def add_split(self, split: bytes, is_last: bool) -> None:
         """Assign a split. It is a mail, like a trigger: a split that came before the trigger is in the checkpoint."""
@@ -360,7 +360,7 @@ class Task:
             return False
         self._last = step
         if step is _READ_GATES:
-            has_more = self.input.work(self._checkpoints.awaited_gates) and self._may_have_work()
+            has_more = self.input.work(self._checkpoints.priority_gates) and self._may_have_work()
         elif step is _READ_SOURCE:
             has_more = self._read_source()
         elif step is _FIRE:
@@ -490,16 +490,16 @@ class Task:
         self._story.append((self.state, f"checkpoint {checkpoint_id} aborted"))
         self._checkpoints.handle(CancelReceived(checkpoint_id))
         self._checkpoints.drop(checkpoint_id)
-        self._read_on(checkpoint_id)
+        self._resume_source(checkpoint_id)
         if self._final_checkpoint == checkpoint_id:
             self._final_checkpoint = None
         for operator in self.operators.chain.operators:
             operator.checkpoint_aborted(checkpoint_id)
 
-    def _read_on(self, checkpoint_id: int) -> None:
-        """Read the source again if it is PAUSED after the barrier of this checkpoint."""
+    def _resume_source(self, checkpoint_id: int) -> None:
+        """Resume the source if it is PAUSED after the barrier of this checkpoint."""
         if self.state is _PAUSED and self._paused_after == checkpoint_id:
-            self._become(TaskState.RUNNING, TaskEvent.READ_ON)
+            self._become(TaskState.RUNNING, TaskEvent.RESUME)
             self._paused_after = None
 
     # ---- metrics and checks ----------------------------------------------------

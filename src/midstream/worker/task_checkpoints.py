@@ -110,7 +110,7 @@ class TaskCheckpoints:
         """The gate of each channel, and the channel's index in the gate. Their order gives the channels' numbers."""
         capturable = [number for number, (gate, _) in enumerate(self._channels) if gate.edge.id in seams.overtakable]
         self._handler = BarrierHandler(len(self._channels), capturable)
-        self.awaited_gates: tuple[int, ...] = ()
+        self.priority_gates: tuple[int, ...] = ()
         """The gates for whose barriers a checkpoint waits, and whose rows cannot be captured for it."""
         self._in_flight: dict[int, _InFlightState] = {}
         """The captured batches of each checkpoint, until they are written or the checkpoint is given up."""
@@ -175,8 +175,8 @@ class TaskCheckpoints:
                     self._snapshots.decline(checkpoint_id, reason, counts=False)
                 case _:
                     assert_never(instruction)
-        awaited = {self._channels[channel][0] for channel in self._handler.awaited}
-        self.awaited_gates = tuple(number for number, gate in enumerate(self._gates) if gate in awaited)
+        priority = {self._channels[channel][0] for channel in self._handler.priority_channels}
+        self.priority_gates = tuple(number for number, gate in enumerate(self._gates) if gate in priority)
         pending = self._handler.pending
         if pending is not None:
             self._see(pending)

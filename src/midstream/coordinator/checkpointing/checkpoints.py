@@ -98,7 +98,7 @@ class Checkpoints:
         self.epoch = opened.epoch
         self.newest = opened.restore
         if opened.restore is not None:
-            self.state_sizes.restored(opened.restore, self._effects.now_ms)
+            self.state_sizes.add(opened.restore, self._effects.now_ms)
         self.retained = opened.retained
         self._next_id = opened.next_checkpoint_id
         self._newest_id = opened.restore.checkpoint_id if opened.restore else 0
@@ -384,7 +384,7 @@ class Checkpoints:
         self._over(pending, CheckpointTurn.COMPLETED)
         assert metadata.checkpoint_id > self._newest_id, (metadata.checkpoint_id, self._newest_id)
         self.newest = metadata
-        self.state_sizes.completed(metadata)
+        self.state_sizes.add(metadata, metadata.completed_ms)
         self._newest_id = metadata.checkpoint_id
         self._completed_ids.add(metadata.checkpoint_id)
         if len(self._completed_ids) > 2 * IDS_KEPT:

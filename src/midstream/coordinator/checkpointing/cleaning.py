@@ -8,6 +8,7 @@ these files as well; what remains when the program dies is deleted by the next c
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import dataclass, field
 from functools import partial
 
 from midstream.checkpoint.store import FencedError, drop, drop_attempts_before
@@ -17,14 +18,22 @@ from midstream.core.errors import StorageError
 from midstream.core.seams import Done, Failed, Storage
 
 
+@dataclass(slots=True)
+class _Doomed:
+    """What is to be deleted."""
+
+    checkpoints: set[int] = field(default_factory=set)
+    files: set[str] = field(default_factory=set)
+    before: tuple[int, frozenset[str]] | None = None
+    """All files of the attempts before this one, except the given ones."""
+
+
 class Cleaning:
     def __init__(self, effects: Effects) -> None:
         self._storage: Storage | None = None
         self._epoch = 0
         self._effects = effects
-        self._checkpoints: set[int] = set()
-        self._files: set[str] = set()
-        self._before: tuple[int, frozenset[str]] | None = None
+        self._doomed = _Doomed()
         self._running = False
         self._has_failed = False
         """Whether the pass that is running repeats one that has failed."""
@@ -34,38 +43,31 @@ class Cleaning:
         self._storage, self._epoch = found.storage, found.opened.epoch
 
     def drop(self, checkpoints: Iterable[int], files: Iterable[str]) -> None:
-        self._checkpoints.update(checkpoints)
-        self._files.update(files)
+        self._doomed.checkpoints.update(checkpoints)
+        self._doomed.files.update(files)
         self.run()
 
     def drop_attempts_before(self, attempt: int, referenced: frozenset[str]) -> None:
         """Delete all files of earlier attempts except `referenced`. No slot of those attempts writes any more."""
-        self._before = (attempt, referenced)
+        self._doomed.before = (attempt, referenced)
         self.run()
 
     def run(self) -> None:
         if self._running or self._stopped or self._storage is None:
             return
-        if not (self._checkpoints or self._files or self._before):
+        if self._doomed == _Doomed():
             return
         self._running = True
-        checkpoints, files, before = sorted(self._checkpoints), frozenset(self._files), self._before
-        self._checkpoints, self._files, self._before = set(), set(), None
-        work = partial(_clean, self._storage, self._epoch, checkpoints, files, before)
-        done = partial(self._done, checkpoints, files, before)
+        doomed, self._doomed = self._doomed, _Doomed()
+        work = partial(_clean, self._storage, self._epoch, doomed)
+        done = partial(self._done, doomed)
         self._effects.run_io(IoKind.CLEAN, work, done, waits_for="old checkpoint files to be deleted")
 
     def stop(self, _: StorageError) -> None:
         """Delete nothing more: another coordinator owns the directory."""
         self._stopped = True
 
-    def _done(
-        self,
-        checkpoints: list[int],
-        files: frozenset[str],
-        before: tuple[int, frozenset[str]] | None,
-        outcome: Done[None] | Failed,
-    ) -> None:
+    def _done(self, doomed: _Doomed, outcome: Done[None] | Failed) -> None:
         self._running = False
         tries_again, self._has_failed = not self._has_failed, False
         if isinstance(outcome, Done):
@@ -73,9 +75,10 @@ class Cleaning:
         elif isinstance(outcome.error, FencedError):
             self._effects.facts.fenced(outcome.error)
         else:
-            self._checkpoints.update(checkpoints)
-            self._files.update(files)
-            self._before = self._before or before  # what was referenced then and is not now is among `files`
+            self._doomed.checkpoints |= doomed.checkpoints
+            self._doomed.files |= doomed.files
+            # What was referenced then and is not now is among `files`.
+            self._doomed.before = self._doomed.before or doomed.before
             if tries_again:
                 self._has_failed = True
                 self.run()
@@ -85,13 +88,7 @@ class Cleaning:
             )
 
 
-def _clean(
-    storage: Storage,
-    epoch: int,
-    checkpoints: list[int],
-    files: frozenset[str],
-    before: tuple[int, frozenset[str]] | None,
-) -> None:
-    drop(storage, epoch, checkpoints, files)
-    if before is not None:
-        drop_attempts_before(storage, epoch, *before)
+def _clean(storage: Storage, epoch: int, doomed: _Doomed) -> None:
+    drop(storage, epoch, sorted(doomed.checkpoints), frozenset(doomed.files))
+    if doomed.before is not None:
+        drop_attempts_before(storage, epoch, *doomed.before)

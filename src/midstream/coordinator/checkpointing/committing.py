@@ -21,7 +21,7 @@ from midstream.coordinator.checkpointing.lanes import Lanes, SlotsForCommits, Wo
 from midstream.coordinator.checkpointing.pending import Completed
 from midstream.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.coordinator.events import JobPlan
-from midstream.coordinator.failures import Failure, failure_of, failure_of_user_code
+from midstream.coordinator.failures import Failure, failure_of, failure_of_user_code, warn_if_failed
 from midstream.coordinator.placement.slots import Slots
 from midstream.coordinator.restoring.opening import OpenedStorage
 from midstream.core.errors import StorageError
@@ -280,15 +280,10 @@ class Committing:
 
     def _close_committers(self) -> None:
         for uid, committer in self._committers.take_to_close():
-            what = f"sink {self._committers.sinks[uid][0]!r} to be closed"
-            closed = partial(self._closed, uid)
+            name, _ = self._committers.sinks[uid]
+            closed = partial(warn_if_failed, self._effects, f"sink {name!r}: closing it")
+            what = f"sink {name!r} to be closed"
             self._effects.run_io(IoKind.CLOSE, committer.close, closed, about=uid, waits_for=what)
-
-    def _closed(self, uid: str, outcome: Done[None] | Failed) -> None:
-        if isinstance(outcome, Failed):
-            self._effects.facts.warned(
-                failure_of(outcome.error, f"sink {self._committers.sinks[uid][0]!r}: closing it").summary
-            )
 
     def check(self) -> None:
         self._lanes.check()

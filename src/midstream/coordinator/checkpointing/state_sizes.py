@@ -30,14 +30,8 @@ class StateSizes:
             return self._points
         return [*self._points, self._newest]
 
-    def restored(self, metadata: CheckpointMetadata, now_ms: int) -> None:
-        """The job resumes from a checkpoint."""
-        self._add(metadata, now_ms)
-
-    def completed(self, metadata: CheckpointMetadata) -> None:
-        self._add(metadata, metadata.completed_ms)
-
-    def _add(self, metadata: CheckpointMetadata, at_ms: int) -> None:
+    def add(self, metadata: CheckpointMetadata, at_ms: int) -> None:
+        """Note the sizes of a checkpoint that has completed, or from which the job resumes, at this time."""
         self.of = {operator: sizes for operator, sizes in _sizes(metadata).items() if sizes != (0, 0)}
         self._newest = StateSize(at_ms, sum(size for _, size in self.of.values()))
         self._left_out += 1

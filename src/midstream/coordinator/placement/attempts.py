@@ -15,7 +15,7 @@ from midstream.coordinator.placement.attempt import Attempt
 from midstream.coordinator.placement.deploying import deployments
 from midstream.coordinator.placement.slots import Slots
 from midstream.coordinator.restoring.dealing import Dealt
-from midstream.protocol.messages import Cancel, CheckpointCompleted, ReadOn, Start, ToSlot
+from midstream.protocol.messages import Cancel, CheckpointCompleted, ResumeSources, Start, ToSlot
 
 if TYPE_CHECKING:
     from midstream.coordinator.checkpointing.pending import Completed
@@ -66,7 +66,7 @@ class Attempts:
 
     def resume_sources(self, checkpoint_id: int) -> None:
         """Resume the sources, which are paused after this checkpoint: the tasks continue."""
-        self.tell(ReadOn(self._attempt().number, checkpoint_id))
+        self.tell(ResumeSources(self._attempt().number, checkpoint_id))
 
     def slot_lost(self, slot: int) -> None:
         if self.current is not None:

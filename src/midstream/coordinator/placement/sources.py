@@ -26,7 +26,7 @@ import msgspec
 from midstream.checkpoint.metadata import SourcePosition
 from midstream.checkpoint.state_files import read_parts
 from midstream.coordinator.effects import Effects, IoKind, TimerKind
-from midstream.coordinator.failures import failure_of
+from midstream.coordinator.failures import failure_of, warn_if_failed
 from midstream.coordinator.placement.attempt import Attempt
 from midstream.coordinator.restoring.opening import OpenedStorage
 from midstream.core.ids import TaskId
@@ -321,11 +321,8 @@ class Sources:
 
     def _told(self, state: _State, outcome: Done[None] | Failed) -> None:
         state.busy = False
-        if isinstance(outcome, Failed):
-            # The next completed checkpoint includes what this one says.
-            self._effects.facts.warned(
-                failure_of(outcome.error, f"source {state.spec.name!r}, after a checkpoint").summary
-            )
+        # The next completed checkpoint includes what this one says.
+        warn_if_failed(self._effects, f"source {state.spec.name!r}, after a checkpoint", outcome)
         self._next_call(state)
 
     def _discovered(self, state: _State, generation: int, outcome: Done[Discovery] | Failed) -> None:
@@ -365,14 +362,8 @@ class Sources:
                 continue
             state.busy = True
             what = f"source {state.spec.name!r} to be closed"
-            closed = partial(self._closed, state)
+            closed = partial(warn_if_failed, self._effects, f"source {state.spec.name!r}: closing it failed")
             self._effects.run_io(IoKind.CLOSE, state.spec.source.close, closed, about=state.spec.uid, waits_for=what)
-
-    def _closed(self, state: _State, outcome: Done[None] | Failed) -> None:
-        if isinstance(outcome, Failed):
-            self._effects.facts.warned(
-                failure_of(outcome.error, f"source {state.spec.name!r}: closing it failed").summary
-            )
 
 
 def _in_turn(state: _State) -> TaskId | None:

@@ -27,7 +27,7 @@ from midstream.coordinator.requests.requests import Requests, Stop
 from midstream.core.errors import StorageError
 from midstream.core.seams import Done, Failed, Storage
 from midstream.core.transitions import Row, Table
-from midstream.protocol.messages import DoSavepoint, DoStop, ReadOn, Reply
+from midstream.protocol.messages import DoSavepoint, DoStop, Reply, ResumeSources
 
 
 class Stage(Enum):
@@ -222,7 +222,7 @@ class Savepoints:
             self._requests.stop_failed(f"{reason}; the job runs on")
             if savepoint.attempt is not None:  # the attempt still runs, else the stop would have failed when it ended
                 for slot in savepoint.attempt.slots:
-                    self._effects.send(slot, ReadOn(savepoint.attempt.number, savepoint.checkpoint_id))
+                    self._effects.send(slot, ResumeSources(savepoint.attempt.number, savepoint.checkpoint_id))
 
     def stop_failed(self, stop: Stop, reason: str) -> None:
         savepoint = next(savepoint for savepoint in self._all if savepoint.stop is stop)
@@ -273,9 +273,14 @@ class Savepoints:
 
 
 def _copy(source: Storage, metadata: CheckpointMetadata, place: Place) -> None:
-    """Copy a checkpoint. Raises StorageError; FencedError if a later coordinator has taken over, and so deleted files."""
+    """Copy a checkpoint. Raises StorageError; FencedError if a later coordinator has taken over.
+
+    A later one may have deleted files, or have had the sinks take back output. A savepoint that was complete before it
+    took over is one of those that the user already had when the job went back.
+    """
     try:
         write_savepoint(source, metadata, place)
     except StorageError:
         check_epoch(source, metadata.epoch)
         raise
+    check_epoch(source, metadata.epoch)

@@ -15,10 +15,10 @@ For the I/O pool.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from midstream.checkpoint.metadata import CheckpointMetadata
-from midstream.coordinator.events import NewerOutput
+from midstream.coordinator.events import JobPlan
 from midstream.core.errors import ConfigError, MidstreamError
 from midstream.graph.job_graph import JobGraph, OperatorSpec
 from midstream.operators.sink import Output, Sink
@@ -28,6 +28,27 @@ Held = Mapping[str, tuple[tuple[int, bytes], ...]]
 
 BEGINNING = 0
 """An id that is lower than that of any checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The checkpoint from which a job begins, and what is known about newer ones."""
+
+    metadata: CheckpointMetadata | None
+    """The metadata of the checkpoint. None: the job begins at the beginning."""
+    elsewhere: str | None
+    """The directory of the checkpoint, if it is not that of the job."""
+    newest_known: int
+    """The newest checkpoint in these directories, whether it can be used or not."""
+    jobs: frozenset[str]
+    """The ids of the starts that may have resumed from one another's checkpoints."""
+    warnings: tuple[str, ...] = ()
+    held: Held = field(default_factory=dict)
+    """What the checkpoints that are newer than `metadata` hold for sinks."""
+    starts_over: bool = False
+    """Whether the job begins at the beginning although there may be completed checkpoints."""
+    keeps: bool = False
+    """Whether an earlier start, which is repeated, was to keep output that is newer than `metadata`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,30 +105,24 @@ def ask_sinks(graph: JobGraph, jobs: frozenset[str], held: Held) -> dict[str, in
     return answers
 
 
-def decide(
-    graph: JobGraph,
-    jobs: frozenset[str],
-    committed: Mapping[str, int | None],
-    metadata: CheckpointMetadata | None,
-    newest_known: int,
-    *,
-    held: Held,
-    by_name: bool,
-    what: NewerOutput | None,
-) -> Decision:
-    """Decide what to do about output that is newer than `metadata` (None: than the beginning).
+def decide(plan: JobPlan, start: Start, committed: Mapping[str, int | None]) -> Decision:
+    """Decide what to do about output that is newer than the checkpoint from which the job begins.
 
-    `committed`: see `ask_sinks`. `newest_known`: the newest checkpoint in the directory. `by_name`: the user has named
-    the checkpoint. Raises ConfigError if there is newer output and the user has not said what to do about it, or if a
-    sink cannot do that.
+    `committed`: see `ask_sinks`. Raises ConfigError if there is newer output and the user has not said what to do about
+    it, or if a sink cannot do that.
     """
+    graph, metadata, newest_known = plan.graph, start.metadata, start.newest_known
+    what = "keep" if start.keeps else plan.newer_output
+    by_name = start.keeps or (plan.restore is not None and plan.restore != "latest")
     after = BEGINNING if metadata is None else metadata.checkpoint_id
     newer = []
     for spec in transactional(graph):
         said = committed[spec.uid]
         until = newest_known if said is None else said
         if until > after:
-            newer.append(Newer(spec, Output(spec.uid, jobs, held.get(spec.uid, ())), until, said is not None))
+            newer.append(
+                Newer(spec, Output(spec.uid, start.jobs, start.held.get(spec.uid, ())), until, said is not None)
+            )
     if not newer:
         shown = _shown_again(graph, after, newest_known)
         if metadata is None or newest_known <= after or not _is_pending(metadata, committed):

@@ -4,20 +4,21 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
 from midstream.checkpoint.assign import assign_state
 from midstream.checkpoint.metadata import CheckpointMetadata
 from midstream.checkpoint.savepoint import copy_in
 from midstream.checkpoint.store import (
+    Begun,
     Listed,
     Opened,
     Retained,
     begin,
+    begun_since,
     check_owner,
     choose,
-    fresh_since,
     jobs_of,
     list_checkpoints,
     load,
@@ -30,7 +31,7 @@ from midstream.checkpoint.store import (
 )
 from midstream.coordinator.events import JobPlan
 from midstream.coordinator.restoring.dealing import NOTHING, Dealt, deal
-from midstream.coordinator.restoring.going_back import Decision, Held, ask_sinks, decide, take_back
+from midstream.coordinator.restoring.going_back import Decision, Held, Start, ask_sinks, decide, take_back
 from midstream.core.errors import ConfigError, MidstreamError, StorageError
 from midstream.core.seams import Storage
 from midstream.exchange.capacity import check_pool
@@ -74,25 +75,6 @@ def check_plan(plan: JobPlan) -> None:
     check_pool(plan.graph, plan.config)
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """The checkpoint from which a job begins, and what is known about newer ones."""
-
-    metadata: CheckpointMetadata | None
-    """The metadata of the checkpoint. None: the job begins at the beginning."""
-    elsewhere: str | None
-    """The directory of the checkpoint, if it is not that of the job."""
-    newest_known: int
-    """The newest checkpoint in these directories, whether it can be used or not."""
-    jobs: frozenset[str]
-    """The ids of the starts that may have resumed from one another's checkpoints."""
-    warnings: tuple[str, ...] = ()
-    held: Held = field(default_factory=dict)
-    """What the checkpoints that are newer than `metadata` hold for sinks."""
-    starts_over: bool = False
-    """Whether the job begins at the beginning although there may be completed checkpoints."""
-
-
 def find_start(plan: JobPlan, open_storage: Callable[[str], Storage]) -> Start:
     """Find out from where the job would begin, without changing anything. Raises as `open_checkpoints` does.
 
@@ -121,7 +103,7 @@ def check_start(plan: JobPlan, start: Start, open_storage: Callable[[str], Stora
     committed = ask_sinks(plan.graph, start.jobs, start.held)
     if _is_newer(committed, start):
         start = find_start(plan, open_storage)  # a job that is still running may have completed another one since
-    return start.warnings + _decide(plan, start, committed).warnings
+    return start.warnings + decide(plan, start, committed).warnings
 
 
 def copies_in(plan: JobPlan) -> bool:
@@ -150,7 +132,7 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
             committed = ask_sinks(plan.graph, start.jobs, start.held)
             if start.elsewhere is not None and _is_newer(committed, start):
                 start = _find(plan, root, storage, taken.listed, open_storage)  # see `check_start`
-            decision = _decide(plan, start, committed)
+            decision = decide(plan, start, committed)
         if decision.counts_until is not None or start.elsewhere is not None:
             _check_fits(plan, start)  # before anything is changed
         if start.metadata is None or start.elsewhere is None:
@@ -170,6 +152,8 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
         giving_up_after=decision.counts_until,
         fresh=start.starts_over,
         newest_seen=decision.newest_seen,
+        source=None if start.metadata is None else (copied or start.metadata).checkpoint_id,
+        keeps=bool(decision.newer) and not decision.takes_back,
     )
     if start.metadata is not None:
         take_back(decision, start.metadata)
@@ -228,20 +212,6 @@ def _check_committables(metadata: CheckpointMetadata, graph: JobGraph) -> None:
                 raise type(error)(f"sink {spec.name!r}: checkpoint {metadata.checkpoint_id}: {error}") from error
 
 
-def _decide(plan: JobPlan, start: Start, committed: dict[str, int | None]) -> Decision:
-    by_name = plan.restore is not None and plan.restore != "latest"
-    return decide(
-        plan.graph,
-        start.jobs,
-        committed,
-        start.metadata,
-        start.newest_known,
-        held=start.held,
-        by_name=by_name,
-        what=plan.newer_output,
-    )
-
-
 def _find(
     plan: JobPlan, root: str, storage: Storage, listed: Collection[Listed], open_storage: Callable[[str], Storage]
 ) -> Start:
@@ -259,10 +229,16 @@ def _find(
     if elsewhere is not None:
         return _find_elsewhere(plan, storage, open_storage(elsewhere), elsewhere, which, listed, jobs)
     metadata = choose(listed, which, plan.config.name, storage)
+    begun = begun_since(storage, metadata) if which == "latest" else None
+    if begun is not None and begun.source is not None:
+        found = _begun_again(plan, storage, listed, metadata, begun)
+        held = _held(listed, found)
+        text = f"the job was last started from checkpoint {begun.source} and has completed none since: it goes on from there"
+        return Start(found, None, newest_known, jobs | {found.job_id}, (text,), held, keeps=begun.keeps)
     if metadata is None:
         text = f"no checkpoint has been completed in {root} yet: starting from the beginning"
         return Start(None, None, newest_known, jobs, (text,))
-    if which == "latest" and fresh_since(storage, metadata):
+    if begun is not None:
         if plan.resume:  # that start has committed nothing, so it is begun again
             text = (
                 f"the job was started over since checkpoint {metadata.checkpoint_id} and has completed none since: starting from "
@@ -274,6 +250,33 @@ def _find(
             f"its own: --from {metadata.checkpoint_id} goes on from before that, --fresh starts over again"
         )
     return Start(metadata, None, newest_known, jobs | {metadata.job_id}, held=_held(listed, metadata))
+
+
+def _begun_again(
+    plan: JobPlan, storage: Storage, listed: Collection[Listed], newest: CheckpointMetadata | None, begun: Begun
+) -> CheckpointMetadata:
+    """Return the checkpoint from which the last start went on, which was not the newest, if it is to be begun again.
+
+    Raises ConfigError if the user has to say whether it is, or if that checkpoint is not there.
+    """
+    last = f"the job was last started from checkpoint {begun.source}"
+    or_newest = (
+        "--fresh starts over" if newest is None else f"--from {newest.checkpoint_id} goes on from the newest one"
+    )
+    if begun.source not in [entry.checkpoint_id for entry in listed]:
+        raise ConfigError(
+            f"{last}, which is not there, and has completed none since. If it was being copied from a savepoint, or from another "
+            f"directory, start from that again (--from PATH); {or_newest}"
+        )
+    if not plan.resume:
+        keep = " --newer-output keep" if begun.keeps else ""
+        raise ConfigError(
+            f"{last}, which is not the newest one, and has completed none since: --from {begun.source}{keep} goes on from there, "
+            f"{or_newest}"
+        )
+    found = choose(listed, str(begun.source), plan.config.name, storage)
+    assert found is not None  # it is named
+    return found
 
 
 def _find_elsewhere(
