@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from midstream.exchange.combining import PAUSE_MAX, ROWS_MIN, SHARE_MAX, Combining
+from midstream.exchange.combining import PAUSE_MAX, PROBE_ROWS, ROWS_MIN, SHARE_MAX, Combining
 
 SCHEMA = pa.schema([("key", pa.int64())])
 
@@ -17,9 +17,11 @@ class Distinct:
 
     def __init__(self) -> None:
         self.calls = 0
+        self.sizes: list[int] = []
 
     def combine(self, rows: pa.RecordBatch) -> pa.RecordBatch:
         self.calls += 1
+        self.sizes.append(rows.num_rows)
         keys, counts = np.unique(rows.column("key").to_numpy(), return_counts=True)
         return pa.RecordBatch.from_arrays([pa.array(keys), pa.array(counts)], schema=self.schema)
 
@@ -53,6 +55,17 @@ def test_where_it_never_pays_it_is_hardly_tried() -> None:
     for _ in range(100 * PAUSE_MAX):
         assert combining.apply(rows) is rows
     assert 90 < combiner.calls <= 100 + doublings
+
+
+def test_no_more_than_the_first_rows_are_reduced_where_these_are_too_many() -> None:
+    combiner = Distinct()
+    combining = Combining(combiner)
+    for _ in range(10 * PAUSE_MAX):
+        combining.apply(batch(4 * ROWS_MIN, 4 * ROWS_MIN))
+    assert set(combiner.sizes) == {PROBE_ROWS}
+    few = [combining.apply(batch(4 * ROWS_MIN, 1)) for _ in range(PAUSE_MAX + 2)]
+    assert {combined.num_rows for combined in few[-2:]} == {1}
+    assert combiner.sizes[-1] == combiner.sizes[-2] == 4 * ROWS_MIN, "once it pays, nothing is tried first"
 
 
 def test_where_it_pays_again_it_is_tried_again_and_then_always_done() -> None:

@@ -2,7 +2,8 @@
 
 Combining costs as much as the reduction that it saves the consumer. What it spares is to hash, split, send and read
 all rows but those that are left, so it pays where few are left. Where it did not, it is tried again after a pause,
-which grows, so that a stream of ever new keys pays almost nothing for it. The decision depends on the rows alone.
+which grows, and with the first rows of a batch only: if these alone leave too many, so does the whole. So a stream of
+ever new keys pays almost nothing for it. The decision depends on the rows alone.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from midstream.operators.base import Combiner
 
 ROWS_MIN: Final = 32_768
 """Batches of fewer rows are sent as they are: what a call takes whatever its rows is more than what is spared."""
-SHARE_MAX: Final = 8
+SHARE_MAX: Final = 32
 """Combining pays if at most one row is left of so many."""
+PROBE_ROWS: Final = 8_192
+"""How many rows of a batch are tried first."""
 PAUSE_MAX: Final = 64
 """The largest number of batches until combining is tried again."""
 
@@ -25,6 +28,8 @@ class Combining:
 
     def __init__(self, combiner: Combiner) -> None:
         self._combiner = combiner
+        self._pays = False
+        """Whether combining has paid for the last batch for which it was tried."""
         self._pause = 1
         """How many batches follow the next failed try until another one."""
         self._left = 0
@@ -37,9 +42,18 @@ class Combining:
         if self._left:
             self._left -= 1
             return batch
-        combined = self._combiner.combine(batch)
-        if combined.num_rows * SHARE_MAX <= batch.num_rows:
+        combined = self._combined(batch)
+        self._pays = combined is not None
+        if combined is not None:
             self._pause = 1
             return combined
         self._left, self._pause = self._pause, min(2 * self._pause, PAUSE_MAX)
         return batch
+
+    def _combined(self, batch: Batch) -> Batch | None:
+        """Return the combined batch, or None if it does not pay."""
+        left_max = batch.num_rows // SHARE_MAX
+        if not self._pays and self._combiner.combine(batch.slice(0, PROBE_ROWS)).num_rows > left_max:
+            return None
+        combined = self._combiner.combine(batch)
+        return combined if combined.num_rows <= left_max else None
