@@ -119,6 +119,18 @@ def test_a_subtask_that_had_finished_runs_again_where_rows_may_come_to_it() -> N
     assert assign_state(metadata, rebalanced(2)).finished == {TaskId(0, 0)}, "the other producer runs on"
 
 
+@pytest.mark.parametrize("uids", [("count", "fresh"), ("count", "sum")], ids=["a new one", "one that had not finished"])
+def test_a_subtask_that_had_finished_runs_again_in_one_task_with_what_had_not(uids: tuple[str, ...]) -> None:
+    finished = {"read": (0, 1), "count": (0,)}
+    old = pipeline(uids=("count",) if "fresh" in uids else uids)
+    found = assign_state(
+        metadata_of(old, {"count": state("count", 2, "keyed")}, finished=finished), pipeline(uids=uids)
+    )
+    assert found.finished == {TaskId(0, 0), TaskId(0, 1)}
+    parts = {i: [chunk for snapshot in found.tasks.get(TaskId(1, i), ()) for chunk in chunks(snapshot)] for i in (0, 1)}
+    assert "c0" not in parts[0] + parts[1], "the state of the subtask that had finished"
+
+
 def test_a_chain_of_which_only_some_had_finished_is_refused_naming_both() -> None:
     graph = pipeline(uids=("count", "fresh"))
     metadata = metadata_of(pipeline(uids=("count",)), finished={"read": (0, 1), "count": (0, 1)})

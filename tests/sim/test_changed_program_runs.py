@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Set
 from dataclasses import replace
 
 import pytest
 
-from midstream.checkpoint.metadata import CheckpointMetadata, EdgeLayout, VertexLayout
+import midstream.sim.run as sim_run
+from midstream.checkpoint import assign
+from midstream.checkpoint.metadata import CheckpointMetadata, EdgeLayout, OperatorState, VertexLayout
 from midstream.coordinator import Coordinator
+from midstream.core.ids import TaskId
 from midstream.graph.build import check_job_graph
-from midstream.graph.job_graph import JobGraph
+from midstream.graph.job_graph import JobGraph, OperatorSpec
+from midstream.protocol.messages import OperatorSnapshot
 from midstream.sim.keeper import ROOT, Start
+from midstream.sim.oracle import at_rest
 from midstream.sim.programs import NEW, Places
 from midstream.sim.regions import changing, changing_at_the_end
+from midstream.sim.rows import Outside, Pass
 from midstream.sim.run import Run, run
 from midstream.sim.scenario import Fault, Scenario, draw
-from midstream.sim.shapes import COMBINED, SHAPES
+from midstream.sim.shapes import COMBINED, KEYED, REBALANCE, SHAPES, Input, Shape, node_of, source_node
 
 
 def with_more_state(seed: int) -> Scenario:
@@ -36,6 +42,68 @@ def test_a_changed_program_goes_on_exactly_or_is_refused_for_a_reason(scenario_o
         starts += outcome.changed
         refused += outcome.contradicted
     assert starts > 4 and refused > 0, (starts, refused)
+
+
+def summed_in_parts(seed: int) -> Scenario:
+    """The driver dies again and again, also while one of two subtasks that sum up has finished and the other has not."""
+    drawn = draw(seed, topology="totals", parallelism=2, rescale_to=2, rows=200, faults=())
+    nodes = source_node(), node_of("total", Input(0, KEYED)), node_of("sink", Input(1, REBALANCE))
+    drawn = replace(
+        drawn, shape=tuple(replace(node, parallelism=2) for node in nodes), rescaled=None, splits=2, rounds=1
+    )
+    kills = tuple(Fault(400 + 150 * i + seed * 37 % 150, "kill_driver", seed + i) for i in range(1, 12))
+    drawn = replace(drawn, changes=0.8, aligned_timeout_s=0.0, interval_s=0.001, min_pause_s=0.0, faults=kills)
+    return replace(drawn, keys=10, skew=0.9, key_groups=7, batch_rows=3, row_us=1000, sink_rows=0, timeout_s=60.0)
+
+
+def followed_by_a_new_one(graph: JobGraph, shape: Shape, outside: Outside, seed: int, version: int) -> JobGraph:
+    """A program in which the operator that sums up is followed by a new one in its task; version 0 is the original."""
+    summing = next(vertex for vertex in graph.vertices if vertex.specs[0].uid == "total1")
+    added = (OperatorSpec(f"{NEW}{version}-1", f"{NEW}{version}-1", Pass(outside)),) if version else ()
+    longer = replace(summing, operators=summing.operators + added)
+    return replace(graph, vertices=tuple(longer if vertex is summing else vertex for vertex in graph.vertices))
+
+
+def test_a_finished_subtask_may_run_again_in_one_task_with_a_new_operator(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = assign.finished_tasks
+    restored = 0
+
+    def finished_tasks(
+        old: Mapping[str, OperatorState], graph: JobGraph, vertices: Set[int], in_flight: Collection[TaskId]
+    ) -> frozenset[TaskId]:
+        nonlocal restored
+        summing = next(vertex for vertex in graph.vertices if vertex.specs[0].uid == "total1")
+        is_joined = any(spec.uid not in old for spec in summing.specs)
+        restored += is_joined and 0 < len(old["total1"].finished) < old["total1"].parallelism
+        return original(old, graph, vertices, in_flight)
+
+    monkeypatch.setattr(assign, "finished_tasks", finished_tasks)
+    monkeypatch.setattr(sim_run, "changed", followed_by_a_new_one)
+    for seed in range(6, 66):
+        outcome = run(summed_in_parts(seed))
+        assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
+        if restored:
+            break
+    assert restored
+
+
+def of(uid: str, finished: tuple[int, ...], parallelism: int = 3) -> OperatorState:
+    return OperatorState(uid, uid, 1, parallelism, (OperatorSnapshot(uid),) * parallelism, finished)
+
+
+@pytest.mark.parametrize(
+    ("before", "rest"),
+    [
+        ([of("total", (0, 2)), of("sink", (0, 1, 2))], {0, 2}),
+        ([of("total", (0, 2)), of("sink", (2,))], {2}),
+        ([of("total", (0, 2))], set()),
+        ([of("total", (0,), parallelism=2), of("sink", (0,))], set()),
+    ],
+    ids=["all had finished", "the other had not", "the other is new", "another parallelism"],
+)
+def test_a_subtask_rests_if_all_that_shares_its_task_had_finished(before: list[OperatorState], rest: set[int]) -> None:
+    vertices = VertexLayout(0, "source", 3, ("source",), "source"), VertexLayout(1, "total", 3, ("total", "sink"), None)
+    assert at_rest(of("total", ()), vertices, before) == rest
 
 
 def test_an_edge_that_leads_only_to_new_operators_has_no_place_in_the_original_program() -> None:

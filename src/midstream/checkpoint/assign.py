@@ -183,10 +183,12 @@ def finished_tasks(
     """Return the tasks of `graph` that had finished, which are not run again.
 
     Of `vertices`, which have finished, that is every subtask, at any parallelism. Of a vertex that had partly finished
-    it is each subtask that had, if it is the same one (the parallelism has not changed) and nothing can reach it: it is
-    not among those with rows `in_flight`, and its producers are not run again either.
+    it is each subtask that had, with every operator of the vertex, if it is the same one (the parallelism has not
+    changed) and nothing can reach it: it is not among those with rows `in_flight`, and its producers are not run again
+    either.
 
-    If the parallelism has changed, every subtask of such a vertex runs. Nothing was still to reach a subtask that had
+    If the parallelism has changed, every subtask of such a vertex runs. A task also runs as a whole if it has an
+    operator that is new, or of which this subtask had not finished. Nothing was still to reach a subtask that had
     finished, neither rows in flight nor from its producers, and its results were at its consumers or on their way
     there. So what the other subtasks still had to do is all that remains, and any subtask may do it, wherever an edge
     now leads. But the state of a finished subtask is not restored (what it emitted at its end would be emitted again):

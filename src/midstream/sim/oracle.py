@@ -15,7 +15,13 @@ from typing import Final
 
 import msgspec
 
-from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, SourcePosition, decode_metadata
+from midstream.checkpoint.metadata import (
+    CheckpointMetadata,
+    OperatorState,
+    SourcePosition,
+    VertexLayout,
+    decode_metadata,
+)
 from midstream.checkpoint.state_files import verify_chunks
 from midstream.checkpoint.store import is_superseded, jobs_of, list_checkpoints
 from midstream.core.arrow_types import to_list
@@ -61,6 +67,23 @@ class Cut:
     """`ended` and `said` record the sources that have ended and the operators that sum up; see `Oracle`."""
     marks: Mapping[str, tuple[int, int]]
     """See `EventTimes`."""
+
+
+def at_rest(
+    operator: OperatorState, vertices: Iterable[VertexLayout], before: Iterable[OperatorState]
+) -> frozenset[int]:
+    """Return the subtasks of an operator that must not run again after a checkpoint with the operators `before`.
+
+    They are those that had finished in it at the same parallelism, together with everything that shares their task in
+    `vertices`. A task runs as a whole: in a changed program, one that holds a finished subtask runs again if it also
+    holds an operator that is new, or of which this subtask had not finished.
+    """
+    had = {op.uid: op for op in before}
+    together = {uid for vertex in vertices if operator.uid in vertex.uids for uid in vertex.uids}
+    ended = frozenset(range(operator.parallelism))
+    for op in (had.get(uid) for uid in together):
+        ended &= frozenset(op.finished if op is not None and op.parallelism == operator.parallelism else ())
+    return ended
 
 
 class Oracle:
@@ -146,7 +169,8 @@ class Oracle:
             return
         self._note_safe(metadata)
         attempt = metadata.job_id, metadata.attempt
-        self._know(self._before[attempt] if is_copy_of is None else is_copy_of)
+        before = self._before[attempt] if is_copy_of is None else is_copy_of
+        self._know(before)
         self.checkpoints += 1
         self.finished_in_checkpoint += any(op.finished for op in metadata.operators)
         where = f"checkpoint {metadata.checkpoint_id}"
@@ -185,7 +209,8 @@ class Oracle:
                 yield from (f"{where}: {complaint}" for complaint in wrong)
                 yield from self._check_windows(where, uid, kind, made)
         for uid in expected.totals.keys() & operators.keys():
-            yield from self._check_total(where, operators[uid], expected, output, by_place)
+            over = frozenset() if before is None else at_rest(operators[uid], metadata.vertices, before.operators)
+            yield from self._check_total(where, operators[uid], expected, output, by_place, over)
         self._remember(metadata, expected, output)
         if is_copy_of is None:
             self._before[attempt] = self._last
@@ -415,20 +440,21 @@ class Oracle:
         expected: Expectation,
         output: Iterable[str],
         by_place: Mapping[tuple[int, int, int], Counter[int]],
+        over: Set[int],
     ) -> Iterator[str]:
         """Yield complaints about an operator that sums up: a finished subtask must emit nothing more, and all of them
         must have counted every row together.
+
+        `over`: the subtasks that must not have run since the preceding checkpoint, see `at_rest`.
         """
         sink, node = expected.total_sinks[operator.uid]
         staged = (self._outside.staged[name] for name in output if name in self._outside.staged)
         said = Counter(row for part in staged if part.sink == sink for row in part.ids)
         said += by_place.get((node, 0, 0), Counter())
         before_of, before = self._said.get(operator.uid, (operator, said))
-        final = before_of.fully_finished
-        if final or before_of.parallelism == operator.parallelism:
-            again = {row: said[row] for row in said | before if final or said_by(row)[0] in before_of.finished}
-            if again != {row: n for row, n in before.items() if row in again and n}:
-                yield f"{where}: {operator.uid} had finished when it had emitted {dict(before)}, and has emitted {dict(said)}"
+        again = {row: said[row] for row in said | before if before_of.fully_finished or said_by(row)[0] in over}
+        if again != {row: n for row, n in before.items() if row in again and n}:
+            yield f"{where}: {operator.uid} had finished when it had emitted {dict(before)}, and has emitted {dict(said)}"
         self._said[operator.uid] = operator, said
         if operator.fully_finished:
             yield from self._check_sum(where, operator.uid, expected, said)
