@@ -12,13 +12,20 @@ from typing import Any
 import pytest
 
 from midstream.checkpoint import savepoint
+from midstream.checkpoint.metadata import decode_metadata
+from midstream.checkpoint.state_files import StateFile
+from midstream.checkpoint.store import begin, say_where_from, take_over
 from midstream.coordinator import Coordinator
 from midstream.coordinator.checkpointing.checkpoints import Checkpoints
 from midstream.coordinator.events import JobEnded, JobPlan
 from midstream.coordinator.requests import savepoints
 from midstream.protocol.messages import DoStop
 from midstream.sim.cluster import Driver
+from midstream.sim.disk import Disk
 from midstream.sim.keeper import LAST_STARTED, Keeper
+from midstream.sim.kills import applied
+from midstream.sim.mutations import MUTATIONS
+from midstream.sim.on_disk import TRIES
 from midstream.sim.random_scenarios import random_scenario
 from midstream.sim.regions_at_rest import frozen, going_back_and_forth
 from midstream.sim.run import Run, run
@@ -139,6 +146,45 @@ def test_files_that_are_said_not_to_be_written_are_not_left_behind() -> None:
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
         lied += outcome.faults["storage_lies"]
     assert lied > 0
+
+
+def _lied_to_at_the_end(lies: int) -> Iterator[tuple[Run, list[str]]]:
+    """Run a job whose storage lies about the last deletions, each time from another step on: yield runs and failures.
+
+    `lies`: how many operations in a row are reported as failed.
+    """
+    drawn = replace(draw(2, topology="keyed", faults=(), rows=40), retained=1, inline_bytes=0)
+    steps = run(drawn).steps
+    for before in range(1, 50):
+        fault = Fault(steps - before, "storage_lies", 1 + 3 * (lies - 1))
+        lied_to = Run(replace(drawn, faults=(fault,)), False, Coordinator)
+        yield lied_to, lied_to.go().failures
+
+
+def _unreferenced(disk: Disk) -> set[str]:
+    metadata = [decode_metadata(data, path) for path, data in disk.files.items() if path.endswith("/_metadata")]
+    return {path for path in disk.files if StateFile.parse(path)}.difference(*(found.files for found in metadata))
+
+
+def test_what_the_last_coordinator_cannot_delete_however_often_it_tries_is_deleted_by_the_next_one() -> None:
+    left = 0
+    for lied_to, failures in _lied_to_at_the_end(TRIES):
+        assert not failures, failures[0]
+        disk = lied_to.disk
+        if _unreferenced(disk):
+            left += 1
+            with lied_to.world.looking():
+                job = lied_to.driver.plan.config.name
+                taken = say_where_from(disk, take_over(disk, "sim://checkpoints", job, "next"), fresh=False)
+                begin(disk, taken, None, 0, ())
+            assert not _unreferenced(disk)
+    assert left > 0
+
+
+def test_what_can_be_deleted_at_the_last_try_is_not_left() -> None:
+    assert all(not failures and not _unreferenced(lied_to.disk) for lied_to, failures in _lied_to_at_the_end(TRIES - 1))
+    with applied(MUTATIONS["deleted_later"]):
+        assert any("no checkpoint refers to" in "".join(failures) for _, failures in _lied_to_at_the_end(TRIES - 1))
 
 
 def test_a_driver_that_wakes_up_between_two_commits_commits_nothing_of_a_line_that_was_left() -> None:

@@ -66,6 +66,8 @@ class Disk:
         """The step in which each torn file was left."""
         self.refused_in = -1
         """The last step in which an operation was refused because the disk was gone."""
+        self.undeleted_in: list[int] = []
+        """The steps of the deletions that were reported as failed since the last one that was not."""
         self._world = world
 
     def read(self, path: str) -> bytes:
@@ -131,6 +133,7 @@ class Disk:
         is_first = self._world.step_number != self._deleted_in
         if self.deletes_late and is_first and name.endswith("/_metadata") and self._not_deleted[name] < 2:
             self._not_deleted[name] += 1
+            self.undeleted_in.append(self._world.step_number)
             self._world.note(("it cannot be deleted:", name))
             raise StorageError(f"cannot delete {name}: input/output error {SIM}")
         self._deleted_in = self._world.step_number
@@ -141,7 +144,9 @@ class Disk:
             self._tell(file, None)
         self._world.note(("deleted", name))
         if self.lies:
+            self.undeleted_in.append(self._world.step_number)
             self._lie(name)
+        self.undeleted_in.clear()
 
     def list(self, path: str) -> list[str]:
         self._touch()

@@ -6,7 +6,8 @@ Files that can never be needed must not be left behind. These files may rightly 
 - files of a checkpoint whose outcome the coordinator does not know: its metadata may still be written;
 - files that a driver considered dead, or its slots, have written after the next driver had cleaned up;
 - files that an abandoned slot has written after its attempt was cleaned up;
-- files that are being written for a checkpoint when the job ends.
+- files that are being written for a checkpoint when the job ends;
+- files of which every deletion that the coordinator tries until the job ends is reported as failed.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from midstream.sim.world import World
 SAMPLES: Final = 5
 PASSES: Final = 8
 """The number of checkpoints after a refusal of the storage by which deletions that had failed have been retried."""
+TRIES: Final = 4
+"""How often a coordinator tries to delete a file before the job ends: once and again when it is not needed any more, and
+once and again at the end. Only the next coordinator deletes it if all of these fail."""
 CLAIM: Final = re.compile(r"chk-\d+/_owner")
 
 
@@ -118,6 +122,8 @@ class OnDisk:
         steps = (step for (epoch, _), made in self._made.items() if epoch == head for step in made.values())
         if self._disk.refused_in > self._began[head] and sum(step > self._disk.refused_in for step in steps) < PASSES:
             return  # files that could not be deleted at the end would be found by the next coordinator
+        if sum(step > self._began[head] for step in self._disk.undeleted_in) >= TRIES:
+            return  # so would these
         if not driver.coordinator.status(
             driver.process.now_ms()
         ).had_finished:  # otherwise nothing has run, and nothing was cleaned up
