@@ -23,7 +23,14 @@ from midstream.operators.windows import Window, session, sliding, tumbling, wind
 
 KEYS = (pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64)
 ODD = (0.0, -0.0, math.nan, math.inf, -math.inf, 5e-324, 0.1, 1e300)
-SCHEMA = pa.schema({"k": pa.int32(), "t": pa.timestamp("ms"), "i": pa.int64(), "f": pa.float64(), "b": pa.bool_()})
+TYPES: dict[str, pa.DataType] = {
+    "k": pa.int32(),
+    "t": pa.timestamp("ms"),
+    "i": pa.int64(),
+    "f": pa.float64(),
+    "b": pa.bool_(),
+}
+SCHEMA = pa.schema(TYPES)
 MAX_PARALLELISM = 8
 
 
@@ -107,7 +114,19 @@ def test_a_subclass_with_expressions_of_its_own_is_not_folded() -> None:
         assert total == factor * rows.get_column("f").sum()
 
 
-@pytest.mark.parametrize("seed", range(60))
+@pytest.mark.parametrize("seed", range(20))
+def test_a_sum_of_floats_does_not_depend_on_the_keys_beside_it(seed: int) -> None:
+    drawn = random.Random(f"sums {seed}")
+    reduction = Reduction("w", ["k"], "t", {"sum": Sum("f"), "mean": Mean("f"), "n": Count()}, SCHEMA)
+    batches = [_batch(drawn, 0) for _ in range(6)]
+    parts = [reduction.reduce(pl.DataFrame(batch).select(reduction.columns)) for batch in batches]
+    far = parts[0].head(1).with_columns(pl.lit(2**31 - 1, pl.Int32).alias("k"))
+    own = [part.with_columns(pl.col("sum:sum") * drawn.random()) for part in parts]
+    together = reduction.merge([*own, far]).filter(pl.col("k") != 2**31 - 1)
+    assert reduction.merge(own).sort("k").equals(together.sort("k"))
+
+
+@pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("window", [tumbling("10 ms"), sliding("20 ms", "5 ms"), session("3 ms")], ids=str)
 def test_windows_are_the_same_without(monkeypatch: pytest.MonkeyPatch, window: Window, seed: int) -> None:
     calls = {True: 0, False: 0}
@@ -174,14 +193,14 @@ def _results(window: Window, seed: int) -> Counts[Any]:
 
 def _batch(drawn: random.Random, now: int) -> pa.RecordBatch:
     rows = drawn.choice((1, 8, 40))
-    values = {
+    values: dict[str, list[Any]] = {
         "k": [drawn.randrange(-3, 4) for _ in range(rows)],
         "t": [now + drawn.randrange(-8, 20) for _ in range(rows)],
         "i": [drawn.choice((drawn.randrange(-9, 9), 2**40, -(2**40))) for _ in range(rows)],
         "f": [drawn.randrange(-99, 99) / 4 for _ in range(rows)],
         "b": [drawn.random() < 0.5 for _ in range(rows)],
     }
-    arrays = [pa.array(values[field.name], field.type) for field in SCHEMA]
+    arrays: list[Any] = [pa.array(values[field.name], field.type) for field in SCHEMA]
     return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
 
 

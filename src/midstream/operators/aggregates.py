@@ -105,27 +105,28 @@ class Aggregate(ABC):
         return None
 
 
-class FoldedAggregate(Aggregate):
-    """An aggregate whose parts are folds, which need not be computed by polars."""
+class _Folded(Aggregate):
+    """An aggregate whose parts are folds, so that polars need not compute them."""
 
     @abstractmethod
-    def folds(self) -> Mapping[str, Fold]:
-        """Return the columns of a part."""
-
-    @property
-    def is_as_declared(self) -> bool:
-        """Whether the folds say all: no subclass has its own expressions."""
-        own = type(self)
-        return own.partial is FoldedAggregate.partial and own.merge is FoldedAggregate.merge
+    def _folds(self) -> Mapping[str, Fold]: ...
 
     def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
-        return {name: fold.expression for name, fold in self.folds().items()}
+        return {name: fold.expression for name, fold in self._folds().items()}
 
     def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
-        return {name: fold.of_parts(part(name).meta.output_name()).expression for name, fold in self.folds().items()}
+        return {name: fold.of_parts(part(name).meta.output_name()).expression for name, fold in self._folds().items()}
 
 
-class Count(FoldedAggregate):
+def folds_of(aggregate: Aggregate) -> Mapping[str, Fold]:
+    """Return the folds that an aggregate consists of; none if it has expressions of its own."""
+    if not isinstance(aggregate, _Folded):
+        return {}
+    own = type(aggregate)
+    return aggregate._folds() if own.partial is _Folded.partial and own.merge is _Folded.merge else {}
+
+
+class Count(_Folded):
     """The number of rows, or of rows in which a column is not null, as int64.
 
     `column`: the name of the column; without one all rows are counted.
@@ -137,14 +138,14 @@ class Count(FoldedAggregate):
     def __init__(self, column: str | None = None) -> None:
         self.columns = () if column is None else (column,)
 
-    def folds(self) -> Mapping[str, Fold]:
+    def _folds(self) -> Mapping[str, Fold]:
         return {"n": Fold("count", self.columns[0] if self.columns else None)}
 
     def finish(self, part: Columns) -> pl.Expr:
         return part("n")
 
 
-class Sum(FoldedAggregate):
+class Sum(_Folded):
     """The sum of a numeric, boolean, decimal or duration column; nulls are ignored, and the sum of no values is 0.
 
     Integers and booleans give int64 (uint64 for unsigned ones), floats float64, decimals decimals of 38 digits. A sum
@@ -182,13 +183,13 @@ class Sum(FoldedAggregate):
             bound._widened, bound._wraps_at = pl.Int64(), 2.0**64
         return bound
 
-    def folds(self) -> Mapping[str, Fold]:
+    def _folds(self) -> Mapping[str, Fold]:
         total = Fold("sum", self.columns[0], self._widened)
         if self._wraps_at is None:
             return {"sum": total}
         # An integer sum that wraps around is right again once later rows bring it back into range. The float sum
         # beside it deviates only by rounding, so it shows at the end whether the integer sum is still wrapped.
-        return {"sum": total, "rough": Fold("sum", self.columns[0], pl.Float64())}
+        return {"sum": total, "rough": Fold("sum", self.columns[0], pl.Float64(), is_estimate=True)}
 
     def finish(self, part: Columns) -> pl.Expr:
         return part("sum")
@@ -245,7 +246,7 @@ def _carried(part: Columns) -> tuple[pl.Expr, pl.Expr]:
     return high + low // _HALF, low % _HALF
 
 
-class Min(FoldedAggregate):
+class Min(_Folded):
     """The smallest value of a column; null if there is none.
 
     Nulls are ignored, and NaN counts only if there is nothing else.
@@ -263,14 +264,14 @@ class Min(FoldedAggregate):
         _check_ordered(schema, self.columns[0], "min")
         return self
 
-    def folds(self) -> Mapping[str, Fold]:
+    def _folds(self) -> Mapping[str, Fold]:
         return {"min": Fold("min", self.columns[0])}
 
     def finish(self, part: Columns) -> pl.Expr:
         return part("min")
 
 
-class Max(FoldedAggregate):
+class Max(_Folded):
     """The largest value of a column; null if there is none.
 
     Nulls are ignored, and NaN counts only if there is nothing else.
@@ -288,14 +289,14 @@ class Max(FoldedAggregate):
         _check_ordered(schema, self.columns[0], "max")
         return self
 
-    def folds(self) -> Mapping[str, Fold]:
+    def _folds(self) -> Mapping[str, Fold]:
         return {"max": Fold("max", self.columns[0])}
 
     def finish(self, part: Columns) -> pl.Expr:
         return part("max")
 
 
-class Mean(FoldedAggregate):
+class Mean(_Folded):
     """The mean of a numeric, boolean or decimal column as float64, ignoring nulls; null if there is no value.
 
     `column`: the name of the column. A column of another type raises SchemaError when the window is declared.
@@ -311,7 +312,7 @@ class Mean(FoldedAggregate):
         _numeric_kind(schema, self.columns[0], "mean", durations=False)
         return self
 
-    def folds(self) -> Mapping[str, Fold]:
+    def _folds(self) -> Mapping[str, Fold]:
         return {"sum": Fold("sum", self.columns[0], pl.Float64()), "n": Fold("count", self.columns[0])}
 
     def finish(self, part: Columns) -> pl.Expr:

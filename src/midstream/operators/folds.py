@@ -35,6 +35,8 @@ class Fold:
     kind: Literal["count", "sum", "min", "max"]
     column: str | None = None
     widened: pl.DataType | None = None
+    is_estimate: bool = False
+    """Whether the last digits of a sum of floats do not matter."""
 
     @property
     def expression(self) -> pl.Expr:
@@ -47,7 +49,7 @@ class Fold:
 
     def of_parts(self, part: str) -> Fold:
         """Return what merges parts that are in the column `part`."""
-        return Fold("sum" if self.kind == "count" else self.kind, part)
+        return Fold("sum" if self.kind == "count" else self.kind, part, is_estimate=self.is_estimate)
 
 
 NO_FOLDS: Final[Mapping[str, Fold]] = {}
@@ -62,7 +64,8 @@ _EXPRESSIONS: Final[Mapping[str, Callable[[pl.Expr], pl.Expr]]] = {
 def fold(frame: pl.DataFrame, by: Sequence[str], folds: Mapping[str, Fold]) -> pl.DataFrame | None:
     """Return a row for each group, ordered by `by`, with the columns `by` and `folds`.
 
-    Floats are added in the order of the rows. Returns None where polars is to compute it: few rows, keys of another
+    Floats are added one by one in the order of the rows, where polars compensates for what is lost in each addition: the
+    last digits of a sum may differ. Returns None where polars is to compute it: few rows, keys of another
     type or too far apart, and nulls or types that numpy does not have.
     """
     if frame.height < ROWS_MIN:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from midstream.core.batches import canonical_schema, frame_schema
 from midstream.core.errors import ConfigError, JobError, MidstreamError, SchemaError
 from midstream.operators.accumulators import AccumulatorAggregate
-from midstream.operators.aggregates import Accumulator, Aggregate, AnyAggregate, Columns, FoldedAggregate
+from midstream.operators.aggregates import Accumulator, Aggregate, AnyAggregate, Columns, folds_of
 from midstream.operators.event_time import EventTime
 from midstream.operators.expressions import EXPRESSION_ERRORS, empty_frame
 from midstream.operators.folds import NO_FOLDS, Fold, fold
@@ -56,6 +56,11 @@ class Reduction:
         """The input columns that are needed at all."""
         self._check_inputs()
         self.part_schema, self.schema = self._schemas()
+        self._merges_by_polars = any(
+            each.kind == "sum" and not each.is_estimate and pa.types.is_floating(self.part_schema.field(name).type)
+            for name, each in self._folds.items()
+        )
+        """Whether parts are never folded, since the last digits of a sum would depend on which keys are stored together."""
 
     def __reduce__(self) -> tuple[type[Reduction], tuple[object, ...]]:
         """Pickle the arguments: polars would give each expression its own copy of its Python functions."""
@@ -126,8 +131,7 @@ class Reduction:
         self._partial.extend(expr.alias(name(key)) for key, expr in partial.items())
         self._merge.extend(merge[key].alias(name(key)) for key in partial)
         self._finish.append(aggregate.finish(part).alias(output))
-        if isinstance(aggregate, FoldedAggregate) and aggregate.is_as_declared:
-            self._folds.update({name(key): each for key, each in aggregate.folds().items()})
+        self._folds.update({name(key): each for key, each in folds_of(aggregate).items()})
         overflow = aggregate.overflow(part)
         if overflow is not None:
             self._overflow.append((output, overflow))
@@ -177,10 +181,11 @@ class Reduction:
         """Merge parts, in the order in which they were made, to one per key and `also_by`; `also` are further columns."""
         frame = parts[0] if len(parts) == 1 else pl.concat(parts, rechunk=True)
         by = (*also_by, *self.by)
-        folds = {name: each.of_parts(name) for name, each in self._folds.items()}
-        folded = self._folded(frame, by, {**also, **folds})
-        if folded is not None:
-            return folded
+        if not self._merges_by_polars:
+            folds = {name: each.of_parts(name) for name, each in self._folds.items()}
+            folded = self._folded(frame, by, {**also, **folds})
+            if folded is not None:
+                return folded
         if len(by) == 1 and any(frame.get_column(by[0]).flags.values()):
             # If a column is marked as sorted, polars takes its groups as slices and adds up their floats in another
             # order: a sum would depend on which keys are stored together.
