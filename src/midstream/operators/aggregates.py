@@ -11,12 +11,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
+from copy import copy
 from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import polars as pl
 import pyarrow as pa
 
 from midstream.core.errors import SchemaError
+from midstream.operators.folds import Fold
 
 Columns: TypeAlias = Callable[[str], pl.Expr]
 """Returns the expression of a partial column, given its name in `partial`."""
@@ -103,7 +105,28 @@ class Aggregate(ABC):
         return None
 
 
-class Count(Aggregate):
+class _Folded(Aggregate):
+    """An aggregate whose parts are folds, so that polars need not compute them."""
+
+    @abstractmethod
+    def _folds(self) -> Mapping[str, Fold]: ...
+
+    def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
+        return {name: fold.expression for name, fold in self._folds().items()}
+
+    def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
+        return {name: fold.of_parts(part(name).meta.output_name()).expression for name, fold in self._folds().items()}
+
+
+def folds_of(aggregate: Aggregate) -> Mapping[str, Fold]:
+    """Return the folds that an aggregate consists of; none if it has expressions of its own."""
+    if not isinstance(aggregate, _Folded):
+        return {}
+    own = type(aggregate)
+    return aggregate._folds() if own.partial is _Folded.partial and own.merge is _Folded.merge else {}
+
+
+class Count(_Folded):
     """The number of rows, or of rows in which a column is not null, as int64.
 
     `column`: the name of the column; without one all rows are counted.
@@ -115,18 +138,14 @@ class Count(Aggregate):
     def __init__(self, column: str | None = None) -> None:
         self.columns = () if column is None else (column,)
 
-    def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
-        count = pl.col(self.columns[0]).count() if self.columns else pl.len()
-        return {"n": count.cast(pl.Int64)}
-
-    def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
-        return {"n": part("n").sum()}
+    def _folds(self) -> Mapping[str, Fold]:
+        return {"n": Fold("count", self.columns[0] if self.columns else None)}
 
     def finish(self, part: Columns) -> pl.Expr:
         return part("n")
 
 
-class Sum(Aggregate):
+class Sum(_Folded):
     """The sum of a numeric, boolean, decimal or duration column; nulls are ignored, and the sum of no values is 0.
 
     Integers and booleans give int64 (uint64 for unsigned ones), floats float64, decimals decimals of 38 digits. A sum
@@ -145,7 +164,7 @@ class Sum(Aggregate):
 
     def bind(self, schema: pa.Schema) -> Aggregate:
         kind = _numeric_kind(schema, self.columns[0], "sum", durations=True)
-        bound = Sum(self.columns[0])
+        bound = copy(self)
         if pa.types.is_floating(kind):
             bound._widened = pl.Float64()
         elif pa.types.is_unsigned_integer(kind):
@@ -153,6 +172,10 @@ class Sum(Aggregate):
         elif pa.types.is_decimal(kind):
             if kind.scale < 0:
                 raise SchemaError(f"column {self.columns[0]!r} is {kind}, which polars cannot hold; cast it first")
+            if type(self) is not Sum:
+                raise SchemaError(
+                    f"column {self.columns[0]!r} is {kind}, which a subclass of Sum cannot add; cast it first"
+                )
             return _DecimalSum(self.columns[0], kind.scale)
         elif pa.types.is_duration(kind):
             bound._wraps_at = 2.0**64
@@ -160,18 +183,13 @@ class Sum(Aggregate):
             bound._widened, bound._wraps_at = pl.Int64(), 2.0**64
         return bound
 
-    def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
-        column = pl.col(self.columns[0])
-        wide = column if self._widened is None else column.cast(self._widened)
+    def _folds(self) -> Mapping[str, Fold]:
+        total = Fold("sum", self.columns[0], self._widened)
         if self._wraps_at is None:
-            return {"sum": wide.sum()}
+            return {"sum": total}
         # An integer sum that wraps around is right again once later rows bring it back into range. The float sum
         # beside it deviates only by rounding, so it shows at the end whether the integer sum is still wrapped.
-        return {"sum": wide.sum(), "rough": _float(wide).sum()}
-
-    def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
-        names = ("sum",) if self._wraps_at is None else ("sum", "rough")
-        return {name: part(name).sum() for name in names}
+        return {"sum": total, "rough": Fold("sum", self.columns[0], pl.Float64(), is_estimate=True)}
 
     def finish(self, part: Columns) -> pl.Expr:
         return part("sum")
@@ -228,7 +246,7 @@ def _carried(part: Columns) -> tuple[pl.Expr, pl.Expr]:
     return high + low // _HALF, low % _HALF
 
 
-class Min(Aggregate):
+class Min(_Folded):
     """The smallest value of a column; null if there is none.
 
     Nulls are ignored, and NaN counts only if there is nothing else.
@@ -246,17 +264,14 @@ class Min(Aggregate):
         _check_ordered(schema, self.columns[0], "min")
         return self
 
-    def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
-        return {"min": pl.col(self.columns[0]).min()}
-
-    def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
-        return {"min": part("min").min()}
+    def _folds(self) -> Mapping[str, Fold]:
+        return {"min": Fold("min", self.columns[0])}
 
     def finish(self, part: Columns) -> pl.Expr:
         return part("min")
 
 
-class Max(Aggregate):
+class Max(_Folded):
     """The largest value of a column; null if there is none.
 
     Nulls are ignored, and NaN counts only if there is nothing else.
@@ -274,17 +289,14 @@ class Max(Aggregate):
         _check_ordered(schema, self.columns[0], "max")
         return self
 
-    def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
-        return {"max": pl.col(self.columns[0]).max()}
-
-    def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
-        return {"max": part("max").max()}
+    def _folds(self) -> Mapping[str, Fold]:
+        return {"max": Fold("max", self.columns[0])}
 
     def finish(self, part: Columns) -> pl.Expr:
         return part("max")
 
 
-class Mean(Aggregate):
+class Mean(_Folded):
     """The mean of a numeric, boolean or decimal column as float64, ignoring nulls; null if there is no value.
 
     `column`: the name of the column. A column of another type raises SchemaError when the window is declared.
@@ -300,12 +312,8 @@ class Mean(Aggregate):
         _numeric_kind(schema, self.columns[0], "mean", durations=False)
         return self
 
-    def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
-        column = pl.col(self.columns[0])
-        return {"sum": column.cast(pl.Float64).sum(), "n": column.count().cast(pl.Int64)}
-
-    def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
-        return {"sum": part("sum").sum(), "n": part("n").sum()}
+    def _folds(self) -> Mapping[str, Fold]:
+        return {"sum": Fold("sum", self.columns[0], pl.Float64()), "n": Fold("count", self.columns[0])}
 
     def finish(self, part: Columns) -> pl.Expr:
         return pl.when(part("n") > 0).then(part("sum") / part("n"))

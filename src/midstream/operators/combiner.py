@@ -7,6 +7,7 @@ rows, where it lies in time, and the columns of a part. The window operator keep
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import ClassVar, Final
 
 import polars as pl
@@ -14,6 +15,7 @@ import pyarrow as pa
 
 from midstream.core.batches import from_polars, to_polars
 from midstream.operators.event_time import Int64s
+from midstream.operators.folds import Fold
 from midstream.operators.reduction import Reduction
 from midstream.operators.rows import check_keys
 
@@ -45,5 +47,5 @@ class WindowCombiner(ABC):
         """Reduce prepared rows to parts with the columns of `schema`."""
 
 
-COUNT: Final = pl.len().cast(pl.Int64).alias(ROWS)
-"""The reduction that makes `ROWS`."""
+COUNT: Final[Mapping[str, Fold]] = {ROWS: Fold("count")}
+"""What makes `ROWS`."""

@@ -11,9 +11,10 @@ import pyarrow as pa
 from midstream.core.batches import canonical_schema, frame_schema
 from midstream.core.errors import ConfigError, JobError, MidstreamError, SchemaError
 from midstream.operators.accumulators import AccumulatorAggregate
-from midstream.operators.aggregates import Accumulator, Aggregate, AnyAggregate, Columns
+from midstream.operators.aggregates import Accumulator, Aggregate, AnyAggregate, Columns, folds_of
 from midstream.operators.event_time import EventTime
 from midstream.operators.expressions import EXPRESSION_ERRORS, empty_frame
+from midstream.operators.folds import NO_FOLDS, Fold, fold
 from midstream.operators.rows import require_columns, require_keys, user_error
 from midstream.operators.window_specs import WINDOW_END, WINDOW_START
 from midstream.state.pickles import OwnCode, Pickles
@@ -46,6 +47,8 @@ class Reduction:
         self._merge: list[pl.Expr] = []
         self._finish: list[pl.Expr] = []
         self._overflow: list[tuple[str, pl.Expr]] = []
+        self._folds: dict[str, Fold] = {}
+        """All columns of a part if they are all folds; otherwise some of them."""
         for output, aggregate in self._aggregates.items():
             self._compile(output, aggregate)
         needed = {root for expr in self._partial for root in expr.meta.root_names()} | {*self.keys, event_time}
@@ -53,6 +56,11 @@ class Reduction:
         """The input columns that are needed at all."""
         self._check_inputs()
         self.part_schema, self.schema = self._schemas()
+        self._merges_by_polars = any(
+            each.kind == "sum" and not each.is_estimate and pa.types.is_floating(self.part_schema.field(name).type)
+            for name, each in self._folds.items()
+        )
+        """Whether parts are never folded, since the last digits of a sum would depend on which keys are stored together."""
 
     def __reduce__(self) -> tuple[type[Reduction], tuple[object, ...]]:
         """Pickle the arguments: polars would give each expression its own copy of its Python functions."""
@@ -123,6 +131,7 @@ class Reduction:
         self._partial.extend(expr.alias(name(key)) for key, expr in partial.items())
         self._merge.extend(merge[key].alias(name(key)) for key in partial)
         self._finish.append(aggregate.finish(part).alias(output))
+        self._folds.update({name(key): each for key, each in folds_of(aggregate).items()})
         overflow = aggregate.overflow(part)
         if overflow is not None:
             self._overflow.append((output, overflow))
@@ -154,28 +163,42 @@ class Reduction:
         """Return rows with a column for every name in `by`."""
         return frame if self.keys else frame.with_columns(pl.lit(0, pl.Int8).alias(ALL))
 
-    def reduce(self, frame: pl.DataFrame, also_by: Sequence[str] = (), also: Sequence[pl.Expr] = ()) -> pl.DataFrame:
-        """Reduce prepared rows to parts, one per key and value of `also_by`; `also` are further reductions."""
-        return self._guard(lambda: self._reduce(frame, also_by, also))
+    def reduce(
+        self, frame: pl.DataFrame, also_by: Sequence[str] = (), also: Mapping[str, Fold] = NO_FOLDS
+    ) -> pl.DataFrame:
+        """Reduce prepared rows to parts, one per key and value of `also_by`; `also` are further columns of them."""
+        folded = self._folded(frame, (*also_by, *self.by), {**also, **self._folds})
+        return self._guard(lambda: self._reduce(frame, also_by, also)) if folded is None else folded
 
-    def _reduce(self, frame: pl.DataFrame, also_by: Sequence[str] = (), also: Sequence[pl.Expr] = ()) -> pl.DataFrame:
-        return frame.group_by((*also_by, *self.by), maintain_order=True).agg(*also, *self._partial)
+    def _reduce(
+        self, frame: pl.DataFrame, also_by: Sequence[str] = (), also: Mapping[str, Fold] = NO_FOLDS
+    ) -> pl.DataFrame:
+        return frame.group_by((*also_by, *self.by), maintain_order=True).agg(*_expressions(also), *self._partial)
 
     def merge(
-        self, parts: Sequence[pl.DataFrame], also_by: Sequence[str] = (), also: Sequence[pl.Expr] = ()
+        self, parts: Sequence[pl.DataFrame], also_by: Sequence[str] = (), also: Mapping[str, Fold] = NO_FOLDS
     ) -> pl.DataFrame:
-        """Merge parts, in the order in which they were made, to one per key and `also_by`; `also` are further
-        reductions.
-        """
+        """Merge parts, in the order in which they were made, to one per key and `also_by`; `also` are further columns."""
         frame = parts[0] if len(parts) == 1 else pl.concat(parts, rechunk=True)
         by = (*also_by, *self.by)
+        if not self._merges_by_polars:
+            folds = {name: each.of_parts(name) for name, each in self._folds.items()}
+            folded = self._folded(frame, by, {**also, **folds})
+            if folded is not None:
+                return folded
         if len(by) == 1 and any(frame.get_column(by[0]).flags.values()):
             # If a column is marked as sorted, polars takes its groups as slices and adds up their floats in another
             # order: a sum would depend on which keys are stored together.
             frame, by = frame.with_columns(pl.lit(0, pl.Int8).alias(_NOT_SORTED)), (*by, _NOT_SORTED)
         grouped = frame.group_by(by, maintain_order=True)
-        merged = self._guard(lambda: grouped.agg(*also, *self._merge))
+        merged = self._guard(lambda: grouped.agg(*_expressions(also), *self._merge))
         return merged.drop(_NOT_SORTED) if _NOT_SORTED in by else merged
+
+    def _folded(self, frame: pl.DataFrame, by: Sequence[str], folds: Mapping[str, Fold]) -> pl.DataFrame | None:
+        """Return what polars would compute, in another order, or None if polars has to."""
+        if len(self._folds) < len(self._partial) or not self.keys:
+            return None
+        return fold(frame, by, folds)
 
     def finish(self, merged: pl.DataFrame) -> pl.DataFrame:
         """Return results with the columns `by`, then all other columns of `merged` that are not parts, then one per
@@ -203,3 +226,7 @@ class Reduction:
             if isinstance(error, MidstreamError):
                 raise
             raise user_error(self.where, "an aggregate", error) from error
+
+
+def _expressions(folds: Mapping[str, Fold]) -> list[pl.Expr]:
+    return [each.expression.alias(name) for name, each in folds.items()]

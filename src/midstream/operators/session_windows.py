@@ -7,7 +7,8 @@ would belong to is late as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
@@ -17,6 +18,7 @@ import pyarrow as pa
 from midstream.core.batches import to_polars
 from midstream.operators.combiner import COUNT, WindowCombiner
 from midstream.operators.event_time import Int64s
+from midstream.operators.folds import NO_FOLDS, Fold
 from midstream.operators.reduction import Reduction
 from midstream.operators.window_base import END, START, Firing, WindowOperator, clamp, native_units, room_for
 from midstream.operators.window_specs import Session
@@ -27,6 +29,7 @@ from midstream.state.parts import KEY_GROUP, Chunk
 _SESSION = "__session"
 _ROW = "__row"
 _KEY = "__key"
+_BOUNDS: Final[Mapping[str, Fold]] = {START: Fold("min", START), END: Fold("max", END)}
 
 
 class SessionCombiner(WindowCombiner):
@@ -40,7 +43,7 @@ class SessionCombiner(WindowCombiner):
 
     def _parts(self, frame: pl.DataFrame, times: Int64s) -> pl.DataFrame:
         spans = frame.with_columns(pl.Series(START, times), pl.Series(END, times + self._gap))
-        return _small_sessions(self._reduction, spans, self._gap, (COUNT,))
+        return _small_sessions(self._reduction, spans, self._gap, COUNT)
 
 
 class SessionWindowOperator(WindowOperator):
@@ -83,8 +86,7 @@ class SessionWindowOperator(WindowOperator):
     def _merge(self, parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
         frame = parts[0] if len(parts) == 1 else pl.concat(parts, rechunk=True)
         frame = frame.with_columns(pl.Series(_SESSION, session_numbers(frame, self._reduction.by)))
-        bounds = [pl.col(START).min(), pl.col(END).max()]
-        return self._reduction.merge([frame], (_SESSION,), bounds).drop(_SESSION)
+        return self._reduction.merge([frame], (_SESSION,), _BOUNDS).drop(_SESSION)
 
     def _emit_updated(self, parts: pl.DataFrame, watermark: int) -> None:
         """Fire sessions that end by the watermark and have just received rows."""
@@ -172,15 +174,16 @@ class SessionWindowOperator(WindowOperator):
             self._parts.compact()
 
 
-def _small_sessions(reduction: Reduction, frame: pl.DataFrame, gap: int, also: Sequence[pl.Expr] = ()) -> pl.DataFrame:
-    """Reduce prepared rows with START and END to small sessions, with bounds. `also`: further reductions."""
+def _small_sessions(
+    reduction: Reduction, frame: pl.DataFrame, gap: int, also: Mapping[str, Fold] = NO_FOLDS
+) -> pl.DataFrame:
+    """Reduce prepared rows with START and END to small sessions, with bounds. `also`: further columns of these."""
     by: tuple[str, ...] = ()
     starts = frame.get_column(START)
     if int(starts.max()) - int(starts.min()) > gap:  # type: ignore[arg-type]
         frame = frame.with_columns(pl.Series(_SESSION, session_numbers(frame, reduction.by)))
         by = (_SESSION,)
-    bounds = [pl.col(START).min(), pl.col(END).max()]
-    return reduction.reduce(frame, by, [*bounds, *also]).drop(_SESSION, strict=False)
+    return reduction.reduce(frame, by, {**_BOUNDS, **also}).drop(_SESSION, strict=False)
 
 
 def session_numbers(frame: pl.DataFrame, by: Sequence[str]) -> Int64s:

@@ -7,7 +7,7 @@ number of panes and a row belongs to one pane however many windows overlap.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from math import gcd
 from typing import Any, Final
@@ -21,6 +21,7 @@ from midstream.core.elements import MIN_WATERMARK_US
 from midstream.operators import window_base
 from midstream.operators.combiner import COUNT, WindowCombiner
 from midstream.operators.event_time import Int64s
+from midstream.operators.folds import NO_FOLDS, Fold
 from midstream.operators.reduction import Reduction
 from midstream.operators.window_base import END, START, Firing, Piece, WindowOperator, clamp, native_units, room_for
 from midstream.operators.window_specs import Sliding
@@ -43,7 +44,7 @@ class PaneCombiner(WindowCombiner):
         self._offset = offset
 
     def _parts(self, frame: pl.DataFrame, times: Int64s) -> pl.DataFrame:
-        panes = _by_pane(self._reduction, frame, times, self._pane, self._offset, (COUNT,))
+        panes = _by_pane(self._reduction, frame, times, self._pane, self._offset, COUNT)
         parts = [part.with_columns(pl.lit(pane, pl.Int64).alias(PANE)) for pane, part in panes]
         return parts[0] if len(parts) == 1 else pl.concat(parts)
 
@@ -230,9 +231,14 @@ def _only(ordered: Ordered, rows: npt.NDArray[np.bool_]) -> Ordered:
 
 
 def _by_pane(
-    reduction: Reduction, frame: pl.DataFrame, times: Int64s, pane: int, offset: int, also: Sequence[pl.Expr] = ()
+    reduction: Reduction,
+    frame: pl.DataFrame,
+    times: Int64s,
+    pane: int,
+    offset: int,
+    also: Mapping[str, Fold] = NO_FOLDS,
 ) -> Iterator[tuple[int, pl.DataFrame]]:
-    """Reduce prepared rows; yield the start of each pane, with its parts. `also`: further reductions."""
+    """Reduce prepared rows; yield the start of each pane, with its parts. `also`: further columns of these."""
     first = (int(times.min()) - offset) // pane
     last = (int(times.max()) - offset) // pane
     if first == last:

@@ -1,0 +1,225 @@
+"""Folds against plain Python, and windows with them against windows without."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections import Counter as Counts
+from typing import Any
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pytest
+from operator_world import World, restored
+
+from midstream.core.elements import MAX_WATERMARK_US
+from midstream.core.keys import key_groups, subtask_of
+from midstream.operators import folds
+from midstream.operators.aggregates import Count, Max, Mean, Min, Sum
+from midstream.operators.folds import Fold, fold
+from midstream.operators.reduction import Reduction
+from midstream.operators.windows import Window, session, sliding, tumbling, window_operator
+
+KEYS = (pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64)
+ODD = (0.0, -0.0, math.nan, math.inf, -math.inf, 5e-324, 0.1, 1e300)
+TYPES: dict[str, pa.DataType] = {
+    "k": pa.int32(),
+    "t": pa.timestamp("ms"),
+    "i": pa.int64(),
+    "f": pa.float64(),
+    "b": pa.bool_(),
+}
+SCHEMA = pa.schema(TYPES)
+MAX_PARALLELISM = 8
+
+
+@pytest.fixture(autouse=True)
+def any_number_of_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folds, "ROWS_MIN", 1)
+
+
+@pytest.mark.parametrize("seed", range(300))
+def test_what_plain_python_computes(seed: int) -> None:
+    drawn = random.Random(f"folds {seed}")
+    rows, by = drawn.choice((1, 2, 10, 200)), ["a", "b"][: drawn.choice((1, 1, 2))]
+    dtypes = {name: drawn.choice(KEYS) for name in by}
+    lows = {name: drawn.choice((_least(dtypes[name]), _most(dtypes[name]) - 4, 0)) for name in by}
+    table: dict[str, list[Any]] = {
+        name: [lows[name] + drawn.randrange(drawn.choice((1, 5))) for _ in range(rows)] for name in by
+    }
+    number = drawn.choice(KEYS)
+    table["i"] = [drawn.choice((_least(number), _most(number), drawn.randint(0, 100))) for _ in range(rows)]
+    table["f"] = [drawn.choice((drawn.choice(ODD), drawn.gauss(0, 1e6))) for _ in range(rows)]
+    frame = pl.DataFrame(table, schema={**dtypes, "i": number, "f": pl.Float64})
+    wide = pl.UInt64() if number.is_unsigned_integer() else pl.Int64()
+    wanted = {
+        "n": Fold("count"),
+        "si": Fold("sum", "i", wide),
+        "sf": Fold("sum", "f"),
+        "li": Fold("min", "i"),
+        "hi": Fold("max", "i"),
+        "lf": Fold("min", "f"),
+        "hf": Fold("max", "f"),
+    }
+    found = fold(frame, by, wanted)
+    if found is None:
+        spans = [max(table[name]) - min(table[name]) + 1 for name in by]
+        assert math.prod(spans) > folds.GROUPS_PER_ROW * rows
+        return
+    groups: dict[tuple[int, ...], list[int]] = {}
+    for row, key in enumerate(zip(*(table[name] for name in by), strict=True)):
+        groups.setdefault(key, []).append(row)
+    expected = []
+    for key in sorted(groups):
+        integers, floats = ([table[name][row] for row in groups[key]] for name in "if")
+        numbers = [each for each in floats if not math.isnan(each)] or [math.nan]
+        total = sum(integers) % 2**64
+        if wide == pl.Int64() and total >= 2**63:
+            total -= 2**64
+        extremes = (min(integers), max(integers), min(numbers), max(numbers))
+        expected.append((*key, len(integers), total, _added(floats), *extremes))
+    assert [_comparable(row) for row in found.rows()] == [_comparable(row) for row in expected]
+    of_polars = frame.group_by(by).agg(each.expression.alias(name) for name, each in wanted.items())
+    assert found.schema == of_polars.schema
+    assert found.drop("sf", *by).equals(of_polars.sort(by).drop("sf", *by))
+
+
+def test_only_dense_integers_without_nulls_are_folded() -> None:
+    plain = pl.DataFrame({"k": [1, 2, 1], "v": [1.0, 2.0, 3.0]})
+    total = {"v": Fold("sum", "v")}
+    assert fold(plain, ["k"], total) is not None
+    for name, values in {
+        "k": (["a", "b", "a"], [1.0, 2.0, 1.0], [1, None, 1], [1, 2, 100], [True, False, True]),
+        "v": ([1.0, None, 3.0], ["a", "b", "c"]),
+    }.items():
+        for other in values:
+            assert fold(plain.with_columns(pl.Series(name, other, strict=False)), ["k"], total) is None, (name, other)
+    assert fold(plain.with_columns(pl.col("v").cast(pl.Decimal(10, 2))), ["k"], total) is None
+    assert fold(plain.clear(), ["k"], total) is None
+
+
+class Doubled(Sum):
+    """A sum with expressions of its own."""
+
+    def partial(self, event_time: pl.Expr) -> Any:
+        return {name: 2 * each for name, each in super().partial(event_time).items()}
+
+
+def test_a_subclass_with_expressions_of_its_own_is_not_folded() -> None:
+    rows = pl.DataFrame(_batch(random.Random(1), 0))
+    for aggregate, factor in ((Sum("f"), 1), (Doubled("f"), 2)):
+        reduction = Reduction("w", ["k"], "t", {"total": aggregate}, SCHEMA)
+        total = reduction.reduce(rows.select(reduction.columns)).get_column("total:sum").sum()
+        assert total == factor * rows.get_column("f").sum()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_sum_of_floats_does_not_depend_on_the_keys_beside_it(seed: int) -> None:
+    drawn = random.Random(f"sums {seed}")
+    reduction = Reduction("w", ["k"], "t", {"sum": Sum("f"), "mean": Mean("f"), "n": Count()}, SCHEMA)
+    batches = [_batch(drawn, 0) for _ in range(6)]
+    parts = [reduction.reduce(pl.DataFrame(batch).select(reduction.columns)) for batch in batches]
+    far = parts[0].head(1).with_columns(pl.lit(2**31 - 1, pl.Int32).alias("k"))
+    own = [part.with_columns(pl.col("sum:sum") * drawn.random()) for part in parts]
+    together = reduction.merge([*own, far]).filter(pl.col("k") != 2**31 - 1)
+    assert reduction.merge(own).sort("k").equals(together.sort("k"))
+
+
+@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("window", [tumbling("10 ms"), sliding("20 ms", "5 ms"), session("3 ms")], ids=str)
+def test_windows_are_the_same_without(monkeypatch: pytest.MonkeyPatch, window: Window, seed: int) -> None:
+    calls = {True: 0, False: 0}
+    original = folds.fold
+
+    def counted(*arguments: Any) -> Any:
+        found = original(*arguments)
+        calls[found is not None] += 1
+        return found
+
+    monkeypatch.setattr("midstream.operators.reduction.fold", counted)
+    folded = _results(window, seed)
+    assert calls[True], "folds must be used for this test to say anything"
+    monkeypatch.setattr(folds, "ROWS_MIN", 10**9)
+    calls[True] = 0
+    assert _results(window, seed) == folded
+    assert not calls[True]
+
+
+def _results(window: Window, seed: int) -> Counts[Any]:
+    drawn = random.Random(f"folded windows {seed}")
+
+    def make() -> Any:
+        aggregates = {
+            "n": Count(),
+            "nf": Count("f"),
+            "si": Sum("i"),
+            "sf": Sum("f"),
+            "sb": Sum("b"),
+            "low": Min("i"),
+            "high": Max("f"),
+            "mean": Mean("i"),
+        }
+        return window_operator(
+            "w",
+            window=window,
+            keys=["k"],
+            event_time="t",
+            aggregates=aggregates,
+            schema=SCHEMA,
+            allowed_lateness="5 ms",
+        )
+
+    worlds, out, now = [World(make(), max_parallelism=MAX_PARALLELISM)], list[Any](), 0
+    for _ in range(12):
+        batch = _batch(drawn, now)
+        if drawn.random() < 0.3:
+            batch = make().combiner(()).combine(batch)
+        owners = subtask_of(key_groups(batch, ("k",), MAX_PARALLELISM), len(worlds), MAX_PARALLELISM)
+        for subtask, world in enumerate(worlds):
+            world.process(batch.filter(pa.array(owners == subtask)))
+        now += drawn.randrange(8)
+        for world in worlds:
+            world.advance(now * 1000)
+        if drawn.random() < 0.2:
+            out += [row for world in worlds for row in world.out.rows()]
+            snapshots = [world.snapshot() for world in worlds]
+            worlds = restored(make, snapshots, drawn.randint(1, 3), MAX_PARALLELISM)
+    for world in worlds:
+        world.advance(MAX_WATERMARK_US)
+        out += world.out.rows()
+    return Counts(tuple(row.values()) for row in out)
+
+
+def _batch(drawn: random.Random, now: int) -> pa.RecordBatch:
+    rows = drawn.choice((1, 8, 40))
+    values: dict[str, list[Any]] = {
+        "k": [drawn.randrange(-3, 4) for _ in range(rows)],
+        "t": [now + drawn.randrange(-8, 20) for _ in range(rows)],
+        "i": [drawn.choice((drawn.randrange(-9, 9), 2**40, -(2**40))) for _ in range(rows)],
+        "f": [drawn.randrange(-99, 99) / 4 for _ in range(rows)],
+        "b": [drawn.random() < 0.5 for _ in range(rows)],
+    }
+    arrays: list[Any] = [pa.array(values[field.name], field.type) for field in SCHEMA]
+    return pa.RecordBatch.from_arrays(arrays, schema=SCHEMA)
+
+
+def _least(dtype: Any) -> int:
+    return int(pl.select(dtype.min()).item())
+
+
+def _most(dtype: Any) -> int:
+    return int(pl.select(dtype.max()).item())
+
+
+def _added(floats: list[float]) -> float:
+    total = np.float64(-0.0)
+    with np.errstate(all="ignore"):
+        for each in floats:
+            total += each
+    return float(total)
+
+
+def _comparable(row: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Return a row in which NaN is equal to itself."""
+    return tuple("NaN" if isinstance(each, float) and math.isnan(each) else each for each in row)
