@@ -199,7 +199,7 @@ def run(servers: str, directory: Path, options: dict) -> bool:
     finally:
         job.cancel("the demo is over")
     if status.restored_from:
-        say("went on", f"from checkpoint {Path(status.restored_from).name.removeprefix('chk-')}")
+        say("resumed", f"from checkpoint {Path(status.restored_from).name.removeprefix('chk-')}")
     again = status.rows_read - len(flights)
     say(
         "finished",

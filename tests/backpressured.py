@@ -147,7 +147,7 @@ class Backpressured:
             drained.result()
 
     def hold(self) -> None:
-        """The slow operators of the attempts that come let no row through until `go_on` is called; those that there are go on."""
+        """The slow operators of the attempts that come let no row through until `go_on` is called; those that there are continue."""
         made = self._hold.with_name(f"{self._hold.name}.new")
         made.write_text(secrets.token_hex(4))
         made.replace(self._hold)

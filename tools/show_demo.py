@@ -26,6 +26,6 @@ print(
 what next: run it again with  rm -rf out/demo; .venv/bin/midstream run examples/flights.py
   and meanwhile, from another terminal,  .venv/bin/midstream list  and  .venv/bin/midstream status
   kill -9 one of its slots (the processes that status names): it goes back to its newest checkpoint and on
-  stop it with Ctrl-C, and go on with  .venv/bin/midstream run examples/flights.py --from latest
+  stop it with Ctrl-C, and continue with  .venv/bin/midstream run examples/flights.py --from latest
 the result is the same each time: every flight once"""
 )

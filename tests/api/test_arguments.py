@@ -121,10 +121,10 @@ def test_where_a_job_begins_is_said_at_once_and_starting_over_is_asked_for(tmp_p
     with pytest.raises(ConfigError, match="start over"):
         env().start(restore_from="latest", fresh=True, slots=ProcessSlots())
     for contradiction in ({"restore_from": "3"}, {"newer_output": "keep"}, {"fresh": True}):
-        with pytest.raises(ConfigError, match=r"--resume \(resume=True\) goes on from the newest checkpoint"):
+        with pytest.raises(ConfigError, match=r"--resume \(resume=True\) resumes from the newest checkpoint"):
             env().start(resume=True, slots=ProcessSlots(), **contradiction)
     without = Environment("without")
     without.from_collection([{"n": 1}]).print()
-    with pytest.raises(JobError, match="has no checkpoint_dir, so there is nothing to go on from"):
+    with pytest.raises(JobError, match="has no checkpoint_dir, so there is nothing to resume from"):
         without.start(resume=True, slots=ProcessSlots())
     assert len(started) == 1

@@ -93,7 +93,7 @@ FAMILIES = {
 
 @pytest.mark.parametrize(("family", "name"), list(zip(FAMILIES, KINDS, strict=True)))
 def test_counts_are_those_of_an_uninterrupted_run(family: str, name: str, tmp_path: Path) -> None:
-    """The job is stopped in the middle and goes on at another parallelism; there it fails once more."""
+    """The job is stopped in the middle and continues at another parallelism; there it fails once more."""
     keys = key_samples(200)[name]
     count = 6_000
     column = keys.take(pa.array(np.arange(count) % len(keys), pa.int64()))

@@ -494,7 +494,7 @@ def test_an_endless_job_without_checkpoints_may_print_but_not_commit(tmp_path):
 def test_going_on_needs_a_checkpoint_dir_and_slots_exclude_a_master():
     environment = env()
     stream(environment).print()
-    with pytest.raises(JobError, match="no checkpoint_dir, so there is nothing to go on from"):
+    with pytest.raises(JobError, match="no checkpoint_dir, so there is nothing to resume from"):
         environment.start(restore_from="latest")
     with pytest.raises(JobError, match="give master= or slots=, not both"):
         environment.start(master="local[2]", slots=object())  # type: ignore[arg-type]  # the mistake under test

@@ -1,4 +1,4 @@
-"""A job stops with a savepoint and another program goes on from it: nothing lost, nothing doubled, no surprise."""
+"""A job stops with a savepoint and another program resumes from it: nothing lost, nothing doubled, no surprise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A graph may go on from a checkpoint that it fits to, and is told clearly when it does not."""
+"""A graph may resume from a checkpoint that it fits to, and is told clearly when it does not."""
 
 from __future__ import annotations
 

@@ -113,7 +113,7 @@ def taken(reader: _PartitionReader, count: int) -> list[int]:
 
 
 def hears(reader: _PartitionReader, text: str) -> None:
-    """And goes on looking for a while, as it does while it waits for brokers."""
+    """And continues to look for a while, as it does while it waits for brokers."""
 
     def has_heard() -> bool:
         reader.read(700)

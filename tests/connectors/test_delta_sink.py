@@ -80,7 +80,7 @@ def test_committing_twice_changes_nothing_whoever_does_it(table):
     for job in ("job-b", "job-c", "job-a"):
         committer_of(sink, job).commit(1, committables)
         assert numbers(table) == [1, 2]
-    assert version(table) == 2, "that another job has gone on is noted once"
+    assert version(table) == 2, "that another job has resumed is noted once"
 
 
 def test_two_that_commit_the_same_at_once_agree_on_one(table):

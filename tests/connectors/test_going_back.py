@@ -63,7 +63,7 @@ def test_an_older_checkpoint_is_refused_naming_the_sinks_and_the_ways_on(world: 
         check_start(plan, find_start(plan, world.open), world.open)
     for words in (
         "checkpoint 3 is older than what has been committed: sink 'out' up to checkpoint 5, sink 'shared' up to checkpoint 5",
-        "makes the rows in between once more",
+        "produces the rows in between again",
         "--newer-output take-back",
         'newer_output="take-back"',
         "--newer-output keep",
@@ -181,9 +181,9 @@ def test_what_is_kept_is_there_twice_and_said_so(world: World) -> None:
     committed(world)
     plan = world.plan("3", "keep")
     warnings = check_start(plan, find_start(plan, world.open), world.open)
-    assert warnings[0].startswith("sink 'out' up to checkpoint 5 is kept, although the job goes on from checkpoint 3")
+    assert warnings[0].startswith("sink 'out' up to checkpoint 5 is kept, and the job resumes from checkpoint 3")
     again = world.start("3", "keep")
-    assert any("will be there twice" in warning for warning in again.opened.opened.warnings)
+    assert any("will be duplicated" in warning for warning in again.opened.opened.warnings)
     assert again.complete(2) == 6
     assert Counter(world.rows()) == Counter([*range(10), 6, 7])
     assert world.start("latest").row == 8
@@ -408,7 +408,7 @@ def test_a_start_that_went_back_and_completed_nothing_is_begun_again_by_a_start_
 ) -> None:
     committed(world, 1).complete(2, commit=False)
     world.start("1", says)
-    refused = "last started from checkpoint 1, which is not the newest one.*: --from 1 goes on from there, --from 2 goes on from"
+    refused = "last started from checkpoint 1, which is not the newest one.*: --from 1 resumes from there, --from 2 resumes from"
     for _ in range(2):
         with pytest.raises(ConfigError, match=refused):
             world.start("latest")
@@ -425,11 +425,11 @@ def test_a_start_that_went_back_and_completed_nothing_is_begun_again_by_a_start_
 def test_a_start_that_went_back_keeps_newer_output_when_it_is_begun_again(world: World) -> None:
     committed(world, 2)
     world.start("1", "keep")
-    with pytest.raises(ConfigError, match="--from 1 --newer-output keep goes on from there, --from 2 goes on from"):
+    with pytest.raises(ConfigError, match="--from 1 --newer-output keep resumes from there, --from 2 resumes from"):
         world.start("latest")
     for _ in range(2):
         again = world.start("latest", resume=True)
-        assert "the rows in between will be there twice" in " ".join(again.opened.opened.warnings)
+        assert "the rows after it will be duplicated" in " ".join(again.opened.opened.warnings)
     again.complete(2)
     assert world.rows() == [0, 1, 2, 2, 3, 3]
     assert world.start("latest", resume=True).row == 4
@@ -498,7 +498,7 @@ def test_a_savepoint_that_was_not_copied_completely_has_to_be_named_again(world:
     with pytest.raises(StorageError, match="killed"):
         opened(world.plan(url))
     assert len(world.storage.checkpoints()) == before
-    ways = r"start from that again \(--from PATH\); " + ("--fresh starts over" if is_empty else "--from 2 goes on from")
+    ways = r"start from that again \(--from PATH\); " + ("--fresh starts over" if is_empty else "--from 2 resumes from")
     for resume in (False, True):
         with pytest.raises(ConfigError, match=f"which is not there, and has completed none since.*{ways}"):
             world.start("latest", resume=resume)
@@ -526,7 +526,7 @@ def test_a_start_that_resumes_is_refused_behind_what_is_committed_as_latest_is(w
     committed(world)
     for checkpoint in world.storage.checkpoints():
         world.storage.delete(f"chk-{checkpoint}")
-    with pytest.raises(ConfigError, match=r"there is no checkpoint to go on from, and yet there is output of this job"):
+    with pytest.raises(ConfigError, match=r"there is no checkpoint to resume from, but there is output of this job"):
         world.start("latest", resume=True)
 
 

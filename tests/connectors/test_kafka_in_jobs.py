@@ -1,4 +1,4 @@
-"""Kafka as the ends of real jobs on processes: slots and brokers die, jobs are rescaled and go on, no row is lost or doubled."""
+"""Kafka as the ends of real jobs on processes: slots and brokers die, jobs are rescaled and continue, no row is lost or doubled."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def test_a_job_that_has_not_begun_at_its_start_gets_no_row_of_the_new_topic(kafk
 
 
 def test_a_partition_of_the_new_topic_is_not_the_end_of_the_old_one(kafka):
-    """While it is read, the client goes on at the old offset and says nothing."""
+    """While it is read, the client continues at the old offset and says nothing."""
     topic = kafka.topic()
     kafka.produce(topic, as_json(*range(10)))
     source = source_of(kafka, topic, stop="latest")

@@ -482,6 +482,6 @@ def test_a_broker_that_is_gone_for_a_while_is_waited_for_with_a_word(kafka, kafk
         kafka_broker.start()
     kafka.produce(topic, as_json(2))
     assert values(taker.take(2)) == [1, 2]
-    until("it says that it goes on", lambda: says("answers again"))
+    until("it says that it continues", lambda: says("answers again"))
     taker.reader.close()
     source.close()

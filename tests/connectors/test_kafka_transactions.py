@@ -261,7 +261,7 @@ def test_no_order_of_steps_and_no_fault_loses_or_doubles_a_row(committers):
 
 
 class MarkerNotReadAgain(LaneCommit):
-    """Behind a fence it goes on by what it knew before it."""
+    """Behind a fence it continues with what it knew before it."""
 
     def failed(self) -> None:
         marker = self.lane.marker

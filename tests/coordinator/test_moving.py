@@ -11,7 +11,7 @@ from midstream.core.config import RestartStrategy
 from midstream.core.ids import TaskId
 from midstream.protocol import messages as m
 
-LEAVES = "slot 1 (process 101 on host1) has to leave: its node is drained"
+LEAVES = "slot 1 (process 101 on host1) is being vacated: its node is drained"
 
 
 def left(**config: object) -> Bench:
@@ -99,7 +99,7 @@ def test_a_spare_one_that_leaves_is_let_go_and_replaced() -> None:
 def test_one_that_leaves_before_it_has_registered_is_asked_for_again() -> None:
     bench = Bench().start()
     bench.leaves(0)
-    assert "a slot could not be started (0 of 2 are there): its node is drained" in bench.status.warnings
+    assert "a slot could not be started (0 of 2 are connected): its node is drained" in bench.status.warnings
     bench.wait(1)
     register = m.Register("host0", 7000, 100, PYTHON, bench.requests[0])
     assert bench.shell.unwanted(register)
@@ -275,7 +275,7 @@ def test_a_rescale_that_fails_leaves_the_slot_all_the_same() -> None:
     bench.answers[m.Deploy] = True
     bench.feed_from(0, m.DeployFailed(1, "pool_size: too small", "", fatal=True))
     bench.wait(0.1)
-    assert "the job goes on at 2" in bench.replies[client].error
+    assert "the job continues at 2" in bench.replies[client].error
     assert bench.state == "running" and 1 not in bench.slots and len(bench.slots) == 2
 
 

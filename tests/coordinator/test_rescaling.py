@@ -1,4 +1,4 @@
-"""Rescaling a job that runs: slots first, then a checkpoint, then the switch; whatever is in the way, the job goes on."""
+"""Rescaling a job that runs: slots first, then a checkpoint, then the switch; whatever is in the way, the job continues."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_a_checkpoint_that_fails_leaves_the_job_as_it_was() -> None:
     bench.connect()
     bench.say(TaskId(0, 0), m.CheckpointDecline(0, 1, TaskId(0, 0), "the disk is full", True))
     assert bench.replies[client].error == (
-        "not rescaled to parallelism 3, the job goes on at 2: checkpoint 1 failed: read (subtask 0): the disk is full"
+        "could not rescale to parallelism 3; the job continues at 2: checkpoint 1 failed: read (subtask 0): the disk is full"
     )
     assert bench.state == "running"
     assert bench.attempt == 0
@@ -105,7 +105,7 @@ def test_slots_that_do_not_come_leave_the_job_as_it_was() -> None:
     client = rescale(bench, 4)
     assert len(bench.connect(1)) == 1
     bench.wait(20.1)
-    assert "the job goes on at 2: the job needs 4 slots, and 3 came within 20 s" in bench.replies[client].error
+    assert "the job continues at 2: the job needs 4 slots, and 3 came within 20 s" in bench.replies[client].error
     assert bench.closed == [2]
     assert bench.state == "running" and bench.attempt == 0 and bench.status.slots_needed == 2
     assert bench.connect() == [3]
@@ -131,7 +131,7 @@ def test_a_failure_before_the_switch_is_a_failure_like_any_other() -> None:
     client = rescale(bench, 3)
     bench.connect()
     bench.fail(TaskId(1, 0))
-    assert "the job goes on at 2: ValueError: row 7 is bad" in bench.replies[client].error
+    assert "the job continues at 2: ValueError: row 7 is bad" in bench.replies[client].error
     assert bench.state == "restarting" and bench.status.restarts == 1
     bench.wait(1)
     assert bench.state == "running"
@@ -150,7 +150,7 @@ def test_new_tasks_that_cannot_be_deployed_lead_back_to_the_old_ones(parallelism
     bench.feed_from(0, m.DeployFailed(1, "pool_size: too small", "", fatal=True))
     bench.wait(0.1)
     bench.connect()
-    assert f"not rescaled to parallelism {parallelism}, the job goes on at 2" in bench.replies[client].error
+    assert f"could not rescale to parallelism {parallelism}; the job continues at 2" in bench.replies[client].error
     assert bench.state == "running" and bench.status.restarts == 0
     assert in_force(bench) == (2, 2, b"graph")
     assert bench.status.restored_from == f"memory://checkpoints/chk-{checkpoint}"
@@ -166,7 +166,7 @@ def test_it_goes_back_once_however_many_slots_say_that_the_new_tasks_cannot_be_d
         bench.feed_cancelled(slot)
     for slot in (2, 0, 1):
         bench.feed_from(slot, m.DeployFailed(1, f"pool_size: too small for slot {slot}", "", fatal=True))
-    assert "the job goes on at 2: pool_size: too small for slot 2" in bench.replies[client].error
+    assert "the job continues at 2: pool_size: too small for slot 2" in bench.replies[client].error
     assert bench.ended is None
     bench.answers[m.Deploy] = bench.answers[m.Cancel] = True
     for slot in (0, 1, 2):
@@ -185,7 +185,7 @@ def test_a_new_task_that_fails_before_all_run_leads_back_too() -> None:
     bench.answers[m.Start] = True
     bench.fail(TaskId(0, 2))
     bench.wait(0.1)
-    assert "the job goes on at 2" in bench.replies[client].error
+    assert "the job continues at 2" in bench.replies[client].error
     assert bench.state == "running"
     assert in_force(bench) == (2, 2, b"graph")
 

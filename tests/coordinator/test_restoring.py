@@ -97,7 +97,7 @@ def test_a_checkpoint_that_cannot_be_dealt_out_ends_the_job_with_the_reason(monk
     bench.fail(TaskId(1, 0))
     bench.wait(1)
     assert bench.ended is not None and bench.ended.state == "failed"
-    assert "the checkpoint to go on from: rows are still being recovered" in str(bench.ended.error)
+    assert "the checkpoint to resume from: rows are still being recovered" in str(bench.ended.error)
 
 
 def test_while_a_rescale_deals_out_its_checkpoint_no_newer_one_takes_its_place() -> None:
@@ -121,7 +121,7 @@ def test_a_failure_while_a_rescale_deals_out_leaves_the_job_at_the_parallelism_i
     client = bench.ask(m.DoRescale(1))
     acknowledge_all(bench)
     bench.fail(TaskId(1, 0))
-    assert "the job goes on at 2" in bench.replies[client].error
+    assert "the job continues at 2" in bench.replies[client].error
     bench.wait(1)
     bench.release("deal")
     assert bench.state == "running" and len(bench.slots) == 2

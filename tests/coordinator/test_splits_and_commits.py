@@ -508,7 +508,7 @@ def test_a_damaged_newest_checkpoint_is_not_passed_over() -> None:
         assert "sink 'write' perhaps (it cannot say) up to checkpoint 3" in bench.error
         bench = Bench(storage=storage, restore="2", newer_output="keep").run()
         assert bench.status.restored_from == "memory://checkpoints/chk-2"
-        assert any("will be there twice" in warning for warning in bench.status.warnings)
+        assert any("will be duplicated" in warning for warning in bench.status.warnings)
 
 
 def test_a_damaged_checkpoint_that_was_named_is_refused() -> None:

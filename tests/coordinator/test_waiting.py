@@ -53,7 +53,10 @@ def test_metadata_that_hangs_fails_the_checkpoint_whose_outcome_stays_unknown() 
     bench.wait(60)
     failed = bench.status.checkpoints[0]
     assert failed.id == 2 and failed.state == "failed"
-    assert "not complete within 60 s" in failed.reason and "memory://checkpoints, which may yet happen" in failed.reason
+    assert (
+        "not complete within 60 s" in failed.reason
+        and "memory://checkpoints; the write may still succeed" in failed.reason
+    )
     assert bench.replies[2].error.endswith(failed.reason)
     assert "metadata of checkpoint 2" in sentences(bench)[0], "it is still under way"
     bench.held = ()
@@ -159,7 +162,7 @@ def test_slots_that_read_their_state_without_end_fail_the_attempt() -> None:
     bench.answers[m.Deploy] = False
     bench.start().connect()
     bench.wait(100)
-    what = "slots 0, 1 to read the state to go on from, and to open the operators"
+    what = "slots 0, 1 to load the state it resumes from, and to open the operators"
     assert sentences(bench) == [f"waiting for {what}, 99 s so far (given up after 600 s)"]
     bench.wait(510)
     assert f"waited for {what}: not done within 600 s" in bench.status.failures[0].summary
@@ -169,7 +172,7 @@ def test_slots_that_read_their_state_without_end_fail_the_attempt() -> None:
 def test_slots_and_tasks_that_do_not_answer_are_named() -> None:
     bench = Bench(checkpoint_interval_s=None).start()
     bench.wait(8)
-    assert sentences(bench) == ["waiting for 2 of 2 slots to come, 8 s so far (given up after 60 s)"]
+    assert sentences(bench) == ["waiting for 2 of 2 slots to connect, 8 s so far (given up after 60 s)"]
     bench.connect()
     bench.ask(m.DoCheckpoint())
     bench.ack(1, READ0, READ1, WRITE0)
@@ -283,7 +286,7 @@ def test_how_long_slots_are_waited_for_begins_anew_when_they_have_not_come_in_ti
     bench = Bench(checkpoint_interval_s=None, restart=RestartStrategy(kind="fixed", attempts=9, delay_s=0.0)).run()
     bench.lose(1)
     bench.wait(50)
-    assert sentences(bench) == ["waiting for 1 of 2 slots to come, 50 s so far (given up after 60 s)"]
+    assert sentences(bench) == ["waiting for 1 of 2 slots to connect, 50 s so far (given up after 60 s)"]
     bench.wait(30)
     assert "the job needs 2 slots, and 1 came within 60 s" in bench.status.failures[0].summary
-    assert sentences(bench) == ["waiting for 1 of 2 slots to come, 21 s so far (given up after 60 s)"]
+    assert sentences(bench) == ["waiting for 1 of 2 slots to connect, 21 s so far (given up after 60 s)"]

@@ -394,7 +394,7 @@ def test_every_row_is_before_the_snapshot_or_captured_once_or_behind_the_barrier
     read += world.read()
     assert before is not None and unsent is not None
     assert before + numbers(received) + numbers(unsent) == list(range(cut))
-    release(received)  # it may be all that the channel may hold: reading goes on when it is written
+    release(received)  # it may be all that the channel may hold: reading continues when it is written
     release(unsent)
     read += world.read()
     assert read == list(range(start)), "nothing is lost or comes out of turn for those who read on"

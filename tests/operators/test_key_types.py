@@ -40,7 +40,7 @@ assert MANY // 2 > window_base.PIECE_ROWS
 MANY_OF = ("int64", "string", "time64[us]", "dictionary<values=string>")
 FEW = 1_500
 PLANS = [(1, 1), (2, 2), (4, 4), (1, 4), (4, 2)]
-"""At how many subtasks the job begins, and at how many it goes on after a restore."""
+"""At how many subtasks the job begins, and at how many it continues after a restore."""
 NAMES = list(key_samples(20))
 
 

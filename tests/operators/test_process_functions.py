@@ -469,7 +469,7 @@ def test_side_outputs_carry_their_tag_and_their_schema() -> None:
 
 
 class SameDict(KeyedProcessFunction):
-    """Goes on with the dicts that it has handed out: its state's own, and one that it fills again and again."""
+    """Continues with the dicts that it has handed out: its state's own, and one that it fills again and again."""
 
     sums = ValueState()
 

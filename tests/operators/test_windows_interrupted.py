@@ -1,4 +1,4 @@
-"""Firing that stops half-way, is stored, and goes on elsewhere: each window of each key fires once all the same."""
+"""Firing that stops half-way, is stored, and continues elsewhere: each window of each key fires once all the same."""
 
 from __future__ import annotations
 

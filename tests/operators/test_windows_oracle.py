@@ -210,7 +210,7 @@ def test_session_windows(gap: int, lateness: int, plan: list[tuple[str, Any]]) -
     st.lists(st.tuples(st.lists(st.integers(-12, 12), max_size=2), st.integers(1, 12)), min_size=2, max_size=8),
 )
 def test_a_session_that_rows_keep_open(gap: int, lateness: int, plan: list[tuple[list[int], int]]) -> None:
-    """Rows come about where event time is, which goes on by less than a session takes."""
+    """Rows come about where event time is, which advances by less than a session takes."""
     now, steps = 0, list[tuple[str, Any]]()
     for near, by in plan:
         steps += [("rows", [("a", now + each, 1) for each in near]), ("watermark", now + by)]

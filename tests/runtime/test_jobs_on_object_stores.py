@@ -121,7 +121,7 @@ def test_of_two_drivers_that_start_at_once_one_goes_on_and_the_other_says_that_i
     )[0]
     with pytest.raises(StorageError, match="another coordinator has taken over this job's checkpoint directory"):
         loser.wait(10)
-    until("the winner goes on", lambda: winner.status().checkpoints_completed >= 2, 60)
+    until("the winner continues", lambda: winner.status().checkpoints_completed >= 2, 60)
     assert not winner.ended
     assert [name for name in FileStorage(where).list("epochs") if "." not in name] == ["00000001", "00000002"]
 

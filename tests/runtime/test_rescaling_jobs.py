@@ -41,7 +41,7 @@ def test_a_running_job_is_rescaled_up_and_down_without_losing_a_row_in_flight(
     work.drain(job)
     status = job.status()
     assert status.state == "finished" and status.restarts == 0
-    assert rows_out(job, status.vertices[0].operators[0].uid) >= len(work.frame()), "totals go on through rescales"
+    assert rows_out(job, status.vertices[0].operators[0].uid) >= len(work.frame()), "totals continue through rescales"
     check_exact(work.rows, work.frame())
 
 
@@ -56,7 +56,7 @@ def test_a_rescale_that_cannot_be_leaves_the_job_as_it_is(running: list[Job], tm
         (9, "is above max_parallelism 8"),
         (4, "the job needs 4 slots, but there are 3"),
     ):
-        with pytest.raises(JobError, match=f"the job goes on at 2: .*{reason}"):
+        with pytest.raises(JobError, match=f"the job continues at 2: .*{reason}"):
             job.rescale(parallelism, 60)
     after = job.status()
     assert after.state == "running" and after.attempt == before.attempt and after.slot_pids == before.slot_pids

@@ -1,4 +1,4 @@
-"""Runs whose job goes on with another program than the one that made the checkpoint, and those that must be refused."""
+"""Runs whose job continues with another program than the one that made the checkpoint, and those that must be refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Jobs of which some subtasks have come to their end go on, at any parallelism, and lose nothing."""
+"""Jobs of which some subtasks have come to their end continue, at any parallelism, and lose nothing."""
 
 from __future__ import annotations
 

@@ -249,7 +249,7 @@ def test_a_restart_does_not_go_on_from_a_checkpoint_that_was_written_when_it_had
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
         assert outcome.trace is not None
         order = list(outcome.trace.lines(r"Deploy job_id=job1 attempt=1|_metadata"))
-        late = next((index for index, line in enumerate(order) if "goes on" in line), len(order))
+        late = next((index for index, line in enumerate(order) if "continues" in line), len(order))
         restarted += "attempt=1" in "".join(order[late + 2 : late + 3])
     assert restarted > 3, "none was restarted between the late checkpoint and the next one"
 
@@ -278,5 +278,5 @@ def test_a_restart_that_forgets_a_complete_checkpoint_is_found(monkeypatch: pyte
     monkeypatch.setattr(Checkpoints, "_published", published)
     drawn = draw(0, topology="timers", parallelism=2, rows=100, faults=())
     outcome = run(replace(drawn, interval_s=0.01, sink_rows=1, sink_pause_s=0.01, faults=(Fault(500, "kill_slot", 0),)))
-    found = next(failure for failure in outcome.failures if "of job1 goes on from" in failure)
-    assert re.fullmatch(r"attempt 1 of job1 goes on from checkpoint 0, and \d+ is complete", found)
+    found = next(failure for failure in outcome.failures if "of job1 resumes from" in failure)
+    assert re.fullmatch(r"attempt 1 of job1 resumes from checkpoint 0, and \d+ is complete", found)

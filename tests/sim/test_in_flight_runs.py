@@ -104,7 +104,7 @@ STOPPED = IN_RECOVERY.index("stop") + 6 * len(IN_RECOVERY)
 
 
 class _Damaged(Run):
-    """Before the job goes on, a byte of every file of rows in flight is changed."""
+    """Before the job resumes, a byte of every file of rows in flight is changed."""
 
     def _plan(self, job_id: str, root: str, shape: Shape, version: int, start: Start) -> JobPlan:
         if start.restore is not None:

@@ -1,4 +1,4 @@
-"""Jobs are rescaled while they run, whatever befalls them meanwhile; and shapes of every kind go on at any parallelism."""
+"""Jobs are rescaled while they run, whatever befalls them meanwhile; and shapes of every kind continue at any parallelism."""
 
 from __future__ import annotations
 

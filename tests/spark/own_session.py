@@ -58,7 +58,7 @@ def numbers_off_a_drained_node(session: SparkSession, directory: str) -> None:
     job.stop(timeout_s=60)
     ended = job.status()
     assert (ended.restarts, ended.failures) == (0, ()), ended.failures
-    assert any("has to leave: Spark ends its executor" in warning for warning in ended.warnings), ended.warnings
+    assert any("is being vacated: Spark ends its executor" in warning for warning in ended.warnings), ended.warnings
     rows = numbers.numbers()
     assert len(rows) == len(set(rows)) == ended.vertices[0].operators[0].rows_out
     check_gapless(rows)

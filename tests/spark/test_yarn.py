@@ -193,7 +193,7 @@ def test_in_client_mode_an_executor_is_killed_and_a_node_decommissioned(yarn: Ya
     until("the move", moved, WAIT_S, found=place.log)
     status = place.running("visits")
     assert status["restarts"] == 1
-    assert any("has to leave: Spark ends its executor" in warning for warning in status["warnings"])
+    assert any("is being vacated: Spark ends its executor" in warning for warning in status["warnings"])
     place.stop("visits")
     assert job.wait(WAIT_S) == 0, place.log()
     place.check_output()

@@ -73,7 +73,9 @@ class Answering:
             case DoCheckpoint():
                 return [ReplyTo(event.client, Reply(checkpoint="/data/chk-4"))]
             case DoRescale() if self.refuses:
-                why = "not rescaled to parallelism 3, the job goes on at 2: the job needs 3 slots, but there are 2"
+                why = (
+                    "could not rescale to parallelism 3; the job continues at 2: the job needs 3 slots, but there are 2"
+                )
                 return [ReplyTo(event.client, Reply(error=why))]
             case DoRescale(parallelism):
                 return [ReplyTo(event.client, Reply(checkpoint="/data/chk-6" if parallelism != 2 else None))]

@@ -138,7 +138,7 @@ def test_a_job_is_rescaled_from_a_checkpoint_made_for_it(start, capsys):
 def test_a_rescale_that_cannot_be_is_a_failed_request_and_says_how_the_job_goes_on(start, capsys):
     start("aaaa1111", "flights").refuses = True
     out = said(["rescale", "--parallelism", "3"], capsys, status=1)
-    assert "not rescaled to parallelism 3, the job goes on at 2: the job needs 3 slots, but there are 2" in out
+    assert "could not rescale to parallelism 3; the job continues at 2: the job needs 3 slots, but there are 2" in out
     assert "'two' is not a whole number" in said(["rescale", "--parallelism", "two"], capsys, status=2)
     assert "no running job 'clicks'" in said(["rescale", "clicks", "--parallelism", "2"], capsys, status=2)
     assert "--parallelism" in said(["rescale"], capsys, status=2)

@@ -357,7 +357,7 @@ def test_without_a_checkpoint_directory_there_is_nothing_to_resume(
         JOB.format(keys=KEYS, count=10, splits=2, rate=10, bad=-1).replace('checkpoint_dir="state", ', "")
     )
     assert main(["run", "job.py", "--slots", "process", "--resume"]) == 2
-    assert "has no checkpoint_dir, so there is nothing to go on from" in capsys.readouterr().err
+    assert "has no checkpoint_dir, so there is nothing to resume from" in capsys.readouterr().err
 
 
 def test_a_bug_of_ours_is_shown_and_does_not_look_like_a_failed_job(

@@ -1,4 +1,4 @@
-"""Where event time stood is where it goes on, also for operators that ran apart and are chained now."""
+"""Where event time stood is where it continues, also for operators that ran apart and are chained now."""
 
 from __future__ import annotations
 

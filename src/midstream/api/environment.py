@@ -203,7 +203,7 @@ class Environment:
         filesystem: pyarrow.fs.FileSystem | None = None,
         rows_per_s: float | None = None,
     ) -> DataStream:
-        """Read Parquet, CSV or JSON lines, once to their end or for ever as files come.
+        """Read Parquet, CSV or JSON lines, once, or continuously as new files appear.
 
         `path`: a path, a glob, a directory, or a list of these; local ones or storage URLs.
         `format`: "parquet", "csv" or "jsonl", by default from the suffix.
@@ -513,7 +513,7 @@ class Environment:
         `start`.
         `fresh`: start over, although `checkpoint_dir` has completed checkpoints of the job; such a start is refused
         without `fresh`, `resume` and `restore_from`.
-        `resume`: go on from the newest checkpoint, or begin if none was completed; see `start`.
+        `resume`: resume from the newest checkpoint, or begin if none was completed; see `start`.
         `slots`: where the job runs instead of Spark: `midstream.runtime.processes.ProcessSlots()` for plain processes
         of this machine.
 
@@ -565,7 +565,7 @@ class Environment:
         remove it, "keep" leaves it, and its rows are there twice.
         `fresh`: start over, although `checkpoint_dir` has completed checkpoints of the job; such a start is refused
         without `fresh`, `resume` and `restore_from`.
-        `resume`: go on from the newest checkpoint, or begin if none was completed; for programs that a supervisor
+        `resume`: resume from the newest checkpoint, or begin if none was completed; for programs that a supervisor
         starts again. A start with `fresh` that has completed none is begun again.
         `slots`: where the job runs instead of Spark: `midstream.runtime.processes.ProcessSlots()` for plain processes
         of this machine.

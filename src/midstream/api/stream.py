@@ -432,7 +432,7 @@ class DataStream(Handle):
     def broadcast(self) -> BroadcastStream:
         """Send all rows to every subtask of the next operator.
 
-        Returns a BroadcastStream of the same rows: the argument of `connect`, or a stream to go on with.
+        Returns a BroadcastStream of the same rows: the argument of `connect`, or a stream like any other.
 
             >>> env = Environment("shop", parallelism=2)
             >>> _ = env.generate(lambda i: {"n": i}, count=9).broadcast().print()

@@ -60,9 +60,9 @@ class Submission:
     slots: SlotProvider | None
     """None for slots on Spark, which is started if necessary."""
     checkpoint: int | None
-    """The completed checkpoint to go on from, as far as can be seen before the start. None: the job starts at the beginning."""
+    """The completed checkpoint to resume from, as far as can be seen before the start. None: the job starts at the beginning."""
     restoring: bool
-    """Whether sources may go on with what an earlier start has prepared."""
+    """Whether sources may continue with what an earlier start has prepared."""
 
     def start(self, page: str | None = None) -> Job:
         """Start the job and return at once. Raises the errors of `Environment.start`.
@@ -114,7 +114,7 @@ def submission(
         restore_from = "latest"
     if restore_from is not None and config.checkpoint_dir is None:
         raise JobError(
-            f"the job {config.name!r} has no checkpoint_dir, so there is nothing to go on from, and nowhere to copy a "
+            f"the job {config.name!r} has no checkpoint_dir, so there is nothing to resume from, and nowhere to copy a "
             "savepoint to; give Environment(checkpoint_dir=…) or --checkpoint-dir"
         )
     if restore_from is not None and split_restore(restore_from, "")[0] is not None:
@@ -155,7 +155,7 @@ def _check_resume(options: StartOptions) -> None:
     for option, value in given:
         if value is not None:
             raise ConfigError(
-                f"--resume (resume=True) goes on from the newest checkpoint, or begins if there is none; leave {option} out, or "
+                f"--resume (resume=True) resumes from the newest checkpoint, or begins if there is none; leave {option} out, or "
                 f"start the job once with {option}, and with --resume when it has completed a checkpoint"
             )
 

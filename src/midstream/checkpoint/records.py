@@ -49,7 +49,7 @@ class FromFile(msgspec.Struct, frozen=True, omit_defaults=True):
     One of an earlier coordinator that is missing here was written later, when its files might have been deleted.
     """
     source: int | None = None
-    """The id of the checkpoint from which the job goes on, which may be a copy that is still to be published. None if it
+    """The id of the checkpoint from which the job resumes, which may be a copy that is still to be published. None if it
     began at the beginning, and in files of older versions.
     """
     keeps: bool = False

@@ -80,7 +80,7 @@ class Begun:
     """Where a start began that has completed no checkpoint of its own."""
 
     source: int | None
-    """The id of the checkpoint from which it went on; None if it started over."""
+    """The id of the checkpoint from which it resumed; None if it started over."""
     keeps: bool = False
     """See `FromFile`."""
 
@@ -130,7 +130,7 @@ def say_where_from(
     source: int | None = None,
     keeps: bool = False,
 ) -> TakenOver:
-    """Record, for later coordinators, from where this one goes on, which checkpoints count and where new ids begin;
+    """Record, for later coordinators, from where this one resumes, which checkpoints count and where new ids begin;
     return those that count.
 
     `giving_up_after`: no checkpoint of earlier coordinators above that id counts. `newest_seen`: see `begin`. `source`,

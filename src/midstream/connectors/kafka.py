@@ -467,7 +467,7 @@ class _PartitionReader(SplitReader):
     def _check_topic(self, *, may_be_gone: bool = False) -> None:
         """Raise ConfigError if the topic is not that in which the offsets are; StorageError without an answer.
 
-        The client goes on at the same offset of a topic that was recreated, and says nothing, if the offset exists
+        The client continues at the same offset of a topic that was recreated, and says nothing, if the offset exists
         there. No topic gets the id of an earlier one: if it has not changed, all that was read before is of one topic.
         """
         part = self._part

@@ -70,7 +70,7 @@ def slot_lost(text: str, last_lines: str, crash: str) -> Failure:
 
 def slots_gone(reason: str, newest_checkpoint: str | None) -> Failure:
     """Return the failure of all slots at once, after which the job can only be started again."""
-    last = f"its last checkpoint is {newest_checkpoint}" if newest_checkpoint else "it has no checkpoint to go on from"
+    last = f"its last checkpoint is {newest_checkpoint}" if newest_checkpoint else "it has no checkpoint to resume from"
     error = UnavailableError(f"{reason}, and all slots of the job with it; {last}. Start the job again")
     return Failure(str(error), "", error, fatal=True)
 

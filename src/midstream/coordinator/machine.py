@@ -332,7 +332,7 @@ class Coordinator:
             case _:
                 assert_never(message)
 
-    # ---- going on ----
+    # ---- progress ----
 
     def _step(self) -> bool:
         """Advance the job if it can; True if it advanced, and may be able to advance again."""
@@ -400,7 +400,7 @@ class Coordinator:
 
     def _cannot_restore(self, failed: Failed) -> None:
         if self.phase is Phase.GATHERING:
-            self._effects.facts.attempt_failed(failure_of(failed.error, "the checkpoint to go on from"))
+            self._effects.facts.attempt_failed(failure_of(failed.error, "the checkpoint to resume from"))
 
     def _try_start(self) -> bool:
         assert self.attempt is not None
@@ -511,7 +511,7 @@ class Coordinator:
         final = failure.fatal or (self.committing.stalled and self.checkpoints.storage is None)
         if before is not None:  # the rescale has failed, and not the job
             self.restarts.delay(0.0)
-            follows = "The job goes on as it was before it was to be rescaled."
+            follows = "The job continues at its previous parallelism."
         elif final or (after_s := self.restarts.try_again(failure)) is None:
             self._end("failed", self.restarts.last_word(failure), failure.summary)
             return

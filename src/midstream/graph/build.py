@@ -61,7 +61,7 @@ def build_job_graph(logical: LogicalGraph, config: JobConfig) -> JobGraph:
 
 
 def check_job_graph(graph: JobGraph) -> None:
-    """What slots and coordinator rely on. A breach is a bug of whoever made the graph, so these are asserts."""
+    """Check what slots and coordinator rely on. A violation is a bug in the code that built the graph, hence assertions."""
     for i, vertex in enumerate(graph.vertices):
         assert vertex.id == i, (vertex.id, i)
         assert vertex.source is not None or vertex.operators, vertex

@@ -108,10 +108,9 @@ class Tally:
     def _too_many(self, row: dict[str, object]) -> str:
         assert self._most is not None
         return (
-            f"{_place(row)}: {row['error']}; it is the {self._bad}. bad record of the last {self._records + 1} that this "
-            f"subtask has read, and bad_records_max allows {self._most[0]} of {self._most[1]}. Repair the input or "
-            "schema=, "
-            "or allow more of them"
+            f"{_place(row)}: {row['error']}; {self._bad} of the last {self._records + 1} records read by this subtask are "
+            f"bad, and bad_records_max allows {self._most[0]} of {self._most[1]}. Repair the input or schema=, or allow "
+            "more of them"
         )
 
 

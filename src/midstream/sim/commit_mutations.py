@@ -118,7 +118,7 @@ def failed_commit_counts() -> Replacements:
 
 
 def given_up_after_failures() -> Replacements:
-    """What could not be committed when all tries were used up is dropped when the job goes on."""
+    """What could not be committed when all tries were used up is dropped when the job continues."""
 
     def resume(self: Any) -> None:
         self._commits.popleft()
@@ -207,7 +207,7 @@ def settled_stays_unsettled() -> Replacements:
 
 
 def zombie_driver_commits() -> Replacements:
-    """A driver that was thought dead goes on committing, though another one has taken over."""
+    """A driver that was thought dead continues committing, though another one has taken over."""
     return [(committers, "check_epoch", lambda storage, epoch: None)]
 
 

@@ -201,7 +201,7 @@ class Disk:
         if base in self.hangs_us:
             world.note(("write of", name, "hangs"))
             world.hang(self.hangs_us.pop(base))
-            world.note(("write of", name, "goes on"))
+            world.note(("write of", name, "continues"))
         is_named = self.failing_names.get(base, 0) > 0
         if is_named:
             self.failing_names[base] -= 1

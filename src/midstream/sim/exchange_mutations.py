@@ -128,7 +128,7 @@ def credit_twice() -> Replacements:
 
 
 def partial_kept_over_a_cut() -> Replacements:
-    """What had come of a batch when a connection was cut is where the next attempt goes on."""
+    """What had come of a batch when a connection was cut is where the next attempt continues."""
     make_gate, discard = Deployment._gate, RemoteChannel.discard
     of_slots: WeakKeyDictionary[Any, dict[ChannelId, Any]] = WeakKeyDictionary()
     """The channels of the attempt before, by the executor of the slot."""

@@ -143,7 +143,7 @@ def _stop_slot(stage: Stage, victim: int) -> bool:
     process = slots[victim % len(slots)].process
     process.pause()
     delay_us = 5_000 if victim % 3 else 5_000_000
-    stage.world.schedule(delay_us, None, Kind.FAULT, process.resume, f"{process.name} goes on")
+    stage.world.schedule(delay_us, None, Kind.FAULT, process.resume, f"{process.name} continues")
     return True
 
 

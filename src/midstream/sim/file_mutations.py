@@ -55,7 +55,7 @@ def _write(storage: Storage, metadata: Any, path: str) -> None:
 
 
 def owner_is_not_claimed() -> Replacements:
-    """Whoever publishes a checkpoint writes it, whoever else has made one of that id."""
+    """A driver that publishes a checkpoint writes it, even if another one has made one of that id."""
 
     def publish(storage: Storage, metadata: Any) -> str:
         store.check_epoch(storage, metadata.epoch)

@@ -138,7 +138,7 @@ class Keeper:
             return
         if ended is not None and ended.state == "stopped":
             has_opened = not self.driver.is_cancelled or self.driver.coordinator.restored_from is not None
-            if has_opened:  # even if no task was deployed, it stands for the checkpoint that it goes on from
+            if has_opened:  # even if no task was deployed, it stands for the checkpoint that it resumes from
                 yield from self.begins(self.driver)
             if not self.driver.is_cancelled:
                 yield from self._oracle.check_stopped()
@@ -364,7 +364,7 @@ class Keeper:
             restored_from = driver.coordinator.restored_from
             restored = self.completed(restored_from)
             if restored_from is not None and restored is None:
-                yield f"attempt {deploy.attempt} of {deploy.job_id} goes on from {restored_from}, which was never completed"
+                yield f"attempt {deploy.attempt} of {deploy.job_id} resumes from {restored_from}, which was never completed"
             yield from self._oracle.attempt_begins(deploy.job_id, deploy.attempt, restored, driver.uncertain)
 
     def begins(self, driver: Driver) -> Iterator[str]:
@@ -378,7 +378,7 @@ class Keeper:
             metadata = self._completed.get(restored_from)
             cut = None if metadata is None else self._oracle.cut_of(metadata)
             if cut is None:
-                yield f"{plan.job_id} goes on from {restored_from}, which was never completed, or is superseded"
+                yield f"{plan.job_id} resumes from {restored_from}, which was never completed, or is superseded"
                 return
         if driver is not self.driver:
             self._oracle.lines.goes_on(plan.job_id, () if cut is None else cut.output)
@@ -388,7 +388,7 @@ class Keeper:
             self.changed += 1
             in_flight = ends_in_flight(self._completed[restored_from or ""])
             for contradiction in contradictions(cut.operators, in_flight, plan.graph):
-                yield f"{plan.job_id} goes on from {restored_from} with a program that cannot: {contradiction}"
+                yield f"{plan.job_id} resumes from {restored_from} with a program that cannot: {contradiction}"
         self.went_back += plan.fresh or plan.newer_output is not None
         start = (self._begun(plan.job_id) if plan.resume else None) or self._start
         keep = start.newer_output if start.newer_output == "keep" or not plan.resume else None
@@ -401,12 +401,12 @@ class Keeper:
             begun = self._begun(job_id)
             if begun is not None and (not start.resume or begun.copies is not None):
                 where = "at the beginning" if begun.fresh else f"from {begun.restore}"
-                yield f"the job goes on from {restored_from}, and the last start, which has completed nothing, began {where}"
+                yield f"the job resumes from {restored_from}, and the last start, which has completed nothing, began {where}"
                 return
             start = begun or start
         if start.fresh and restored_from is not None:
-            yield f"the job was to be started over, and goes on from {restored_from}"
+            yield f"the job was to be started over, and resumes from {restored_from}"
         if start.restore is not None and start.restore != "latest" and start.copies is None:
             number = start.restore.rpartition("chk-")[2]
             if restored_from != f"{self.root}/chk-{number}":
-                yield f"the job was to go on from {start.restore}, and goes on from {restored_from}"
+                yield f"the job was to resume from {start.restore}, and resumes from {restored_from}"

@@ -49,7 +49,7 @@ class Lines:
                 del self._left[name]
         wrong = [name for name in others if name not in self._left and name not in self._following]
         if wrong:
-            yield f"{job_id} goes on behind {wrong[0]}, which is committed and not of its line ({len(wrong)} such)"
+            yield f"{job_id} resumes behind {wrong[0]}, which is committed and not of its line ({len(wrong)} such)"
         self._newest_left[job_id] = max((self._outside.staged[name].checkpoint_id for name in others), default=0)
 
     def output(self, job_id: str) -> dict[str, None]:

@@ -66,7 +66,7 @@ def not_a_peer() -> Replacements:
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "move_sources_do_not_hold": Mutation(
-        "sources read on behind the checkpoint from which a job goes on elsewhere",
+        "sources read on behind the checkpoint from which a job continues elsewhere",
         sources_do_not_hold,
         regions.leaving,
     ),

@@ -219,7 +219,7 @@ def goes_back_to_the_newest() -> Replacements:
 
 
 def fresh_is_not_written_down() -> Replacements:
-    """Who goes on from latest after a start over gets what was before it."""
+    """A job that resumes from latest after a start over gets what was before it."""
     original = store.say_where_from
 
     def say_where_from(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
@@ -282,12 +282,12 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "what is gone back behind still counts", newer_ones_still_count, going_back_and_forth
     ),
     "goes_back_to_the_newest": Mutation(
-        "a job goes on from the newest, whatever is named", goes_back_to_the_newest, going_back_and_forth
+        "a job resumes from the newest, whatever is named", goes_back_to_the_newest, going_back_and_forth
     ),
     "fresh_is_not_written_down": Mutation(
         "that a job was started over is not written down", fresh_is_not_written_down, going_back_and_forth
     ),
     "where_it_went_back_is_not_written_down": Mutation(
-        "where a start goes on from is not written down", where_it_went_back_is_not_written_down, going_back_and_forth
+        "where a start resumes from is not written down", where_it_went_back_is_not_written_down, going_back_and_forth
     ),
 }

@@ -277,7 +277,7 @@ class Oracle:
         number = 0 if restored is None else restored.checkpoint_id
         newer = [of for job, of in self._cuts if job == job_id and of > number and of not in unknown]
         if newer:
-            yield f"attempt {attempt} of {job_id} goes on from checkpoint {number}, and {max(newer)} is complete"
+            yield f"attempt {attempt} of {job_id} resumes from checkpoint {number}, and {max(newer)} is complete"
 
     def has_begun(self, job_id: str, attempt: int) -> bool:
         return (job_id, attempt) in self._before

@@ -1,4 +1,4 @@
-"""Known bugs of going on with a changed program, to be put back on purpose: see `sim.mutations`."""
+"""Known bugs of continuing with a changed program, to be put back on purpose: see `sim.mutations`."""
 
 from __future__ import annotations
 

@@ -315,7 +315,7 @@ def dealt_state_by_state() -> Replacements:
 
 
 def rescaled_from_the_one_before() -> Replacements:
-    """A rescale goes on from the checkpoint before the one that was made for it."""
+    """A rescale resumes from the checkpoint before the one that was made for it."""
     published, go_on_with = Checkpoints._published, machine.Coordinator._switch_to
 
     def keep(self: Any, *arguments: Any) -> None:
@@ -420,7 +420,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "rows in flight are dealt out in the wrong order", dealt_state_by_state, regions.backpressured
     ),
     "rescaled_from_the_one_before": Mutation(
-        "a rescale goes on from the checkpoint before its own", rescaled_from_the_one_before, regions.rescaled
+        "a rescale resumes from the checkpoint before its own", rescaled_from_the_one_before, regions.rescaled
     ),
     "state_of_the_restore_before": Mutation(
         "operators get the state of the restore before", state_of_the_restore_before, regions.poisoned

@@ -202,7 +202,7 @@ def recovering(seed: int) -> Scenario:
 
 
 def rejoined(seed: int) -> Scenario:
-    """Again and again the job goes on at another parallelism while it recovers; of many rows, all on one keyed edge."""
+    """Again and again the job continues at another parallelism while it recovers; of many rows, all on one keyed edge."""
     before, after = ((3, 2), (2, 3), (1, 4), (2, 5))[seed % 4]
     drawn = with_backlog(draw(seed, topology="keyed", parallelism=before, rescale_to=after, faults=()), Random(seed))
     random = Random(f"rejoined {seed}")
@@ -216,7 +216,7 @@ def rejoined(seed: int) -> Scenario:
 
 
 def dealt_by_groups(seed: int) -> Scenario:
-    """The job goes on at another parallelism, and its counts are in chunks of several key groups each."""
+    """The job continues at another parallelism, and its counts are in chunks of several key groups each."""
     before, after = ((3, 2), (2, 3), (1, 4), (4, 3))[seed % 4]
     drawn = draw(seed, topology="tables", parallelism=before, rescale_to=after, faults=(), rows=100)
     stops = tuple(Fault(200 + 300 * i + seed * 37 % 200, "stop", 0) for i in range(3))
@@ -329,7 +329,7 @@ def ending(topology: str) -> Callable[[int], Scenario]:
 
 
 def ending_rescaled(seed: int) -> Scenario:
-    """The job stops while some subtasks are at their end, and goes on at another parallelism: there all run again."""
+    """The job stops while some subtasks are at their end, and continues at another parallelism: there all run again."""
     drawn = draw(seed, topology="tally", parallelism=3, rescale_to=(2, 4)[seed % 2], rows=100)
     stops = tuple(replace(fault, step=600 + seed * 37 % 2500) for fault in drawn.faults if fault.kind == "stop")
     drawn = replace(drawn, aligned_timeout_s=0.0, interval_s=0.0005, splits=2, faults=stops[:1], keys=10, skew=0.9)
@@ -357,7 +357,7 @@ def dying_drained(seed: int) -> Scenario:
 
 
 def changing(seed: int) -> Scenario:
-    """The job dies with rows in flight, and goes on with another program each time."""
+    """The job dies with rows in flight, and continues with another program each time."""
     topology = ("same_upstream", "union", "pipeline", "multi_input", "mixed")[seed % 5]
     drawn = with_backlog(draw(seed, topology=topology, parallelism=2, rescale_to=2, faults=()), Random(seed))
     kills = tuple(Fault(400 * i + seed * 37 % 400, "kill_driver", seed + i) for i in range(1, 6))
@@ -388,7 +388,7 @@ def alarmed(seed: int) -> Scenario:
 
 
 def in_tables(seed: int) -> Scenario:
-    """Rows wait in tables while slots die, and the job goes on with fewer subtasks."""
+    """Rows wait in tables while slots die, and the job continues with fewer subtasks."""
     drawn = draw(seed, topology="tables", parallelism=3, rescale_to=2, faults=("kill_slot",), rows=100)
     return replace(drawn, interval_s=0.002, key_groups=16)
 
@@ -450,7 +450,7 @@ def held(seed: int) -> Scenario:
 
 
 def outdated(seed: int) -> Scenario:
-    """The same; with rows in flight the job goes on in another version of midstream, where not all of them could be."""
+    """The same; with rows in flight the job continues in another version of midstream, where not all of them could be."""
     kill_driver = WITH_IN_FLIGHT.index("kill_driver")
     kills = tuple(Fault(100 * i, IN_FLIGHT, kill_driver + len(WITH_IN_FLIGHT) * (31 * seed + i)) for i in range(1, 7))
     return replace(held(seed), has_older=True, timeout_s=1.0, faults=kills)
@@ -491,7 +491,7 @@ def firing(seed: int) -> Scenario:
 
 
 def fired_unevenly(seed: int) -> Scenario:
-    """The job is stopped while windows fire, and goes on at another parallelism."""
+    """The job is stopped while windows fire, and continues at another parallelism."""
     drawn = draw(seed, topology=("sliding", "window", "session")[seed % 3], parallelism=3, rescale_to=2, rows=100)
     drawn = replace(drawn, shape=without_idle(drawn.shape), splits=1, rounds=1, interval_s=0.002, timeout_s=60.0)
     if drawn.rescaled is not None:
@@ -500,7 +500,7 @@ def fired_unevenly(seed: int) -> Scenario:
 
 
 def adapting(seed: int) -> Scenario:
-    """Rows of an edge are in flight when the job goes on at a parallelism at which they could not be."""
+    """Rows of an edge are in flight when the job continues at a parallelism at which they could not be."""
     drawn = draw(seed, topology="adapting", rescale_to=(2, 3)[seed % 2], rows=200)
     drawn = replace(drawn, aligned_timeout_s=0.0, sink_rows=1, sink_pause_s=0.003, interval_s=0.002)
     return replace(drawn, queue_time_s=None, row_us=1000)

@@ -132,7 +132,7 @@ def struck_committing(*kinds: str) -> Callable[[int], Scenario]:
 
 
 def shrinking_committing(seed: int) -> Scenario:
-    """All sinks commit on slots, slowly, and the job goes on with fewer of them, and with more, again and again."""
+    """All sinks commit on slots, slowly, and the job continues with fewer of them, and with more, again and again."""
     drawn = struck_committing("rescale")(seed)
     steps = (60 + 150 * i + seed * 31 % 150 for i in range(6))
     faults = tuple(Fault(step, "rescale", PARALLELISMS.index(1 + i % 2 * 2)) for i, step in enumerate(steps))
@@ -155,7 +155,7 @@ def deleted_again(seed: int) -> Scenario:
 
 
 def dealt_anew(*topologies: str) -> Callable[[int], Scenario]:
-    """Of a seed: the job goes on at another parallelism, with more keys than key groups."""
+    """Of a seed: the job continues at another parallelism, with more keys than key groups."""
 
     def scenario(seed: int) -> Scenario:
         before, after = ((3, 2), (2, 3), (1, 4), (4, 3))[seed % 4]
@@ -170,7 +170,7 @@ def dealt_anew(*topologies: str) -> Callable[[int], Scenario]:
 
 
 def windowed(*topologies: str) -> Callable[[int], Scenario]:
-    """Of a seed: slots die while windows of several keys are open, and the job goes on at another parallelism."""
+    """Of a seed: slots die while windows of several keys are open, and the job continues at another parallelism."""
 
     def scenario(seed: int) -> Scenario:
         topology = topologies[seed % len(topologies)]
@@ -187,7 +187,7 @@ def windowed(*topologies: str) -> Callable[[int], Scenario]:
 
 
 def uneven(seed: int) -> Scenario:
-    """The job goes on at another parallelism while its subtasks have come to different times."""
+    """The job continues at another parallelism while its subtasks have come to different times."""
     drawn = windowed("window", "sliding")(seed)
     stop = Fault(100, BACKLOGGED, 1)
     more = tuple(Fault(200 * i, RECOVERING, 1 + 9 * i) for i in range(1, 4))

@@ -28,7 +28,7 @@ combining_windowed = windowed(*COMBINED)
 
 
 def combined_behind(*topologies: str) -> Callable[[int], Scenario]:
-    """Of a seed: windows that are slow, so that much is in flight to them when the job goes on at another parallelism."""
+    """Of a seed: windows that are slow, so that much is in flight to them when the job continues at another parallelism."""
 
     def scenario(seed: int) -> Scenario:
         before, after = ((3, 2), (2, 3), (1, 4), (4, 3))[seed // len(topologies) % 4]
@@ -56,7 +56,7 @@ def combining_joined(seed: int) -> Scenario:
 
 
 def combining_rejoined(seed: int) -> Scenario:
-    """Again and again the job goes on at another parallelism while it recovers rows, some of them combined."""
+    """Again and again the job continues at another parallelism while it recovers rows, some of them combined."""
     random = Random(f"combining rejoined {seed}")
     drawn = combining_behind(seed)
     stop = IN_RECOVERY.index("stop")

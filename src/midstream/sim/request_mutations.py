@@ -71,7 +71,7 @@ def outcome_is_not_awaited() -> Replacements:
 
 
 def restored_from_what_was_dealt() -> Replacements:
-    """A restart goes on with what was dealt out for the one before, though a newer checkpoint is complete."""
+    """A restart continues with what was dealt out for the one before, though a newer checkpoint is complete."""
 
     def dealt(self: Any, metadata: Any, graph: Any) -> Any:
         if metadata is not None and self._dealt is not None and self._dealt[0][1] is graph:
@@ -255,7 +255,7 @@ def _ending(seed: int) -> Scenario:
 
 
 def _hanging(seed: int) -> Scenario:
-    """A slot dies while metadata is being written, which goes on for longer than a restart takes."""
+    """A slot dies while metadata is being written, which takes longer than a restart."""
     drawn = asked("kill_slot")(seed)
     soon = 2_100_000 + 6 * (seed * 7919 % 3000)
     faults = tuple(Fault(100 + 200 * i + seed * 37 % 200, HANGS, soon) for i in range(3))
@@ -288,7 +288,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "outcome_is_not_awaited": Mutation("a restart does not wait for metadata", outcome_is_not_awaited, _hanging),
     "restored_from_what_was_dealt": Mutation(
-        "a restart goes on from an older checkpoint", restored_from_what_was_dealt, _again
+        "a restart resumes from an older checkpoint", restored_from_what_was_dealt, _again
     ),
     "started_before_all_are_deployed": Mutation(
         "tasks start before others exist", started_before_all_are_deployed, _restarted

@@ -397,7 +397,7 @@ class Run:
             world.bug(f"{slot.process.name} lives on after the end of the job")
         for driver in drivers:
             if not driver.is_over:
-                world.bug(f"{driver.process.name}, a zombie, goes on after the end of the job")
+                world.bug(f"{driver.process.name}, a zombie, continues after the end of the job")
         self._complain(self._oracle.check_end())
         self._complain(self.savepoints.check_end())
         self._complain(self._oracle.lines.check_end())

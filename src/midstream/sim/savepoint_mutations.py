@@ -80,7 +80,7 @@ def not_aligned() -> Replacements:
 
 
 def keeps_committables() -> Replacements:
-    """What it covers has been committed, and whoever goes on from it commits it again."""
+    """What it covers has been committed, and a job that resumes from it commits it again."""
     original = savepoint.write_savepoint
 
     def write_savepoint(source: Storage, metadata: CheckpointMetadata, place: Place) -> None:

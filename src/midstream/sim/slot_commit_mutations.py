@@ -186,7 +186,7 @@ def not_told_to_stop() -> Replacements:
 
 
 def committers_stay_open() -> Replacements:
-    """The committer of an attempt that is over goes on with the next one."""
+    """The committer of an attempt that is over continues with the next one."""
     return [(SlotCommits, "_close", lambda self, lane, outcome: None)]
 
 
@@ -203,7 +203,7 @@ def never_loaded_again() -> Replacements:
 
 
 def zombie_has_slots_commit() -> Replacements:
-    """A driver that was thought dead has its slots go on committing, though another one has taken over."""
+    """A driver that was thought dead has its slots continue committing, though another one has taken over."""
     return [(commits, "check_epoch", lambda storage, epoch: None)]
 
 

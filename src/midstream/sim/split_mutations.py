@@ -69,7 +69,7 @@ def found_before_the_reset() -> Replacements:
 
 
 def handed_out_before_the_restart() -> Replacements:
-    """Splits that wait to be handed out go on to the next attempt, besides those of the checkpoint."""
+    """Splits that wait to be handed out are carried over to the next attempt, besides those of the checkpoint."""
 
     def reset(self: Any, positions: Mapping[str, SourcePosition], finished: Any) -> None:
         now = {uid: state.pending for uid, state in self._states.items()}

@@ -206,7 +206,7 @@ def event_time_begins_again() -> Replacements:
 
 
 def pending_firing_not_resumed() -> Replacements:
-    """A watermark that had not fired to its end is not gone on with after a restore."""
+    """A watermark that had not fired to its end is not continued after a restore."""
     original = chain.Chain.restore
 
     def restore(self: Any, marks: Any) -> None:
@@ -273,7 +273,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "offset_before_emit": Mutation("rows that were read ahead count as emitted", offset_before_emit),
     "snapshot_after_the_next_rows": Mutation("a snapshot is taken behind the next rows", snapshot_after_the_next_rows),
     "source_ahead_of_its_barrier": Mutation(
-        "a source goes on between its barrier and its snapshot", source_ahead_of_its_barrier
+        "a source continues between its barrier and its snapshot", source_ahead_of_its_barrier
     ),
     "barrier_before_the_last_batch": Mutation(
         "what was emitted last goes out behind the barrier", barrier_before_the_last_batch

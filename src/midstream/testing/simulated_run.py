@@ -368,7 +368,7 @@ class _Run:
         self._is_given_up = True
 
     def go_back(self, victim: int) -> None:
-        raise NotImplementedError("a user's job always goes on from the newest checkpoint")
+        raise NotImplementedError("a user's job always resumes from the newest checkpoint")
 
     # ---- driving
 

@@ -83,7 +83,7 @@ def width_of(stream: TextIO) -> int | None:
 
 @contextmanager
 def busy_with(what: str, silent: bool) -> Iterator[Callable[[str], None]]:
-    """Say on stderr what is going on while it takes seconds, unless `silent`; the yielded function says more."""
+    """Show on stderr what is being done while it takes seconds, unless `silent`; the yielded function shows more."""
     console = Console(stderr=True, highlight=False)
 
     def say(more: str) -> None:

@@ -24,7 +24,7 @@ _TAKEN: Final = frozenset(
 )
 
 JOB: Final = '''\
-"""What each user has spent so far, and a word when nothing has come of a user for an hour."""
+"""Adds up what each user has spent so far, and reports users without an order for an hour."""
 
 from datetime import datetime, timedelta
 from pathlib import Path

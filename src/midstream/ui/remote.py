@@ -97,7 +97,7 @@ def list_jobs(also_ended: bool) -> Answer:
         )
     data = ListedJobs(tuple(statuses), tuple(SilentJob(e.job_id, e.name, e.pid) for e in silent), unreadable)
     notes = [
-        Text(f"{text.printable(e.name)} ({e.job_id}): process {e.pid} lives but does not answer", "yellow")
+        Text(f"{text.printable(e.name)} ({e.job_id}): process {e.pid} is alive but not responding", "yellow")
         for e in silent
     ]
     if unreadable:

@@ -311,7 +311,7 @@ class Checkpoints:
         self._is_uncertain(pending)
         where = self._plan.config.checkpoint_dir
         reason = (
-            f"{within}: the storage has not answered to the writing of its metadata in {where}, which may yet happen"
+            f"{within}: the storage has not confirmed the write of its metadata to {where}; the write may still succeed"
         )
         self._abort(pending, reason, counts=True, retry=False, delete=False)
 

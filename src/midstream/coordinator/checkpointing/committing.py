@@ -263,7 +263,7 @@ class Committing:
             return f"sink {name!r}: cleaning up what was never completed"
         if not what.checkpoint_id:
             return f"sink {name!r}: committing what it wrote"
-        kept = "kept in the checkpoint, and committed when the job goes on, or is started with --from latest"
+        kept = "kept in the checkpoint, and committed when the job restarts or is started with --from latest"
         return f"sink {name!r}: committing what it wrote up to checkpoint {what.checkpoint_id} ({kept})"
 
     def _try_again(self) -> None:

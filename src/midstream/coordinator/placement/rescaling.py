@@ -290,7 +290,9 @@ class Rescaling:
             return None
         if rescale.client is not None:
             had, wanted = rescale.before.config.parallelism, rescale.parallelism
-            self._refuse(rescale.client, f"not rescaled to parallelism {wanted}, the job goes on at {had}: {reason}")
+            self._refuse(
+                rescale.client, f"could not rescale to parallelism {wanted}; the job continues at {had}: {reason}"
+            )
         if stage is not Stage.SWITCHING:
             self._slots.resize(rescale.before.graph.slots)
         elif rescale.client is not None:

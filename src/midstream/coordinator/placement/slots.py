@@ -145,7 +145,7 @@ class Slots:
             return False
         self.leaving.add(slot)
         self.changes += 1
-        self._effects.facts.warned(f"{self.live[slot]} has to leave: {reason}")
+        self._effects.facts.warned(f"{self.live[slot]} is being vacated: {reason}")
         return True
 
     def stay(self) -> None:
@@ -156,7 +156,7 @@ class Slots:
     def let_leave(self, *slots: int) -> None:
         """Release slots that are leaving, and on which no task runs any more."""
         for slot in slots:
-            self._effects.close_slot(slot, "what this slot runs on is to end")
+            self._effects.close_slot(slot, "the executor of this slot is shutting down")
             self.lost(slot)
 
     def gathered(self) -> None:
@@ -199,7 +199,7 @@ class Slots:
             return
         self._requested.discard(request)
         self._requests_failed += 1
-        text = f"a slot could not be started ({self.staying} of {self.needed} are there): {reason}"
+        text = f"a slot could not be started ({self.staying} of {self.needed} are connected): {reason}"
         if not self.job_has_run and self._requests_failed >= FIRST_REQUESTS_FAILED_MAX:
             self._effects.facts.slots_failed(Failure(text, "", UnavailableError(text), fatal=True))
             return

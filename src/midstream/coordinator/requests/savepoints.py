@@ -138,7 +138,7 @@ class Savepoints:
         if self._root is None:
             self._requests.refuse([client], f"the {NO_STORAGE}")
         elif isinstance(request, DoStop) and request.drain:
-            reason = "a drained job has finished, and a savepoint is for going on; stop with one or the other"
+            reason = "a drained job has finished, and a savepoint is for resuming; stop with one or the other"
             self._requests.refuse([client], reason)
         elif self._requests.stop is not None:
             self._requests.refuse([client], "the job is stopping already")

@@ -126,11 +126,11 @@ class Waiting:
         general_ms = round(limit_s(config) * 1000)
         match job.phase:
             case Phase.GATHERING if not job.slots.complete:
-                what = f"{job.slots.needed - job.slots.staying} of {job.slots.needed} slots to come"
+                what = f"{job.slots.needed - job.slots.staying} of {job.slots.needed} slots to connect"
                 for_ms = round((self._effects.elapsed_s - job.slots.gathers_since_s) * 1000)
                 yield WaitStatus(what, for_ms, round(config.slot_timeout_s * 1000))
             case Phase.DEPLOYING if attempt is not None:
-                what = f"{_slots(attempt.unanswered)} to read the state to go on from, and to open the operators"
+                what = f"{_slots(attempt.unanswered)} to load the state it resumes from, and to open the operators"
                 yield WaitStatus(what, for_ms, general_ms)
             case Phase.STARTING:
                 yield WaitStatus("the tasks to start", for_ms, general_ms)

@@ -133,14 +133,14 @@ def decide(plan: JobPlan, start: Start, committed: Mapping[str, int | None]) -> 
         return Decision(after, warnings=(text, *shown), counts_until=after)
     if metadata is None:
         raise ConfigError(
-            f"there is no checkpoint to go on from, and yet there is output of this job: {_listed(newer)}. Has the checkpoint "
-            "directory been emptied? Bring it back; or start over (--fresh, fresh=True) with other targets for the output"
+            f"there is no checkpoint to resume from, but there is output of this job: {_listed(newer)}. Has the checkpoint "
+            "directory been emptied? Restore it; or start over (--fresh, fresh=True) with other targets for the output"
         )
     if what is None or not by_name:
         raise ConfigError(_refusal(newer, after, by_name))
     if what == "keep":
         twice = (
-            f"{newer} is kept, although the job goes on from checkpoint {after}: the rows in between will be there twice"
+            f"{newer} is kept, and the job resumes from checkpoint {after}: the rows after it will be duplicated"
             for newer in newer
         )
         return Decision(after, tuple(newer), False, (*twice, *_shown_again(graph, after, newest_known)))
@@ -149,7 +149,7 @@ def decide(plan: JobPlan, start: Start, committed: Mapping[str, int | None]) -> 
         if problem:
             raise ConfigError(
                 f"sink {each.spec.name!r} cannot take back what it has committed after checkpoint {after}: {problem}. Nothing has "
-                f"been changed. To go on from checkpoint {after} all the same, with these rows there twice: --newer-output keep"
+                f"been changed. To resume from checkpoint {after} anyway, with these rows duplicated: --newer-output keep"
             )
     back = (f"sink {each.spec.name!r} takes back what it has committed after checkpoint {after}" for each in newer)
     return Decision(after, tuple(newer), True, (*back, *_shown_again(graph, after, newest_known)), after)
@@ -170,7 +170,7 @@ def take_back(decision: Decision, metadata: CheckpointMetadata) -> None:
         except MidstreamError as error:
             raise type(error)(
                 f"sink {newer.spec.name!r}: taking back what it has committed after checkpoint {decision.after}: {error}; "
-                "start again in the same way to go on with it"
+                "start again in the same way to continue"
             ) from error
 
 
@@ -189,10 +189,10 @@ def _refusal(newer: Iterable[Newer], after: int, by_name: bool) -> str:
     )
     start = "" if by_name else f"--from {after} "
     return (
-        f"checkpoint {after} is older than what has been committed: {_listed(newer)}. Going on from it makes the rows in "
-        f"between once more. Say what is to become of the newer output: {start}--newer-output take-back "
-        f'(newer_output="take-back") has it removed{unable}; {start}--newer-output keep leaves it, and the rows are there '
-        "twice" + ("; or go on from the newest checkpoint: --from latest" if by_name else "")
+        f"checkpoint {after} is older than what has been committed: {_listed(newer)}. Resuming from it produces the "
+        f"rows in between again. Choose what to do with the newer output: {start}--newer-output take-back "
+        f'(newer_output="take-back") removes it{unable}; {start}--newer-output keep leaves it, and these rows are '
+        "duplicated" + ("; or resume from the newest checkpoint: --from latest" if by_name else "")
     )
 
 

@@ -65,12 +65,12 @@ def check_plan(plan: JobPlan) -> None:
         )
     if plan.restore is not None and plan.fresh:
         raise ConfigError(
-            f"cannot go on from checkpoint {plan.restore!r} and start over (fresh) at once; leave one of them out"
+            f"--from {plan.restore!r} and --fresh cannot be combined (restore_from= and fresh=): leave one of them out"
         )
     if plan.restore is None and plan.newer_output is not None:
         raise ConfigError(
-            f"newer_output={plan.newer_output!r} says what becomes of output that is newer than a checkpoint that the job goes on "
-            "from; say which (--from, restore_from=), or leave it out"
+            f"newer_output={plan.newer_output!r} applies only when resuming from a named checkpoint; name it (--from, "
+            "restore_from=), or leave newer_output out"
         )
     check_pool(plan.graph, plan.config)
 
@@ -220,7 +220,7 @@ def _find(
     if plan.restore is None:
         if listed and not plan.fresh:
             raise ConfigError(
-                f"{root} has checkpoints of this job, the newest is {newest_known}: go on from it with --from latest "
+                f"{root} has checkpoints of this job, the newest is {newest_known}: resume from it with --from latest "
                 '(start(restore_from="latest")), or start over with --fresh (start(fresh=True)), which deletes none of them before '
                 "the new job has one of its own"
             )
@@ -233,7 +233,7 @@ def _find(
     if begun is not None and begun.source is not None:
         found = _begun_again(plan, storage, listed, metadata, begun)
         held = _held(listed, found)
-        text = f"the job was last started from checkpoint {begun.source} and has completed none since: it goes on from there"
+        text = f"the job was last started from checkpoint {begun.source} and has completed none since: it resumes from there"
         return Start(found, None, newest_known, jobs | {found.job_id}, (text,), held, keeps=begun.keeps)
     if metadata is None:
         text = f"no checkpoint has been completed in {root} yet: starting from the beginning"
@@ -247,7 +247,7 @@ def _find(
             return Start(None, None, newest_known, jobs, (text,), starts_over=True)
         raise ConfigError(
             f"the job was started over since checkpoint {metadata.checkpoint_id}, the newest there is, and has completed none of "
-            f"its own: --from {metadata.checkpoint_id} goes on from before that, --fresh starts over again"
+            f"its own: --from {metadata.checkpoint_id} resumes from before that, --fresh starts over again"
         )
     return Start(metadata, None, newest_known, jobs | {metadata.job_id}, held=_held(listed, metadata))
 
@@ -255,13 +255,13 @@ def _find(
 def _begun_again(
     plan: JobPlan, storage: Storage, listed: Collection[Listed], newest: CheckpointMetadata | None, begun: Begun
 ) -> CheckpointMetadata:
-    """Return the checkpoint from which the last start went on, which was not the newest, if it is to be begun again.
+    """Return the checkpoint from which the last start resumed, which was not the newest, if it is to be begun again.
 
     Raises ConfigError if the user has to say whether it is, or if that checkpoint is not there.
     """
     last = f"the job was last started from checkpoint {begun.source}"
     or_newest = (
-        "--fresh starts over" if newest is None else f"--from {newest.checkpoint_id} goes on from the newest one"
+        "--fresh starts over" if newest is None else f"--from {newest.checkpoint_id} resumes from the newest one"
     )
     if begun.source not in [entry.checkpoint_id for entry in listed]:
         raise ConfigError(
@@ -271,7 +271,7 @@ def _begun_again(
     if not plan.resume:
         keep = " --newer-output keep" if begun.keeps else ""
         raise ConfigError(
-            f"{last}, which is not the newest one, and has completed none since: --from {begun.source}{keep} goes on from there, "
+            f"{last}, which is not the newest one, and has completed none since: --from {begun.source}{keep} resumes from there, "
             f"{or_newest}"
         )
     found = choose(listed, str(begun.source), plan.config.name, storage)
