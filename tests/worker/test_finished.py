@@ -28,7 +28,7 @@ def test_a_finished_task_passes_on_its_end_without_waiting_for_that_of_its_produ
     task.start()
     assert sent == [m.TaskRunning(3, TaskId(1, 0)), m.TaskFinished(3, TaskId(1, 0))]
     for reader in readers:
-        assert [reader.take(1) for _ in range(3)] == [Watermark(MAX_WATERMARK_US), EndOfData(True), EndOfPartition()]
+        assert [reader.take(1) for _ in range(3)] == [Watermark(MAX_WATERMARK_US), EndOfData(), EndOfPartition()]
     into.broadcast(Watermark(MAX_WATERMARK_US))  # its producer has finished too, and says so a little later
     assert task.metrics().watermark_us == MAX_WATERMARK_US
     task.close()

@@ -52,9 +52,7 @@ class CancelCheckpointMarker(msgspec.Struct, frozen=True, tag="cancel"):
 
 
 class EndOfData(msgspec.Struct, frozen=True, tag="end_of_data"):
-    """The last row has been sent. `drain` is false when a savepoint stops the job without draining."""
-
-    drain: bool = True
+    """The last row has been sent."""
 
 
 class EndOfPartition(msgspec.Struct, frozen=True, tag="end_of_partition"):

@@ -180,7 +180,7 @@ def finished_is_opened() -> Replacements:
             original_finish(self)
             return
         self.operators.chain.finish()
-        self.operators.edges.broadcast(EndOfData(True))
+        self.operators.edges.broadcast(EndOfData())
         self.state = TaskState.AWAITS_SENT
         self._end()
 

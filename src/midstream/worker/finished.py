@@ -35,7 +35,7 @@ class FinishedTask:
         """
         self.send(m.TaskRunning(self.attempt, self.ref))
         for partition in self.partitions:
-            for event in (Watermark(MAX_WATERMARK_US), EndOfData(drain=True), EndOfPartition()):
+            for event in (Watermark(MAX_WATERMARK_US), EndOfData(), EndOfPartition()):
                 partition.broadcast(event)
         for gate in self.gates:
             gate.discard()

@@ -100,9 +100,6 @@ class TaskInput:
         self.rows_in = 0
         self.to_recover_bytes = 0
         """The size of the rows in flight that the gates recover after the task's start."""
-        self.drains = True
-        """Whether the input ends for good, so that operators finish. It becomes False with the first channel whose end
-        says otherwise."""
 
     def restore(self, watermark_us: int) -> None:
         """Restore the event time that the task had reached."""
@@ -198,8 +195,8 @@ class TaskInput:
                 self._handle(BarrierReceived(channel, event))
             case CancelCheckpointMarker(checkpoint_id):
                 self._handle(CancelReceived(checkpoint_id))
-            case EndOfData(drain):
-                self._end_of_data(channel, reader.gate.edge.port, drain)
+            case EndOfData():
+                self._end_of_data(channel, reader.gate.edge.port)
             case EndOfPartition():
                 if not self._ended_data[channel]:
                     raise InvariantError(f"{reader.gate.channels[index].id}: closed before the end of data")
@@ -234,13 +231,12 @@ class TaskInput:
             self._was_idle = is_idle
             self._chain.links[0].idle(is_idle)
 
-    def _end_of_data(self, channel: int, port: int, drain: bool) -> None:
+    def _end_of_data(self, channel: int, port: int) -> None:
         if self._ended_data[channel]:
             raise InvariantError(f"task {self._ref}: channel {channel} ends twice")
         self._ended_data[channel] = True
-        self.drains = self.drains and drain
         self._unended_channels[port] -= 1
-        if self._unended_channels[port] == 0 and drain:
+        if self._unended_channels[port] == 0:
             self._chain.end_input(port)
         if all(self._ended_data):
             self._ended()

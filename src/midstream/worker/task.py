@@ -413,11 +413,10 @@ class Task:
 
     def _finish(self) -> None:
         """Emit the last results and `EndOfData`. Then the task waits for its final checkpoint."""
-        operators, drains = self.operators, self.input.drains
-        if drains:
-            operators.chain.finish()
+        operators = self.operators
+        operators.chain.finish()
         operators.stop_timers()  # a timer would emit rows after the end of the data
-        operators.edges.broadcast(EndOfData(drains))
+        operators.edges.broadcast(EndOfData())
         if self._seams.storage is None:
             self._become(TaskState.AWAITS_SINKS, TaskEvent.ALL_EMITTED)
             self._prepare_sinks()
