@@ -263,7 +263,9 @@ def test_a_trigger_captures_what_has_come_and_waits_for_the_ends_to_arrive() -> 
 def test_a_capture_that_is_cancelled_blocks_and_resumes_nothing() -> None:
     handler = BarrierHandler(2, range(2))
     run(handler, said(0, 1))
-    assert run(handler, CancelReceived(1)) == [AbortCheckpoint(1, "checkpoint 1 was cancelled upstream")]
+    assert run(handler, CancelReceived(1)) == [
+        AbortCheckpoint(1, "checkpoint 1 was cancelled by the coordinator or a task upstream")
+    ]
     assert run(handler, said(1, 1)) == []
     assert run(handler, read(1, 1)) == [], "nor is a barrier in its place minded"
     assert run(handler, said(1, 2), said(0, 2))[-1] == CaptureComplete(2)

@@ -75,9 +75,15 @@ def test_union_state_refuses_a_checkpoint_once_a_task_has_finished() -> None:
 @pytest.mark.parametrize(
     ("reason", "pending_id", "is_bug"),
     [
-        pytest.param("checkpoint 3 was cancelled upstream", 3, True, id="the-driver-still-waits"),
-        pytest.param("checkpoint 3 was cancelled upstream", 4, False, id="another-one-is-taken-now"),
-        pytest.param("checkpoint 3 was cancelled upstream", None, False, id="none-is-taken-now"),
+        pytest.param(
+            "checkpoint 3 was cancelled by the coordinator or a task upstream", 3, True, id="the-driver-still-waits"
+        ),
+        pytest.param(
+            "checkpoint 3 was cancelled by the coordinator or a task upstream", 4, False, id="another-one-is-taken-now"
+        ),
+        pytest.param(
+            "checkpoint 3 was cancelled by the coordinator or a task upstream", None, False, id="none-is-taken-now"
+        ),
         pytest.param("task v1/0 has finished", 3, False, id="it-had-finished"),
     ],
 )

@@ -316,8 +316,9 @@ class BarrierHandler:
     def _on_cancel(self, event: CancelReceived) -> list[BarrierInstruction]:
         checkpoint_id, last_id = event.checkpoint_id, self._last_id
         self._last_id = checkpoint_id
-        out = self._give_up(f"checkpoint {checkpoint_id} was cancelled upstream")
-        return [*out, AbortCheckpoint(checkpoint_id, "cancelled upstream")] if checkpoint_id > last_id else out
+        reason = f"checkpoint {checkpoint_id} was cancelled by the coordinator or a task upstream"
+        out = self._give_up(reason)
+        return [*out, AbortCheckpoint(checkpoint_id, reason)] if checkpoint_id > last_id else out
 
     def _on_end_announced(self, event: EndAnnounced) -> list[BarrierInstruction]:
         if event.channel in self._open:

@@ -46,7 +46,7 @@ class CheckpointBarrier(msgspec.Struct, frozen=True, tag="barrier"):
 
 
 class CancelCheckpointMarker(msgspec.Struct, frozen=True, tag="cancel"):
-    """Checkpoint `checkpoint_id` was cancelled upstream: stop aligning for it."""
+    """Checkpoint `checkpoint_id` was cancelled by the coordinator or a task upstream: stop aligning for it."""
 
     checkpoint_id: int
 

@@ -196,6 +196,8 @@ class Operator(ABC):
     def advance_watermark(self, watermark_us: int) -> bool:
         """React to event time having reached `watermark_us` on all ports: fire what is due.
 
+        Of several watermarks in a row, with no rows between them, only the last may be delivered.
+
         Returns False when the slice is used up and more is due: the task calls again with the same watermark, and
         forwards it only after True. Everything that has not fired must still be in state.
         """
