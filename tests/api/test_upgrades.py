@@ -379,7 +379,7 @@ def test_a_savepoint_that_fails_half_way_leaves_the_job_running_and_its_sources_
     job = program.start(running)
     ran_for_a_while(job, 1)
     monkeypatch.setattr(savepoints, "write_savepoint", full)
-    with pytest.raises(JobError, match=r"no savepoint was made: .*disk is full; the job runs on"):
+    with pytest.raises(JobError, match=r"no savepoint was made: .*disk is full; the job continues"):
         job.stop(savepoint=tmp_path / "saved", timeout_s=60)
     assert list((tmp_path / "saved").iterdir()) == []
     monkeypatch.undo()

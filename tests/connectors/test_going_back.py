@@ -108,7 +108,7 @@ def test_output_that_is_committed_only_when_its_checkpoint_is_named_is_in_no_oth
     between = world.start(None, fresh=True) if fresh else world.start("1")
     assert between.complete(0 if fresh else 2, commit=False) == 3
     named = world.start("2")
-    assert named.opened.opened.warnings[0].startswith("checkpoints after 2 do not count any more")
+    assert named.opened.opened.warnings[0].startswith("checkpoints after 2 no longer count")
     with pytest.raises(StorageError, match="checkpoint 3 is not in the checkpoint directory"):
         world.start("3")
     world.start("2" if fresh else "latest").complete(1)
@@ -169,7 +169,7 @@ def test_without_sinks_that_commit_an_older_checkpoint_doubles_nothing(tmp_path:
     committed(world)
     plan = world.plan("3")
     assert check_start(plan, find_start(plan, world.open), world.open) == (
-        "sink 'loud' is given the rows since checkpoint 3 once more",
+        "sink 'loud' receives the rows since checkpoint 3 again",
     )
     assert world.start("3").row == 6
 

@@ -600,7 +600,7 @@ def test_a_stop_whose_checkpoint_fails_leaves_the_job_running() -> None:
     client = bench.ask(m.DoStop())
     bench.say(READ0, m.CheckpointDecline(0, 1, READ0, "the disk is full", True))
     assert "the disk is full" in bench.replies[client].error
-    assert "the job runs on" in bench.replies[client].error
+    assert "the job continues" in bench.replies[client].error
     assert bench.state == "running"
     bench.wait(100)
     assert bench.triggers == [1]
@@ -611,7 +611,7 @@ def test_a_failure_during_a_stop_lets_the_job_go_on_and_says_so() -> None:
     client = bench.ask(m.DoStop())
     bench.ack(1, READ0)
     bench.fail(READ1)
-    assert "the job runs on; the stop is cancelled" in bench.replies[client].error
+    assert "the job continues; the stop is cancelled" in bench.replies[client].error
     bench.wait(1)
     assert bench.state == "running"
 

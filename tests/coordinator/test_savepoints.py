@@ -185,7 +185,7 @@ def test_who_asked_is_told_when_the_place_is_free_again_and_the_sources_resume_b
     assert bench.messages(m.ResumeSources) == [m.ResumeSources(0, 1)] * 2 and bench.checkpoint() == 2
     assert client not in bench.replies and set(small.files) != set()
     bench.release("savepoint-discard")
-    assert bench.replies[client].error.endswith("the job runs on") and small.files == {}
+    assert bench.replies[client].error.endswith("the job continues") and small.files == {}
 
 
 def test_the_end_of_the_job_does_not_wait_for_a_place_to_be_given_back_before_it_answers() -> None:
@@ -252,7 +252,7 @@ def test_a_job_whose_savepoint_cannot_be_written_does_not_stop_and_its_sources_r
     bench = Bench(elsewhere={SAVED: small}).run()
     client = bench.ask(m.DoStop(savepoint=SAVED))
     acknowledge(bench, 1)
-    assert re.search("no savepoint was made: .*the disk is full; the job runs on", bench.replies[client].error)
+    assert re.search("no savepoint was made: .*the disk is full; the job continues", bench.replies[client].error)
     assert bench.messages(m.ResumeSources) == [m.ResumeSources(0, 1)] * 2
     assert bench.state == "running" and bench.status.restarts == 0
     small.refuse = lambda path: False
@@ -265,7 +265,7 @@ def test_a_stop_whose_checkpoint_fails_gives_the_place_back() -> None:
     bench = Bench().run()
     client = bench.ask(m.DoStop(savepoint=SAVED))
     bench.say(READ0, m.CheckpointDecline(0, 1, READ0, "no space left", counts=True))
-    assert "checkpoint 1 failed: read (subtask 0): no space left; the job runs on" in bench.replies[client].error
+    assert "checkpoint 1 failed: read (subtask 0): no space left; the job continues" in bench.replies[client].error
     assert bench.state == "running" and bench.elsewhere[SAVED].files == {}
     assert bench.messages(m.ResumeSources) == []  # the abort of the checkpoint says it
 
@@ -278,7 +278,7 @@ def test_a_failure_while_the_savepoint_of_a_stop_is_copied_lets_the_job_go_on_fr
     assert client not in bench.replies
     bench.release("savepoint:")
     answer = bench.replies[client].error
-    assert answer.startswith("no savepoint was made: ") and answer.endswith("the job runs on; the stop is cancelled")
+    assert answer.startswith("no savepoint was made: ") and answer.endswith("the job continues; the stop is cancelled")
     assert bench.elsewhere[SAVED].files == {}
     bench.wait(1)
     assert bench.state == "running" and bench.status.restored_from == f"{ROOT}/chk-1"
@@ -291,7 +291,7 @@ def test_who_stops_with_a_savepoint_is_told_of_a_failure_when_the_place_is_free_
     assert client not in bench.replies and bench.elsewhere[SAVED].files != {}
     bench.release("savepoint-discard")
     assert (
-        bench.replies[client].error.endswith("the job runs on; the stop is cancelled")
+        bench.replies[client].error.endswith("the job continues; the stop is cancelled")
         and bench.elsewhere[SAVED].files == {}
     )
 
@@ -305,7 +305,8 @@ def test_a_failure_while_another_savepoint_is_copied_takes_back_that_of_the_stop
     assert bench.elsewhere[SAVED].checkpoints() == [2] and bench.ended is None
     bench.fail(READ0)
     assert (
-        "the job runs on; the stop is cancelled" in bench.replies[stopping].error and bench.elsewhere[SAVED].files == {}
+        "the job continues; the stop is cancelled" in bench.replies[stopping].error
+        and bench.elsewhere[SAVED].files == {}
     )
     bench.release("savepoint:1")
     assert bench.replies[saving].checkpoint == "memory://other"
@@ -449,7 +450,7 @@ def test_in_a_directory_with_newer_checkpoints_it_becomes_the_newest() -> None:
         busy.checkpoint()
     again: dict[str, Any] = {"restore": SAVED, "elsewhere": {SAVED: saved}, "job_id": "job2"}
     refused = Bench(storage=busy.storage, **again).start()
-    assert "checkpoint 1 is older than what has been committed: sink 'write' perhaps" in refused.error
+    assert "checkpoint 1 is older than what has been committed: sink 'write' possibly" in refused.error
     bench = Bench(storage=busy.storage, newer_output="keep", **again).run()
     assert bench.status.restored_from == f"{ROOT}/chk-5"
     bench.fail(READ0)

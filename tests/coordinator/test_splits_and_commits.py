@@ -505,7 +505,7 @@ def test_a_damaged_newest_checkpoint_is_not_passed_over() -> None:
         assert "--from 2 --newer-output take-back, or keep" in bench.error
         assert not bench.requests
         bench = Bench(storage=storage, restore="2").start()
-        assert "sink 'write' perhaps (it cannot say) up to checkpoint 3" in bench.error
+        assert "sink 'write' possibly (it cannot determine this) up to checkpoint 3" in bench.error
         bench = Bench(storage=storage, restore="2", newer_output="keep").run()
         assert bench.status.restored_from == "memory://checkpoints/chk-2"
         assert any("will be duplicated" in warning for warning in bench.status.warnings)

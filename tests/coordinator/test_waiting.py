@@ -77,7 +77,7 @@ def test_metadata_that_hangs_again_and_again_fails_the_attempt_with_that() -> No
     bench.ack(3, *ALL)
     bench.wait(60)
     assert "2 checkpoints in a row have failed" in bench.status.failures[0].summary
-    assert "writing of its metadata in memory://checkpoints" in bench.status.failures[0].summary
+    assert "write of its metadata to memory://checkpoints" in bench.status.failures[0].summary
 
 
 def test_a_job_that_fails_meanwhile_goes_on_once_the_time_is_up_and_nothing_is_cleaned_up_that_may_count() -> None:
@@ -121,7 +121,7 @@ def test_a_commit_that_hangs_is_named_and_in_the_end_fails_the_job() -> None:
     bench.wait(500)
     assert bench.state == "running"
     bench.wait(30)
-    assert f"waited for {what}: it has not come back within 600 s" in bench.error
+    assert f"waited for {what}: the call has not returned within 600 s" in bench.error
 
 
 def test_a_checkpoint_timeout_that_is_longer_prolongs_the_other_limits() -> None:
@@ -130,7 +130,7 @@ def test_a_checkpoint_timeout_that_is_longer_prolongs_the_other_limits() -> None
     bench.wait(990)
     assert bench.state == "running"
     bench.wait(30)
-    assert "not come back within 1000 s" in bench.error
+    assert "not returned within 1000 s" in bench.error
 
 
 def test_a_source_that_does_not_answer_fails_the_job() -> None:

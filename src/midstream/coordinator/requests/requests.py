@@ -97,11 +97,11 @@ class Requests:
             return
         self.refuse(aborted.pending.clients, str(aborted))
         if aborted.pending.stops:
-            self.stop_failed(f"{aborted}; the job runs on")
+            self.stop_failed(f"{aborted}; the job continues")
 
     def attempt_over(self, why: str, was_to_stop: bool) -> None:
         if self.stop is not None and not self.stop.drain and (self.stop.is_stored or was_to_stop):
-            self.stop_failed(f"{why}; the job runs on; the stop is cancelled")
+            self.stop_failed(f"{why}; the job continues; the stop is cancelled")
 
     def take_waiting(self) -> tuple[int, ...]:
         """A checkpoint is triggered: return the clients that waited for one, and now wait for this one."""

@@ -146,7 +146,7 @@ class Savepoints:
             savepoint = _Savepoint(client, is_stop)
             self._all.append(savepoint)
             work = partial(claim_place, self._open_storage, place, self._root, self._about)
-            what = f"the place of a savepoint, {place or 'below the checkpoint directory'}, to be made"
+            what = f"the directory of a savepoint, {place or 'below the checkpoint directory'}, to be created"
             self._effects.run_io(IoKind.SAVEPOINT_PLACE, work, partial(self._claimed, savepoint), waits_for=what)
 
     def _claimed(self, savepoint: _Savepoint, outcome: Done[Place] | Failed) -> None:
@@ -219,7 +219,7 @@ class Savepoints:
             self._refuse(savepoint, [savepoint.client], reason)
         else:
             assert self._requests.stop is savepoint.stop
-            self._requests.stop_failed(f"{reason}; the job runs on")
+            self._requests.stop_failed(f"{reason}; the job continues")
             if savepoint.attempt is not None:  # the attempt still runs, else the stop would have failed when it ended
                 for slot in savepoint.attempt.slots:
                     self._effects.send(slot, ResumeSources(savepoint.attempt.number, savepoint.checkpoint_id))
@@ -240,7 +240,7 @@ class Savepoints:
             self._discarded(savepoint, Done(None))
         else:
             gone = partial(self._discarded, savepoint)
-            what = f"the place of a savepoint that is not made, {savepoint.place.url}, to be cleared"
+            what = f"the directory of an abandoned savepoint, {savepoint.place.url}, to be cleared"
             self._effects.run_io(IoKind.SAVEPOINT_DISCARD, partial(discard, savepoint.place), gone, waits_for=what)
 
     def _discarded(self, savepoint: _Savepoint, _: Done[None] | Failed) -> None:

@@ -66,7 +66,7 @@ class Newer:
         return self.spec.sink
 
     def __str__(self) -> str:
-        perhaps = "" if self.is_certain else "perhaps (it cannot say) "
+        perhaps = "" if self.is_certain else "possibly (it cannot determine this) "
         return f"sink {self.spec.name!r} {perhaps}up to checkpoint {self.committed}"
 
 
@@ -129,7 +129,9 @@ def decide(plan: JobPlan, start: Start, committed: Mapping[str, int | None]) -> 
             return Decision(after, warnings=shown)
         # This start commits that output. A newer checkpoint that did not resume from this one would take it for its own
         # because of the lower id, and the job would make the same rows again from there.
-        text = f"checkpoints after {after} do not count any more: what checkpoint {after} holds for sinks is committed only now"
+        text = (
+            f"checkpoints after {after} no longer count: what checkpoint {after} holds for sinks is committed only now"
+        )
         return Decision(after, warnings=(text, *shown), counts_until=after)
     if metadata is None:
         raise ConfigError(
@@ -206,4 +208,4 @@ def _shown_again(graph: JobGraph, after: int, newest_known: int) -> tuple[str, .
         return ()
     specs = [spec for vertex in graph.vertices for spec in vertex.operators if spec.sink is not None]
     immediate = [spec for spec in specs if spec not in transactional(graph)]
-    return tuple(f"sink {spec.name!r} is given the rows since checkpoint {after} once more" for spec in immediate)
+    return tuple(f"sink {spec.name!r} receives the rows since checkpoint {after} again" for spec in immediate)

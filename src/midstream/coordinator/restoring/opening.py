@@ -304,7 +304,7 @@ def _find_elsewhere(
     if jobs_of(own).get(metadata.epoch) == metadata.job_id and was_gone_back_behind(own, metadata):
         raise StorageError(
             f"{url}: the job has gone back to a checkpoint before checkpoint {metadata.checkpoint_id} since, and its output from "
-            "there on was taken back, or never committed: the sinks do not hold exactly what this one says has been put out"
+            "there on was taken back, or never committed: the sinks no longer hold exactly the output that this one records"
         )
     held = _held((*listed, *before), metadata)
     return Start(metadata, url, newest_known, jobs.union(theirs.values(), {metadata.job_id}), held=held)
