@@ -61,4 +61,4 @@ def test_bad_records_add_up_over_subtasks_and_attempts_and_are_warned_of_by_sour
     bench.wait(1)
     assert [operator.bad_records for vertex in bench.status.vertices for operator in vertex.operators] == [5, 0]
     (warning,) = bench.status.warnings
-    assert "source 'read' has left out 5 records" in warning
+    assert "source 'read' has skipped 5 records" in warning

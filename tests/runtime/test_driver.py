@@ -97,7 +97,7 @@ def test_a_stopped_slot_is_lost_after_the_heartbeat_timeout_and_its_process_is_e
     pid = coordinator.slots[0]
     os.kill(pid, signal.SIGSTOP)
     until("its successor", lambda: 1 in coordinator.slots)
-    assert "nothing was heard of it" in coordinator.lost[0].reason
+    assert "nothing was received from it" in coordinator.lost[0].reason
     until("the end of the stopped process", lambda: not alive(pid))
 
 

@@ -460,7 +460,9 @@ class _PartitionReader(SplitReader):
         try:
             self._check_topic(may_be_gone=True)
         except StorageError as error:
-            _log.info("%s: is not at its end before brokers have named the topic's id: %s", self._where, error)
+            _log.info(
+                "%s: not taken as read to its end until brokers have reported the topic's id: %s", self._where, error
+            )
             return False
         return True
 

@@ -224,7 +224,7 @@ class Lines:
             if silent_s > self.heartbeat_timeout_s:
                 self.ended(
                     line,
-                    f"nothing was heard of it for {silent_s:.1f} s: its process or its machine stands still, the network "
+                    f"nothing was received from it for {silent_s:.1f} s: its process or its machine is frozen, the network "
                     "is down, or a function of the job has held Python's interpreter lock for so long (then raise "
                     "heartbeat_timeout)",
                 )

@@ -88,11 +88,7 @@ def list_jobs(also_ended: bool) -> Answer:
             ListedJobs(()),
             Text(
                 "no job runs on this machine"
-                + (
-                    ", and none has"
-                    if also_ended
-                    else "; one that is being started is listed as soon as Spark is there"
-                )
+                + (", and none has" if also_ended else "; a job that is starting is listed once Spark runs")
             ),
         )
     data = ListedJobs(tuple(statuses), tuple(SilentJob(e.job_id, e.name, e.pid) for e in silent), unreadable)

@@ -67,6 +67,6 @@ def late_timers(name: str, count: int) -> str:
 
 def bad_records(name: str, count: int) -> str:
     return (
-        f"source {name!r} has left out {count} records that it could not read: the slots' logs name the first ones, and "
+        f"source {name!r} has skipped {count} records that it could not read: the slots' logs name the first ones, and "
         "side_output(BAD_RECORDS) has each with its bytes and the error"
     )
