@@ -10,18 +10,25 @@ import msgspec
 
 from midstream.checkpoint import store
 from midstream.checkpoint.metadata import CheckpointMetadata, encode_metadata
-from midstream.checkpoint.records import OwnerFile, sealed
+from midstream.checkpoint.records import FromFile, OwnerFile, sealed
 from midstream.checkpoint.store import Listed, Retained, TakenOver
 from midstream.coordinator.checkpointing import checkpoints
 from midstream.coordinator.checkpointing.checkpoints import Checkpoints
 from midstream.coordinator.checkpointing.cleaning import Cleaning
 from midstream.coordinator.restoring import going_back, opening
+from midstream.coordinator.restoring.going_back import Decision
 from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
 from midstream.protocol.messages import CheckpointAck
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.regions import hanging
-from midstream.sim.regions_at_rest import deleted_again, frozen, going_back_and_forth
+from midstream.sim.regions_at_rest import (
+    back_to_pending,
+    deleted_again,
+    frozen,
+    given_up_and_frozen,
+    going_back_and_forth,
+)
 from midstream.sim.scenario import Fault, Scenario, draw
 from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
 
@@ -77,6 +84,15 @@ def epoch_checked_before() -> Replacements:
 
 def superseded_is_offered() -> Replacements:
     return [(store, "_superseded", lambda *_: False)]
+
+
+def older_than_the_newest_counts() -> Replacements:
+    """Metadata that was given up, and is written when another driver has taken over, counts if it is not the newest."""
+
+    def superseded(made_by: int, checkpoint_id: int, starts: Mapping[int, FromFile]) -> bool:
+        return any(epoch > made_by and checkpoint_id > start.newest for epoch, start in starts.items())
+
+    return [(store, "_superseded", superseded)]
 
 
 def attempts_leak() -> Replacements:
@@ -209,6 +225,17 @@ def newer_ones_still_count() -> Replacements:
     return [(opening, "say_where_from", say_where_from)]
 
 
+def newer_ones_count_beside_pending_output() -> Replacements:
+    """So is what is gone back behind if no sink has committed anything since, not even what the job goes back to."""
+    original = going_back.decide
+
+    def decide(*arguments: Any) -> Decision:
+        found = original(*arguments)
+        return found if found.takes_back else replace(found, counts_until=None)
+
+    return [(opening, "decide", decide)]
+
+
 def goes_back_to_the_newest() -> Replacements:
     """Whatever number somebody names."""
 
@@ -258,6 +285,11 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "the epoch is checked only before metadata is written", epoch_checked_before, frozen
     ),
     "superseded_is_offered": Mutation("a superseded checkpoint is offered", superseded_is_offered, frozen),
+    "older_than_the_newest_counts": Mutation(
+        "metadata that is written late counts if it is not the newest",
+        older_than_the_newest_counts,
+        given_up_and_frozen,
+    ),
     "attempts_leak": Mutation("files of dead attempts are not deleted", attempts_leak, left_behind),
     "epochs_leak": Mutation("files of dead drivers are not deleted", epochs_leak, left_behind),
     "aborted_leak": Mutation("files of checkpoints that fail are not deleted", aborted_leak, left_behind),
@@ -280,6 +312,11 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "takes_back_too_little": Mutation("sinks take back too little", takes_back_too_little, going_back_and_forth),
     "newer_ones_still_count": Mutation(
         "what is gone back behind still counts", newer_ones_still_count, going_back_and_forth
+    ),
+    "newer_ones_count_beside_pending_output": Mutation(
+        "what is gone back behind still counts if output is pending",
+        newer_ones_count_beside_pending_output,
+        back_to_pending,
     ),
     "goes_back_to_the_newest": Mutation(
         "a job goes on from the newest, whatever is named", goes_back_to_the_newest, going_back_and_forth

@@ -263,7 +263,7 @@ class Run:
     def _plan(self, job_id: str, root: str, shape: Shape, version: int, start: Start) -> JobPlan:
         s = self.scenario
         original = job_graph(shape, self.outside, list(self.sources.values()), self._sink, s.key_groups)
-        graph = changed(original, shape, self.outside, s.seed, version)
+        graph = changed(original, shape, self.outside, s.seed, version, generators=s.new_generators)
         if s.has_older:
             graph = as_started(graph, s, job_id)
         config = JobConfig(

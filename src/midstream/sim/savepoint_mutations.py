@@ -13,14 +13,16 @@ from midstream.checkpoint import savepoint
 from midstream.checkpoint.metadata import CheckpointMetadata, encode_metadata
 from midstream.checkpoint.savepoint import Place
 from midstream.checkpoint.state_files import SHARED
-from midstream.checkpoint.store import metadata_path
+from midstream.checkpoint.store import check_epoch, metadata_path
 from midstream.coordinator.checkpointing.checkpoints import Checkpoints
 from midstream.coordinator.requests import savepoints
 from midstream.coordinator.requests.requests import Requests
 from midstream.coordinator.requests.savepoints import Savepoints, Stage
+from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements
+from midstream.sim.regions_at_rest import saved_too_late
 from midstream.worker.task import Task
 
 
@@ -162,6 +164,19 @@ def retry_is_forgotten() -> Replacements:
     return [(Savepoints, "checkpoint_aborted", aborted)]
 
 
+def completed_behind_a_successor() -> Replacements:
+    """A driver that was believed dead completes a savepoint when another one has taken over."""
+
+    def copy(source: Storage, metadata: CheckpointMetadata, place: Place) -> None:
+        try:
+            savepoint.write_savepoint(source, metadata, place)
+        except StorageError:
+            check_epoch(source, metadata.epoch)
+            raise
+
+    return [(savepoint, "check_epoch", _nothing), (savepoints, "_copy", copy)]
+
+
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "savepoint_before_committed": Mutation(
         "a savepoint is made before all it covers is committed", before_committed, regions.saving
@@ -191,5 +206,8 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "savepoint_retry_is_forgotten": Mutation(
         "a checkpoint to take again makes no savepoint", retry_is_forgotten, regions.saving
+    ),
+    "savepoint_completed_behind_a_successor": Mutation(
+        "a driver believed dead completes a savepoint", completed_behind_a_successor, saved_too_late
     ),
 }

@@ -14,6 +14,7 @@ from midstream.graph.origins import Origin
 from midstream.operators import progress
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements, nothing
+from midstream.sim.regions_at_rest import ending_with_generators
 from midstream.sim.state_mutations import plain
 from midstream.worker import chain, snapshots, task, valve
 from midstream.worker.source import SourceDriver
@@ -200,6 +201,31 @@ def idle_way_is_passed() -> Replacements:
     return [(valve, "_families", families)]
 
 
+def idle_ways_together_are_passed() -> Replacements:
+    """Nor are all idle subtasks of a source, though an operator that reads all of them is active, and is read beside them."""
+    original = valve._families
+
+    def families(origins: Any) -> Any:
+        found = original(origins)
+        for family in found:
+            family.within_together = []
+        return found
+
+    return [(valve, "_families", families)]
+
+
+def end_stays_before_a_generator() -> Replacements:
+    """The end of event time, of which the operator before a generator had heard, is no longer offered to the generator."""
+    original = chain.Chain.restore
+
+    def restore(self: Any, marks: Any) -> None:
+        original(self, marks)
+        for index in [index for index in self._pending if self.operators[index].makes_watermarks]:
+            del self._pending[index]
+
+    return [(chain.Chain, "restore", restore)]
+
+
 def event_time_begins_again() -> Replacements:
     """After a restore event time is where it was at the beginning."""
     return [(chain.Chain, "restore", lambda self, marks: None)]
@@ -303,6 +329,16 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "an idle operator is not waited for while its source is active beside it",
         idle_way_is_passed,
         regions.quiet("quiet_twice"),
+    ),
+    "idle_ways_together_are_passed": Mutation(
+        "all subtasks of an idle source are not waited for while an operator behind them is active beside them",
+        idle_ways_together_are_passed,
+        regions.quiet("quiet_twice"),
+    ),
+    "end_stays_before_a_generator": Mutation(
+        "the end of event time does not pass a generator that is new",
+        end_stays_before_a_generator,
+        ending_with_generators,
     ),
     "event_time_begins_again": Mutation(
         "event time begins again after a restore", event_time_begins_again, regions.timely
