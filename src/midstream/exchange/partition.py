@@ -67,7 +67,10 @@ class ResultPartition:
         """
         if self._unasked or self._quota.available() <= 0:
             return False
-        return all(sub.waiting < sub.queue.limit for sub in self.subpartitions)
+        for sub in self.subpartitions:  # noqa: SIM110 - a generator takes longer to create than the few are to look at
+            if sub.waiting >= sub.queue.limit:
+                return False
+        return True
 
     def wake_when_available(self, wake: Callable[[], None]) -> None:
         """Call `wake` once, when `is_available` may have become true. Only one task may wait."""
@@ -103,17 +106,17 @@ class ResultPartition:
     @property
     def rows_out(self) -> int:
         """The rows emitted to all consumers since the deployment. A row counts once for each consumer that gets it."""
-        return sum(sub.rows_added for sub in self.subpartitions)
+        return sum([sub.rows_added for sub in self.subpartitions])
 
     @property
     def bytes_out(self) -> int:
         """The bytes emitted to all consumers, counted in the same way."""
-        return sum(sub.bytes_added for sub in self.subpartitions)
+        return sum([sub.bytes_added for sub in self.subpartitions])
 
     @property
     def batches_out(self) -> int:
         """The batches emitted to all consumers, counted in the same way."""
-        return sum(sub.batches_added for sub in self.subpartitions)
+        return sum([sub.batches_added for sub in self.subpartitions])
 
     def _router(self) -> Callable[[Batch], None]:
         match self.edge.partitioning:
