@@ -23,7 +23,17 @@ import pyarrow as pa
 
 from midstream.connectors.encoders import check_encodable, new_encoder
 from midstream.connectors.extras import require
-from midstream.connectors.kafka_client import Connection, OptionValue, Silence, explained, made
+from midstream.connectors.kafka_client import (
+    NO_PARTITION,
+    Connection,
+    OptionValue,
+    Record,
+    Silence,
+    as_headers,
+    explained,
+    made,
+    send_all,
+)
 from midstream.connectors.kafka_cluster import Cluster
 from midstream.connectors.kafka_committer import TIMEOUT, KafkaCommitter, check_transactions
 from midstream.connectors.kafka_records import HEADERS, KafkaFormat, check_written_format
@@ -59,7 +69,6 @@ _DEFAULTS: Final = {
 }
 _STEP_S: Final = 0.2
 """The interval at which a wait for brokers checks whether the attempt has ended."""
-_NO_PARTITION: Final = -1
 _RECORD_BYTES_MAX: Final = 1_000_000
 """The default of librdkafka's `message.max.bytes`."""
 _OVERHEAD_BYTES: Final = 512
@@ -270,31 +279,21 @@ class _Records(Part):
     def _write(self, batch: pa.RecordBatch) -> None:
         if self._producer is None:
             self._producer = self._sink._producer(self._silence, self._delivered)
-        produce, topic = self._producer.produce, self._sink.topic
+        wait = partial(self._wait, self._producer, self._producer.poll)
         with explained(f"{self._where}: a row cannot be sent"):
-            for value, key, partition, headers in self._encoding.records(batch):
-                while True:
-                    try:
-                        if headers is None:
-                            produce(topic, value, key, partition)
-                        else:
-                            produce(topic, value, key, partition, headers=headers)
-                        break
-                    except BufferError:
-                        self._wait(partial(self._producer.poll, _STEP_S))
-        self._producer.poll(0)
+            send_all(self._producer, self._sink.topic, self._encoding.records(batch), wait)
         self._check()
 
     def _deliver(self) -> None:
         producer = self._producer
         while producer is not None and len(producer):
-            self._wait(partial(producer.flush, _STEP_S))
+            self._wait(producer, producer.flush)
         self._silence.looked(True)  # nothing is waited for any more
 
-    def _wait(self, step: Any) -> None:
-        before = len(self._producer) if self._producer is not None else 0
-        step()
-        self._silence.looked(self._producer is not None and len(self._producer) < before)
+    def _wait(self, producer: Producer, step: Callable[[float], object]) -> None:
+        before = len(producer)
+        step(_STEP_S)
+        self._silence.looked(len(producer) < before)
         self._check()
         if self.stopped.is_set():
             raise StorageError(f"{self._where}: the attempt ended before all rows were delivered")
@@ -376,14 +375,13 @@ class Encoding:
         if self._described is not None:
             self._described.register()
 
-    def records(self, batch: pa.RecordBatch) -> Iterable[tuple[bytes | None, bytes | None, int, list[Any] | None]]:
-        """Return value, key, partition (-1: by the key) and headers of each row."""
+    def records(self, batch: pa.RecordBatch) -> Iterable[Record]:
         rows = batch.num_rows
         return zip(
             self._values(batch),
             [None] * rows if self._key is None else _bytes(batch.column(self._key)),
-            [_NO_PARTITION] * rows if self._partition is None else self._partitions(batch.column(self._partition)),
-            [None] * rows if self._headers is None else map(_as_headers, batch.column(self._headers).to_pylist()),
+            [NO_PARTITION] * rows if self._partition is None else self._partitions(batch.column(self._partition)),
+            [None] * rows if self._headers is None else map(as_headers, batch.column(self._headers).to_pylist()),
             strict=True,
         )
 
@@ -415,10 +413,10 @@ class Encoding:
         return lines[:-1]
 
     def _partitions(self, column: pa.Array[Any]) -> list[int]:
-        found = [_NO_PARTITION if number is None else int(number) for number in column.to_pylist()]
-        if any(number is not None and number < 0 for number in column.to_pylist()):
+        numbers = column.to_pylist()
+        if any(number is not None and number < 0 for number in numbers):
             raise SchemaError(f"{self._where}: partition column {self._partition!r} has a number below 0")
-        return found
+        return [NO_PARTITION if number is None else int(number) for number in numbers]
 
 
 def _is_text_or_binary(kind: pa.DataType) -> bool:
@@ -431,10 +429,6 @@ def _is_headers(kind: pa.DataType) -> bool:
     fields = {field.name: field.type for field in kind.value_type}
     is_right = list(fields) == ["name", "value"] and pa.types.is_large_string(fields["name"])
     return is_right and _is_text_or_binary(fields["value"])
-
-
-def _as_headers(headers: list[dict[str, Any]] | None) -> list[Any] | None:
-    return None if not headers else [(each["name"], each["value"]) for each in headers]
 
 
 def _bytes(column: pa.Array[Any]) -> list[bytes | None]:
