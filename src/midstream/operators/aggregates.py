@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, Literal, TypeAlias, TypeVar
 
 import polars as pl
 import pyarrow as pa
@@ -228,7 +228,34 @@ def _carried(part: Columns) -> tuple[pl.Expr, pl.Expr]:
     return high + low // _HALF, low % _HALF
 
 
-class Min(Aggregate):
+class _OfColumn(Aggregate):
+    """Base of aggregates that read one column."""
+
+    def __init__(self, column: str) -> None:
+        self.columns = (column,)
+
+
+class _Extreme(_OfColumn):
+    """Base of the smallest and the largest value."""
+
+    _name: ClassVar[Literal["min", "max"]]
+    """The name of the partial column, and of the method of polars that reduces it."""
+
+    def bind(self, schema: pa.Schema) -> Aggregate:
+        _check_ordered(schema, self.columns[0], self._name)
+        return self
+
+    def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
+        return {self._name: getattr(pl.col(self.columns[0]), self._name)()}
+
+    def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
+        return {self._name: getattr(part(self._name), self._name)()}
+
+    def finish(self, part: Columns) -> pl.Expr:
+        return part(self._name)
+
+
+class Min(_Extreme):
     """The smallest value of a column; null if there is none.
 
     Nulls are ignored, and NaN counts only if there is nothing else.
@@ -239,24 +266,10 @@ class Min(Aggregate):
         3
     """
 
-    def __init__(self, column: str) -> None:
-        self.columns = (column,)
-
-    def bind(self, schema: pa.Schema) -> Aggregate:
-        _check_ordered(schema, self.columns[0], "min")
-        return self
-
-    def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
-        return {"min": pl.col(self.columns[0]).min()}
-
-    def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
-        return {"min": part("min").min()}
-
-    def finish(self, part: Columns) -> pl.Expr:
-        return part("min")
+    _name = "min"
 
 
-class Max(Aggregate):
+class Max(_Extreme):
     """The largest value of a column; null if there is none.
 
     Nulls are ignored, and NaN counts only if there is nothing else.
@@ -267,24 +280,10 @@ class Max(Aggregate):
         5
     """
 
-    def __init__(self, column: str) -> None:
-        self.columns = (column,)
-
-    def bind(self, schema: pa.Schema) -> Aggregate:
-        _check_ordered(schema, self.columns[0], "max")
-        return self
-
-    def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
-        return {"max": pl.col(self.columns[0]).max()}
-
-    def merge(self, part: Columns) -> Mapping[str, pl.Expr]:
-        return {"max": part("max").max()}
-
-    def finish(self, part: Columns) -> pl.Expr:
-        return part("max")
+    _name = "max"
 
 
-class Mean(Aggregate):
+class Mean(_OfColumn):
     """The mean of a numeric, boolean or decimal column as float64, ignoring nulls; null if there is no value.
 
     `column`: the name of the column. A column of another type raises SchemaError when the window is declared.
@@ -292,9 +291,6 @@ class Mean(Aggregate):
         >>> testing.check_aggregate(Mean("x"), [{"x": 3}, {"x": None}, {"x": 5}])
         4.0
     """
-
-    def __init__(self, column: str) -> None:
-        self.columns = (column,)
 
     def bind(self, schema: pa.Schema) -> Aggregate:
         _numeric_kind(schema, self.columns[0], "mean", durations=False)
@@ -311,7 +307,7 @@ class Mean(Aggregate):
         return pl.when(part("n") > 0).then(part("sum") / part("n"))
 
 
-class First(Aggregate):
+class First(_OfColumn):
     """The value, possibly null, of the row with the smallest event time; among equals, of the one that arrived first.
 
     `column`: the name of the column, of any type.
@@ -319,9 +315,6 @@ class First(Aggregate):
         >>> testing.check_aggregate(First("x"), [{"x": 3}, {"x": 9}, {"x": 5}])
         3
     """
-
-    def __init__(self, column: str) -> None:
-        self.columns = (column,)
 
     def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
         return _of_first(pl.col(self.columns[0]), event_time)
@@ -333,7 +326,7 @@ class First(Aggregate):
         return part("value")
 
 
-class Last(Aggregate):
+class Last(_OfColumn):
     """The value, possibly null, of the row with the largest event time; among equals, of the one that arrived last.
 
     `column`: the name of the column, of any type.
@@ -341,9 +334,6 @@ class Last(Aggregate):
         >>> testing.check_aggregate(Last("x"), [{"x": 3}, {"x": 9}, {"x": 5}])
         5
     """
-
-    def __init__(self, column: str) -> None:
-        self.columns = (column,)
 
     def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
         return _of_last(pl.col(self.columns[0]), event_time)
