@@ -7,8 +7,8 @@ topic.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from confluent_kafka.admin import AdminClient, TopicDescription  # type: ignore[attr-defined]  # its package exports nothing explicitly
 
 Names: TypeAlias = tuple[str, ...] | re.Pattern[str]
+T = TypeVar("T")
 Place: TypeAlias = tuple[str, int]
 """A topic and the number of one of its partitions."""
 EARLIEST: Final = -2
@@ -65,10 +66,9 @@ class Cluster:
         if not names:
             return {}
 
-        found: dict[str, Topic] = self._answer(
+        return self._answer(
             lambda: {name: Topic(str(of.topic_id), len(of.partitions)) for name, of in self._described(names).items()}
         )
-        return found
 
     def topic_id(self, name: str, answer_s: float) -> str | None:
         """Return the id of the topic, for whose answer a broker has `answer_s`; None if there is no topic of this name."""
@@ -102,8 +102,7 @@ class Cluster:
                     return None
                 raise
 
-        found: int | None = self._answer(ask)
-        return found
+        return self._answer(ask)
 
     def offsets(self, places: list[Place], when_ms: int) -> dict[Place, int]:
         """Return offsets of committed records: the first (EARLIEST), the one after the last (LATEST), or the first not
@@ -197,7 +196,7 @@ class Cluster:
                 self._groups[group] = Consumer(self._connection.admin_config(ours))
         return self._groups[group]
 
-    def _answer(self, ask: Any) -> Any:
+    def _answer(self, ask: Callable[[], T]) -> T:
         try:
             with explained(self._where):
                 return ask()

@@ -109,10 +109,15 @@ class TransactionalProducer:
         self._called(self._producer.init_transactions)
 
     def marker(self, topic: str) -> int | None:
+        """Return the committed offset of the marker; None if it has none."""
+        from confluent_kafka import KafkaException, TopicPartition
+
         with closing(self._member()) as consumer:
-            found = committed_offset(consumer, marker_place(topic), ANSWER_S)
+            (found,) = consumer.committed([TopicPartition(*marker_place(topic))], timeout=ANSWER_S)
+        if found.error is not None:
+            raise KafkaException(found.error)
         self._silence.looked(True)
-        return found
+        return int(found.offset) if found.offset >= 0 else None
 
     def begin(self) -> None:
         self._refused, self._is_cut = None, False
@@ -449,16 +454,6 @@ def transaction_timeout_ms(connection: Connection, rows: int) -> int:
                 f"KafkaSink: option {TIMEOUT!r} is {said!r}, which is not a number of milliseconds"
             ) from None
     return min(_TIMEOUT_MAX_MS, max(_TIMEOUT_MIN_MS, rows * 1000 // _ROWS_PER_S_MIN))
-
-
-def committed_offset(consumer: Any, place: Place, timeout_s: float) -> int | None:
-    """Return the group's committed offset; None if it has none there."""
-    from confluent_kafka import KafkaException, TopicPartition
-
-    (found,) = consumer.committed([TopicPartition(*place)], timeout=timeout_s)
-    if found.error is not None:
-        raise KafkaException(found.error)
-    return int(found.offset) if found.offset >= 0 else None
 
 
 def check_transactions(

@@ -324,11 +324,8 @@ class Encoding:
         described = sink._described
         named = [name for name in (key, headers, partition) if name is not None]
         require_columns(schema, named, where, "column")
-        self._format = format
+        self._sink = sink
         self._where = where
-        self._key = key
-        self._headers = headers
-        self._partition = partition
         if key is not None and not _is_text_or_binary(schema.field(key).type):
             raise SchemaError(
                 f"{where}: key column {key!r} is {schema.field(key).type}; a key must be a string or binary: cast it, "
@@ -368,7 +365,7 @@ class Encoding:
         """Whether the key is also part of the value."""
         if described is not None and described.fields is not None:
             return key in described.fields
-        return self._format in ("json", "avro") and pa.types.is_large_string(kind)
+        return self._sink._format in ("json", "avro") and pa.types.is_large_string(kind)
 
     def register(self) -> None:
         """Register the schema of Avro or Protobuf values, on the driver. Raises ConfigError or StorageError."""
@@ -376,31 +373,32 @@ class Encoding:
             self._described.register()
 
     def records(self, batch: pa.RecordBatch) -> Iterable[Record]:
-        rows = batch.num_rows
+        rows, key, headers, partition = batch.num_rows, self._sink._key, self._sink._headers, self._sink._partition
         return zip(
             self._values(batch),
-            [None] * rows if self._key is None else _bytes(batch.column(self._key)),
-            [NO_PARTITION] * rows if self._partition is None else self._partitions(batch.column(self._partition)),
-            [None] * rows if self._headers is None else map(as_headers, batch.column(self._headers).to_pylist()),
+            [None] * rows if key is None else _bytes(batch.column(key)),
+            [NO_PARTITION] * rows if partition is None else self._partitions(batch.column(partition)),
+            [None] * rows if headers is None else map(as_headers, batch.column(headers).to_pylist()),
             strict=True,
         )
 
     def staged(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the records as columns: `value`, and `key`, `partition` and `headers` where they exist."""
+        key, headers, partition = self._sink._key, self._sink._headers, self._sink._partition
         columns: dict[str, pa.Array[Any]] = {"value": pa.array(self._values(batch), pa.large_binary())}
-        if self._key is not None:
-            columns["key"] = batch.column(self._key).cast(pa.large_binary())
-        if self._partition is not None:
-            self._partitions(batch.column(self._partition))
-            columns["partition"] = batch.column(self._partition)
-        if self._headers is not None:
-            columns["headers"] = batch.column(self._headers).cast(HEADERS)
+        if key is not None:
+            columns["key"] = batch.column(key).cast(pa.large_binary())
+        if partition is not None:
+            self._partitions(batch.column(partition))
+            columns["partition"] = batch.column(partition)
+        if headers is not None:
+            columns["headers"] = batch.column(headers).cast(HEADERS)
         return pa.RecordBatch.from_pydict(columns)
 
     def _values(self, batch: pa.RecordBatch) -> list[bytes | None]:
         if self._described is not None:
             return self._described.values(batch.select(self._columns))
-        if self._format != "json":
+        if self._sink._format != "json":
             return _bytes(batch.column(self._columns[0]))
         values = batch.select(self._columns)
         text = io.BytesIO()
@@ -415,7 +413,7 @@ class Encoding:
     def _partitions(self, column: pa.Array[Any]) -> list[int]:
         numbers = column.to_pylist()
         if any(number is not None and number < 0 for number in numbers):
-            raise SchemaError(f"{self._where}: partition column {self._partition!r} has a number below 0")
+            raise SchemaError(f"{self._where}: partition column {self._sink._partition!r} has a number below 0")
         return [NO_PARTITION if number is None else int(number) for number in numbers]
 
 
