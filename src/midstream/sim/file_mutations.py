@@ -1,4 +1,4 @@
-"""Known bugs of the checkpoint directory: which coordinator may write to it, what is kept, what is deleted; see `sim.mutations`."""
+"""Known bugs of the checkpoint directory: which coordinator may write, what is kept and deleted; see `sim.mutations`."""
 
 from __future__ import annotations
 
