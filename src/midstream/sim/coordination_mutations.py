@@ -87,7 +87,7 @@ def rescale_keeps_layout() -> Replacements:
 
 
 def rescale_is_not_answered() -> Replacements:
-    """Whoever asked for a rescale that comes to nothing is left waiting."""
+    """The client that has requested a rescale which is given up gets no answer."""
     original = Rescaling.give_up
 
     def give_up(self: Any, reason: str) -> Any:
@@ -98,7 +98,7 @@ def rescale_is_not_answered() -> Replacements:
 
 
 def rescale_does_not_go_back() -> Replacements:
-    """Once it has left the old plan, the job tries the new one until it works."""
+    """Once it has left the old plan, the job retries the new one until it runs."""
     original = Rescaling.give_up
 
     def give_up(self: Any, reason: str) -> Any:
@@ -119,7 +119,7 @@ def rescale_keeps_slots() -> Replacements:
 
 
 def rescale_before_stored() -> Replacements:
-    """The job switches when the checkpoint is taken, and calls it the one that it goes on from, before it is complete."""
+    """The job switches when the checkpoint is taken, and names it as the one to resume from, before it is complete."""
     original = Checkpoints._publish
 
     def publish(self: Any, pending: Any) -> None:
@@ -260,17 +260,17 @@ def event_time_of_the_fastest_split() -> Replacements:
 
 
 def pending_splits_are_newer() -> Replacements:
-    """Event time goes on whatever waits to be handed out."""
+    """Event time advances, whatever splits wait to be assigned."""
     return [(source.SourceDriver, "all_assigned", property(lambda self: True))]
 
 
 def parts_among_files() -> Replacements:
-    """A split that goes on where another ends is not waited for, however many files there are."""
+    """A split that continues where another ends is not waited for, however many files there are."""
     return [(sources, "_in_line", list)]
 
 
 def watermark_before_timers() -> Replacements:
-    """A watermark goes on when the operator has begun to fire for it."""
+    """A watermark is forwarded when the operator has begun to fire for it."""
 
     def offer(self: Any, index: int, watermark_us: int) -> None:
         while index < len(self.operators):
@@ -397,7 +397,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "event time is that of all splits together", event_time_of_the_fastest_split, regions.several_splits
     ),
     "pending_splits_are_newer": Mutation(
-        "event time does not wait for splits that nobody has", pending_splits_are_newer, regions.several_splits
+        "event time does not wait for splits that no reader has", pending_splits_are_newer, regions.several_splits
     ),
     "parts_among_files": Mutation(
         "event time does not wait for the second part of one file among several",
@@ -424,7 +424,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "timers_forgotten": Mutation("timers that wait for the clock are not restored", timers_forgotten, regions.alarmed),
     "watermark_before_timers": Mutation(
-        "a watermark goes on before all its timers have fired", watermark_before_timers, regions.on_time
+        "a watermark is forwarded before all its timers have fired", watermark_before_timers, regions.on_time
     ),
     "timers_before_rows": Mutation(
         "timers that are always due keep the rows waiting", timers_before_rows, regions.always_due
@@ -442,13 +442,13 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "failures are in a row in spite of checkpoints", checkpoints_do_not_count, regions.poisoned
     ),
     "rescale_keeps_splits": Mutation(
-        "a rescale goes on with the splits of now", rescale_keeps_splits, regions.rescaled
+        "a rescale continues with the splits of now", rescale_keeps_splits, regions.rescaled
     ),
     "rescale_keeps_layout": Mutation(
         "checkpoints are described as before the rescale", rescale_keeps_layout, regions.rescaled
     ),
     "rescale_is_not_answered": Mutation(
-        "a rescale that comes to nothing is not answered", rescale_is_not_answered, regions.rescaled
+        "a rescale that is given up is not answered", rescale_is_not_answered, regions.rescaled
     ),
     "rescale_does_not_go_back": Mutation(
         "a plan that does not work is not left again", rescale_does_not_go_back, regions.rescaled

@@ -68,7 +68,7 @@ def long_in_flight(seed: int) -> Scenario:
 
 
 def epoch_checked_before() -> Replacements:
-    """Only before the write: who is frozen then tells everybody that its checkpoint is complete."""
+    """Check the epoch only before the write: a driver that is frozen then reports its checkpoint as complete."""
 
     def publish(storage: Storage, metadata: CheckpointMetadata) -> str:
         store.check_epoch(storage, metadata.epoch)
@@ -127,7 +127,7 @@ def aborted_leak() -> Replacements:
 
 
 def late_files_leak() -> Replacements:
-    """So do those of an acknowledgement that comes when its checkpoint has failed."""
+    """The files of an acknowledgement that arrives when its checkpoint has failed stay."""
     original = Checkpoints.acknowledge
 
     def acknowledge(self: Any, slot: int, ack: CheckpointAck, attempt: Any) -> None:
@@ -139,7 +139,7 @@ def late_files_leak() -> Replacements:
 
 
 def declined_leak() -> Replacements:
-    """A task that declines says nothing of what it has written."""
+    """A task that declines does not report which files it has written."""
     original = TaskSnapshots.decline
 
     def decline(self: Any, checkpoint_id: int, reason: str, counts: bool, files: tuple[str, ...] = ()) -> None:
@@ -183,7 +183,7 @@ def one_too_many() -> Replacements:
 
 
 def id_is_reused() -> Replacements:
-    """Numbers begin behind the newest checkpoint that is complete."""
+    """Ids begin after the newest checkpoint that is complete."""
 
     def next_checkpoint_id(storage: Storage, newest_seen: int) -> int:
         return max((entry.checkpoint_id for entry in store.list_checkpoints(storage)), default=0) + 1
@@ -192,17 +192,17 @@ def id_is_reused() -> Replacements:
 
 
 def goes_back_without_a_word() -> Replacements:
-    """Sinks are not asked what they have committed."""
+    """Sinks are not queried about what they have committed."""
     return [(opening, "ask_sinks", lambda graph, *_: {spec.uid: 0 for spec in going_back.transactional(graph)})]
 
 
 def takes_back_too_much() -> Replacements:
-    """Also what belongs to the checkpoint that is gone back to."""
+    """Sinks also take back what belongs to the checkpoint from which the job starts."""
     return [(going_back, "take_back", _take_back(-1)), (opening, "take_back", _take_back(-1))]
 
 
 def takes_back_too_little() -> Replacements:
-    """Not what belongs to the checkpoint right behind it."""
+    """Sinks do not take back what belongs to the checkpoint right after it."""
     return [(going_back, "take_back", _take_back(1)), (opening, "take_back", _take_back(1))]
 
 
@@ -237,7 +237,7 @@ def newer_ones_count_beside_pending_output() -> Replacements:
 
 
 def goes_back_to_the_newest() -> Replacements:
-    """Whatever number somebody names."""
+    """A job starts from the newest checkpoint, whatever number is given."""
 
     def choose(listed: Collection[Listed], which: str, *rest: Any) -> CheckpointMetadata | None:
         return store.choose(listed, "latest", *rest)
@@ -246,7 +246,7 @@ def goes_back_to_the_newest() -> Replacements:
 
 
 def fresh_is_not_written_down() -> Replacements:
-    """Who goes on from latest after a start over gets what was before it."""
+    """A start from latest after a fresh start resumes from a checkpoint before that."""
     original = store.say_where_from
 
     def say_where_from(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
@@ -256,7 +256,7 @@ def fresh_is_not_written_down() -> Replacements:
 
 
 def where_it_went_back_is_not_written_down() -> Replacements:
-    """Who resumes when a start that went back has completed nothing gets the newest checkpoint of the line that was left."""
+    """A start from latest, after one that went back has completed nothing, resumes from a checkpoint that was left."""
     original = store.say_where_from
 
     def say_where_from(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
@@ -305,7 +305,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "one_too_many": Mutation("one checkpoint too many is kept", one_too_many, left_behind),
     "id_is_reused": Mutation("ids of checkpoints are used again", id_is_reused, going_back_and_forth),
     "goes_back_without_a_word": Mutation(
-        "sinks are not asked before a job goes back", goes_back_without_a_word, going_back_and_forth
+        "sinks are not queried before a job goes back", goes_back_without_a_word, going_back_and_forth
     ),
     "deleted_later": Mutation("what cannot be deleted waits for the next pass", deleted_later, deleted_again),
     "takes_back_too_much": Mutation("sinks take back too much", takes_back_too_much, going_back_and_forth),
@@ -319,12 +319,14 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         back_to_pending,
     ),
     "goes_back_to_the_newest": Mutation(
-        "a job goes on from the newest, whatever is named", goes_back_to_the_newest, going_back_and_forth
+        "a job resumes from the newest checkpoint, whatever is given", goes_back_to_the_newest, going_back_and_forth
     ),
     "fresh_is_not_written_down": Mutation(
         "that a job was started over is not written down", fresh_is_not_written_down, going_back_and_forth
     ),
     "where_it_went_back_is_not_written_down": Mutation(
-        "where a start goes on from is not written down", where_it_went_back_is_not_written_down, going_back_and_forth
+        "the checkpoint from which a start resumes is not written down",
+        where_it_went_back_is_not_written_down,
+        going_back_and_forth,
     ),
 }

@@ -82,7 +82,7 @@ def not_aligned() -> Replacements:
 
 
 def keeps_committables() -> Replacements:
-    """What it covers has been committed, and whoever goes on from it commits it again."""
+    """What it covers has been committed, and a job that resumes from it commits it again."""
     original = savepoint.write_savepoint
 
     def write_savepoint(source: Storage, metadata: CheckpointMetadata, place: Place) -> None:
@@ -101,7 +101,7 @@ def _without_committables(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sources_hold_still() -> Replacements:
-    """Behind a stop whose savepoint has failed no source reads on."""
+    """After a stop whose savepoint has failed, all sources stay paused."""
     return [(Task, "resume_source", _nothing)]
 
 
@@ -110,7 +110,7 @@ def place_is_kept() -> Replacements:
 
 
 def refused_at_once() -> Replacements:
-    """Who has asked for a stop is told of the job's failure before the place is given back, if it is."""
+    """The client that has requested a stop gets the answer that the job has failed before the place is given back."""
 
     def stop_failed(self: Any, reason: str) -> None:
         stop, self.stop = self.stop, None
@@ -124,7 +124,7 @@ def refused_at_once() -> Replacements:
 
 
 def copied_after_the_end() -> Replacements:
-    """What is being copied when the job ends stays, although it was refused."""
+    """A savepoint that is being copied when the job ends stays, although it was refused."""
     original = Savepoints._copied
 
     def copied(self: Any, asked: Any, outcome: Any) -> None:
@@ -137,7 +137,7 @@ def copied_after_the_end() -> Replacements:
 
 
 def end_does_not_answer() -> Replacements:
-    """Whoever waits for what is being copied when the job ends is left waiting."""
+    """The client that waits for a savepoint which is being copied when the job ends gets no answer."""
     original = Savepoints.job_ended
 
     def job_ended(self: Any, *why: Any) -> None:
@@ -187,7 +187,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "savepoint_not_aligned": Mutation("barriers overtake rows for a savepoint", not_aligned, regions.saving),
     "savepoint_keeps_committables": Mutation("a savepoint holds output to commit", keeps_committables, regions.saving),
     "savepoint_sources_hold_still": Mutation(
-        "sources do not read on when a savepoint has failed", sources_hold_still, regions.saving
+        "sources stay paused when a savepoint has failed", sources_hold_still, regions.saving
     ),
     "savepoint_place_is_kept": Mutation(
         "the place of a savepoint that failed is not given back", place_is_kept, regions.saving

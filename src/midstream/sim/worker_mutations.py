@@ -78,7 +78,7 @@ def offset_before_emit() -> Replacements:
 
 
 def snapshot_after_the_next_rows() -> Replacements:
-    """A task works on between the barrier and its snapshot."""
+    """A task continues to process rows between the barrier and its snapshot."""
     original = task.Task.take_snapshot
 
     def snapshot(self: Any, barrier: Any, alignment_ms: float) -> None:
@@ -133,7 +133,7 @@ def final_by_any_checkpoint() -> Replacements:
 
 
 def ends_before_all_is_sent() -> Replacements:
-    """A task ends while what it has emitted is still with it."""
+    """A task ends while what it has emitted is not sent yet."""
     return [(task.Task, "_is_sent", lambda self: True)]
 
 
@@ -146,7 +146,7 @@ def ends_before_it_has_answered() -> Replacements:
 
 
 def silent_channel_is_forgotten() -> Replacements:
-    """After a restore a channel that has not said how far it has come is not waited for."""
+    """After a restore a channel that has sent no watermark yet is not waited for."""
     original = WatermarkValve._merged
 
     def merged(self: Any) -> Any:
@@ -179,7 +179,7 @@ def idle_channel_does_not_come_back() -> Replacements:
 
 
 def idle_subtask_is_passed() -> Replacements:
-    """A subtask that says it is idle is not waited for, though another one that reads the same is active."""
+    """A subtask that reports itself as idle is not waited for, although another one that reads the same is active."""
     original = WatermarkValve.__init__
 
     def init(self: Any, origins: Any) -> None:
@@ -189,7 +189,7 @@ def idle_subtask_is_passed() -> Replacements:
 
 
 def idle_way_is_passed() -> Replacements:
-    """Nor is an idle operator, though its source has come back, and is read beside it."""
+    """An idle operator is not waited for, although its source, which is read beside it, is active again."""
     original = valve._families
 
     def families(origins: Any) -> Any:
@@ -232,7 +232,7 @@ def event_time_begins_again() -> Replacements:
 
 
 def pending_firing_not_resumed() -> Replacements:
-    """A watermark that had not fired to its end is not gone on with after a restore."""
+    """A watermark that had not fired to its end does not continue after a restore."""
     original = chain.Chain.restore
 
     def restore(self: Any, marks: Any) -> None:
@@ -254,7 +254,7 @@ def fired_watermark_stays() -> Replacements:
 
 
 def watermark_not_said_again() -> Replacements:
-    """Consumers do not hear again of the event time that they had heard of before a restore."""
+    """Consumers do not get again the watermark that they had before a restore."""
     original = task.Task.start
 
     def start(self: Any) -> None:
@@ -299,7 +299,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "offset_before_emit": Mutation("rows that were read ahead count as emitted", offset_before_emit),
     "snapshot_after_the_next_rows": Mutation("a snapshot is taken behind the next rows", snapshot_after_the_next_rows),
     "source_ahead_of_its_barrier": Mutation(
-        "a source goes on between its barrier and its snapshot", source_ahead_of_its_barrier
+        "a source continues between its barrier and its snapshot", source_ahead_of_its_barrier
     ),
     "barrier_before_the_last_batch": Mutation(
         "what was emitted last goes out behind the barrier", barrier_before_the_last_batch
@@ -352,7 +352,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "a watermark that fires in slices is not passed on", fired_watermark_stays, regions.firing
     ),
     "watermark_not_said_again": Mutation(
-        "event time is not said again after a restore", watermark_not_said_again, regions.unheard
+        "the watermark is not sent again after a restore", watermark_not_said_again, regions.unheard
     ),
     "watermark_of_one_slice_more": Mutation(
         "a watermark that is firing is stored as one that has fired", watermark_of_one_slice_more, regions.firing
