@@ -101,7 +101,12 @@ class ResultPartition:
     def emit(self, batch: Batch) -> None:
         """Route the rows of `batch`, combined if that pays. Each consumer gets its rows in their order, and so does each key."""
         if batch.num_rows:
-            self._route(batch if self._combining is None else self._combining.apply(batch))
+            self._route(batch if self._combining is None or self._hands_over else self._combining.apply(batch))
+
+    @property
+    def _hands_over(self) -> bool:
+        """Whether all keys go to one consumer in this slot: no rows are split or sent, so combining would spare nothing."""
+        return self.edge.partitioning is Partitioning.KEYED and self._consumers == 1 and self.subpartitions[0].is_local
 
     @property
     def rows_out(self) -> int:
