@@ -5,7 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from midstream.exchange.combining import PAUSE_MAX, PROBE_ROWS, ROWS_MIN, SHARE_MAX, Combining
+from midstream.exchange.combining import PAUSE_MAX, PROBE_LEFT_MAX, PROBE_ROWS, ROWS_MIN, SHARE_MAX, Combining
+from midstream.exchange.partition import ResultPartition
+from midstream.exchange.pool import BufferPool
+from midstream.graph.job_graph import Edge, Partitioning
 
 SCHEMA = pa.schema([("key", pa.int64())])
 
@@ -32,10 +35,11 @@ def batch(rows: int, keys: int) -> pa.RecordBatch:
 
 def test_a_batch_is_combined_if_few_rows_are_left() -> None:
     combining = Combining(Distinct())
-    rows = ROWS_MIN * SHARE_MAX
-    few, many = batch(rows, ROWS_MIN), batch(rows, ROWS_MIN + 1)
+    keys = PROBE_LEFT_MAX - 1
+    rows = keys * SHARE_MAX
+    few, many = batch(rows, keys), batch(rows, keys + 1)
     combined = combining.apply(few)
-    assert combined.schema == Distinct.schema and combined.num_rows == ROWS_MIN
+    assert combined.schema == Distinct.schema and combined.num_rows == keys
     assert combined.column("rows").to_numpy().sum() == rows
     assert combining.apply(many) is many
 
@@ -82,3 +86,15 @@ def test_where_it_pays_again_it_is_tried_again_and_then_always_done() -> None:
     assert combining.apply(unlike) is unlike
     assert combining.apply(alike) is alike, "the pause is one batch again"
     assert combining.apply(alike) is not alike
+
+
+def test_rows_for_one_consumer_in_the_same_slot_are_not_combined() -> None:
+    pool = BufferPool(64, 4096)
+    for is_local, is_combined in ((True, False), (False, True)):
+        combiner = Distinct()
+        edge = Edge(0, 0, 1, Partitioning.KEYED, SCHEMA, ("key",), combiner=combiner)
+        partition = ResultPartition(edge, 0, range(1), 128, pool, 100)
+        partition.subpartitions[0].is_local = is_local
+        partition.emit(batch(ROWS_MIN, 10))
+        assert partition.rows_out == (10 if is_combined else ROWS_MIN)
+        assert bool(combiner.calls) == is_combined

@@ -191,6 +191,7 @@ def test_rows_and_combined_batches_arrive_as_what_they_are_and_only_equals_are_j
 ) -> None:
     monkeypatch.setattr(combining, "ROWS_MIN", 10)
     monkeypatch.setattr(combining, "SHARE_MAX", 20)
+    monkeypatch.setattr(ResultPartition, "_hands_over", False)  # or nothing would be combined for one local consumer
     world = TwoSlots(buffer_bytes=4096, window=9, combiner=Longest())
     if is_local:
         channel = LocalChannel(world.partition.subpartitions[0])

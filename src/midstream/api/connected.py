@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 from midstream.api.core import StreamCore
-from midstream.api.keyed import require_function, side_schemas
+from midstream.api.keyed import processed, require_function
 from midstream.api.program import located
 from midstream.api.stream import DataStream, main_output
 from midstream.core.config import Duration, duration_us
@@ -17,7 +17,6 @@ from midstream.operators.batch_functions import BatchFunctionOperator, CoBatchFu
 from midstream.operators.function_operator import Port, two_ports
 from midstream.operators.interval_join import interval_join_operator
 from midstream.operators.process import BroadcastProcessFunction, CoProcessFunction
-from midstream.operators.process_operator import ProcessOperator
 
 
 class ConnectedStreams:
@@ -76,17 +75,7 @@ class ConnectedStreams:
             [{'user': 'ann', 'price': 3, 'clicks': 1}]
         """
         require_function(function, CoProcessFunction, "process")
-        made = as_schema(schema, "process")
-        sides = side_schemas(side_outputs, "process")
-        return main_output(
-            self._first.then(
-                "co_process",
-                lambda name: ProcessOperator(name, function, self._ports, made, sides),
-                made,
-                sides,
-                second=self._second,
-            )
-        )
+        return processed("co_process", function, self._ports, schema, side_outputs, self._first, self._second)
 
     @located
     def process_batches(self, function: CoBatchFunction, schema: SchemaLike) -> DataStream:
@@ -122,7 +111,6 @@ class ConnectedStreams:
             self._first.then(
                 "co_process_batches",
                 lambda name: BatchFunctionOperator(name, function, self._ports, made),
-                made,
                 second=self._second,
             )
         )
@@ -226,20 +214,10 @@ class BroadcastConnectedStreams:
         """
         stream, broadcast = self._stream, self._broadcast
         require_function(function, BroadcastProcessFunction, "process")
-        made = as_schema(schema, "process")
-        sides = side_schemas(side_outputs, "process")
         ports = [
             Port("process", stream.keys, stream.event_time, stream.schema),
             Port("process_broadcast", (), broadcast.event_time, broadcast.schema, broadcast=True),
         ]
         # what is broadcast does not lend its event time to the result
         second = replace(broadcast, event_time=None)
-        return main_output(
-            stream.then(
-                "broadcast_process",
-                lambda name: ProcessOperator(name, function, ports, made, sides),
-                made,
-                sides,
-                second=second,
-            )
-        )
+        return processed("broadcast_process", function, ports, schema, side_outputs, stream, second)

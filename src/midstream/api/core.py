@@ -45,23 +45,22 @@ class StreamCore:
         self,
         kind: str,
         make: MakeOperator,
-        schema: pa.Schema | None = None,
-        side_outputs: Mapping[str, pa.Schema] | None = None,
         *,
         second: StreamCore | None = None,
         parallelism: int | None = None,
     ) -> StreamCore:
         """Add an operator that reads these rows, and those of `second` as its second input; return its output.
 
-        `schema`: by default the operator's own. The event time is the first of the inputs' that is still a column.
+        The event time is the first of the inputs' that is still a column.
         """
         inputs, event_times = self.inputs(), [self.event_time]
         if second is not None:
             inputs += second.inputs(1)
             event_times.append(second.event_time)
-        node = self.program.add(kind, inputs, make, schema=schema, parallelism=parallelism)
+        node = self.program.add(kind, inputs, make, parallelism=parallelism)
         assert node.schema is not None, kind
-        sides = {tag: (side, _surviving(event_times, side)) for tag, side in (side_outputs or {}).items()}
+        side_outputs: Mapping[str, pa.Schema] = getattr(node.operator, "side_outputs", {})
+        sides = {tag: (side, _surviving(event_times, side)) for tag, side in side_outputs.items()}
         return StreamCore(self.program, (Origin(node.id),), node.schema, _surviving(event_times, node.schema), sides)
 
     def toward(self, partitioning: Partitioning) -> StreamCore:

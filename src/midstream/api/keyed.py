@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, overload
 
@@ -19,10 +19,10 @@ from midstream.graph.job_graph import Partitioning
 from midstream.operators.aggregates import Accumulator, Aggregate, AnyAggregate
 from midstream.operators.base import Operator
 from midstream.operators.batch_functions import BatchFunctionOperator, KeyedBatchFunction
-from midstream.operators.function_operator import Port
+from midstream.operators.function_operator import Function, Port
 from midstream.operators.process import KeyedProcessFunction
 from midstream.operators.process_operator import ProcessOperator
-from midstream.operators.windows import LATE, Session, Sliding, Window, window_operator
+from midstream.operators.windows import Session, Sliding, Window, window_operator
 from midstream.state.declared import DeclaredState
 
 if TYPE_CHECKING:
@@ -88,12 +88,8 @@ class KeyedStream:
             [{'user': 'ann', 'total': 3}, {'user': 'bob', 'total': 5}, {'user': 'ann', 'total': 7}]
         """
         require_function(function, KeyedProcessFunction, "process")
-        made = as_schema(schema, "process")
-        sides = side_schemas(side_outputs, "process")
         port = Port("process", self.keys, self.event_time, self.schema)
-        return main_output(
-            self.core.then("process", lambda name: ProcessOperator(name, function, [port], made, sides), made, sides)
-        )
+        return processed("process", function, [port], schema, side_outputs, self.core)
 
     @located
     def process_batches(self, function: KeyedBatchFunction, schema: SchemaLike) -> DataStream:
@@ -121,7 +117,7 @@ class KeyedStream:
         made = as_schema(schema, "process_batches")
         port = Port("process", self.keys, self.event_time, self.schema)
         return main_output(
-            self.core.then("process_batches", lambda name: BatchFunctionOperator(name, function, [port], made), made)
+            self.core.then("process_batches", lambda name: BatchFunctionOperator(name, function, [port], made))
         )
 
     @overload
@@ -257,11 +253,10 @@ class WindowedStream:
                 allowed_lateness=self._allowed_lateness,
             )
 
-        late = {LATE: core.schema}
         if core.keys:
-            result = core.then("window", make, side_outputs=late)
+            result = core.then("window", make)
         else:
-            result = core.toward(Partitioning.GLOBAL).then("window_all", make, side_outputs=late, parallelism=1)
+            result = core.toward(Partitioning.GLOBAL).then("window_all", make, parallelism=1)
         return main_output(replace(result, event_time=None))
 
 
@@ -285,13 +280,25 @@ def require_function(function: object, kind: type, method: str) -> None:
             )
 
 
-def side_schemas(side_outputs: Mapping[str, SchemaLike] | None, method: str) -> dict[str, pa.Schema]:
-    result = {}
+def processed(
+    kind: str,
+    function: Function,
+    ports: Sequence[Port],
+    schema: SchemaLike,
+    side_outputs: Mapping[str, SchemaLike] | None,
+    first: StreamCore,
+    second: StreamCore | None = None,
+) -> DataStream:
+    """Return what a process function makes of one stream or two."""
+    made = as_schema(schema, "process")
+    sides = {}
     for tag, spec in (side_outputs or {}).items():
         if not isinstance(tag, str) or not tag:
-            raise JobError(f"{method}: {tag!r} is not a name for a side output")
-        result[tag] = as_schema(spec, f"{method}: side output {tag!r}")
-    return result
+            raise JobError(f"process: {tag!r} is not a name for a side output")
+        sides[tag] = as_schema(spec, f"process: side output {tag!r}")
+    return main_output(
+        first.then(kind, lambda name: ProcessOperator(name, function, ports, made, sides), second=second)
+    )
 
 
 def _keys_text(stream: KeyedStream) -> str:

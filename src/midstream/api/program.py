@@ -72,18 +72,16 @@ class Program:
         inputs: Sequence[Input],
         make: MakeOperator,
         *,
-        schema: pa.Schema | None = None,
         sink: Sink | None = None,
         parallelism: int | None = None,
     ) -> Node:
         """Add a node and return it. `make` raises an error for wrong arguments.
 
-        `schema`: that of its output, by default the attribute of that name which all operators have except sinks.
+        The schema of its output is the attribute of that name, which all operators have; a sink has no output.
         """
         operator = make(kind)
-        if schema is None and sink is None:
-            schema = getattr(operator, "schema", None)
-            assert isinstance(schema, pa.Schema), f"{type(operator).__name__} has no schema"
+        schema = getattr(operator, "schema", None) if sink is None else None
+        assert sink is not None or isinstance(schema, pa.Schema), f"{type(operator).__name__} has no schema"
         node = self.graph.add(
             Node(
                 kind,

@@ -83,7 +83,7 @@ class Submission:
                 if vertex.source is not None:
                     undo.callback(vertex.source.source.close)
                     vertex.source.source.prepare(vertex.source.uid, plan.config.checkpoint_dir, self.restoring)
-            _give_own_code(graph, plan)
+            graph.give_own_code(own_code(graph, top_level_names(plan.modules), plan.config.trusted_packages))
             plan = replace(
                 plan,
                 graph_bytes=pickled(graph),
@@ -183,17 +183,6 @@ def rescaled(plan: JobPlan, logical: LogicalGraph, slots: SlotProvider, parallel
         for vertex in graph.vertices
     )
     return replace(plan, graph=graph, graph_bytes=pickled(replace(graph, vertices=vertices)), config=config)
-
-
-def _give_own_code(graph: JobGraph, plan: JobPlan) -> None:
-    own = own_code(graph, top_level_names(plan.modules), plan.config.trusted_packages)
-    for vertex in graph.vertices:
-        if vertex.source is not None:
-            vertex.source.source.own = own
-        for spec in vertex.operators:
-            spec.operator.own = own
-            if spec.sink is not None:
-                spec.sink.own = own
 
 
 def _spark_slots(master: str | None, slots: int) -> SlotProvider:

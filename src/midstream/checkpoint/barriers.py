@@ -247,7 +247,7 @@ class BarrierHandler:
 
     def handle(self, event: BarrierEvent) -> list[BarrierInstruction]:
         """Process an event. Raises InvariantError, with the last events, if it cannot come in the current state."""
-        if isinstance(event, BarrierReceived | ChannelEnded):
+        if isinstance(event, (BarrierReceived, ChannelEnded)):
             self._check_can_be_read(event)
         kind = self._kind_of(event)
         if kind is OtherCheckpoint.NEWER:

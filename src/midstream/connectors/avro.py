@@ -9,7 +9,7 @@ intermediate Python object, such as a datetime, is narrower than the value.
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Context, Decimal
 from typing import Any, Final, TypeAlias
 
@@ -395,6 +395,8 @@ def _times_of_day(values: list[Any], logical: str, kind: pa.DataType, where: str
 
 Write: TypeAlias = Callable[[bytearray, Any], None]
 """Appends a value to the bytes."""
+Values: TypeAlias = "Callable[[pa.Array[Any]], list[Any]]"
+"""Returns the values of a column, as they are written; None where it is null."""
 
 
 class AvroEncoder:
@@ -404,16 +406,8 @@ class AvroEncoder:
 
     def __init__(self, schema: pa.Schema, name: str, where: str) -> None:
         self._names = _Names(name)
-        columns = [(field.name, self._column(field.type, f"{where}: column {field.name!r}")) for field in schema]
-        for field_name in schema.names:
-            _check_name(field_name, f"{where}: column {field_name!r}")
-        self.avro_schema: dict[str, Any] = {
-            "type": "record",
-            "name": self._names.first,
-            "fields": [{"name": name, "type": ["null", avro], "default": None} for name, (avro, _, _) in columns],
-        }
-        self._values = [values for _, (_, values, _) in columns]
-        self._write = _write_fields([write for _, (_, _, write) in columns])
+        places = [f"{where}: column {column!r}" for column in schema.names]
+        self.avro_schema, self._values, self._write = self._record(schema, self._names.first, places)
 
     def encode(self, batch: pa.RecordBatch, before: bytes) -> list[bytes]:
         """Encode one value per row, each after the bytes `before`."""
@@ -425,7 +419,23 @@ class AvroEncoder:
             found.append(bytes(out))
         return found
 
-    def _column(self, kind: pa.DataType, where: str) -> tuple[Any, Callable[[pa.Array[Any]], list[Any]], Write]:
+    def _record(
+        self, columns: Iterable[pa.Field[Any]], name: str, places: Sequence[str]
+    ) -> tuple[dict[str, Any], list[Values], Write]:
+        """Return the Avro type of a record, how to get the values of each of its columns, and how to write one row.
+
+        `places`: what messages call each column.
+        """
+        parts = [
+            (column.name, *self._column(column.type, place)) for column, place in zip(columns, places, strict=True)
+        ]
+        for (column, *_), place in zip(parts, places, strict=True):
+            _check_name(column, place)
+        fields = [{"name": column, "type": ["null", avro], "default": None} for column, avro, _, _ in parts]
+        write = _write_fields([write for *_, write in parts])
+        return {"type": "record", "name": name, "fields": fields}, [values for _, _, values, _ in parts], write
+
+    def _column(self, kind: pa.DataType, where: str) -> tuple[Any, Values, Write]:
         """Return the Avro type of a column, which may be null, how to get its values, and how to write one."""
         types = pa.types
         avro: Any
@@ -448,14 +458,9 @@ class AvroEncoder:
                 _write_items(write),
             )
         if types.is_struct(kind) and kind.num_fields:
-            name = self._names.new()
-            fields = [(field.name, self._column(field.type, f"{where}.{field.name}")) for field in kind]
-            for field_name, _ in fields:
-                _check_name(field_name, f"{where}.{field_name}")
-            described = [{"name": name, "type": ["null", avro], "default": None} for name, (avro, _, _) in fields]
-            parts = [values for _, (_, values, _) in fields]
-            avro = {"type": "record", "name": name, "fields": described}
-            return avro, lambda column: _structs(column, parts), _write_fields([write for _, (_, _, write) in fields])
+            places = [f"{where}.{field.name}" for field in kind]
+            avro, parts, write = self._record(kind, self._names.new(), places)
+            return avro, lambda column: _structs(column, parts), write
         raise SchemaError(f"{where} is {kind}, for which Avro has no form here; cast it, or leave it out with select()")
 
 
@@ -513,18 +518,14 @@ def _write_boolean(out: bytearray, value: bool) -> None:
     out.append(value)
 
 
-def _write_float(out: bytearray, value: float) -> None:
-    out += _FLOAT.pack(value)
-
-
-def _write_double(out: bytearray, value: float) -> None:
-    out += _DOUBLE.pack(value)
+def _packed(form: struct.Struct) -> Write:
+    return lambda out, value: out.extend(form.pack(value))
 
 
 _PLAIN: Final[dict[pa.DataType, tuple[str, Write]]] = {
     pa.bool_(): ("boolean", _write_boolean),
-    pa.float32(): ("float", _write_float),
-    pa.float64(): ("double", _write_double),
+    pa.float32(): ("float", _packed(_FLOAT)),
+    pa.float64(): ("double", _packed(_DOUBLE)),
     pa.large_string(): ("string", _write_text),
     pa.large_binary(): ("bytes", _write_bytes),
     pa.string(): ("string", _write_text),
@@ -572,14 +573,14 @@ def _unscaled(value: Decimal | None, scale: int) -> bytes | None:
     return number.to_bytes((number if number >= 0 else ~number).bit_length() // 8 + 1, "big", signed=True)
 
 
-def _pieces(column: pa.Array[Any], values: Callable[[pa.Array[Any]], list[Any]]) -> list[Any]:
+def _pieces(column: pa.Array[Any], values: Values) -> list[Any]:
     assert is_list_array(column), column.type
     lengths = list_lengths(column).to_pylist()
     flat = iter(values(column.flatten()))
     return [None if length is None else [next(flat) for _ in range(length)] for length in lengths]
 
 
-def _structs(column: pa.Array[Any], fields: Sequence[Callable[[pa.Array[Any]], list[Any]]]) -> list[Any]:
+def _structs(column: pa.Array[Any], fields: Sequence[Values]) -> list[Any]:
     assert is_struct_array(column), column.type
     parts = [values(part) for values, part in zip(fields, column.flatten(), strict=True)]
     rows = zip(*parts, strict=True)

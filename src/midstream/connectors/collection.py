@@ -9,44 +9,22 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.connectors.cursor import BatchCursor
-from midstream.connectors.generator import IndexRange, check_splits, index_splits, readers_of
+from midstream.connectors.generator import IndexRange, IndexSource
 from midstream.core.batches import canonical_schema, canonical_type, conform, single_batch, to_arrow
 from midstream.core.errors import SchemaError
 from midstream.core.values import ARROW_ERRORS, ValueMisfit, to_array
-from midstream.operators.source import (
-    Discovery,
-    DiscoveryContext,
-    Source,
-    Split,
-    SplitReader,
-    check_rate,
-    decoded,
-    rows_text,
-)
+from midstream.operators.source import Split, SplitReader, decoded, rows_text
 
 
-class CollectionSource(Source):
+class CollectionSource(IndexSource):
     """The rows of an Arrow table, which travels with the job; for small inputs and tests.
 
     `splits`: the number of contiguous parts, by default the parallelism (1 keeps all rows in order).
     """
 
-    blocking = False
-
     def __init__(self, table: pa.Table, *, splits: int | None = None, rows_per_s: float | None = None) -> None:
-        check_splits(splits, "CollectionSource")
-        check_rate(rows_per_s, "CollectionSource")
-        self.rows_per_s = rows_per_s
-        self.schema = canonical_schema(table.schema)
+        super().__init__(canonical_schema(table.schema), table.num_rows, splits, rows_per_s)
         self._batch = conform(single_batch(table), self.schema, "CollectionSource")
-        self._splits = splits
-
-    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
-        splits = () if position is not None else index_splits(self._batch.num_rows, self._splits or context.parallelism)
-        return Discovery(splits, position=b"all", exhausted=True)
-
-    def readers_max(self, parallelism: int) -> int:
-        return readers_of(self._batch.num_rows, self._splits, parallelism)
 
     def open_split(self, split: Split) -> SplitReader:
         span = decoded(split.payload, IndexRange, "CollectionSource")

@@ -33,28 +33,44 @@ class IndexRange(msgspec.Struct, frozen=True):
     step: int = 1
 
 
-def index_splits(count: int | None, splits: int) -> tuple[Split, ...]:
-    """Return `count` indices as contiguous ranges of almost equal length, or endless ones as interleaved streams."""
-    if count is None:
-        ranges = [IndexRange(k, None, splits) for k in range(splits)]
-    else:
-        cuts = [count * k // splits for k in range(splits + 1)]
-        ranges = [IndexRange(a, b) for a, b in pairwise(cuts) if a < b]
-    return tuple(Split(f"{k:06d}", msgspec.msgpack.encode(span)) for k, span in enumerate(ranges))
+class IndexSource(Source):
+    """Base of sources whose rows have indices, from 0 to `count` (None: endless), which are cut into `splits`.
+
+    `splits`: by default one per subtask. Indices are cut into contiguous ranges of almost equal length, endless ones
+    into interleaved streams.
+    """
+
+    blocking = False
+
+    def __init__(self, schema: pa.Schema, count: int | None, splits: int | None, rows_per_s: float | None) -> None:
+        where = type(self).__name__
+        if splits is not None and not is_whole(splits, 1):
+            raise ConfigError(f"{where}: splits {splits!r} is not a positive whole number")
+        check_rate(rows_per_s, where)
+        self.rows_per_s = rows_per_s
+        self.schema = schema
+        self._count = count
+        self._splits = splits
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        splits = self._splits or context.parallelism
+        if position is not None:
+            ranges = []
+        elif self._count is None:
+            ranges = [IndexRange(k, None, splits) for k in range(splits)]
+        else:
+            cuts = [self._count * k // splits for k in range(splits + 1)]
+            ranges = [IndexRange(a, b) for a, b in pairwise(cuts) if a < b]
+        found = tuple(Split(f"{k:06d}", msgspec.msgpack.encode(span)) for k, span in enumerate(ranges))
+        return Discovery(found, position=b"all", exhausted=True)
+
+    def readers_max(self, parallelism: int) -> int:
+        """Return how many subtasks have something to read."""
+        most = parallelism if self._splits is None else min(parallelism, self._splits)
+        return most if self._count is None else max(1, min(most, self._count))
 
 
-def readers_of(count: int | None, splits: int | None, parallelism: int) -> int:
-    """Return how many subtasks have something to read of `index_splits` with `splits` (None: one per subtask)."""
-    most = parallelism if splits is None else min(parallelism, splits)
-    return most if count is None else max(1, min(most, count))
-
-
-def check_splits(splits: int | None, where: str) -> None:
-    if splits is not None and not is_whole(splits, 1):
-        raise ConfigError(f"{where}: splits {splits!r} is not a positive whole number")
-
-
-class GeneratorSource(Source):
+class GeneratorSource(IndexSource):
     """Rows from a function: `fn(indices)` returns one row per index, as a record batch, a polars frame, or a dict of
     columns.
 
@@ -65,8 +81,6 @@ class GeneratorSource(Source):
 
     Raises JobError if `fn` fails or returns anything but rows, SchemaError if its columns change.
     """
-
-    blocking = False
 
     def __init__(
         self,
@@ -81,30 +95,19 @@ class GeneratorSource(Source):
             raise ConfigError(f"GeneratorSource: {fn!r} is not a function of an array of indices")
         if count is not None and not is_whole(count):
             raise ConfigError(f"GeneratorSource: count {count!r} is not a whole number; None means endless")
-        check_splits(splits, "GeneratorSource")
-        check_rate(rows_per_s, "GeneratorSource")
-        self.bounded = count is not None
-        self.rows_per_s = rows_per_s
-        self._fn = fn
-        self._count = count
-        self._splits = splits if splits is not None or count is not None else _ENDLESS_SPLITS
         if schema is None:
             sample = np.arange(4 if count is None else max(1, min(4, count)), dtype=np.int64)
             schema = call_generator(fn, sample).schema
-        self.schema = canonical_schema(schema)
-
-    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
-        splits = () if position is not None else index_splits(self._count, self._splits or context.parallelism)
-        return Discovery(splits, position=b"all", exhausted=True)
+        splits = splits if splits is not None or count is not None else _ENDLESS_SPLITS
+        super().__init__(canonical_schema(schema), count, splits, rows_per_s)
+        self.bounded = count is not None
+        self._fn = fn
 
     def splits_per_reader(self, parallelism: int) -> int:
         if self._count is not None:
             return 1
         assert self._splits is not None
         return -(-self._splits // parallelism)
-
-    def readers_max(self, parallelism: int) -> int:
-        return readers_of(self._count, self._splits, parallelism)
 
     def open_split(self, split: Split) -> SplitReader:
         return _GeneratorReader(

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
@@ -19,9 +19,12 @@ from midstream.connectors.outside import Wait
 from midstream.core.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
-    from confluent_kafka import KafkaError
+    from confluent_kafka import KafkaError, Producer
 
 OptionValue: TypeAlias = str | int | float | bool | Callable[..., Any]
+Record: TypeAlias = "tuple[bytes | None, bytes | None, int, list[Any] | None]"
+"""The value, the key, the partition (`NO_PARTITION`: by the key) and the headers, None if there are none."""
+NO_PARTITION: Final = -1
 ANSWER_S: Final = 15.0
 """The time that a broker may take for an answer."""
 _SILENCE_S: Final = 5.0
@@ -228,6 +231,27 @@ class Silence:
             )
 
 
+def send_all(producer: Producer, topic: str, records: Iterable[Record], wait: Callable[[], object]) -> None:
+    """Pass records to a producer. While its queue is full, `wait` is called until there is room."""
+    produce = producer.produce
+    for value, key, partition, headers in records:
+        while True:
+            try:
+                if headers is None:
+                    produce(topic, value, key, partition)
+                else:
+                    produce(topic, value, key, partition, headers=headers)
+                break
+            except BufferError:
+                wait()
+    producer.poll(0)
+
+
+def as_headers(headers: list[dict[str, Any]] | None) -> list[Any] | None:
+    """Convert a row's headers to the form of `Record`."""
+    return None if not headers else [(each["name"], each["value"]) for each in headers]
+
+
 @contextmanager
 def explained(where: str) -> Iterator[None]:
     """Convert exceptions of Kafka's client: ConfigError for what a retry cannot fix, else StorageError."""
@@ -286,12 +310,9 @@ def made(where: str) -> Iterator[None]:
 
     try:
         yield
-    except KafkaException as error:
-        raise ConfigError(
-            f"{where}: {error.args[0].str()}; options are those of librdkafka's CONFIGURATION.md"
-        ) from None
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{where}: {error}; options are those of librdkafka's CONFIGURATION.md") from None
+    except (KafkaException, TypeError, ValueError) as error:
+        why = error.args[0].str() if isinstance(error, KafkaException) else error
+        raise ConfigError(f"{where}: {why}; options are those of librdkafka's CONFIGURATION.md") from None
 
 
 def topic_error(error: KafkaError, topic: str, where: str) -> ConfigError | StorageError:

@@ -7,8 +7,8 @@ topic.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Final, TypeAlias
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Final, TypeAlias, TypeVar
 
 import msgspec
 
@@ -17,9 +17,10 @@ from midstream.core.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer
-    from confluent_kafka.admin import AdminClient
+    from confluent_kafka.admin import AdminClient, TopicDescription  # type: ignore[attr-defined]  # its package exports nothing explicitly
 
 Names: TypeAlias = tuple[str, ...] | re.Pattern[str]
+T = TypeVar("T")
 Place: TypeAlias = tuple[str, int]
 """A topic and the number of one of its partitions."""
 EARLIEST: Final = -2
@@ -59,60 +60,27 @@ class Cluster:
 
     def topics(self, names: Names) -> dict[str, Topic]:
         """Return topics by name. A pattern leaves out Kafka's internal topics; a name that is not a topic raises."""
-        from confluent_kafka import KafkaException, TopicCollection
-
         if isinstance(names, re.Pattern):
             there = self._answer(lambda: self._client().list_topics(timeout=ANSWER_S).topics)
             names = tuple(name for name in sorted(there) if names.fullmatch(name) and not name.startswith("__"))
         if not names:
             return {}
 
-        def ask() -> dict[str, Topic]:
-            asked = self._client().describe_topics(TopicCollection(list(names)), request_timeout=ANSWER_S)
-            found = {}
-            for name in names:
-                try:
-                    topic = asked[name].result()
-                except KafkaException as error:
-                    raise topic_error(error.args[0], name, self._where) from error
-                found[name] = Topic(str(topic.topic_id), len(topic.partitions))
-            return found
-
-        found: dict[str, Topic] = self._answer(ask)
-        return found
+        return self._answer(
+            lambda: {name: Topic(str(of.topic_id), len(of.partitions)) for name, of in self._described(names).items()}
+        )
 
     def topic_id(self, name: str, answer_s: float) -> str | None:
         """Return the id of the topic, for whose answer a broker has `answer_s`; None if there is no topic of this name."""
-        from confluent_kafka import KafkaError, KafkaException, TopicCollection
-
-        def ask() -> str | None:
-            asked = self._client().describe_topics(TopicCollection([name]), request_timeout=answer_s)
-            try:
-                return str(asked[name].result().topic_id)
-            except KafkaException as error:
-                if error.args[0].code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
-                    return None
-                raise topic_error(error.args[0], name, self._where) from error
-
-        found: str | None = self._answer(ask)
-        return found
+        found = self._answer(lambda: self._described([name], answer_s, may_be_gone=True))
+        return str(found[name].topic_id) if found else None
 
     def check_writable(self, topic: str) -> None:
         """Raise ConfigError if the topic does not exist, or the user may not write to it."""
-        from confluent_kafka import KafkaException, TopicCollection
         from confluent_kafka.admin import AclOperation  # type: ignore[attr-defined]  # its package exports nothing explicitly
 
-        def ask() -> list[AclOperation] | None:
-            asked = self._client().describe_topics(
-                TopicCollection([topic]), include_authorized_operations=True, request_timeout=ANSWER_S
-            )
-            try:
-                found: list[AclOperation] | None = asked[topic].result().authorized_operations
-            except KafkaException as error:
-                raise topic_error(error.args[0], topic, self._where) from error
-            return found
-
-        allowed = self._answer(ask)
+        found = self._answer(lambda: self._described([topic], include_authorized_operations=True))
+        allowed = found[topic].authorized_operations
         if allowed is not None and AclOperation.WRITE not in allowed:
             raise ConfigError(
                 f"{self._where}: topic {topic!r} is not permitted: the user has no right to write (Write) to it"
@@ -134,8 +102,7 @@ class Cluster:
                     return None
                 raise
 
-        found: int | None = self._answer(ask)
-        return found
+        return self._answer(ask)
 
     def offsets(self, places: list[Place], when_ms: int) -> dict[Place, int]:
         """Return offsets of committed records: the first (EARLIEST), the one after the last (LATEST), or the first not
@@ -193,6 +160,23 @@ class Cluster:
                     f"{group!r}: {each.error.str()}"
                 )
 
+    def _described(
+        self, names: Sequence[str], answer_s: float = ANSWER_S, *, may_be_gone: bool = False, **options: bool
+    ) -> dict[str, TopicDescription]:
+        """Return what brokers know of topics. One that does not exist is left out if it `may_be_gone`, else it raises."""
+        from confluent_kafka import KafkaError, KafkaException, TopicCollection
+
+        asked = self._client().describe_topics(TopicCollection(list(names)), request_timeout=answer_s, **options)
+        found = {}
+        for name in names:
+            try:
+                found[name] = asked[name].result()
+            except KafkaException as error:
+                is_gone = error.args[0].code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC)
+                if not (is_gone and may_be_gone):
+                    raise topic_error(error.args[0], name, self._where) from error
+        return found
+
     def _client(self) -> AdminClient:
         from confluent_kafka.admin import AdminClient
 
@@ -212,7 +196,7 @@ class Cluster:
                 self._groups[group] = Consumer(self._connection.admin_config(ours))
         return self._groups[group]
 
-    def _answer(self, ask: Any) -> Any:
+    def _answer(self, ask: Callable[[], T]) -> T:
         try:
             with explained(self._where):
                 return ask()

@@ -12,7 +12,7 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from midstream.connectors.kafka_client import ANSWER_S, Connection, Silence, explained, is_for_the_user, made
+from midstream.connectors.kafka_client import ANSWER_S, Connection, Silence, explained, is_for_the_user, made, send_all
 from midstream.connectors.kafka_cluster import Place
 from midstream.connectors.kafka_staging import (
     Leftovers,
@@ -109,10 +109,15 @@ class TransactionalProducer:
         self._called(self._producer.init_transactions)
 
     def marker(self, topic: str) -> int | None:
+        """Return the committed offset of the marker; None if it has none."""
+        from confluent_kafka import KafkaException, TopicPartition
+
         with closing(self._member()) as consumer:
-            found = committed_offset(consumer, marker_place(topic), ANSWER_S)
+            (found,) = consumer.committed([TopicPartition(*marker_place(topic))], timeout=ANSWER_S)
+        if found.error is not None:
+            raise KafkaException(found.error)
         self._silence.looked(True)
-        return found
+        return int(found.offset) if found.offset >= 0 else None
 
     def begin(self) -> None:
         self._refused, self._is_cut = None, False
@@ -134,11 +139,12 @@ class TransactionalProducer:
                 ) from error
             for batch in batches:
                 rows += batch.num_rows
-                self._send(staged.topic, batch)
+                send_all(self._producer, staged.topic, records_of(batch), partial(self._wait, self._producer.poll))
+                self._check()
         if rows != staged.rows:
             raise StorageError(f"{self._where}: the staged files have {rows} rows instead of {staged.rows}")
         while len(self._producer):
-            self._wait(partial(self._producer.flush, _STEP_S))
+            self._wait(self._producer.flush)
         self._check()
         if self._is_cut:  # it could continue, but the next calls may hang
             raise KafkaException(KafkaError(KafkaError._ALL_BROKERS_DOWN, "brokers went away in the middle of it"))
@@ -175,26 +181,9 @@ class TransactionalProducer:
         with made(self._where):
             return Consumer(self._connection.admin_config(ours))
 
-    def _send(self, topic: str, batch: Any) -> None:
-        produce, with_headers = self._producer.produce, "headers" in batch.schema.names
-        for value, key, partition, headers in records_of(batch):
-            number = -1 if partition is None else partition
-            while True:
-                try:
-                    if with_headers and headers:
-                        named = [(each["name"], each["value"]) for each in headers]
-                        produce(topic, value, key, number, headers=named)
-                    else:
-                        produce(topic, value, key, number)
-                    break
-                except BufferError:
-                    self._wait(partial(self._producer.poll, _STEP_S))
-        self._producer.poll(0)
-        self._check()
-
-    def _wait(self, step: Callable[[], object]) -> None:
+    def _wait(self, step: Callable[[float], object]) -> None:
         before = len(self._producer)
-        step()
+        step(_STEP_S)
         self._check()  # abandoned records leave the queue as sent ones do
         self._silence.looked(len(self._producer) < before)
         self._check_stopped()
@@ -465,16 +454,6 @@ def transaction_timeout_ms(connection: Connection, rows: int) -> int:
                 f"KafkaSink: option {TIMEOUT!r} is {said!r}, which is not a number of milliseconds"
             ) from None
     return min(_TIMEOUT_MAX_MS, max(_TIMEOUT_MIN_MS, rows * 1000 // _ROWS_PER_S_MIN))
-
-
-def committed_offset(consumer: Any, place: Place, timeout_s: float) -> int | None:
-    """Return the group's committed offset; None if it has none there."""
-    from confluent_kafka import KafkaException, TopicPartition
-
-    (found,) = consumer.committed([TopicPartition(*place)], timeout=timeout_s)
-    if found.error is not None:
-        raise KafkaException(found.error)
-    return int(found.offset) if found.offset >= 0 else None
 
 
 def check_transactions(

@@ -23,7 +23,17 @@ import pyarrow as pa
 
 from midstream.connectors.encoders import check_encodable, new_encoder
 from midstream.connectors.extras import require
-from midstream.connectors.kafka_client import Connection, OptionValue, Silence, explained, made
+from midstream.connectors.kafka_client import (
+    NO_PARTITION,
+    Connection,
+    OptionValue,
+    Record,
+    Silence,
+    as_headers,
+    explained,
+    made,
+    send_all,
+)
 from midstream.connectors.kafka_cluster import Cluster
 from midstream.connectors.kafka_committer import TIMEOUT, KafkaCommitter, check_transactions
 from midstream.connectors.kafka_records import HEADERS, KafkaFormat, check_written_format
@@ -59,7 +69,6 @@ _DEFAULTS: Final = {
 }
 _STEP_S: Final = 0.2
 """The interval at which a wait for brokers checks whether the attempt has ended."""
-_NO_PARTITION: Final = -1
 _RECORD_BYTES_MAX: Final = 1_000_000
 """The default of librdkafka's `message.max.bytes`."""
 _OVERHEAD_BYTES: Final = 512
@@ -270,31 +279,21 @@ class _Records(Part):
     def _write(self, batch: pa.RecordBatch) -> None:
         if self._producer is None:
             self._producer = self._sink._producer(self._silence, self._delivered)
-        produce, topic = self._producer.produce, self._sink.topic
+        wait = partial(self._wait, self._producer, self._producer.poll)
         with explained(f"{self._where}: a row cannot be sent"):
-            for value, key, partition, headers in self._encoding.records(batch):
-                while True:
-                    try:
-                        if headers is None:
-                            produce(topic, value, key, partition)
-                        else:
-                            produce(topic, value, key, partition, headers=headers)
-                        break
-                    except BufferError:
-                        self._wait(partial(self._producer.poll, _STEP_S))
-        self._producer.poll(0)
+            send_all(self._producer, self._sink.topic, self._encoding.records(batch), wait)
         self._check()
 
     def _deliver(self) -> None:
         producer = self._producer
         while producer is not None and len(producer):
-            self._wait(partial(producer.flush, _STEP_S))
+            self._wait(producer, producer.flush)
         self._silence.looked(True)  # nothing is waited for any more
 
-    def _wait(self, step: Any) -> None:
-        before = len(self._producer) if self._producer is not None else 0
-        step()
-        self._silence.looked(self._producer is not None and len(self._producer) < before)
+    def _wait(self, producer: Producer, step: Callable[[float], object]) -> None:
+        before = len(producer)
+        step(_STEP_S)
+        self._silence.looked(len(producer) < before)
         self._check()
         if self.stopped.is_set():
             raise StorageError(f"{self._where}: the attempt ended before all rows were delivered")
@@ -325,11 +324,8 @@ class Encoding:
         described = sink._described
         named = [name for name in (key, headers, partition) if name is not None]
         require_columns(schema, named, where, "column")
-        self._format = format
+        self._sink = sink
         self._where = where
-        self._key = key
-        self._headers = headers
-        self._partition = partition
         if key is not None and not _is_text_or_binary(schema.field(key).type):
             raise SchemaError(
                 f"{where}: key column {key!r} is {schema.field(key).type}; a key must be a string or binary: cast it, "
@@ -369,40 +365,40 @@ class Encoding:
         """Whether the key is also part of the value."""
         if described is not None and described.fields is not None:
             return key in described.fields
-        return self._format in ("json", "avro") and pa.types.is_large_string(kind)
+        return self._sink._format in ("json", "avro") and pa.types.is_large_string(kind)
 
     def register(self) -> None:
         """Register the schema of Avro or Protobuf values, on the driver. Raises ConfigError or StorageError."""
         if self._described is not None:
             self._described.register()
 
-    def records(self, batch: pa.RecordBatch) -> Iterable[tuple[bytes | None, bytes | None, int, list[Any] | None]]:
-        """Return value, key, partition (-1: by the key) and headers of each row."""
-        rows = batch.num_rows
+    def records(self, batch: pa.RecordBatch) -> Iterable[Record]:
+        rows, key, headers, partition = batch.num_rows, self._sink._key, self._sink._headers, self._sink._partition
         return zip(
             self._values(batch),
-            [None] * rows if self._key is None else _bytes(batch.column(self._key)),
-            [_NO_PARTITION] * rows if self._partition is None else self._partitions(batch.column(self._partition)),
-            [None] * rows if self._headers is None else map(_as_headers, batch.column(self._headers).to_pylist()),
+            [None] * rows if key is None else _bytes(batch.column(key)),
+            [NO_PARTITION] * rows if partition is None else self._partitions(batch.column(partition)),
+            [None] * rows if headers is None else map(as_headers, batch.column(headers).to_pylist()),
             strict=True,
         )
 
     def staged(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return the records as columns: `value`, and `key`, `partition` and `headers` where they exist."""
+        key, headers, partition = self._sink._key, self._sink._headers, self._sink._partition
         columns: dict[str, pa.Array[Any]] = {"value": pa.array(self._values(batch), pa.large_binary())}
-        if self._key is not None:
-            columns["key"] = batch.column(self._key).cast(pa.large_binary())
-        if self._partition is not None:
-            self._partitions(batch.column(self._partition))
-            columns["partition"] = batch.column(self._partition)
-        if self._headers is not None:
-            columns["headers"] = batch.column(self._headers).cast(HEADERS)
+        if key is not None:
+            columns["key"] = batch.column(key).cast(pa.large_binary())
+        if partition is not None:
+            self._partitions(batch.column(partition))
+            columns["partition"] = batch.column(partition)
+        if headers is not None:
+            columns["headers"] = batch.column(headers).cast(HEADERS)
         return pa.RecordBatch.from_pydict(columns)
 
     def _values(self, batch: pa.RecordBatch) -> list[bytes | None]:
         if self._described is not None:
             return self._described.values(batch.select(self._columns))
-        if self._format != "json":
+        if self._sink._format != "json":
             return _bytes(batch.column(self._columns[0]))
         values = batch.select(self._columns)
         text = io.BytesIO()
@@ -415,10 +411,10 @@ class Encoding:
         return lines[:-1]
 
     def _partitions(self, column: pa.Array[Any]) -> list[int]:
-        found = [_NO_PARTITION if number is None else int(number) for number in column.to_pylist()]
-        if any(number is not None and number < 0 for number in column.to_pylist()):
-            raise SchemaError(f"{self._where}: partition column {self._partition!r} has a number below 0")
-        return found
+        numbers = column.to_pylist()
+        if any(number is not None and number < 0 for number in numbers):
+            raise SchemaError(f"{self._where}: partition column {self._sink._partition!r} has a number below 0")
+        return [NO_PARTITION if number is None else int(number) for number in numbers]
 
 
 def _is_text_or_binary(kind: pa.DataType) -> bool:
@@ -431,10 +427,6 @@ def _is_headers(kind: pa.DataType) -> bool:
     fields = {field.name: field.type for field in kind.value_type}
     is_right = list(fields) == ["name", "value"] and pa.types.is_large_string(fields["name"])
     return is_right and _is_text_or_binary(fields["value"])
-
-
-def _as_headers(headers: list[dict[str, Any]] | None) -> list[Any] | None:
-    return None if not headers else [(each["name"], each["value"]) for each in headers]
 
 
 def _bytes(column: pa.Array[Any]) -> list[bytes | None]:

@@ -11,12 +11,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final
 
 import msgspec
 import pyarrow as pa
 import xxhash
 
+from midstream.connectors.kafka_client import NO_PARTITION, Record, as_headers
 from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
 
@@ -197,8 +198,9 @@ def _token(uid: str) -> str:
 # ---- records --------------------------------------------------------------------
 
 
-def records_of(batch: pa.RecordBatch) -> Iterator[tuple[Any, Any, Any, Any]]:
-    """Yield value, key, partition and headers of each row; None where there is none."""
+def records_of(batch: pa.RecordBatch) -> Iterator[Record]:
     columns = {name: batch.column(name).to_pylist() for name in batch.schema.names}
     nothing = [None] * batch.num_rows
-    return zip(*(columns.get(name, nothing) for name in ("value", "key", "partition", "headers")), strict=True)
+    partitions = (NO_PARTITION if each is None else each for each in columns.get("partition", nothing))
+    headers = map(as_headers, columns.get("headers", nothing))
+    return zip(columns["value"], columns.get("key", nothing), partitions, headers, strict=True)

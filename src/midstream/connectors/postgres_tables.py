@@ -224,15 +224,12 @@ def find_table(connection: Connection[Any], schema: str | None, name: str) -> Ta
     oid, schema_name, table_name, kind = found
     if kind not in _TABLES:
         raise ConfigError(f"{schema_name}.{table_name} is not a table (pg_class.relkind {kind!r}); name a table")
-    columns = tuple(_column_of(*row) for row in connection.execute(_COLUMNS, {"table": oid}))
+    columns = tuple(
+        Column(name, kind, collation, required, default, computed, Kept(*kept))
+        for name, kind, collation, required, default, computed, *kept in connection.execute(_COLUMNS, {"table": oid})
+    )
     checks = tuple((text, frozenset(about)) for text, about in connection.execute(_CHECKS, [oid]))
     return Table(oid, schema_name, table_name, columns, checks)
-
-
-def _column_of(
-    name: str, kind: str, collation: str, required: bool, default: bool, computed: bool, *kept: Any
-) -> Column:
-    return Column(name, kind, collation, required, default, computed, Kept(*kept))
 
 
 def create_table(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from itertools import chain
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -17,7 +18,7 @@ from midstream.connectors.protobuf_types import (
     TIMESTAMP,
     MessageType,
     arrow_type,
-    is_repeated,
+    arrow_type_of_item,
     is_wrapper,
     map_entry,
 )
@@ -83,7 +84,8 @@ def _column(field: FieldDescriptor, where: str) -> Values:
         def maps(messages: list[Any]) -> pa.Array[Any]:
             # A map does not keep the order of the bytes, so it is sorted: every reader gets the same order.
             pairs = [
-                () if message is None else sorted(getattr(message, name).items(), key=_first) for message in messages
+                () if message is None else sorted(getattr(message, name).items(), key=itemgetter(0))
+                for message in messages
             ]
             keys, items = ([pair[at] for pair in chain.from_iterable(pairs)] for at in (0, 1))
             assert is_list_of_any_length(entry)
@@ -92,7 +94,7 @@ def _column(field: FieldDescriptor, where: str) -> Values:
 
         return maps
     values = _values(field, where)
-    if is_repeated(field):
+    if field.is_repeated:
         kind = arrow_type(field, where)
 
         def lists(messages: list[Any]) -> pa.Array[Any]:
@@ -105,10 +107,6 @@ def _column(field: FieldDescriptor, where: str) -> Values:
             [getattr(message, name) if message is not None and message.HasField(name) else None for message in messages]
         )
     return lambda messages: values([None if message is None else getattr(message, name) for message in messages])
-
-
-def _first(pair: tuple[Any, Any]) -> Any:
-    return pair[0]
 
 
 def _lists(lists: Sequence[Sequence[Any]], items: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
@@ -150,16 +148,6 @@ def _values(field: FieldDescriptor, where: str) -> Values:
         return pa.StructArray.from_arrays([part(values) for part in parts], fields=fields, mask=mask)
 
     return structs
-
-
-def arrow_type_of_item(field: FieldDescriptor, where: str) -> pa.DataType:
-    """Return the Arrow type of one value of a field, also if the field is a list of them."""
-    kind = arrow_type(field, where)
-    if is_repeated(field):
-        assert is_list_of_any_length(kind)
-        item: pa.DataType = kind.value_type
-        return item
-    return kind
 
 
 def _times(is_instant: bool, kind: pa.DataType, where: str) -> Values:
@@ -260,7 +248,7 @@ def _fill(field: FieldDescriptor, kind: pa.DataType, where: str) -> Fill:
     entry = map_entry(field)
     if entry is not None:
         return _fill_map(field, entry, kind, where)
-    if is_repeated(field):
+    if field.is_repeated:
         return _fill_list(field, kind, where)
     fill = _fill_value(field, kind, where)
     if field.has_presence and not field.is_required:

@@ -159,10 +159,6 @@ def _index(message: Descriptor) -> tuple[int, ...]:
     return (*_index(outer), [each.name for each in outer.nested_types].index(message.name))
 
 
-def is_repeated(field: FieldDescriptor) -> bool:
-    return field.is_repeated
-
-
 def map_entry(field: FieldDescriptor) -> Descriptor | None:
     """Return the type of a map's entries, with the fields `key` and `value`; None for a field that is not a map."""
     kind = field.message_type
@@ -192,11 +188,12 @@ def arrow_type(field: FieldDescriptor, where: str, depth: int = 1) -> pa.DataTyp
             (name, arrow_type(entry.fields_by_name[name], f"{where}.{name}", depth + 1)) for name in ("key", "value")
         ]
         return pa.large_list(pa.struct(parts))
-    kind = _arrow_value(field, where, depth)
-    return pa.large_list(kind) if is_repeated(field) else kind
+    kind = arrow_type_of_item(field, where, depth)
+    return pa.large_list(kind) if field.is_repeated else kind
 
 
-def _arrow_value(field: FieldDescriptor, where: str, depth: int) -> pa.DataType:
+def arrow_type_of_item(field: FieldDescriptor, where: str, depth: int = 1) -> pa.DataType:
+    """Return the Arrow type of one value of a field that is not a map, also if the field is a list of them."""
     message = field.message_type
     if message is None:
         return _ARROW[field.type]
@@ -228,9 +225,9 @@ def _mismatch(writer: Descriptor, reader: Descriptor, where: str, seen: set[tupl
         if written is None:
             continue
         at = f"{where}.{field.name}, number {field.number}"
-        if is_repeated(written) != is_repeated(field):
+        if written.is_repeated != field.is_repeated:
             forms = ("one value", "a list")
-            return f"{at}, was written as {forms[is_repeated(written)]} and is read as {forms[is_repeated(field)]}"
+            return f"{at}, was written as {forms[written.is_repeated]} and is read as {forms[field.is_repeated]}"
         if written.type != field.type and field.type not in _READ_AS.get(written.type, ()):
             return f"{at}, was written as {_type_name(written)} and is read as {_type_name(field)}"
         if written.enum_type is not None and field.enum_type is not None:

@@ -15,10 +15,12 @@ from midstream.operators.base import Combiner
 
 ROWS_MIN: Final = 32_768
 """Batches of fewer rows are sent as they are: what a call takes whatever its rows is more than what is spared."""
-SHARE_MAX: Final = 32
+SHARE_MAX: Final = 8
 """Combining pays if at most one row is left of so many."""
 PROBE_ROWS: Final = 8_192
 """How many rows of a batch are tried first."""
+PROBE_LEFT_MAX: Final = 6_144
+"""If more of these are left, there are more than about 13,000 keys, and a full batch leaves too many rows as well."""
 PAUSE_MAX: Final = 64
 """The largest number of batches until combining is tried again."""
 
@@ -53,7 +55,9 @@ class Combining:
     def _combined(self, batch: Batch) -> Batch | None:
         """Return the combined batch, or None if it does not pay."""
         left_max = batch.num_rows // SHARE_MAX
-        if not self._pays and self._combiner.combine(batch.slice(0, PROBE_ROWS)).num_rows > left_max:
-            return None
+        if not self._pays:
+            probe = self._combiner.combine(batch.slice(0, PROBE_ROWS)).num_rows
+            if probe > min(left_max, PROBE_LEFT_MAX):
+                return None
         combined = self._combiner.combine(batch)
         return combined if combined.num_rows <= left_max else None

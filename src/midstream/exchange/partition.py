@@ -67,7 +67,10 @@ class ResultPartition:
         """
         if self._unasked or self._quota.available() <= 0:
             return False
-        return all(sub.waiting < sub.queue.limit for sub in self.subpartitions)
+        for sub in self.subpartitions:  # noqa: SIM110 - a generator takes longer to create than the few are to look at
+            if sub.waiting >= sub.queue.limit:
+                return False
+        return True
 
     def wake_when_available(self, wake: Callable[[], None]) -> None:
         """Call `wake` once, when `is_available` may have become true. Only one task may wait."""
@@ -98,22 +101,27 @@ class ResultPartition:
     def emit(self, batch: Batch) -> None:
         """Route the rows of `batch`, combined if that pays. Each consumer gets its rows in their order, and so does each key."""
         if batch.num_rows:
-            self._route(batch if self._combining is None else self._combining.apply(batch))
+            self._route(batch if self._combining is None or self._hands_over else self._combining.apply(batch))
+
+    @property
+    def _hands_over(self) -> bool:
+        """Whether all keys go to one consumer in this slot: no rows are split or sent, so combining would spare nothing."""
+        return self.edge.partitioning is Partitioning.KEYED and self._consumers == 1 and self.subpartitions[0].is_local
 
     @property
     def rows_out(self) -> int:
         """The rows emitted to all consumers since the deployment. A row counts once for each consumer that gets it."""
-        return sum(sub.rows_added for sub in self.subpartitions)
+        return sum([sub.rows_added for sub in self.subpartitions])
 
     @property
     def bytes_out(self) -> int:
         """The bytes emitted to all consumers, counted in the same way."""
-        return sum(sub.bytes_added for sub in self.subpartitions)
+        return sum([sub.bytes_added for sub in self.subpartitions])
 
     @property
     def batches_out(self) -> int:
         """The batches emitted to all consumers, counted in the same way."""
-        return sum(sub.batches_added for sub in self.subpartitions)
+        return sum([sub.batches_added for sub in self.subpartitions])
 
     def _router(self) -> Callable[[Batch], None]:
         match self.edge.partitioning:

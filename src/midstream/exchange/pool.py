@@ -58,12 +58,16 @@ class BufferPool:
 
     def check(self) -> None:
         """Check that the buffers in use are those of all quotas, and that the free shared ones add up."""
-        if self.in_use != sum(q.in_use for q in self._quotas):
+        in_use = beyond = reserved = 0
+        for quota in self._quotas:
+            in_use += quota.in_use
+            reserved += quota.reserved
+            if quota.in_use > quota.reserved:
+                beyond += quota.in_use - quota.reserved
+        if self.in_use != in_use:
             raise InvariantError(
                 f"pool: {self.in_use} in use, quotas hold {[(q.name, q.in_use) for q in self._quotas]}"
             )
-        beyond = sum(max(0, q.in_use - q.reserved) for q in self._quotas)
-        reserved = sum(q.reserved for q in self._quotas)
         if self.shared_free != self.total - reserved - beyond:
             raise InvariantError(f"pool: shared free is {self.shared_free}, not {self.total - reserved - beyond}")
 

@@ -17,7 +17,7 @@ from typing import Final
 
 from midstream.core.elements import MAX_WATERMARK_US, CheckpointBarrier, EndOfPartition, Event, Watermark
 from midstream.core.errors import InvariantError
-from midstream.exchange.lease import LeasedBatch, buffers_of, joined
+from midstream.exchange.lease import LeasedBatch, joined
 
 FIRST_BUFFERS: Final = 2
 """The limit of a queue while it is not known how fast the queue is read."""
@@ -185,13 +185,13 @@ class ElementQueue:
 
     def check(self) -> None:
         """Check that `waiting` counts the queued batches, that their leases last, and that a batch is allowed."""
-        if self.waiting != buffers_of(self._items) or self.limit < 1:
-            raise InvariantError(
-                f"a queue counts {self.waiting} of {buffers_of(self._items)} buffers, limit {self.limit}"
-            )
+        buffers = 0
         for item in self._items:
             if isinstance(item, LeasedBatch):
                 item.check()
+                buffers += item.buffers
+        if self.waiting != buffers or self.limit < 1:
+            raise InvariantError(f"a queue counts {self.waiting} of {buffers} buffers, limit {self.limit}")
 
     def clear(self) -> None:
         self._items.clear()

@@ -14,6 +14,7 @@ import pyarrow as pa
 from midstream.operators.base import Combiner, Operator
 from midstream.operators.sink import Sink
 from midstream.operators.source import Source
+from midstream.state.pickles import OwnCode
 
 
 class Partitioning(Enum):
@@ -127,6 +128,16 @@ class JobGraph:
         if not edge.partitioning.all_to_all:
             return range(consumer, consumer + 1)
         return range(self.vertices[edge.source].parallelism)
+
+    def give_own_code(self, own: OwnCode) -> None:
+        """Tell sources, operators and sinks which code is the job's own, whose objects their pickles may hold."""
+        for vertex in self.vertices:
+            if vertex.source is not None:
+                vertex.source.source.own = own
+            for spec in vertex.operators:
+                spec.operator.own = own
+                if spec.sink is not None:
+                    spec.sink.own = own
 
     @property
     def slots(self) -> int:

@@ -151,12 +151,7 @@ class Engine:
         self.graph = graph = build_job_graph(self._logical, self._config)
         self.attempt += 1
         with by_value(self._own_modules):
-            own = own_code(graph, (), self._config.trusted_packages)
-            for vertex in graph.vertices:
-                if vertex.source is not None:
-                    vertex.source.source.own = own
-                for spec in vertex.operators:
-                    spec.operator.own = own
+            graph.give_own_code(own_code(graph, (), self._config.trusted_packages))
             self.graph_bytes = pickled(graph)
         self.plan = JobPlan("in-process", graph, self.graph_bytes, self._config)
         tasks = tasks_of(graph)

@@ -12,7 +12,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from copy import copy
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, ClassVar, Final, Generic, Literal, TypeAlias, TypeVar
 
 import polars as pl
 import pyarrow as pa
@@ -246,7 +246,30 @@ def _carried(part: Columns) -> tuple[pl.Expr, pl.Expr]:
     return high + low // _HALF, low % _HALF
 
 
-class Min(_Folded):
+class _OfColumn(Aggregate):
+    """Base of aggregates that read one column."""
+
+    def __init__(self, column: str) -> None:
+        self.columns = (column,)
+
+
+class _Extreme(_OfColumn, _Folded):
+    """Base of the smallest and the largest value."""
+
+    _kind: ClassVar[Literal["min", "max"]]
+
+    def bind(self, schema: pa.Schema) -> Aggregate:
+        _check_ordered(schema, self.columns[0], self._kind)
+        return self
+
+    def _folds(self) -> Mapping[str, Fold]:
+        return {self._kind: Fold(self._kind, self.columns[0])}
+
+    def finish(self, part: Columns) -> pl.Expr:
+        return part(self._kind)
+
+
+class Min(_Extreme):
     """The smallest value of a column; null if there is none.
 
     Nulls are ignored, and NaN counts only if there is nothing else.
@@ -257,21 +280,10 @@ class Min(_Folded):
         3
     """
 
-    def __init__(self, column: str) -> None:
-        self.columns = (column,)
-
-    def bind(self, schema: pa.Schema) -> Aggregate:
-        _check_ordered(schema, self.columns[0], "min")
-        return self
-
-    def _folds(self) -> Mapping[str, Fold]:
-        return {"min": Fold("min", self.columns[0])}
-
-    def finish(self, part: Columns) -> pl.Expr:
-        return part("min")
+    _kind = "min"
 
 
-class Max(_Folded):
+class Max(_Extreme):
     """The largest value of a column; null if there is none.
 
     Nulls are ignored, and NaN counts only if there is nothing else.
@@ -282,21 +294,10 @@ class Max(_Folded):
         5
     """
 
-    def __init__(self, column: str) -> None:
-        self.columns = (column,)
-
-    def bind(self, schema: pa.Schema) -> Aggregate:
-        _check_ordered(schema, self.columns[0], "max")
-        return self
-
-    def _folds(self) -> Mapping[str, Fold]:
-        return {"max": Fold("max", self.columns[0])}
-
-    def finish(self, part: Columns) -> pl.Expr:
-        return part("max")
+    _kind = "max"
 
 
-class Mean(_Folded):
+class Mean(_OfColumn, _Folded):
     """The mean of a numeric, boolean or decimal column as float64, ignoring nulls; null if there is no value.
 
     `column`: the name of the column. A column of another type raises SchemaError when the window is declared.
@@ -304,9 +305,6 @@ class Mean(_Folded):
         >>> testing.check_aggregate(Mean("x"), [{"x": 3}, {"x": None}, {"x": 5}])
         4.0
     """
-
-    def __init__(self, column: str) -> None:
-        self.columns = (column,)
 
     def bind(self, schema: pa.Schema) -> Aggregate:
         _numeric_kind(schema, self.columns[0], "mean", durations=False)
@@ -319,7 +317,7 @@ class Mean(_Folded):
         return pl.when(part("n") > 0).then(part("sum") / part("n"))
 
 
-class First(Aggregate):
+class First(_OfColumn):
     """The value, possibly null, of the row with the smallest event time; among equals, of the one that arrived first.
 
     `column`: the name of the column, of any type.
@@ -327,9 +325,6 @@ class First(Aggregate):
         >>> testing.check_aggregate(First("x"), [{"x": 3}, {"x": 9}, {"x": 5}])
         3
     """
-
-    def __init__(self, column: str) -> None:
-        self.columns = (column,)
 
     def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
         return _of_first(pl.col(self.columns[0]), event_time)
@@ -341,7 +336,7 @@ class First(Aggregate):
         return part("value")
 
 
-class Last(Aggregate):
+class Last(_OfColumn):
     """The value, possibly null, of the row with the largest event time; among equals, of the one that arrived last.
 
     `column`: the name of the column, of any type.
@@ -349,9 +344,6 @@ class Last(Aggregate):
         >>> testing.check_aggregate(Last("x"), [{"x": 3}, {"x": 9}, {"x": 5}])
         5
     """
-
-    def __init__(self, column: str) -> None:
-        self.columns = (column,)
 
     def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
         return _of_last(pl.col(self.columns[0]), event_time)

@@ -14,7 +14,6 @@ import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
 from typing import Any, Final, TypeVar
 from urllib.parse import parse_qs, urlsplit
 
@@ -109,9 +108,7 @@ class PageLine:
     def __enter__(self) -> PageLine:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Do nothing: each request has a connection of its own."""
 
     def ask(self, request: ClientRequest | GetLogs | GetRows, timeout_s: float | None = None) -> Reply:
@@ -184,11 +181,8 @@ class PageLine:
 
     def _send(self, method: str, path: str, body: object = None, timeout_s: float = TIMEOUT_S) -> tuple[int, bytes]:
         """Return the status and the body of the answer. Raises ClusterError if there is none."""
-        connection: http.client.HTTPConnection
-        if self._is_tls:
-            connection = http.client.HTTPSConnection(self._host, self._port, timeout=timeout_s)
-        else:
-            connection = http.client.HTTPConnection(self._host, self._port, timeout=timeout_s)
+        kind = http.client.HTTPSConnection if self._is_tls else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=timeout_s)
         headers = {"Accept": JSON}
         if self._job.token is not None:
             headers["Authorization"] = f"Bearer {self._job.token}"

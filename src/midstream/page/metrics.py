@@ -8,7 +8,7 @@ explains each.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple
 
 import msgspec
@@ -75,13 +75,8 @@ def _of_job(status: JobStatus) -> Iterator[Family]:
     yield _gauge("job_slots_needed", "Slots that the job needs to run.", _single(status.slots_needed))
     yield _gauge("job_waiting_seconds", "How long its longest wait has lasted; 0 for none.", _single(waits_s))
     yield _gauge("job_warnings", "Warnings in the job's status.", _single(len(status.warnings)))
-    memory: list[Sample] = [
-        ((("slot", str(i)),), float(used)) for i, used in enumerate(status.slot_memory_bytes) if used
-    ]
+    memory, limits = _by_slot(status.slot_memory_bytes), _by_slot(status.slot_memory_limit_bytes)
     yield _gauge("slot_memory_bytes", "Resident memory of a slot's process, by its place among the slots.", memory)
-    limits: list[Sample] = [
-        ((("slot", str(i)),), float(limit)) for i, limit in enumerate(status.slot_memory_limit_bytes) if limit
-    ]
     yield _gauge("slot_memory_limit_bytes", "Memory limit of that process; a container's limit is shared.", limits)
 
 
@@ -125,24 +120,18 @@ def _of_operators(status: JobStatus) -> Iterator[Family]:
     operators = [operator for vertex in status.vertices for operator in vertex.operators]
     labels = {operator.uid: (("operator", operator.uid), ("operator_name", operator.name)) for operator in operators}
 
-    def of_each(name: str, text: str, values: Iterable[float]) -> Family:
-        return _counter(
-            f"operator_{name}", text, [(labels[op.uid], value) for op, value in zip(operators, values, strict=True)]
-        )
+    def each(value: Callable[[OperatorStatus], float | None]) -> list[Sample]:
+        return _known((labels[op.uid], value(op)) for op in operators)
 
     again = "Rows read again after a failure count again."
-    yield of_each("rows_in_total", f"Rows received. {again}", (op.rows_in for op in operators))
-    yield of_each("rows_out_total", f"Rows emitted. {again}", (op.rows_out for op in operators))
-    yield of_each("late_rows_total", "Rows dropped as late.", (op.late_rows for op in operators))
-    yield of_each("bad_records_total", "Bad records dropped by a source.", (op.bad_records for op in operators))
+    yield _counter("operator_rows_in_total", f"Rows received. {again}", each(lambda op: op.rows_in))
+    yield _counter("operator_rows_out_total", f"Rows emitted. {again}", each(lambda op: op.rows_out))
+    yield _counter("operator_late_rows_total", "Rows dropped as late.", each(lambda op: op.late_rows))
+    yield _counter("operator_bad_records_total", "Bad records dropped by a source.", each(lambda op: op.bad_records))
     of_checkpoint = "of its state in the newest completed checkpoint."
-    for name, what, values in (
-        ("state_rows", "Rows", [op.state_rows for op in operators]),
-        ("state_bytes", "Bytes", [op.state_bytes for op in operators]),
-    ):
-        sizes: list[Sample] = [(labels[op.uid], value) for op, value in zip(operators, values, strict=True)]
-        yield _gauge(f"operator_{name}", f"{what} {of_checkpoint}", sizes)
-    work: list[Sample] = [(labels[op.uid], op.work) for op in operators if op.work is not None]
+    yield _gauge("operator_state_rows", f"Rows {of_checkpoint}", each(lambda op: op.state_rows))
+    yield _gauge("operator_state_bytes", f"Bytes {of_checkpoint}", each(lambda op: op.state_bytes))
+    work = each(lambda op: op.work)
     yield _gauge("operator_work_ratio", "Its share of the work of its task's operators.", work)
     yield from _of_functions(operators, labels)
 
@@ -171,8 +160,7 @@ def _of_tasks(status: JobStatus) -> Iterator[Family]:
     vertices = status.vertices
 
     def of_each(name: str, text: str, values: Iterable[float | None]) -> Family:
-        pairs = zip(vertices, values, strict=True)
-        return _gauge(f"task_{name}", text, [(_task(v), value) for v, value in pairs if value is not None])
+        return _gauge(f"task_{name}", text, _known(zip(map(_task, vertices), values, strict=True)))
 
     yield of_each("parallelism", "Subtasks of the task.", (v.parallelism for v in vertices))
     yield of_each("subtasks_running", "Subtasks that run.", (v.states.get("running", 0) for v in vertices))
@@ -222,11 +210,10 @@ def _of_edges(status: JobStatus) -> Iterator[Family]:
     again = "Rows emitted again after a failure count again."
     yield _counter("edge_rows_total", f"Rows that passed the edge. {again}", [(at, one.rows) for at, one in found])
     yield _counter("edge_bytes_total", f"Their bytes in memory. {again}", [(at, one.bytes) for at, one in found])
-    marks = [(at, _watermark_s(one.watermark_us)) for at, one in found]
     yield _gauge(
         "edge_watermark_timestamp_seconds",
         "Event time of rows on the edge, minimum over the subtasks that are waited for.",
-        [(at, mark) for at, mark in marks if mark is not None],
+        _known((at, _watermark_s(one.watermark_us)) for at, one in found),
     )
     yield _counter("edge_batches_total", f"Their batches. {again}", [(at, one.batches) for at, one in found])
 
@@ -246,11 +233,10 @@ def _of_subtasks(status: JobStatus) -> Iterator[Family]:
         "Share of time spent waiting for room downstream.",
         [(at, one.backpressured) for at, one in found],
     )
-    marks = [(at, _watermark_s(one.watermark_us)) for at, one in found]
     yield _gauge(
         "subtask_watermark_timestamp_seconds",
         "Event time up to which all rows are expected to have arrived.",
-        [(at, mark) for at, mark in marks if mark is not None],
+        _known((at, _watermark_s(one.watermark_us)) for at, one in found),
     )
 
 
@@ -260,6 +246,15 @@ def _gauge(name: str, text: str, samples: list[Sample]) -> Family:
 
 def _counter(name: str, text: str, samples: list[Sample]) -> Family:
     return Family(f"midstream_{name}", "counter", text, samples)
+
+
+def _known(samples: Iterable[tuple[Labels, float | None]]) -> list[Sample]:
+    """Leave out the samples whose value is not known."""
+    return [(labels, value) for labels, value in samples if value is not None]
+
+
+def _by_slot(sizes: Iterable[int]) -> list[Sample]:
+    return [((("slot", str(number)),), float(size)) for number, size in enumerate(sizes) if size]
 
 
 def _single(value: float) -> list[Sample]:

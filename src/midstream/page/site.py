@@ -280,7 +280,27 @@ class Site:
     def _give_up(self, number: int) -> None:
         waiting = self._waiting.pop(number, None)
         if waiting is not None:
-            waiting[1](_busy())
+            waiting[1](_busy(ANSWER_S_MAX))
+
+    def _answer_in_time(
+        self,
+        question: Question,
+        view: Callable[[Reply], Response],
+        respond: Respond,
+        waiting: dict[int, Respond],
+        within_s: float,
+    ) -> None:
+        """Ask the job, and respond with the view of its reply, or that the driver is busy if none comes in time."""
+        self._count += 1
+        number = self._count
+        waiting[number] = respond
+
+        def answered(response: Response) -> None:
+            if waiting.pop(number, None) is not None:  # else the other one has come before
+                respond(response)
+
+        self._loop.call_later(within_s, lambda: answered(_busy(within_s)))
+        self._ask(question, lambda reply: answered(view(reply)))
 
     # ---- logs
 
@@ -290,25 +310,13 @@ class Site:
             raise Refusal(410, "the job has ended, and its logs with it")
         if len(self._logs) >= LOGS_OPEN_MAX:
             raise Refusal(429, f"{LOGS_OPEN_MAX} requests for logs are not answered yet")
-        self._count += 1
-        number = self._count
-        self._logs[number] = respond
-        self._loop.call_later(ANSWER_S_MAX, partial(self._give_up_logs, number))
-        self._ask(GetLogs(query.after), partial(self._tell_logs, number, query))
 
-    def _tell_logs(self, number: int, query: LogsQuery, reply: Reply) -> None:
-        respond = self._logs.pop(number, None)
-        if respond is None:
-            return  # it has been told that the driver is busy
-        if reply.error:
-            respond(Refusal(410, reply.error).response)
-        else:
-            respond(Response(200, document(logs_of(reply.logs, query)), JSON))
+        def view(reply: Reply) -> Response:
+            if reply.error:
+                return Refusal(410, reply.error).response
+            return Response(200, document(logs_of(reply.logs, query)), JSON)
 
-    def _give_up_logs(self, number: int) -> None:
-        respond = self._logs.pop(number, None)
-        if respond is not None:
-            respond(_busy())
+        self._answer_in_time(GetLogs(query.after), view, respond, self._logs, ANSWER_S_MAX)
 
     # ---- rows
 
@@ -321,22 +329,13 @@ class Site:
             raise Refusal(400, f"the request for rows is invalid: {error}") from error
         if len(self._looking) >= LOOKS_OPEN_MAX:
             raise Refusal(429, f"{LOOKS_OPEN_MAX} requests for rows are not answered yet")
-        self._count += 1
-        number = self._count
-        self._looking[number] = respond
-        self._loop.call_later(ROWS_S_MAX, partial(self._rows_seen, number, None))
-        self._ask(GetRows(look.operator, look.rows), partial(self._rows_seen, number))
 
-    def _rows_seen(self, number: int, reply: Reply | None) -> None:
-        respond = self._looking.pop(number, None)
-        if respond is None:
-            return
-        if reply is None:
-            respond(Refusal(503, f"the job's driver has not answered for {ROWS_S_MAX:g} s: it is busy").response)
-        elif reply.rows is None:
-            respond(Refusal(409, reply.error).response)
-        else:
-            respond(Response(200, document(reply.rows), JSON))
+        def view(reply: Reply) -> Response:
+            if reply.rows is None:
+                return Refusal(409, reply.error).response
+            return Response(200, document(reply.rows), JSON)
+
+        self._answer_in_time(GetRows(look.operator, look.rows), view, respond, self._looking, ROWS_S_MAX)
 
     # ---- actions
 
@@ -420,8 +419,8 @@ def _query(request: Request, kind: type[_Query]) -> _Query:
         raise Refusal(400, f"invalid query in the address: {error}") from error
 
 
-def _busy() -> Response:
-    return Refusal(503, f"the job's driver has not answered for {ANSWER_S_MAX:g} s: it is busy").response
+def _busy(within_s: float) -> Response:
+    return Refusal(503, f"the job's driver has not answered for {within_s:g} s: it is busy").response
 
 
 def _only(request: Request, *methods: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 import socket
 import time
-from types import TracebackType
 from typing import Final
 
 import msgspec
@@ -107,9 +106,7 @@ class Client:
     def __enter__(self) -> Client:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def _next_frame(self, deadline_s: float | None) -> memoryview:

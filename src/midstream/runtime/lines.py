@@ -116,14 +116,7 @@ class Lines:
             buffer_bytes=RECEIVE_BUFFER_BYTES,
             ports=ports,
         )
-
-    @property
-    def host(self) -> str:
-        return self._listener.host
-
-    @property
-    def port(self) -> int:
-        return self._listener.port
+        self.host, self.port = self._listener.host, self._listener.port
 
     def start(self) -> None:
         self._listener.start()

@@ -72,15 +72,8 @@ class TcpTransport:
             ports=ports,
             handshake_timeout_s=handshake_timeout_s,
         )
+        self.host, self.port = self._listener.host, self._listener.port
         self._listener.start()
-
-    @property
-    def host(self) -> str:
-        return self._listener.host
-
-    @property
-    def port(self) -> int:
-        return self._listener.port
 
     @property
     def held(self) -> int:

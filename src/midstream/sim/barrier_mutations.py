@@ -102,7 +102,7 @@ def captured_row_doubled() -> Replacements:
 
 
 def announcement_lost() -> Replacements:
-    """A barrier that arrives while rows are captured for it is not heard of."""
+    """A barrier that arrives while rows are captured for it is ignored."""
     original = TaskCheckpoints.arrived
 
     def arrived(self: Any, channel: int, event: Any) -> None:
@@ -114,12 +114,12 @@ def announcement_lost() -> Replacements:
 
 
 def overtakes_again() -> Replacements:
-    """When its time has come a barrier overtakes everything, where it has left already, too."""
+    """When its timeout has passed, a barrier overtakes also in outputs that it has left already."""
     return [(ResultPartition, "overtake_waiting", ResultPartition.overtake)]
 
 
 def overtakes_without_rows() -> Replacements:
-    """What a barrier overtakes because its time has come is not stored."""
+    """What a barrier overtakes because its timeout has passed is not stored."""
     original = ResultPartition.overtake_waiting
 
     def overtake_waiting(self: Any, barrier: Any) -> Any:
@@ -245,7 +245,7 @@ def failed_capture_goes_on() -> Replacements:
 
 
 def overtakes_in_cycles() -> Replacements:
-    """Barriers overtake wherever rows can be moved, also where a task comes to wait for itself."""
+    """Barriers overtake wherever rows can be moved, also where a task would then wait for itself."""
 
     def overtakable(graph: JobGraph) -> frozenset[int]:
         return frozenset(edge.id for edge in graph.edges if edge.partitioning.redistributable)
@@ -321,7 +321,7 @@ def chunks_of_an_aborted_checkpoint() -> Replacements:
 
 
 def barrier_says_nothing_of_completed_ones() -> Replacements:
-    """Tasks learn that a checkpoint has completed from the coordinator alone, be it after the next barrier."""
+    """Tasks learn only from the coordinator that a checkpoint has completed, even if the next barrier comes first."""
 
     def silent(checkpoint_id: int, created_ms: int, timeout_ms: int | None, _: int) -> CheckpointBarrier:
         return CheckpointBarrier(checkpoint_id, created_ms, timeout_ms)
@@ -359,7 +359,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "overtaken rows of one channel are stored twice", captured_row_doubled, regions.backpressured
     ),
     "announcement_lost": Mutation(
-        "a barrier that arrives while rows are captured is not heard of", announcement_lost, regions.backpressured
+        "a barrier that arrives while rows are captured is ignored", announcement_lost, regions.backpressured
     ),
     "overtakes_again": Mutation("a barrier overtakes where it has left already", overtakes_again, regions.timed_out),
     "overtakes_without_rows": Mutation(
@@ -372,7 +372,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "recovered rows are not waited for where none may be in flight", clear_while_recovering, regions.outdated
     ),
     "clear_while_working": Mutation(
-        "the batch at work is not waited for where none may be in flight",
+        "the batch in process is not waited for where none may be in flight",
         clear_while_working,
         regions.shared,
     ),
@@ -398,7 +398,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         regions.captured_in_vain,
     ),
     "overtakes_in_cycles": Mutation(
-        "barriers overtake where a task comes to wait for itself", overtakes_in_cycles, regions.held
+        "barriers overtake where a task then waits for itself", overtakes_in_cycles, regions.held
     ),
     "obsolete_barrier_taken": Mutation("an obsolete barrier is taken for a new one", obsolete_barrier_taken),
     "second_port_not_blocked": Mutation(

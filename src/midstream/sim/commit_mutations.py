@@ -23,7 +23,7 @@ from midstream.worker.snapshots import TaskSnapshots
 
 
 def unknown_outcome_is_aborted() -> Replacements:
-    """What was prepared for a checkpoint of which nobody knows whether it is there is thrown away."""
+    """What was prepared for a checkpoint whose outcome is unknown is thrown away."""
 
     def take_prepared(self: Any) -> Any:
         known, self._uncertain_id = self._uncertain_id, 0
@@ -77,7 +77,7 @@ def earlier_is_committed_again() -> Replacements:
 
 
 def older_is_committed_last() -> Replacements:
-    """Of what several checkpoints have prepared the newest is committed first."""
+    """Of what was prepared for several checkpoints, the newest is committed first."""
 
     def committables_of(*arguments: Any) -> Any:
         return tuple(reversed(original(*arguments)))
@@ -103,7 +103,7 @@ def output_of_finished_is_forgotten() -> Replacements:
 
 
 def uncommitted_is_left_out() -> Replacements:
-    """A checkpoint does not hold what the ones before it have prepared and nobody has committed yet."""
+    """A checkpoint does not hold what was prepared for earlier ones and is not committed yet."""
     return [(Committing, "uncommitted", ())]
 
 
@@ -207,7 +207,7 @@ def settled_stays_unsettled() -> Replacements:
 
 
 def zombie_driver_commits() -> Replacements:
-    """A driver that was thought dead continues committing, though another one has taken over."""
+    """A driver that was taken for dead continues to commit, although another one has taken over."""
     return [(committers, "check_epoch", lambda storage, epoch: None)]
 
 
@@ -228,7 +228,7 @@ def _at_the_end(seed: int) -> Scenario:
 
 
 def _confirmed_late(seed: int) -> Scenario:
-    """A barrier overtakes the word that the checkpoint before has completed, and its own checkpoint fails."""
+    """A barrier overtakes the message that the checkpoint before has completed, and its own checkpoint fails."""
     drawn = draw(seed, topology="pipeline", parallelism=3, faults=(), rows=200)
     faults = tuple(Fault(100 + 60 * i + seed * 37 % 60, "publish_fails", 2 * i) for i in range(12))
     tempo = replace(drawn.tempo, mail_us=5, control_us=5000, data_us=20, io_us=100, clock_tick_us=0)
@@ -243,7 +243,7 @@ _stopped = committing("stop_driver")
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "unknown_outcome_is_aborted": Mutation(
-        "output of a checkpoint that may be there is thrown away", unknown_outcome_is_aborted, outcome_unknown
+        "output of a checkpoint of unknown outcome is thrown away", unknown_outcome_is_aborted, outcome_unknown
     ),
     "failed_is_aborted_at_once": Mutation(
         "output is thrown away and committed with the next checkpoint", failed_is_aborted_at_once, _refused
@@ -256,7 +256,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "older_is_committed_last": Mutation("newer output is committed before older", older_is_committed_last, _refused),
     "output_of_finished_is_forgotten": Mutation(
-        "a restart forgets the output of what had finished", output_of_finished_is_forgotten, _at_the_end
+        "a restart forgets the output of operators that had finished", output_of_finished_is_forgotten, _at_the_end
     ),
     "uncommitted_is_left_out": Mutation(
         "what is not committed yet is not in the next checkpoint", uncommitted_is_left_out, _struck
@@ -275,7 +275,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "output of an attempt is thrown away again and again", abort_follows_the_restart, _struck
     ),
     "zombie_driver_commits": Mutation(
-        "a driver commits that another one has followed", zombie_driver_commits, _stopped
+        "a driver commits although another one has taken over", zombie_driver_commits, _stopped
     ),
     "settled_stays_unsettled": Mutation("committed output is thrown away", settled_stays_unsettled, _struck),
 }

@@ -87,7 +87,7 @@ def rescale_keeps_layout() -> Replacements:
 
 
 def rescale_is_not_answered() -> Replacements:
-    """Whoever asked for a rescale that comes to nothing is left waiting."""
+    """The client that has requested a rescale which is given up gets no answer."""
     original = Rescaling.give_up
 
     def give_up(self: Any, reason: str) -> Any:
@@ -98,7 +98,7 @@ def rescale_is_not_answered() -> Replacements:
 
 
 def rescale_does_not_go_back() -> Replacements:
-    """Once it has left the old plan, the job tries the new one until it works."""
+    """Once it has left the old plan, the job retries the new one until it runs."""
     original = Rescaling.give_up
 
     def give_up(self: Any, reason: str) -> Any:
@@ -119,7 +119,7 @@ def rescale_keeps_slots() -> Replacements:
 
 
 def rescale_before_stored() -> Replacements:
-    """The job switches when the checkpoint is taken, and calls it the one that it resumes from, before it is complete."""
+    """The job switches when the checkpoint is taken, and names it as the one to resume from, before it is complete."""
     original = Checkpoints._publish
 
     def publish(self: Any, pending: Any) -> None:
@@ -260,12 +260,12 @@ def event_time_of_the_fastest_split() -> Replacements:
 
 
 def pending_splits_are_newer() -> Replacements:
-    """Event time advances whatever waits to be handed out."""
+    """Event time advances, whatever splits wait to be assigned."""
     return [(source.SourceDriver, "all_assigned", property(lambda self: True))]
 
 
 def parts_among_files() -> Replacements:
-    """A split that begins where another ends is not waited for, however many files there are."""
+    """A split that continues where another ends is not waited for, however many files there are."""
     return [(sources, "_in_line", list)]
 
 
@@ -397,7 +397,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "event time is that of all splits together", event_time_of_the_fastest_split, regions.several_splits
     ),
     "pending_splits_are_newer": Mutation(
-        "event time does not wait for splits that nobody has", pending_splits_are_newer, regions.several_splits
+        "event time does not wait for splits that no reader has", pending_splits_are_newer, regions.several_splits
     ),
     "parts_among_files": Mutation(
         "event time does not wait for the second part of one file among several",
@@ -448,7 +448,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "checkpoints are described as before the rescale", rescale_keeps_layout, regions.rescaled
     ),
     "rescale_is_not_answered": Mutation(
-        "a rescale that comes to nothing is not answered", rescale_is_not_answered, regions.rescaled
+        "a rescale that is given up is not answered", rescale_is_not_answered, regions.rescaled
     ),
     "rescale_does_not_go_back": Mutation(
         "a plan that does not work is not left again", rescale_does_not_go_back, regions.rescaled

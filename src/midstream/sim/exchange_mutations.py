@@ -23,7 +23,7 @@ from midstream.worker.assembly import Deployment
 
 
 def resume_forgets() -> Replacements:
-    """The channel that is resumed after an alignment is not looked at again."""
+    """A channel that is resumed after an alignment is not read again."""
 
     def resume(self: Any, channel: int) -> None:
         self._blocked.discard(channel)
@@ -57,7 +57,7 @@ def grant_nothing_back() -> Replacements:
 
 
 def rest_is_not_granted() -> Replacements:
-    """A batch larger than its queue's limit never comes to its end."""
+    """A batch larger than its queue's limit is never sent to its end."""
     original = RemoteChannel._top_up
 
     def top_up(self: Any) -> None:
@@ -81,7 +81,7 @@ def read_rows_still_wait() -> Replacements:
 
 
 def limit_of_nothing() -> Replacements:
-    """Not even one batch is in order."""
+    """Not even one batch may be queued."""
 
     def set_limit(self: Any, *_: Any) -> None:
         self.limit = 0
@@ -128,7 +128,7 @@ def credit_twice() -> Replacements:
 
 
 def partial_kept_over_a_cut() -> Replacements:
-    """What had come of a batch when a connection was cut is where the next attempt continues."""
+    """The next attempt continues the batch of which a part had arrived when a connection was cut."""
     make_gate, discard = Deployment._gate, RemoteChannel.discard
     of_slots: WeakKeyDictionary[Any, dict[ChannelId, Any]] = WeakKeyDictionary()
     """The channels of the attempt before, by the executor of the slot."""
@@ -207,17 +207,17 @@ def captured_is_freed_at_once() -> Replacements:
     """What a checkpoint holds is not charged while it is written."""
 
     def hold(self: Any) -> Any:
-        return LeasedBatch(self.batch, 0, _Nobody())
+        return LeasedBatch(self.batch, 0, _Uncharged())
 
     return [(LeasedBatch, "hold", hold)]
 
 
-class _Nobody:
+class _Uncharged:
     def freed(self, buffers: int) -> None:
         pass
 
 
-# ---- order, and who gets what
+# ---- order, and which consumer gets what
 
 
 def broadcast_skips_the_last() -> Replacements:
@@ -336,7 +336,7 @@ def joined_without_the_last() -> Replacements:
 
 
 def turn_is_lost() -> Replacements:
-    """A channel whose last element was an event is not asked again before something arrives."""
+    """A channel whose last element was an event is not read again before something arrives."""
     original = InputGate.poll
 
     def poll(self: Any, rows_max: int) -> Any:
@@ -350,7 +350,7 @@ def turn_is_lost() -> Replacements:
 
 
 def opened_before_recovered() -> Replacements:
-    """Rows are asked for while others are still to be recovered."""
+    """Rows are requested while others are still to be recovered."""
 
     def ask_now(self: Any) -> None:
         self._has_asked = True
@@ -371,12 +371,12 @@ def split_by_the_wrong_range() -> Replacements:
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "resume_forgets": Mutation("a resumed channel is not read again", resume_forgets),
-    "block_nothing": Mutation("a blocked channel is read on", block_nothing),
+    "block_nothing": Mutation("a blocked channel is still read", block_nothing),
     "leak_credit": Mutation("a buffer of a large batch is never given back", leak_credit),
     "grant_nothing_back": Mutation("credit is granted once only", grant_nothing_back),
     "rest_is_not_granted": Mutation("a batch above the limit of its queue is not granted", rest_is_not_granted),
     "read_rows_still_wait": Mutation("rows that were read still count as waiting", read_rows_still_wait),
-    "limit_of_nothing": Mutation("the queue of a slow reader takes nothing any more", limit_of_nothing),
+    "limit_of_nothing": Mutation("the queue of a slow reader accepts nothing any more", limit_of_nothing),
     "drop_an_element": Mutation("in-flight data is forgotten at a barrier", drop_an_element),
     "end_overtakes": Mutation("the end of data overtakes rows", end_overtakes),
     "credit_twice": Mutation("credit is announced twice", credit_twice),
@@ -409,7 +409,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "turn_is_lost": Mutation("a channel loses its turn behind a watermark", turn_is_lost),
     "opened_before_recovered": Mutation(
-        "rows are asked for before what is recovered has been taken", opened_before_recovered, regions.backpressured
+        "rows are requested before what is recovered has been taken", opened_before_recovered, regions.backpressured
     ),
     "split_by_the_wrong_range": Mutation(
         "rows at the border of two ranges go to the wrong subtask", split_by_the_wrong_range

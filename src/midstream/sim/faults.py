@@ -21,6 +21,7 @@ from midstream.sim.scenario import (
     BACKLOGGED,
     COMMITTING,
     DELETE_FAILS,
+    ENDING,
     IN_FLIGHT,
     IN_RECOVERY,
     KILL_ANOTHER,
@@ -474,6 +475,17 @@ def _strike_in_flight(stage: Stage, victim: int) -> bool:
     return True
 
 
+def _strike_ending(stage: Stage, victim: int) -> bool:
+    """Kill the driver as soon as a checkpoint is complete in which event time has ended for a task that goes on."""
+    before = stage.recoveries.ending
+
+    def another() -> None:
+        strike(stage, Fault(stage.world.step_number, "kill_driver", victim))
+
+    _when(stage, lambda: stage.recoveries.ending > before, victim, another, "kill_driver")
+    return True
+
+
 def _strike_committing(stage: Stage, victim: int) -> bool:
     """Strike the job as soon as a slot is in the middle of a commit; mostly that slot is the victim."""
     kinds = AT_IT if stage.has_checkpoints else AT_IT[: AT_IT.index("stop")]
@@ -571,9 +583,10 @@ STRIKES: Final[Mapping[str, Strike]] = {
     SAVEPOINT_SLOW: _savepoint_slow,
     BACKLOGGED: _strike_backlogged,
     IN_FLIGHT: _strike_in_flight,
+    ENDING: _strike_ending,
     COMMITTING: _strike_committing,
     RECOVERING: _strike_recovering,
 }
-OF_REGIONS: Final = (STALLS, PUBLISH_LIES, DELETE_FAILS, UNREADABLE, SAVEPOINT_SLOW, LOADS_FAIL)
+OF_REGIONS: Final = (STALLS, PUBLISH_LIES, DELETE_FAILS, UNREADABLE, SAVEPOINT_SLOW, LOADS_FAIL, ENDING)
 BESIDES: Final = tuple(name for name in STRIKES if not name.endswith("_struck") and name not in OF_REGIONS)
 """The kinds that may strike a job while it handles a request."""

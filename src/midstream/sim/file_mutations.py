@@ -1,4 +1,4 @@
-"""Known bugs of the checkpoint directory: who may write to it, what is kept, what goes; see `sim.mutations`."""
+"""Known bugs of the checkpoint directory: which coordinator may write, what is kept and deleted; see `sim.mutations`."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _publishing(work: Callable[[Storage, Any], str]) -> Replacements:
 
 
 def _claim(storage: Storage, metadata: Any) -> str:
-    """The path of the checkpoint, which nobody else makes."""
+    """Return the path of the checkpoint, which no other coordinator creates."""
     path = store.checkpoint_path(metadata.checkpoint_id)
     owner = f"{path}/_owner"
     if not storage.create(owner, sealed(owner, OwnerFile(metadata.epoch)), durable=False):
@@ -55,7 +55,7 @@ def _write(storage: Storage, metadata: Any, path: str) -> None:
 
 
 def owner_is_not_claimed() -> Replacements:
-    """A driver that publishes a checkpoint writes it, even if another one has made one of that id."""
+    """A coordinator writes a checkpoint even if another one has claimed its id."""
 
     def publish(storage: Storage, metadata: Any) -> str:
         store.check_epoch(storage, metadata.epoch)
@@ -122,7 +122,7 @@ def ids_in_the_order_of_text() -> Replacements:
 
 
 def one_too_many_is_kept() -> Replacements:
-    """One more checkpoint is kept than was asked for."""
+    """One more checkpoint is kept than was configured."""
     return [(checkpoints, "split_retained", lambda retained, keep, in_use: split_retained(retained, keep + 1, in_use))]
 
 
@@ -149,7 +149,7 @@ def files_of_the_newest_only() -> Replacements:
 
 
 def files_that_may_be_needed_go() -> Replacements:
-    """The files of a checkpoint of which nobody knows whether it is there are not kept for it."""
+    """The files of a checkpoint whose outcome is unknown are not kept for it."""
 
     def is_uncertain(self: Any, pending: Any) -> None:
         self._uncertain_id = pending.checkpoint_id
@@ -288,7 +288,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "one_too_many_is_kept": Mutation("one checkpoint too many is kept", one_too_many_is_kept, _quiet),
     "files_that_may_be_needed_go": Mutation(
-        "a checkpoint that may be there loses its files", files_that_may_be_needed_go, _given_up
+        "a checkpoint of unknown outcome loses its files", files_that_may_be_needed_go, _given_up
     ),
     "known_before_complete": Mutation(
         "chunks of a checkpoint that failed are referred to", known_before_complete, _unwritten

@@ -24,7 +24,7 @@ from midstream.worker.task_checkpoints import TaskCheckpoints
 
 
 def forget_rest() -> Replacements:
-    """Of the batch that is being worked on, the rows that were not."""
+    """Return the rows of the batch in process that are not processed yet."""
     original = TaskCheckpoints._capture
 
     def capture(self: Any, state: Any, channels: Any) -> None:
@@ -119,7 +119,7 @@ def output_before_input() -> Replacements:
 
 
 def old_ranges() -> Replacements:
-    """Key groups are those of the subtasks before the rescale."""
+    """Rows are dealt out by the key groups of the subtasks before the rescale."""
     original = assign_channels._by_key
 
     def by_key(states: Any, old: Any, edge: Any, had: int, parallelism: int, max_parallelism: int) -> Any:
@@ -161,7 +161,7 @@ def ahead_counts_from_the_start() -> Replacements:
 
 
 def unannounced_barrier() -> Replacements:
-    """A barrier overtakes what waits for credit, and nobody is told: it leaves with the next rows."""
+    """A barrier overtakes what waits for credit, and the link is not woken: the barrier is sent with the next rows."""
     original = Subpartition.overtake
 
     def overtake(self: Any, barrier: Any) -> Any:
@@ -185,7 +185,7 @@ def missing_barrier() -> Replacements:
 
 
 def barrier_later() -> Replacements:
-    """Operators are captured now, and what is in flight once others have been at work."""
+    """Operators are captured now, and rows in flight only after other mails have been processed."""
     original = TaskCheckpoints._snapshot
 
     def snapshot(self: Any, taken: Any) -> None:
@@ -203,7 +203,7 @@ def barrier_later() -> Replacements:
 
 
 def position_late() -> Replacements:
-    """The batch at work counts as still to be recovered until it is done."""
+    """The batch in process counts as still to be recovered until it is processed."""
     originals = GateRecovery.take, GateRecovery.remaining, InputGate.processed
 
     def take(self: Any) -> Any:
@@ -236,7 +236,7 @@ def forgotten_channel_files() -> Replacements:
 
 
 def recovery_waits_for_pool() -> Replacements:
-    """Recovered rows are read only while the pool that all share has room."""
+    """Recovered rows are read only while the shared pool has room."""
     original = GateRecovery._read_next
 
     def read_next(self: Any) -> None:
@@ -249,7 +249,7 @@ def recovery_waits_for_pool() -> Replacements:
 
 
 def swallow_read_error() -> Replacements:
-    """Recovered rows that cannot be read are as good as none."""
+    """Recovered rows that cannot be read are dropped without an error."""
     original = GateRecovery.__init__
 
     def init(self: Any, *arguments: Any, **named: Any) -> None:
@@ -337,7 +337,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "a barrier that overtakes what waits for credit is not announced", unannounced_barrier, regions.far_behind
     ),
     "position_late": Mutation(
-        "the place in recovered data moves when a batch is done, not when it is taken", position_late, regions.sliced
+        "the place in recovered data moves when a batch is processed, not when it is taken",
+        position_late,
+        regions.sliced,
     ),
     "barrier_later": Mutation(
         "what is in flight is captured one mail after the operators", barrier_later, regions.backpressured

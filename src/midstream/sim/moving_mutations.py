@@ -66,12 +66,12 @@ def not_a_peer() -> Replacements:
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "move_sources_do_not_hold": Mutation(
-        "sources read on behind the checkpoint from which a job continues elsewhere",
+        "sources are not paused after the checkpoint from which a job resumes elsewhere",
         sources_do_not_hold,
         regions.leaving,
     ),
     "move_sources_hold_for_ever": Mutation(
-        "sources do not read on when a move or a rescale is given up",
+        "sources stay paused when a move or a rescale is given up",
         lambda: [(Attempts, "resume_sources", nothing)],
         regions.given_up,
     ),

@@ -69,22 +69,22 @@ EQUIVALENT: Final[Mapping[str, Equivalent]] = {
     ),
     "recovered_behind_live": Equivalent(
         "in a checkpoint during recovery, what is still to be recovered is stored behind what has arrived since",
-        "a gate asks for rows when the last recovered batch has been taken; as long as any is left its channels are empty",
+        "a gate requests rows when the last recovered batch has been taken; as long as any is left its channels are empty",
     ),
     "ends_without_finishing": Equivalent(
-        "operators are not told that all their input has ended",
+        "operators are not notified that all their input has ended",
         "none of the engine's has anything left then: what they still hold goes out with the last watermark, and the timers "
         "that they would cancel are cancelled in the same step",
     ),
     "end_of_data_before_the_last_rows": Equivalent(
         "a task sends the end of data as soon as its input has ended, before its last watermark has fired to the end",
         "a task that reads from other tasks gets the last watermark before the end of data, and fires all of it before it "
-        "reads on; a task with a source has no operator that fires in slices, since those are keyed and begin a task",
+        "reads more; a task with a source has no operator that fires in slices, since those are keyed and begin a task",
     ),
     "rows_before_their_watermark": Equivalent(
         "an operator gets rows while a watermark that came before them is still firing",
         "operators that fire in slices are keyed, so they are the first of their task, and a task fires to the end before "
-        "it reads on; those behind them fire in one step, and have nothing pending when rows come",
+        "it reads more; those behind them fire in one step, and have nothing pending when rows come",
     ),
     "aborted_final_stands": Equivalent(
         "the checkpoint that a task has ended with stays the one to wait for although it was aborted",
@@ -98,23 +98,23 @@ EQUIVALENT: Final[Mapping[str, Equivalent]] = {
     ),
     "producer_of_channel_state": Equivalent(
         "rows in flight are stored as another producer's",
-        "who gets them back, and in which order, follows from their consumer, whether they had arrived and the number "
-        "of the state that they were dealt out from; the producer is named in messages only",
+        "which subtask gets them back, and in which order, follows from their consumer, whether they had arrived and the "
+        "number of the state that they were dealt out from; the producer is named in messages only",
     ),
     "queue_limit_by_rows": Equivalent(
         "a producer counts rows that wait, not buffers, against the limit of a queue",
-        "whether a step may start is asked again whenever something that waits is taken, and where nothing waits both "
+        "whether a step may start is checked again whenever something that waits is taken, and where nothing waits both "
         "counts are 0 and the limit is at least 1: output comes in the same order, after a longer wait at most",
     ),
     "newer_cancel_is_not_for_us": Equivalent(
         "that a newer checkpoint was cancelled does not end the alignment for the one before",
-        "a newer one is triggered only when the one before is over for the coordinator, which has told every slot; that "
-        "word ends the alignment, and what is acknowledged until it comes is ignored",
+        "a newer one is triggered only when the one before is over for the coordinator, which has sent that to every slot; "
+        "this message ends the alignment, and what is acknowledged before it arrives is ignored",
     ),
     "trigger_behind_the_end": Equivalent(
         "a task that has finished does not decline a trigger that was on its way",
-        "that it has finished was said on the same connection before, and the coordinator gives the checkpoint up when "
-        "it hears of that; the decline comes behind, for a checkpoint that is over",
+        "that it has finished was reported on the same connection before, and the coordinator gives the checkpoint up when "
+        "it gets that report; the decline arrives after it, for a checkpoint that is over",
     ),
     "epoch_behind_the_write": Equivalent(
         "whether a later coordinator has taken over is looked at only once the metadata is written",

@@ -10,18 +10,25 @@ import msgspec
 
 from midstream.checkpoint import store
 from midstream.checkpoint.metadata import CheckpointMetadata, encode_metadata
-from midstream.checkpoint.records import OwnerFile, sealed
+from midstream.checkpoint.records import FromFile, OwnerFile, sealed
 from midstream.checkpoint.store import Listed, Retained, TakenOver
 from midstream.coordinator.checkpointing import checkpoints
 from midstream.coordinator.checkpointing.checkpoints import Checkpoints
 from midstream.coordinator.checkpointing.cleaning import Cleaning
 from midstream.coordinator.restoring import going_back, opening
+from midstream.coordinator.restoring.going_back import Decision
 from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
 from midstream.protocol.messages import CheckpointAck
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.regions import hanging
-from midstream.sim.regions_at_rest import deleted_again, frozen, going_back_and_forth
+from midstream.sim.regions_at_rest import (
+    back_to_pending,
+    deleted_again,
+    frozen,
+    given_up_and_frozen,
+    going_back_and_forth,
+)
 from midstream.sim.scenario import Fault, Scenario, draw
 from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
 
@@ -61,7 +68,7 @@ def long_in_flight(seed: int) -> Scenario:
 
 
 def epoch_checked_before() -> Replacements:
-    """Only before the write: who is frozen then tells everybody that its checkpoint is complete."""
+    """Check the epoch only before the write: a driver that is frozen then reports its checkpoint as complete."""
 
     def publish(storage: Storage, metadata: CheckpointMetadata) -> str:
         store.check_epoch(storage, metadata.epoch)
@@ -77,6 +84,15 @@ def epoch_checked_before() -> Replacements:
 
 def superseded_is_offered() -> Replacements:
     return [(store, "_superseded", lambda *_: False)]
+
+
+def older_than_the_newest_counts() -> Replacements:
+    """Metadata that was given up, and is written when another driver has taken over, counts if it is not the newest."""
+
+    def superseded(made_by: int, checkpoint_id: int, starts: Mapping[int, FromFile]) -> bool:
+        return any(epoch > made_by and checkpoint_id > start.newest for epoch, start in starts.items())
+
+    return [(store, "_superseded", superseded)]
 
 
 def attempts_leak() -> Replacements:
@@ -111,7 +127,7 @@ def aborted_leak() -> Replacements:
 
 
 def late_files_leak() -> Replacements:
-    """So do those of an acknowledgement that comes when its checkpoint has failed."""
+    """The files of an acknowledgement that arrives when its checkpoint has failed stay."""
     original = Checkpoints.acknowledge
 
     def acknowledge(self: Any, slot: int, ack: CheckpointAck, attempt: Any) -> None:
@@ -123,7 +139,7 @@ def late_files_leak() -> Replacements:
 
 
 def declined_leak() -> Replacements:
-    """A task that declines says nothing of what it has written."""
+    """A task that declines does not report which files it has written."""
     original = TaskSnapshots.decline
 
     def decline(self: Any, checkpoint_id: int, reason: str, counts: bool, files: tuple[str, ...] = ()) -> None:
@@ -167,7 +183,7 @@ def one_too_many() -> Replacements:
 
 
 def id_is_reused() -> Replacements:
-    """Numbers begin behind the newest checkpoint that is complete."""
+    """Ids begin after the newest checkpoint that is complete."""
 
     def next_checkpoint_id(storage: Storage, newest_seen: int) -> int:
         return max((entry.checkpoint_id for entry in store.list_checkpoints(storage)), default=0) + 1
@@ -176,17 +192,17 @@ def id_is_reused() -> Replacements:
 
 
 def goes_back_without_a_word() -> Replacements:
-    """Sinks are not asked what they have committed."""
+    """Sinks are not queried about what they have committed."""
     return [(opening, "ask_sinks", lambda graph, *_: {spec.uid: 0 for spec in going_back.transactional(graph)})]
 
 
 def takes_back_too_much() -> Replacements:
-    """Also what belongs to the checkpoint that is gone back to."""
+    """Sinks also take back what belongs to the checkpoint from which the job starts."""
     return [(going_back, "take_back", _take_back(-1)), (opening, "take_back", _take_back(-1))]
 
 
 def takes_back_too_little() -> Replacements:
-    """Not what belongs to the checkpoint right behind it."""
+    """Sinks do not take back what belongs to the checkpoint right after it."""
     return [(going_back, "take_back", _take_back(1)), (opening, "take_back", _take_back(1))]
 
 
@@ -209,8 +225,19 @@ def newer_ones_still_count() -> Replacements:
     return [(opening, "say_where_from", say_where_from)]
 
 
+def newer_ones_count_beside_pending_output() -> Replacements:
+    """So is what is gone back behind if no sink has committed anything since, not even what the job goes back to."""
+    original = going_back.decide
+
+    def decide(*arguments: Any) -> Decision:
+        found = original(*arguments)
+        return found if found.takes_back else replace(found, counts_until=None)
+
+    return [(opening, "decide", decide)]
+
+
 def goes_back_to_the_newest() -> Replacements:
-    """Whatever number somebody names."""
+    """A job starts from the newest checkpoint, whatever number is given."""
 
     def choose(listed: Collection[Listed], which: str, *rest: Any) -> CheckpointMetadata | None:
         return store.choose(listed, "latest", *rest)
@@ -219,7 +246,7 @@ def goes_back_to_the_newest() -> Replacements:
 
 
 def fresh_is_not_written_down() -> Replacements:
-    """A job that resumes from latest after a start over gets what was before it."""
+    """A start from latest after a fresh start resumes from a checkpoint before that."""
     original = store.say_where_from
 
     def say_where_from(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
@@ -229,7 +256,7 @@ def fresh_is_not_written_down() -> Replacements:
 
 
 def where_it_went_back_is_not_written_down() -> Replacements:
-    """Who resumes when a start that went back has completed nothing gets the newest checkpoint of the line that was left."""
+    """A start from latest, after one that went back has completed nothing, resumes from a checkpoint that was left."""
     original = store.say_where_from
 
     def say_where_from(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
@@ -258,6 +285,11 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "the epoch is checked only before metadata is written", epoch_checked_before, frozen
     ),
     "superseded_is_offered": Mutation("a superseded checkpoint is offered", superseded_is_offered, frozen),
+    "older_than_the_newest_counts": Mutation(
+        "metadata that is written late counts if it is not the newest",
+        older_than_the_newest_counts,
+        given_up_and_frozen,
+    ),
     "attempts_leak": Mutation("files of dead attempts are not deleted", attempts_leak, left_behind),
     "epochs_leak": Mutation("files of dead drivers are not deleted", epochs_leak, left_behind),
     "aborted_leak": Mutation("files of checkpoints that fail are not deleted", aborted_leak, left_behind),
@@ -273,7 +305,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "one_too_many": Mutation("one checkpoint too many is kept", one_too_many, left_behind),
     "id_is_reused": Mutation("ids of checkpoints are used again", id_is_reused, going_back_and_forth),
     "goes_back_without_a_word": Mutation(
-        "sinks are not asked before a job goes back", goes_back_without_a_word, going_back_and_forth
+        "sinks are not queried before a job goes back", goes_back_without_a_word, going_back_and_forth
     ),
     "deleted_later": Mutation("what cannot be deleted waits for the next pass", deleted_later, deleted_again),
     "takes_back_too_much": Mutation("sinks take back too much", takes_back_too_much, going_back_and_forth),
@@ -281,13 +313,20 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "newer_ones_still_count": Mutation(
         "what is gone back behind still counts", newer_ones_still_count, going_back_and_forth
     ),
+    "newer_ones_count_beside_pending_output": Mutation(
+        "what is gone back behind still counts if output is pending",
+        newer_ones_count_beside_pending_output,
+        back_to_pending,
+    ),
     "goes_back_to_the_newest": Mutation(
-        "a job resumes from the newest, whatever is named", goes_back_to_the_newest, going_back_and_forth
+        "a job resumes from the newest checkpoint, whatever is given", goes_back_to_the_newest, going_back_and_forth
     ),
     "fresh_is_not_written_down": Mutation(
         "that a job was started over is not written down", fresh_is_not_written_down, going_back_and_forth
     ),
     "where_it_went_back_is_not_written_down": Mutation(
-        "where a start resumes from is not written down", where_it_went_back_is_not_written_down, going_back_and_forth
+        "the checkpoint from which a start resumes is not written down",
+        where_it_went_back_is_not_written_down,
+        going_back_and_forth,
     ),
 }

@@ -35,7 +35,7 @@ from midstream.state.timers import TimerQueue
 
 
 def reduced_in_place() -> Replacements:
-    """What a reduction has come to is changed in place though a snapshot refers to it."""
+    """The value of a reduction is changed in place though a snapshot refers to it."""
 
     def add(self: Any, value: Any) -> None:
         entries, key = self._here()
@@ -94,7 +94,7 @@ def broadcast_to_the_first() -> Replacements:
 
 
 def broadcast_is_handed_out() -> Replacements:
-    """Who may only read broadcast state gets the very object."""
+    """A function that may only read broadcast state gets the object itself, not a copy."""
 
     def get(self: Any, name: Any) -> Any:
         value = self._read()[self._named(name)]
@@ -150,7 +150,7 @@ def tables_are_restored_twice() -> Replacements:
 
 
 def forgotten_before_their_time() -> Replacements:
-    """Joins are told that event time has come further than it has."""
+    """Joins get a watermark that is higher than event time."""
     original = IntervalJoinOperator.advance_watermark
 
     def advance_watermark(self: Any, watermark_us: int) -> bool:
@@ -260,12 +260,12 @@ def updates_without_what_was_said() -> Replacements:
 
 
 def keys_by_the_wall_clock() -> Replacements:
-    """Of two hours that the clock on the wall says twice, the keys are the same."""
+    """Times of the hour that is repeated at the end of daylight saving time are the same key."""
     return [(heap, "is_instant", lambda kind: False)]
 
 
 def state_by_the_first_key() -> Replacements:
-    """Of several key columns state is stored by the first."""
+    """If there are several key columns, state is stored by the first."""
     return [(heap, "key_groups", lambda batch, names, count: key_groups(batch, names[:1], count))]
 
 
@@ -277,7 +277,7 @@ def shared_chunk_keeps_its_id() -> Replacements:
     original = columnar.freeze
 
     class Same:
-        """Of one state always the same id."""
+        """Each chunk of a state has the same id."""
 
         def __init__(self, form: Any, ids: Any) -> None:
             self._form, self._ids = form, ids

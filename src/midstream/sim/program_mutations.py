@@ -1,4 +1,4 @@
-"""Known bugs of continuing with a changed program, to be put back on purpose: see `sim.mutations`."""
+"""Known bugs of resuming with a changed program, to be put back on purpose: see `sim.mutations`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def edges_by_number() -> Replacements:
 
 
 def edges_by_their_readers() -> Replacements:
-    """Rows in flight from one producer may come in by the edge of another."""
+    """Rows in flight from one producer may be recovered on the edge of another."""
     return [(assign_channels, "edge_ends", lambda *of: [ends._replace(source="") for ends in edge_ends(*of)])]
 
 
@@ -43,13 +43,13 @@ def finished_is_fed() -> Replacements:
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "edges_by_number": Mutation(
-        "rows in flight come to the edge that has the number now", edges_by_number, regions.changing
+        "rows in flight are recovered on the edge that now has their number", edges_by_number, regions.changing
     ),
     "edges_by_their_readers": Mutation(
-        "rows in flight come to an edge with the same consumer", edges_by_their_readers, regions.changing
+        "rows in flight are recovered on an edge with the same consumer", edges_by_their_readers, regions.changing
     ),
     "rows_of_gone_edges_are_dropped": Mutation(
-        "rows in flight on an edge that is gone are dropped without a word",
+        "rows in flight on an edge that is gone are dropped without an error",
         rows_of_gone_edges_are_dropped,
         regions.changing,
     ),
@@ -59,6 +59,6 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         regions.changing_at_the_end,
     ),
     "finished_is_fed": Mutation(
-        "what had finished may be fed by what had not", finished_is_fed, regions.changing_at_the_end
+        "an operator that had finished may get rows from one that had not", finished_is_fed, regions.changing_at_the_end
     ),
 }

@@ -14,16 +14,21 @@ from typing import Final, TypeAlias
 
 from midstream.checkpoint.metadata import CheckpointMetadata, EdgeLayout, OperatorState
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, SourceSpec, Vertex
+from midstream.operators.watermarks import TimestampsOperator, WatermarkStrategy
 from midstream.sim import states
 from midstream.sim.contents import MAKING
 from midstream.sim.rows import SCHEMA, Outside, Pass
 from midstream.sim.shapes import FORWARD, KEYED, Input, Shape
+from midstream.sim.timed import STRATEGIES
 from midstream.sim.topologies import form_of, uid_of
 
 NEW: Final = "new"
 """The prefix of the uids of operators that the original program does not have."""
 _PLAIN: Final = frozenset(("pass", "sink"))
 """The kinds of operators that may begin a separate task: they depend neither on event time by splits nor on keys."""
+
+_FAR_BEHIND: Final = WatermarkStrategy.bounded("36500 d")
+"""Event time that is before every row until the input ends, as it is without a generator."""
 
 Spec: TypeAlias = SourceSpec | OperatorSpec
 Ends: TypeAlias = tuple[str, str, int, str | None, int]
@@ -133,6 +138,16 @@ class _Program:
             if other.source is way.target:
                 other.source = way.source
 
+    def put_generators(self) -> None:
+        """Put generators into a program without any: event time comes to its end, as before, and to no row until then."""
+        assert STRATEGIES.keys().isdisjoint(self.kinds.values()), self.kinds
+        random = Random(f"generators {self._version}")
+        for task in self.tasks:
+            if self.kinds[task.specs[-1].uid] == "pass" and random.random() < 0.9:
+                self._made += 1
+                uid = f"{NEW}{self._version}-{self._made}"
+                task.specs.append(OperatorSpec(uid, uid, TimestampsOperator(uid, "ts", _FAR_BEHIND, SCHEMA)))
+
     def graph(self, max_parallelism: int) -> JobGraph:
         """Return the job graph, with the tasks in a random topological order."""
         ordered: list[_Task] = []
@@ -160,12 +175,20 @@ class _Program:
         return JobGraph(tuple(vertices), tuple(edges), max_parallelism)
 
 
-def changed(graph: JobGraph, shape: Shape, outside: Outside, seed: int, version: int) -> JobGraph:
-    """Return a version of the program of `shape`; 0 is the original. A version is the same at every parallelism."""
+def changed(
+    graph: JobGraph, shape: Shape, outside: Outside, seed: int, version: int, *, generators: bool = False
+) -> JobGraph:
+    """Return a version of the program of `shape`; 0 is the original. A version is the same at every parallelism.
+
+    `generators`: the only change is that it has generators of watermarks.
+    """
     if version == 0:
         return graph
     program = _Program(graph, shape, outside, seed, version)
-    program.change()
+    if generators:
+        program.put_generators()
+    else:
+        program.change()
     return program.graph(graph.max_parallelism)
 
 

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from midstream.checkpoint.metadata import CheckpointMetadata
 from midstream.checkpoint.state_files import StateFile
+from midstream.core.elements import MAX_WATERMARK_US
 from midstream.exchange.gate import InputGate
 from midstream.protocol.messages import ChannelState, Deploy
 from midstream.sim.cluster import Driver, Slot
@@ -32,6 +33,8 @@ class Recoveries:
     def __init__(self) -> None:
         self.in_flight = 0
         """The number of completed checkpoints with rows in flight."""
+        self.ending = 0
+        """The number of completed checkpoints with subtasks that had passed on the end of event time, and not finished."""
         self.checkpoints = 0
         """The number of completed checkpoints with rows that were still being recovered."""
         self.restores = 0
@@ -47,6 +50,8 @@ class Recoveries:
 
     def completed(self, root: str, metadata: CheckpointMetadata, slots: Iterable[Slot]) -> None:
         self.in_flight += bool(metadata.channels)
+        running = (op.subtasks[index] for op in metadata.operators for index in op.running)
+        self.ending += any(subtask.watermark_out_us == MAX_WATERMARK_US for subtask in running)
         if is_recovering(slots) or any(_was_stored_before(metadata, state) for state in metadata.channels):
             self.checkpoints += 1
             parallelism = {op.uid: op.parallelism for op in metadata.operators}

@@ -41,7 +41,7 @@ def _with_range(change: Callable[[int, int], tuple[int, int]]) -> Replacements:
 
 
 def range_one_too_long() -> Replacements:
-    """Rows in flight of the key group behind a consumer's own come to it, too."""
+    """A consumer also gets the rows in flight of the key group after its own."""
     return _with_range(lambda low, high: (low, high + 1))
 
 
@@ -64,7 +64,7 @@ def range_of_a_range_too_short() -> Replacements:
 
 
 def shared_border_off_by_one() -> Replacements:
-    """Of two consumers that share a segment and have come to different places, the first has one key group of the other."""
+    """Of two consumers that share a segment and have read different parts, the first has one key group of the other."""
 
     def joined(states: Any, whole: Any) -> Any:
         state, pieces = references.joined(states, whole)
@@ -161,7 +161,7 @@ def _captured_in(order: Callable[[list[Any]], list[Any]]) -> Replacements:
 
 
 def rest_behind_recovered() -> Replacements:
-    """In a checkpoint during recovery, the batch at work comes behind what is still to be recovered."""
+    """In a checkpoint during recovery, the batch in process comes behind what is still to be recovered."""
     return _captured_in(lambda inputs: sorted(inputs, key=lambda entry: not entry[0].stored))
 
 
@@ -190,7 +190,7 @@ def skip_of_the_last_segment() -> Replacements:
 
 
 def segment_read_twice() -> Replacements:
-    """A segment that could not be read is read later, by each of two who have heard of it."""
+    """A segment that could not be read is read later, twice."""
     original = GateRecovery._read_next
 
     def read_next(self: Any) -> None:
@@ -282,7 +282,7 @@ def recovered_at_once() -> Replacements:
 
 
 def removed_consumers_dropped() -> Replacements:
-    """What was in flight to subtasks that are no more is nobody's."""
+    """Rows in flight to subtasks that no longer exist are dealt to no subtask."""
     original = assign_channels._deal
 
     def deal(states: Any, old: Any, edge: Any, had: int, graph: Any) -> Any:
@@ -382,7 +382,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "output that waits for one consumer is stored as the next one's", output_of_a_neighbour, regions.backpressured
     ),
     "rest_behind_recovered": Mutation(
-        "the batch at work is stored behind what is to be recovered", rest_behind_recovered, regions.rejoined
+        "the batch in process is stored behind what is to be recovered", rest_behind_recovered, regions.rejoined
     ),
     "skip_counted_twice": Mutation("batches that are gone are skipped twice", skip_counted_twice, regions.rejoined),
     "skip_of_the_last_segment": Mutation(
@@ -411,7 +411,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "recovered rows are not charged to the pool", recovered_at_once, regions.backpressured
     ),
     "removed_consumers_dropped": Mutation(
-        "rows in flight to subtasks that are no more are dropped", removed_consumers_dropped, regions.backpressured
+        "rows in flight to subtasks that no longer exist are dropped", removed_consumers_dropped, regions.backpressured
     ),
     "dealt_to_the_next": Mutation(
         "rows in flight are dealt to the subtask behind their own", dealt_to_the_next, regions.backpressured

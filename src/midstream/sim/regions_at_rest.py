@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from random import Random
 
 from midstream.sim.faults import PARALLELISMS
 from midstream.sim.regions import close_behind, hanging
@@ -12,13 +13,16 @@ from midstream.sim.scenario import (
     BACKLOGGED,
     COMMITTING,
     DELETE_FAILS,
+    ENDING,
     HANGS,
     LOADS_FAIL,
     RECOVERING,
+    SAVEPOINT_SLOW,
     Fault,
     Scenario,
     draw,
 )
+from midstream.sim.shapes import FORWARD, KEYED, Input, node_of, source_node
 
 
 def going_back_and_forth(seed: int) -> Scenario:
@@ -221,3 +225,71 @@ def waiting_in_runs(seed: int) -> Scenario:
     drawn = replace(drawn, tempo=tempo, interval_s=0.0005, min_pause_s=0.0, timeout_s=60.0, inline_bytes=0)
     drawn = replace(drawn, keys=(1, 3)[seed % 2], batch_rows=3, row_us=1000, sink_rows=0, small_chunks=True)
     return replace(drawn, splits=3, rounds=1, readers=3)  # event time of each is at its own pace, so that rows wait
+
+
+def ending_with_generators(seed: int) -> Scenario:
+    """The driver dies when event time has ended in a source whose consumer is slow, and another source has not ended.
+
+    The program that goes on has generators of watermarks in other places.
+    """
+    shape = (
+        source_node("pass"),
+        source_node("pass", rows_share=2.0),
+        source_node(rows_share=4.0),
+        node_of("timer", Input(0, KEYED), Input(1, KEYED), Input(2, KEYED)),
+        node_of("sink", Input(3, FORWARD)),
+    )
+    drawn = draw(seed, topology="timers", parallelism=1, rows=25, faults=())
+    faults = tuple(Fault(20 + 200 * i, ENDING, 0) for i in range(2))
+    tempo = replace(drawn.tempo, mail_us=40, control_us=50, data_us=20, io_us=100, clock_tick_us=0)
+    drawn = replace(
+        drawn, shape=shape, tempo=tempo, faults=faults, changes=1.0, new_generators=True, splits=1, rounds=1
+    )
+    drawn = replace(drawn, interval_s=0.01, min_pause_s=0.0, timeout_s=60.0, aligned_timeout_s=None, keys=10, skew=0.0)
+    drawn = replace(drawn, text_bytes=2000, buffer_bytes=4096, pool_buffers=1, batch_rows=3, row_us=2000)
+    return replace(drawn, sink_rows=0, queue_time_s=None)
+
+
+def given_up_and_frozen(seed: int) -> Scenario:
+    """A driver gives up writing metadata, completes the next checkpoint, is frozen, and then the metadata is written."""
+    drawn = draw(seed, topology="keyed", parallelism=2, rows=400, faults=())
+    random = Random(f"given up and frozen {seed}")
+    hang_us, frozen_us = random.randrange(400_000, 900_000), random.randrange(700_000, 1_200_000)
+    hangs = Fault(60 + seed * 37 % 200, HANGS, 5 * (hang_us + hang_us % 2) + 5)
+    frozen = Fault(hangs.step + random.randrange(150, 600), "stop_driver", frozen_us)
+    tempo = replace(drawn.tempo, mail_us=40, control_us=400, data_us=200, io_us=100, clock_tick_us=0)
+    drawn = replace(drawn, tempo=tempo, faults=(hangs, frozen), interval_s=0.02, timeout_s=0.2, retained=3)
+    return replace(drawn, inline_bytes=0, batch_rows=3, sink_rows=1, sink_pause_s=0.01, row_us=0)
+
+
+def back_to_pending(seed: int) -> Scenario:
+    """The job is started over while commits fail, goes back to a checkpoint whose output is pending, and goes back again."""
+    drawn = draw(seed, topology="keyed", parallelism=1, rows=100, faults=())
+    random = Random(f"back to pending {seed}")
+    fails = tuple(Fault(40 + 30 * i, "commit_fails", 2) for i in range(8))
+    over = Fault(120 + random.randrange(60), "go_back", _back_by_death(3 + 4 * random.randrange(1000)))
+    first = Fault(over.step + 150 + random.randrange(60), "go_back", _back_by_death(4 * random.randrange(1000)))
+    second = Fault(first.step + 250 + random.randrange(200), "go_back", _back_by_death(4 * random.randrange(1000)))
+    faults = tuple(sorted((*fails, over, first, second), key=lambda fault: fault.step))
+    tempo = replace(drawn.tempo, mail_us=40, control_us=50, io_us=100, clock_tick_us=0)
+    drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.005, min_pause_s=0.0, timeout_s=60.0, retained=10)
+    return replace(drawn, batch_rows=3, row_us=1000, sink_rows=0, aligned_timeout_s=0.0)
+
+
+def _back_by_death(where: int) -> int:
+    """The number of a fault that kills the driver and lets the next start go back; to the beginning if `where` is 4 n + 3."""
+    return 5 * where + 2
+
+
+def saved_too_late(seed: int) -> Scenario:
+    """A driver is frozen while it copies a savepoint to a slow place, and continues when another one has taken over."""
+    drawn = draw(seed, topology="keyed", parallelism=2, rows=400, faults=())
+    random = Random(f"saved too late {seed}")
+    faults: list[Fault] = []
+    for i in range(5):
+        asked = Fault(60 + 300 * i + random.randrange(100), SAVEPOINT_SLOW, 4000 + 2 * random.randrange(3000))
+        faults += (asked, Fault(asked.step + random.randrange(60, 180), "stop_driver", random.randrange(60_000)))
+    faults.sort(key=lambda fault: fault.step)
+    tempo = replace(drawn.tempo, mail_us=40, control_us=50, io_us=100, clock_tick_us=0)
+    drawn = replace(drawn, tempo=tempo, faults=tuple(faults), interval_s=0.1, timeout_s=60.0, inline_bytes=0)
+    return replace(drawn, batch_rows=3, sink_rows=1, sink_pause_s=0.003)

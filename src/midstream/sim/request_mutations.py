@@ -71,7 +71,7 @@ def outcome_is_not_awaited() -> Replacements:
 
 
 def restored_from_what_was_dealt() -> Replacements:
-    """A restart continues with what was dealt out for the one before, though a newer checkpoint is complete."""
+    """A restart uses what was dealt out for the one before, although a newer checkpoint is complete."""
 
     def dealt(self: Any, metadata: Any, graph: Any) -> Any:
         if metadata is not None and self._dealt is not None and self._dealt[0][1] is graph:
@@ -96,7 +96,7 @@ def pause_is_ignored() -> Replacements:
 
 
 def failures_are_never_forgotten() -> Replacements:
-    """Checkpoints that complete do not end the row of those that fail."""
+    """Checkpoints that complete do not reset the count of those that fail."""
 
     def published(self: Any, *arguments: Any) -> None:
         failures = self.due.failures
@@ -149,7 +149,7 @@ def end_of_a_slot_is_no_failure() -> Replacements:
 
 
 def rescaled_before_it_runs() -> Replacements:
-    """A rescale is said to be done when the old tasks are told to end."""
+    """A rescale is reported as complete when the old tasks are cancelled."""
 
     def switching(self: Any) -> None:
         original(self)
@@ -170,7 +170,7 @@ def rescaled_before_it_runs() -> Replacements:
 
 
 def second_stop_replaces_the_first() -> Replacements:
-    """Whoever asks for a stop that is under way is answered, and not who asked first."""
+    """Only the client that requested a stop last is answered."""
 
     def asked(self: Any, client: int, request: Any, has_storage: bool) -> None:
         if isinstance(request, DoStop) and self.stop is not None and self.stop.drain == request.drain:
@@ -183,7 +183,7 @@ def second_stop_replaces_the_first() -> Replacements:
 
 
 def retry_is_not_asked_for() -> Replacements:
-    """Whoever waits for a checkpoint that has to be taken again is forgotten."""
+    """The client that waits for a checkpoint which has to be taken again is forgotten."""
     return [(Requests, "put_back", _nothing)]
 
 
@@ -202,7 +202,7 @@ def stopped_with_a_failed_one() -> Replacements:
 
 
 def asked_after_the_trigger() -> Replacements:
-    """Whoever asks for a checkpoint while one is being made waits for that one."""
+    """A client that requests a checkpoint while one is being made gets that one."""
 
     def asked(self: Any, client: int, request: Any) -> None:
         original(self, client, request)
@@ -215,7 +215,7 @@ def asked_after_the_trigger() -> Replacements:
 
 
 def savepoint_of_an_older_checkpoint() -> Replacements:
-    """A savepoint is made of the checkpoint that is under way when its place is there."""
+    """A savepoint is made of the checkpoint that is in progress when its place is ready."""
 
     def claimed(self: Any, savepoint: Any, outcome: Any) -> None:
         original(self, savepoint, outcome)
@@ -233,7 +233,7 @@ def savepoint_of_an_older_checkpoint() -> Replacements:
 
 
 def drained_reads_on() -> Replacements:
-    """Sources that had not started when the job was told to drain are not told."""
+    """Sources that had not started when a drain was requested are not told to end."""
 
     def stop_sources(self: Any) -> None:
         if self.phase is not Phase.STARTING:
@@ -247,7 +247,7 @@ def drained_reads_on() -> Replacements:
 
 
 def _ending(seed: int) -> Scenario:
-    """Nothing befalls the job, barriers overtake rows, and one checkpoint follows the other while tasks end."""
+    """There are no faults, barriers overtake rows, and one checkpoint follows the other while tasks end."""
     drawn = draw(seed, topology=("totals", "finishing")[seed % 2], parallelism=2, faults=(), rows=50)
     tempo = replace(drawn.tempo, mail_us=40, control_us=(400, 5000)[seed // 2 % 2], io_us=100, clock_tick_us=0)
     drawn = replace(drawn, tempo=tempo, interval_s=0.0005, min_pause_s=0.0, aligned_timeout_s=0.0, timeout_s=60.0)
@@ -298,13 +298,15 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "rescaled_before_it_runs": Mutation("a rescale is answered too soon", rescaled_before_it_runs, regions.rescaled),
     "second_stop_replaces_the_first": Mutation(
-        "who asked first is not answered", second_stop_replaces_the_first, asked("stop")
+        "the client that requested a stop first is not answered", second_stop_replaces_the_first, asked("stop")
     ),
     "retry_is_not_asked_for": Mutation(
-        "who waits for a checkpoint is forgotten", retry_is_not_asked_for, asked("checkpoint")
+        "the client that waits for a checkpoint is forgotten", retry_is_not_asked_for, asked("checkpoint")
     ),
     "savepoint_of_an_older_checkpoint": Mutation(
-        "a savepoint is made of a checkpoint of before", savepoint_of_an_older_checkpoint, regions.saving
+        "a savepoint is made of a checkpoint that was triggered before the request",
+        savepoint_of_an_older_checkpoint,
+        regions.saving,
     ),
     "stopped_with_a_failed_one": Mutation(
         "a job stops with a checkpoint that failed", stopped_with_a_failed_one, asked("publish_fails", "stop")
@@ -317,7 +319,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "an attempt begins before the last one ends", cancelled_is_not_awaited, _restarted
     ),
     "asked_after_the_trigger": Mutation(
-        "a checkpoint is told of that is older than asked", asked_after_the_trigger, _stopped
+        "a request is answered with a checkpoint that was triggered before it", asked_after_the_trigger, _stopped
     ),
     "drained_reads_on": Mutation("some sources are not told to end", drained_reads_on, asked("drain", "kill_slot")),
 }

@@ -263,7 +263,7 @@ class Run:
     def _plan(self, job_id: str, root: str, shape: Shape, version: int, start: Start) -> JobPlan:
         s = self.scenario
         original = job_graph(shape, self.outside, list(self.sources.values()), self._sink, s.key_groups)
-        graph = changed(original, shape, self.outside, s.seed, version)
+        graph = changed(original, shape, self.outside, s.seed, version, generators=s.new_generators)
         if s.has_older:
             graph = as_started(graph, s, job_id)
         config = JobConfig(
@@ -313,12 +313,12 @@ class Run:
             if strike(self, fault):
                 self.outcome.faults[fault.kind] += 1
         keeper = self.keeper
-        if not keeper.launch_is_due and (self.driver.is_over or keeper.is_given_up):
+        if not keeper.launch_is_due and (keeper.driver.is_over or keeper.is_given_up):
             self._after_end()
         if step >= self._next_look:
             self._next_look += STILL_STEPS
             self._look_for_progress()
-        return keeper.is_over or self._is_stuck
+        return keeper.is_over or (self._still > 0 and self._is_stuck)
 
     def give_up_driver(self) -> None:
         self.keeper.is_given_up = True

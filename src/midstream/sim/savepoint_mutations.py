@@ -13,14 +13,16 @@ from midstream.checkpoint import savepoint
 from midstream.checkpoint.metadata import CheckpointMetadata, encode_metadata
 from midstream.checkpoint.savepoint import Place
 from midstream.checkpoint.state_files import SHARED
-from midstream.checkpoint.store import metadata_path
+from midstream.checkpoint.store import check_epoch, metadata_path
 from midstream.coordinator.checkpointing.checkpoints import Checkpoints
 from midstream.coordinator.requests import savepoints
 from midstream.coordinator.requests.requests import Requests
 from midstream.coordinator.requests.savepoints import Savepoints, Stage
+from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements
+from midstream.sim.regions_at_rest import saved_too_late
 from midstream.worker.task import Task
 
 
@@ -99,7 +101,7 @@ def _without_committables(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def sources_hold_still() -> Replacements:
-    """Behind a stop whose savepoint has failed no source reads on."""
+    """After a stop whose savepoint has failed, all sources stay paused."""
     return [(Task, "resume_source", _nothing)]
 
 
@@ -108,7 +110,7 @@ def place_is_kept() -> Replacements:
 
 
 def refused_at_once() -> Replacements:
-    """Who has asked for a stop is told of the job's failure before the place is given back, if it is."""
+    """The client that has requested a stop gets the answer that the job has failed before the place is given back."""
 
     def stop_failed(self: Any, reason: str) -> None:
         stop, self.stop = self.stop, None
@@ -122,7 +124,7 @@ def refused_at_once() -> Replacements:
 
 
 def copied_after_the_end() -> Replacements:
-    """What is being copied when the job ends stays, although it was refused."""
+    """A savepoint that is being copied when the job ends stays, although it was refused."""
     original = Savepoints._copied
 
     def copied(self: Any, asked: Any, outcome: Any) -> None:
@@ -135,7 +137,7 @@ def copied_after_the_end() -> Replacements:
 
 
 def end_does_not_answer() -> Replacements:
-    """Whoever waits for what is being copied when the job ends is left waiting."""
+    """The client that waits for a savepoint which is being copied when the job ends gets no answer."""
     original = Savepoints.job_ended
 
     def job_ended(self: Any, *why: Any) -> None:
@@ -162,6 +164,19 @@ def retry_is_forgotten() -> Replacements:
     return [(Savepoints, "checkpoint_aborted", aborted)]
 
 
+def completed_behind_a_successor() -> Replacements:
+    """A driver that was believed dead completes a savepoint when another one has taken over."""
+
+    def copy(source: Storage, metadata: CheckpointMetadata, place: Place) -> None:
+        try:
+            savepoint.write_savepoint(source, metadata, place)
+        except StorageError:
+            check_epoch(source, metadata.epoch)
+            raise
+
+    return [(savepoint, "check_epoch", _nothing), (savepoints, "_copy", copy)]
+
+
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "savepoint_before_committed": Mutation(
         "a savepoint is made before all it covers is committed", before_committed, regions.saving
@@ -172,7 +187,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "savepoint_not_aligned": Mutation("barriers overtake rows for a savepoint", not_aligned, regions.saving),
     "savepoint_keeps_committables": Mutation("a savepoint holds output to commit", keeps_committables, regions.saving),
     "savepoint_sources_hold_still": Mutation(
-        "sources do not read on when a savepoint has failed", sources_hold_still, regions.saving
+        "sources stay paused when a savepoint has failed", sources_hold_still, regions.saving
     ),
     "savepoint_place_is_kept": Mutation(
         "the place of a savepoint that failed is not given back", place_is_kept, regions.saving
@@ -191,5 +206,8 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "savepoint_retry_is_forgotten": Mutation(
         "a checkpoint to take again makes no savepoint", retry_is_forgotten, regions.saving
+    ),
+    "savepoint_completed_behind_a_successor": Mutation(
+        "a driver believed dead completes a savepoint", completed_behind_a_successor, saved_too_late
     ),
 }

@@ -108,6 +108,8 @@ DELETE_FAILS: Final = "delete_fails"
 UNREADABLE: Final = "strike_unreadable"
 SAVEPOINT_SLOW: Final = "savepoint_slow"
 """Kinds that make one operation of the storage fail or take long. Only regions draw them."""
+ENDING: Final = "strike_ending"
+"""Only regions draw it."""
 LOADS_FAIL: Final = "loads_fail"
 """Only `with_commits_on_slots` and regions draw it."""
 IN_FLIGHT: Final = "strike_in_flight"
@@ -180,6 +182,8 @@ class Scenario:
     """The number of consecutive failed checkpoints that the job tolerates."""
     changes: float = 0.0
     """The share of its starts that have a changed program."""
+    new_generators: bool = False
+    """Whether changed programs differ in generators of watermarks, which the original does not have, and in nothing else."""
     small_chunks: bool = False
     """Whether chunks are small; a tenth of the other runs have small chunks by chance (`sim.chunk_sizes`)."""
     has_older: bool = False

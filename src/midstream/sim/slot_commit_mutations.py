@@ -1,4 +1,4 @@
-"""Known bugs of commits that run on slots: where they run, who waits for them and what an answer counts; see `sim.mutations`."""
+"""Known bugs of commits that run on slots: where they run, what waits for them and what an answer counts for; see `sim.mutations`."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def lanes_are_split() -> Replacements:
 
 
 def lane_is_backwards() -> Replacements:
-    """What goes one lane is committed with the last that was prepared first."""
+    """Of what belongs to one lane, the last that was prepared is committed first."""
 
     def lanes_of(sink: Any, items: Any) -> Any:
         return original(sink, items[::-1])
@@ -40,7 +40,7 @@ def lane_is_backwards() -> Replacements:
 
 
 def lane_moves() -> Replacements:
-    """A lane is committed by one slot now and by another one then."""
+    """A lane is committed by one slot, then by another one."""
 
     def ask(self: Any, slots: Any) -> None:
         turn = self._requests % len(slots)
@@ -51,7 +51,7 @@ def lane_moves() -> Replacements:
 
 
 def done_when_asked() -> Replacements:
-    """A lane counts as committed when its slot has been asked to."""
+    """A lane counts as committed when the request is sent to its slot."""
 
     def ask(self: Any, slots: Any) -> None:
         before = set(self._asked)
@@ -65,7 +65,7 @@ def done_when_asked() -> Replacements:
 
 
 def answer_of_another_lane() -> Replacements:
-    """That a lane is done counts for the first that is under way."""
+    """The answer of a lane counts for the first lane that is being committed."""
 
     def heard(self: Any, slot: int, answer: Any) -> None:
         asked = self._asked.get(answer.request)
@@ -118,7 +118,7 @@ def lost_with_the_slot() -> Replacements:
 
 
 def _not_waiting(method: str) -> Replacements:
-    """In this method of the coordinator commits that are under way on slots are not waited for."""
+    """This method of the coordinator does not wait for commits in progress on slots."""
 
     def pretending(self: Any) -> bool:
         self.committing._pretends = True
@@ -174,7 +174,7 @@ def driver_commits() -> Replacements:
 
 
 def not_told_to_stop() -> Replacements:
-    """A commit is not told that its attempt is over."""
+    """A commit does not learn that its attempt is over."""
 
     def attempt_over(self: Any) -> None:
         told, self._stopped = self._stopped, self._seams.make_signal()
@@ -186,7 +186,7 @@ def not_told_to_stop() -> Replacements:
 
 
 def committers_stay_open() -> Replacements:
-    """The committer of an attempt that is over continues with the next one."""
+    """The committer of an attempt that is over continues in the next one."""
     return [(SlotCommits, "_close", lambda self, lane, outcome: None)]
 
 
@@ -203,7 +203,7 @@ def never_loaded_again() -> Replacements:
 
 
 def zombie_has_slots_commit() -> Replacements:
-    """A driver that was thought dead has its slots continue committing, though another one has taken over."""
+    """A driver that was taken for dead has its slots continue to commit, although another one has taken over."""
     return [(commits, "check_epoch", lambda storage, epoch: None)]
 
 
@@ -218,10 +218,10 @@ _stopped = struck_committing("stop_driver")
 _rescaled = struck_committing("rescale", "rescale_struck")
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "lanes_are_split": Mutation("what goes one lane is committed in several calls", lanes_are_split, _killed),
+    "lanes_are_split": Mutation("what belongs to one lane is committed in several calls", lanes_are_split, _killed),
     "lane_is_backwards": Mutation("a lane is committed in the wrong order", lane_is_backwards, _killed),
-    "lane_moves": Mutation("a lane wanders from slot to slot", lane_moves, _killed),
-    "done_when_asked": Mutation("a lane is done when its slot was asked", done_when_asked, _killed),
+    "lane_moves": Mutation("a lane changes from slot to slot", lane_moves, _killed),
+    "done_when_asked": Mutation("a lane is committed when the request is sent to its slot", done_when_asked, _killed),
     "answer_of_another_lane": Mutation("an answer counts for another lane", answer_of_another_lane, _refused),
     "stopped_counts": Mutation("a commit that was told to stop counts as done", stopped_counts, _failed),
     "failed_lane_counts": Mutation("a lane that fails beside others is dropped", failed_lane_counts, _refused),
@@ -235,7 +235,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "driver_commits": Mutation("the driver commits although there are slots", driver_commits, _killed),
     "not_told_to_stop": Mutation("a commit outlives its attempt", not_told_to_stop, _failed),
     "zombie_has_slots_commit": Mutation(
-        "slots commit for a driver that another one has followed", zombie_has_slots_commit, _stopped
+        "slots commit for a driver although another one has taken over", zombie_has_slots_commit, _stopped
     ),
     "never_loaded_again": Mutation("sinks that could not be loaded never are", never_loaded_again, loaded_again),
     "committers_stay_open": Mutation("a committer outlives its attempt", committers_stay_open, _failed),

@@ -20,12 +20,12 @@ from midstream.worker.source import Reading, SourceDriver
 
 
 def position_before_its_splits() -> Replacements:
-    """The position of the discovery moves on when it answers, its splits are there a little later."""
+    """The position of the discovery moves when it answers, and its splits are there a little later."""
     return [(Sources, "_discovered", _in_two_steps(_take_position))]
 
 
 def exhausted_before_its_splits() -> Replacements:
-    """That there is no more is noted when the discovery answers, its last splits are there a little later."""
+    """The end of discovery is noted when it answers, and its last splits are there a little later."""
     return [(Sources, "_discovered", _in_two_steps(_take_exhausted))]
 
 
@@ -69,7 +69,7 @@ def found_before_the_reset() -> Replacements:
 
 
 def handed_out_before_the_restart() -> Replacements:
-    """Splits that wait to be handed out are carried over to the next attempt, besides those of the checkpoint."""
+    """Splits that wait to be assigned are kept for the next attempt, besides those of the checkpoint."""
 
     def reset(self: Any, positions: Mapping[str, SourcePosition], finished: Any) -> None:
         now = {uid: state.pending for uid, state in self._states.items()}
@@ -99,7 +99,7 @@ def pending_of_the_last_round() -> Replacements:
 
 
 def told_of_now() -> Replacements:
-    """A source is told how far it has come now, not how far it had in the checkpoint that has completed."""
+    """A source gets its current position, not that in the checkpoint that has completed."""
 
     def completed(self: Any, fact: Any) -> None:
         original(self, fact)
@@ -159,7 +159,7 @@ def split_being_read_is_left_out() -> Replacements:
 
 
 def restored_splits_are_all() -> Replacements:
-    """A reader with splits from a checkpoint takes it that all have been handed out."""
+    """A reader with splits from a checkpoint assumes that all have been assigned."""
 
     def restore(self: Any, parts: Any) -> None:
         original(self, parts)
@@ -211,5 +211,5 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "a split that is being read is not in a checkpoint", split_being_read_is_left_out, _found
     ),
     "restored_splits_are_all": Mutation("event time does not wait for other splits", restored_splits_are_all, _in_line),
-    "told_of_now": Mutation("a source is told of more than is safe", told_of_now, _found),
+    "told_of_now": Mutation("a source is notified of more than the completed checkpoint holds", told_of_now, _found),
 }

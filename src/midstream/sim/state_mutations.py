@@ -1,4 +1,4 @@
-"""Known bugs of state at rest, of timers, and of who gets which state back: see `sim.mutations`."""
+"""Known bugs of state at rest, of timers, and of which subtask gets which state back: see `sim.mutations`."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def value_is_shared() -> Replacements:
 
 
 def removed_keys_stay() -> Replacements:
-    """A chunk does not say which keys have no entry any more: those of older chunks stay."""
+    """A chunk does not record which keys have no entry any more: those of older chunks stay."""
 
     def freeze(self: Any, *how: Any) -> Any:
         frozen = original(self, *how)
@@ -75,7 +75,7 @@ def removed_keys_stay() -> Replacements:
 
 
 def cleared_keys_stay() -> Replacements:
-    """Nothing says that the entry of a key was cleared."""
+    """No chunk records that the entry of a key was cleared."""
 
     def clear(self: Any) -> None:
         entries, key = self._here()
@@ -199,7 +199,7 @@ def table_order_is_lost() -> Replacements:
 
 
 def deleted_timers_come_back() -> Replacements:
-    """A snapshot does not say that a timer was deleted."""
+    """A snapshot does not record that a timer was deleted."""
 
     def delete(self: Any, time_us: int, key: Any) -> None:
         is_new = (time_us, key) not in self.log.changed
@@ -212,7 +212,7 @@ def deleted_timers_come_back() -> Replacements:
 
 
 def fired_timers_come_back() -> Replacements:
-    """A snapshot does not say that a timer has fired."""
+    """A snapshot does not record that a timer has fired."""
 
     def pop(self: Any, until_us: int) -> Any:
         timer = original(self, until_us)
@@ -270,7 +270,7 @@ def restored_timers_do_not_ring() -> Replacements:
 
 
 def clock_timers_are_not_dealt() -> Replacements:
-    """Where the parallelism has changed nobody gets the timers of the wall clock."""
+    """If the parallelism has changed, no subtask gets the timers of the wall clock."""
 
     def assign_part(name: str, rule: Any, found: Any, own: Any, parallelism: int, *rest: Any) -> Any:
         if name == "timers:processing" and not own:
@@ -491,5 +491,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "timers_wait_for_their_stretch": Mutation(
         "timers fire with the last of those they lie with", timers_wait_for_their_stretch, _timers
     ),
-    "restored_timers_do_not_ring": Mutation("timers do not ring after a restore", restored_timers_do_not_ring, _alarms),
+    "restored_timers_do_not_ring": Mutation(
+        "timers of the wall clock do not fire after a restore until another one is set",
+        restored_timers_do_not_ring,
+        _alarms,
+    ),
 }

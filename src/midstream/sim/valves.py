@@ -33,25 +33,36 @@ class CheckedValve(WatermarkValve):
         self._said_us = [MIN_WATERMARK_US] * len(origins)
         self._said_before_the_end_us = [MIN_WATERMARK_US] * len(origins)
         self._said_idle = [False] * len(origins)
+        self._waited_for: list[int] | None = None
+        """The channels whose watermarks are waited for while some are active; None until they are determined.
+
+        They depend only on which channels are open and which are idle.
+        """
 
     def advance(self, channel: int, watermark_us: int) -> int | None:
         self._said_us[channel] = max(self._said_us[channel], watermark_us)
         if watermark_us != MAX_WATERMARK_US:
             self._said_before_the_end_us[channel] = self._said_us[channel]
+        else:
+            self._waited_for = None
         before_us = self.watermark_us
         return self._compared(before_us, super().advance(channel, watermark_us))
 
     def set_idle(self, channel: int, idle: bool) -> int | None:
         self._said_idle[channel] = idle
+        self._waited_for = None
         before_us = self.watermark_us
         return self._compared(before_us, super().set_idle(channel, idle))
 
     def _due_us(self) -> int:
         origins, said_us = self._origins, self._said_us
+        if self._waited_for:
+            return min([said_us[channel] for channel in self._waited_for])
         open_ = [channel for channel, mark_us in enumerate(said_us) if mark_us != MAX_WATERMARK_US]
         active = {origins[channel] for channel in open_ if not self._said_idle[channel]}
         if active:
-            return min(said_us[c] for c in open_ if self._is_waited_for(c, active))
+            self._waited_for = [channel for channel in open_ if self._is_waited_for(channel, active)]
+            return min([said_us[channel] for channel in self._waited_for])
         if not open_:
             return MAX_WATERMARK_US
         return max(

@@ -44,7 +44,7 @@ def window_waits_for_more() -> Replacements:
 
 
 def window_fires_early() -> Replacements:
-    """A window fires a millisecond before event time has come to its end."""
+    """A window fires a millisecond before event time has reached its end."""
 
     def next_firing(self: Any, watermark: int) -> Any:
         return original(self, clamp(watermark + 1000))
@@ -54,7 +54,7 @@ def window_fires_early() -> Replacements:
 
 
 def session_fires_early() -> Replacements:
-    """A session fires a millisecond before event time has come to its end."""
+    """A session fires a millisecond before event time has reached its end."""
 
     def next_firing(self: Any, watermark: int) -> Any:
         return original(self, clamp(watermark + 1000))
@@ -312,7 +312,7 @@ _joined = partial(draw, topology="join", parallelism=2, rows=100, faults=("kill_
 _updated = partial(draw, topology="late_window", parallelism=2, rows=100, faults=("kill_slot", "user_error"))
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
-    "window_waits_for_more": Mutation("a window does not fire at its very end", window_waits_for_more, _panes),
+    "window_waits_for_more": Mutation("a window does not fire exactly at its end", window_waits_for_more, _panes),
     "late_rows_are_taken": Mutation("late rows go into a window that is closed", late_rows_are_taken, _late),
     "late_in_all_windows": Mutation("a row that missed one window is in none", late_in_all_windows, _panes),
     "progress_is_forgotten": Mutation("windows that had fired fire again", progress_is_forgotten, _panes),
@@ -331,8 +331,8 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "late_for_its_session": Mutation("a late row is not put in its session", late_for_its_session, _due_sessions),
     "forgotten_too_soon": Mutation("windows that still take rows are forgotten", forgotten_too_soon, _updated),
     "not_fired_again": Mutation("a window that got rows later is not emitted again", not_fired_again, _updated),
-    "windows_are_kept": Mutation("windows that are over stay in state", windows_are_kept, _panes),
-    "sessions_are_kept": Mutation("sessions that are over stay in state", sessions_are_kept, _sessions),
+    "windows_are_kept": Mutation("windows that can no longer change stay in state", windows_are_kept, _panes),
+    "sessions_are_kept": Mutation("sessions that can no longer change stay in state", sessions_are_kept, _sessions),
     "touching_stay_apart": Mutation("sessions that touch are not merged", touching_stay_apart, _sessions),
     "long_sessions_are_cut": Mutation("a session is cut behind a short part of it", long_sessions_are_cut, _sessions),
     "restored_sessions_never_end": Mutation(

@@ -14,6 +14,7 @@ from midstream.graph.origins import Origin
 from midstream.operators import progress
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements, nothing
+from midstream.sim.regions_at_rest import ending_with_generators
 from midstream.sim.state_mutations import plain
 from midstream.worker import chain, snapshots, task, valve
 from midstream.worker.source import SourceDriver
@@ -77,7 +78,7 @@ def offset_before_emit() -> Replacements:
 
 
 def snapshot_after_the_next_rows() -> Replacements:
-    """A task works on between the barrier and its snapshot."""
+    """A task continues to process rows between the barrier and its snapshot."""
     original = task.Task.take_snapshot
 
     def snapshot(self: Any, barrier: Any, alignment_ms: float) -> None:
@@ -132,7 +133,7 @@ def final_by_any_checkpoint() -> Replacements:
 
 
 def ends_before_all_is_sent() -> Replacements:
-    """A task ends while what it has emitted is still with it."""
+    """A task ends while what it has emitted is not sent yet."""
     return [(task.Task, "_is_sent", lambda self: True)]
 
 
@@ -145,7 +146,7 @@ def ends_before_it_has_answered() -> Replacements:
 
 
 def silent_channel_is_forgotten() -> Replacements:
-    """After a restore a channel that has not said how far it has come is not waited for."""
+    """After a restore a channel that has sent no watermark yet is not waited for."""
     original = WatermarkValve._merged
 
     def merged(self: Any) -> Any:
@@ -178,7 +179,7 @@ def idle_channel_does_not_come_back() -> Replacements:
 
 
 def idle_subtask_is_passed() -> Replacements:
-    """A subtask that says it is idle is not waited for, though another one that reads the same is active."""
+    """A subtask that reports itself as idle is not waited for, although another one that reads the same is active."""
     original = WatermarkValve.__init__
 
     def init(self: Any, origins: Any) -> None:
@@ -188,7 +189,7 @@ def idle_subtask_is_passed() -> Replacements:
 
 
 def idle_way_is_passed() -> Replacements:
-    """Nor is an idle operator, though its source has come back, and is read beside it."""
+    """An idle operator is not waited for, although its source, which is read beside it, is active again."""
     original = valve._families
 
     def families(origins: Any) -> Any:
@@ -200,13 +201,38 @@ def idle_way_is_passed() -> Replacements:
     return [(valve, "_families", families)]
 
 
+def idle_ways_together_are_passed() -> Replacements:
+    """Nor are all idle subtasks of a source, though an operator that reads all of them is active, and is read beside them."""
+    original = valve._families
+
+    def families(origins: Any) -> Any:
+        found = original(origins)
+        for family in found:
+            family.within_together = []
+        return found
+
+    return [(valve, "_families", families)]
+
+
+def end_stays_before_a_generator() -> Replacements:
+    """The end of event time, of which the operator before a generator had heard, is no longer offered to the generator."""
+    original = chain.Chain.restore
+
+    def restore(self: Any, marks: Any) -> None:
+        original(self, marks)
+        for index in [index for index in self._pending if self.operators[index].makes_watermarks]:
+            del self._pending[index]
+
+    return [(chain.Chain, "restore", restore)]
+
+
 def event_time_begins_again() -> Replacements:
     """After a restore event time is where it was at the beginning."""
     return [(chain.Chain, "restore", lambda self, marks: None)]
 
 
 def pending_firing_not_resumed() -> Replacements:
-    """A watermark that had not fired to its end is not continued after a restore."""
+    """A watermark that had not fired to its end does not continue after a restore."""
     original = chain.Chain.restore
 
     def restore(self: Any, marks: Any) -> None:
@@ -228,7 +254,7 @@ def fired_watermark_stays() -> Replacements:
 
 
 def watermark_not_said_again() -> Replacements:
-    """Consumers do not hear again of the event time that they had heard of before a restore."""
+    """Consumers do not get again the watermark that they had before a restore."""
     original = task.Task.start
 
     def start(self: Any) -> None:
@@ -304,6 +330,16 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         idle_way_is_passed,
         regions.quiet("quiet_twice"),
     ),
+    "idle_ways_together_are_passed": Mutation(
+        "all subtasks of an idle source are not waited for while an operator behind them is active beside them",
+        idle_ways_together_are_passed,
+        regions.quiet("quiet_twice"),
+    ),
+    "end_stays_before_a_generator": Mutation(
+        "the end of event time does not pass a generator that is new",
+        end_stays_before_a_generator,
+        ending_with_generators,
+    ),
     "event_time_begins_again": Mutation(
         "event time begins again after a restore", event_time_begins_again, regions.timely
     ),
@@ -316,7 +352,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "a watermark that fires in slices is not passed on", fired_watermark_stays, regions.firing
     ),
     "watermark_not_said_again": Mutation(
-        "event time is not said again after a restore", watermark_not_said_again, regions.unheard
+        "the watermark is not sent again after a restore", watermark_not_said_again, regions.unheard
     ),
     "watermark_of_one_slice_more": Mutation(
         "a watermark that is firing is stored as one that has fired", watermark_of_one_slice_more, regions.firing

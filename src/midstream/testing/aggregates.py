@@ -12,12 +12,11 @@ import pyarrow as pa
 
 from midstream.connectors.collection import from_rows
 from midstream.core.batches import to_polars
-from midstream.core.pickling import pickled, unpickled_apart
 from midstream.core.schemas import SchemaLike, as_schema
 from midstream.operators.aggregates import AnyAggregate
 from midstream.operators.reduction import ALL, Reduction
 from midstream.state.own_code import own_code
-from midstream.testing.inputs import as_batch
+from midstream.testing.inputs import as_batch, as_sent
 from midstream.testing.nearness import is_near
 
 RESULT: Final = "result"
@@ -76,13 +75,7 @@ def _time_column(columns: pa.Schema) -> pa.Field[Any]:
 
 def _reduction(aggregate: AnyAggregate, schema: pa.Schema, name: str) -> Reduction:
     """Return the reduction that a window in one slot would use."""
-    try:
-        copied = unpickled_apart(pickled(aggregate))
-    except Exception as error:
-        raise AssertionError(
-            f"{name} does not pickle ({type(error).__name__}: {error}), so it cannot be sent to the slots"
-        ) from error
-    reduction = Reduction(name, (), schema.names[-1], {RESULT: copied}, schema)
+    reduction = Reduction(name, (), schema.names[-1], {RESULT: as_sent(aggregate, name)}, schema)
     reduction.pickles_of(own_code(aggregate))
     return reduction
 

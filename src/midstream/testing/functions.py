@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
+from operator import itemgetter
 from typing import Any, Final, TypeAlias
 
 import pyarrow as pa
@@ -320,7 +321,7 @@ class Harness:
             if isinstance(operator, ProcessOperator):
                 for timers, more in zip(found, operator.timers_set(), strict=True):
                     timers += more
-        return sorted(found[0], key=_when), sorted(found[1], key=_when)
+        return sorted(found[0], key=itemgetter(0)), sorted(found[1], key=itemgetter(0))
 
     @property
     def now(self) -> datetime:
@@ -352,7 +353,3 @@ class Harness:
             >>> total.close()
         """
         self._job.close()
-
-
-def _when(timer: tuple[datetime, Any]) -> datetime:
-    return timer[0]

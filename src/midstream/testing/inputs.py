@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import datetime, timezone
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import polars as pl
 import pyarrow as pa
@@ -13,8 +13,10 @@ from midstream.connectors.collection import from_rows
 from midstream.core.arrow_types import TimestampType
 from midstream.core.batches import conform, single_batch, to_arrow
 from midstream.core.errors import ConfigError, MidstreamError, SchemaError
+from midstream.core.pickling import pickled, unpickled_apart
 from midstream.operators.process_context import instant_us
 
+T = TypeVar("T")
 Rows: TypeAlias = "Iterable[Mapping[str, Any]] | Mapping[str, Any] | pl.DataFrame | pa.Table | pa.RecordBatch"
 """Dicts, a single dict, a polars frame, or an Arrow table or batch."""
 Instant: TypeAlias = "str | datetime | int"
@@ -85,6 +87,17 @@ def as_us(at: Instant, where: str) -> int:
     if isinstance(at, int) and not FIRST_US <= at <= LAST_US:
         raise ConfigError(f"{where}: {at} is, in microseconds since 1970, outside of the years 1 to 9999")
     return instant_us(at)
+
+
+def as_sent(thing: T, name: str, advice: str = "") -> T:
+    """Return a copy, as a slot or a restarted driver gets it. Raises AssertionError if it does not pickle."""
+    try:
+        copied: T = unpickled_apart(pickled(thing))
+    except Exception as error:
+        raise AssertionError(
+            f"{name} does not pickle ({type(error).__name__}: {error}), so it cannot be sent to the slots{advice}"
+        ) from error
+    return copied
 
 
 def batches(batch: pa.RecordBatch, cut: Cut) -> Iterator[pa.RecordBatch]:

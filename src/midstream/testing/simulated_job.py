@@ -11,7 +11,7 @@ from typing import Any, Final, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from midstream.core.batches import canonical_schema, conform, single_batch
+from midstream.core.batches import canonical_schema, conform
 from midstream.core.config import JobConfig
 from midstream.core.errors import ConfigError, JobError, MidstreamError, SchemaError
 from midstream.core.pickling import ApartUnpickler, JobPickler
@@ -284,16 +284,15 @@ def _simulated(node: Node, uid: str) -> Node:
 
 def _given(table: Given, uid: str, schema: pa.Schema) -> Recorded:
     """Return given rows in their order, as one split."""
-    if not isinstance(table, pa.Table):
-        made = as_batch(table, canonical_schema(schema), f"rows for source {uid!r}")
-        return Recorded((pa.Table.from_batches([made]),), (False,))
-    missing = [name for name in schema.names if name not in table.column_names]
-    if missing:
-        raise SchemaError(
-            f"the rows for source {uid!r} have no column {missing[0]!r}; the source has "
-            f"{', '.join(f'{field.name}: {field.type}' for field in schema)}"
-        )
-    batch = conform(single_batch(table.select(schema.names)), canonical_schema(schema), f"rows for source {uid!r}")
+    if isinstance(table, pa.Table):
+        missing = [name for name in schema.names if name not in table.column_names]
+        if missing:
+            raise SchemaError(
+                f"the rows for source {uid!r} have no column {missing[0]!r}; the source has "
+                f"{', '.join(f'{field.name}: {field.type}' for field in schema)}"
+            )
+        table = table.select(schema.names)
+    batch = as_batch(table, canonical_schema(schema), f"rows for source {uid!r}")
     return Recorded((pa.Table.from_batches([batch]),), (False,))
 
 

@@ -11,13 +11,12 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from midstream.core.batches import conform
-from midstream.core.pickling import pickled, unpickled_apart
 from midstream.core.schemas import SchemaLike, as_schema
 from midstream.core.seams import Storage
 from midstream.inprocess.ends import table_rows
 from midstream.inprocess.loop import Loop, MemoryStorage
 from midstream.operators.sink import Committer, CommitterContext, Sink, SinkWriter, WriterContext
-from midstream.testing.inputs import as_batch
+from midstream.testing.inputs import as_batch, as_sent
 
 Target: TypeAlias = "tuple[Sink, Callable[[], Iterable[Mapping[str, Any]]]]"
 """A sink that writes to an empty place, and a function that reads the rows visible to others there."""
@@ -89,15 +88,7 @@ class _Place:
 
     def copy(self) -> Sink:
         """Return a copy, as a slot or a restarted driver gets it."""
-        try:
-            copied = unpickled_apart(pickled(self.sink))
-        except Exception as error:
-            raise AssertionError(
-                f"{self.name} does not pickle ({type(error).__name__}: {error}), so it cannot be sent to the slots; open "
-                "connections and files in the writer and the committer"
-            ) from error
-        assert isinstance(copied, Sink)
-        return copied
+        return as_sent(self.sink, self.name, "; open connections and files in the writer and the committer")
 
     def validate(self, restoring: bool = False) -> None:
         try:

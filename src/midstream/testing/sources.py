@@ -11,11 +11,11 @@ import msgspec
 import pyarrow as pa
 
 from midstream.core.batches import canonical_schema
-from midstream.core.pickling import pickled, unpickled_apart
 from midstream.core.row_text import counted
 from midstream.inprocess.ends import table_rows
 from midstream.inprocess.loop import MemoryStorage
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split
+from midstream.testing.inputs import as_sent
 
 UID: Final = "source"
 ROWS_MAX: Final = (1000, 1, 7)
@@ -80,15 +80,8 @@ def _check_settings(source: Source, name: str) -> None:
 
 def _copy(source: Source, name: str) -> Source:
     """Return a copy, as a slot gets it."""
-    try:
-        copied = unpickled_apart(pickled(source))
-    except Exception as error:
-        raise AssertionError(
-            f"{name} does not pickle ({type(error).__name__}: {error}), so it cannot be sent to the slots; open connections "
-            "and files in discover() and open_split(), and leave them out in __getstate__()"
-        ) from error
-    assert isinstance(copied, Source)
-    return copied
+    advice = "; open connections and files in discover() and open_split(), and leave them out in __getstate__()"
+    return as_sent(source, name, advice)
 
 
 def _discover(

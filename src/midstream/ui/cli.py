@@ -113,28 +113,27 @@ def run(  # noqa: PLR0913 - one flag each
         Show this many rows of each of the job's final streams, within about a second, and start nothing:
         no Spark, no slots, no checkpoints, and nothing is written.
     """
+    from midstream.api.submit import StartOptions
     from midstream.ui.running import Overrides, check_resume, run_job
 
-    overrides = Overrides(
-        parallelism,
-        master,
-        from_,
-        allow_dropped_state,
-        checkpoint_dir,
-        aligned_timeout,
+    start = StartOptions(
+        parallelism=parallelism,
+        master=master,
+        restore_from=from_,
+        allow_dropped_state=allow_dropped_state,
         newer_output=newer_output,
         fresh=fresh,
         resume=resume or supervise,
-        py_files=py_files,
-        slots=slots,
-        page=page,
+        checkpoint_dir=checkpoint_dir,
+        aligned_timeout=aligned_timeout,
     )
+    overrides = Overrides(start, py_files, slots, page)
     if preview is not None:
         from midstream.ui.previewing import preview_job
 
         return preview_job(job, preview, overrides)
     if supervise:
-        check_resume(overrides)
+        check_resume(start)
         return Supervised()
     return run_job(job, overrides, json)
 
@@ -423,14 +422,15 @@ def doctor(
     slots
         "process": check this machine only, without Spark or Java.
     """
+    from midstream.api.submit import StartOptions
     from midstream.ui.doctor import run_doctor
     from midstream.ui.running import Overrides, check_slots
 
     check_slots(slots)
-    overrides = Overrides(
-        parallelism, master, from_, checkpoint_dir=checkpoint_dir, fresh=fresh, py_files=py_files, slots=slots
+    start = StartOptions(
+        parallelism=parallelism, master=master, restore_from=from_, fresh=fresh, checkpoint_dir=checkpoint_dir
     )
-    return run_doctor(job, overrides, json)
+    return run_doctor(job, Overrides(start, py_files, slots), json)
 
 
 @app.command

@@ -132,7 +132,7 @@ def _look_at_this_machine(checks: _Checks) -> None:
 
 def _load(checks: _Checks, path: Path, overrides: Overrides) -> Submission | None:
     with checks.of(f"job {path.name}"):
-        submission = load_with_its_own_logging(path, overrides.modules).submission(overrides.start_options(None))
+        submission = load_with_its_own_logging(path, overrides.modules).submission(overrides.start)
         plan = submission.plan
         start = f"from {plan.restore}" if plan.restore else "from the beginning"
         checks.ok(f"job {path.name}", f"{plan.config.name!r} can start {start}, on {plan.graph.slots} slots")
@@ -149,7 +149,8 @@ def _load(checks: _Checks, path: Path, overrides: Overrides) -> Submission | Non
 def _storage_of(submission: Submission | None, overrides: Overrides) -> str | None:
     if submission is not None:
         return submission.plan.config.checkpoint_dir
-    return None if overrides.checkpoint_dir is None else absolute(overrides.checkpoint_dir)
+    asked = overrides.start.checkpoint_dir
+    return None if asked is None else absolute(os.fspath(asked))
 
 
 # ---- checkpoint storage ----
@@ -210,10 +211,10 @@ def _look_at_spark(checks: _Checks, submission: Submission | None, overrides: Ov
         checks.fail("PySpark", f"{sys.executable} has no module {error.name!r}", "pip install 'pyspark>=4.0'")
         _look_at_storage(checks, storage, lambda url, probe, token: None)
         return
-    slots = submission.plan.graph.slots if submission is not None else overrides.parallelism or 1
+    slots = submission.plan.graph.slots if submission is not None else overrides.start.parallelism or 1
     timeout_s = submission.plan.config.slot_timeout_s if submission is not None else 60.0
     with checks.of("Spark"):
-        session = get_session(overrides.master, slots=slots)
+        session = get_session(overrides.start.master, slots=slots)
         context = session.sparkContext
         checks.ok("Spark", f"{context.version} on {context.master}")
         conf = context.getConf()

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import logging
 import shlex
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
@@ -33,15 +33,7 @@ if TYPE_CHECKING:
 class Overrides:
     """Options of the command line that override the job file; None: as the file sets it."""
 
-    parallelism: int | None = None
-    master: str | None = None
-    restore: str | None = None
-    allow_dropped_state: bool = False
-    checkpoint_dir: str | None = None
-    aligned_timeout: str | None = None
-    newer_output: Literal["take-back", "keep"] | None = None
-    fresh: bool = False
-    resume: bool = False
+    start: StartOptions
     py_files: str | None = None
     slots: str | None = None
     page: str | None = None
@@ -50,10 +42,10 @@ class Overrides:
     def arguments(self) -> list[str]:
         """Return the options as they were given, except where to start from."""
         named = (
-            ("--parallelism", self.parallelism),
-            ("--master", self.master),
-            ("--checkpoint-dir", self.checkpoint_dir),
-            ("--aligned-timeout", self.aligned_timeout),
+            ("--parallelism", self.start.parallelism),
+            ("--master", self.start.master),
+            ("--checkpoint-dir", self.start.checkpoint_dir),
+            ("--aligned-timeout", self.start.aligned_timeout),
             ("--py-files", self.py_files),
             ("--slots", self.slots),
             ("--page", self.page),
@@ -68,30 +60,14 @@ class Overrides:
     def of_a_run(self) -> list[str]:
         """Return the names of given options that concern how a job runs, and not what it is."""
         flags = (
-            ("--from", self.restore),
-            ("--newer-output", self.newer_output),
-            ("--allow-dropped-state", self.allow_dropped_state or None),
-            ("--fresh", self.fresh or None),
-            ("--resume", self.resume or None),
+            ("--from", self.start.restore_from),
+            ("--newer-output", self.start.newer_output),
+            ("--allow-dropped-state", self.start.allow_dropped_state or None),
+            ("--fresh", self.start.fresh or None),
+            ("--resume", self.start.resume or None),
         )
         names = [name for name in self.arguments[::2] if name != "--py-files"]
         return names + [name for name, value in flags if value is not None]
-
-    def start_options(self, slots: SlotProvider | None) -> StartOptions:
-        from midstream.api.submit import StartOptions  # what it imports takes a while
-
-        return StartOptions(
-            parallelism=self.parallelism,
-            master=self.master,
-            restore_from=self.restore,
-            allow_dropped_state=self.allow_dropped_state,
-            newer_output=self.newer_output,
-            fresh=self.fresh,
-            resume=self.resume,
-            checkpoint_dir=self.checkpoint_dir,
-            aligned_timeout=self.aligned_timeout,
-            slots=slots,
-        )
 
 
 def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
@@ -99,8 +75,9 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
     end_with_the_supervisor()
     errors = Console(stderr=True, highlight=False)
     provider = _provider(overrides.slots)
-    submission = load_with_its_own_logging(path, overrides.modules).submission(overrides.start_options(provider))
-    if overrides.resume and submission.checkpoint is not None:  # the other case is a warning of its own
+    options = replace(overrides.start, slots=provider)
+    submission = load_with_its_own_logging(path, overrides.modules).submission(options)
+    if options.resume and submission.checkpoint is not None:  # the other case is a warning of its own
         config = submission.plan.config
         going_on = f"job {config.name} resumes from checkpoint {submission.checkpoint} in {config.checkpoint_dir}"
         errors.print(text.printable(going_on), markup=False, soft_wrap=True)
@@ -144,9 +121,9 @@ def load_with_its_own_logging(path: Path, py_files: list[str]) -> Environment:
             log_to_stderr()
 
 
-def check_resume(overrides: Overrides) -> None:
+def check_resume(options: StartOptions) -> None:
     """Raise ConfigError for options that cannot be repeated each time a driver is started again."""
-    given = {"--from": overrides.restore, "--newer-output": overrides.newer_output, "--fresh": overrides.fresh or None}
+    given = {"--from": options.restore_from, "--newer-output": options.newer_output, "--fresh": options.fresh or None}
     for option, value in given.items():
         if value is not None:
             raise ConfigError(

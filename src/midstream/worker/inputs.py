@@ -148,7 +148,10 @@ class TaskInput:
     @property
     def may_have_data(self) -> bool:
         """Whether `work` may find an element now. If not, one of the gates will wake the task."""
-        return any(reader.gate.at_work is not None or reader.gate.may_have_data for reader in self._readers)
+        for reader in self._readers:  # noqa: SIM110 - a generator takes longer to create than the few are to look at
+            if reader.gate.at_work is not None or reader.gate.may_have_data:
+                return True
+        return False
 
     def rests(self) -> dict[int, tuple[LeasedBatch, int]]:
         """The batch at work, and its first row that has not been processed, by the number of the gate."""

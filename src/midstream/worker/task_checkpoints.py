@@ -80,13 +80,13 @@ class _InFlightState:
         items: list[LeasedBatch] = []
         outputs = [(Captured(*channel, True), found) for channel, found in self.outputs]
         for where, found in (*self.inputs, *outputs):
-            batches = tuple(item.batch for item in found)
-            if batches or where.stored:
-                forms = tuple(item.form for item in found)
+            if found or where.stored:
+                forms = tuple([item.form for item in found])
+                batches = tuple([item.batch for item in found])
                 captured.append(replace(where, batches=batches, forms=forms if any(forms) else ()))
             items += found
             found.clear()  # in place: the queue adds the batches that still arrive to the same list
-        self.inputs = [(replace(where, stored=()), found) for where, found in self.inputs]
+        self.inputs = [(replace(where, stored=()) if where.stored else where, found) for where, found in self.inputs]
         self.outputs = []
         return captured, items
 
