@@ -476,7 +476,7 @@ def _strike_in_flight(stage: Stage, victim: int) -> bool:
 
 
 def _strike_ending(stage: Stage, victim: int) -> bool:
-    """Kill the driver as soon as a checkpoint is complete in which event time has ended for a task that goes on."""
+    """Kill the driver as soon as a checkpoint is complete in which event time has ended for a task that continues."""
     before = stage.recoveries.ending
 
     def another() -> None:

@@ -230,7 +230,7 @@ def waiting_in_runs(seed: int) -> Scenario:
 def ending_with_generators(seed: int) -> Scenario:
     """The driver dies when event time has ended in a source whose consumer is slow, and another source has not ended.
 
-    The program that goes on has generators of watermarks in other places.
+    The program that continues has generators of watermarks in other places.
     """
     shape = (
         source_node("pass"),
