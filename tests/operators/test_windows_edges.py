@@ -519,7 +519,7 @@ def test_state_at_rest_is_a_readable_table() -> None:
 )  # fmt: skip
 def test_nulls_and_nan_are_what_the_documentation_says(values: list[float | None], expected: dict[str, Any]) -> None:
     schema = arrow_schema([("t", pa.timestamp("ms")), ("v", pa.float64())])
-    aggregates = {"sum": Sum("v"), "mean": Mean("v"), "min": Min("v"), "max": Max("v")}
+    aggregates: dict[str, Aggregate] = {"sum": Sum("v"), "mean": Mean("v"), "min": Min("v"), "max": Max("v")}
     aggregates |= {"first": First("v"), "last": Last("v"), "n": Count("v")}
     world = World(
         window_operator("w", window=tumbling("1 s"), keys=[], event_time="t", aggregates=aggregates, schema=schema)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
+import numpy as np
 import pyarrow as pa
 
 from midstream.core.batch_prefix import PREFIX_BYTES, read_prefix
@@ -90,7 +91,7 @@ class RemoteChannel:
         """Buffers that have been announced to the producer and have not arrived."""
         self._batch_buffers = 0
         """Buffers that are charged for batches: queued, partial, captured ones, and the one that is processed."""
-        self._partial: bytearray | None = None
+        self._partial: memoryview | None = None
         self._partial_filled = 0
         self._partial_form = 0
         self._partial_buffers = 0
@@ -141,7 +142,7 @@ class RemoteChannel:
                     f"{self.id}: a batch of form {form} is announced, and there are {len(self._forms)}"
                 )
             payload = payload[PREFIX_BYTES:]
-            self._partial = bytearray(length)
+            self._partial = np.empty(length, np.uint8).data  # a bytearray would first be filled with zeros
             self._partial_filled = 0
             self._partial_form = form
         end = self._partial_filled + len(payload)

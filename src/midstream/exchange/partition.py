@@ -11,6 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from midstream.core.elements import Batch, CheckpointBarrier, Event
 from midstream.core.errors import assert_never
@@ -27,6 +28,10 @@ REBALANCE_SPLIT_ROWS = 4096
 """A rebalanced batch is split into parts if each of them has at least so many rows."""
 FEW_ROWS = 1024
 """Batches of up to so many rows are split with one gather."""
+
+
+FEW_CONSUMERS = 8
+"""For up to so many consumers, looking for the rows of each takes less than sorting all rows by consumer."""
 
 
 class ResultPartition:
@@ -199,7 +204,7 @@ class ResultPartition:
 def _split_few(batch: Batch, owners: npt.NDArray[np.int32], consumers: int) -> list[Batch]:
     counts: list[int] = np.bincount(owners, minlength=consumers).tolist()
     if max(counts) < batch.num_rows:
-        batch = batch.take(pa.array(owners.argsort(kind="stable"), pa.int64()))
+        batch = _gathered(batch, owners.argsort(kind="stable"))
     parts = []
     start = 0
     for count in counts:
@@ -209,7 +214,8 @@ def _split_few(batch: Batch, owners: npt.NDArray[np.int32], consumers: int) -> l
 
 
 def split_rows(batch: Batch, owners: npt.NDArray[np.int32], consumers: int, buffer_bytes: int) -> list[Batch]:
-    """The rows of each consumer, in their order: one pass over the owners and one gather per consumer.
+    """The rows of each consumer, in their order: one pass over the owners and one gather per consumer; for many consumers,
+    one sort instead of the passes.
 
     A batch of few rows in no more than a buffer is gathered once and cut into slices, because there a call costs more
     than moving the rows. The slices share their memory, which is no more than the buffer that each of them is charged.
@@ -219,8 +225,16 @@ def split_rows(batch: Batch, owners: npt.NDArray[np.int32], consumers: int, buff
     """
     if batch.num_rows <= FEW_ROWS and batch.get_total_buffer_size() <= buffer_bytes:
         return _split_few(batch, owners, consumers)
+    if consumers > FEW_CONSUMERS:
+        order = owners.astype(np.uint16).argsort(kind="stable")  # 16 bits are counted, not compared
+        found = np.split(order, np.bincount(owners, minlength=consumers).cumsum()[:-1])
+    else:
+        found = [np.flatnonzero(owners == consumer) for consumer in range(consumers)]
     parts = []
-    for consumer in range(consumers):
-        rows = np.flatnonzero(owners == consumer)
-        parts.append(batch if len(rows) == batch.num_rows else batch.take(pa.array(rows, pa.int64())))
+    for rows in found:
+        parts.append(batch if len(rows) == batch.num_rows else _gathered(batch, rows))
     return parts
+
+
+def _gathered(batch: Batch, rows: npt.NDArray[np.int64]) -> Batch:
+    return pc.take(batch, pa.array(rows, pa.int64()), boundscheck=False)
