@@ -14,7 +14,7 @@ import pytest
 from midstream.checkpoint import savepoint
 from midstream.checkpoint.metadata import decode_metadata
 from midstream.checkpoint.state_files import StateFile
-from midstream.checkpoint.store import begin, say_where_from, take_over
+from midstream.checkpoint.store import begin, say_where_from, split_retained, take_over
 from midstream.coordinator import Coordinator
 from midstream.coordinator.checkpointing.checkpoints import Checkpoints
 from midstream.coordinator.events import JobEnded, JobPlan
@@ -200,6 +200,45 @@ def test_a_job_goes_on_from_what_the_start_that_started_it_over_completes_before
         assert outcome.trace is not None
         order = "".join(outcome.trace.lines(r"publish\(|created epochs/00000003|Deploy job_id=job3"))
         assert re.search(r"driver1 +io +publish.*created epochs/00000003 .*Deploy job_id=job3", order), f"seed {seed}"
+
+
+def test_a_start_may_name_a_checkpoint_that_the_leader_before_it_deletes_when_it_wakes_up() -> None:
+    """Driver 5 is presumed dead, driver 6 dies before it takes over, and driver 7 repeats the start from checkpoint 1."""
+    outcome = run(random_scenario(1521), keep_trace=True)
+    assert not outcome.failures, outcome.failures[0]
+    assert outcome.trace is not None
+    order = "".join(outcome.trace.lines(r"driver6 +mail +Driver|driver5 wakes up|deleted chk-1/|epochs/00000007|ended"))
+    refused = r"epochs/00000007.*job ended: failed checkpoint 1 is not in the checkpoint directory, which has: 2"
+    assert re.search(rf"(?s)driver6 .*driver5 wakes up.*deleted chk-1/_metadata.*{refused}", order), order
+
+
+@pytest.mark.parametrize("seed", [20, 89])
+def test_that_the_checkpoint_from_which_the_last_start_began_is_deleted_is_found(
+    monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    scenario = _cancelled_and_frozen(seed)
+    assert not run(scenario).failures
+
+    def retain(self: Any, uncommitted: int | None, for_savepoint: int | None) -> None:
+        keep = self._plan.config.retained_checkpoints
+        if self.pending is None and self.newest is not None and len(self.retained) > keep:
+            self.retained, dropped, files = split_retained(self.retained, keep, self._uncertain_files)
+            self._cleaning.drop([each.checkpoint_id for each in dropped], files)
+
+    monkeypatch.setattr(Checkpoints, "retain", retain)
+    (failure,) = set(run(scenario).failures)
+    assert failure == "the job failed: checkpoint 1 is not in the checkpoint directory, which has: 2"
+
+
+def _cancelled_and_frozen(seed: int) -> Scenario:
+    """The job goes back again and again, its driver is cancelled or frozen, and one checkpoint is retained."""
+    drawn = draw(seed, topology="keyed", parallelism=1, rows=50, faults=())
+    random = Random(f"back behind the frozen {seed}")
+    steps = sorted([random.randrange(20, 800) for _ in range(12)])
+    faults = tuple(Fault(step, "go_back", 5 * random.randrange(1 << 20) + random.choice((0, 4))) for step in steps)
+    tempo = replace(drawn.tempo, mail_us=40, control_us=400, data_us=200, io_us=10_000, clock_tick_us=0)
+    drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.02, min_pause_s=0.0, timeout_s=1.0, retained=1)
+    return replace(drawn, batch_rows=3, row_us=1000, sink_rows=1, sink_pause_s=0.003)
 
 
 def test_a_driver_that_wakes_up_behind_others_completes_no_savepoint(monkeypatch: pytest.MonkeyPatch) -> None:

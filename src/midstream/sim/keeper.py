@@ -36,6 +36,7 @@ LAUNCHES_MAX: Final = 50
 IS_NEWER: Final = "is older than what has been committed"
 STARTED_OVER: Final = "the job was started over since checkpoint"
 LAST_STARTED: Final = "the job was last started from checkpoint"
+NOT_THERE: Final = "is not in the checkpoint directory"
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +49,13 @@ class Start:
     resume: bool = False
     copies: Cut | None = None
     """The cut of the savepoint from which the job is started; None if it is not started from one."""
+
+    @property
+    def named(self) -> int | None:
+        """The id of the checkpoint of the job's own directory that the start names; None if it names none."""
+        if self.restore is None or self.restore == "latest" or self.copies is not None:
+            return None
+        return int(self.restore.rpartition("chk-")[2])
 
 
 LATEST: Final = Start("latest")
@@ -163,11 +171,11 @@ class Keeper:
 
     def _may_fail(self, error: str) -> bool:
         """Whether the job may fail with this error: because of a fault; because its start went back without saying what
-        is to happen to newer output; or because it was to continue from the newest checkpoint, and the last start had
-        begun elsewhere.
+        is to happen to newer output, or to a checkpoint that the leader before it has deleted meanwhile; or because it
+        was to continue from the newest checkpoint, and the last start had begun elsewhere.
         """
         start = self._start
-        if SIM in error:
+        if SIM in error or (NOT_THERE in error and self._may_be_deleted(start)):
             return True
         if IS_NEWER in error and start.newer_output is None and start.restore not in (None, "latest"):
             return True
@@ -180,6 +188,19 @@ class Keeper:
         if start.resume:  # what was under way may have been committed since the job went back
             return (bool(copied) and LAST_STARTED in error) or (bool(back) and IS_NEWER in error)
         return (bool(over) and STARTED_OVER in error) or (bool(back or copied) and LAST_STARTED in error)
+
+    def _may_be_deleted(self, start: Start) -> bool:
+        """Whether the checkpoint that a start names may have been deleted since the start was chosen.
+
+        A driver that was considered dead leads the job until another one takes over, and deletes what it does not have
+        to retain. The checkpoint from which the last start began is retained until that start has completed a newer one.
+        """
+        number, begun = start.named, self._begun()
+        if number is None or (begun is not None and begun.named == number):
+            return False
+        with self._world.looking():
+            listed = [entry.checkpoint_id for entry in list_checkpoints(self.disk)]
+        return number not in listed and sum(there > number for there in listed) >= self._scenario.retained
 
     def _usual(self, ended: JobEnded | None) -> Generator[str, None, Start]:
         """Yield complaints, and return the usual start: from the savepoint of a stop, or else from the newest
@@ -406,7 +427,5 @@ class Keeper:
             start = begun or start
         if start.fresh and restored_from is not None:
             yield f"the job was to be started over, and resumes from {restored_from}"
-        if start.restore is not None and start.restore != "latest" and start.copies is None:
-            number = start.restore.rpartition("chk-")[2]
-            if restored_from != f"{self.root}/chk-{number}":
-                yield f"the job was to resume from {start.restore}, and resumes from {restored_from}"
+        if start.named is not None and restored_from != f"{self.root}/chk-{start.named}":
+            yield f"the job was to resume from {start.restore}, and resumes from {restored_from}"
