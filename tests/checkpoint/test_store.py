@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -116,6 +116,97 @@ def test_metadata_that_was_given_up_and_is_written_after_another_took_over_is_ne
         load(storage, "job", "2")
     assert opened(storage, "latest").retained == (Retained(1, frozenset()), Retained(3, frozenset()))
     assert not storage.exists("chk-2")
+
+
+def _drops(storage: MemoryStorage, meanwhile: Callable[[], object], before: str) -> None:
+    """Epoch 1 drops checkpoint 1 and its file; `meanwhile` happens right before it writes or deletes `before`."""
+    file = state_file(1, 0, 1, 0, 0)
+
+    def look(path: str) -> bool:
+        if path == before:
+            storage.refuse = storage.refuse_delete = lambda _: False
+            meanwhile()
+        return False
+
+    opened(storage)
+    made(storage, 1, files=(file,))
+    made(storage, 2)
+    storage.refuse = storage.refuse_delete = look
+    drop(storage, 1, [1], [file])
+
+
+def test_a_checkpoint_is_not_deleted_when_another_coordinator_takes_over_before_it_is_marked() -> None:
+    """The mark that is made behind that one does not count for the coordinators after it either."""
+    storage = MemoryStorage()
+    with pytest.raises(FencedError):
+        _drops(storage, lambda: opened(storage, "1"), before="chk-1/_dropped.00000001")
+    assert "chk-1/_dropped.00000001" in storage.files
+    third = opened(storage, "1")
+    assert third.restore is not None
+    assert load(storage, "job", "1").files == third.restore.files
+    assert storage.checkpoints() == [1, 2]
+    drop(storage, third.epoch, [1], third.restore.files)
+    assert [name for name in storage.files if "chk-1" in name or "shared" in name] == []
+
+
+@pytest.mark.parametrize("before", ["chk-1/_metadata", "chk-1", state_file(1, 0, 1, 0, 0)])
+def test_a_coordinator_that_takes_over_while_a_checkpoint_is_deleted_begins_without_it(before: str) -> None:
+    def take_the_newest() -> None:
+        with pytest.raises(StorageError, match=r"checkpoint 1 is .*; the .*directory has: 2|in the .*, which has: 2"):
+            load(storage, "job", "1")
+        second = opened(storage, "latest")
+        assert second.restore is not None and second.restore.checkpoint_id == 2
+        assert second.retained == (Retained(2, frozenset()),)
+
+    storage = MemoryStorage()
+    _drops(storage, take_the_newest, before)
+    assert [name for name in storage.files if "chk-1" in name or "shared" in name] == []
+    assert [entry.checkpoint_id for entry in list_checkpoints(storage)] == [2]
+
+
+def test_a_checkpoint_that_is_being_deleted_is_refused_by_its_name() -> None:
+    storage = MemoryStorage()
+    opened(storage)
+    made(storage, 1)
+    made(storage, 2)
+    storage.refuse_delete = lambda path: True
+    with pytest.raises(StorageError, match="permission denied"):
+        drop(storage, 1, [1], [])
+    with pytest.raises(StorageError, match="checkpoint 1 is being deleted; the checkpoint directory has: 2"):
+        load(storage, "job", "1")
+    storage.refuse_delete = lambda path: False
+    assert opened(storage, "latest").retained == (Retained(2, frozenset()),)
+    assert not storage.exists("chk-1")
+
+
+def test_a_mark_counts_if_the_coordinator_that_took_over_before_it_recorded_nothing() -> None:
+    storage = MemoryStorage()
+    with pytest.raises(FencedError):
+        _drops(storage, lambda: take_over(storage, ROOT, "job", "id"), before="chk-1/_dropped.00000001")
+    assert [entry.checkpoint_id for entry in list_checkpoints(storage)] == [2]
+
+
+def test_a_mark_that_is_there_already_or_whose_making_is_reported_as_failed_counts() -> None:
+    class LyingStorage(MemoryStorage):
+        lies = 1
+
+        def create(self, path: str, data: bytes, durable: bool = True) -> bool:
+            created = super().create(path, data, durable)
+            if "_dropped" in path and self.lies:
+                self.lies -= 1
+                raise StorageError("no answer")
+            return created
+
+    storage = LyingStorage()
+    opened(storage)
+    made(storage, 1)
+    made(storage, 2)
+    with pytest.raises(StorageError, match="no answer"):
+        drop(storage, 1, [1], [])
+    assert storage.checkpoints() == [1, 2]
+    assert [entry.checkpoint_id for entry in list_checkpoints(storage)] == [2]
+    drop(storage, 1, [1], [])
+    assert not storage.exists("chk-1")
 
 
 def test_what_an_older_version_says_of_where_it_began_still_counts() -> None:

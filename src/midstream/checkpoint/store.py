@@ -5,6 +5,7 @@
     epochs/00000007.from    where that coordinator started, and which checkpoints counted then
     chk-17/_owner           the epoch that makes checkpoint 17
     chk-17/_metadata        written last: without it there is no checkpoint 17
+    chk-17/_dropped.00000007     the coordinator of that epoch is about to delete checkpoint 17
     shared/e7-a2-c17-v3-s0.state     state files, see `state_files`
     plans/…                 belongs to sources
     savepoints/…            see `savepoint`; nothing in it is ever deleted
@@ -16,6 +17,11 @@ checkpoint that slips in between has a lower epoch than the later coordinator an
 that coordinator saw when it started (`.from`), by which it is recognised as superseded and never offered. A coordinator
 that goes back to an older checkpoint and has sinks take back newer output records this in the same way, before the
 first sink does: from then on the newer checkpoints are superseded.
+
+A deletion cannot be conditional, so a complete checkpoint is marked first (`_dropped`), and the epochs are checked
+again after that. A later coordinator takes its epoch before it lists the checkpoints: either the mark is there by then,
+and it begins without that checkpoint, or the one that made the mark sees the epoch, and deletes nothing. A mark
+therefore does not count when a coordinator of a higher epoch has recorded that the checkpoint counts.
 
 These small files carry a checksum each, with their own name in it. Older versions wrote them without.
 
@@ -43,9 +49,11 @@ SAVEPOINT = "_savepoint"
 """The file that marks a savepoint's directory, which is read and copied, and never written to."""
 
 _JOB = "_job"
+_METADATA = "_metadata"
 _EPOCHS = "epochs"
 _EPOCH = re.compile(r"(\d{8})(\.from)?")
 _CHECKPOINT = re.compile(r"chk-(\d+)")
+_DROPPED = re.compile(r"_dropped\.(\d{8})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +110,7 @@ def checkpoint_path(checkpoint_id: int) -> str:
 
 
 def metadata_path(checkpoint_id: int) -> str:
-    return f"{checkpoint_path(checkpoint_id)}/_metadata"
+    return f"{checkpoint_path(checkpoint_id)}/{_METADATA}"
 
 
 # ---- taking over -----------------------------------------------------------
@@ -224,12 +232,17 @@ def _highest_epoch(storage: Storage) -> int:
 
 
 def list_checkpoints(storage: Storage, newer_than: int = 0) -> list[Listed]:
-    """List every checkpoint with metadata and an id above `newer_than`, oldest first, except superseded ones."""
+    """List every checkpoint with metadata and an id above `newer_than`, oldest first, except those that are superseded
+    or being deleted.
+    """
     starts = _starts(storage)
     found = []
     for checkpoint_id in _checkpoint_ids(storage):
+        if checkpoint_id <= newer_than:
+            continue
         path = metadata_path(checkpoint_id)
-        if checkpoint_id <= newer_than or not storage.exists(path):
+        names = storage.list(checkpoint_path(checkpoint_id))
+        if _METADATA not in names or _is_being_deleted(names, checkpoint_id, starts):
             continue
         data = _read_if_there(storage, path)  # not to be read now is not damaged: that is raised
         if data is None:
@@ -310,11 +323,22 @@ def _superseded(made_by: int, checkpoint_id: int, starts: Mapping[int, FromFile]
 
     It may be older than the newest one that counted: its maker had given up writing it, and completed the next.
     """
-    return any(
-        epoch > made_by
-        and (checkpoint_id > start.newest if start.counted is None else checkpoint_id not in start.counted)
-        for epoch, start in starts.items()
-    )
+    return any(epoch > made_by and not _counts(checkpoint_id, start) for epoch, start in starts.items())
+
+
+def _counts(checkpoint_id: int, start: FromFile) -> bool:
+    """Whether a checkpoint of an earlier coordinator counted when this one began."""
+    return checkpoint_id <= start.newest if start.counted is None else checkpoint_id in start.counted
+
+
+def _is_being_deleted(names: Iterable[str], checkpoint_id: int, starts: Mapping[int, FromFile]) -> bool:
+    """Whether a coordinator may delete this checkpoint at any moment. `names`: the files of its directory.
+
+    One that marked it when a later coordinator, for which it counts, had taken its epoch does not: see `drop`.
+    """
+    marked_by = max((int(match[1]) for name in names if (match := _DROPPED.fullmatch(name))), default=0)
+    counted_by = max((epoch for epoch, start in starts.items() if _counts(checkpoint_id, start)), default=0)
+    return marked_by > 0 and marked_by >= counted_by
 
 
 def was_gone_back_behind(storage: Storage, metadata: CheckpointMetadata) -> bool:
@@ -410,6 +434,8 @@ def _by_name(listed: Collection[Listed], which: str, job_name: str | None, stora
         if entry.checkpoint_id == int(digits):
             return _usable(entry, job_name, storage)
     there = ", ".join(str(entry.checkpoint_id) for entry in listed) or "none"
+    if any(map(_DROPPED.fullmatch, storage.list(checkpoint_path(int(digits))))):
+        raise StorageError(f"checkpoint {digits} is being deleted; the checkpoint directory has: {there}")
     raise StorageError(f"checkpoint {digits} is not in the checkpoint directory, which has: {there}")
 
 
@@ -490,11 +516,21 @@ class UnknownOutcomeError(StorageError):
 
 
 def drop(storage: Storage, epoch: int, checkpoints: Iterable[int], files: Iterable[str]) -> None:
-    """Delete checkpoints, metadata first so that a torn one is never visible, then state files.
+    """Delete complete checkpoints, and then state files. No later coordinator begins with one of these checkpoints.
 
-    Raises FencedError, with nothing more deleted, if a later coordinator has taken over.
+    Raises FencedError, with nothing deleted, if a later coordinator has taken over.
     """
+    doomed = tuple(checkpoints)
     check_epoch(storage, epoch)
+    if doomed:
+        for checkpoint_id in doomed:
+            storage.create(f"{checkpoint_path(checkpoint_id)}/_dropped.{epoch:08}", b"")
+        check_epoch(storage, epoch)  # one that took over before the marks were there has not seen them
+    _delete(storage, doomed, files)
+
+
+def _delete(storage: Storage, checkpoints: Iterable[int], files: Iterable[str]) -> None:
+    """Delete checkpoints, metadata first so that a torn one is never visible, then state files."""
     for checkpoint_id in checkpoints:
         storage.delete(metadata_path(checkpoint_id))
         storage.delete(checkpoint_path(checkpoint_id))
@@ -530,7 +566,9 @@ def clean_up(storage: Storage, epoch: int, listed: Collection[Listed], next_id: 
         return (f"leftover files are not deleted, because {', '.join(unreadable)} cannot be read",)
     referenced = {file for entry in listed if entry.metadata for file in entry.metadata.files}
     complete = {entry.checkpoint_id for entry in listed}
-    drop(storage, epoch, [n for n in _checkpoint_ids(storage) if n < next_id and n not in complete], ())
+    check_epoch(storage, epoch)
+    # No mark is needed: this coordinator has recorded which checkpoints count, and these do not.
+    _delete(storage, [n for n in _checkpoint_ids(storage) if n < next_id and n not in complete], ())
     storage.sweep("", lambda name: _CHECKPOINT.fullmatch(name) is not None)
     _drop_state_files(storage, epoch, lambda file: file.epoch < epoch, referenced)
     for name in storage.list(_EPOCHS):

@@ -23,7 +23,11 @@ class _Doomed:
     """What is to be deleted."""
 
     checkpoints: set[int] = field(default_factory=set)
+    """Complete ones."""
     files: set[str] = field(default_factory=set)
+    """What only those refer to."""
+    unused: set[str] = field(default_factory=set)
+    """Files to which no complete checkpoint has ever referred."""
     before: tuple[int, frozenset[str]] | None = None
     """All files of the attempts before this one, except the given ones."""
 
@@ -43,8 +47,10 @@ class Cleaning:
         self._storage, self._epoch = found.storage, found.opened.epoch
 
     def drop(self, checkpoints: Iterable[int], files: Iterable[str]) -> None:
-        self._doomed.checkpoints.update(checkpoints)
-        self._doomed.files.update(files)
+        """Delete complete checkpoints and the files that only they refer to; if there are none, files of a failed one."""
+        doomed = set(checkpoints)
+        self._doomed.checkpoints |= doomed
+        (self._doomed.files if doomed else self._doomed.unused).update(files)
         self.run()
 
     def drop_attempts_before(self, attempt: int, referenced: frozenset[str]) -> None:
@@ -77,7 +83,8 @@ class Cleaning:
         else:
             self._doomed.checkpoints |= doomed.checkpoints
             self._doomed.files |= doomed.files
-            # What was referenced then and is not now is among `files`.
+            self._doomed.unused |= doomed.unused
+            # What was referenced then and is not now is among these files.
             self._doomed.before = self._doomed.before or doomed.before
             if tries_again:
                 self._has_failed = True
@@ -89,6 +96,9 @@ class Cleaning:
 
 
 def _clean(storage: Storage, epoch: int, doomed: _Doomed) -> None:
-    drop(storage, epoch, sorted(doomed.checkpoints), frozenset(doomed.files))
+    if doomed.unused:  # first, as the marks that `drop` makes need space
+        drop(storage, epoch, (), doomed.unused)
+    if doomed.checkpoints:
+        drop(storage, epoch, sorted(doomed.checkpoints), doomed.files)
     if doomed.before is not None:
         drop_attempts_before(storage, epoch, *doomed.before)
