@@ -15,6 +15,8 @@ from midstream.sim.network import SIM
 from midstream.sim.world import Bug, Killed, World
 
 TEMPORARY: Final = ".midstream-"
+MARK: Final = "/_dropped."
+"""In the names of files that are created before a checkpoint is deleted."""
 
 
 class Disk:
@@ -67,7 +69,9 @@ class Disk:
         self.refused_in = -1
         """The last step in which an operation was refused because the disk was gone."""
         self.undeleted_in: list[int] = []
-        """The steps of the deletions that were reported as failed since the last one that was not."""
+        """The steps of the deletions, and of the marks before them, that were reported as failed since the last deletion
+        that was not.
+        """
         self._world = world
 
     def read(self, path: str) -> bytes:
@@ -110,6 +114,14 @@ class Disk:
 
     def create(self, path: str, data: bytes, durable: bool = True) -> bool:
         name = _confined(path)
+        try:
+            return self._create(name, data)
+        except StorageError:
+            if MARK in name:
+                self.undeleted_in.append(self._world.step_number)
+            raise
+
+    def _create(self, name: str, data: bytes) -> bool:
         self._begin_write(name, data)
         if name in self.files:
             return False

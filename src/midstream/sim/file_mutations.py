@@ -201,12 +201,12 @@ def _only_of_this_start(original: Callable[..., None]) -> Callable[..., None]:
 def begun_checkpoints_stay() -> Replacements:
     """What is there of checkpoints that earlier starts have begun stays."""
 
-    def drop(storage: Storage, epoch: int, checkpoints: Iterable[int], files: Iterable[str]) -> None:
+    def delete(storage: Storage, checkpoints: Iterable[int], files: Iterable[str]) -> None:
         complete = [n for n in checkpoints if storage.exists(store.metadata_path(n))]
-        original(storage, epoch, complete, files)
+        original(storage, complete, files)
 
-    original = store.drop
-    return [(store, "drop", drop)]
+    original = store._delete
+    return [(store, "_delete", delete)]
 
 
 def files_of_failed_ones_stay() -> Replacements:

@@ -36,7 +36,7 @@ LAUNCHES_MAX: Final = 50
 IS_NEWER: Final = "is older than what has been committed"
 STARTED_OVER: Final = "the job was started over since checkpoint"
 LAST_STARTED: Final = "the job was last started from checkpoint"
-NOT_THERE: Final = "is not in the checkpoint directory"
+NOT_THERE: Final = ("is not in the checkpoint directory", "is being deleted")
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,7 +175,7 @@ class Keeper:
         was to continue from the newest checkpoint, and the last start had begun elsewhere.
         """
         start = self._start
-        if SIM in error or (NOT_THERE in error and self._may_be_deleted(start)):
+        if SIM in error or (any(text in error for text in NOT_THERE) and self._may_be_deleted(start)):
             return True
         if IS_NEWER in error and start.newer_output is None and start.restore not in (None, "latest"):
             return True

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from midstream.checkpoint import store
 from midstream.checkpoint.metadata import CheckpointMetadata, encode_metadata
 from midstream.checkpoint.records import FromFile, OwnerFile, sealed
 from midstream.checkpoint.store import Listed, Retained, TakenOver
-from midstream.coordinator.checkpointing import checkpoints
+from midstream.coordinator.checkpointing import checkpoints, cleaning
 from midstream.coordinator.checkpointing.checkpoints import Checkpoints
 from midstream.coordinator.checkpointing.cleaning import Cleaning
 from midstream.coordinator.restoring import going_back, opening
@@ -24,6 +24,7 @@ from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.regions import hanging
 from midstream.sim.regions_at_rest import (
     back_to_pending,
+    cancelled_and_frozen,
     deleted_again,
     frozen,
     given_up_and_frozen,
@@ -93,6 +94,39 @@ def older_than_the_newest_counts() -> Replacements:
         return any(epoch > made_by and checkpoint_id > start.newest for epoch, start in starts.items())
 
     return [(store, "_superseded", superseded)]
+
+
+def marks_are_not_looked_at() -> Replacements:
+    """A start goes back to a checkpoint that the driver before it is about to delete."""
+    return [(store, "_is_being_deleted", lambda *_: False)]
+
+
+def epoch_checked_before_the_mark() -> Replacements:
+    """A driver that is frozen before it marks a checkpoint deletes it when another driver has gone back to it."""
+    original = store.drop
+
+    def drop(storage: Storage, epoch: int, checkpoints: Iterable[int], files: Iterable[str]) -> None:
+        original(_CheckedOnce(storage), epoch, checkpoints, files)
+
+    return [(cleaning, "drop", drop)]
+
+
+class _CheckedOnce:
+    """A storage that shows no epoch that is newer than those of the first look."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._epochs: list[str] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+    def list(self, path: str) -> Any:
+        if path != "epochs":
+            return self._storage.list(path)
+        if self._epochs is None:
+            self._epochs = self._storage.list(path)
+        return self._epochs
 
 
 def attempts_leak() -> Replacements:
@@ -289,6 +323,12 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "metadata that is written late counts if it is not the newest",
         older_than_the_newest_counts,
         given_up_and_frozen,
+    ),
+    "marks_are_not_looked_at": Mutation(
+        "a job goes back to a checkpoint that is being deleted", marks_are_not_looked_at, cancelled_and_frozen
+    ),
+    "epoch_checked_before_the_mark": Mutation(
+        "the epoch is checked only before a checkpoint is marked", epoch_checked_before_the_mark, cancelled_and_frozen
     ),
     "attempts_leak": Mutation("files of dead attempts are not deleted", attempts_leak, left_behind),
     "epochs_leak": Mutation("files of dead drivers are not deleted", epochs_leak, left_behind),

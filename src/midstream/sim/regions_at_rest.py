@@ -281,6 +281,17 @@ def _back_by_death(where: int) -> int:
     return 5 * where + 2
 
 
+def cancelled_and_frozen(seed: int) -> Scenario:
+    """The job goes back again and again, its driver is cancelled or frozen, and one checkpoint is retained."""
+    drawn = draw(seed, topology="keyed", parallelism=1, rows=50, faults=())
+    random = Random(f"back behind the frozen {seed}")
+    steps = sorted([random.randrange(20, 800) for _ in range(12)])
+    faults = tuple(Fault(step, "go_back", 5 * random.randrange(1 << 20) + random.choice((0, 4))) for step in steps)
+    tempo = replace(drawn.tempo, mail_us=40, control_us=400, data_us=200, io_us=10_000, clock_tick_us=0)
+    drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.02, min_pause_s=0.0, timeout_s=1.0, retained=1)
+    return replace(drawn, batch_rows=3, row_us=1000, sink_rows=1, sink_pause_s=0.003)
+
+
 def saved_too_late(seed: int) -> Scenario:
     """A driver is frozen while it copies a savepoint to a slow place, and continues when another one has taken over."""
     drawn = draw(seed, topology="keyed", parallelism=2, rows=400, faults=())
