@@ -21,6 +21,7 @@ from going_back_world import ROOT, Loud, Mute, Start, World, graph_of, must_say
 from committers import committer_of
 from in_memory import MemoryStorage
 from midstream.checkpoint import store
+from midstream.checkpoint.metadata import encode_metadata
 from midstream.checkpoint.store import FencedError
 from midstream.connectors import taking_back
 from midstream.connectors.delta import DeltaSink, WrittenFile
@@ -113,6 +114,67 @@ def test_output_that_is_committed_only_when_its_checkpoint_is_named_is_in_no_oth
         world.start("3")
     world.start("2" if fresh else "latest").complete(1)
     assert world.rows() == list(range(5))
+
+
+def test_output_that_is_committed_beside_newer_output_that_is_kept_is_in_no_other_line(tmp_path: Path) -> None:
+    """The sink has committed output of another line since, which says nothing of what is pending."""
+    world = World(tmp_path, only="shared")
+    committed(world, 1).complete(2, commit=False)
+    world.start(None, fresh=True).complete(1)  # checkpoint 3
+    kept = world.start("2", "keep")
+    assert kept.opened.opened.warnings[1].startswith("checkpoints after 2 no longer count: what checkpoint 2 holds")
+    with pytest.raises(StorageError, match="checkpoint 3 is not in the checkpoint directory"):
+        world.start("3", "take-back")
+    for resume in (False, True):
+        again = world.start("latest", resume=resume)
+        assert again.row == 4, "it goes on as the start that has completed nothing, and nothing is asked for again"
+    with pytest.raises(ConfigError, match="checkpoint 2 is older than what has been committed"):
+        world.start("latest", "take-back")
+    again.complete(1)
+    assert world.rows("shared") == [-1, 0, 0, 1, 2, 3, 4]
+
+
+def test_what_was_committed_after_output_was_kept_was_not_accepted(world: World) -> None:
+    """The checkpoint directory is restored from a copy that was made before."""
+    committed(world, 2)
+    world.storage.delete("chk-2")
+    kept = world.start("1", "keep")
+    backup = dict(world.storage.files)
+    kept.complete(1)
+    world.storage.files = backup
+    for resume in (False, True):
+        with pytest.raises(ConfigError, match=r"checkpoint 1 is older.*'out' up to checkpoint 3"):
+            world.start("latest", resume=resume)
+
+
+@pytest.mark.parametrize("behind", ["itself", "the next start", "the one after a start that completed nothing"])
+def test_newer_checkpoints_count_beside_kept_output_if_they_show_that_nothing_is_pending(
+    world: World, behind: str
+) -> None:
+    start = committed(world, 2)
+    if behind == "itself":
+        start.complete(2)
+    else:
+        if behind != "the next start":
+            world.start("latest")
+        world.start("latest").complete(2)
+    world.start(None, fresh=True).complete(1)
+    kept = world.start("2", "keep")
+    assert not [text for text in kept.opened.opened.warnings if "count" in text]
+    assert world.start("4", "keep").row == 1
+
+
+def test_a_newer_checkpoint_that_still_holds_what_is_pending_does_not_show_that_it_is_committed(tmp_path: Path) -> None:
+    world = World(tmp_path, only="shared")
+    start = committed(world, 1)
+    start.complete(2, commit=False)
+    held = start.newest
+    start.complete(2, commit=False)
+    assert held is not None and start.newest is not None
+    both = msgspec.structs.replace(start.newest, committables=(*held.committables, *start.newest.committables))
+    world.storage.files["chk-3/_metadata"] = encode_metadata(both)
+    world.start(None, fresh=True).complete(1)
+    assert any("no longer count" in text for text in world.start("2", "keep").opened.opened.warnings)
 
 
 def test_a_checkpoint_directory_that_was_emptied_is_no_beginning(world: World) -> None:

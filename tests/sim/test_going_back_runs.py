@@ -202,13 +202,13 @@ def test_a_job_goes_on_from_what_the_start_that_started_it_over_completes_before
 
 
 def test_a_start_may_name_a_checkpoint_that_the_leader_before_it_deletes_when_it_wakes_up() -> None:
-    """Driver 5 is presumed dead, driver 6 dies before it takes over, and driver 7 repeats the start from checkpoint 1."""
-    outcome = run(random_scenario(1521), keep_trace=True)
+    """Driver 3 is presumed dead while it deletes checkpoint 4, and driver 4 is to resume from that."""
+    outcome = run(_cancelled_and_frozen(192), keep_trace=True)
     assert not outcome.failures, outcome.failures[0]
     assert outcome.trace is not None
-    order = "".join(outcome.trace.lines(r"driver6 +mail +Driver|driver5 wakes up|deleted chk-1/|epochs/00000007|ended"))
-    refused = r"epochs/00000007.*job ended: failed checkpoint 1 is not in the checkpoint directory, which has: 2"
-    assert re.search(rf"(?s)driver6 .*driver5 wakes up.*deleted chk-1/_metadata.*{refused}", order), order
+    order = "".join(outcome.trace.lines(r"driver4 +mail +Driver|driver3 wakes up|deleted chk-4/|epochs/00000005|ended"))
+    refused = r"epochs/00000005.*job ended: failed checkpoint 4 is not in the checkpoint directory, which has: 5"
+    assert re.search(rf"(?s)driver4 .*driver3 wakes up.*deleted chk-4/_metadata.*{refused}", order), order
 
 
 @pytest.mark.parametrize("seed", [20, 89])

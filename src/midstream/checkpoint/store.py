@@ -89,8 +89,8 @@ class Begun:
 
     source: int | None
     """The id of the checkpoint from which it resumed; None if it started over."""
-    keeps: bool = False
-    """See `FromFile`."""
+    keeps_below: int = 0
+    """It was to keep output that is newer than that, which is of checkpoints with lower ids than this one; 0: it was not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -351,16 +351,34 @@ def was_gone_back_behind(storage: Storage, metadata: CheckpointMetadata) -> bool
     )
 
 
-def begun_since(storage: Storage, newest: CheckpointMetadata | None) -> Begun | None:
-    """Return where the last start began, if it has completed no checkpoint and did not begin at `newest`.
+def shows_committed(storage: Storage, listed: Iterable[Listed], metadata: CheckpointMetadata) -> bool:
+    """Whether a newer one of these checkpoints shows that what `metadata` holds for sinks has been committed.
 
-    `newest` is the newest checkpoint of the directory; None if there is none.
+    Its start made both, and the newer one does not hold that output any more; or its start resumed from `metadata`, and
+    committed that output before anything else.
+    """
+    begun_here = {epoch for epoch, start in _starts(storage).items() if start.source == metadata.checkpoint_id}
+    held = {(of.uid, of.checkpoint_id) for of in metadata.committables}
+    return any(
+        (newer.epoch in begun_here or newer.job_id == metadata.job_id)
+        and held.isdisjoint((of.uid, of.checkpoint_id) for of in newer.committables)
+        for entry in listed
+        if (newer := entry.metadata) is not None and newer.checkpoint_id > metadata.checkpoint_id
+    )
+
+
+def begun_since(storage: Storage, newest: CheckpointMetadata | None) -> Begun | None:
+    """Return where the last start began, if it has completed no checkpoint and did not simply begin at `newest`.
+
+    `newest` is the newest checkpoint of the directory; None if there is none. A start that began there is returned if it
+    was to keep newer output.
     """
     made_by, newest_id = (0, 0) if newest is None else (newest.epoch, newest.checkpoint_id)
     since = {epoch: start for epoch, start in _starts(storage).items() if epoch > made_by}
     last = since.get(max(since, default=0))
     if last is not None and last.source is not None:
-        return None if last.source == newest_id else Begun(last.source, last.keeps)
+        begun = Begun(last.source, last.first if last.keeps else 0)
+        return None if last.source == newest_id and not begun.keeps_below else begun
     # Older versions recorded only whether a start began at the beginning.
     return Begun(None) if any(start.fresh for start in since.values()) else None
 

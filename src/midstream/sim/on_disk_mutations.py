@@ -24,6 +24,7 @@ from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.regions import hanging
 from midstream.sim.regions_at_rest import (
     back_to_pending,
+    back_to_pending_keeping,
     cancelled_and_frozen,
     deleted_again,
     frozen,
@@ -265,7 +266,18 @@ def newer_ones_count_beside_pending_output() -> Replacements:
 
     def decide(*arguments: Any) -> Decision:
         found = original(*arguments)
-        return found if found.takes_back else replace(found, counts_until=None)
+        return found if found.newer else replace(found, counts_until=None)
+
+    return [(opening, "decide", decide)]
+
+
+def newer_ones_count_beside_kept_output() -> Replacements:
+    """So is it if a sink has committed something of another line since, which is kept."""
+    original = going_back.decide
+
+    def decide(*arguments: Any) -> Decision:
+        found = original(*arguments)
+        return found if found.takes_back or not found.newer else replace(found, counts_until=None)
 
     return [(opening, "decide", decide)]
 
@@ -357,6 +369,11 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "what is gone back behind still counts if output is pending",
         newer_ones_count_beside_pending_output,
         back_to_pending,
+    ),
+    "newer_ones_count_beside_kept_output": Mutation(
+        "what is gone back behind still counts if newer output is kept beside pending output",
+        newer_ones_count_beside_kept_output,
+        back_to_pending_keeping,
     ),
     "goes_back_to_the_newest": Mutation(
         "a job resumes from the newest checkpoint, whatever is given", goes_back_to_the_newest, going_back_and_forth

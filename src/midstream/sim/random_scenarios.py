@@ -109,6 +109,7 @@ NAMED: Final[Mapping[str, Callable[[int], Scenario]]] = {
     "ending_with_generators": at_rest.ending_with_generators,
     "given_up_and_frozen": at_rest.given_up_and_frozen,
     "back_to_pending": at_rest.back_to_pending,
+    "back_to_pending_keeping": at_rest.back_to_pending_keeping,
     "saved_too_late": at_rest.saved_too_late,
     "combining": of_combining.combining,
     "few_kinds_combined": of_combining.combining_of_few_kinds,

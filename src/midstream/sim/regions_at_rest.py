@@ -276,6 +276,17 @@ def back_to_pending(seed: int) -> Scenario:
     return replace(drawn, batch_rows=3, row_us=1000, sink_rows=0, aligned_timeout_s=0.0)
 
 
+def back_to_pending_keeping(seed: int) -> Scenario:
+    """The same, where only the first start cannot commit: the others have committed what is kept, or taken back."""
+    drawn = back_to_pending(seed)
+    random = Random(f"back to pending beside kept {seed}")
+    back = [Fault(120 + random.randrange(60), "go_back", _back_by_death(3 + 4 * random.randrange(1000)))]
+    for _ in range(3):
+        step = back[-1].step + 100 + random.randrange(150)
+        back.append(Fault(step, "go_back", _back_by_death(4 * random.randrange(1000))))
+    return replace(drawn, faults=(Fault(20, "commit_fails", 0), *back))
+
+
 def _back_by_death(where: int) -> int:
     """The number of a fault that kills the driver and lets the next start go back; to the beginning if `where` is 4 n + 3."""
     return 5 * where + 2

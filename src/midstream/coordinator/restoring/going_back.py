@@ -47,8 +47,12 @@ class Start:
     """What the checkpoints that are newer than `metadata` hold for sinks."""
     starts_over: bool = False
     """Whether the job begins at the beginning although there may be completed checkpoints."""
-    keeps: bool = False
-    """Whether an earlier start, which is repeated, was to keep output that is newer than `metadata`."""
+    keeps_below: int = 0
+    """An earlier start, which is repeated, was to keep newer output of checkpoints with lower ids than this one."""
+    leaves: bool = False
+    """Whether there are usable checkpoints newer than `metadata`, none of which shows that what it holds for sinks has
+    been committed: see `shows_committed`.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,8 +116,6 @@ def decide(plan: JobPlan, start: Start, committed: Mapping[str, int | None]) -> 
     it, or if a sink cannot do that.
     """
     graph, metadata, newest_known = plan.graph, start.metadata, start.newest_known
-    what = "keep" if start.keeps else plan.newer_output
-    by_name = start.keeps or (plan.restore is not None and plan.restore != "latest")
     after = BEGINNING if metadata is None else metadata.checkpoint_id
     newer = []
     for spec in transactional(graph):
@@ -129,15 +131,15 @@ def decide(plan: JobPlan, start: Start, committed: Mapping[str, int | None]) -> 
             return Decision(after, warnings=shown)
         # This start commits that output. A newer checkpoint that did not resume from this one would take it for its own
         # because of the lower id, and the job would make the same rows again from there.
-        text = (
-            f"checkpoints after {after} no longer count: what checkpoint {after} holds for sinks is committed only now"
-        )
-        return Decision(after, warnings=(text, *shown), counts_until=after)
+        return Decision(after, warnings=(_given_up(after, "is committed only now"), *shown), counts_until=after)
     if metadata is None:
         raise ConfigError(
             f"there is no checkpoint to resume from, but there is output of this job: {_listed(newer)}. Has the checkpoint "
             "directory been emptied? Restore it; or start over (--fresh, fresh=True) with other targets for the output"
         )
+    keeps_again = plan.newer_output != "take-back" and all(each.committed < start.keeps_below for each in newer)
+    what = "keep" if keeps_again else plan.newer_output
+    by_name = keeps_again or (plan.restore is not None and plan.restore != "latest")
     if what is None or not by_name:
         raise ConfigError(_refusal(newer, after, by_name))
     if what == "keep":
@@ -145,7 +147,11 @@ def decide(plan: JobPlan, start: Start, committed: Mapping[str, int | None]) -> 
             f"{newer} is kept, and the job resumes from checkpoint {after}: the rows after it will be duplicated"
             for newer in newer
         )
-        return Decision(after, tuple(newer), False, (*twice, *_shown_again(graph, after, newest_known)))
+        shown = _shown_again(graph, after, newest_known)
+        if not start.leaves or not _may_be_pending(metadata, committed):
+            return Decision(after, tuple(newer), False, (*twice, *shown))
+        given_up = _given_up(after, "may be committed only now")
+        return Decision(after, tuple(newer), False, (*twice, given_up, *shown), after)
     for each in newer:
         problem = _why_not(each, after)
         if problem:
@@ -161,6 +167,20 @@ def _is_pending(metadata: CheckpointMetadata, committed: Mapping[str, int | None
     """Whether a sink has not committed what the checkpoint holds for it, and no newer output either."""
     until = {uid: found for uid, found in committed.items() if found is not None}
     return any(until.get(entry.uid, entry.checkpoint_id) < entry.checkpoint_id for entry in metadata.committables)
+
+
+def _may_be_pending(metadata: CheckpointMetadata, committed: Mapping[str, int | None]) -> bool:
+    """Whether a sink may not have committed what the checkpoint holds for it. One with newer output does not say so: that
+    output may be of another line.
+    """
+    newest: dict[str, int] = {}
+    for entry in metadata.committables:
+        newest[entry.uid] = max(entry.checkpoint_id, newest.get(entry.uid, 0))
+    return any(committed.get(uid) != checkpoint_id for uid, checkpoint_id in newest.items())
+
+
+def _given_up(after: int, when: str) -> str:
+    return f"checkpoints after {after} no longer count: what checkpoint {after} holds for sinks {when}"
 
 
 def take_back(decision: Decision, metadata: CheckpointMetadata) -> None:

@@ -25,6 +25,7 @@ from midstream.checkpoint.store import (
     next_checkpoint_id,
     publish,
     say_where_from,
+    shows_committed,
     split_restore,
     take_over,
     was_gone_back_behind,
@@ -232,9 +233,9 @@ def _find(
     begun = begun_since(storage, metadata) if which == "latest" else None
     if begun is not None and begun.source is not None:
         found = _begun_again(plan, storage, listed, metadata, begun)
-        held = _held(listed, found)
         text = f"the job was last started from checkpoint {begun.source} and has completed none since: it resumes from there"
-        return Start(found, None, newest_known, jobs | {found.job_id}, (text,), held, keeps=begun.keeps)
+        again = _start_from(found, storage, listed, jobs)
+        return replace(again, warnings=(text,), keeps_below=begun.keeps_below)
     if metadata is None:
         text = f"no checkpoint has been completed in {root} yet: starting from the beginning"
         return Start(None, None, newest_known, jobs, (text,))
@@ -249,13 +250,26 @@ def _find(
             f"the job was started over since checkpoint {metadata.checkpoint_id}, the newest there is, and has completed none of "
             f"its own: --from {metadata.checkpoint_id} resumes from before that, --fresh starts over again"
         )
-    return Start(metadata, None, newest_known, jobs | {metadata.job_id}, held=_held(listed, metadata))
+    return _start_from(metadata, storage, listed, jobs)
+
+
+def _start_from(
+    metadata: CheckpointMetadata, storage: Storage, listed: Collection[Listed], jobs: frozenset[str]
+) -> Start:
+    return Start(
+        metadata,
+        None,
+        max(entry.checkpoint_id for entry in listed),
+        jobs | {metadata.job_id},
+        held=_held(listed, metadata),
+        leaves=_has_usable(listed, metadata) and not shows_committed(storage, listed, metadata),
+    )
 
 
 def _begun_again(
     plan: JobPlan, storage: Storage, listed: Collection[Listed], newest: CheckpointMetadata | None, begun: Begun
 ) -> CheckpointMetadata:
-    """Return the checkpoint from which the last start resumed, which was not the newest, if it is to be begun again.
+    """Return the checkpoint from which the last start resumed, if it is to be begun again.
 
     Raises ConfigError if the user has to say whether it is, or if that checkpoint is not there.
     """
@@ -268,8 +282,8 @@ def _begun_again(
             f"{last}, which is not there, and has completed none since. If it was being copied from a savepoint, or from another "
             f"directory, start from that again (--from PATH); {or_newest}"
         )
-    if not plan.resume:
-        keep = " --newer-output keep" if begun.keeps else ""
+    if not plan.resume and (newest is None or begun.source != newest.checkpoint_id):
+        keep = " --newer-output keep" if begun.keeps_below else ""
         raise ConfigError(
             f"{last}, which is not the newest one, and has completed none since: --from {begun.source}{keep} resumes from there, "
             f"{or_newest}"
@@ -306,8 +320,20 @@ def _find_elsewhere(
             f"{url}: the job has gone back to a checkpoint before checkpoint {metadata.checkpoint_id} since, and its output from "
             "there on was taken back, or never committed: the sinks no longer hold exactly the output that this one records"
         )
-    held = _held((*listed, *before), metadata)
-    return Start(metadata, url, newest_known, jobs.union(theirs.values(), {metadata.job_id}), held=held)
+    return Start(
+        metadata,
+        url,
+        newest_known,
+        jobs.union(theirs.values(), {metadata.job_id}),
+        held=_held((*listed, *before), metadata),
+        leaves=_has_usable(listed, metadata)
+        and not (shows_committed(own, listed, metadata) or shows_committed(storage, before, metadata)),
+    )
+
+
+def _has_usable(listed: Iterable[Listed], start: CheckpointMetadata) -> bool:
+    """Return whether a newer one of these checkpoints can be read, so that a later start may resume from it."""
+    return any(entry.metadata is not None and entry.checkpoint_id > start.checkpoint_id for entry in listed)
 
 
 def _held(listed: Iterable[Listed], start: CheckpointMetadata) -> Held:
