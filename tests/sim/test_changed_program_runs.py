@@ -56,7 +56,9 @@ def summed_in_parts(seed: int) -> Scenario:
     return replace(drawn, keys=10, skew=0.9, key_groups=7, batch_rows=3, row_us=1000, sink_rows=0, timeout_s=60.0)
 
 
-def followed_by_a_new_one(graph: JobGraph, shape: Shape, outside: Outside, seed: int, version: int) -> JobGraph:
+def followed_by_a_new_one(
+    graph: JobGraph, shape: Shape, outside: Outside, seed: int, version: int, generators: bool
+) -> JobGraph:
     """A program in which the operator that sums up is followed by a new one in its task; version 0 is the original."""
     summing = next(vertex for vertex in graph.vertices if vertex.specs[0].uid == "total1")
     added = (OperatorSpec(f"{NEW}{version}-1", f"{NEW}{version}-1", Pass(outside)),) if version else ()
