@@ -154,7 +154,7 @@ PLAN: dict[str, Workload] = {
             loops("window", "exchange", "loop with an exchange (numpy, Arrow)"),
             loops("window", "polars", "loop without one (polars)"),
         ),
-        limit="the hash table of polars' group_by, then the generator",
+        limit="splitting and sending what is left after combining, then the generator",
     ),
     "udf": Workload(
         "4 M events through a Python function, dict to dict, then keyed windows.",
