@@ -25,7 +25,7 @@ print(
     """
 what next: run it again with  rm -rf out/demo; .venv/bin/midstream run examples/flights.py
   and meanwhile, from another terminal,  .venv/bin/midstream list  and  .venv/bin/midstream status
-  kill -9 one of its slots (the processes that status names): it goes back to its newest checkpoint and on
+  kill -9 one of its slots (the processes that status names): the job resumes from its newest checkpoint
   stop it with Ctrl-C, and continue with  .venv/bin/midstream run examples/flights.py --from latest
 the result is the same each time: every flight once"""
 )
