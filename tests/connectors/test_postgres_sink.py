@@ -162,7 +162,7 @@ def test_a_job_that_another_has_gone_on_from_can_neither_stage_nor_commit(databa
     old.commit(1, first)
     assert numbers(database) == [1]
     new.commit(2, written(sink, batch(3), 2, job_id="job-b"))
-    assert staged(database) == [], "nobody will resume from what came after checkpoint 1"
+    assert staged(database) == [], "no start can resume from what came after checkpoint 1"
     assert numbers(database) == [1, 3]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter as Counts
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ import pytest
 from operator_world import World, restored
 
 from midstream.core.elements import MAX_WATERMARK_US
+from midstream.core.errors import SchemaError
 from midstream.core.keys import key_groups, subtask_of
 from midstream.operators import folds
 from midstream.operators.aggregates import Count, Max, Mean, Min, Sum
@@ -124,6 +126,65 @@ def test_a_sum_of_floats_does_not_depend_on_the_keys_beside_it(seed: int) -> Non
     own = [part.with_columns(pl.col("sum:sum") * drawn.random()) for part in parts]
     together = reduction.merge([*own, far]).filter(pl.col("k") != 2**31 - 1)
     assert reduction.merge(own).sort("k").equals(together.sort("k"))
+
+
+VALUES: dict[pa.DataType, list[Any]] = {
+    **{
+        kind: [3, 1, 2]
+        for kind in (
+            *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+            *(pa.float16(), pa.float32(), pa.float64(), pa.duration("ms"), pa.timestamp("us"), pa.date32()),
+            *(pa.time64("us"), pa.decimal128(20, 2), pa.decimal256(20, 2)),
+        )
+    },
+    pa.bool_(): [True, False, True],
+    pa.large_string(): ["b", "a", "c"],
+    pa.large_binary(): [b"b", b"a", b"c"],
+    pa.large_list(pa.int64()): [[1], [], [2, 3]],
+    pa.struct([("x", pa.int64())]): [{"x": 1}, {"x": 2}, {"x": 3}],
+    pa.null(): [None, None, None],
+}
+
+
+@pytest.mark.parametrize("has_nulls", [False, True])
+@pytest.mark.parametrize("kind", VALUES, ids=str)
+@pytest.mark.parametrize("aggregate", [Count, Sum, Min, Max, Mean])
+def test_each_aggregate_of_each_type_is_the_same_without(
+    monkeypatch: pytest.MonkeyPatch, aggregate: Callable[[str], Any], kind: pa.DataType, has_nulls: bool
+) -> None:
+    found = []
+    for rows_min in (1, 10**9):
+        monkeypatch.setattr(folds, "ROWS_MIN", rows_min)
+        found.append(_outcome(aggregate, kind, VALUES[kind] + [None] * has_nulls))
+    assert found[0] == found[1]
+
+
+def _outcome(aggregate: Callable[[str], Any], kind: pa.DataType, values: list[Any]) -> Any:
+    """Return the rows that a window emits, or the words with which it is refused."""
+    schema = pa.schema([pa.field("k", pa.int64()), pa.field("t", pa.timestamp("ms")), pa.field("v", kind)])
+    try:
+        made = window_operator(
+            "w", window=tumbling("10 ms"), keys=["k"], event_time="t", aggregates={"v": aggregate("v")}, schema=schema
+        )
+    except SchemaError as error:
+        return str(error)
+    world = World(made, max_parallelism=MAX_PARALLELISM)
+    column: pa.Array[Any] = (
+        pa.nulls(len(values)) if pa.types.is_null(kind) else pa.array(values, _plain(kind)).cast(kind)
+    )
+    columns: list[pa.Array[Any]] = [pa.array([row % 2 for row in range(len(values))]), pa.array([0] * len(values))]
+    arrays = [columns[0], columns[1].view(pa.timestamp("ms")), column]
+    for _ in range(3):
+        world.process(pa.RecordBatch.from_arrays(arrays, schema=schema))
+    world.advance(MAX_WATERMARK_US)
+    return sorted(map(str, world.out.rows()))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    """Return a type that pyarrow makes of the plain values, and casts to `kind`."""
+    if pa.types.is_time64(kind) or pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
+        return pa.int64()
+    return pa.int32() if pa.types.is_date32(kind) or pa.types.is_decimal(kind) or pa.types.is_float16(kind) else kind
 
 
 @pytest.mark.parametrize("seed", range(20))

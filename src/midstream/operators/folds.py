@@ -71,7 +71,9 @@ def fold(frame: pl.DataFrame, by: Sequence[str], folds: Mapping[str, Fold]) -> p
     if frame.height < ROWS_MIN:
         return None
     columns = {each.column: frame.get_column(each.column) for each in folds.values() if each.column is not None}
-    if not all(column.dtype in _NUMBERS and not column.null_count() for column in columns.values()):
+    if any(column.null_count() for column in columns.values()):
+        return None
+    if not all(each.column is None or columns[each.column].dtype in _TYPES[each.kind] for each in folds.values()):
         return None
     keys = [frame.get_column(name) for name in by]
     if not all(column.dtype in _INTEGERS and not column.null_count() for column in keys):
@@ -106,7 +108,13 @@ def fold(frame: pl.DataFrame, by: Sequence[str], folds: Mapping[str, Fold]) -> p
 _INTEGERS: Final = frozenset(
     (pl.Int8(), pl.Int16(), pl.Int32(), pl.Int64(), pl.UInt8(), pl.UInt16(), pl.UInt32(), pl.UInt64())
 )
-_NUMBERS: Final = _INTEGERS | {pl.Float32(), pl.Float64(), pl.Boolean()}
+_NUMBERS: Final = _INTEGERS | {pl.Float32(), pl.Float64()}
+_TYPES: Final[Mapping[str, frozenset[pl.DataType]]] = {
+    "count": _NUMBERS | {pl.Boolean()},
+    "sum": _NUMBERS | {pl.Boolean()},
+    "min": _NUMBERS,
+    "max": _NUMBERS,
+}
 
 
 def _sum(groups: Groups, values: Values, possible: int) -> Values:
@@ -118,23 +126,20 @@ def _sum(groups: Groups, values: Values, possible: int) -> Values:
 
 
 def _min(groups: Groups, values: Values, possible: int) -> Values:
-    if values.dtype.kind == "f":
-        lowest = np.full(possible, np.nan, values.dtype)
-        np.fmin.at(lowest, groups, values)
-        return lowest
-    lowest = np.full(possible, np.iinfo(values.dtype).max, values.dtype)
-    np.minimum.at(lowest, groups, values)
-    return lowest
+    return _extreme(groups, values, possible, np.fmin, np.minimum, "max")
 
 
 def _max(groups: Groups, values: Values, possible: int) -> Values:
-    if values.dtype.kind == "f":
-        highest = np.full(possible, np.nan, values.dtype)
-        np.fmax.at(highest, groups, values)
-        return highest
-    highest = np.full(possible, np.iinfo(values.dtype).min, values.dtype)
-    np.maximum.at(highest, groups, values)
-    return highest
+    return _extreme(groups, values, possible, np.fmax, np.maximum, "min")
+
+
+def _extreme(
+    groups: Groups, values: Values, possible: int, of_floats: np.ufunc, of_integers: np.ufunc, first: str
+) -> Values:
+    is_float = values.dtype.kind == "f"
+    found = np.full(possible, np.nan if is_float else getattr(np.iinfo(values.dtype), first), values.dtype)
+    (of_floats if is_float else of_integers).at(found, groups, values)
+    return found
 
 
 _KINDS: Final[Mapping[str, Callable[[Groups, Values, int], Values]]] = {"sum": _sum, "min": _min, "max": _max}

@@ -21,6 +21,7 @@ from midstream.coordinator import Coordinator
 from midstream.coordinator.events import JobEnded, JobPlan
 from midstream.core.batches import concat, empty_batch
 from midstream.core.config import RestartStrategy
+from midstream.core.errors import InvariantError
 from midstream.core.seams import Storage
 from midstream.graph.job_graph import JobGraph
 from midstream.operators.sink import SinkWriter, WriterContext
@@ -368,7 +369,7 @@ class _Run:
         self._is_given_up = True
 
     def go_back(self, victim: int) -> None:
-        raise NotImplementedError("a user's job always resumes from the newest checkpoint")
+        raise InvariantError("a simulated user's job always resumes from the newest checkpoint")
 
     # ---- driving
 
