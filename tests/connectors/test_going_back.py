@@ -92,11 +92,63 @@ def test_latest_is_refused_where_sinks_are_further_than_the_directory_that_was_b
     assert world.start("latest").row == 7
 
 
-def test_an_older_checkpoint_after_which_nothing_is_committed_is_gone_on_from(world: World) -> None:
+def test_an_older_checkpoint_after_which_there_is_no_output_is_gone_on_from(world: World) -> None:
     start = committed(world, 3)
-    start.complete(2, commit=False)
+    start.complete(0)
     world.start("3").complete(2)
     assert world.rows() == list(range(8))
+
+
+def test_output_that_may_be_in_a_commit_that_has_begun_is_newer_too(world: World) -> None:
+    late = committed(world, 3)
+    late.complete(2, commit=False)
+    possibly = r"sink 'out' possibly \(a driver that was presumed dead may be committing it\) up to checkpoint 4"
+    with pytest.raises(ConfigError, match=possibly):
+        world.start("3")
+    kept = world.start("3", "keep")
+    assert re.search(possibly + " is kept", kept.opened.opened.warnings[0])
+    again = world.start("3", "take-back")
+    with pytest.raises(StorageError, match="it is missing"):
+        late.commit()
+    again.complete(2)
+    assert world.rows() == list(range(8))
+
+
+@pytest.mark.parametrize("names", [True, False])
+@pytest.mark.parametrize("resume", [True, False])
+def test_a_start_that_was_killed_before_sinks_took_back_is_made_good_by_the_next(
+    world: World, names: bool, resume: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has recorded that checkpoint 3 does not count, so the next one does not see what that holds."""
+    late = committed(world, 2)
+    late.complete(2, commit=False)
+
+    def killed(*_: object) -> None:
+        raise StorageError("killed")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "take_back", killed)
+        with pytest.raises(StorageError, match="killed"):
+            world.start("2", "take-back")
+    assert world.storage.exists("chk-3/_metadata")
+    again = world.start("2") if names else world.start("latest", resume=resume)
+    with pytest.raises(StorageError, match="it is missing"):
+        late.commit()
+    again.complete(2)
+    assert world.rows() == list(range(6))
+
+
+def test_a_start_that_was_killed_while_sinks_took_back_does_not_decide_about_output_before_that(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    committed(world, 3).complete(2, commit=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(opening, "take_back", lambda *_: (_ for _ in ()).throw(StorageError("killed")))
+        with pytest.raises(StorageError, match="killed"):
+            world.start("3", "take-back")
+    with pytest.raises(ConfigError, match=r"checkpoint 2 is older than what has been committed.*up to checkpoint 3"):
+        world.start("2")
+    assert world.rows() == list(range(6))
 
 
 @pytest.mark.parametrize("fresh", [False, True])
@@ -106,10 +158,11 @@ def test_output_that_is_committed_only_when_its_checkpoint_is_named_is_in_no_oth
     """The start between them was killed before it committed anything, so nothing has to be said about its output."""
     start = committed(world, 1)
     start.complete(2, commit=False)
-    between = world.start(None, fresh=True) if fresh else world.start("1")
+    says: NewerOutput | None = None if fresh else "keep"
+    between = world.start(None, fresh=True) if fresh else world.start("1", says)
     assert between.complete(0 if fresh else 2, commit=False) == 3
-    named = world.start("2")
-    assert named.opened.opened.warnings[0].startswith("checkpoints after 2 no longer count")
+    named = world.start("2", says)
+    assert any(text.startswith("checkpoints after 2 no longer count") for text in named.opened.opened.warnings)
     with pytest.raises(StorageError, match="checkpoint 3 is not in the checkpoint directory"):
         world.start("3")
     world.start("2" if fresh else "latest").complete(1)
@@ -441,8 +494,8 @@ def test_a_start_that_left_a_start_over_is_the_one_that_counts(world: World) -> 
     assert world.rows() == list(range(5))
 
 
-@pytest.mark.parametrize("says", [None, "take-back", "keep"])
-def test_output_of_before_a_start_over_is_in_no_other_line(world: World, says: NewerOutput | None) -> None:
+@pytest.mark.parametrize("says", ["take-back", "keep"])
+def test_output_of_before_a_start_over_is_in_no_other_line(world: World, says: NewerOutput) -> None:
     world.start(None).complete(2, commit=False)
     world.start(None, fresh=True).complete(3, commit=False)
     world.start("1", says)  # commits what checkpoint 1 holds, and is killed
@@ -453,12 +506,12 @@ def test_output_of_before_a_start_over_is_in_no_other_line(world: World, says: N
 # ---- gone back, and nothing completed since ----
 
 
-@pytest.mark.parametrize("says", [None, "take-back", "keep"])
+@pytest.mark.parametrize("says", ["take-back", "keep"])
 def test_of_two_lines_that_were_killed_before_they_committed_one_has_the_output(
-    world: World, says: NewerOutput | None
+    world: World, says: NewerOutput
 ) -> None:
     committed(world, 1).complete(2, commit=False)
-    world.start("1", says).complete(3, commit=False)
+    world.start("1", "keep").complete(3, commit=False)
     world.start("2", says)  # commits what checkpoint 2 holds, and is killed
     assert world.start("latest").row == 4
     assert world.rows() == list(range(4))
@@ -468,12 +521,16 @@ def test_of_two_lines_that_were_killed_before_they_committed_one_has_the_output(
 def test_a_start_that_went_back_and_completed_nothing_is_begun_again_by_a_start_that_resumes(
     world: World, says: NewerOutput | None
 ) -> None:
-    committed(world, 1).complete(2, commit=False)
+    committed(world, 1).complete(2 if says else 0, commit=False)
     world.start("1", says)
-    refused = "last started from checkpoint 1, which is not the newest one.*: --from 1 resumes from there, --from 2 resumes from"
+    keep = " --newer-output keep" if says == "keep" else ""
+    refused = (
+        f"last started from checkpoint 1, which is not the newest one.*: --from 1{keep} resumes from there, --from 2 resumes from"
+    )
     for _ in range(2):
-        with pytest.raises(ConfigError, match=refused):
-            world.start("latest")
+        if says != "take-back":  # checkpoint 2 does not count any more
+            with pytest.raises(ConfigError, match=refused):
+                world.start("latest")
         again = world.start("latest", resume=True)
         assert again.row == 2
         assert any(
@@ -497,21 +554,18 @@ def test_a_start_that_went_back_keeps_newer_output_when_it_is_begun_again(world:
     assert world.start("latest", resume=True).row == 4
 
 
-def test_output_that_nothing_was_said_about_is_not_kept_when_a_start_is_begun_again(world: World) -> None:
-    """A commit that was under way when the job went back comes to its end only then."""
+def test_a_commit_that_was_under_way_is_kept_when_the_start_that_kept_it_is_begun_again(world: World) -> None:
     late = committed(world, 1)
     late.complete(2, commit=False)
-    world.start("1")
+    world.start("1", "keep")
     late.commit()
-    with pytest.raises(ConfigError, match=r"up to checkpoint 2.*--from 1 --newer-output take-back"):
-        world.start("latest", resume=True)
-    world.start("1", "take-back").complete(1)
-    assert world.rows() == list(range(3))
+    world.start("latest", resume=True).complete(1)
+    assert world.rows() == [0, 1, 2, 2, 3]
 
 
 def test_the_newest_checkpoint_is_gone_on_from_when_it_is_named_although_the_last_start_went_back(world: World) -> None:
     committed(world, 1).complete(2, commit=False)
-    world.start("1")
+    world.start("1", "keep")
     world.start("2")
     assert world.start("latest").row == world.start("latest", resume=True).row == 4
     assert world.rows() == list(range(4))
@@ -519,7 +573,7 @@ def test_the_newest_checkpoint_is_gone_on_from_when_it_is_named_although_the_las
 
 def test_a_start_that_took_no_effect_leaves_what_was_begun(world: World) -> None:
     committed(world, 1).complete(2, commit=False)
-    world.start("1")
+    world.start("1", "keep")
     with pytest.raises(StorageError, match="checkpoint 9 is not in the checkpoint directory"):
         world.start("9")
     world.fate.left = 1  # it takes its epoch
@@ -531,7 +585,7 @@ def test_a_start_that_took_no_effect_leaves_what_was_begun(world: World) -> None
 
 def test_a_start_over_leaves_what_was_begun(world: World) -> None:
     committed(world, 1).complete(2, commit=False)
-    world.start("1")
+    world.start("1", "keep")
     world.start(None, fresh=True)
     with pytest.raises(ConfigError, match="started over since checkpoint 2"):
         world.start("latest")
@@ -545,7 +599,7 @@ def test_a_savepoint_that_was_not_copied_completely_has_to_be_named_again(world:
     if is_empty:
         world.storage = type(world.storage)(world.fate)  # type: ignore[call-arg]  # it is a MortalStorage
     else:
-        start.complete(2, commit=False)
+        start.complete(0)
     before = len(world.storage.checkpoints())
 
     def opened(plan: JobPlan) -> None:
@@ -564,22 +618,22 @@ def test_a_savepoint_that_was_not_copied_completely_has_to_be_named_again(world:
     for resume in (False, True):
         with pytest.raises(ConfigError, match=f"which is not there, and has completed none since.*{ways}"):
             world.start("latest", resume=resume)
-    world.start(url).complete(1)
+    world.start(url, None if is_empty else "take-back").complete(1)
     assert world.start("latest", resume=True).row == 3
     assert world.rows() == list(range(3))
 
 
 def test_what_older_versions_have_not_recorded_is_as_it_was(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    committed(world, 1).complete(2, commit=False)
+    committed(world, 1).complete(2)
     record = store.say_where_from
 
     def older(*given: Any, source: int | None, keeps: bool, **more: Any) -> store.TakenOver:
-        assert (source, keeps) == (1, False)
+        assert (source, keeps) == (1, True)
         return record(*given, **more)
 
     with monkeypatch.context() as patch:
         patch.setattr(opening, "say_where_from", older)
-        world.start("1")
+        world.start("1", "keep")
     assert "source" not in world.storage.files["epochs/00000002.from"].decode()
     assert world.start("latest").row == 4
 
@@ -619,7 +673,7 @@ def test_what_is_newer_is_of_these_jobs_only(world: World) -> None:
 def test_what_the_chosen_checkpoint_still_has_to_commit_is_kept(tmp_path: Path) -> None:
     world = World(tmp_path, only="shared")
     committed(world, 2).complete(2, commit=False)
-    world.start("2").complete(2)
+    world.start("2", "keep").complete(2)
     world.start("3", "take-back").complete(1)
     assert world.rows("shared") == [-1, *range(7)]
 
@@ -652,7 +706,7 @@ def delta_of(table: Path, jobs: dict[str, Iterable[int]]) -> DeltaSink:
 def test_a_delta_table_takes_back_what_was_committed_after_a_checkpoint(tmp_path: Path) -> None:
     table = tmp_path / "table"
     sink = delta_of(table, {"a": range(1, 6), "b": (6, 7)})
-    output = Output("out", frozenset("abc"))
+    output = Output("out", frozenset("ab"))
     assert sink.newest_committed(output) == 7
     sink.check_take_back(output, 6)
     sink.take_back(output, 6, ())
@@ -666,18 +720,23 @@ def test_a_delta_table_takes_back_what_was_committed_after_a_checkpoint(tmp_path
     assert committer is not None
     committer.commit(8, written(sink, batch(8), 8, job_id="c"))
     assert delta_rows(table) == [1, 2, 8]
-    sink.take_back(output, 0, ())
+    sink.take_back(Output("out", frozenset("abc")), 0, ())
     assert delta_rows(table) == []
 
 
-def test_after_that_a_driver_that_wakes_up_commits_nothing_more(tmp_path: Path) -> None:
-    sink = delta_of(tmp_path / "table", {"a": range(1, 4)})
-    late = written(sink, batch(4), 4, job_id="a", attempt=1)
-    sink.take_back(Output("out", frozenset("a")), 2, ())
+@pytest.mark.parametrize(("before", "after"), [(3, 2), (3, 3), (0, 0)])
+def test_after_that_a_driver_that_wakes_up_commits_nothing_more(tmp_path: Path, before: int, after: int) -> None:
+    """Not even if nothing newer was committed yet, or nothing at all."""
+    sink = delta_of(tmp_path / "table", {"a": range(1, before + 1)})
+    late = written(sink, batch(4), 4, job_id="a", attempt=9)
+    output = Output("out", frozenset("a"))
+    sink.check_take_back(output, after)
+    sink.take_back(output, after, ())
     committer = committer_of(sink, "a")
     assert committer is not None
-    with pytest.raises(ConfigError, match="another job has resumed from checkpoint 2 of this one"):
+    with pytest.raises(ConfigError, match=f"another job has resumed from checkpoint {after} of this one"):
         committer.commit(4, late)
+    assert delta_rows(tmp_path / "table") == list(range(1, after + 1))
 
 
 def test_a_delta_table_that_others_have_written_to_since_is_left_alone(tmp_path: Path) -> None:
@@ -702,6 +761,7 @@ def test_a_delta_log_that_no_longer_goes_back_so_far_says_so(tmp_path: Path) -> 
         (table / "_delta_log" / f"{version:020d}.json").unlink()
     with pytest.raises(ConfigError, match="log no longer goes back to checkpoint 1: version 2 is no longer in it"):
         sink.check_take_back(output, 1)
+    sink.check_take_back(output, 3)  # nothing is newer, so no older version is needed
 
 
 def test_postgres_says_what_is_committed_and_that_it_cannot_be_taken_back(database: str) -> None:

@@ -54,6 +54,8 @@ class FromFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """
     keeps: bool = False
     """The user has said that output which is newer than `source` is kept, although its rows are made once more."""
+    takes_back: bool = False
+    """Sinks take back output which is newer than `source`. This is recorded before the first of them does."""
 
 
 _Record = TypeVar("_Record", JobFile, EpochFile, OwnerFile, FromFile)

@@ -34,6 +34,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from midstream.checkpoint.metadata import CheckpointMetadata, check_job, decode_metadata, encode_metadata
 from midstream.checkpoint.records import EpochFile, FromFile, JobFile, OwnerFile, sealed, unsealed
@@ -89,8 +90,10 @@ class Begun:
 
     source: int | None
     """The id of the checkpoint from which it resumed; None if it started over."""
-    keeps_below: int = 0
-    """It was to keep output that is newer than that, which is of checkpoints with lower ids than this one; 0: it was not."""
+    newer_output: Literal["keep", "take-back"] | None = None
+    """What was to happen to output that is newer than that; None if there was none."""
+    below: int = 0
+    """The ids of the checkpoints of that output are lower than this one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +140,13 @@ def say_where_from(
     newest_seen: int = 0,
     source: int | None = None,
     keeps: bool = False,
+    takes_back: bool = False,
 ) -> TakenOver:
     """Record, for later coordinators, from where this one resumes, which checkpoints count and where new ids begin;
     return those that count.
 
     `giving_up_after`: no checkpoint of earlier coordinators above that id counts. `newest_seen`: see `begin`. `source`,
-    `keeps`: see `FromFile`.
+    `keeps`, `takes_back`: see `FromFile`.
     """
     newest = max((entry.checkpoint_id for entry in taken.listed), default=0)
     if giving_up_after is not None:
@@ -151,7 +155,7 @@ def say_where_from(
     counted = tuple(entry.checkpoint_id for entry in counting)
     path = f"{_EPOCHS}/{taken.epoch:08}.from"
     first = next_checkpoint_id(storage, newest_seen)
-    storage.create(path, sealed(path, FromFile(newest, fresh, first, counted, source, keeps)))
+    storage.create(path, sealed(path, FromFile(newest, fresh, first, counted, source, keeps, takes_back)))
     return TakenOver(taken.epoch, counting)
 
 
@@ -371,14 +375,14 @@ def begun_since(storage: Storage, newest: CheckpointMetadata | None) -> Begun | 
     """Return where the last start began, if it has completed no checkpoint and did not simply begin at `newest`.
 
     `newest` is the newest checkpoint of the directory; None if there is none. A start that began there is returned if it
-    was to keep newer output.
+    was to keep newer output, or to have it taken back.
     """
     made_by, newest_id = (0, 0) if newest is None else (newest.epoch, newest.checkpoint_id)
     since = {epoch: start for epoch, start in _starts(storage).items() if epoch > made_by}
     last = since.get(max(since, default=0))
     if last is not None and last.source is not None:
-        begun = Begun(last.source, last.first if last.keeps else 0)
-        return None if last.source == newest_id and not begun.keeps_below else begun
+        begun = Begun(last.source, "take-back" if last.takes_back else "keep" if last.keeps else None, last.first)
+        return None if last.source == newest_id and begun.newer_output is None else begun
     # Older versions recorded only whether a start began at the beginning.
     return Begun(None) if any(start.fresh for start in since.values()) else None
 

@@ -229,7 +229,8 @@ class DeltaSink(Sink):
 
         table = self._opened_to_read()
         marks = self._marks(table, output)
-        ended = {app: _SUPERSEDED + min(_checkpoint_of(mark), after) for app, mark in marks.items()}
+        # also those that have committed nothing: the first commit of one may be under way
+        ended = {app: _SUPERSEDED + min(_checkpoint_of(marks.get(app, 0)), after) for app in _applications(output)}
         if ended == marks:
             return
         version = self._version_before(table, output, after)
@@ -259,6 +260,8 @@ class DeltaSink(Sink):
 
     def _version_before(self, table: DeltaTable, output: Output, after: int) -> int:
         """Return the newest version with nothing newer than `after`. Raises ConfigError, see `check_take_back`."""
+        if all(_checkpoint_of(mark) <= after for mark in self._marks(table, output).values()):
+            return table.version()
         applications = set(_applications(output))
         before, newest = table.version(), table.version()
         others: list[tuple[int, str]] = []

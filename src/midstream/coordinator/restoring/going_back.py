@@ -14,11 +14,13 @@ For the I/O pool.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Final
 
 from midstream.checkpoint.metadata import CheckpointMetadata
-from midstream.coordinator.events import JobPlan
+from midstream.checkpoint.store import Begun
+from midstream.coordinator.events import JobPlan, NewerOutput
 from midstream.core.errors import ConfigError, MidstreamError
 from midstream.graph.job_graph import JobGraph, OperatorSpec
 from midstream.operators.sink import Output, Sink
@@ -26,7 +28,8 @@ from midstream.operators.sink import Output, Sink
 Held = Mapping[str, tuple[tuple[int, bytes], ...]]
 """What newer checkpoints hold for each sink, by its uid, see `Output.held`."""
 
-BEGINNING = 0
+UNDER_WAY: Final = "a driver that was presumed dead may be committing it"
+BEGINNING: Final = 0
 """An id that is lower than that of any checkpoint."""
 
 
@@ -47,8 +50,8 @@ class Start:
     """What the checkpoints that are newer than `metadata` hold for sinks."""
     starts_over: bool = False
     """Whether the job begins at the beginning although there may be completed checkpoints."""
-    keeps_below: int = 0
-    """An earlier start, which is repeated, was to keep newer output of checkpoints with lower ids than this one."""
+    begun: Begun | None = None
+    """Where the last start began, if it has completed no checkpoint of its own."""
     leaves: bool = False
     """Whether there are usable checkpoints newer than `metadata`, none of which shows that what it holds for sinks has
     been committed: see `shows_committed`.
@@ -62,7 +65,9 @@ class Newer:
     spec: OperatorSpec
     output: Output
     committed: int
-    is_certain: bool
+    """The newest checkpoint of that output."""
+    doubt: str = ""
+    """Why it is uncertain whether it is committed."""
 
     @property
     def sink(self) -> Sink:
@@ -70,7 +75,7 @@ class Newer:
         return self.spec.sink
 
     def __str__(self) -> str:
-        perhaps = "" if self.is_certain else "possibly (it cannot determine this) "
+        perhaps = f"possibly ({self.doubt}) " if self.doubt else ""
         return f"sink {self.spec.name!r} {perhaps}up to checkpoint {self.committed}"
 
 
@@ -117,14 +122,7 @@ def decide(plan: JobPlan, start: Start, committed: Mapping[str, int | None]) -> 
     """
     graph, metadata, newest_known = plan.graph, start.metadata, start.newest_known
     after = BEGINNING if metadata is None else metadata.checkpoint_id
-    newer = []
-    for spec in transactional(graph):
-        said = committed[spec.uid]
-        until = newest_known if said is None else said
-        if until > after:
-            newer.append(
-                Newer(spec, Output(spec.uid, start.jobs, start.held.get(spec.uid, ())), until, said is not None)
-            )
+    newer = tuple(_newer(graph, start, after, committed))
     if not newer:
         shown = _shown_again(graph, after, newest_known)
         if metadata is None or newest_known <= after or not _is_pending(metadata, committed):
@@ -137,10 +135,10 @@ def decide(plan: JobPlan, start: Start, committed: Mapping[str, int | None]) -> 
             f"there is no checkpoint to resume from, but there is output of this job: {_listed(newer)}. Has the checkpoint "
             "directory been emptied? Restore it; or start over (--fresh, fresh=True) with other targets for the output"
         )
-    keeps_again = plan.newer_output != "take-back" and all(each.committed < start.keeps_below for each in newer)
-    what = "keep" if keeps_again else plan.newer_output
-    by_name = keeps_again or (plan.restore is not None and plan.restore != "latest")
-    if what is None or not by_name:
+    by_name = plan.restore is not None and plan.restore != "latest"
+    again = _said_before(start.begun, after, newer, by_name)
+    what = plan.newer_output or again
+    if what is None or not (by_name or what == again):
         raise ConfigError(_refusal(newer, after, by_name))
     if what == "keep":
         twice = (
@@ -149,9 +147,9 @@ def decide(plan: JobPlan, start: Start, committed: Mapping[str, int | None]) -> 
         )
         shown = _shown_again(graph, after, newest_known)
         if not start.leaves or not _may_be_pending(metadata, committed):
-            return Decision(after, tuple(newer), False, (*twice, *shown))
+            return Decision(after, newer, False, (*twice, *shown))
         given_up = _given_up(after, "may be committed only now")
-        return Decision(after, tuple(newer), False, (*twice, given_up, *shown), after)
+        return Decision(after, newer, False, (*twice, given_up, *shown), after)
     for each in newer:
         problem = _why_not(each, after)
         if problem:
@@ -160,7 +158,39 @@ def decide(plan: JobPlan, start: Start, committed: Mapping[str, int | None]) -> 
                 f"been changed. To resume from checkpoint {after} anyway, with these rows duplicated: --newer-output keep"
             )
     back = (f"sink {each.spec.name!r} takes back what it has committed after checkpoint {after}" for each in newer)
-    return Decision(after, tuple(newer), True, (*back, *_shown_again(graph, after, newest_known)), after)
+    return Decision(after, newer, True, (*back, *_shown_again(graph, after, newest_known)), after)
+
+
+def _newer(graph: JobGraph, start: Start, after: int, committed: Mapping[str, int | None]) -> Iterator[Newer]:
+    """Yield the sinks with output that is newer than the checkpoint, or may become so.
+
+    What a newer checkpoint holds may be in a commit that has begun: a driver that was presumed dead may be in the middle
+    of it, and no epoch stops that. Nor is it known whether the last start had all sinks take back such output.
+    """
+    takes_back = start.begun is not None and start.begun.newer_output == "take-back"
+    for spec in transactional(graph):
+        said, held = committed[spec.uid], start.held.get(spec.uid, ())
+        until = start.newest_known if said is None else said
+        output = Output(spec.uid, start.jobs, held)
+        if until > after:
+            yield Newer(spec, output, until, "" if said is not None else "it cannot determine this")
+        elif held:
+            yield Newer(spec, output, max(checkpoint_id for checkpoint_id, _ in held), UNDER_WAY)
+        elif takes_back and start.metadata is not None:
+            yield Newer(spec, output, after, UNDER_WAY)
+
+
+def _said_before(begun: Begun | None, after: int, newer: Iterable[Newer], by_name: bool) -> NewerOutput | None:
+    """Return what the last start, if it has completed nothing, was to do about newer output, if that holds for this one.
+
+    It holds for a start that repeats it. If that was to take back, it also holds for a start from another checkpoint
+    with nothing newer to remove: commits that are under way have to be stopped.
+    """
+    if begun is None:
+        return None
+    if not by_name and begun.source == after and all(each.committed < begun.below for each in newer):
+        return begun.newer_output
+    return "take-back" if begun.newer_output == "take-back" and all(n.doubt == UNDER_WAY for n in newer) else None
 
 
 def _is_pending(metadata: CheckpointMetadata, committed: Mapping[str, int | None]) -> bool:

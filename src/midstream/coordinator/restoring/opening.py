@@ -155,6 +155,7 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
         newest_seen=decision.newest_seen,
         source=None if start.metadata is None else (copied or start.metadata).checkpoint_id,
         keeps=bool(decision.newer) and not decision.takes_back,
+        takes_back=decision.takes_back,
     )
     if start.metadata is not None:
         take_back(decision, start.metadata)
@@ -217,7 +218,7 @@ def _find(
     plan: JobPlan, root: str, storage: Storage, listed: Collection[Listed], open_storage: Callable[[str], Storage]
 ) -> Start:
     newest_known = max((entry.checkpoint_id for entry in listed), default=0)
-    jobs = frozenset(jobs_of(storage).values())
+    jobs = frozenset(jobs_of(storage).values()) - {plan.job_id}
     if plan.restore is None:
         if listed and not plan.fresh:
             raise ConfigError(
@@ -230,12 +231,14 @@ def _find(
     if elsewhere is not None:
         return _find_elsewhere(plan, storage, open_storage(elsewhere), elsewhere, which, listed, jobs)
     metadata = choose(listed, which, plan.config.name, storage)
-    begun = begun_since(storage, metadata) if which == "latest" else None
+    begun = begun_since(storage, _newest_usable(listed))
+    if which != "latest":
+        assert metadata is not None  # it is named
+        return replace(_start_from(metadata, storage, listed, jobs), begun=begun)
     if begun is not None and begun.source is not None:
         found = _begun_again(plan, storage, listed, metadata, begun)
         text = f"the job was last started from checkpoint {begun.source} and has completed none since: it resumes from there"
-        again = _start_from(found, storage, listed, jobs)
-        return replace(again, warnings=(text,), keeps_below=begun.keeps_below)
+        return replace(_start_from(found, storage, listed, jobs), warnings=(text,), begun=begun)
     if metadata is None:
         text = f"no checkpoint has been completed in {root} yet: starting from the beginning"
         return Start(None, None, newest_known, jobs, (text,))
@@ -283,9 +286,9 @@ def _begun_again(
             f"directory, start from that again (--from PATH); {or_newest}"
         )
     if not plan.resume and (newest is None or begun.source != newest.checkpoint_id):
-        keep = " --newer-output keep" if begun.keeps_below else ""
+        said = f" --newer-output {begun.newer_output}" if begun.newer_output else ""
         raise ConfigError(
-            f"{last}, which is not the newest one, and has completed none since: --from {begun.source}{keep} resumes from there, "
+            f"{last}, which is not the newest one, and has completed none since: --from {begun.source}{said} resumes from there, "
             f"{or_newest}"
         )
     found = choose(listed, str(begun.source), plan.config.name, storage)
@@ -326,9 +329,14 @@ def _find_elsewhere(
         newest_known,
         jobs.union(theirs.values(), {metadata.job_id}),
         held=_held((*listed, *before), metadata),
+        begun=begun_since(own, _newest_usable(listed)),
         leaves=_has_usable(listed, metadata)
         and not (shows_committed(own, listed, metadata) or shows_committed(storage, before, metadata)),
     )
+
+
+def _newest_usable(listed: Collection[Listed]) -> CheckpointMetadata | None:
+    return max((entry.metadata for entry in listed if entry.metadata), key=lambda m: m.checkpoint_id, default=None)
 
 
 def _has_usable(listed: Iterable[Listed], start: CheckpointMetadata) -> bool:
