@@ -524,9 +524,7 @@ def test_a_start_that_went_back_and_completed_nothing_is_begun_again_by_a_start_
     committed(world, 1).complete(2 if says else 0, commit=False)
     world.start("1", says)
     keep = " --newer-output keep" if says == "keep" else ""
-    refused = (
-        f"last started from checkpoint 1, which is not the newest one.*: --from 1{keep} resumes from there, --from 2 resumes from"
-    )
+    refused = f"last started from checkpoint 1, which is not the newest one.*: --from 1{keep} resumes from there, --from 2 resumes from"
     for _ in range(2):
         if says != "take-back":  # checkpoint 2 does not count any more
             with pytest.raises(ConfigError, match=refused):

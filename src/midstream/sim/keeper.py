@@ -8,7 +8,7 @@ to the output since then, or it starts the job over.
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from random import Random
 from typing import Final
@@ -19,6 +19,7 @@ from midstream.coordinator.events import JobEnded, JobPlan, NewerOutput
 from midstream.protocol.messages import Deploy
 from midstream.sim.cluster import Cluster, Driver
 from midstream.sim.disk import Disk
+from midstream.sim.lines import After
 from midstream.sim.network import SIM
 from midstream.sim.older_version import in_flight_where_none_may_be
 from midstream.sim.oracle import CHECKPOINT, Cut, Oracle
@@ -185,8 +186,8 @@ class Keeper:
         over = [found for found in begun if found.fresh]
         copied = [found for found in begun if found.copies is not None]
         back = [found for found in begun if found not in over and found not in copied]
-        if start.resume:  # what was under way may have been committed since the job went back
-            return (bool(copied) and LAST_STARTED in error) or (bool(back) and IS_NEWER in error)
+        if start.resume:
+            return bool(copied) and LAST_STARTED in error
         return (bool(over) and STARTED_OVER in error) or (bool(back or copied) and LAST_STARTED in error)
 
     def _may_be_deleted(self, start: Start) -> bool:
@@ -301,7 +302,10 @@ class Keeper:
         elif is_over or (start.fresh and not self._oracle.lines.has_begun(job_id)):
             return Start(fresh=True)
         elif start.newer_output is not None and not self._oracle.lines.has_begun(job_id):
-            return start  # the driver may have been killed while it took output back, so the same start is repeated
+            # The driver may have been killed while it took output back.
+            return (
+                start if random.random() < 0.5 else random.choice((LATEST, RESUME, replace(start, newer_output=None)))
+            )
         if begun is not None and begun.copies is None and not is_refused:
             if self._wants_back is None or random.random() < 0.5:
                 return random.choice((LATEST, RESUME, RESUME))  # the first must be refused
@@ -321,6 +325,18 @@ class Keeper:
     def _begun(self, until: str | None = None) -> Start | None:
         """Return the last start that took effect, if it has completed no checkpoint and did not begin at the newest.
 
+        `until`: see `_last`.
+        """
+        start, newest = self._last(until)
+        if start is None or start.copies is not None:
+            return start
+        if start.fresh:
+            return start if newest else None
+        return None if start.restore is None or start.named == newest else start
+
+    def _last(self, until: str | None = None) -> tuple[Start | None, int]:
+        """Return the last start that took effect, if it has completed no checkpoint, and the newest checkpoint.
+
         `until`: the job id of a start; only those before it are looked at. A start that continued from the newest
         checkpoint, or as `RESUME` did, stands for the one before it.
         """
@@ -332,14 +348,9 @@ class Keeper:
         made_by, newest = (listed[-1].epoch, listed[-1].checkpoint_id) if listed else (0, 0)
         for epoch in sorted((epoch for epoch in jobs if made_by < epoch < last), reverse=True):
             start = self._starts[jobs[epoch]]
-            if f"epochs/{epoch:08}.from" not in self.disk.files or start.restore == "latest":
-                continue
-            if start.fresh:
-                return start if listed else None
-            if start.copies is not None:
-                return start
-            return None if start.restore is None or start.restore.rpartition("chk-")[2] == str(newest) else start
-        return None
+            if f"epochs/{epoch:08}.from" in self.disk.files and start.restore != "latest":
+                return start, newest
+        return None, newest
 
     def _older(self) -> list[tuple[str, Cut | None]]:
         """Return the older checkpoints and savepoints to which a start may go back."""
@@ -411,9 +422,11 @@ class Keeper:
             for contradiction in contradictions(cut.operators, in_flight, plan.graph):
                 yield f"{plan.job_id} resumes from {restored_from} with a program that cannot: {contradiction}"
         self.went_back += plan.fresh or plan.newer_output is not None
-        start = (self._begun(plan.job_id) if plan.resume else None) or self._start
-        keep = start.newer_output if start.newer_output == "keep" or not plan.resume else None
-        yield from self._oracle.goes_on(plan.job_id, cut, "fresh" if start.fresh else keep)
+        last, _ = self._last(plan.job_id)
+        start = last if last is not None and self._start.restore == "latest" else self._start
+        stops_commits = last is not None and last.newer_output == "take-back" and start.newer_output is None
+        after: After | None = "fresh" if start.fresh else "take-back" if stops_commits else start.newer_output
+        yield from self._oracle.goes_on(plan.job_id, cut, after)
 
     def _check_start(self, job_id: str, restored_from: str | None) -> Iterator[str]:
         """Yield complaints unless the job continues from the checkpoint that its start requested."""
