@@ -19,6 +19,7 @@ from midstream.sim.rows import Outside, SimSource
 from midstream.sim.scenario import (
     AT_IT,
     BACKLOGGED,
+    COMMIT_FROZEN,
     COMMITTING,
     DELETE_FAILS,
     ENDING,
@@ -563,6 +564,7 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "open_fails": _open_fails,
     "read_fails": _read_fails,
     "commit_fails": _commit_fails,
+    COMMIT_FROZEN: storage_faults.freeze_at_commit,
     "slot_fails": _slot_fails,
     LOADS_FAIL: _loads_fail,
     LEAVING: _slot_leaves,
@@ -587,6 +589,15 @@ STRIKES: Final[Mapping[str, Strike]] = {
     COMMITTING: _strike_committing,
     RECOVERING: _strike_recovering,
 }
-OF_REGIONS: Final = (STALLS, PUBLISH_LIES, DELETE_FAILS, UNREADABLE, SAVEPOINT_SLOW, LOADS_FAIL, ENDING)
+OF_REGIONS: Final = (
+    STALLS,
+    PUBLISH_LIES,
+    DELETE_FAILS,
+    COMMIT_FROZEN,
+    UNREADABLE,
+    SAVEPOINT_SLOW,
+    LOADS_FAIL,
+    ENDING,
+)
 BESIDES: Final = tuple(name for name in STRIKES if not name.endswith("_struck") and name not in OF_REGIONS)
 """The kinds that may strike a job while it handles a request."""

@@ -154,6 +154,9 @@ class LedgerCommitter(Committer):
 
     def _commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         outside = self._outside
+        if outside.before_commit is not None:
+            before_commit, outside.before_commit = outside.before_commit, None
+            before_commit()
         for item in committables:
             outside.world.io_point()
             if outside.commit_failures:

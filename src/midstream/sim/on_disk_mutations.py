@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any, Final
 
@@ -16,13 +16,14 @@ from midstream.coordinator.checkpointing import checkpoints, cleaning
 from midstream.coordinator.checkpointing.checkpoints import Checkpoints
 from midstream.coordinator.checkpointing.cleaning import Cleaning
 from midstream.coordinator.restoring import going_back, opening
-from midstream.coordinator.restoring.going_back import Decision
+from midstream.coordinator.restoring.going_back import Decision, Newer
 from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
 from midstream.protocol.messages import CheckpointAck
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.regions import hanging
 from midstream.sim.regions_at_rest import (
+    back_behind_a_commit,
     back_to_pending,
     back_to_pending_keeping,
     cancelled_and_frozen,
@@ -250,6 +251,26 @@ def _take_back(more: int) -> Callable[..., None]:
     return take_back
 
 
+def commits_under_way_are_overlooked() -> Replacements:
+    """Nothing is said, or taken back, of what newer checkpoints hold until it is committed."""
+    original = going_back._newer
+
+    def newer(*arguments: Any) -> Iterator[Newer]:
+        return (found for found in original(*arguments) if found.doubt != going_back.UNDER_WAY)
+
+    return [(going_back, "_newer", newer)]
+
+
+def taking_back_is_not_written_down() -> Replacements:
+    """A start behind one that was killed before its sinks took anything back does not stop commits that are under way."""
+    original = store.say_where_from
+
+    def say_where_from(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
+        return original(storage, taken, **{**named, "takes_back": False})
+
+    return [(opening, "say_where_from", say_where_from)]
+
+
 def newer_ones_still_count() -> Replacements:
     """What is gone back behind is offered again when the driver dies before it has completed a checkpoint."""
     original = store.say_where_from
@@ -362,6 +383,16 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "deleted_later": Mutation("what cannot be deleted waits for the next pass", deleted_later, deleted_again),
     "takes_back_too_much": Mutation("sinks take back too much", takes_back_too_much, going_back_and_forth),
     "takes_back_too_little": Mutation("sinks take back too little", takes_back_too_little, going_back_and_forth),
+    "commits_under_way_are_overlooked": Mutation(
+        "a job goes back behind output that is being committed, and does not stop that",
+        commits_under_way_are_overlooked,
+        back_behind_a_commit,
+    ),
+    "taking_back_is_not_written_down": Mutation(
+        "a start that was killed before sinks took anything back is forgotten",
+        taking_back_is_not_written_down,
+        back_behind_a_commit,
+    ),
     "newer_ones_still_count": Mutation(
         "what is gone back behind still counts", newer_ones_still_count, going_back_and_forth
     ),

@@ -117,6 +117,7 @@ NAMED: Final[Mapping[str, Callable[[int], Scenario]]] = {
     "combined_rows_behind": of_combining.combining_behind,
     "joined_rows_combined": of_combining.combining_joined,
     "combined_rows_rejoined": of_combining.combining_rejoined,
+    "back_behind_a_commit": at_rest.back_behind_a_commit,
 }
 VISITS: Final = 0.3
 """Of the runs of the random campaign, how many are drawn from a region; the others from all that there can be."""

@@ -11,6 +11,7 @@ from midstream.sim.regions import close_behind, hanging
 from midstream.sim.scenario import (
     AT_IT,
     BACKLOGGED,
+    COMMIT_FROZEN,
     COMMITTING,
     DELETE_FAILS,
     ENDING,
@@ -301,6 +302,20 @@ def cancelled_and_frozen(seed: int) -> Scenario:
     tempo = replace(drawn.tempo, mail_us=40, control_us=400, data_us=200, io_us=10_000, clock_tick_us=0)
     drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.02, min_pause_s=0.0, timeout_s=1.0, retained=1)
     return replace(drawn, batch_rows=3, row_us=1000, sink_rows=1, sink_pause_s=0.003)
+
+
+def back_behind_a_commit(seed: int) -> Scenario:
+    """A driver is frozen in the middle of a commit, and the next one goes back behind it; drivers are killed meanwhile."""
+    drawn = draw(seed, topology="keyed", parallelism=1, rows=100, faults=())
+    random = Random(f"back behind a commit {seed}")
+    faults = []
+    for i in range(5):
+        frozen = Fault(40 + 150 * i + random.randrange(60), COMMIT_FROZEN, random.randrange(1 << 22))
+        faults += [frozen, Fault(frozen.step + random.randrange(5, 120), "kill_driver", random.randrange(1 << 20))]
+    tempo = replace(drawn.tempo, mail_us=40, control_us=400, data_us=200, io_us=random.choice((100, 2000)))
+    drawn = replace(drawn, tempo=tempo, faults=tuple(sorted(faults, key=lambda fault: fault.step)), interval_s=0.02)
+    drawn = replace(drawn, min_pause_s=0.0, timeout_s=60.0, retained=4, aligned_timeout_s=0.0)
+    return replace(drawn, batch_rows=3, row_us=3000, sink_rows=0)
 
 
 def saved_too_late(seed: int) -> Scenario:

@@ -104,6 +104,8 @@ class Outside:
         """The names of output that a sink has removed, or must not commit any more."""
         self.poison: dict[int, int] = {}
         """How many more times a row makes a function fail, by row id."""
+        self.before_commit: Callable[[], None] | None = None
+        """Called once in the next commit."""
         self.commit_failures = 0
         """How many of the next commits fail."""
         self.read_failures = 0

@@ -1,4 +1,4 @@
-"""The faults of a job's storage, or of one operation of it; `faults` lists all kinds."""
+"""The faults of a job's storage, of one operation of it, or of one commit; `faults` lists all kinds."""
 
 from __future__ import annotations
 
@@ -33,6 +33,30 @@ def publish_lies(stage: Stage, victim: int) -> bool:
 def delete_fails(stage: Stage, victim: int) -> bool:
     """Let only the third try delete a checkpoint from now on: the coordinator tries that often before the job ends."""
     stage.disk.deletes_late = True
+    return True
+
+
+def freeze_at_commit(stage: Stage, victim: int) -> bool:
+    """Stop the driver in the middle of its next commit. Another driver takes over, and goes back; the old one continues
+    only then. That one, too, is sometimes killed soon.
+    """
+    world, outside, driver = stage.world, stage.outside, stage.driver
+    if outside.before_commit is not None:
+        return False
+    delay_us = 20_000 + victim // 8 % 200_000
+
+    def in_commit() -> None:
+        process = driver.process
+        if world.writer is not process or process.paused or stage.driver is not driver or stage.cluster.drained:
+            return
+        stage.cluster.struck_us.append(world.now_us)
+        process.pause()
+        world.schedule(delay_us, None, Kind.FAULT, process.resume, f"{process.name} wakes up")
+        stage.go_back(victim // 8)
+        stage.give_up_driver()
+        world.hang(delay_us)
+
+    outside.before_commit = in_commit
     return True
 
 
