@@ -317,8 +317,8 @@ class Sink(ABC):
         """Remove what these jobs have committed of checkpoints newer than one of them, and nothing else. Runs on the
         driver.
 
-        Afterwards none of them can commit anything newer either. The call is repeated after a crash, so half of the
-        work may have been done.
+        Afterwards none of them can commit anything newer either, not even one that is in the middle of its first
+        commit. The call is repeated after a crash, so half of the work may have been done.
 
         `output`: the starts of the job.
         `after`: the checkpoint from which the job resumes.
