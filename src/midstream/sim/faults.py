@@ -21,6 +21,7 @@ from midstream.sim.scenario import (
     BACKLOGGED,
     COMMITTING,
     DELETE_FAILS,
+    DELETION_FROZEN,
     ENDING,
     IN_FLIGHT,
     IN_RECOVERY,
@@ -554,6 +555,7 @@ STRIKES: Final[Mapping[str, Strike]] = {
     "storage_lies": storage_faults.storage_lies,
     PUBLISH_LIES: storage_faults.publish_lies,
     DELETE_FAILS: storage_faults.delete_fails,
+    DELETION_FROZEN: storage_faults.freeze_at_deletion,
     UNREADABLE: _strike_unreadable,
     "write_fails": storage_faults.write_fails,
     "disk_full": storage_faults.disk_full,
@@ -587,6 +589,15 @@ STRIKES: Final[Mapping[str, Strike]] = {
     COMMITTING: _strike_committing,
     RECOVERING: _strike_recovering,
 }
-OF_REGIONS: Final = (STALLS, PUBLISH_LIES, DELETE_FAILS, UNREADABLE, SAVEPOINT_SLOW, LOADS_FAIL, ENDING)
+OF_REGIONS: Final = (
+    STALLS,
+    PUBLISH_LIES,
+    DELETE_FAILS,
+    DELETION_FROZEN,
+    UNREADABLE,
+    SAVEPOINT_SLOW,
+    LOADS_FAIL,
+    ENDING,
+)
 BESIDES: Final = tuple(name for name in STRIKES if not name.endswith("_struck") and name not in OF_REGIONS)
 """The kinds that may strike a job while it handles a request."""
