@@ -45,12 +45,13 @@ def small_sizes(seed: int) -> list[tuple[Any, str, int]]:
     ]
 
 
-def small_combining(seed: int) -> list[tuple[Any, str, int]]:
+def small_combining(scenario: Scenario) -> list[tuple[Any, str, int]]:
     """Return the sizes at which rows are combined. No run has batches as large as those for which it pays."""
-    random = Random(f"combining {seed}")
+    rows_min = scenario.combined_rows_min
+    random = Random(f"combining {scenario.seed}")
     return [
-        (combining, "ROWS_MIN", random.choice((1, 1, 2, 5))),
-        (combining, "SHARE_MAX", random.choice((1, 1, 1, 2))),
+        (combining, "ROWS_MIN", rows_min or random.choice((1, 1, 2, 5))),
+        (combining, "SHARE_MAX", 1 if rows_min else random.choice((1, 1, 1, 2))),
         (combining, "PAUSE_MAX", random.choice((1, 1, 4))),
     ]
 
@@ -60,6 +61,6 @@ def chunk_sizes_of(scenario: Scenario) -> Iterator[None]:
     """Set the sizes of a run within the block, and restore the former ones however it ends."""
     with ExitStack() as stack:
         used = scenario.small_chunks or are_small(scenario.seed)
-        for module, name, value in (*small_combining(scenario.seed), *(small_sizes(scenario.seed) if used else ())):
+        for module, name, value in (*small_combining(scenario), *(small_sizes(scenario.seed) if used else ())):
             stack.enter_context(patch.object(module, name, value))
         yield

@@ -25,8 +25,8 @@ from midstream.sim.regions_combining import (
     combined_behind,
     combining_behind,
     combining_joined,
-    combining_rejoined,
     combining_windowed,
+    rejoined_in_both_forms,
 )
 from midstream.state.columnar import PartLog
 from midstream.worker import recovery, task_checkpoints
@@ -158,7 +158,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "combined rows of other key groups are restored", combined_of_other_groups_is_kept, combining_behind
     ),
     "batches_of_each_form_are_counted_anew": Mutation(
-        "batches that are gone are counted form by form", batches_of_each_form_are_counted_anew, combining_rejoined
+        "batches that are gone are counted form by form", batches_of_each_form_are_counted_anew, rejoined_in_both_forms
     ),
     "form_is_not_stored": Mutation("combined batches are stored as rows", form_is_not_stored, combining_behind),
     "form_of_the_rest_is_lost": Mutation(

@@ -17,6 +17,8 @@ from midstream.sim.world import Bug, Killed, World
 TEMPORARY: Final = ".midstream-"
 MARK: Final = "/_dropped."
 """In the names of files that are created before a checkpoint is deleted."""
+MARKED: Final = "marked"
+DELETED: Final = "deleted"
 
 
 class Disk:
@@ -56,6 +58,10 @@ class Disk:
         """How long the next write hangs before it happens, by the file's base name."""
         self.before_write: dict[str, Callable[[], None]] = {}
         """Called once when a file is about to be written, by the file's base name."""
+        self.before_dropping: dict[str, Callable[[], int]] = {}
+        """Called when a complete checkpoint is about to be marked (`MARKED`) or deleted (`DELETED`), until it returns how
+        long that hangs, and not 0.
+        """
         self.failures = 0
         self.refusals = 0
         """The number of operations that were refused because the disk was gone."""
@@ -122,6 +128,8 @@ class Disk:
             raise
 
     def _create(self, name: str, data: bytes) -> bool:
+        if MARK in name:
+            self._about_to_drop(name, MARKED)
         self._begin_write(name, data)
         if name in self.files:
             return False
@@ -142,6 +150,8 @@ class Disk:
         name = _confined(path)
         if self._world.torn:
             raise Killed
+        if name in self.files and name.endswith("/_metadata"):
+            self._about_to_drop(name, DELETED)
         is_first = self._world.step_number != self._deleted_in
         if self.deletes_late and is_first and name.endswith("/_metadata") and self._not_deleted[name] < 2:
             self._not_deleted[name] += 1
@@ -190,6 +200,15 @@ class Disk:
         self.lied += 1
         self._world.note(("it is reported as failed:", name))
         raise StorageError(f"no answer about {name} {SIM}")
+
+    def _about_to_drop(self, name: str, what: str) -> None:
+        hook = self.before_dropping.get(what)
+        hangs_us = hook() if hook is not None else 0
+        if hangs_us:
+            del self.before_dropping[what]
+            self._world.note((name, "hangs before it is", what))
+            self._world.hang(hangs_us)
+            self._world.note((name, "continues to be", what))
 
     def _touch(self) -> None:
         self._world.io_point()

@@ -26,7 +26,7 @@ from midstream.sim.regions_at_rest import (
     back_behind_a_commit,
     back_to_pending,
     back_to_pending_keeping,
-    cancelled_and_frozen,
+    back_to_the_deleted,
     deleted_again,
     frozen,
     given_up_and_frozen,
@@ -358,10 +358,10 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         given_up_and_frozen,
     ),
     "marks_are_not_looked_at": Mutation(
-        "a job goes back to a checkpoint that is being deleted", marks_are_not_looked_at, cancelled_and_frozen
+        "a job goes back to a checkpoint that is being deleted", marks_are_not_looked_at, back_to_the_deleted
     ),
     "epoch_checked_before_the_mark": Mutation(
-        "the epoch is checked only before a checkpoint is marked", epoch_checked_before_the_mark, cancelled_and_frozen
+        "the epoch is checked only before a checkpoint is marked", epoch_checked_before_the_mark, back_to_the_deleted
     ),
     "attempts_leak": Mutation("files of dead attempts are not deleted", attempts_leak, left_behind),
     "epochs_leak": Mutation("files of dead drivers are not deleted", epochs_leak, left_behind),

@@ -118,6 +118,8 @@ NAMED: Final[Mapping[str, Callable[[int], Scenario]]] = {
     "joined_rows_combined": of_combining.combining_joined,
     "combined_rows_rejoined": of_combining.combining_rejoined,
     "back_behind_a_commit": at_rest.back_behind_a_commit,
+    "rejoined_in_both_forms": of_combining.rejoined_in_both_forms,
+    "back_to_the_deleted": at_rest.back_to_the_deleted,
 }
 VISITS: Final = 0.3
 """Of the runs of the random campaign, how many are drawn from a region; the others from all that there can be."""

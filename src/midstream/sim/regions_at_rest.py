@@ -14,6 +14,7 @@ from midstream.sim.scenario import (
     COMMIT_FROZEN,
     COMMITTING,
     DELETE_FAILS,
+    DELETION_FROZEN,
     ENDING,
     HANGS,
     LOADS_FAIL,
@@ -316,6 +317,17 @@ def back_behind_a_commit(seed: int) -> Scenario:
     drawn = replace(drawn, tempo=tempo, faults=tuple(sorted(faults, key=lambda fault: fault.step)), interval_s=0.02)
     drawn = replace(drawn, min_pause_s=0.0, timeout_s=60.0, retained=4, aligned_timeout_s=0.0)
     return replace(drawn, batch_rows=3, row_us=3000, sink_rows=0)
+
+
+def back_to_the_deleted(seed: int) -> Scenario:
+    """A driver is frozen while it deletes a checkpoint, to which the next one goes back, again and again."""
+    drawn = draw(seed, topology="keyed", parallelism=1, rows=100, faults=())
+    random = Random(f"back to the deleted {seed}")
+    faults = tuple(Fault(20 + 120 * i, DELETION_FROZEN, random.randrange(1 << 20)) for i in range(6))
+    # Nothing happens between the operations of a piece of I/O, but for this fault.
+    tempo = replace(drawn.tempo, mail_us=40, control_us=400, data_us=200, io_us=2000, clock_tick_us=0, interleave=0.0)
+    drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.02, min_pause_s=0.0, timeout_s=60.0, retained=1)
+    return replace(drawn, inline_bytes=0, batch_rows=3, row_us=4000, sink_rows=0, aligned_timeout_s=0.0)
 
 
 def saved_too_late(seed: int) -> Scenario:

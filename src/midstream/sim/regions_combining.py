@@ -55,14 +55,29 @@ def combining_joined(seed: int) -> Scenario:
     return replace(drawn, batch_rows=5, splits=7, rounds=1, row_us=0, sink_rows=0, queue_time_s=None)
 
 
-def combining_rejoined(seed: int) -> Scenario:
-    """Again and again the job continues at another parallelism while it recovers rows, some of them combined."""
+def _rejoined(scenario_of: Callable[[int], Scenario], seed: int) -> Scenario:
+    """Again and again the job continues at another parallelism while it recovers."""
     random = Random(f"combining rejoined {seed}")
-    drawn = combining_behind(seed)
     stop = IN_RECOVERY.index("stop")
     faults = tuple(
         Fault(100 * i, RECOVERING if i > 1 else BACKLOGGED, stop + len(IN_RECOVERY) * random.randrange(7 * 20_000))
         for i in range(1, 7)
     )
-    # About two rows of each key are in a batch, so that it depends on the batch whether combining pays.
-    return replace(drawn, rows=400, keys=10, batch_rows=20, text_bytes=200, interval_s=0.005, faults=faults)
+    return replace(scenario_of(seed), rows=400, batch_rows=20, text_bytes=200, interval_s=0.005, faults=faults)
+
+
+def combining_rejoined(seed: int) -> Scenario:
+    """The same while rows are recovered of which some are combined: if that pays, with about two of each key in a batch."""
+    return replace(_rejoined(combining_behind, seed), keys=10)
+
+
+_without_lateness = combined_behind("combined_window", "combined_slide", "combined_session")
+"""In these, rows that were lost have shown in every second seed; in eight seeds of those with lateness they have not."""
+
+
+def rejoined_in_both_forms(seed: int) -> Scenario:
+    """The same where full batches are combined and the rest of each split is not: of its 28 rows, 20 are and 8 are not.
+
+    There are more keys than key groups, so that consumers come to different places in what they share.
+    """
+    return replace(_rejoined(_without_lateness, seed), combined_rows_min=10, splits=14, rounds=1, keys=50)

@@ -109,6 +109,7 @@ UNREADABLE: Final = "strike_unreadable"
 SAVEPOINT_SLOW: Final = "savepoint_slow"
 """Kinds that make one operation of the storage fail or take long. Only regions draw them."""
 COMMIT_FROZEN: Final = "freeze_at_commit"
+DELETION_FROZEN: Final = "freeze_at_deletion"
 ENDING: Final = "strike_ending"
 """Only regions draw these."""
 LOADS_FAIL: Final = "loads_fail"
@@ -187,6 +188,8 @@ class Scenario:
     """Whether changed programs differ in generators of watermarks, which the original does not have, and in nothing else."""
     small_chunks: bool = False
     """Whether chunks are small; a tenth of the other runs have small chunks by chance (`sim.chunk_sizes`)."""
+    combined_rows_min: int = 0
+    """The rows from which on every batch is combined; 0: that is drawn, and that more than a share of them must be spared."""
     has_older: bool = False
     """Whether half of its starts are by an older midstream (`sim.older_version`)."""
     on_slots: float = 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from midstream.sim.disk import DELETED, MARKED
 from midstream.sim.trace import Kind
 
 if TYPE_CHECKING:
@@ -37,8 +38,8 @@ def delete_fails(stage: Stage, victim: int) -> bool:
 
 
 def freeze_at_commit(stage: Stage, victim: int) -> bool:
-    """Stop the driver in the middle of its next commit. Another driver takes over, and goes back; the old one continues
-    only then. That one, too, is sometimes killed soon.
+    """Stop the driver in the middle of its next commit. Another driver takes over, and the job goes back to an older
+    checkpoint, or to the beginning; the old one continues only then.
     """
     world, outside, driver = stage.world, stage.outside, stage.driver
     if outside.before_commit is not None:
@@ -57,6 +58,31 @@ def freeze_at_commit(stage: Stage, victim: int) -> bool:
         world.hang(delay_us)
 
     outside.before_commit = in_commit
+    return True
+
+
+def freeze_at_deletion(stage: Stage, victim: int) -> bool:
+    """Stop the driver before it marks the next checkpoint that it does not retain (`victim` even), or before it deletes
+    that. Another driver takes over, and the job goes back to that checkpoint, if it may; the old one continues only then.
+    """
+    world, disk = stage.world, stage.disk
+    what = (MARKED, DELETED)[victim % 2]
+    if what in disk.before_dropping:
+        return False
+    delay_us = 20_000 + victim // 2 % 25_000
+
+    def about_to_drop() -> int:
+        process = stage.driver.process
+        if world.writer is not process or process.paused or not process.alive or stage.cluster.drained:
+            return 0
+        stage.cluster.struck_us.append(world.now_us)
+        process.pause()
+        world.schedule(delay_us, None, Kind.FAULT, process.resume, f"{process.name} wakes up")
+        stage.go_back(0)
+        stage.give_up_driver()
+        return delay_us
+
+    disk.before_dropping[what] = about_to_drop
     return True
 
 
