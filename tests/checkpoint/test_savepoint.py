@@ -14,7 +14,16 @@ from midstream.checkpoint.channel_state import segment_bytes
 from midstream.checkpoint.metadata import CheckpointMetadata, Committables, files_of
 from midstream.checkpoint.savepoint import Place, SavepointFile, claim_place, copy_in, discard, write_savepoint
 from midstream.checkpoint.state_files import StateFile, state_file, verify_chunks
-from midstream.checkpoint.store import SAVEPOINT, Opened, begin, load, publish, say_where_from, take_over
+from midstream.checkpoint.store import (
+    SAVEPOINT,
+    Opened,
+    begin,
+    load,
+    next_checkpoint_id,
+    publish,
+    say_where_from,
+    take_over,
+)
 from midstream.core.errors import StorageError
 from midstream.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, PartHandle, Segment
 from midstream.runtime.storage import FileStorage
@@ -154,7 +163,8 @@ def test_a_place_that_may_not_be_written_says_so(open_path: Path) -> None:
 
 
 def opened_by(own: MemoryStorage, job_id: str) -> Opened:
-    return begin(own, say_where_from(own, take_over(own, "/job", "job", job_id), fresh=False), None, 0, ())
+    taken = take_over(own, "/job", "job", job_id)
+    return begin(own, say_where_from(own, taken, first=next_checkpoint_id(own, 0), fresh=False), None, 0, ())
 
 
 def test_a_checkpoint_elsewhere_becomes_one_of_the_jobs_own() -> None:

@@ -14,15 +14,16 @@ from midstream.checkpoint.store import (
     FencedError,
     Opened,
     Retained,
+    TakenOver,
     UnknownOutcomeError,
     begin,
     check_records,
     choose,
-    clean_up,
     drop,
     drop_attempts_before,
     list_checkpoints,
     load,
+    next_checkpoint_id,
     publish,
     say_where_from,
     split_restore,
@@ -38,7 +39,11 @@ ROOT = "/data/flights"
 def opened(storage: MemoryStorage, restore: str | None = None, job: str = "job") -> Opened:
     taken = take_over(storage, ROOT, job, "id")
     found = None if restore is None else choose(taken.listed, restore, job, storage)
-    return begin(storage, say_where_from(storage, taken, fresh=False), found, 0, ())
+    return begin(storage, said(storage, taken), found, 0, ())
+
+
+def said(storage: MemoryStorage, taken: TakenOver) -> TakenOver:
+    return say_where_from(storage, taken, first=next_checkpoint_id(storage, 0), fresh=False)
 
 
 def made(storage: MemoryStorage, checkpoint_id: int, epoch: int = 1, files: tuple[str, ...] = ()) -> None:
@@ -228,7 +233,7 @@ def test_a_copy_of_a_checkpoint_that_was_dropped_is_not_taken_for_one_that_was_g
     assert first is not None and third is not None
     drop(storage, 1, [1], [])
     taken = take_over(storage, ROOT, "job", "id")
-    say_where_from(storage, taken, giving_up_after=2, fresh=False)
+    say_where_from(storage, taken, first=4, giving_up_after=2, fresh=False)
     assert not was_gone_back_behind(storage, first)
     assert was_gone_back_behind(storage, third)
 
@@ -548,11 +553,47 @@ def test_an_id_that_was_claimed_is_never_used_again_by_those_who_come_later() ->
 
 
 def test_a_claim_that_comes_while_another_coordinator_begins_keeps_its_id() -> None:
+    """The coordinator that begins has recorded that it numbers from there, and completes nothing."""
     storage = MemoryStorage()
-    taken = say_where_from(storage, take_over(storage, ROOT, "job", "id"), fresh=False)
-    storage.create("chk-1/_owner", b"1")  # of one that was frozen behind its look at the epochs
+    opened(storage)
+    taken = said(storage, take_over(storage, ROOT, "job", "id"))
+    storage.create("chk-1/_owner", b"1")  # of the first one, which was frozen behind its look at the epochs
     assert begin(storage, taken, None, 0, ()).next_checkpoint_id == 2
-    storage.create("chk-2/_owner", b"1")
-    clean_up(storage, 1, [], next_id=2)
+    assert storage.exists("chk-1/_owner")
+    assert opened(storage).next_checkpoint_id == 2  # or the first one would write its metadata over another's
     assert not storage.exists("chk-1/_owner")
-    assert storage.exists("chk-2/_owner")
+    assert opened(storage).next_checkpoint_id == 2
+
+
+def test_a_coordinator_that_is_frozen_in_its_clean_up_deletes_no_checkpoint_that_a_later_one_makes() -> None:
+    """A third one's claim, made while it began and withdrawn since, has had the id of that checkpoint."""
+
+    class SlowStorage(MemoryStorage):
+        meanwhile: Callable[[], None] | None = None
+
+        def delete(self, path: str) -> None:
+            self._freeze()
+            super().delete(path)
+
+        def sweep(self, path: str, unwanted: Callable[[str], bool]) -> None:
+            self._freeze()
+            super().sweep(path, unwanted)
+
+        def _freeze(self) -> None:
+            meanwhile, self.meanwhile = self.meanwhile, None
+            if meanwhile is not None:
+                meanwhile()
+
+    def withdraw_and_take_over() -> None:
+        storage.delete("chk-1")  # its metadata could not be written
+        third = opened(storage)
+        made(storage, third.next_checkpoint_id, epoch=third.epoch)
+
+    storage = SlowStorage()
+    opened(storage)
+    taken = said(storage, take_over(storage, ROOT, "job", "id"))
+    storage.create("chk-1/_owner", b"1")
+    storage.meanwhile = withdraw_and_take_over
+    with pytest.raises(FencedError):
+        begin(storage, taken, None, 0, ())
+    assert load(storage, "job", "latest").epoch == 3

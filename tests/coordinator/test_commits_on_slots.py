@@ -8,6 +8,7 @@ import pytest
 from coordinator_world import ROOT, Bench, Ledger, ScriptedSource, two_vertices
 
 from midstream.coordinator.checkpointing.lanes import AT_ONCE_MAX
+from midstream.core.config import RestartStrategy
 from midstream.core.ids import TaskId
 from midstream.operators.sink import Committer, CommitterContext
 from midstream.protocol import messages as m
@@ -259,6 +260,53 @@ def test_the_output_of_the_restored_checkpoint_is_committed_by_slots_before_anyt
     assert not again.messages(m.Deploy)
     answer(again, 0, 1)
     assert again.state == "running"
+
+
+def resuming(first: Bench, **options: object) -> Bench:
+    """The same job, started again from its newest checkpoint, up to the point where all slots are requested."""
+    return world(storage=first.storage, restore="latest", job_id="job2", **options).start()
+
+
+def test_a_job_whose_slots_have_all_come_may_commit_for_longer_than_they_were_waited_for() -> None:
+    first = world().run()
+    first.checkpoint()
+    first.checkpoint()
+    again = resuming(first, slot_timeout_s=20.0)
+    again.connect()
+    again.wait(15)
+    answer(again, 0, 1)
+    again.wait(15)
+    assert again.ended is None and not again.status.failures and not again.messages(m.Deploy)
+    answer(again, 2, 3)
+    assert again.state == "running"
+
+
+def test_a_slot_that_is_lost_while_it_commits_is_waited_for_as_long_as_any_other() -> None:
+    first = world().run()
+    first.checkpoint()
+    again = resuming(first, slot_timeout_s=20.0)
+    again.connect()
+    again.wait(15)
+    again.lose(1)
+    again.wait(19)
+    assert again.ended is None
+    again.connect()
+    answer(again, 0, 2)
+    again.wait(1)
+    assert again.state == "running"
+
+
+def test_a_commit_that_kills_every_slot_that_makes_it_is_a_failure_that_repeats() -> None:
+    first = world().run()
+    first.checkpoint()
+    again = resuming(first, restart=RestartStrategy(same_failures=3))
+    again.connect()
+    answer(again, 0)
+    for slot in (1, 2, 3):
+        assert again.ended is None
+        again.lose(slot, "was killed by SIGSEGV")
+        again.connect()
+    assert "the same failure 3 times in a row" in again.error and "slot 3" in again.error
 
 
 def test_slots_are_kept_until_a_finished_job_has_committed_everything() -> None:

@@ -330,6 +330,14 @@ def test_a_replacement_that_never_comes_is_asked_for_again_after_the_timeout() -
     assert bench.closed == [7]
 
 
+def test_the_pause_before_a_restart_may_be_longer_than_slots_are_waited_for() -> None:
+    bench = Bench(slot_timeout_s=20.0, restart=RestartStrategy(kind="fixed", attempts=3, delay_s=60.0)).run()
+    bench.lose(1)
+    bench.connect()
+    bench.wait(61)
+    assert bench.state == "running" and bench.status.restarts == 1
+
+
 def test_a_job_that_cannot_be_deployed_at_first_is_not_restarted() -> None:
     bench = Bench().start()
     bench.answers[m.Deploy] = False

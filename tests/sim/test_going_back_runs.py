@@ -14,7 +14,7 @@ import pytest
 from midstream.checkpoint import savepoint, store
 from midstream.checkpoint.metadata import decode_metadata
 from midstream.checkpoint.state_files import StateFile
-from midstream.checkpoint.store import begin, say_where_from, split_retained, take_over
+from midstream.checkpoint.store import begin, next_checkpoint_id, say_where_from, split_retained, take_over
 from midstream.coordinator import Coordinator
 from midstream.coordinator.checkpointing import cleaning
 from midstream.coordinator.checkpointing.checkpoints import Checkpoints
@@ -177,7 +177,8 @@ def test_what_the_last_coordinator_cannot_delete_however_often_it_tries_is_delet
             left += 1
             with lied_to.world.looking():
                 job = lied_to.driver.plan.config.name
-                taken = say_where_from(disk, take_over(disk, "sim://checkpoints", job, "next"), fresh=False)
+                taken = take_over(disk, "sim://checkpoints", job, "next")
+                taken = say_where_from(disk, taken, first=next_checkpoint_id(disk, 0), fresh=False)
                 begin(disk, taken, None, 0, ())
             assert not _unreferenced(disk)
     assert left > 0

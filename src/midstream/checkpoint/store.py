@@ -82,6 +82,8 @@ class TakenOver:
     epoch: int
     listed: tuple[Listed, ...]
     """The checkpoints, oldest first."""
+    first: int = 0
+    """The id from which this coordinator has recorded that it numbers its checkpoints; 0 before that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,9 +137,9 @@ def say_where_from(
     storage: Storage,
     taken: TakenOver,
     *,
+    first: int,
     giving_up_after: int | None = None,
     fresh: bool,
-    newest_seen: int = 0,
     source: int | None = None,
     keeps: bool = False,
     takes_back: bool = False,
@@ -145,8 +147,8 @@ def say_where_from(
     """Record, for later coordinators, from where this one resumes, which checkpoints count and where new ids begin;
     return those that count.
 
-    `giving_up_after`: no checkpoint of earlier coordinators above that id counts. `newest_seen`: see `begin`. `source`,
-    `keeps`, `takes_back`: see `FromFile`.
+    `giving_up_after`: no checkpoint of earlier coordinators above that id counts. `first`: what `next_checkpoint_id` has
+    returned since this coordinator took over. `source`, `keeps`, `takes_back`: see `FromFile`.
     """
     newest = max((entry.checkpoint_id for entry in taken.listed), default=0)
     if giving_up_after is not None:
@@ -154,9 +156,8 @@ def say_where_from(
     counting = tuple(entry for entry in taken.listed if entry.checkpoint_id <= newest)
     counted = tuple(entry.checkpoint_id for entry in counting)
     path = f"{_EPOCHS}/{taken.epoch:08}.from"
-    first = next_checkpoint_id(storage, newest_seen)
     storage.create(path, sealed(path, FromFile(newest, fresh, first, counted, source, keeps, takes_back)))
-    return TakenOver(taken.epoch, counting)
+    return TakenOver(taken.epoch, counting, first)
 
 
 def begin(
@@ -164,10 +165,14 @@ def begin(
 ) -> Opened:
     """Clean up after earlier coordinators, and begin. `newest_seen`: the newest checkpoint that is
     known, for example to a sink.
+
+    An id that an earlier coordinator has claimed since this one recorded its first is skipped, and the claim stays.
+    Without the claim, later coordinators could not know that its owner may still publish it, and would use the id.
     """
+    assert taken.first > 0, taken
     next_id = next_checkpoint_id(storage, newest_seen)
     usable = [entry.metadata for entry in taken.listed if entry.metadata is not None]
-    warnings += clean_up(storage, taken.epoch, taken.listed, next_id)
+    warnings += clean_up(storage, taken.epoch, taken.listed, taken.first)
     return Opened(
         epoch=taken.epoch,
         next_checkpoint_id=next_id,
@@ -577,11 +582,12 @@ def split_retained(
     return kept, dropped, frozenset().union(*(r.files for r in dropped)) - referenced
 
 
-def clean_up(storage: Storage, epoch: int, listed: Collection[Listed], next_id: int) -> tuple[str, ...]:
+def clean_up(storage: Storage, epoch: int, listed: Collection[Listed], first: int) -> tuple[str, ...]:
     """Delete state files of earlier epochs that no complete checkpoint references, and unfinished checkpoints.
 
-    Of these only those below `next_id` are deleted: a later claim prevents its id from being used again. If any
-    metadata cannot be read, nothing is deleted, since it may reference anything. Returns warnings.
+    Of these only those below `first` are deleted, the id that this coordinator has recorded: one that takes over while
+    they are deleted makes none of them. If any metadata cannot be read, nothing is deleted, since it may reference
+    anything. Returns warnings.
     """
     unreadable = [entry.path for entry in listed if entry.metadata is None]
     if unreadable:
@@ -590,7 +596,7 @@ def clean_up(storage: Storage, epoch: int, listed: Collection[Listed], next_id: 
     complete = {entry.checkpoint_id for entry in listed}
     check_epoch(storage, epoch)
     # No mark is needed: this coordinator has recorded which checkpoints count, and these do not.
-    _delete(storage, [n for n in _checkpoint_ids(storage) if n < next_id and n not in complete], ())
+    _delete(storage, [n for n in _checkpoint_ids(storage) if n < first and n not in complete], ())
     storage.sweep("", lambda name: _CHECKPOINT.fullmatch(name) is not None)
     _drop_state_files(storage, epoch, lambda file: file.epoch < epoch, referenced)
     for name in storage.list(_EPOCHS):

@@ -230,14 +230,17 @@ class Coordinator:
             self._effects.facts.slots_failed(other_python(slot, register))
 
     def _slot_lost(self, event: ev.SlotLost) -> None:
-        slot, left = event.slot, event.slot in self.slots.leaving and self.phase is Phase.CANCELLING
+        slot, gathering = event.slot, self.phase is Phase.GATHERING
+        left = slot in self.slots.leaving and (gathering or self.phase is Phase.CANCELLING)
         lost = self.slots.lost(slot)
         if lost is None:
             return
         self.attempts.slot_lost(slot)
         text = f"{lost} is lost: {event.reason}"
         has_finished = self.phase is Phase.RUNNING and self.attempt is not None and self.attempt.all_finished
-        if self.phase is Phase.GATHERING or left or self._is_spare(slot) or has_finished:
+        # a commit that kills every slot must count as a failure, or it would be tried for ever
+        was_idle = gathering and not self.committing.is_on(slot)
+        if was_idle or left or self._is_spare(slot) or has_finished:
             self.warnings.append(
                 text
             )  # nothing ran on it, or what has run is being committed: to begin again would double it
@@ -381,7 +384,6 @@ class Coordinator:
         return True
 
     def _deploy(self) -> None:
-        self.slots.gathered()
         if not self.sources.are_reset:
             self._reset_sources()
         self.restored_from = self.checkpoints.newest_path

@@ -112,8 +112,7 @@ def rescale_keeps_slots() -> Replacements:
 
     def resize(self: Any, needed: int) -> None:
         self.needed = needed
-        if self.complete:
-            self.gathered()
+        self._stop_if_complete()
 
     return [(Slots, "resize", resize), (Slots, "check", lambda self: None)]
 

@@ -200,6 +200,10 @@ class Committing:
         """Whether a slot has been asked to commit, or to clean up, and has not answered."""
         return self._lanes.under_way
 
+    def is_on(self, slot: int) -> bool:
+        """Whether this slot has been asked to commit, or to clean up, and has not answered."""
+        return self._lanes.is_on(slot)
+
     def heard(self, slot: int, answer: m.CommitDone | m.CommitFailed) -> None:
         """A live slot has answered."""
         self._lanes.heard(slot, answer)

@@ -135,6 +135,10 @@ class Lanes:
         """Whether a request is unanswered."""
         return bool(self._asked)
 
+    def is_on(self, slot: int) -> bool:
+        """Whether this slot has been sent a request that is unanswered."""
+        return any(asked.slot == slot for asked in self._asked.values())
+
     def begin(self, work: Work) -> None:
         assert self.work is None and not self._asked
         self.work = work

@@ -215,7 +215,6 @@ class Rescaling:
     def gathered(self) -> None:
         """All slots are present; the tasks still run as before."""
         self._turn(RescaleTurn.GATHERED)
-        self._slots.gathered()
 
     def slot_is_missing(self) -> None:
         """A slot is missing on which no task runs yet: request another one, and make the checkpoint once it is present."""

@@ -113,16 +113,26 @@ class Slots:
     # ---- asking for them ----
 
     def gather(self, *_: object) -> None:
-        """Request all slots that are missing, and set a timer for their arrival."""
+        """Request all slots that are missing, and set a timer for their arrival, which is cancelled once all are there."""
         self._is_gathering = True
         while self.staying + len(self._requested) < self.needed:
             request = f"slot-{self._requests}"
             self._requests += 1
             self._requested.add(request)
             self._effects.request_slot(request)
+        self._stop_if_complete()
         if not self.complete and self._timer is None:
             self.gathers_since_s = self._effects.elapsed_s
             self._timer = self._effects.set_timer(TimerKind.SLOTS, self._timeout_s, self._timed_out)
+
+    def _stop_if_complete(self) -> None:
+        """Stop waiting for slots if all are present. What else the job waits for before it is deployed may take longer
+        than they may: commits of what the restored checkpoint holds, or the pause before a restart.
+        """
+        if self.complete:
+            self._is_gathering = False
+            self._effects.cancel_timer(self._timer)
+            self._timer = None
 
     def resize(self, needed: int) -> None:
         """Change the number of slots. Of those that are too many, requests are withdrawn first, then the newest slots
@@ -136,8 +146,7 @@ class Slots:
         for slot in self.ids()[needed:]:
             self._effects.close_slot(slot, "this slot is not needed any more")
             del self.live[slot]
-        if self.complete:
-            self.gathered()
+        self._stop_if_complete()
 
     def leaves(self, slot: int, reason: str) -> bool:
         """A slot is to be replaced. False: it is not present, or is already leaving."""
@@ -152,19 +161,13 @@ class Slots:
         """Slots that are leaving cannot be replaced: they count again for as long as they are present."""
         self.leaving.clear()
         self.changes += 1
+        self._stop_if_complete()
 
     def let_leave(self, *slots: int) -> None:
         """Release slots that are leaving, and on which no task runs any more."""
         for slot in slots:
             self._effects.close_slot(slot, "the executor of this slot is shutting down")
             self.lost(slot)
-
-    def gathered(self) -> None:
-        """All slots are present: stop waiting for them."""
-        assert self.complete
-        self._is_gathering = False
-        self._effects.cancel_timer(self._timer)
-        self._timer = None
 
     def release(self, why: str, _: bool) -> None:
         """Release all slots, because the job ends."""
@@ -249,6 +252,7 @@ class Slots:
         self._requested.discard(register.request)
         self.live[slot] = Slot(slot, register)
         self.changes += 1
+        self._stop_if_complete()
         return True
 
     def lost(self, slot: int) -> Slot | None:
@@ -306,6 +310,7 @@ class Slots:
             self.needed,
         )
         assert self.leaving <= self.live.keys(), (self.live, self.leaving)
+        assert self._timer is None or not self.complete, (self.live, self.leaving, self.needed)
 
 
 def other_python(slot: int, register: Register) -> Failure:

@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final, TypeVar
 
+import msgspec
+
 from midstream.checkpoint.assign import assign_state
 from midstream.checkpoint.metadata import CheckpointMetadata
 from midstream.checkpoint.savepoint import copy_in
@@ -147,12 +149,15 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
         return start, decision, copied
 
     start, decision, copied = _while_it_moves_on(plan, open_storage, look)
+    first = next_checkpoint_id(storage, decision.newest_seen)
+    if copied is not None and copied.checkpoint_id < first:  # an earlier coordinator has claimed that id meanwhile
+        copied = msgspec.structs.replace(copied, checkpoint_id=first)
     taken = say_where_from(
         storage,
         taken,
+        first=first,
         giving_up_after=decision.counts_until,
         fresh=start.starts_over,
-        newest_seen=decision.newest_seen,
         source=None if start.metadata is None else (copied or start.metadata).checkpoint_id,
         keeps=bool(decision.newer) and not decision.takes_back,
         takes_back=decision.takes_back,
@@ -165,7 +170,7 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
         publish(storage, copied)
         opened = replace(
             opened,
-            next_checkpoint_id=copied.checkpoint_id + 1,
+            next_checkpoint_id=max(copied.checkpoint_id + 1, opened.next_checkpoint_id),
             restore=copied,
             retained=(*opened.retained, Retained(copied.checkpoint_id, frozenset(copied.files))),
         )
