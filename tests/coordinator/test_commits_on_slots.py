@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from coordinator_world import ROOT, Bench, Ledger, ScriptedSource, two_vertices
@@ -262,7 +263,7 @@ def test_the_output_of_the_restored_checkpoint_is_committed_by_slots_before_anyt
     assert again.state == "running"
 
 
-def resuming(first: Bench, **options: object) -> Bench:
+def resuming(first: Bench, **options: Any) -> Bench:
     """The same job, started again from its newest checkpoint, up to the point where all slots are requested."""
     return world(storage=first.storage, restore="latest", job_id="job2", **options).start()
 
