@@ -265,7 +265,7 @@ def test_the_output_of_the_restored_checkpoint_is_committed_by_slots_before_anyt
 
 def resuming(first: Bench, **options: Any) -> Bench:
     """The same job, started again from its newest checkpoint, up to the point where all slots are requested."""
-    return world(storage=first.storage, restore="latest", job_id="job2", **options).start()
+    return world(None, storage=first.storage, restore="latest", job_id="job2", **options).start()
 
 
 def test_a_job_whose_slots_have_all_come_may_commit_for_longer_than_they_were_waited_for() -> None:
