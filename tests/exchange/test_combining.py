@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from midstream.exchange.combining import PAUSE_MAX, PROBE_LEFT_MAX, PROBE_ROWS, ROWS_MIN, SHARE_MAX, Combining
+from midstream.exchange.combining import PAUSE_MAX, ROWS_MIN, SHARE_MAX, TRIED_FIRST, Combining
 from midstream.exchange.partition import ResultPartition
 from midstream.exchange.pool import BufferPool
 from midstream.graph.job_graph import Edge, Partitioning
@@ -35,7 +35,7 @@ def batch(rows: int, keys: int) -> pa.RecordBatch:
 
 def test_a_batch_is_combined_if_few_rows_are_left() -> None:
     combining = Combining(Distinct())
-    keys = PROBE_LEFT_MAX - 1
+    keys = 10_000  # in turn, so that none of them comes twice in the first rows
     rows = keys * SHARE_MAX
     few, many = batch(rows, keys), batch(rows, keys + 1)
     combined = combining.apply(few)
@@ -64,10 +64,12 @@ def test_where_it_never_pays_it_is_hardly_tried() -> None:
 def test_no_more_than_the_first_rows_are_reduced_where_these_are_too_many() -> None:
     combiner = Distinct()
     combining = Combining(combiner)
+    many = batch(4 * ROWS_MIN, 4 * ROWS_MIN)
     for _ in range(10 * PAUSE_MAX):
-        combining.apply(batch(4 * ROWS_MIN, 4 * ROWS_MIN))
-    assert set(combiner.sizes) == {PROBE_ROWS}
-    few = [combining.apply(batch(4 * ROWS_MIN, 1)) for _ in range(PAUSE_MAX + 2)]
+        combining.apply(many)
+    assert set(combiner.sizes) == {4 * ROWS_MIN // TRIED_FIRST}
+    alike = batch(4 * ROWS_MIN, 1)
+    few = [combining.apply(alike) for _ in range(PAUSE_MAX + 2)]
     assert {combined.num_rows for combined in few[-2:]} == {1}
     assert combiner.sizes[-1] == combiner.sizes[-2] == 4 * ROWS_MIN, "once it pays, nothing is tried first"
 
@@ -83,8 +85,12 @@ def test_where_it_pays_again_it_is_tried_again_and_then_always_done() -> None:
         waited += 1
     assert waited <= PAUSE_MAX
     assert all(combining.apply(alike) is not alike for _ in range(10))
+    for _ in range(2):
+        assert combining.apply(unlike) is unlike
+        assert combining.apply(alike) is not alike, "after a single failure there is no pause"
     assert combining.apply(unlike) is unlike
-    assert combining.apply(alike) is alike, "the pause is one batch again"
+    assert combining.apply(unlike) is unlike
+    assert combining.apply(alike) is alike, "after a second one in a row there is"
     assert combining.apply(alike) is not alike
 
 

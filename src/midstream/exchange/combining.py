@@ -2,8 +2,8 @@
 
 Combining costs as much as the reduction that it saves the consumer. What it spares is to hash, split, send and read
 all rows but those that are left, so it pays where few are left. Where it did not, it is tried again after a pause,
-which grows, and with the first rows of a batch only: if these alone leave too many, so does the whole. So a stream of
-ever new keys pays almost nothing for it. The decision depends on the rows alone.
+which grows, and with the first part of a batch: if this alone leaves too many, so does the whole. So a stream of ever
+new keys pays almost nothing for it. The decision depends on the rows alone.
 """
 
 from __future__ import annotations
@@ -15,12 +15,13 @@ from midstream.operators.base import Combiner
 
 ROWS_MIN: Final = 32_768
 """Batches of fewer rows are sent as they are: what a call takes whatever its rows is more than what is spared."""
-SHARE_MAX: Final = 8
+SHARE_MAX: Final = 6
 """Combining pays if at most one row is left of so many."""
-PROBE_ROWS: Final = 8_192
-"""How many rows of a batch are tried first."""
-PROBE_LEFT_MAX: Final = 6_144
-"""If more of these are left, there are more than about 13,000 keys, and a full batch leaves too many rows as well."""
+TRIED_FIRST: Final = 4
+"""The first one of so many parts of a batch is tried before the whole. It has more rows than may be left, or it could not
+say anything. Keys that come in turn, such as those of sensors that report one after the other, are like ever new ones in
+a part that is smaller.
+"""
 PAUSE_MAX: Final = 64
 """The largest number of batches until combining is tried again."""
 
@@ -32,8 +33,9 @@ class Combining:
         self._combiner = combiner
         self._pays = False
         """Whether combining has paid for the last batch for which it was tried."""
-        self._pause = 1
-        """How many batches follow the next failed try until another one."""
+        self._pause = 0
+        """How many batches follow the next failed try until another one. It is 0 where combining has paid before, because a
+        batch that reaches into the next window leaves twice as many rows as its neighbours."""
         self._left = 0
         """How many of these are still to come."""
 
@@ -47,17 +49,17 @@ class Combining:
         combined = self._combined(batch)
         self._pays = combined is not None
         if combined is not None:
-            self._pause = 1
+            self._pause = 0
             return combined
-        self._left, self._pause = self._pause, min(2 * self._pause, PAUSE_MAX)
+        self._left, self._pause = self._pause, min(2 * self._pause or 1, PAUSE_MAX)
         return batch
 
     def _combined(self, batch: Batch) -> Batch | None:
         """Return the combined batch, or None if it does not pay."""
         left_max = batch.num_rows // SHARE_MAX
         if not self._pays:
-            probe = self._combiner.combine(batch.slice(0, PROBE_ROWS)).num_rows
-            if probe > min(left_max, PROBE_LEFT_MAX):
+            first = self._combiner.combine(batch.slice(0, -(-batch.num_rows // TRIED_FIRST)))
+            if first.num_rows > left_max:
                 return None
         combined = self._combiner.combine(batch)
         return combined if combined.num_rows <= left_max else None
