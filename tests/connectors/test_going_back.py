@@ -23,7 +23,8 @@ from in_memory import MemoryStorage
 from midstream.checkpoint import store
 from midstream.checkpoint.metadata import encode_metadata
 from midstream.checkpoint.store import FencedError
-from midstream.connectors import taking_back
+from midstream.connectors import file_sink, taking_back
+from midstream.connectors.collect import CollectSink
 from midstream.connectors.delta import DeltaSink, WrittenFile
 from midstream.connectors.file_sink import FileSink
 from midstream.connectors.postgres import PostgresSink
@@ -279,6 +280,30 @@ def test_who_cannot_say_is_taken_to_have_committed_what_the_directory_has(tmp_pa
     world.start("3", "keep")
 
 
+@pytest.mark.parametrize("says", [None, "take-back"])
+def test_what_a_sink_shows_of_one_start_only_is_never_newer(tmp_path: Path, says: NewerOutput | None) -> None:
+    world = World(tmp_path, only="out" if says else "none")
+    world.files["collected"] = CollectSink()  # type: ignore[assignment]
+    world.graph = graph_of({**world.files})
+    committed(world)
+    assert world.start("3", says).row == world.start("latest", resume=True).row == 6
+
+
+def test_who_cannot_take_back_and_had_nothing_newer_is_not_asked_to_when_that_is_repeated(tmp_path: Path) -> None:
+    class Immutable(FileSink):
+        def check_take_back(self, output: Output, after: int) -> None:
+            raise ConfigError("it cannot")
+
+    world = World(tmp_path, only="out", others={"still": Immutable(tmp_path / "still")})
+    committed(world)
+    world.start("3", "take-back")
+    (kept,) = world.start("3", "keep").opened.opened.warnings
+    assert re.search(r"'out' possibly .* up to checkpoint 5 is kept, and the job resumes from checkpoint 3", kept)
+    world.start("3", "take-back")
+    world.start("latest", resume=True).complete(1)
+    assert world.rows() == list(range(7))
+
+
 def test_without_sinks_that_commit_an_older_checkpoint_doubles_nothing(tmp_path: Path) -> None:
     world = World(tmp_path, others={"loud": Loud()}, only="none")
     committed(world)
@@ -336,6 +361,31 @@ def test_a_driver_that_wakes_up_commits_nothing_of_what_was_taken_back(world: Wo
         zombie.commit()
     again.complete(1)
     assert world.rows() == list(range(5))
+
+
+@pytest.mark.parametrize("only", ["out", "shared"])
+@pytest.mark.parametrize("before", [0, 4])
+def test_a_driver_that_notes_a_commit_that_was_taken_back_is_in_nobodys_way(
+    tmp_path: Path, only: str, before: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is stopped when it has moved its files, and goes on when they are deleted."""
+    world = World(tmp_path, only=only)
+    late = world.start(None)
+    late.complete(before)
+    late.complete(2, commit=False)
+    note = file_sink.write_journal
+
+    def stopped(*given: Any) -> None:
+        monkeypatch.setattr(file_sink, "write_journal", note)
+        world.start("1", "take-back")
+        note(*given)
+
+    monkeypatch.setattr(file_sink, "write_journal", stopped)
+    late.commit()
+    world.start("latest", resume=True).complete(3)
+    assert world.rows(only)[-before - 3 :] == list(range(before + 3))
+    world.start("1", "take-back").complete(1)
+    assert [row for row in world.rows(only) if row >= 0] == list(range(before + 1))
 
 
 def test_files_that_somebody_has_taken_away_cannot_be_taken_back(world: World) -> None:

@@ -310,6 +310,20 @@ def test_a_commit_that_kills_every_slot_that_makes_it_is_a_failure_that_repeats(
     assert "the same failure 3 times in a row" in again.error and "slot 3" in again.error
 
 
+def test_slots_that_are_lost_together_while_they_commit_are_one_failure() -> None:
+    """They may have been on one machine."""
+    first = world().run()
+    first.checkpoint()
+    again = resuming(first, restart=RestartStrategy(kind="fixed", attempts=1, delay_s=5.0))
+    again.connect()
+    again.lose(0)
+    again.lose(1)
+    again.connect()
+    answer(again, 2, 3)
+    again.wait(6)
+    assert again.state == "running" and again.status.restarts == 1
+
+
 def test_slots_are_kept_until_a_finished_job_has_committed_everything() -> None:
     bench = world().run()
     bench.end_of_data(*ALL)

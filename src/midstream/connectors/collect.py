@@ -48,6 +48,8 @@ class CollectSink(Sink):
         print(kept.frame())
     """
 
+    output_lasts = False  # it shows the rows of one start
+
     def __init__(self) -> None:
         self._job_id: str | None = None
         self._schema: pa.Schema | None = None

@@ -4,6 +4,9 @@ Two things record it: the journal of each job, written when all files of a check
 files, which exist as soon as they are moved. Taking output back first deletes pending files, so that a driver that
 resumes has nothing to move. Then it lowers the journals, so that such a driver cannot conclude that it has moved them.
 It deletes committed files last. If it is killed in between, the next call finds the rest.
+
+A driver that has moved its files by then may still write its journal, although they are deleted again. So a note next to
+the journal says up to which checkpoint that counts.
 """
 
 from __future__ import annotations
@@ -15,13 +18,15 @@ from typing import Final
 import pyarrow.fs
 import xxhash
 
-from midstream.connectors.filesystem import delete_if_there, make_durable, names_in
+from midstream.connectors.filesystem import delete_if_there, make_directory, make_durable, names_in
 from midstream.core.errors import ConfigError, StorageError
 from midstream.operators.sink import Output
 
 JOURNAL: Final = "committed"
 _LOWERED: Final = "lowered"
 """The suffix of a note next to a lowered journal: it no longer implies that files of exactly that checkpoint exist."""
+_ENDED: Final = "ended"
+"""The note of the checkpoint up to which a journal counts."""
 ATTEMPTS_MAX: Final = 10_000
 """The number of attempts of a job that are tried: in a shared directory, files are recognised by a hash of job and
 attempt.
@@ -64,17 +69,18 @@ class CommittedFiles:
             )
 
     def newest(self) -> int:
-        journals = max((self._journal(job) for job in self._output.jobs), default=0)
+        journals = max((self._journal(job)[0] for job in self._output.jobs), default=0)
         return max((checkpoint_id for checkpoint_id, _ in self._files(journals)), default=journals)
 
     def check(self, after: int) -> None:
         """Raise ConfigError if files of checkpoints newer than `after` are missing."""
         there = {checkpoint_id for checkpoint_id, _ in self._files(after)}
         for job in sorted(self._output.jobs):
-            journal = self._journal(job)
+            journal, is_late = self._journal(job)
             if (
                 journal > after
                 and journal not in there
+                and not is_late
                 and not is_file(self._filesystem, f"{self._above}/{job}/{_LOWERED}")
             ):
                 raise ConfigError(
@@ -89,9 +95,12 @@ class CommittedFiles:
                 if _PENDING.fullmatch(name) and f"{self._folder}/{job}/{name}" not in kept:
                     delete_if_there(self._filesystem, f"{self._above}/{job}/{name}")
         for job in sorted(jobs):
-            if self._journal(job) > after:
+            if self._journal(job)[0] > after:
                 self._filesystem.open_output_stream(f"{self._above}/{job}/{_LOWERED}").close()
                 write_journal(self._filesystem, f"{self._above}/{job}/{JOURNAL}", after)
+            if not 0 <= self._read(job, _ENDED) <= after:
+                make_directory(self._filesystem, f"{self._above}/{job}")
+                write_journal(self._filesystem, f"{self._above}/{job}/{_ENDED}", after)
         for _, name in self._files(after):
             delete_if_there(self._filesystem, f"{self._directory}/{name}")
         if self._filesystem.get_file_info(self._directory).type == pyarrow.fs.FileType.Directory:
@@ -117,8 +126,14 @@ class CommittedFiles:
             for job in self._output.jobs:
                 yield file_token(job, self._output.uid, attempt)
 
-    def _journal(self, job: str) -> int:
-        return read_journal(self._filesystem, f"{self._above}/{job}/{JOURNAL}", otherwise=0)
+    def _journal(self, job: str) -> tuple[int, bool]:
+        """Return the newest checkpoint that a job has committed, and whether its journal was written too late to count."""
+        journal = max(0, self._read(job, JOURNAL))
+        ended = self._read(job, _ENDED) if journal else -1
+        return (ended, True) if 0 <= ended < journal else (journal, False)
+
+    def _read(self, job: str, name: str) -> int:
+        return read_journal(self._filesystem, f"{self._above}/{job}/{name}", otherwise=-1)
 
 
 def is_file(filesystem: pyarrow.fs.FileSystem, path: str) -> bool:

@@ -230,7 +230,7 @@ class Coordinator:
             self._effects.facts.slots_failed(other_python(slot, register))
 
     def _slot_lost(self, event: ev.SlotLost) -> None:
-        slot, gathering = event.slot, self.phase is Phase.GATHERING
+        slot, gathering, complete = event.slot, self.phase is Phase.GATHERING, self.slots.complete
         left = slot in self.slots.leaving and (gathering or self.phase is Phase.CANCELLING)
         lost = self.slots.lost(slot)
         if lost is None:
@@ -238,8 +238,9 @@ class Coordinator:
         self.attempts.slot_lost(slot)
         text = f"{lost} is lost: {event.reason}"
         has_finished = self.phase is Phase.RUNNING and self.attempt is not None and self.attempt.all_finished
-        # a commit that kills every slot must count as a failure, or it would be tried for ever
-        was_idle = gathering and not self.committing.is_on(slot)
+        # a commit that kills every slot must count as a failure, or it would be tried for ever; once, if several slots are
+        # lost with their machine
+        was_idle = gathering and not (complete and self.committing.is_on(slot))
         if was_idle or left or self._is_spare(slot) or has_finished:
             self.warnings.append(
                 text

@@ -236,6 +236,10 @@ class Sink(ABC):
     """The code that the job ships; set before the job is shipped. Untyped values can be instances of its classes."""
     commits_on_slots: ClassVar[bool] = False
     """Whether commits and aborts run on the slots of the job, in parallel by `lane`, instead of on the driver."""
+    output_lasts: ClassVar[bool] = True
+    """Whether output is still there at the next start of the job. If not, it is never newer than the checkpoint from which
+    that resumes.
+    """
 
     @property
     def is_transactional(self) -> bool:

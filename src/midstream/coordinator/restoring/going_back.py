@@ -165,10 +165,15 @@ def _newer(graph: JobGraph, start: Start, after: int, committed: Mapping[str, in
     """Yield the sinks with output that is newer than the checkpoint, or may become so.
 
     What a newer checkpoint holds may be in a commit that has begun: a driver that was presumed dead may be in the middle
-    of it, and no epoch stops that. Nor is it known whether the last start had all sinks take back such output.
+    of it, and no epoch stops that. Nor is it known whether the last start had all sinks take back such output. Those that
+    cannot had none, or it would have been refused.
     """
-    takes_back = start.begun is not None and start.begun.newer_output == "take-back"
+    begun = start.begun
+    had_until = begun.below - 1 if begun is not None and begun.newer_output == "take-back" else BEGINNING
     for spec in transactional(graph):
+        assert spec.sink is not None
+        if not spec.sink.output_lasts:
+            continue
         said, held = committed[spec.uid], start.held.get(spec.uid, ())
         until = start.newest_known if said is None else said
         output = Output(spec.uid, start.jobs, held)
@@ -176,8 +181,10 @@ def _newer(graph: JobGraph, start: Start, after: int, committed: Mapping[str, in
             yield Newer(spec, output, until, "" if said is not None else "it cannot determine this")
         elif held:
             yield Newer(spec, output, max(checkpoint_id for checkpoint_id, _ in held), UNDER_WAY)
-        elif takes_back and start.metadata is not None:
-            yield Newer(spec, output, after, UNDER_WAY)
+        elif start.metadata is not None and had_until > after:
+            had = Newer(spec, output, had_until, UNDER_WAY)
+            if not _why_not(had, after):
+                yield had
 
 
 def _said_before(begun: Begun | None, after: int, newer: Iterable[Newer], by_name: bool) -> NewerOutput | None:
