@@ -107,7 +107,7 @@ class _FailsEvery(Run):
             self.in_flight.append((metadata.attempt, rows))
 
 
-@pytest.mark.parametrize("seed", [0, 1, 4])
+@pytest.mark.parametrize("seed", [1, 2, 4])
 def test_a_job_that_fails_again_and_again_before_it_has_recovered_still_gets_done(seed: int) -> None:
     """Rows in flight get less from checkpoint to checkpoint, and no failure brings any back."""
     scenario = replace(

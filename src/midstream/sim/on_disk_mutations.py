@@ -24,7 +24,6 @@ from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.regions import hanging
 from midstream.sim.regions_at_rest import (
     back_behind_a_commit,
-    back_to_pending,
     back_to_pending_keeping,
     back_to_the_deleted,
     deleted_again,
@@ -228,8 +227,8 @@ def id_is_reused() -> Replacements:
 
 
 def goes_back_without_a_word() -> Replacements:
-    """Sinks are not queried about what they have committed."""
-    return [(opening, "ask_sinks", lambda graph, *_: {spec.uid: 0 for spec in going_back.transactional(graph)})]
+    """Nobody looks for output that is newer than the checkpoint."""
+    return [(going_back, "_newer", lambda *_: ())]
 
 
 def takes_back_too_much() -> Replacements:
@@ -282,23 +281,14 @@ def newer_ones_still_count() -> Replacements:
 
 
 def newer_ones_count_beside_pending_output() -> Replacements:
-    """So is what is gone back behind if no sink has committed anything since, not even what the job goes back to."""
+    """So is what is gone back behind although what the job goes back to may be committed only now, and newer output is
+    kept, or there is none.
+    """
     original = going_back.decide
 
     def decide(*arguments: Any) -> Decision:
         found = original(*arguments)
-        return found if found.newer else replace(found, counts_until=None)
-
-    return [(opening, "decide", decide)]
-
-
-def newer_ones_count_beside_kept_output() -> Replacements:
-    """So is it if a sink has committed something of another line since, which is kept."""
-    original = going_back.decide
-
-    def decide(*arguments: Any) -> Decision:
-        found = original(*arguments)
-        return found if found.takes_back or not found.newer else replace(found, counts_until=None)
+        return found if found.takes_back else replace(found, counts_until=None)
 
     return [(opening, "decide", decide)]
 
@@ -378,7 +368,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "one_too_many": Mutation("one checkpoint too many is kept", one_too_many, left_behind),
     "id_is_reused": Mutation("ids of checkpoints are used again", id_is_reused, going_back_and_forth),
     "goes_back_without_a_word": Mutation(
-        "sinks are not queried before a job goes back", goes_back_without_a_word, going_back_and_forth
+        "nobody looks for newer output before a job goes back", goes_back_without_a_word, going_back_and_forth
     ),
     "deleted_later": Mutation("what cannot be deleted waits for the next pass", deleted_later, deleted_again),
     "takes_back_too_much": Mutation("sinks take back too much", takes_back_too_much, going_back_and_forth),
@@ -399,11 +389,6 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "newer_ones_count_beside_pending_output": Mutation(
         "what is gone back behind still counts if output is pending",
         newer_ones_count_beside_pending_output,
-        back_to_pending,
-    ),
-    "newer_ones_count_beside_kept_output": Mutation(
-        "what is gone back behind still counts if newer output is kept beside pending output",
-        newer_ones_count_beside_kept_output,
         back_to_pending_keeping,
     ),
     "goes_back_to_the_newest": Mutation(
