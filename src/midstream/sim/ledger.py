@@ -48,6 +48,9 @@ class LedgerSink(Sink):
     def take_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:
         """Take back output that waits to be committed first, so that it cannot be committed meanwhile."""
         outside = self.outside
+        if outside.before_taking_back is not None:
+            before_taking_back, outside.before_taking_back = outside.before_taking_back, None
+            before_taking_back()
         waits = [name for name, staged in outside.staged.items() if self._is_of(output, staged)]
         for name in sorted(waits, key=lambda name: name in outside.committed):
             if outside.staged[name].checkpoint_id > after:

@@ -106,6 +106,8 @@ class Outside:
         """How many more times a row makes a function fail, by row id."""
         self.before_commit: Callable[[], None] | None = None
         """Called once in the next commit."""
+        self.before_taking_back: Callable[[], None] | None = None
+        """Called once before a sink takes back output."""
         self.commit_failures = 0
         """How many of the next commits fail."""
         self.read_failures = 0

@@ -39,7 +39,8 @@ def delete_fails(stage: Stage, victim: int) -> bool:
 
 def freeze_at_commit(stage: Stage, victim: int) -> bool:
     """Stop the driver in the middle of its next commit. Another driver takes over, and the job goes back to an older
-    checkpoint, or to the beginning; the old one continues only then.
+    checkpoint, or to the beginning; the old one continues only then. Of these drivers, half of those whose sinks are to
+    take back output are killed before that.
     """
     world, outside, driver = stage.world, stage.outside, stage.driver
     if outside.before_commit is not None:
@@ -55,7 +56,14 @@ def freeze_at_commit(stage: Stage, victim: int) -> bool:
         world.schedule(delay_us, None, Kind.FAULT, process.resume, f"{process.name} wakes up")
         stage.go_back(victim // 8)
         stage.give_up_driver()
+        if victim // 32 % 2:
+            outside.before_taking_back = killed
         world.hang(delay_us)
+
+    def killed() -> None:
+        stage.cluster.struck_us.append(world.now_us)
+        world.schedule(0, None, Kind.FAULT, stage.driver.process.crash, "crash before output is taken back")
+        world.hang(1)
 
     outside.before_commit = in_commit
     return True
