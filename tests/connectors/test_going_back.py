@@ -365,10 +365,10 @@ def test_a_driver_that_wakes_up_commits_nothing_of_what_was_taken_back(world: Wo
 
 @pytest.mark.parametrize("only", ["out", "shared"])
 @pytest.mark.parametrize("before", [0, 4])
-def test_a_driver_that_notes_a_commit_that_was_taken_back_is_in_nobodys_way(
+def test_a_journal_written_after_its_output_was_taken_back_does_not_block_later_starts(
     tmp_path: Path, only: str, before: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """It is stopped when it has moved its files, and goes on when they are deleted."""
+    """The driver is frozen after it has moved its files, and continues after they have been deleted."""
     world = World(tmp_path, only=only)
     late = world.start(None)
     late.complete(before)

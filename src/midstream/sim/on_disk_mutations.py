@@ -227,7 +227,7 @@ def id_is_reused() -> Replacements:
 
 
 def goes_back_without_a_word() -> Replacements:
-    """Nobody looks for output that is newer than the checkpoint."""
+    """A start does not check whether there is output that is newer than its checkpoint."""
     return [(going_back, "_newer", lambda *_: ())]
 
 
@@ -251,7 +251,7 @@ def _take_back(more: int) -> Callable[..., None]:
 
 
 def commits_under_way_are_overlooked() -> Replacements:
-    """Nothing is said, or taken back, of what newer checkpoints hold until it is committed."""
+    """What newer checkpoints hold for sinks counts as newer output only once it is committed."""
     original = going_back._newer
 
     def newer(*arguments: Any) -> Iterator[Newer]:
@@ -368,7 +368,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "one_too_many": Mutation("one checkpoint too many is kept", one_too_many, left_behind),
     "id_is_reused": Mutation("ids of checkpoints are used again", id_is_reused, going_back_and_forth),
     "goes_back_without_a_word": Mutation(
-        "nobody looks for newer output before a job goes back", goes_back_without_a_word, going_back_and_forth
+        "a job goes back without checking for newer output", goes_back_without_a_word, going_back_and_forth
     ),
     "deleted_later": Mutation("what cannot be deleted waits for the next pass", deleted_later, deleted_again),
     "takes_back_too_much": Mutation("sinks take back too much", takes_back_too_much, going_back_and_forth),
