@@ -8,9 +8,9 @@ from functools import cache
 import numpy as np
 import pytest
 
-from midstream import Environment, WatermarkStrategy
+from midstream import Environment, WatermarkStrategy, testing
 from midstream.bench.nexmark.expected import EXPECTED
-from midstream.bench.nexmark.generator import SCHEMA, Events
+from midstream.bench.nexmark.generator import AUCTION, BID, SCHEMA, Events
 from midstream.bench.nexmark.queries import QUERIES
 from midstream.connectors.generator import GeneratorSource
 from midstream.core.errors import ConfigError
@@ -145,3 +145,15 @@ def test_all_queries_come_to_what_polars_makes_of_the_same_events():
             total if wanted is None else wanted for total, wanted in zip(sink.total, EXPECTED[name](count), strict=True)
         ]
         assert sink.total.tolist() == pytest.approx(expected, rel=1e-12), name
+
+
+@pytest.mark.parametrize("extras", [("bb", "a"), ("a", "bb")])
+def test_which_of_equal_bids_wins_does_not_depend_on_their_order(extras):
+    stream = Environment("ties").from_collection([], schema=SCHEMA)
+    winners = QUERIES["q9"].build(stream.with_watermarks("time", WatermarkStrategy.monotonous())).uid("winners")
+    auction = {"kind": AUCTION, "time": at(1), "auction": 7, "expires": at(9)}
+    bids = [
+        {"kind": BID, "time": at(2), "bid_auction": 7, "bidder": 3, "price": 100, "extra": extra} for extra in extras
+    ]
+    (winner,) = testing.run(winners, [auction, *bids])["winners"]
+    assert (winner["price"], winner["extra"]) == (100, "a")

@@ -60,12 +60,15 @@ final class NexmarkWinners {
             return one;
         }
 
-        /** The highest, of these the earliest, of these the one of the bidder with the smallest number. */
+        /** The highest, of these the earliest, of these the smallest number of a bidder, of these the first text. */
         boolean isBetterThan(Bid other) {
             if (price != other.price) {
                 return price > other.price;
             }
-            return timeMs != other.timeMs ? timeMs < other.timeMs : bidder < other.bidder;
+            if (timeMs != other.timeMs) {
+                return timeMs < other.timeMs;
+            }
+            return bidder != other.bidder ? bidder < other.bidder : extra.compareTo(other.extra) < 0;
         }
     }
 

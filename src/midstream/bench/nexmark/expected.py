@@ -117,12 +117,13 @@ def q9(count: int) -> list[float]:
     for bids in frames(count, BID, "bid_auction", "bidder", "price", "extra"):
         joined = bids.join(auctions, left_on="bid_auction", right_on="auction")
         within = joined.filter(pl.col("time").is_between(pl.col("begins"), pl.col("expires")))
-        best.append(_first_highest(within.with_columns(pl.col("extra").str.len_bytes())))
-    return _sums(_first_highest(pl.concat(best)), "bid_auction", *carried, "bidder", "price", "time", "extra")
+        best.append(_first_highest(within))
+    winning = _first_highest(pl.concat(best)).with_columns(pl.col("extra").str.len_bytes())
+    return _sums(winning, "bid_auction", *carried, "bidder", "price", "time", "extra")
 
 
 def _first_highest(bids: pl.DataFrame) -> pl.DataFrame:
-    in_order = bids.sort("price", "time", "bidder", descending=[True, False, False])
+    in_order = bids.sort("price", "time", "bidder", "extra", descending=[True, False, False, False])
     return in_order.unique("bid_auction", keep="first", maintain_order=True)
 
 

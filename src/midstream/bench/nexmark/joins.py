@@ -142,7 +142,7 @@ class WinningPrices(BidsOfEndedAuctions):
 
 class WinningBids(BidsOfEndedAuctions):
     """Each auction with the highest of its bids, the earliest of several; of several at one time that of the bidder
-    with the smallest number.
+    with the smallest number, and of several that a bidder makes at one time the one whose text sorts first.
     """
 
     auctions = TableState(
@@ -169,7 +169,7 @@ class WinningBids(BidsOfEndedAuctions):
 
     def on_watermark(self, ctx: BatchContext) -> pl.DataFrame:
         highest = self.ended(ctx).filter(pl.col("price") == pl.col("price").max().over("auction"))
-        first = highest.sort("time", "bidder").unique("auction", keep="first")
+        first = highest.sort("time", "bidder", "extra").unique("auction", keep="first")
         return first.rename({"time": "bid_time", "time_of_auction": "time"}).select(self.result.names)
 
 
