@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from heapq import heappop, heappush
+from math import inf
 from random import Random
 from typing import Any, Final, TypeVar
 
@@ -108,10 +109,10 @@ class World:
         heappush(self._queue, (at_us, self._scheduled, process, kind, call, detail, self.step_number))
         return at_us
 
-    def step(self) -> bool:
-        """Run the next step; return False if none is left."""
+    def step(self, until_us: float = inf) -> bool:
+        """Run the next step; return False if none is left that is due by `until_us`."""
         queue = self._queue
-        while queue:
+        while queue and queue[0][0] <= until_us:
             entry = heappop(queue)
             at_us, number, process, kind, call, detail, cause = entry
             if process is not None:
@@ -253,9 +254,8 @@ class World:
         self._nesting += 1
         until_us = self.now_us + for_us
         try:
-            while io.process.alive and not self.bugs and self._queue and self._queue[0][0] <= until_us:
-                if self._until() or not self.step():
-                    break
+            while io.process.alive and not self.bugs and not self._until() and self.step(until_us):
+                pass
         finally:
             self._nesting -= 1
             self._current_io = io
@@ -268,7 +268,7 @@ class World:
         try:
             until_us = self.now_us + io.process.io_us  # short, so that no process misses a heartbeat because of it
             for _ in range(1 + self.below(30)):
-                if self.bugs or not self._queue or self._queue[0][0] > until_us or self._until() or not self.step():
+                if self.bugs or self._until() or not self.step(until_us):
                     break
             while io.process.paused and io.process.alive and not self.bugs and not self._until() and self.step():
                 pass

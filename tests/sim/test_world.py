@@ -1,0 +1,46 @@
+"""The clock of the simulated world: I/O that lets other processes on does not let time run further than it may."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from midstream.sim.world import Process, Tempo, World
+
+SOON_S = 0.000_05
+LATE_S = 0.2
+
+
+def let_on(world: World) -> None:
+    world.io_point()
+
+
+def hang(world: World) -> None:
+    world.hang(1_000)
+
+
+@pytest.mark.parametrize("goes_on", [let_on, hang])
+@pytest.mark.parametrize("is_dead", [False, True], ids=["a cancelled timer", "a timer of a dead process"])
+def test_what_is_due_after_the_io_does_not_run_within_it(goes_on: Callable[[World], None], is_dead: bool) -> None:
+    # A step that does nothing, and is due during the I/O, has no later one run in its place.
+    for seed in range(20):
+        world = World(seed, Tempo(mail_us=40, io_us=1_000, interleave=1.0))
+        process, other = Process(world, "process"), Process(world, "other")
+        ran: list[str] = []
+
+        def work(world: World = world, process: Process = process, other: Process = other) -> None:
+            timer = other.call_later(SOON_S, lambda: None)
+            if is_dead:
+                other.crash()
+            else:
+                timer.cancel()
+            process.call_later(SOON_S, lambda ran=ran: ran.append("soon"))  # type: ignore[misc]
+            process.call_later(LATE_S, lambda ran=ran: ran.append("late"))  # type: ignore[misc]
+            goes_on(world)
+            ran.append("io")
+
+        process.submit(work, lambda outcome: None)
+        while world.step():
+            pass
+        assert ran == ["soon", "io", "late"]
