@@ -25,22 +25,26 @@ def hang(world: World) -> None:
 def test_what_is_due_after_the_io_does_not_run_within_it(goes_on: Callable[[World], None], is_dead: bool) -> None:
     # A step that does nothing, and is due during the I/O, has no later one run in its place.
     for seed in range(20):
-        world = World(seed, Tempo(mail_us=40, io_us=1_000, interleave=1.0))
-        process, other = Process(world, "process"), Process(world, "other")
-        ran: list[str] = []
+        assert order_of(seed, goes_on, is_dead=is_dead) == ["soon", "io", "late"]
 
-        def work(world: World = world, process: Process = process, other: Process = other) -> None:
-            timer = other.call_later(SOON_S, lambda: None)
-            if is_dead:
-                other.crash()
-            else:
-                timer.cancel()
-            process.call_later(SOON_S, lambda ran=ran: ran.append("soon"))  # type: ignore[misc]
-            process.call_later(LATE_S, lambda ran=ran: ran.append("late"))  # type: ignore[misc]
-            goes_on(world)
-            ran.append("io")
 
-        process.submit(work, lambda outcome: None)
-        while world.step():
-            pass
-        assert ran == ["soon", "io", "late"]
+def order_of(seed: int, goes_on: Callable[[World], None], *, is_dead: bool) -> list[str]:
+    world = World(seed, Tempo(mail_us=40, io_us=1_000, interleave=1.0))
+    process, other = Process(world, "process"), Process(world, "other")
+    ran: list[str] = []
+
+    def work() -> None:
+        timer = other.call_later(SOON_S, lambda: None)
+        if is_dead:
+            other.crash()
+        else:
+            timer.cancel()
+        process.call_later(SOON_S, lambda: ran.append("soon"))
+        process.call_later(LATE_S, lambda: ran.append("late"))
+        goes_on(world)
+        ran.append("io")
+
+    process.submit(work, lambda outcome: None)
+    while world.step():
+        pass
+    return ran
