@@ -28,7 +28,6 @@ LONG = {
     "epoch_checked_before",
     "grant_nothing_back",
     "local_batch_never_freed",
-    "merged_over_gaps",
     "move_sources_hold_for_ever",
     "read_rows_still_wait",
     "recovery_waits_for_pool",

@@ -25,6 +25,7 @@ from midstream.operators import watermarks
 from midstream.operators.process_operator import ProcessOperator
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements, nothing, owner_of
+from midstream.sim.regions_at_rest import partly_finished
 from midstream.state.parts import Redistribute
 from midstream.worker import source
 from midstream.worker.assembly import Deployment
@@ -406,7 +407,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "broadcast_of_the_first": Mutation(
         "broadcast state is taken from subtask 0, finished or not",
         broadcast_of_the_first,
-        regions.ending("broadcast"),
+        partly_finished,
     ),
     "union_with_finished": Mutation(
         "union state is accepted when some subtasks have finished", union_with_finished, regions.ending_rescaled

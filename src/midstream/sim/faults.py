@@ -29,11 +29,13 @@ from midstream.sim.scenario import (
     KILL_ANOTHER,
     LEAVING,
     LOADS_FAIL,
+    PARTLY_FINISHED,
     PUBLISH_LIES,
     RECOVERING,
     REQUESTS,
     SAVEPOINT_SLOW,
     STALLS,
+    TAKEN_RECOVERING,
     UNREADABLE,
     Fault,
 )
@@ -477,15 +479,19 @@ def _strike_in_flight(stage: Stage, victim: int) -> bool:
     return True
 
 
-def _strike_ending(stage: Stage, victim: int) -> bool:
-    """Kill the driver as soon as a checkpoint is complete in which event time has ended for a task that continues."""
-    before = stage.recoveries.ending
+def _strike_complete(count: Callable[[Recoveries], int]) -> Strike:
+    """Kill the driver as soon as a checkpoint is complete that `count` counts."""
 
-    def another() -> None:
-        strike(stage, Fault(stage.world.step_number, "kill_driver", victim))
+    def strike_complete(stage: Stage, victim: int) -> bool:
+        before = count(stage.recoveries)
 
-    _when(stage, lambda: stage.recoveries.ending > before, victim, another, "kill_driver")
-    return True
+        def another() -> None:
+            strike(stage, Fault(stage.world.step_number, "kill_driver", victim))
+
+        _when(stage, lambda: count(stage.recoveries) > before, victim, another, "kill_driver")
+        return True
+
+    return strike_complete
 
 
 def _strike_committing(stage: Stage, victim: int) -> bool:
@@ -587,7 +593,9 @@ STRIKES: Final[Mapping[str, Strike]] = {
     SAVEPOINT_SLOW: _savepoint_slow,
     BACKLOGGED: _strike_backlogged,
     IN_FLIGHT: _strike_in_flight,
-    ENDING: _strike_ending,
+    ENDING: _strike_complete(lambda recoveries: recoveries.ending),
+    PARTLY_FINISHED: _strike_complete(lambda recoveries: recoveries.partly_finished),
+    TAKEN_RECOVERING: _strike_complete(lambda recoveries: recoveries.checkpoints),
     COMMITTING: _strike_committing,
     RECOVERING: _strike_recovering,
 }
@@ -601,6 +609,8 @@ OF_REGIONS: Final = (
     SAVEPOINT_SLOW,
     LOADS_FAIL,
     ENDING,
+    PARTLY_FINISHED,
+    TAKEN_RECOVERING,
 )
 BESIDES: Final = tuple(name for name in STRIKES if not name.endswith("_struck") and name not in OF_REGIONS)
 """The kinds that may strike a job while it handles a request."""

@@ -120,6 +120,9 @@ NAMED: Final[Mapping[str, Callable[[int], Scenario]]] = {
     "back_behind_a_commit": at_rest.back_behind_a_commit,
     "rejoined_in_both_forms": of_combining.rejoined_in_both_forms,
     "back_to_the_deleted": at_rest.back_to_the_deleted,
+    "firing_slowly": at_rest.firing_slowly,
+    "partly_finished": at_rest.partly_finished,
+    "rejoined_with_gaps": at_rest.rejoined_with_gaps,
 }
 VISITS: Final = 0.3
 """Of the runs of the random campaign, how many are drawn from a region; the others from all that there can be."""

@@ -35,6 +35,8 @@ class Recoveries:
         """The number of completed checkpoints with rows in flight."""
         self.ending = 0
         """The number of completed checkpoints with subtasks that had passed on the end of event time, and not finished."""
+        self.partly_finished = 0
+        """The number of completed checkpoints with operators of which some subtasks had finished."""
         self.checkpoints = 0
         """The number of completed checkpoints with rows that were still being recovered."""
         self.restores = 0
@@ -52,6 +54,7 @@ class Recoveries:
         self.in_flight += bool(metadata.channels)
         running = (op.subtasks[index] for op in metadata.operators for index in op.running)
         self.ending += any(subtask.watermark_out_us == MAX_WATERMARK_US for subtask in running)
+        self.partly_finished += any(0 < len(op.running) < op.parallelism for op in metadata.operators)
         if is_recovering(slots) or any(_was_stored_before(metadata, state) for state in metadata.channels):
             self.checkpoints += 1
             parallelism = {op.uid: op.parallelism for op in metadata.operators}

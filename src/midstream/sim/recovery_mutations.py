@@ -18,6 +18,7 @@ from midstream.core.keys import key_group_range
 from midstream.core.seams import Failed
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements
+from midstream.sim.regions_at_rest import rejoined_with_gaps
 from midstream.worker import recovery
 from midstream.worker.recovery import GateRecovery
 from midstream.worker.snapshots import StoredInFlight
@@ -368,7 +369,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "a key group that consumers share counts with the wrong one", shared_border_off_by_one, regions.rejoined
     ),
     "merged_over_gaps": Mutation(
-        "key groups of which as much is gone are merged over gaps", merged_over_gaps, regions.rejoined
+        "key groups of which as much is gone are merged over gaps", merged_over_gaps, rejoined_with_gaps
     ),
     "state_range_one_too_long": Mutation(
         "keyed state of one key group more is restored", state_range_one_too_long, regions.backpressured

@@ -17,12 +17,16 @@ from midstream.sim.scenario import (
     DELETION_FROZEN,
     ENDING,
     HANGS,
+    IN_RECOVERY,
     LOADS_FAIL,
+    PARTLY_FINISHED,
     RECOVERING,
     SAVEPOINT_SLOW,
+    TAKEN_RECOVERING,
     Fault,
     Scenario,
     draw,
+    with_backlog,
 )
 from midstream.sim.shapes import FORWARD, KEYED, Input, node_of, source_node
 
@@ -209,6 +213,39 @@ def behind_closely(scenario_of: Callable[[int], Scenario]) -> Callable[[int], Sc
         return replace(drawn, shape=close_behind(drawn.shape), rescaled=drawn.rescaled and close_behind(drawn.rescaled))
 
     return scenario
+
+
+def firing_slowly(seed: int) -> Scenario:
+    """The same of many keys, where looking at the clock takes long: barriers come between the key groups of a firing."""
+    drawn = behind_closely(windowed("sliding", "window"))(seed)
+    steps = (100 + 150 * i + seed * 37 % 150 for i in range(12))
+    faults = tuple(Fault(step, ("kill_slot", "stop")[i % 2], seed + i) for i, step in enumerate(steps))
+    drawn = replace(drawn, faults=faults, rows=100, keys=50, aligned_timeout_s=0.0)
+    return replace(drawn, small_chunks=True, tempo=replace(drawn.tempo, clock_tick_us=2000))
+
+
+def partly_finished(seed: int) -> Scenario:
+    """The driver dies when some subtasks that got the same broadcast have finished, and those with the frequent keys not."""
+    drawn = draw(seed, topology="broadcast", parallelism=4, rows=100, faults=())
+    faults = tuple(Fault(50 + 100 * i, PARTLY_FINISHED, 0) for i in range(4))
+    tempo = replace(drawn.tempo, mail_us=40, control_us=50, data_us=20, io_us=100, clock_tick_us=0)
+    drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.002, min_pause_s=0.0, timeout_s=60.0)
+    # Sources are soon at their end, and what is in flight then has the keys of one subtask.
+    drawn = replace(drawn, splits=14, rounds=1, keys=10, skew=0.9, key_groups=16, text_bytes=0, pool_buffers=1024)
+    return replace(drawn, queue_time_s=None, aligned_timeout_s=0.0, row_us=4000, sink_rows=0, batch_rows=3)
+
+
+def rejoined_with_gaps(seed: int) -> Scenario:
+    """The rows of one subtask are recovered by several; the driver dies when some have read all of them and others not.
+
+    One subtask continues then, with what is left, and again several.
+    """
+    drawn = draw(seed, topology="keyed", parallelism=1, rescale_to=5, faults=())
+    drawn = replace(with_backlog(drawn, Random(seed)), sink_pause_s=0.003)
+    stop = Fault(60, BACKLOGGED, IN_RECOVERY.index("stop"))
+    faults = (stop, *(Fault(100 * i, TAKEN_RECOVERING, 0) for i in range(1, 12)))
+    drawn = replace(drawn, faults=faults, rows=800, batch_rows=100, row_us=1000, aligned_timeout_s=0.0)
+    return replace(drawn, keys=50, skew=0.0, key_groups=16, text_bytes=0, pool_buffers=1024, interval_s=0.002)
 
 
 def learning_late(seed: int) -> Scenario:

@@ -19,8 +19,7 @@ from midstream.operators.session_windows import SessionWindowOperator
 from midstream.operators.sliding_windows import SlidingWindowOperator
 from midstream.operators.window_base import END, PROGRESS, START, WindowOperator, clamp
 from midstream.sim.mutation import Mutation, Replacements
-from midstream.sim.regions import in_pieces
-from midstream.sim.regions_at_rest import behind_closely, uneven, windowed
+from midstream.sim.regions_at_rest import behind_closely, firing_slowly, uneven, windowed
 from midstream.sim.scenario import Scenario, draw
 from midstream.state.part_index import IndexedRun, PartIndex
 from midstream.state.timeline import Timeline
@@ -307,7 +306,7 @@ def _late(seed: int) -> Scenario:
 
 
 _panes, _sessions = windowed("sliding", "window"), windowed("session")
-_due_panes, _due_sessions = behind_closely(_panes), behind_closely(_sessions)
+_due_sessions = behind_closely(_sessions)
 _joined = partial(draw, topology="join", parallelism=2, rows=100, faults=("kill_slot", "user_error"))
 _updated = partial(draw, topology="late_window", parallelism=2, rows=100, faults=("kill_slot", "user_error"))
 
@@ -327,7 +326,7 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "third_part_is_lost": Mutation("of three parts of a session one is lost", third_part_is_lost, _sessions),
     "window_fires_early": Mutation("a window fires a millisecond too soon", window_fires_early, _on_time),
     "session_fires_early": Mutation("a session fires a millisecond too soon", session_fires_early, _due_sessions),
-    "fired_for_all": Mutation("an interrupted firing counts for all key groups", fired_for_all, in_pieces(_due_panes)),
+    "fired_for_all": Mutation("an interrupted firing counts for all key groups", fired_for_all, firing_slowly),
     "late_for_its_session": Mutation("a late row is not put in its session", late_for_its_session, _due_sessions),
     "forgotten_too_soon": Mutation("windows that still take rows are forgotten", forgotten_too_soon, _updated),
     "not_fired_again": Mutation("a window that got rows later is not emitted again", not_fired_again, _updated),
