@@ -106,9 +106,20 @@ def test_events_are_what_their_definition_says(first):
 
 def test_parts_have_whole_epochs_in_turns_and_every_event_once():
     events = Events(1500, lanes=3)
-    numbers = events.numbers(np.arange(1500)).reshape(3, 10, 50)
-    assert (numbers // 50 == (np.arange(3)[:, None] + 3 * np.arange(10))[:, :, None]).all()
-    assert sorted(numbers.ravel()) == list(range(1500))
+    epochs = events.starts(np.arange(30)).reshape(3, 10) // 50
+    assert (epochs == np.arange(3)[:, None] + 3 * np.arange(10)).all()
+    whole = Events(1500, lanes=1)(np.arange(1500))
+    for part in range(3):
+        rows = [50 * epoch + place for epoch in epochs[part] for place in range(50)]
+        assert events(np.arange(500 * part, 500 * part + 500)).equals(whole.take(rows))
+
+
+@pytest.mark.parametrize(
+    ("first", "behind"), [(0, 1), (3, 5), (49, 51), (7, 100), (50, 150), (999, 1003), (17, 29_983)]
+)
+def test_events_of_some_indices_are_those_of_all_there(first, behind):
+    events = Events(30_000, lanes=2)
+    assert events(np.arange(first, behind)).equals(events(np.arange(30_000)).slice(first, behind - first))
 
 
 def test_events_that_cannot_be_dealt_out_in_epochs_are_refused():

@@ -108,9 +108,20 @@ def draw(n: Int64s, salt: int, below: int | Int64s) -> Int64s:
     z *= np.uint64(0x94D049BB133111EB)
     z ^= np.right_shift(z, np.uint64(31), out=shifted)
     z >>= np.uint64(33)
-    drawn: Int64s = z.view(np.int64)
-    drawn %= below
-    return drawn
+    if isinstance(below, np.ndarray):
+        z %= below.view(np.uint64)
+    elif below & (below - 1) == 0:
+        z &= np.uint64(below - 1)
+    else:  # numpy divides by a constant several times as fast as it takes a remainder
+        np.floor_divide(z, np.uint64(below), out=shifted)
+        shifted *= np.uint64(below)
+        z -= shifted
+    return z.view(np.int64)
+
+
+def epoch_of(n: Int64s) -> Int64s:
+    """Return the number of the epoch of each event; once per row if each row of `n` has events of one epoch."""
+    return (n[:, :1] if n.ndim == 2 else n) // EPOCH
 
 
 def time_ms(n: Int64s) -> Int64s:
@@ -162,12 +173,14 @@ def extras() -> pa.Array[Any]:
 
 def _recent(n: Int64s, salt: int, newest: Int64s, active: int) -> Int64s:
     """Return one of the `active` newest numbers."""
+    if newest.min(initial=active) >= active - 1:
+        return newest - draw(n, salt, active)
     return newest - draw(n, salt, np.minimum(newest, active - 1) + 1)
 
 
 def persons(n: Int64s) -> Columns:
     """Return the columns of events n, which are persons, in the order of SCHEMA."""
-    number = n // EPOCH
+    number = epoch_of(n)
     return {
         "person": lambda: Column(FIRST_ID + number),
         "name": lambda: Column(draw(n, 0, len(_FIRST_NAMES)) * len(_LAST_NAMES) + draw(n, 1, len(_LAST_NAMES)), NAMES),
@@ -182,7 +195,7 @@ def persons(n: Int64s) -> Columns:
 
 def auctions(n: Int64s) -> Columns:
     """Return the columns of events n, which are auctions, in the order of SCHEMA."""
-    number, newest = last_auction(n), n // EPOCH
+    number, newest = last_auction(n), epoch_of(n)
     return {
         "auction": lambda: Column(FIRST_ID + number),
         "item": lambda: _each(join_texts("item-", _decimal(number), "")),
@@ -198,7 +211,8 @@ def auctions(n: Int64s) -> Columns:
 
 def bids(n: Int64s) -> Columns:
     """Return the columns of events n, which are bids, in the order of SCHEMA."""
-    auction, person = last_auction(n), n // EPOCH
+    person = epoch_of(n)
+    auction = person * EPOCH_AUCTIONS + EPOCH_AUCTIONS - 1
 
     @cache
     def channel() -> Int64s:
@@ -226,10 +240,19 @@ def bids(n: Int64s) -> Columns:
 
 
 COLUMNS: Final = {PERSON: persons, AUCTION: auctions, BID: bids}
+KINDS: Final = kind_of(np.arange(EPOCH))
+PLACES: Final = {
+    PERSON: slice(0, 1),
+    AUCTION: slice(1, 1 + EPOCH_AUCTIONS),
+    BID: slice(1 + EPOCH_AUCTIONS, EPOCH),
+}
+"""The places of each kind in an epoch."""
+EPOCHS_AT_ONCE: Final = 320
+"""The epochs of which bids are made at a time, so that what is computed on the way fits into a core's cache."""
 
 
 def _decimal(number: Int64s) -> pa.Array[Any]:
-    return pa.array(number).cast(pa.string())
+    return pa.array(number.ravel()).cast(pa.string())
 
 
 def _each(texts: pa.Array[Any]) -> Column:
@@ -247,30 +270,40 @@ class Events:
         self.lanes = lanes
         self.schema = pa.schema([field for field in SCHEMA if field.name in ("kind", "time", *columns)])
 
-    def numbers(self, i: Int64s) -> Int64s:
-        """Return the events' numbers; part k has the epochs k, k + lanes, k + 2 * lanes …"""
-        lane, within = np.divmod(i, self.count // self.lanes)
-        number: Int64s = (within // EPOCH * self.lanes + lane) * EPOCH + within % EPOCH
-        return number
+    def starts(self, epochs: Int64s) -> Int64s:
+        """Return the numbers of the first events of epochs; part k has the epochs k, k + lanes, k + 2 * lanes …"""
+        lane, within = np.divmod(epochs, self.count // self.lanes // EPOCH)
+        start: Int64s = (within * self.lanes + lane) * EPOCH
+        return start
 
     def __call__(self, i: Int64s) -> pa.RecordBatch:
-        n = self.numbers(i)
-        kind = kind_of(n)
-        arrays = [pa.array(kind), pa.array(time_ms(n).view("M8[ms]"))]
+        """Return the events of indices that follow each other."""
+        first = int(i[0])
+        start = self.starts(np.arange(first // EPOCH, int(i[-1]) // EPOCH + 1))[:, None]
+        asked = slice(first % EPOCH, first % EPOCH + len(i))  # of all events of these epochs
+        kind = np.tile(KINDS, len(start))[asked]
+        arrays = [pa.array(kind), pa.array(time_ms(start + np.arange(EPOCH)).ravel()[asked].view("M8[ms]"))]
         for number, columns_of in COLUMNS.items():
-            here = kind == number
-            rows, valid = np.flatnonzero(here), pa.array(here).buffers()[1]
-            for name, make in columns_of(n[rows]).items():
-                if name in self.schema.names:
-                    arrays.append(_spread(make(), rows, valid, SCHEMA.field(name).type, len(n)))
+            place = PLACES[number]
+            numbers = start + np.arange(place.start, place.stop)
+            names = [name for name in columns_of(numbers) if name in self.schema.names]
+            together = EPOCHS_AT_ONCE if number == BID else len(start)
+            valid = pa.array(kind == number).buffers()[1]
+            values = {name: np.zeros((len(start), EPOCH), np.int64) for name in names}
+            texts: dict[str, pa.Array[Any] | None] = {}
+            for at in range(0, len(start) if names else 0, together):
+                columns = columns_of(numbers[at : at + together])
+                for name in names:
+                    column = columns[name]()
+                    values[name][at : at + together, place] = column.values.reshape(-1, numbers.shape[1])
+                    texts[name] = column.texts
+            for name in names:
+                arrays.append(_column(values[name].ravel()[asked], valid, SCHEMA.field(name).type, texts[name]))
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
 
 
-def _spread(column: Column, rows: Int64s, valid: pa.Buffer, kind: pa.DataType, length: int) -> pa.Array[Any]:
-    """Return the column in `rows` of `length`, null elsewhere."""
-    values = np.zeros(length, np.int64)
-    values[rows] = column.values
-    buffers: list[pa.Buffer | None] = [valid, pa.py_buffer(values.data)]
-    if column.texts is None:
-        return pa.Array.from_buffers(kind, length, buffers)
-    return column.texts.take(pa.Array.from_buffers(pa.int64(), length, buffers))
+def _column(values: Int64s, valid: pa.Buffer | None, kind: pa.DataType, texts: pa.Array[Any] | None) -> pa.Array[Any]:
+    buffers = [valid, pa.py_buffer(values.data)]
+    if texts is None:
+        return pa.Array.from_buffers(kind, len(values), buffers)
+    return texts.take(pa.Array.from_buffers(pa.int64(), len(values), buffers))
