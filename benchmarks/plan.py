@@ -133,6 +133,27 @@ def nexmark(query: str) -> tuple[Contender, ...]:
     return ours("nexmark", "--query", query), flink(query), *(() if query in NOT_ON_SPARK else once(native))
 
 
+BINDS = {
+    "q0": "making the events: half of the slots' time; then polars' expressions",
+    "q1": "making the events: half of the slots' time or more; then polars' expressions",
+    "q2": "making the events: half of the slots' time or more; then polars' expressions",
+    "q3": "polars' expressions and filters, then the join's function",
+    "q4": "the query's functions, then splitting and sending",
+    "q5": "group_by, over five panes, and merging them",
+    "q7": "making the events, then polars' expressions",
+    "q8": "group_by",
+    "q9": "making texts, the query's functions, and polars' expressions",
+    "q14": "polars' expressions, then making texts",
+    "q15": "making the events: half of the slots' time; then group_by",
+    "q16": "group_by of few bids for each of many channels",
+    "q17": "group_by, then making the events",
+    "q18": "group_by of texts, and turning them from Arrow into polars and back",
+    "q20": "making texts, the query's functions, and turning texts from Arrow into polars and back",
+    "q21": "polars' expressions over texts: more than half of the slots' time",
+    "q22": "polars' expressions over texts, then making them",
+}
+"""What takes most of the slots' time in a query of NEXMark."""
+
 ALIGNED = ("--max-seconds", "20")
 """Aligned checkpoints wait for the sink: so long to warm up, and so long measured."""
 
@@ -303,6 +324,7 @@ PLAN: dict[str, Workload] = {
             f"NEXMark {query}: {what}",
             (EVENTS_PER_S, MEMORY),
             nexmark(query),
+            limit=BINDS.get(query, ""),
         )
         for query, what in QUERIES.items()
     },
