@@ -122,6 +122,11 @@ def test_events_of_some_indices_are_those_of_all_there(first, behind):
     assert events(np.arange(first, behind)).equals(events(np.arange(30_000)).slice(first, behind - first))
 
 
+def test_indices_with_a_gap_are_refused():
+    with pytest.raises(ConfigError, match="2 indices from 3 to 5 do not follow each other"):
+        Events(100, lanes=1)(np.array([3, 5]))
+
+
 def test_events_that_cannot_be_dealt_out_in_epochs_are_refused():
     with pytest.raises(ConfigError, match="1,050 events are not a multiple of 100"):
         Events(1050, lanes=2)

@@ -278,8 +278,10 @@ class Events:
 
     def __call__(self, i: Int64s) -> pa.RecordBatch:
         """Return the events of indices that follow each other."""
-        first = int(i[0])
-        start = self.starts(np.arange(first // EPOCH, int(i[-1]) // EPOCH + 1))[:, None]
+        first, last = int(i[0]), int(i[-1])
+        if last - first != len(i) - 1:
+            raise ConfigError(f"{len(i):,} indices from {first} to {last} do not follow each other")
+        start = self.starts(np.arange(first // EPOCH, last // EPOCH + 1))[:, None]
         asked = slice(first % EPOCH, first % EPOCH + len(i))  # of all events of these epochs
         kind = np.tile(KINDS, len(start))[asked]
         arrays = [pa.array(kind), pa.array(time_ms(start + np.arange(EPOCH)).ravel()[asked].view("M8[ms]"))]
