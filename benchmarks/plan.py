@@ -142,15 +142,15 @@ BINDS = {
     "q5": "group_by, over five panes, and merging them",
     "q7": "making the events, then polars' expressions",
     "q8": "group_by",
-    "q9": "making texts, the query's functions, and polars' expressions",
-    "q14": "polars' expressions, then making texts",
+    "q9": "making the texts, the query's functions, and polars' expressions",
+    "q14": "polars' expressions, then making the texts",
     "q15": "making the events: half of the slots' time; then group_by",
     "q16": "group_by of few bids for each of many channels",
     "q17": "group_by, then making the events",
     "q18": "group_by of texts, and turning them from Arrow into polars and back",
-    "q20": "making texts, the query's functions, and turning texts from Arrow into polars and back",
+    "q20": "making the texts, the query's functions, and turning texts from Arrow into polars and back",
     "q21": "polars' expressions over texts: more than half of the slots' time",
-    "q22": "polars' expressions over texts, then making them",
+    "q22": "polars' expressions over texts, then making the texts",
 }
 """What takes most of the slots' time in a query of NEXMark."""
 

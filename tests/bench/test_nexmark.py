@@ -122,9 +122,10 @@ def test_events_of_some_indices_are_those_of_all_there(first, behind):
     assert events(np.arange(first, behind)).equals(events(np.arange(30_000)).slice(first, behind - first))
 
 
-def test_indices_with_a_gap_are_refused():
-    with pytest.raises(ConfigError, match="2 indices from 3 to 5 do not follow each other"):
-        Events(100, lanes=1)(np.array([3, 5]))
+@pytest.mark.parametrize("indices", [[3, 5], [3, 5, 4, 6]])
+def test_indices_that_do_not_follow_each_other_are_refused(indices):
+    with pytest.raises(ConfigError, match=f"{len(indices)} indices from 3 to {indices[-1]} do not follow each other"):
+        Events(100, lanes=1)(np.array(indices))
 
 
 def test_events_that_cannot_be_dealt_out_in_epochs_are_refused():

@@ -486,7 +486,8 @@ def _strike_complete(count: Callable[[Recoveries], int]) -> Strike:
         before = count(stage.recoveries)
 
         def another() -> None:
-            strike(stage, Fault(stage.world.step_number, "kill_driver", victim))
+            if stage.driver.process.alive:  # another fault that waited for this may have killed it
+                strike(stage, Fault(stage.world.step_number, "kill_driver", victim))
 
         _when(stage, lambda: count(stage.recoveries) > before, victim, another, "kill_driver")
         return True

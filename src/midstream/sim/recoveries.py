@@ -36,7 +36,9 @@ class Recoveries:
         self.ending = 0
         """The number of completed checkpoints with subtasks that had passed on the end of event time, and not finished."""
         self.partly_finished = 0
-        """The number of completed checkpoints with operators of which some subtasks had finished."""
+        """The number of completed checkpoints in which some subtasks of an operator had finished and others had not, apart
+        from sources and what is chained to them.
+        """
         self.checkpoints = 0
         """The number of completed checkpoints with rows that were still being recovered."""
         self.restores = 0
@@ -54,7 +56,10 @@ class Recoveries:
         self.in_flight += bool(metadata.channels)
         running = (op.subtasks[index] for op in metadata.operators for index in op.running)
         self.ending += any(subtask.watermark_out_us == MAX_WATERMARK_US for subtask in running)
-        self.partly_finished += any(0 < len(op.running) < op.parallelism for op in metadata.operators)
+        uids = {source.uid for source in metadata.sources}
+        sources = {op.vertex for op in metadata.operators if op.uid in uids}
+        fed = (op for op in metadata.operators if op.vertex not in sources)
+        self.partly_finished += any(0 < len(op.running) < op.parallelism for op in fed)
         if is_recovering(slots) or any(_was_stored_before(metadata, state) for state in metadata.channels):
             self.checkpoints += 1
             parallelism = {op.uid: op.parallelism for op in metadata.operators}

@@ -216,7 +216,7 @@ def behind_closely(scenario_of: Callable[[int], Scenario]) -> Callable[[int], Sc
 
 
 def firing_slowly(seed: int) -> Scenario:
-    """The same of many keys, where looking at the clock takes long: barriers come between the key groups of a firing."""
+    """Windows of many keys fire, and looking at the clock takes long: barriers come between the key groups of a firing."""
     drawn = behind_closely(windowed("sliding", "window"))(seed)
     steps = (100 + 150 * i + seed * 37 % 150 for i in range(12))
     faults = tuple(Fault(step, ("kill_slot", "stop")[i % 2], seed + i) for i, step in enumerate(steps))
@@ -225,9 +225,9 @@ def firing_slowly(seed: int) -> Scenario:
 
 
 def partly_finished(seed: int) -> Scenario:
-    """The driver dies when some subtasks that got the same broadcast have finished, and those with the frequent keys not."""
+    """The driver dies when some of the subtasks that got the same broadcast have finished and others have not."""
     drawn = draw(seed, topology="broadcast", parallelism=4, rows=100, faults=())
-    faults = tuple(Fault(50 + 100 * i, PARTLY_FINISHED, 0) for i in range(4))
+    faults = (Fault(50, PARTLY_FINISHED, 0),)
     tempo = replace(drawn.tempo, mail_us=40, control_us=50, data_us=20, io_us=100, clock_tick_us=0)
     drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.002, min_pause_s=0.0, timeout_s=60.0)
     # Sources are soon at their end, and what is in flight then has the keys of one subtask.

@@ -248,7 +248,9 @@ PLACES: Final = {
 }
 """The places of each kind in an epoch."""
 EPOCHS_AT_ONCE: Final = 320
-"""The epochs of which bids are made at a time, so that what is computed on the way fits into a core's cache."""
+"""The epochs of which bids are made at a time, so that what is computed on the way fits into a core's cache. Their texts
+are the same arrays each time; those of persons and auctions are made anew, and so all at once.
+"""
 
 
 def _decimal(number: Int64s) -> pa.Array[Any]:
@@ -277,9 +279,9 @@ class Events:
         return start
 
     def __call__(self, i: Int64s) -> pa.RecordBatch:
-        """Return the events of indices that follow each other."""
+        """Return the events of indices that follow each other; there is at least one."""
         first, last = int(i[0]), int(i[-1])
-        if last - first != len(i) - 1:
+        if not np.array_equal(i, np.arange(first, first + len(i))):
             raise ConfigError(f"{len(i):,} indices from {first} to {last} do not follow each other")
         start = self.starts(np.arange(first // EPOCH, last // EPOCH + 1))[:, None]
         asked = slice(first % EPOCH, first % EPOCH + len(i))  # of all events of these epochs
