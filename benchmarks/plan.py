@@ -134,23 +134,23 @@ def nexmark(query: str) -> tuple[Contender, ...]:
 
 
 BINDS = {
-    "q0": "making the events: half of the slots' time; then polars' expressions",
-    "q1": "making the events: half of the slots' time or more; then polars' expressions",
-    "q2": "making the events: half of the slots' time or more; then polars' expressions",
+    "q0": "generating the events: half of the slots' time; then polars' expressions",
+    "q1": "generating the events: half of the slots' time or more; then polars' expressions",
+    "q2": "generating the events: half of the slots' time or more; then polars' expressions",
     "q3": "polars' expressions and filters, then the join's function",
     "q4": "the query's functions, then splitting and sending",
     "q5": "group_by, over five panes, and merging them",
-    "q7": "making the events, then polars' expressions",
+    "q7": "generating the events, then polars' expressions",
     "q8": "group_by",
-    "q9": "making the texts, the query's functions, and polars' expressions",
-    "q14": "polars' expressions, then making the texts",
-    "q15": "making the events: half of the slots' time; then group_by",
+    "q9": "generating the texts, the query's functions, and polars' expressions",
+    "q14": "polars' expressions, then generating the texts",
+    "q15": "generating the events: half of the slots' time; then group_by",
     "q16": "group_by of few bids for each of many channels",
-    "q17": "group_by, then making the events",
+    "q17": "group_by, then generating the events",
     "q18": "group_by of texts, and turning them from Arrow into polars and back",
-    "q20": "making the texts, the query's functions, and turning texts from Arrow into polars and back",
+    "q20": "generating the texts, the query's functions, and turning texts from Arrow into polars and back",
     "q21": "polars' expressions over texts: more than half of the slots' time",
-    "q22": "polars' expressions over texts, then making the texts",
+    "q22": "polars' expressions over texts, then generating the texts",
 }
 """What takes most of the slots' time in a query of NEXMark."""
 

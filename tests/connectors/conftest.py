@@ -1,13 +1,18 @@
-"""Servers for tests that need one: one of each for all of them, an empty database for each, topics of its own for each."""
+"""Servers for tests that need one: one of each for all of them, an empty database for each, topics of its own for each;
+and a job that can go back.
+"""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
+from going_back_world import World
 
 from kafka_broker import Broker, Kafka, find_jars, running_brokers
+from midstream.connectors import taking_back
 from postgres_server import Server, find_binaries, running_server
 
 
@@ -61,3 +66,15 @@ def kafka(request: pytest.FixtureRequest) -> Kafka:
     """The broker of KAFKA_BOOTSTRAP, or one of our own."""
     servers = os.environ.get("KAFKA_BOOTSTRAP")
     return Kafka(servers or request.getfixturevalue("kafka_broker").servers)
+
+
+@pytest.fixture
+def few_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trying all takes a tenth of a second for each start."""
+    monkeypatch.setattr(taking_back, "ATTEMPTS_MAX", 3)
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    """A job with a file sink, in an empty directory."""
+    return World(tmp_path)

@@ -236,7 +236,7 @@ def partly_finished(seed: int) -> Scenario:
 
 
 def rejoined_with_gaps(seed: int) -> Scenario:
-    """The rows of one subtask are recovered by several; the driver dies when some have read all of them and others not.
+    """The rows of one subtask are recovered by several; the driver dies when some have read all of them and others have not.
 
     One subtask continues then, with what is left, and again several.
     """
