@@ -8,11 +8,16 @@ from unittest.mock import patch
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from in_memory import CountingIds
+from midstream.core.keys import key_groups
+from midstream.state.columnar import StateForm, freeze
 from midstream.state.part_index import RUNS_MAX, PartIndex
+from midstream.state.parts import KEY_GROUP
 
 Part = tuple[str, int, tuple[int, ...]]
 """Its key, when it ends, and the numbers of the parts that it was made of."""
@@ -149,3 +154,17 @@ def test_what_a_snapshot_refers_to_is_the_same_run_as_long_as_nothing_of_it_goes
     index.remove_ended(3)
     assert index.living[0] is not living
     assert living.rows == 6 and living.frame.height == 6
+
+
+def test_a_snapshot_that_is_written_when_parts_have_gone_leaves_the_key_groups_of_the_others_right() -> None:
+    schema = pa.schema([("k", pa.large_string()), ("end", pa.int64()), ("made_of", pa.large_list(pa.int64()))])
+    form, ids = StateForm(schema, ("k",), 16), CountingIds()
+    index = PartIndex(["k"], "end", merge)
+    index.append(frame_of([(f"first {at}", 1, (at,)) for at in range(3)]))
+    index.append(frame_of([(f"second {at}", 5, (at,)) for at in range(20)]))
+    write = freeze([(0, index.living)], form, ids)
+    index.remove_ended(1)
+    write()
+    (chunk,) = freeze([(0, index.living)], form, ids)()
+    keys = pa.record_batch([chunk.table.column("k").combine_chunks()], ["k"])
+    assert chunk.table.column(KEY_GROUP).to_pylist() == key_groups(keys, ("k",), 16).tolist()

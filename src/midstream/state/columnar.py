@@ -46,6 +46,11 @@ class Run:
         self.chunk_id: str | None = None
         self.groups: Int32s | None = None
 
+    @property
+    def living(self) -> Run:
+        """The rows that have not been removed."""
+        return self
+
 
 class PartLog:
     """Frames of parts in the order in which they were made: one merged frame, then those added since."""
@@ -157,8 +162,9 @@ class StateForm:
         groups = key_groups(rows, self.keys, self._max_parallelism)
         start = 0
         for run in runs:
-            run.groups = groups[start : start + run.rows]
-            start += run.rows
+            end = start + run.frame.height  # not `rows`: some may have been removed since the snapshot was taken
+            run.groups = groups[start:end]
+            start = end
         return groups
 
 

@@ -10,15 +10,11 @@ from collections.abc import Sequence
 from typing import Final
 
 import numpy as np
-import numpy.typing as npt
 import polars as pl
 
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.state.columnar import Merge, Run
-
-Bools = npt.NDArray[np.bool_]
-Int64s = npt.NDArray[np.int64]
-UInt64s = npt.NDArray[np.uint64]
+from midstream.state.marked_runs import Int64s, MarkedRun, UInt64s, found_in
 
 RUNS_MAX: Final = 12
 """The number of runs above which they are merged.
@@ -30,10 +26,10 @@ _GONE: Final = np.iinfo(np.int64).max
 _ROW: Final = "__row"
 
 
-class IndexedRun(Run):
-    """Parts sorted by `hashes`, and the end time of each; `rows` of them are live, the others have been removed."""
+class IndexedRun(MarkedRun):
+    """Parts sorted by `hashes`, and the end time of each."""
 
-    __slots__ = ("_living", "_there", "ends", "first_end", "hashes")
+    __slots__ = ("ends", "first_end", "hashes")
 
     def __init__(self, frame: pl.DataFrame, hashes: UInt64s, ends: Int64s) -> None:
         """Sort parts by hash; rows of one key stay in their order. Sorting rows that are nearly sorted costs little
@@ -44,70 +40,27 @@ class IndexedRun(Run):
         self.hashes, self.ends = hashes[order], ends[order]
         self.first_end = int(self.ends.min())
         """No live row ends before this."""
-        self._there: Bools | None = None
-        """Which rows are live, or None for all; never changed in place, since snapshots refer to it."""
-        self._living: Run | None = None
 
     def positions(self, hashes: UInt64s) -> Int64s:
         """Return the positions of all live rows with one of these hashes, which are sorted and distinct."""
-        if len(hashes) > len(self.hashes):
-            at = np.minimum(hashes.searchsorted(self.hashes), len(hashes) - 1)
-            return self._there_of(np.flatnonzero(hashes[at] == self.hashes))
-        begins = self.hashes.searchsorted(hashes, "left")
-        found = self.hashes[np.minimum(begins, len(self.hashes) - 1)] == hashes
-        begins = begins[found]
-        counts = self.hashes.searchsorted(hashes[found], "right") - begins
-        before = np.cumsum(counts) - counts
-        return self._there_of(np.arange(int(counts.sum())) + np.repeat(begins - before, counts))
+        return self.living_of(found_in(self.hashes, hashes))
 
     def ended(self, until: int) -> Int64s:
         """Return the positions of the live rows that end by `until`."""
         if self.first_end > until:
             return np.empty(0, np.int64)
-        return self._there_of(np.flatnonzero(self.ends <= until))
-
-    def _there_of(self, positions: Int64s) -> Int64s:
-        return positions if self._there is None else positions[self._there[positions]]
+        return self.living_of(np.flatnonzero(self.ends <= until))
 
     def remove(self, positions: Int64s) -> None:
-        there = np.ones(len(self.ends), np.bool_) if self._there is None else self._there.copy()
-        there[positions] = False
-        self._there, self._living = there, None
+        super().remove(positions)
         self.ends[positions] = _GONE
         self.first_end = int(self.ends.min())
-        self.rows -= len(positions)
 
     def tidied(self) -> IndexedRun:
         """Return a run without removed rows if at least half of them are; otherwise this one."""
-        if self._there is None or 2 * self.rows > len(self.ends):
+        if self.there is None or self.is_mostly_there:
             return self
-        return IndexedRun(self.living.frame, self.hashes[self._there], self.ends[self._there])
-
-    @property
-    def living(self) -> Run:
-        """The live rows; the same object until they change."""
-        if self._there is None:
-            return self
-        if self._living is None:
-            self._living = LivingRun(self.frame, self._there, self.rows)
-        return self._living
-
-
-class LivingRun(Run):
-    """Some rows of a frame, selected on first access."""
-
-    __slots__ = ("_of", "_picked", "_there")
-
-    def __init__(self, of: pl.DataFrame, there: Bools, rows: int) -> None:
-        self._of, self._there, self.rows = of, there, rows
-        self._picked: pl.DataFrame | None = None
-        self.chunk_id = self.groups = None
-
-    @property
-    def frame(self) -> pl.DataFrame:  # type: ignore[override]  # it is never assigned
-        if self._picked is None:
-            self._picked = self._of.filter(pl.Series(self._there))
-        return self._picked
+        return IndexedRun(self.living.frame, self.hashes[self.there], self.ends[self.there])
 
 
 class PartIndex:

@@ -1,14 +1,16 @@
 """Keyed state in columns: one table of the rows of all keys of a subtask.
 
 A declaration is a class attribute; when the operator opens, its function gets a bound copy of it, which holds rows. The
-rows lie in frames that never change: a snapshot refers to them, and a large frame is stored only once.
+rows lie in runs of frames that never change: a snapshot refers to them, and a large frame is stored only once. The rows
+of some keys are looked up in each run, so that this costs little however many rows the table holds.
 """
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from typing import Any, Final
+from datetime import datetime, timedelta, timezone
+from typing import Any, Final, cast
 
 import numpy as np
 import polars as pl
@@ -20,10 +22,16 @@ from midstream.core.schemas import SchemaLike, as_schema
 from midstream.core.seams import Ids
 from midstream.state.columnar import Run, StateForm, freeze
 from midstream.state.declared import DeclaredState
+from midstream.state.marked_runs import Int64s
 from midstream.state.parts import KEY_GROUP, Chunk
+from midstream.state.table_runs import LAST_TICK, TableRun, codes_of, compacted, merged
 
 PIECES_MAX: Final = 64
 """A frame in more pieces of memory than this is copied into one, since every operation pays for each piece."""
+
+_ROW: Final = "__row"
+_EPOCH: Final = datetime(1970, 1, 1)
+_EPOCH_UTC: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 
 class TableState(DeclaredState):
@@ -36,10 +44,14 @@ class TableState(DeclaredState):
 
     Raises SchemaError for an invalid schema, and when the function is used for a stream with other keys.
 
+    The rows of some keys are looked up (`lookup`), removed (`pop`) or replaced (`upsert`), and those that are due are
+    removed (`pop_until`), at a cost that follows from these rows and not from all that the table holds. `frame` is all
+    of it.
+
         >>> class Latest(KeyedBatchFunction):
         ...     latest = TableState({"user": str, "price": int})
         ...     def process(self, rows, ctx):
-        ...         self.latest.frame = pl.concat([self.latest.frame, rows]).unique("user", keep="last")
+        ...         self.latest.upsert(rows.unique("user", keep="last"))
         >>> latest = testing.harness(Latest(), orders.schema, orders.schema, key="user")
         >>> _ = latest.process([{"user": "ann", "price": 3}, {"user": "ann", "price": 4}])
         >>> latest.state["latest"].rows()
@@ -74,14 +86,15 @@ class TableState(DeclaredState):
         """
         runs = self._bound_runs()
         if self._whole is None:
-            self._whole = pl.concat([run.frame for run in runs], rechunk=False) if runs else self._empty
+            frames = [run.living.frame for run in runs]
+            self._whole = pl.concat(frames, rechunk=False) if frames else self._empty
         return self._whole.clone()
 
     @frame.setter
     def frame(self, frame: pl.DataFrame) -> None:
         self._bound_runs()
         whole = self._conforming(frame)
-        self._hold([Run(whole)] if whole.height else [], whole)
+        self._hold([TableRun(whole)] if whole.height else [], whole)
 
     def append(self, frame: pl.DataFrame) -> None:
         """Add rows at the end.
@@ -95,14 +108,135 @@ class TableState(DeclaredState):
             def process(self, rows, ctx):
                 self.waiting.append(rows)
         """
-        runs = list(self._bound_runs())
+        runs = self._table_runs()
         rows = self._conforming(frame)
-        if not rows.height:
-            return
-        # Each run is more than twice as long as the next: there are few, and the long ones seldom change.
-        while runs and runs[-1].frame.height <= 2 * rows.height:
-            rows = pl.concat([runs.pop().frame, rows], rechunk=True)
-        self._hold([*runs, Run(rows)])
+        if rows.height:
+            self._hold(compacted([*runs, TableRun(rows)]))
+
+    def lookup(self, keys: pl.DataFrame) -> pl.DataFrame:
+        """Return the rows of some keys, in the order in which they were added.
+
+        `keys`: a polars DataFrame with the key columns under the names that they have in the table. Its other columns
+        are ignored; a key may be in several of its rows, and one that is null finds nothing.
+
+        Raises SchemaError for a frame without the key columns, or with other types.
+
+            def process2(self, orders, ctx):
+                return orders.join(self.users.lookup(orders), on="user")
+        """
+        frames = [run.frame[positions] for run, positions in self._found(keys)]
+        return pl.concat(frames, rechunk=False) if frames else self._empty.clone()
+
+    def pop(self, keys: pl.DataFrame) -> pl.DataFrame:
+        """Remove the rows of some keys, and return them as `lookup` does.
+
+        `keys`: a polars DataFrame with the key columns, as for `lookup`.
+
+        Raises SchemaError as `lookup` does.
+
+            def process2(self, paid, ctx):
+                return paid.join(self.orders.pop(paid), on="order")
+        """
+        return self._removed(self._found(keys))
+
+    def upsert(self, frame: pl.DataFrame) -> None:
+        """Add rows at the end, in place of all rows that the table has of their keys.
+
+        `frame`: a polars DataFrame with the columns of the schema, in any order. If several of its rows have one key, all
+        of them are kept: use `unique` first if there should be one.
+
+        Raises what `append` raises.
+
+            def process(self, rows, ctx):
+                self.latest.upsert(rows.unique("user", keep="last"))
+        """
+        self._bound_runs()
+        rows = self._conforming(frame)
+        if rows.height:
+            runs = self._without(self._found(rows))
+            self._hold(compacted([*runs, TableRun(rows)]))
+
+    def pop_until(self, column: str, time: datetime) -> pl.DataFrame:
+        """Remove the rows that are due by `time`, and return them in the order in which they were added.
+
+        `column`: a column of timestamps; a row in which it is null is never due.
+        `time`: the latest time that is due, as a rule `ctx.watermark`; in UTC if it has no zone. `datetime.max` stands
+        for the end of time, `datetime.min` for its beginning.
+
+        Raises SchemaError if there is no such column of timestamps.
+
+            def on_watermark(self, ctx):
+                return self.waiting.pop_until("at", ctx.watermark)
+        """
+        runs = self._searchable()
+        kind = self._empty.schema.get(column)
+        if not isinstance(kind, pl.Datetime):
+            raise SchemaError(
+                f"state {self.name!r} has no column {column!r} of timestamps, by which rows could be due (it has {self.type_text()})"
+            )
+        until = _ticks(time, kind.time_unit)
+        found = [(run, run.until(column, until)) for run in runs] if until is not None else []
+        return self._removed([(run, positions) for run, positions in found if len(positions)])
+
+    def _found(self, keys: object) -> list[tuple[TableRun, Int64s]]:
+        """Return the positions of the rows of these keys in each run that has some."""
+        runs = self._searchable()
+        wanted = self._keys_of(keys)
+        codes, is_exact = codes_of(wanted)
+        codes = np.unique(codes)
+        found = []
+        for run in runs:
+            positions = run.positions(codes, self._form.keys)
+            if len(positions) and not is_exact:  # other keys may have the same hash
+                held = run.frame.select(self._form.keys)[positions].with_row_index(_ROW)
+                same = held.join(wanted, on=self._form.keys, how="semi", maintain_order="left")
+                positions = positions[same.get_column(_ROW).to_numpy()]
+            if len(positions):
+                found.append((run, positions))
+        return found
+
+    def _keys_of(self, keys: object) -> pl.DataFrame:
+        where, names = f"state {self.name!r}", ", ".join(self._form.keys)
+        if not isinstance(keys, pl.DataFrame):
+            raise SchemaError(
+                f"{where}: keys are looked up with a polars DataFrame that has the columns {names}, not {type(keys).__name__}"
+            )
+        missing = [name for name in self._form.keys if name not in keys.columns]
+        if missing:
+            raise SchemaError(
+                f"{where}: the keys to look up have no column {missing[0]!r} (they have {', '.join(keys.columns)}); "
+                "give the key columns the names that they have in the table, with rename() or select()"
+            )
+        wanted, own = keys.select(self._form.keys), self._empty.select(self._form.keys)
+        if wanted.schema != own.schema:
+            schema = pa.schema([self.schema.field(name) for name in self._form.keys])
+            wanted = to_polars(from_polars(wanted, schema, f"{where}: the keys to look up"))
+        return wanted.drop_nulls()
+
+    def _removed(self, found: Sequence[tuple[TableRun, Int64s]]) -> pl.DataFrame:
+        if not found:
+            return self._empty.clone()
+        rows = pl.concat([run.frame[positions] for run, positions in found], rechunk=False)
+        self._hold(self._without(found))
+        return rows
+
+    def _without(self, found: Sequence[tuple[TableRun, Int64s]]) -> list[TableRun]:
+        """Remove rows, and return the runs that are left."""
+        for run, positions in found:
+            run.remove(positions)
+        runs = [run for run in self._searchable() if run.rows]
+        return [run if run.is_mostly_there else merged([run]) for run in runs]
+
+    def _searchable(self) -> list[TableRun]:
+        """Return the runs, none of them very long: to remove a row costs something for each row of its run."""
+        runs = self._table_runs()
+        if any(run.is_long for run in runs):
+            runs = [piece for run in runs for piece in run.pieces()]
+            self._hold(runs, self._whole)
+        return runs
+
+    def _table_runs(self) -> list[TableRun]:
+        return cast("list[TableRun]", self._bound_runs())
 
     def _hold(self, runs: Sequence[Run], whole: pl.DataFrame | None = None) -> None:
         self._runs, self._whole, self._frozen = list(runs), whole, None
@@ -166,7 +300,7 @@ class TableState(DeclaredState):
         if not runs:
             return None
         if self._frozen is None:
-            chunks = freeze([(0, runs)], form, ids)
+            chunks = freeze([(0, [run.living for run in runs])], form, ids)
 
             def owned_chunks() -> tuple[Chunk, ...]:
                 made = chunks()
@@ -180,7 +314,7 @@ class TableState(DeclaredState):
     def thaw(self, chunks: Sequence[Chunk], where: str) -> None:
         """Restore such chunks, of one old subtask or several. Raises StorageError if they have other columns."""
         whole = self._thawed(chunks, where)
-        self._hold([Run(whole)] if whole.height else [], whole)
+        self._hold([TableRun(whole)] if whole.height else [], whole)
 
     def _thawed(self, chunks: Sequence[Chunk], where: str) -> pl.DataFrame:
         frames = []
@@ -194,6 +328,19 @@ class TableState(DeclaredState):
                 )
             frames.append(to_polars(table))
         return pl.concat(frames, rechunk=True)
+
+
+def _ticks(time: datetime, unit: str) -> int | None:
+    """Convert a time to ticks since 1970, rounded down; None for the beginning of time, before which nothing is."""
+    if not isinstance(time, datetime):
+        raise JobError(f"{time!r} is not a datetime; give ctx.watermark, or another datetime")
+    naive = time.replace(tzinfo=None)
+    if naive == datetime.min:
+        return None
+    if naive == datetime.max:
+        return LAST_TICK
+    since_us = (time - (_EPOCH if time.tzinfo is None else _EPOCH_UTC)) // timedelta(microseconds=1)
+    return min(since_us * 1000 if unit == "ns" else since_us // (1000 if unit == "ms" else 1), LAST_TICK)
 
 
 def _check_owner(table: pa.Table, keys: Sequence[str], owned: range, where: str) -> None:

@@ -91,7 +91,7 @@ class TimedRun(Run):
         mine = np.arange(len(theirs)) + np.repeat(begins - (np.cumsum(counts) - counts), counts)
         return theirs, mine
 
-    def living(self) -> tuple[pl.DataFrame, UInt64s, Int64s]:
+    def remaining(self) -> tuple[pl.DataFrame, UInt64s, Int64s]:
         if self.first > self.dead_until:
             return self.frame, self.hashes, self.times
         alive = self.times > self.dead_until
@@ -114,7 +114,7 @@ class Timeline(TableState):
     @property  # type: ignore[misc]  # it cannot be replaced
     def frame(self) -> pl.DataFrame:
         """All rows that are held."""
-        frames = [run.living()[0] for run in self._timed()]
+        frames = [run.remaining()[0] for run in self._timed()]
         return pl.concat(frames) if frames else self._empty.clone()
 
     def append(self, frame: pl.DataFrame) -> TimedRun | None:  # type: ignore[override]
@@ -160,7 +160,7 @@ class Timeline(TableState):
             self._hold([run for run in runs if run.middle > run.dead_until])
             for run in runs:
                 if run.middle <= run.dead_until < run.last:
-                    self._put(TimedRun(*run.living()))
+                    self._put(TimedRun(*run.remaining()))
 
     def drop(self, watermarks_of: Callable[[Int32s], Int64s]) -> None:
         """Drop rows that have expired, given the watermark of each key group."""
@@ -176,7 +176,7 @@ class Timeline(TableState):
     def without_dead(self) -> None:
         """Remove expired rows."""
         if self.holds_dead:
-            runs = [TimedRun(*run.living()) if run.first <= run.dead_until else run for run in self._timed()]
+            runs = [TimedRun(*run.remaining()) if run.first <= run.dead_until else run for run in self._timed()]
             self._hold(runs)
 
     def _timed(self) -> list[TimedRun]:
@@ -195,7 +195,7 @@ class Timeline(TableState):
             merged.append(runs.pop())
             rows += merged[-1].frame.height
         if len(merged) > 1:
-            frames, hashes, times = zip(*(each.living() for each in reversed(merged)), strict=True)
+            frames, hashes, times = zip(*(each.remaining() for each in reversed(merged)), strict=True)
             run = TimedRun(pl.concat(frames, rechunk=True), np.concatenate(hashes), np.concatenate(times))
         self._hold([*runs, run])
 
