@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from in_memory import CountingIds
+from midstream.core.arrow_types import schema_of
 from midstream.core.keys import key_groups
 from midstream.state.columnar import StateForm, freeze
 from midstream.state.part_index import RUNS_MAX, PartIndex
@@ -157,7 +158,7 @@ def test_what_a_snapshot_refers_to_is_the_same_run_as_long_as_nothing_of_it_goes
 
 
 def test_a_snapshot_that_is_written_when_parts_have_gone_leaves_the_key_groups_of_the_others_right() -> None:
-    schema = pa.schema([("k", pa.large_string()), ("end", pa.int64()), ("made_of", pa.large_list(pa.int64()))])
+    schema = schema_of([("k", pa.large_string()), ("end", pa.int64()), ("made_of", pa.large_list(pa.int64()))])
     form, ids = StateForm(schema, ("k",), 16), CountingIds()
     index = PartIndex(["k"], "end", merge)
     index.append(frame_of([(f"first {at}", 1, (at,)) for at in range(3)]))

@@ -5,8 +5,11 @@ from __future__ import annotations
 from random import Random
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from midstream.worker.pace import Pace
+from midstream.worker.source_pace import SourcePace
 
 LIMIT = 131_072
 SHORT_S = 0.002
@@ -47,6 +50,65 @@ def test_a_call_that_costs_more_than_the_budget_is_made_with_many_rows(
     half = min(LIMIT, call_s / row_s)
     at_half = half / (call_s + row_s * half)
     assert rows / seconds >= 0.2 * min(best, at_half)
+
+
+HISTORIES = st.lists(st.tuples(st.integers(1, 10_000), st.floats(1e-6, 1.0)), max_size=40)
+
+
+@settings(max_examples=300, deadline=None)
+@given(
+    budget_s=st.sampled_from([0.01, 0.02, 0.1]),
+    is_slice=st.booleans(),
+    share=st.floats(0.05, 30.0),
+    row_s=st.sampled_from([1e-8, 1e-7, 1e-6, 1e-5, 1e-4]),
+    before=st.one_of(HISTORIES, st.tuples(st.integers(1, 5_000), st.integers(1, 60))),
+    noise=st.sampled_from([0.0, 0.1, 0.5]),
+)
+def test_whatever_calls_there_were_before_what_a_call_costs_is_found_out(
+    budget_s: float,
+    is_slice: bool,
+    share: float,
+    row_s: float,
+    before: list[tuple[int, float]] | tuple[int, int],
+    noise: float,
+) -> None:
+    """A stream that began with single rows, or whose calls have all been alike, is not slow for ever."""
+    call_s, random = share * budget_s, Random(f"{share} {row_s}")
+    pace = Pace(budget_s, SHORT_S) if is_slice else Pace(budget_s)
+
+    def seconds(rows: int) -> float:
+        return (call_s + row_s * rows) * (1 + noise * random.random() ** 4)
+
+    for rows, took_s in before if isinstance(before, list) else [(before[0], seconds(before[0]))] * before[1]:
+        pace.took(rows, took_s)
+    done, spent_s = 0, 0.0
+    for call in range(600):
+        rows = min(LIMIT, pace.rows(256))
+        took_s = seconds(rows)
+        pace.took(rows, took_s)
+        if call >= 200:
+            done, spent_s = done + rows, spent_s + took_s
+    half = min(LIMIT, max(budget_s, call_s) / row_s)
+    assert done / spent_s >= 0.2 * half / (call_s + row_s * half)
+
+
+@pytest.mark.parametrize("row_s", [0.003, 0.05, 1.0])
+def test_two_rows_are_seldom_tried_where_single_rows_are_slow(row_s: float) -> None:
+    sizes = [rows for rows, _ in run(0.0, row_s, enough_s=SHORT_S, calls=3_000)[100:]]
+    assert max(sizes) <= 2 and sizes.count(2) <= 10
+
+
+@pytest.mark.parametrize(("chain_s", "downstream_s"), [(0.0002, 0.18), (0.03, 0.05), (0.03, 0.3), (0.0005, 0.11)])
+@pytest.mark.parametrize("at_first", [1, 20, 1000])
+def test_a_source_whose_rows_cost_nothing_downstream_gets_large_batches(
+    at_first: int, chain_s: float, downstream_s: float
+) -> None:
+    pace, now_s = SourcePace(LIMIT, None), 0.0
+    for call in range(500):
+        rows = at_first if call < 40 else pace.rows_max
+        pace.emitted(rows, now_s, now_s + chain_s)
+        now_s += max(chain_s, downstream_s)
+    assert pace.rows_max >= LIMIT // 4  # not all of it where it has just been asked what a call costs
 
 
 def test_nothing_is_known_at_first_and_a_clock_may_stand_still() -> None:
@@ -124,4 +186,4 @@ def test_rows_that_are_fast_have_the_whole_budget_of_a_core_of_their_own() -> No
 @pytest.mark.parametrize("call_s", [0.0, 1e-3])
 def test_rows_that_are_fast_have_the_whole_budget(call_s: float) -> None:
     found = run(call_s, 1e-5, enough_s=SHORT_S)[20:]
-    assert min(seconds for _, seconds in found) >= 0.009
+    assert sum(seconds < 0.009 for _, seconds in found) <= 12, "but for a few, which ask what a call takes"

@@ -416,7 +416,9 @@ def test_batches_are_those_of_a_tenth_of_a_second_however_slowly_they_are_taken(
         world.run_io()  # what a blocking source reads ahead is there when its rows can be taken
         sizes.append(len(reader.rows) - before)
         world.time_s += sizes[-1] / 200  # rows/s
-    assert max(sizes[:3]) == 100 and set(sizes[-50:]) <= {19, 20, 21}
+    usual = [size for size in sizes[-50:] if size in (19, 20, 21)]
+    assert max(sizes[:3]) == 100 and max(sizes[-50:]) <= 21
+    assert len(usual) >= 42, "all but a few, which ask what a call takes"
 
 
 def test_a_source_that_had_nothing_for_long_goes_on_with_batches_of_full_size() -> None:
@@ -485,8 +487,8 @@ def test_batches_do_not_shrink_where_the_slots_get_no_core_for_most_of_the_time(
             world.time_s = machine.now_s
         return found[100:]
 
-    assert min(sizes(1.0, True)) == 800
-    assert min(sizes(0.1, True)) >= 400
+    assert sum(size < 800 for size in sizes(1.0, True)) <= 12, "but for a few, which ask what a call takes"
+    assert sum(size < 400 for size in sizes(0.1, True)) <= 12
     assert max(sizes(0.1, False)) <= 200, "by the wall clock they do"
 
 

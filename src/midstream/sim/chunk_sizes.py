@@ -12,7 +12,7 @@ from midstream.checkpoint import state_files
 from midstream.exchange import combining
 from midstream.operators import process_operator, window_base
 from midstream.sim.scenario import Scenario
-from midstream.state import columnar, entry_log, part_index, table, timeline, timers
+from midstream.state import columnar, entry_log, part_index, table, table_runs, timeline, timers
 
 SHARE: Final = 0.1
 """The share of runs that have small chunks by chance."""
@@ -42,6 +42,9 @@ def small_sizes(seed: int) -> list[tuple[Any, str, int]]:
         (state_files, "COMPRESS_FROM_BYTES", random.choice((1, 1000))),
         (timers, "STRETCH_BITS", random.choice((0, 12, 18))),
         (part_index, "RUNS_MAX", random.choice((0, 1, 3))),
+        (table_runs, "RUN_ROWS", random.choice((2, 8, 32))),
+        (table_runs, "RUNS_MAX", random.choice((0, 1, 3))),
+        (table_runs, "TIDY_ROWS", random.choice((1, 4, 8192))),
     ]
 
 

@@ -17,7 +17,7 @@ from midstream.checkpoint.state_files import read_parts
 from midstream.core.arrow_types import to_list
 from midstream.core.batches import concat, empty_batch
 from midstream.core.elements import MAX_WATERMARK_US
-from midstream.core.keys import key_group_range
+from midstream.core.keys import key_group_range, key_groups
 from midstream.core.seams import Storage
 from midstream.graph.job_graph import Edge, Partitioning
 from midstream.operators.combiner import ROWS
@@ -81,6 +81,24 @@ class Inspection:
 
     # ---- reading a checkpoint
 
+    def tables_of(self, storage: Storage, subtask: OperatorSnapshot, *parts: str) -> Iterator[pa.Table]:
+        """Yield the tables of some parts of a subtask's state. Rows in a wrong key group are reported as a bug."""
+        handles = [handle for handle in subtask.parts if handle.name in parts]
+        for name, state in read_parts(storage, handles, range(1 << 16), "oracle").items():
+            for table in newest(name, [chunk.table for chunk in state.chunks]):
+                self._check_key_groups(name, table)
+                yield table
+
+    def _check_key_groups(self, part: str, table: pa.Table) -> None:
+        if not {KEY_GROUP, "key"} <= set(table.column_names):
+            return
+        key = table.column("key").combine_chunks()
+        groups = key_groups(pa.RecordBatch.from_arrays([key], ["key"]), ("key",), self._key_groups)
+        wrong = groups != table.column(KEY_GROUP).to_numpy()
+        if wrong.any():
+            keys = to_list(key.filter(pa.array(wrong)))
+            self._outside.world.bug(f"{part} has rows of the keys {some(keys)} in key groups that are not theirs")
+
     def rows_in_flight(self, storage: Storage, metadata: CheckpointMetadata) -> dict[Place, pa.RecordBatch]:
         """Return the rows in flight by place, since an edge may be restored as another one with the same ends."""
         found: dict[Place, list[pa.RecordBatch]] = {}
@@ -135,7 +153,7 @@ class Inspection:
         """Yield the rows that are held in an operator."""
         form = form_of(self._shape, self._shape[self._node_of(operator.uid)].inputs[0])
         for subtask in operator.subtasks:
-            for table in tables_of(storage, subtask, f"map:{WAITING}"):
+            for table in self.tables_of(storage, subtask, f"map:{WAITING}"):
                 rows = []
                 keys = stored_keys(table.column("key"))
                 for key, value in zip(keys, to_list(table.column("value")), strict=True):
@@ -146,7 +164,7 @@ class Inspection:
                         self._outside.world.bug(f"{where}: {operator.uid} holds {some(waiting)} under key {key}")
                     rows += waiting
                 yield self._plain(pa.RecordBatch.from_pylist(rows, schema=form.schema), form)
-            for table in tables_of(storage, subtask, HELD):
+            for table in self.tables_of(storage, subtask, HELD):
                 yield from table.select(SCHEMA.names).to_batches()
 
     # ---- contents
@@ -230,9 +248,9 @@ class Inspection:
         held: list[Spans] = []
         complaints: list[str] = []
         for index in operator.running:
-            for table in tables_of(storage, operator.subtasks[index], PROGRESS):
+            for table in self.tables_of(storage, operator.subtasks[index], PROGRESS):
                 made.marks_us[table.column(KEY_GROUP).to_numpy()] = table.column("watermark").to_numpy()
-            for table in tables_of(storage, operator.subtasks[index], PARTS):
+            for table in self.tables_of(storage, operator.subtasks[index], PARTS):
                 spans, complaint = held_in(table, self.contents)
                 held.append(spans)
                 if complaint:
@@ -269,9 +287,3 @@ class Inspection:
 
     def _node_of(self, uid: str) -> int:
         return next(index for index, node in enumerate(self._shape) if uid_of(index, 0, node.chain[0]) == uid)
-
-
-def tables_of(storage: Storage, subtask: OperatorSnapshot, *parts: str) -> Iterator[pa.Table]:
-    handles = [handle for handle in subtask.parts if handle.name in parts]
-    for name, state in read_parts(storage, handles, range(1 << 16), "oracle").items():
-        yield from newest(name, [chunk.table for chunk in state.chunks])

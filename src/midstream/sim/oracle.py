@@ -32,7 +32,7 @@ from midstream.operators.source import Split
 from midstream.sim.contents import some
 from midstream.sim.ends import said_by
 from midstream.sim.event_time import EventTimes
-from midstream.sim.inspection import Found, Inspection, tables_of
+from midstream.sim.inspection import Found, Inspection
 from midstream.sim.lines import After, Lines
 from midstream.sim.rows import Outside, SimSource, Staged
 from midstream.sim.shapes import Shape
@@ -138,7 +138,7 @@ class Oracle:
         self._last: Cut | None = None
         """The cut of the newest completed checkpoint."""
         self.inspection = Inspection(shape, sources, outside, key_groups)
-        tables = lambda subtask, *parts: tables_of(self.storage, subtask, *parts)  # noqa: E731 - its storage may change
+        tables = lambda subtask, *parts: self.inspection.tables_of(self.storage, subtask, *parts)  # noqa: E731 - its storage may change
         self._states = StateOracle(shape, sources, tables)
         self._event_times = EventTimes(shape, sources.values(), tables, is_aligned)
 
@@ -342,7 +342,7 @@ class Oracle:
         for operator in metadata.operators:
             if operator.uid == uid:
                 for subtask in operator.subtasks:
-                    for table in tables_of(self.storage, subtask, "splits"):
+                    for table in self.inspection.tables_of(self.storage, subtask, "splits"):
                         found += [_decode_split(encoded) for encoded in to_list(table.column("split"))]
         return found
 
@@ -360,7 +360,7 @@ class Oracle:
         found: dict[int, tuple[int, int]] = {}
         group_of = self.inspection.contents.group_of
         for subtask in operator.subtasks:
-            for table in tables_of(self.storage, subtask, "keys", COUNTED):
+            for table in self.inspection.tables_of(self.storage, subtask, "keys", COUNTED):
                 columns = [table.column(name).to_pylist() for name in ("key", KEY_GROUP, "count", "sum")]
                 for key, group, count, total in zip(*columns, strict=True):
                     if key in found:
@@ -383,7 +383,9 @@ class Oracle:
         for index in operator.running:
             subtask = operator.subtasks[index]
             found = {
-                row for table in tables_of(self.storage, subtask, "broadcast") for row in to_list(table.column("id"))
+                row
+                for table in self.inspection.tables_of(self.storage, subtask, "broadcast")
+                for row in to_list(table.column("id"))
             }
             if found != expected:
                 yield (
@@ -395,9 +397,9 @@ class Oracle:
         ids: Counter[int] = Counter()
         count = 0
         for subtask in operator.subtasks:
-            for table in tables_of(self.storage, subtask, LIST):
+            for table in self.inspection.tables_of(self.storage, subtask, LIST):
                 ids.update(to_list(table.column("id")))
-            for table in tables_of(self.storage, subtask, UNION):
+            for table in self.inspection.tables_of(self.storage, subtask, UNION):
                 count += sum(to_list(table.column("count")))
         if ids != expected:
             yield (

@@ -388,8 +388,13 @@ def alarmed(seed: int) -> Scenario:
 
 
 def in_tables(seed: int) -> Scenario:
-    """Rows wait in tables while slots die, and the job continues with fewer subtasks."""
+    """Rows wait in tables while slots die, and the job continues with fewer subtasks. Half of the seeds have tables of
+    many short runs, which change while they are written.
+    """
     drawn = draw(seed, topology="tables", parallelism=3, rescale_to=2, faults=("kill_slot",), rows=100)
+    if seed % 2:
+        tempo = replace(drawn.tempo, io_us=10_000, clock_tick_us=0)
+        drawn = replace(drawn, tempo=tempo, small_chunks=True, timeout_s=60.0, batch_rows=3, keys=10, splits=2)
     return replace(drawn, interval_s=0.002, key_groups=16)
 
 

@@ -19,11 +19,12 @@ from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.regions_at_rest import dealt_anew
 from midstream.sim.scenario import Scenario, draw
 from midstream.state import keyed, timers
-from midstream.state.columnar import PartLog, Run
+from midstream.state.columnar import PartLog
 from midstream.state.entry_log import GONE, EntryLog
 from midstream.state.keyed import MapState, State, _Single
 from midstream.state.parts import Chunk, Redistribute
 from midstream.state.table import TableState
+from midstream.state.table_runs import TableRun
 from midstream.state.timers import TimerQueue
 from midstream.worker.snapshots import TaskSnapshots
 
@@ -188,9 +189,9 @@ def table_order_is_lost() -> Replacements:
         runs = list(self._bound_runs())
         rows = self._conforming(frame)
         while runs and rows.height and runs[-1].frame.height <= 2 * rows.height:
-            rows = pl.concat([rows, runs.pop().frame], rechunk=True)
+            rows = pl.concat([rows, runs.pop().living.frame], rechunk=True)
         if rows.height:
-            self._hold([*runs, Run(rows)])
+            self._hold([*runs, TableRun(rows)])
 
     return [(TableState, "append", append)]
 

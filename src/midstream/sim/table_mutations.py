@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Final
+
+import numpy as np
 
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements
+from midstream.state import table_runs
 from midstream.state.table import TableState
+from midstream.state.table_runs import Index, TableRun
 
 
 def snapshot_of_before() -> Replacements:
@@ -28,11 +32,81 @@ def last_subtask_only() -> Replacements:
     return [(TableState, "thaw", lambda self, chunks, where: original(self, chunks[-1:], where))]
 
 
+def upsert_adds() -> Replacements:
+    """What a table had of a key stays when it is replaced."""
+    return [(TableState, "upsert", TableState.append)]
+
+
+def removed_rows_are_stored() -> Replacements:
+    """A snapshot holds rows that were removed since their run was made."""
+    return [(TableRun, "living", property(lambda run: run))]
+
+
+def removed_rows_are_due_again() -> Replacements:
+    """Rows that were removed by their keys are due like all others."""
+
+    def until(self: Any, column: str, tick: int) -> Any:
+        return np.flatnonzero(self.frame.get_column(column).to_physical().to_numpy() <= tick)
+
+    return [(TableRun, "until", until)]
+
+
+def due_before_not_at() -> Replacements:
+    """What is due at the very time that was asked for stays."""
+    original = TableRun.until
+    return [(TableRun, "until", lambda self, column, tick: original(self, column, tick - 1))]
+
+
+def newest_run_only() -> Replacements:
+    """Of the rows of a key only those are found that were added last."""
+    original = TableState._found
+    return [(TableState, "_found", lambda self, keys: original(self, keys)[-1:])]
+
+
+def positions_of_before() -> Replacements:
+    """Runs that are merged are searched by the positions that their rows had before."""
+
+    def merged(runs: Sequence[TableRun]) -> TableRun:
+        made = original(runs)
+        if made._index is not None:
+            indexes = [run.living_index() for run in runs]
+            codes = np.concatenate([index.codes for index in indexes if index is not None])
+            rows = np.concatenate([index.rows for index in indexes if index is not None])
+            order = codes.argsort(kind="stable")
+            made._index = Index.of(codes[order], rows[order])
+        return made
+
+    original = table_runs.merged
+    return [(table_runs, "merged", merged)]
+
+
+def codes_that_were_removed() -> Replacements:
+    """A run that is written anew without removed rows is searched as if they were there."""
+    return [(TableRun, "living_index", lambda run: run._index)]
+
+
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "table_of_before": Mutation(
         "a table is stored as it was at the checkpoint before", snapshot_of_before, regions.in_tables
     ),
     "table_of_the_last": Mutation(
         "of the tables of several subtasks one is restored", last_subtask_only, regions.in_tables
+    ),
+    "upsert_adds": Mutation("rows that are replaced stay", upsert_adds, regions.in_tables),
+    "removed_rows_are_stored": Mutation(
+        "rows that were removed from a table are stored", removed_rows_are_stored, regions.in_tables
+    ),
+    "removed_rows_are_due_again": Mutation(
+        "rows that were removed are due again", removed_rows_are_due_again, regions.in_tables
+    ),
+    "due_before_not_at": Mutation(
+        "what is due at a time stays until a later one", due_before_not_at, regions.in_tables
+    ),
+    "newest_run_only": Mutation("of a key the oldest rows are not found", newest_run_only, regions.in_tables),
+    "positions_of_before": Mutation(
+        "a merged run is searched by positions of before", positions_of_before, regions.in_tables
+    ),
+    "codes_that_were_removed": Mutation(
+        "a run that was written anew is searched for rows that it has not", codes_that_were_removed, regions.in_tables
     ),
 }

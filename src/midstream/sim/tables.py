@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import Final
 
 import polars as pl
@@ -28,6 +28,8 @@ class Hold(CoBatchFunction):
 
     def __init__(self, outside: Outside) -> None:
         self._outside = outside
+        self._turn = 0
+        """The calls so far: every way to change a table has its turn."""
         self._added: list[int] = []
         """The ids of the rows that were added since this subtask began and are still held, in their order."""
 
@@ -40,21 +42,52 @@ class Hold(CoBatchFunction):
             self._outside.check_poison(rows["id"].to_list())
         self.rows.append(rows)
         self._added += rows["id"].to_list()
-        each = rows.select("key", count=pl.lit(1, pl.Int64), sum="id")
         # in an order that does not depend on threads, so that every run is the same
-        self.keys.frame = pl.concat([self.keys.frame, each]).group_by("key", maintain_order=True).sum()
+        each = rows.group_by("key", maintain_order=True).agg(count=pl.len().cast(pl.Int64), sum=pl.col("id").sum())
+        self._turn += 1
+        match self._turn % 3:
+            case 0:
+                self.keys.frame = self._added_up(self.keys.frame, each)
+            case 1:
+                self.keys.upsert(self._added_up(self._known(rows), each))
+            case _:
+                known = self._known(rows)
+                self._check_same("removed of some keys", self.keys.pop(rows), known)
+                self.keys.append(self._added_up(known, each))
 
     process2 = process1
+
+    @staticmethod
+    def _added_up(known: pl.DataFrame, each: pl.DataFrame) -> pl.DataFrame:
+        return pl.concat([known, each]).group_by("key", maintain_order=True).sum()
+
+    def _known(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return the counts of the keys of `rows`."""
+        known = self.keys.lookup(rows)
+        self._check_same(
+            "found of some keys", known, self.keys.frame.join(rows, on="key", how="semi", maintain_order="left")
+        )
+        return known
 
     def on_watermark(self, ctx: BatchContext) -> pl.DataFrame:
         held = self.rows.frame
         self._check_order(held)
         is_due = held["ts"] + timedelta(microseconds=DELAY_US) <= ctx.watermark
-        if is_due.any():
+        due = held.filter(is_due)
+        self._turn += 1
+        if self._turn % 8 and ctx.watermark > datetime.min:
+            until = ctx.watermark - timedelta(microseconds=DELAY_US)
+            self._check_same("due", self.rows.pop_until("ts", until), due)
+        elif due.height:
             self.rows.frame = held.filter(~is_due)
+        if due.height:
             stays = (~is_due).to_list()[-len(self._added) :]
             self._added = [row for row, there in zip(self._added, stays, strict=True) if there] if self._added else []
-        return held.filter(is_due)
+        return due
+
+    def _check_same(self, what: str, found: pl.DataFrame, expected: pl.DataFrame) -> None:
+        if not found.equals(expected):
+            self._outside.world.bug(f"a table has {found.rows()} {what} instead of {expected.rows()}")
 
     def _check_order(self, held: pl.DataFrame) -> None:
         """Check that the rows of a table are in the order in which they were added."""

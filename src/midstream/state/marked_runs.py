@@ -67,16 +67,28 @@ class LivingRun(Run):
         return self._picked
 
 
-def found_in(held: UInt64s, wanted: UInt64s) -> Int64s:
-    """Return the positions in `held` of all values that are among `wanted`. Both are sorted; `wanted` are distinct."""
+def distinct(codes: UInt64s) -> UInt64s:
+    """Return the distinct codes, sorted. Several times as fast as `np.unique`, which builds a hash table."""
+    codes = np.sort(codes)
+    is_new = np.concatenate(([True], codes[1:] != codes[:-1]))
+    return codes[is_new] if len(codes) else codes
+
+
+def found_in(held: UInt64s, wanted: UInt64s, *, is_distinct: bool = False) -> Int64s:
+    """Return the positions in `held` of all values that are among `wanted`.
+
+    Both are sorted; `wanted` are distinct, and so are those of `held` with `is_distinct`.
+    """
     if not len(held) or not len(wanted):
         return np.empty(0, np.int64)
     if len(wanted) > len(held):
         at = np.minimum(wanted.searchsorted(held), len(wanted) - 1)
         return np.flatnonzero(wanted[at] == held)
-    begins = held.searchsorted(wanted, "left")
-    found = held[np.minimum(begins, len(held) - 1)] == wanted
-    begins = begins[found]
+    after = held.searchsorted(wanted, "left")
+    found = held[np.minimum(after, len(held) - 1)] == wanted
+    begins: Int64s = after[found]
+    if is_distinct:
+        return begins
     counts = held.searchsorted(wanted[found], "right") - begins
     before = np.cumsum(counts) - counts
     positions: Int64s = np.arange(int(counts.sum())) + np.repeat(begins - before, counts)

@@ -14,7 +14,7 @@ import polars as pl
 
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.state.columnar import Merge, Run
-from midstream.state.marked_runs import Int64s, MarkedRun, UInt64s, found_in
+from midstream.state.marked_runs import Int64s, MarkedRun, UInt64s, distinct, found_in
 
 RUNS_MAX: Final = 12
 """The number of runs above which they are merged.
@@ -102,7 +102,7 @@ class PartIndex:
 
     def take(self, keys: pl.DataFrame) -> pl.DataFrame | None:
         """Remove and return all parts of these keys, in the order in which they were made."""
-        hashes = np.unique(self._hashes(keys))
+        hashes = distinct(self._hashes(keys))
         found = [(run, run.positions(hashes)) for run in self.runs]
         found = [(run, positions) for run, positions in found if len(positions)]
         if not found:

@@ -22,9 +22,9 @@ from midstream.core.schemas import SchemaLike, as_schema
 from midstream.core.seams import Ids
 from midstream.state.columnar import Run, StateForm, freeze
 from midstream.state.declared import DeclaredState
-from midstream.state.marked_runs import Int64s
+from midstream.state.marked_runs import Int64s, distinct
 from midstream.state.parts import KEY_GROUP, Chunk
-from midstream.state.table_runs import LAST_TICK, TableRun, codes_of, compacted, merged
+from midstream.state.table_runs import LAST_TICK, TableRun, codes_of, compacted
 
 PIECES_MAX: Final = 64
 """A frame in more pieces of memory than this is copied into one, since every operation pays for each piece."""
@@ -111,7 +111,7 @@ class TableState(DeclaredState):
         runs = self._table_runs()
         rows = self._conforming(frame)
         if rows.height:
-            self._hold(compacted([*runs, TableRun(rows)]))
+            self._hold([*compacted(runs), TableRun(rows)])
 
     def lookup(self, keys: pl.DataFrame) -> pl.DataFrame:
         """Return the rows of some keys, in the order in which they were added.
@@ -154,7 +154,7 @@ class TableState(DeclaredState):
         rows = self._conforming(frame)
         if rows.height:
             runs = self._without(self._found(rows))
-            self._hold(compacted([*runs, TableRun(rows)]))
+            self._hold([*compacted(runs), TableRun(rows)])
 
     def pop_until(self, column: str, time: datetime) -> pl.DataFrame:
         """Remove the rows that are due by `time`, and return them in the order in which they were added.
@@ -183,7 +183,7 @@ class TableState(DeclaredState):
         runs = self._searchable()
         wanted = self._keys_of(keys)
         codes, is_exact = codes_of(wanted)
-        codes = np.unique(codes)
+        codes = distinct(codes)
         found = []
         for run in runs:
             positions = run.positions(codes, self._form.keys)
@@ -224,8 +224,7 @@ class TableState(DeclaredState):
         """Remove rows, and return the runs that are left."""
         for run, positions in found:
             run.remove(positions)
-        runs = [run for run in self._searchable() if run.rows]
-        return [run if run.is_mostly_there else merged([run]) for run in runs]
+        return [run.tidied() for run in self._searchable() if run.rows]
 
     def _searchable(self) -> list[TableRun]:
         """Return the runs, none of them very long: to remove a row costs something for each row of its run."""

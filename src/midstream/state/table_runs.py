@@ -6,7 +6,7 @@ What a run is searched by is made the first time that it is needed, and kept whe
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 import polars as pl
@@ -15,11 +15,13 @@ from midstream.state.marked_runs import Int64s, MarkedRun, UInt64s, found_in
 
 RUN_ROWS: Final = 262_144
 """A run of this many rows is not merged any more: merging it would block everything else for more than some 50 ms."""
-RUNS_MAX: Final = 12
+RUNS_MAX: Final = 4
 """The number of shorter runs above which they are merged.
 
 Each run costs a lookup some 50 µs; more frequent merging would cost more per row.
 """
+TIDY_ROWS: Final = 8_192
+"""A run of at least this many rows is written anew once half of them are removed. Shorter ones are merged before long."""
 LAST_TICK: Final = np.iinfo(np.int64).max - 1
 """The end of time, in any unit: only what has been removed, or has no time, is later."""
 _NEVER: Final = LAST_TICK + 1
@@ -27,15 +29,28 @@ _NEVER: Final = LAST_TICK + 1
 _INSTANTS: Final = (pl.Date, pl.Datetime, pl.Duration, pl.Time)
 
 
+class Index(NamedTuple):
+    """The codes of the keys of a run, sorted, and the position of the row of each."""
+
+    codes: UInt64s
+    rows: Int64s
+    is_distinct: bool
+    """Whether no two rows have one code."""
+
+    @classmethod
+    def of(cls, codes: UInt64s, rows: Int64s) -> Index:
+        return cls(codes, rows, not (codes[1:] == codes[:-1]).any())
+
+
 class TableRun(MarkedRun):
     """Rows that never change, of which some have been removed."""
 
     __slots__ = ("_index", "_times")
 
-    def __init__(self, frame: pl.DataFrame, index: tuple[UInt64s, Int64s] | None = None) -> None:
+    def __init__(self, frame: pl.DataFrame, index: Index | None = None) -> None:
         super().__init__(frame)
         self._index = index
-        """The codes of all keys, sorted, and the position of the row of each; None until they are needed."""
+        """Made when it is needed first."""
         self._times: dict[str, tuple[Int64s, int]] = {}
         """Of each column that rows were due by: when each row is due, and when the first one is."""
 
@@ -44,9 +59,9 @@ class TableRun(MarkedRun):
         if self._index is None:
             own, _ = codes_of(self.frame.select(keys))
             order = own.argsort(kind="stable")
-            self._index = own[order], order
-        held, rows = self._index
-        return self.living_of(np.sort(rows[found_in(held, codes)]))
+            self._index = Index.of(own[order], order)
+        index = self._index
+        return self.living_of(np.sort(index.rows[found_in(index.codes, codes, is_distinct=index.is_distinct)]))
 
     def until(self, column: str, tick: int) -> Int64s:
         """Return the positions, in order, of all live rows that are due by `tick`."""
@@ -76,13 +91,17 @@ class TableRun(MarkedRun):
         frame = self.living.frame
         return [TableRun(frame.slice(start, RUN_ROWS)) for start in range(0, frame.height, RUN_ROWS)]
 
-    def living_index(self) -> tuple[UInt64s, Int64s] | None:
+    def tidied(self) -> TableRun:
+        """Return a run without removed rows if there are many of them; otherwise this one."""
+        return self if self.is_mostly_there or self.frame.height < TIDY_ROWS else merged([self])
+
+    def living_index(self) -> Index | None:
         """Return the index of the live rows alone, with their positions among these."""
         if self._index is None or self.there is None:
             return self._index
-        codes, rows = self._index
-        live = self.there[rows]
-        return codes[live], (np.cumsum(self.there) - 1)[rows[live]]
+        live = self.there[self._index.rows]
+        rows = (np.cumsum(self.there) - 1)[self._index.rows[live]]
+        return Index(self._index.codes[live], rows, self._index.is_distinct)
 
 
 def merged(runs: Sequence[TableRun]) -> TableRun:
@@ -92,11 +111,13 @@ def merged(runs: Sequence[TableRun]) -> TableRun:
     known = [index for index in indexes if index is not None]
     if len(known) < len(runs):
         return TableRun(frame)
+    if len(runs) == 1:
+        return TableRun(frame, known[0])
     starts = np.cumsum([0, *(run.rows for run in runs)])
-    codes = np.concatenate([codes for codes, _ in known])
-    rows = np.concatenate([rows + start for (_, rows), start in zip(known, starts, strict=False)])
+    codes = np.concatenate([index.codes for index in known])
+    rows = np.concatenate([index.rows + start for index, start in zip(known, starts, strict=False)])
     order = codes.argsort(kind="stable")  # takes little longer than a copy, since there are few places out of order
-    return TableRun(frame, (codes[order], rows[order]))
+    return TableRun(frame, Index.of(codes[order], rows[order]))
 
 
 def compacted(runs: Sequence[TableRun]) -> list[TableRun]:

@@ -10,7 +10,10 @@ ALIKE: Final = 0.25
 """The time of a row and the time of a call can be told apart only if the calls' numbers of rows differ: their standard
 deviation must be more than this share of their mean."""
 ASK_AGAIN: Final = 16
-"""After so many calls with about as many rows each, the next ones get half as many, to measure what a call takes."""
+"""After so many calls with about as many rows each, the next ones get half as many, to measure what a call takes; calls
+of single rows get two."""
+ASK_SELDOM: Final = 1024
+"""While it is the rows that take the time, this is asked ever less often, but after so many calls at the latest."""
 GROWTH: Final = 2
 """A call gets at most so many times the rows of the largest recent call: one call may have been fast by chance."""
 CALL_SHARE: Final = 0.05
@@ -31,6 +34,9 @@ class Pace:
     The time that a call takes whatever its rows is not saved by smaller calls, but paid more often. Where it is more
     than half of the budget, the rows get as much time as the call. Otherwise a call of 20 ms would get fewer and fewer
     rows, down to one.
+
+    Calls with about as many rows each do not tell what of their time is the call's. So they are not left alike for long
+    where that matters: otherwise a stream that begins with single rows would be processed row by row for ever.
     """
 
     def __init__(self, budget_s: float, enough_s: float | None = None) -> None:
@@ -42,6 +48,8 @@ class Pace:
         """The time that a call takes whatever its rows, as measured last."""
         self._alike = 0
         """How many calls ago that time was measured."""
+        self._ask_after = ASK_AGAIN
+        """After how many calls that are alike it has to be measured."""
 
     def took(self, rows: int, seconds: float) -> None:
         """One call with `rows` rows, at least one, took `seconds`."""
@@ -57,9 +65,11 @@ class Pace:
         if variance > (ALIKE * mean_rows) ** 2:
             row_s = (self._products / self._calls - mean_rows * mean_s) / variance
             self._call_s = max(0.0, mean_s - max(0.0, row_s) * mean_rows)
+            if 4 * self._call_s > mean_s:
+                self._ask_after = ASK_AGAIN
+            elif self._alike >= self._ask_after:
+                self._ask_after = min(2 * self._ask_after, ASK_SELDOM)
             self._alike = 0
-        elif self._enough_s == self._budget_s:
-            self._call_s = 0.0  # with fewer rows per call it will show, as these differ in size
 
     def rows(self, at_first: int, core_share: float = 1.0) -> int:
         """How many rows the next call should get: at least one, and `at_first` before the first call.
@@ -71,13 +81,13 @@ class Pace:
         rows, seconds = self._rows / self._calls, self._seconds / self._calls
         call_s = min(self._call_s, seconds)
         row_s = (seconds - call_s) / rows
-        found = self._fitting(self._budget_s, call_s, row_s)
-        if self._enough_s == self._budget_s or row_s * FEW_ROWS < self._budget_s:
-            return found
-        enough_s = self._enough_s * core_share
-        if self._alike >= ASK_AGAIN and 2 * seconds > enough_s:
-            found = min(found, self._largest // 2)
-        return max(1, min(found, self._fitting(max(enough_s, call_s / CALL_SHARE), call_s, row_s)))
+        aim_s, found = self._budget_s, self._fitting(self._budget_s, call_s, row_s)
+        if self._enough_s < self._budget_s <= row_s * FEW_ROWS:
+            aim_s = self._enough_s * core_share
+            found = max(1, min(found, self._fitting(max(aim_s, call_s / CALL_SHARE), call_s, row_s)))
+        if self._alike >= self._ask_after and 2 * seconds > aim_s:
+            return min(found, int(rows / 2)) if rows >= 2 else 2
+        return found
 
     def _fitting(self, aim_s: float, call_s: float, row_s: float) -> int:
         most = GROWTH * self._largest

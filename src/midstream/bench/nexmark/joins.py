@@ -25,13 +25,12 @@ class PersonsAuctions(CoBatchFunction):
     """Auctions whose seller has not arrived yet."""
 
     def process1(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
-        waiting = self.waiting.frame
         self.persons.append(rows)
-        self.waiting.frame = waiting.join(rows, on="person", how="anti")
-        return rows.join(waiting, on="person").drop("person")
+        return rows.join(self.waiting.pop(rows), on="person").drop("person")
 
     def process2(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
-        auctions, persons = rows.rename({"seller": "person"}), self.persons.frame
+        auctions = rows.rename({"seller": "person"})
+        persons = self.persons.lookup(auctions)
         self.waiting.append(auctions.join(persons, on="person", how="anti"))
         return auctions.join(persons, on="person").drop("person")
 
@@ -68,22 +67,17 @@ class AuctionsBids(CoBatchFunction):
     result: Final = pa.schema([*waiting.schema, *list(auctions.schema)[1:]])
 
     def process1(self, rows: pl.DataFrame, ctx: BatchContext) -> None:
-        # Bids that wait are joined as they are due: looking through all of them for each few auctions made the slower
-        # side slower still, and so more bids wait.
-        self.auctions.append(rows)
+        self.auctions.append(rows)  # bids that wait for them are joined when they are due
 
     def process2(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
-        auctions, early = self.auctions.frame, rows.filter(pl.col("time") > ctx.watermark)
+        auctions = self.auctions.lookup(rows)
+        early = rows.filter(pl.col("time") > ctx.watermark)
         self.waiting.append(early.join(auctions, on="auction", how="anti"))
         return rows.join(auctions, on="auction").select(self.result.names)
 
-    def on_watermark(self, ctx: BatchContext) -> pl.DataFrame | None:
-        waiting = self.waiting.frame
-        is_due = waiting["time"] <= ctx.watermark
-        if not is_due.any():
-            return None
-        self.waiting.frame = waiting.filter(~is_due)
-        return waiting.filter(is_due).join(self.auctions.frame, on="auction").select(self.result.names)
+    def on_watermark(self, ctx: BatchContext) -> pl.DataFrame:
+        due = self.waiting.pop_until("time", ctx.watermark)
+        return due.join(self.auctions.lookup(due), on="auction").select(self.result.names)
 
 
 def q20(events: DataStream) -> DataStream:
@@ -99,13 +93,15 @@ def q20(events: DataStream) -> DataStream:
     )
 
 
-class BidsOfEndedAuctions(CoBatchFunction):
-    """Keeps auctions and their bids until an auction's time is over."""
+class BestBids(CoBatchFunction):
+    """Keeps auctions, and the best of the bids for each, until an auction's time is over."""
 
     auctions: TableState
     """Has `auction`, `time`, `expires`."""
     bids: TableState
-    """Has `auction`, `time`."""
+    """Has `auction`, `time`. Bids that event time has not come to, so that their auction may still be missing."""
+    best: TableState
+    """Has the columns of `bids`."""
 
     def process1(self, rows: pl.DataFrame, ctx: BatchContext) -> None:
         self.auctions.append(rows)
@@ -113,34 +109,40 @@ class BidsOfEndedAuctions(CoBatchFunction):
     def process2(self, rows: pl.DataFrame, ctx: BatchContext) -> None:
         self.bids.append(rows)
 
+    def best_of(self, bids: pl.DataFrame) -> pl.DataFrame:
+        """Return one bid for each auction."""
+        raise NotImplementedError
+
     def ended(self, ctx: BatchContext) -> pl.DataFrame:
-        """Return the bids within the time of the auctions that are over by now, which are then forgotten.
+        """Return the best bids for the auctions that are over by now, which are then forgotten.
 
         A column that both have is the bid's; the auction's has the suffix `_of_auction`.
         """
-        auctions, bids = self.auctions.frame, self.bids.frame
-        is_over = pl.col("expires") <= ctx.watermark
-        over, alive = auctions.filter(is_over), auctions.filter(~is_over)
-        # an auction comes before event time passes its first bid
-        may_win = pl.col("auction").is_in(alive["auction"].implode()) | (pl.col("time") > ctx.watermark)
-        self.auctions.frame, self.bids.frame = alive, bids.filter(may_win)
-        return bids.join(over, on="auction", suffix="_of_auction").filter(
-            pl.col("time").is_between("time_of_auction", "expires")
-        )
+        due = self.bids.pop_until("time", ctx.watermark)
+        if due.height:
+            is_within = pl.col("time").is_between("time_of_auction", "expires")
+            times = self.auctions.lookup(due).select("auction", "expires", time_of_auction="time")
+            valid = due.join(times, on="auction").filter(is_within).select(due.columns)
+            self.best.upsert(self.best_of(pl.concat([self.best.lookup(valid), valid])))
+        over = self.auctions.pop_until("expires", ctx.watermark)
+        return self.best.pop(over).join(over, on="auction", suffix="_of_auction")
 
 
-class WinningPrices(BidsOfEndedAuctions):
+class WinningPrices(BestBids):
     """The highest of an auction's bids within its time, once that is over."""
 
     auctions = TableState({"auction": int, "time": TIME, "expires": TIME, "category": int})
     bids = TableState({"auction": int, "time": TIME, "price": int})
+    best = TableState({"auction": int, "time": TIME, "price": int})
+
+    def best_of(self, bids: pl.DataFrame) -> pl.DataFrame:
+        return bids.group_by("auction").agg(pl.col("time").first(), pl.col("price").max())
 
     def on_watermark(self, ctx: BatchContext) -> pl.DataFrame:
-        by_auction = self.ended(ctx).group_by("auction")
-        return by_auction.agg(pl.col("category").first(), pl.col("price").max()).drop("auction")
+        return self.ended(ctx).select("category", "price")
 
 
-class WinningBids(BidsOfEndedAuctions):
+class WinningBids(BestBids):
     """Each auction with the highest of its bids, the earliest of several; of several at one time that of the bidder
     with the smallest number, and of several that a bidder makes at one time the one whose text sorts first.
     """
@@ -158,6 +160,7 @@ class WinningBids(BidsOfEndedAuctions):
         }
     )
     bids = TableState({"auction": int, "bidder": int, "price": int, "time": TIME, "extra": str})
+    best = TableState({"auction": int, "bidder": int, "price": int, "time": TIME, "extra": str})
     result: Final = pa.schema(
         [
             *auctions.schema,
@@ -167,23 +170,24 @@ class WinningBids(BidsOfEndedAuctions):
         ]
     )
 
+    def best_of(self, bids: pl.DataFrame) -> pl.DataFrame:
+        highest = bids.filter(pl.col("price") == pl.col("price").max().over("auction"))
+        return highest.sort("time", "bidder", "extra").unique("auction", keep="first")
+
     def on_watermark(self, ctx: BatchContext) -> pl.DataFrame:
-        highest = self.ended(ctx).filter(pl.col("price") == pl.col("price").max().over("auction"))
-        first = highest.sort("time", "bidder", "extra").unique("auction", keep="first")
-        return first.rename({"time": "bid_time", "time_of_auction": "time"}).select(self.result.names)
+        return self.ended(ctx).rename({"time": "bid_time", "time_of_auction": "time"}).select(self.result.names)
 
 
 class RunningAverages(KeyedBatchFunction):
     totals = TableState({"category": int, "total": int, "count": int})
 
     def process(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame:
-        before = rows.join(self.totals.frame, on="category", how="left", maintain_order="left")
+        before = rows.join(self.totals.lookup(rows), on="category", how="left", maintain_order="left")
         counted = before.with_columns(
             total=pl.col("total").fill_null(0) + pl.col("price").cum_sum().over("category"),
             count=pl.col("count").fill_null(0) + pl.int_range(1, pl.len() + 1).over("category"),
         )
-        both = pl.concat([self.totals.frame, counted.select("category", "total", "count")])
-        self.totals.frame = both.unique("category", keep="last")
+        self.totals.upsert(counted.select("category", "total", "count").unique("category", keep="last"))
         return counted.select("category", "price", average=pl.col("total") / pl.col("count"))
 
 
