@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstream.worker.pace import Pace
+from midstream.worker.pace import CALL_SHARE, Pace
 from midstream.worker.source_pace import SourcePace
 
 LIMIT = 131_072
@@ -153,7 +153,7 @@ def test_where_calls_cost_something_there_are_hardly_more_of_them(call_s: float,
     found = run(call_s, row_s, enough_s=SHORT_S, noise=noise)[20:]
     rows = sum(rows for rows, _ in found)
     fewest = rows * row_s / (0.01 - call_s)
-    share = min(0.05, call_s / SHORT_S)
+    share = min(CALL_SHARE, call_s / SHORT_S)
     assert len(found) * call_s <= 1.5 * max(fewest * call_s, rows * row_s * share / (1 - share))
 
 

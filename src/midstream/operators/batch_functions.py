@@ -4,10 +4,9 @@
         totals = TableState({"user": int, "total": int})
 
         def process(self, rows, ctx):
-            before = rows.join(self.totals.frame, on="user", how="left", maintain_order="left")
+            before = rows.join(self.totals.lookup(rows), on="user", how="left", maintain_order="left")
             made = before.with_columns(total=pl.col("total").fill_null(0) + pl.col("price").cum_sum().over("user"))
-            both = pl.concat([self.totals.frame, made.select("user", "total")])
-            self.totals.frame = both.unique("user", keep="last")
+            self.totals.upsert(made.select("user", "total").unique("user", keep="last"))
             return made.select("user", "price", "total")
 
 A batch holds rows of many keys. The rows of a key keep the order of their channel, but the engine
@@ -84,9 +83,7 @@ class BatchFunction(Function):
         Return rows as `process` does, or None, as this default does.
 
             def on_watermark(self, ctx):
-                due = pl.col("at") <= ctx.watermark
-                made, self.waiting.frame = self.waiting.frame.filter(due), self.waiting.frame.filter(~due)
-                return made
+                return self.waiting.pop_until("at", ctx.watermark)
         """
         return None
 
@@ -101,10 +98,10 @@ class KeyedBatchFunction(BatchFunction):
         >>> class RunningTotal(KeyedBatchFunction):
         ...     totals = TableState({"user": str, "total": int})
         ...     def process(self, rows, ctx):
-        ...         known = rows.join(self.totals.frame, on="user", how="left", maintain_order="left")
+        ...         known = rows.join(self.totals.lookup(rows), on="user", how="left", maintain_order="left")
         ...         sums = pl.col("total").fill_null(0) + pl.col("price").cum_sum().over("user")
         ...         made = known.select("user", total=sums)
-        ...         self.totals.frame = pl.concat([self.totals.frame, made]).unique("user", keep="last")
+        ...         self.totals.upsert(made.unique("user", keep="last"))
         ...         return made
         >>> running = orders.key_by("user").process_batches(RunningTotal(), {"user": str, "total": int})
         >>> testing.run(running, cut="whole").rows
@@ -120,7 +117,7 @@ class KeyedBatchFunction(BatchFunction):
         Return a polars DataFrame, or an Arrow RecordBatch or Table, with the columns of the output, or None.
 
             def process(self, rows, ctx):
-                return rows.join(self.users.frame, on="user", how="semi")
+                return rows.join(self.users.lookup(rows), on="user", how="semi")
         """
         raise NotImplementedError
 
@@ -134,9 +131,9 @@ class CoBatchFunction(BatchFunction):
         >>> class Known(CoBatchFunction):
         ...     users = TableState({"user": str})
         ...     def process1(self, rows, ctx):
-        ...         return rows.join(self.users.frame, on="user", how="semi")
+        ...         return rows.join(self.users.lookup(rows), on="user", how="semi")
         ...     def process2(self, rows, ctx):
-        ...         self.users.frame = pl.concat([self.users.frame, rows]).unique()
+        ...         self.users.upsert(rows.unique())
         >>> known = testing.harness(Known(), orders.schema, orders.schema, key="user", second={"user": str})
         >>> _ = known.process2({"user": "ann"})
         >>> known.process1([{"user": "ann", "price": 3}, {"user": "bob", "price": 5}])
@@ -152,7 +149,7 @@ class CoBatchFunction(BatchFunction):
         Return a polars DataFrame, or an Arrow RecordBatch or Table, with the columns of the output, or None.
 
             def process1(self, rows, ctx):
-                return rows.join(self.users.frame, on="user", how="semi")
+                return rows.join(self.users.lookup(rows), on="user", how="semi")
         """
         raise NotImplementedError
 

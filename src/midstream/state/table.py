@@ -128,9 +128,11 @@ class TableState(DeclaredState):
         return pl.concat(frames, rechunk=False) if frames else self._empty.clone()
 
     def pop(self, keys: pl.DataFrame) -> pl.DataFrame:
-        """Remove the rows of some keys, and return them as `lookup` does.
+        """Remove the rows of some keys.
 
         `keys`: a polars DataFrame with the key columns, as for `lookup`.
+
+        Return the rows, in the order in which they were added.
 
         Raises SchemaError as `lookup` does.
 
@@ -157,11 +159,13 @@ class TableState(DeclaredState):
             self._hold([*compacted(runs), TableRun(rows)])
 
     def pop_until(self, column: str, time: datetime) -> pl.DataFrame:
-        """Remove the rows that are due by `time`, and return them in the order in which they were added.
+        """Remove the rows that are due by `time`.
 
         `column`: a column of timestamps; a row in which it is null is never due.
         `time`: the latest time that is due, as a rule `ctx.watermark`; in UTC if it has no zone. `datetime.max` stands
         for the end of time, `datetime.min` for its beginning.
+
+        Return the rows, in the order in which they were added.
 
         Raises SchemaError if there is no such column of timestamps.
 

@@ -16,7 +16,7 @@ ASK_SELDOM: Final = 1024
 """While it is the rows that take the time, this is asked ever less often, but after so many calls at the latest."""
 GROWTH: Final = 2
 """A call gets at most so many times the rows of the largest recent call: one call may have been fast by chance."""
-CALL_SHARE: Final = 0.05
+CALL_SHARE: Final = 0.1
 """The share of the time that calls themselves may take where the budget allows it."""
 FEW_ROWS: Final = 256
 """If the budget is enough for more rows than these, rows are fast because they are processed in columns. Then calls are
@@ -86,7 +86,8 @@ class Pace:
             aim_s = self._enough_s * core_share
             found = max(1, min(found, self._fitting(max(aim_s, call_s / CALL_SHARE), call_s, row_s)))
         if self._alike >= self._ask_after and 2 * seconds > aim_s:
-            return min(found, int(rows / 2)) if rows >= 2 else 2
+            usual = round(rows)
+            return min(found, usual // 2) if usual > 1 else 2
         return found
 
     def _fitting(self, aim_s: float, call_s: float, row_s: float) -> int:
