@@ -190,6 +190,13 @@ def test_a_key_of_two_columns_is_both_of_them() -> None:
     assert numbers(state.pop(wanted)) == [0]
 
 
+def test_key_columns_may_have_any_name() -> None:
+    for names in (["__row"], ["__row", "__row_"], ["_", "__"]):
+        state = table({**dict.fromkeys(names, str), "id": int}, names)
+        state.append(pl.DataFrame({**{name: ["a", "b"] for name in names}, "id": [0, 1]}))
+        assert numbers(state.pop(pl.DataFrame({name: ["b"] for name in names}))) == [1]
+
+
 def test_what_is_looked_up_is_the_tables_type_or_is_refused() -> None:
     state = table({"k": int, "id": int})
     state.append(pl.DataFrame({"k": [1, 2], "id": [0, 1]}))

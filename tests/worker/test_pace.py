@@ -92,6 +92,31 @@ def test_whatever_calls_there_were_before_what_a_call_costs_is_found_out(
     assert done / spent_s >= 0.2 * half / (call_s + row_s * half)
 
 
+@pytest.mark.parametrize("slower", [5, 10, 100, 1000])
+@pytest.mark.parametrize("after", [100, 113, 131])
+@pytest.mark.parametrize("enough_s", [None, SHORT_S])
+def test_after_the_first_call_that_is_much_slower_none_is_long(slower: int, after: int, enough_s: float | None) -> None:
+    pace, found = Pace(0.01, enough_s), []
+    for call in range(after + 30):
+        rows = min(LIMIT, pace.rows(256))
+        found.append(1e-6 * (slower if call >= after else 1) * rows)
+        pace.took(rows, found[-1])
+    assert max(found[after + 1 :]) <= 0.04
+
+
+@pytest.mark.parametrize("stalled_s", [0.05, 0.3, 1.0, 5.0])
+@pytest.mark.parametrize("at", [12, 16, 17, 20, 40])
+@pytest.mark.parametrize("row_s", [0.003, 0.01, 0.05])
+def test_a_call_that_stalls_does_not_make_slow_rows_come_many_at_a_time(
+    row_s: float, at: int, stalled_s: float
+) -> None:
+    pace, sizes = Pace(0.01, SHORT_S), []
+    for call in range(200):
+        sizes.append(pace.rows(1))
+        pace.took(sizes[-1], row_s * sizes[-1] + (stalled_s if call % 50 == at else 0.0))
+    assert max(sizes) <= 4 and sizes.count(1) >= 180
+
+
 @pytest.mark.parametrize("row_s", [0.003, 0.05, 1.0])
 def test_two_rows_are_seldom_tried_where_single_rows_are_slow(row_s: float) -> None:
     sizes = [rows for rows, _ in run(0.0, row_s, enough_s=SHORT_S, calls=3_000)[100:]]

@@ -14,7 +14,7 @@ import polars as pl
 
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.state.columnar import Merge, Run
-from midstream.state.marked_runs import Int64s, MarkedRun, UInt64s, distinct, found_in
+from midstream.state.marked_runs import Int64s, MarkedRun, UInt64s, among, distinct, found_in
 
 RUNS_MAX: Final = 12
 """The number of runs above which they are merged.
@@ -23,7 +23,6 @@ Each run costs a lookup some 50 µs; more frequent merging would cost some µs p
 """
 
 _GONE: Final = np.iinfo(np.int64).max
-_ROW: Final = "__row"
 
 
 class IndexedRun(MarkedRun):
@@ -107,19 +106,20 @@ class PartIndex:
         found = [(run, positions) for run, positions in found if len(positions)]
         if not found:
             return None
-        parts = pl.concat([run.frame[positions] for run, positions in found]).with_row_index(_ROW)
-        taken = parts.join(keys, on=self._keys, how="semi", maintain_order="left")
-        rows = taken.get_column(_ROW).to_numpy()
+        parts = pl.concat([run.frame[positions] for run, positions in found])
+        rows = among(parts, keys.select(self._keys))
         start = 0
         for run, positions in found:
             end = start + len(positions)
-            if taken.height < parts.height:  # other keys have the same hash
-                positions = positions[rows[rows.searchsorted(start) : rows.searchsorted(end)].astype(np.int64) - start]
+            if len(rows) < parts.height:  # other keys have the same hash
+                positions = positions[rows[rows.searchsorted(start) : rows.searchsorted(end)] - start]
             if len(positions):
                 run.remove(positions)
             start = end
         self._tidy()
-        return taken.drop(_ROW) if taken.height else None
+        if not len(rows):
+            return None
+        return parts if len(rows) == parts.height else parts[rows]
 
     def remove_ended(self, until: int) -> None:
         for run in self.runs:

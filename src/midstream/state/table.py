@@ -22,14 +22,13 @@ from midstream.core.schemas import SchemaLike, as_schema
 from midstream.core.seams import Ids
 from midstream.state.columnar import Run, StateForm, freeze
 from midstream.state.declared import DeclaredState
-from midstream.state.marked_runs import Int64s, distinct
+from midstream.state.marked_runs import Int64s, among, distinct
 from midstream.state.parts import KEY_GROUP, Chunk
 from midstream.state.table_runs import LAST_TICK, TableRun, codes_of, compacted
 
 PIECES_MAX: Final = 64
 """A frame in more pieces of memory than this is copied into one, since every operation pays for each piece."""
 
-_ROW: Final = "__row"
 _EPOCH: Final = datetime(1970, 1, 1)
 _EPOCH_UTC: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
@@ -45,7 +44,7 @@ class TableState(DeclaredState):
     Raises SchemaError for an invalid schema, and when the function is used for a stream with other keys.
 
     The rows of some keys are looked up (`lookup`), removed (`pop`) or replaced (`upsert`), and those that are due are
-    removed (`pop_until`), at a cost that follows from these rows and not from all that the table holds. `frame` is all
+    removed (`pop_until`), at a cost that follows from these rows and hardly from all that the table holds. `frame` is all
     of it.
 
         >>> class Latest(KeyedBatchFunction):
@@ -192,9 +191,7 @@ class TableState(DeclaredState):
         for run in runs:
             positions = run.positions(codes, self._form.keys)
             if len(positions) and not is_exact:  # other keys may have the same hash
-                held = run.frame.select(self._form.keys)[positions].with_row_index(_ROW)
-                same = held.join(wanted, on=self._form.keys, how="semi", maintain_order="left")
-                positions = positions[same.get_column(_ROW).to_numpy()]
+                positions = positions[among(run.frame.select(self._form.keys)[positions], wanted)]
             if len(positions):
                 found.append((run, positions))
         return found

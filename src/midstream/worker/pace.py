@@ -14,6 +14,10 @@ ASK_AGAIN: Final = 16
 of single rows get two."""
 ASK_SELDOM: Final = 1024
 """While it is the rows that take the time, this is asked ever less often, but after so many calls at the latest."""
+CHANGED: Final = 4
+"""A call that takes so many times longer, or shorter, than those before would have makes these worthless."""
+FORGIVING: Final = 1.25
+"""The shortest recent call counts as so many times longer with each further call."""
 GROWTH: Final = 2
 """A call gets at most so many times the rows of the largest recent call: one call may have been fast by chance."""
 CALL_SHARE: Final = 0.1
@@ -44,6 +48,9 @@ class Pace:
         self._enough_s = budget_s if enough_s is None else enough_s
         self._calls = self._rows = self._seconds = self._squares = self._products = 0.0
         self._largest = 0
+        self._least_s = 0.0
+        """About the shortest recent call. A call takes no longer than that whatever its rows: what disturbs a measurement
+        only adds time."""
         self._call_s = 0.0
         """The time that a call takes whatever its rows, as measured last."""
         self._alike = 0
@@ -53,23 +60,42 @@ class Pace:
 
     def took(self, rows: int, seconds: float) -> None:
         """One call with `rows` rows, at least one, took `seconds`."""
+        if self._calls and not self._is_as_before(rows, seconds):
+            self._calls = self._rows = self._seconds = self._squares = self._products = 0.0
+            self._largest = 0
         self._calls = RECENT * self._calls + 1
         self._rows = RECENT * self._rows + rows
         self._seconds = RECENT * self._seconds + seconds
         self._squares = RECENT * self._squares + rows * rows
         self._products = RECENT * self._products + rows * seconds
         self._largest = max(rows, self._largest // 2)
+        self._least_s = min(seconds, FORGIVING * self._least_s) if self._calls > 1 else seconds
         mean_rows, mean_s = self._rows / self._calls, self._seconds / self._calls
         variance = self._squares / self._calls - mean_rows * mean_rows
         self._alike += 1
         if variance > (ALIKE * mean_rows) ** 2:
             row_s = (self._products / self._calls - mean_rows * mean_s) / variance
-            self._call_s = max(0.0, mean_s - max(0.0, row_s) * mean_rows)
+            self._call_s = min(max(0.0, mean_s - max(0.0, row_s) * mean_rows), self._least_s)
             if 4 * self._call_s > mean_s:
                 self._ask_after = ASK_AGAIN
             elif self._alike >= self._ask_after:
                 self._ask_after = min(2 * self._ask_after, ASK_SELDOM)
             self._alike = 0
+
+    def _is_as_before(self, rows: int, seconds: float) -> bool:
+        """Whether a call took about as long as it would have before, or the difference does not matter. If not, the calls
+        before it say nothing about the next ones: the function has changed, or one of the calls was disturbed.
+        """
+        call_s, row_s = self._costs()
+        expected_s = call_s + row_s * rows
+        shorter_s, longer_s = sorted((seconds, expected_s))
+        return longer_s <= max(CHANGED * shorter_s, self._budget_s)
+
+    def _costs(self) -> tuple[float, float]:
+        """Return the time of a call, and of a row."""
+        mean_s = self._seconds / self._calls
+        call_s = min(self._call_s, mean_s)
+        return call_s, (mean_s - call_s) * self._calls / self._rows
 
     def rows(self, at_first: int, core_share: float = 1.0) -> int:
         """How many rows the next call should get: at least one, and `at_first` before the first call.
@@ -78,15 +104,13 @@ class Pace:
         """
         if not self._calls:
             return at_first
-        rows, seconds = self._rows / self._calls, self._seconds / self._calls
-        call_s = min(self._call_s, seconds)
-        row_s = (seconds - call_s) / rows
+        call_s, row_s = self._costs()
         aim_s, found = self._budget_s, self._fitting(self._budget_s, call_s, row_s)
         if self._enough_s < self._budget_s <= row_s * FEW_ROWS:
             aim_s = self._enough_s * core_share
             found = max(1, min(found, self._fitting(max(aim_s, call_s / CALL_SHARE), call_s, row_s)))
-        if self._alike >= self._ask_after and 2 * seconds > aim_s:
-            usual = round(rows)
+        if self._alike >= self._ask_after and 2 * self._seconds / self._calls > aim_s:
+            usual = round(self._rows / self._calls)
             return min(found, usual // 2) if usual > 1 else 2
         return found
 
