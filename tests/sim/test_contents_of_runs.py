@@ -287,7 +287,9 @@ BUGS = {
     },
     "held rows lose their text": Bug(held_without_text(), partial(holding, "timers"), "another text than they should"),
     "a table changes a time": Bug(table_with_another_time(), partial(holding, "tables"), "another ts than they should"),
-    "state lies with another subtask": Bug(under_another_group(), partial(holding, "timers"), "of the key groups"),
+    "state lies with another subtask": Bug(
+        under_another_group(), partial(holding, "timers"), "in key groups that are not theirs"
+    ),
     "the end of a window": Bug(another_bound(END), partial(windowed, "window"), WRONG_WINDOWS),
     "the start of a window": Bug(another_bound(START), partial(windowed, "sliding"), WRONG_WINDOWS),
     "the end of a session": Bug(another_bound(END), partial(windowed, "session"), WRONG_WINDOWS),
@@ -300,7 +302,9 @@ BUGS = {
     "part of the state of sessions": Bug(
         without_the_last_part(SessionWindowOperator), partial(windowed, "session"), "checkpoint .* lost"
     ),
-    "windows fire twice": Bug(fired_twice(), regions.ending("sliding"), "key group .* is at .*, and had come to"),
+    "windows fire twice": Bug(
+        fired_twice(), regions.ending("sliding"), f"key group .* is at .*, and had come to|{WRONG_WINDOWS}"
+    ),
     "late rows of a drained job": Bug(no_late_output(), drained, "are late and should not be, .* are not"),
     "state of who still runs": Bug(running_ones_forget(), regions.ending("keyed"), "checkpoint .* state of count1"),
     "a silent channel beside idle ones": Bug(

@@ -8,6 +8,7 @@ from itertools import count
 from typing import Any, cast
 
 import pyarrow as pa
+import pytest
 
 from midstream.core.ids import TaskId
 from midstream.exchange.gate import InputGate
@@ -49,9 +50,10 @@ class Gate:
 
 
 class Rows:
-    """A chain that notes at which port each row comes in; those of SLOW take a millisecond. It is the clock as well."""
+    """A chain that notes at which port each row comes in; those of SLOW take `row_s`. It is the clock as well."""
 
-    def __init__(self) -> None:
+    def __init__(self, call_s: float, row_s: float) -> None:
+        self.call_s, self.row_s = call_s, row_s
         self.seen: list[tuple[int, int]] = []
         self.slices: list[tuple[int, int]] = []
         self.now_s = 0.0
@@ -59,7 +61,7 @@ class Rows:
     def process(self, part: pa.RecordBatch, port: int) -> None:
         self.slices.append((port, part.num_rows))
         self.seen += [(port, n) for _, n in rows_in(part)]
-        self.now_s += part.num_rows * (1e-3 if port == SLOW else 1e-7)
+        self.now_s += self.call_s + part.num_rows * (self.row_s if port == SLOW else 1e-7)
 
     def now_ms(self) -> int:
         return 0
@@ -71,8 +73,10 @@ class Rows:
     core_share = 1.0
 
 
-def task_input(slow: Sequence[int], rules: Sequence[int]) -> tuple[TaskInput, Rows]:
-    rows = Rows()
+def task_input(
+    slow: Sequence[int], rules: Sequence[int], call_s: float = 0.0, row_s: float = 1e-3
+) -> tuple[TaskInput, Rows]:
+    rows = Rows(call_s, row_s)
     gates = cast("list[InputGate]", [Gate(SLOW, *slow), Gate(RULES, *rules)])
     chain = cast(Chain, rows)
     return TaskInput(
@@ -118,6 +122,15 @@ def test_how_fast_the_rows_of_one_gate_are_says_nothing_of_those_of_another() ->
         pass
     assert max([size for port, size in rows.slices if port == SLOW][1:]) <= 2 * SLICE_S / 1e-3, "the first is a guess"
     assert (RULES, 5000) in rows.slices
+
+
+@pytest.mark.parametrize("call_s", [0.003, 0.0095, 0.0105, 0.1])
+def test_a_stream_that_begins_with_single_rows_is_not_processed_row_by_row_for_ever(call_s: float) -> None:
+    task, rows = task_input([1] * 40 + [100_000], [], call_s, row_s=1e-7)
+    while task.work():
+        pass
+    assert [n for _, n in rows.seen[40:]] == list(range(40, 100_040))
+    assert len(rows.slices) < 40 + 200, [size for _, size in rows.slices]
 
 
 def test_what_is_left_of_each_batch_is_known_by_gate() -> None:

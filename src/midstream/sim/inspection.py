@@ -14,7 +14,7 @@ import pyarrow as pa
 from midstream.checkpoint.channel_state import read_segment, rows_of
 from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState
 from midstream.checkpoint.state_files import read_parts
-from midstream.core.arrow_types import to_list
+from midstream.core.arrow_types import is_struct_array, to_list
 from midstream.core.batches import concat, empty_batch
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.keys import key_group_range, key_groups
@@ -93,7 +93,13 @@ class Inspection:
         if not {KEY_GROUP, "key"} <= set(table.column_names):
             return
         key = table.column("key").combine_chunks()
-        groups = key_groups(pa.RecordBatch.from_arrays([key], ["key"]), ("key",), self._key_groups)
+        # an operator that is keyed by two columns has both, in a table or as a struct
+        if is_struct_array(key):
+            columns = [key.field(i) for i in range(key.type.num_fields)]
+        else:
+            columns = [table.column(name).combine_chunks() for name in ("key", "half") if name in table.column_names]
+        names = [str(index) for index in range(len(columns))]
+        groups = key_groups(pa.RecordBatch.from_arrays(columns, names), tuple(names), self._key_groups)
         wrong = groups != table.column(KEY_GROUP).to_numpy()
         if wrong.any():
             keys = to_list(key.filter(pa.array(wrong)))

@@ -45,15 +45,15 @@ class Hold(CoBatchFunction):
         # in an order that does not depend on threads, so that every run is the same
         each = rows.group_by("key", maintain_order=True).agg(count=pl.len().cast(pl.Int64), sum=pl.col("id").sum())
         self._turn += 1
-        match self._turn % 3:
-            case 0:
-                self.keys.frame = self._added_up(self.keys.frame, each)
-            case 1:
-                self.keys.upsert(self._added_up(self._known(rows), each))
-            case _:
-                known = self._known(rows)
-                self._check_same("removed of some keys", self.keys.pop(rows), known)
-                self.keys.append(self._added_up(known, each))
+        way = self._turn % 3
+        if way == 0:
+            self.keys.frame = self._added_up(self.keys.frame, each)
+        elif way == 1:
+            self.keys.upsert(self._added_up(self._known(rows), each))
+        else:
+            known = self._known(rows)
+            self._check_same("removed of some keys", self.keys.pop(rows), known)
+            self.keys.append(self._added_up(known, each))
 
     process2 = process1
 
