@@ -1,4 +1,4 @@
-"""Going back to an older checkpoint: what is refused, kept and taken back, whoever is killed meanwhile."""
+"""Going back to an older checkpoint: what is refused, kept and taken back, also after a kill in the middle."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 from in_memory import CountingIds
 from midstream.core.errors import JobError, SchemaError
 from midstream.core.keys import key_groups
+from midstream.core.schemas import SchemaLike
 from midstream.state import columnar, table_runs
 from midstream.state.columnar import OWN_CHUNK_ROWS
 from midstream.state.parts import KEY_GROUP, Chunk
@@ -176,8 +177,8 @@ def test_a_table_has_what_a_list_of_rows_has(
         beside.check_stored()
 
 
-def table(schema: object, keys: Sequence[str] = ("k",)) -> TableState:
-    return TableState(schema).bound("rows", keys, range(GROUPS), GROUPS)  # type: ignore[arg-type]
+def table(schema: SchemaLike, keys: Sequence[str] = ("k",)) -> TableState:
+    return TableState(schema).bound("rows", keys, range(GROUPS), GROUPS)
 
 
 def test_a_key_of_two_columns_is_both_of_them() -> None:

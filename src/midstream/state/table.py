@@ -236,6 +236,7 @@ class TableState(DeclaredState):
         return runs
 
     def _table_runs(self) -> list[TableRun]:
+        # a Timeline has runs of another kind, which it searches itself
         return cast("list[TableRun]", self._bound_runs())
 
     def _hold(self, runs: Sequence[Run], whole: pl.DataFrame | None = None) -> None:

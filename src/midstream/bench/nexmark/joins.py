@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import Final
 
@@ -93,7 +94,7 @@ def q20(events: DataStream) -> DataStream:
     )
 
 
-class BestBids(CoBatchFunction):
+class BestBids(CoBatchFunction, ABC):
     """Keeps auctions, and the best of the bids for each, until an auction's time is over."""
 
     auctions: TableState
@@ -109,9 +110,9 @@ class BestBids(CoBatchFunction):
     def process2(self, rows: pl.DataFrame, ctx: BatchContext) -> None:
         self.bids.append(rows)
 
+    @abstractmethod
     def best_of(self, bids: pl.DataFrame) -> pl.DataFrame:
         """Return one bid for each auction."""
-        raise NotImplementedError
 
     def ended(self, ctx: BatchContext) -> pl.DataFrame:
         """Return the best bids for the auctions that are over by now, which are then forgotten.
