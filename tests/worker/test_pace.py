@@ -123,6 +123,18 @@ def test_two_rows_are_seldom_tried_where_single_rows_are_slow(row_s: float) -> N
     assert max(sizes) <= 2 and sizes.count(2) <= 10
 
 
+@pytest.mark.parametrize("disturbed_s", [1e-4, 3e-4, 1e-3])
+@pytest.mark.parametrize("call_s", [5e-5, 1.5e-4])
+def test_disturbances_are_not_taken_for_what_a_call_costs(call_s: float, disturbed_s: float) -> None:
+    """On a busy machine three calls of ten take longer by chance; a barrier waits for as many rows as a slice has."""
+    pace, random, sizes = Pace(0.01, SHORT_S), Random(f"{call_s} {disturbed_s}"), []
+    for _ in range(3_000):
+        sizes.append(min(4, pace.rows(256, core_share=0.6)))
+        disturbance_s = random.expovariate(1 / disturbed_s) if random.random() < 0.3 else 0.0
+        pace.took(sizes[-1], call_s + 6.2e-4 * sizes[-1] + disturbance_s)
+    assert sum(rows * rows for rows in sizes[50:]) <= 1.6 * sum(sizes[50:])
+
+
 @pytest.mark.parametrize(("chain_s", "downstream_s"), [(0.0002, 0.18), (0.03, 0.05), (0.03, 0.3), (0.0005, 0.11)])
 @pytest.mark.parametrize("at_first", [1, 20, 1000])
 def test_a_source_whose_rows_cost_nothing_downstream_gets_large_batches(

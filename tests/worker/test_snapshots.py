@@ -10,11 +10,14 @@ from midstream.core.errors import StorageError
 from midstream.core.ids import TaskId
 from midstream.operators.base import Snapshot, SnapshotResult
 from midstream.protocol import messages as m
+from midstream.protocol.task_metrics import TaskMetrics
 from midstream.state.parts import Chunk, Redistribute, StatePart
 from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
 from recovering import Steps, task_seams
 
 ROWS = pa.table({"v": [1, 2, 3]})
+TASK = TaskId(1, 0)
+METRICS = TaskMetrics(TASK, rows_in=3, rows_out=2, busy_ms=0, backpressured_ms=0, watermark_us=0)
 
 
 def file_of(checkpoint_id: int) -> str:
@@ -26,16 +29,20 @@ class World:
         self.storage = MemoryStorage()
         self.steps = Steps()
         self.sent: list[m.FromSlot] = []
-        seams = task_seams(self.steps, self.storage, inline_bytes_max=inline_bytes_max)
-        self.snapshots = TaskSnapshots(TaskId(1, 0), seams, self.sent.append, self.failed, lambda: None)
+        seams = task_seams(self.steps, self.storage, inline_bytes_max=inline_bytes_max, send=self.sent.append)
+        self.snapshots = TaskSnapshots(TASK, seams, lambda: METRICS, self.failed, lambda: None)
 
     def failed(self, error: BaseException) -> None:
         raise error
 
-    def take(self, checkpoint_id: int, *chunks: str, in_flight: StoredInFlight | None = None) -> m.FromSlot:
+    def take(
+        self, checkpoint_id: int, *chunks: str, in_flight: StoredInFlight | None = None, with_metrics: bool = False
+    ) -> m.FromSlot:
         part = StatePart(Redistribute.UNION, tuple(Chunk(chunk, ROWS) for chunk in chunks))
         operators = [(m.OperatorSnapshot("count"), Snapshot(SnapshotResult(parts={"s": part})))]
-        self.snapshots.store(checkpoint_id, operators, alignment_ms=0, began_s=0.0, finished=False)
+        self.snapshots.store(
+            checkpoint_id, operators, alignment_ms=0, began_s=0.0, finished=False, with_metrics=with_metrics
+        )
         assert self.steps.run_io()
         self.snapshots.in_flight_stored(checkpoint_id, in_flight or StoredInFlight())
         return self.sent[-1]
@@ -74,3 +81,10 @@ def test_little_state_is_in_the_acknowledgement_and_goes_to_a_file_once_it_is_mo
     assert {file for _, file in world.chunks(second)} == {file_of(2)}
     world.snapshots.completed(2)
     assert world.chunks(world.take(3, "a", "b", "c", "d", "e"))[-2:] == [("d", file_of(2)), ("e", "")]
+
+
+def test_metrics_are_only_in_acknowledgements_that_no_heartbeat_may_follow() -> None:
+    world = World(0)
+    usual, last = world.take(1, "a"), world.take(2, "a", with_metrics=True)
+    assert isinstance(usual, m.CheckpointAck) and usual.metrics is None
+    assert isinstance(last, m.CheckpointAck) and last.metrics is METRICS

@@ -78,7 +78,7 @@ class World:
         return self.task.state
 
     def trigger(self, checkpoint_id: int, *, pauses_sources: bool = False) -> None:
-        self.task.trigger_checkpoint(CheckpointBarrier(checkpoint_id, 0), pauses_sources=pauses_sources)
+        self.task.trigger_checkpoint(CheckpointBarrier(checkpoint_id, 0, pauses_sources=pauses_sources))
 
     def run(self) -> list[Step]:
         """The steps that it takes until it waits."""

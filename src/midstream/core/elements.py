@@ -36,13 +36,15 @@ class CheckpointBarrier(msgspec.Struct, frozen=True, tag="barrier"):
     `created_ms` is the coordinator's wall clock at the trigger. After `timeout_ms` (0: at once; None: never) the
     barrier may overtake the rows before it. `completed_id` is the newest checkpoint that had completed then, 0 if none
     had: `CheckpointCompleted` may come later than the barrier, and what older checkpoints hold may be deleted as soon
-    as a newer one has completed.
+    as a newer one has completed. `pauses_sources`: the job stops or moves with this checkpoint, so sources are not read
+    after it, unless it is aborted.
     """
 
     checkpoint_id: int
     created_ms: int
     timeout_ms: int | None = None
     completed_id: int = 0
+    pauses_sources: bool = False
 
 
 class CancelCheckpointMarker(msgspec.Struct, frozen=True, tag="cancel"):

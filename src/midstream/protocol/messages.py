@@ -436,7 +436,8 @@ class CheckpointAck(msgspec.Struct, frozen=True, tag="ack"):
     channels: tuple[ChannelState, ...] = ()
     """What was in flight to and from the task and is its own to store."""
     metrics: TaskMetrics | None = None
-    """The current metrics: a job that stops with this checkpoint may send no heartbeat after it."""
+    """The metrics of a task that has reached the end of its data, or whose job stops or moves with this checkpoint: it may
+    send no heartbeat after it."""
     snapshot_ms: float = 0.0
     """The time for which the task did nothing but take the snapshot."""
     storing_ms: float = 0.0

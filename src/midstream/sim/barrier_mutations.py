@@ -323,8 +323,10 @@ def chunks_of_an_aborted_checkpoint() -> Replacements:
 def barrier_says_nothing_of_completed_ones() -> Replacements:
     """Tasks learn only from the coordinator that a checkpoint has completed, even if the next barrier comes first."""
 
-    def silent(checkpoint_id: int, created_ms: int, timeout_ms: int | None, _: int) -> CheckpointBarrier:
-        return CheckpointBarrier(checkpoint_id, created_ms, timeout_ms)
+    def silent(
+        checkpoint_id: int, created_ms: int, timeout_ms: int | None, _: int, pauses_sources: bool
+    ) -> CheckpointBarrier:
+        return CheckpointBarrier(checkpoint_id, created_ms, timeout_ms, 0, pauses_sources)
 
     return [(slot, "CheckpointBarrier", silent)]
 

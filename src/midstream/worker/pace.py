@@ -16,11 +16,11 @@ ASK_SELDOM: Final = 1024
 """While it is the rows that take the time, this is asked ever less often, but after so many calls at the latest."""
 CHANGED: Final = 4
 """A call that takes so many times longer, or shorter, than those before would have makes these worthless."""
-FORGIVING: Final = 1.25
+FORGIVING: Final = 1.05
 """The shortest recent call counts as so many times longer with each further call."""
 GROWTH: Final = 2
 """A call gets at most so many times the rows of the largest recent call: one call may have been fast by chance."""
-CALL_SHARE: Final = 0.1
+CALL_SHARE: Final = 0.2
 """The share of the time that calls themselves may take where the budget allows it."""
 FEW_ROWS: Final = 256
 """If the budget is enough for more rows than these, rows are fast because they are processed in columns. Then calls are
@@ -48,9 +48,9 @@ class Pace:
         self._enough_s = budget_s if enough_s is None else enough_s
         self._calls = self._rows = self._seconds = self._squares = self._products = 0.0
         self._largest = 0
-        self._least_s = 0.0
-        """About the shortest recent call. A call takes no longer than that whatever its rows: what disturbs a measurement
-        only adds time."""
+        self._least_s, self._least_rows = 0.0, 0
+        """About the shortest recent call, and its rows. What disturbs a measurement only adds time, so this one has been
+        disturbed least."""
         self._call_s = 0.0
         """The time that a call takes whatever its rows, as measured last."""
         self._alike = 0
@@ -69,18 +69,33 @@ class Pace:
         self._squares = RECENT * self._squares + rows * rows
         self._products = RECENT * self._products + rows * seconds
         self._largest = max(rows, self._largest // 2)
-        self._least_s = min(seconds, FORGIVING * self._least_s) if self._calls > 1 else seconds
+        self._least_s *= FORGIVING
+        if seconds <= self._least_s or self._calls == 1:
+            self._least_s, self._least_rows = seconds, rows
         mean_rows, mean_s = self._rows / self._calls, self._seconds / self._calls
         variance = self._squares / self._calls - mean_rows * mean_rows
         self._alike += 1
         if variance > (ALIKE * mean_rows) ** 2:
-            row_s = (self._products / self._calls - mean_rows * mean_s) / variance
-            self._call_s = min(max(0.0, mean_s - max(0.0, row_s) * mean_rows), self._least_s)
+            self._call_s = self._measured_call_s(rows, seconds, variance)
             if 4 * self._call_s > mean_s:
                 self._ask_after = ASK_AGAIN
             elif self._alike >= self._ask_after:
                 self._ask_after = min(2 * self._ask_after, ASK_SELDOM)
             self._alike = 0
+
+    def _measured_call_s(self, rows: int, seconds: float, variance: float) -> float:
+        """Return the time of a call whatever its rows, by a line through recent calls, of which this one is the last.
+
+        The line bends with every disturbance. So it counts only as far as the shortest recent call allows.
+        """
+        mean_rows, mean_s = self._rows / self._calls, self._seconds / self._calls
+        row_s = (self._products / self._calls - mean_rows * mean_s) / variance
+        call_s = max(0.0, min(mean_s - max(0.0, row_s) * mean_rows, self._least_s))
+        if rows > self._least_rows:
+            row_s = (seconds - self._least_s) / (rows - self._least_rows)
+            return min(call_s, max(0.0, self._least_s - row_s * self._least_rows))
+        # a call of as few rows that took longer was disturbed, which says nothing about what others cost
+        return call_s if seconds <= self._least_s else min(call_s, self._call_s)
 
     def _is_as_before(self, rows: int, seconds: float) -> bool:
         """Whether a call took about as long as it would have before, or the difference does not matter. If not, the calls

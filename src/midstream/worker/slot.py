@@ -149,9 +149,9 @@ class SlotMachine:
             case m.Start(_, peers):
                 self._start(peers)
             case m.TriggerCheckpoint(_, checkpoint_id, created_ms, tasks, timeout_ms, pauses_sources, completed_id):
-                barrier = CheckpointBarrier(checkpoint_id, created_ms, timeout_ms, completed_id)
+                barrier = CheckpointBarrier(checkpoint_id, created_ms, timeout_ms, completed_id, pauses_sources)
                 for ref in tasks:
-                    self._task(ref).trigger_checkpoint(barrier, pauses_sources=pauses_sources)
+                    self._task(ref).trigger_checkpoint(barrier)
             case m.CheckpointCompleted(_, checkpoint_id):
                 for task in self.tasks.values():
                     task.checkpoint_completed(checkpoint_id)

@@ -25,6 +25,7 @@ from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Storage
 from midstream.operators.base import Snapshot
 from midstream.protocol import messages as m
+from midstream.protocol.task_metrics import TaskMetrics
 from midstream.worker.seams import TaskSeams
 
 
@@ -103,6 +104,8 @@ class _Unacknowledged:
     taken_s: float
     """When the snapshot was taken, by the stopwatch."""
     finished: bool
+    with_metrics: bool
+    """Whether the acknowledgement has the task's metrics."""
     stored: StoredSnapshot | None = None
     in_flight: StoredInFlight | None = None
 
@@ -110,7 +113,7 @@ class _Unacknowledged:
 class TaskSnapshots:
     """The snapshots of one task.
 
-    `send` gets acknowledgements. `fail` is called when a snapshot cannot be completed, as when a sink cannot make its
+    `metrics` returns the task's metrics. `fail` is called when a snapshot cannot be completed, as when a sink cannot make its
     rows durable. `on_idle` is called when every snapshot has been acknowledged or declined.
     """
 
@@ -118,13 +121,14 @@ class TaskSnapshots:
         self,
         task: TaskId,
         seams: TaskSeams,
-        send: Callable[[m.FromSlot], None],
+        metrics: Callable[[], TaskMetrics],
         fail: Callable[[BaseException], None],
         on_idle: Callable[[], None],
     ) -> None:
         self._task = task
         self._seams = seams
-        self._send = send
+        self._send = seams.send
+        self._metrics = metrics
         self._fail = fail
         self._on_idle = on_idle
         self._closed = False
@@ -152,10 +156,12 @@ class TaskSnapshots:
         alignment_ms: float,
         began_s: float,
         finished: bool,
+        with_metrics: bool,
     ) -> None:
         """Store the operators' snapshots. They are acknowledged once `in_flight_stored` has been called, too.
 
-        `operators` are in the order of the chain. `began_s` is when the snapshot was begun, by the stopwatch.
+        `operators` are in the order of the chain. `began_s` is when the snapshot was begun, by the stopwatch. `with_metrics`: the task may send no
+        heartbeat after the acknowledgement, so it has the task's metrics.
         """
         if self._unacknowledged and next(reversed(self._unacknowledged)) >= checkpoint_id:
             raise InvariantError(f"checkpoint {checkpoint_id} after {list(self._unacknowledged)}")
@@ -164,7 +170,7 @@ class TaskSnapshots:
         file = state_file(seams.epoch, seams.attempt, checkpoint_id, *self._task)
         heads, now_s = tuple(head for head, _ in operators), seams.clock.stopwatch_s()
         taken = self._unacknowledged[checkpoint_id] = _Unacknowledged(
-            heads, alignment_ms, (now_s - began_s) * 1000, now_s, finished
+            heads, alignment_ms, (now_s - began_s) * 1000, now_s, finished, with_metrics
         )
         uids = [head.uid for head in heads]
         snapshots = [snapshot for _, snapshot in operators]
@@ -258,6 +264,7 @@ class TaskSnapshots:
                 taken.alignment_ms,
                 taken.finished,
                 in_flight.channels,
+                metrics=self._metrics() if taken.with_metrics else None,
                 snapshot_ms=taken.snapshot_ms,
                 storing_ms=(self._seams.clock.stopwatch_s() - taken.taken_s) * 1000,
             )

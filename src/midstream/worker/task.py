@@ -21,8 +21,6 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Final
 
-import msgspec
-
 from midstream.checkpoint.barriers import CancelReceived, TriggerReceived
 from midstream.core.elements import (
     MAX_WATERMARK_US,
@@ -154,7 +152,7 @@ class Task:
         """The last step that could emit. Timers take turns with rows: an operator whose timers are always due would
         starve the rows. It is no state of its own, because it means the same in each state."""
         self.operators = operators = TaskOperators(ref, self.vertex, seams, partitions, self.wake, self.fail)
-        self._snapshots = TaskSnapshots(ref, seams, self._answer, self.fail, self.wake)
+        self._snapshots = TaskSnapshots(ref, seams, self.metrics, self.fail, self.wake)
         self._checkpoints = TaskCheckpoints(self, seams, self._snapshots)
         self.input = TaskInput(
             ref,
@@ -255,18 +253,14 @@ class Task:
         self.mails.append(work)
         self.wake()
 
-    def trigger_checkpoint(self, barrier: CheckpointBarrier, *, pauses_sources: bool = False) -> None:
-        """Begin this checkpoint, in a task that reads a source or whose producers have all finished.
-
-        `pauses_sources` says that the job stops or moves with this checkpoint: the source is not read after the
-        barrier, unless the checkpoint is aborted.
-        """
+    def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:
+        """Begin this checkpoint, in a task that reads a source or whose producers have all finished."""
         checkpoint_id = barrier.checkpoint_id
 
         def trigger() -> None:
             self._story.append((self.state, f"trigger of checkpoint {checkpoint_id}"))
             self._checkpoints.handle(TriggerReceived(barrier))
-            if pauses_sources and self.operators.source is not None and self.state in (_RUNNING, _PAUSED):
+            if barrier.pauses_sources and self.operators.source is not None and self.state in (_RUNNING, _PAUSED):
                 self._become(TaskState.PAUSED, TaskEvent.PAUSE)
                 self._paused_after = checkpoint_id
 
@@ -461,11 +455,6 @@ class Task:
 
     # ---- checkpoints -----------------------------------------------------------
 
-    def _answer(self, message: m.FromSlot) -> None:
-        if isinstance(message, m.CheckpointAck):
-            message = msgspec.structs.replace(message, metrics=self.metrics())
-        self._seams.send(message)
-
     def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None:
         """Take a snapshot of every operator's state and event time, as they are between two slices."""
         checkpoint_id, began_s = barrier.checkpoint_id, self._seams.clock.stopwatch_s()
@@ -474,7 +463,14 @@ class Task:
         if finished and self._final_checkpoint is None:
             self._final_checkpoint = checkpoint_id
         snapshots = self.operators.snapshot(checkpoint_id)
-        self._snapshots.store(checkpoint_id, snapshots, alignment_ms=alignment_ms, began_s=began_s, finished=finished)
+        self._snapshots.store(
+            checkpoint_id,
+            snapshots,
+            alignment_ms=alignment_ms,
+            began_s=began_s,
+            finished=finished,
+            with_metrics=finished or barrier.pauses_sources,
+        )
 
     def _on_completed(self, checkpoint_id: int) -> None:
         self._story.append((self.state, f"checkpoint {checkpoint_id} completed"))
