@@ -197,11 +197,15 @@ def test_a_driver_that_wakes_up_between_two_commits_commits_nothing_of_a_line_th
 
 def test_a_job_goes_on_from_what_the_start_that_started_it_over_completes_before_the_next_start_takes_over() -> None:
     """Driver 1 starts the job over, is presumed dead, and wakes up before driver 2 is the leader."""
-    outcome = run(random_scenario(110_123_539), keep_trace=True)
-    assert not outcome.failures, outcome.failures[0]
-    assert outcome.trace is not None
-    order = "".join(outcome.trace.lines(r"publish\(|created epochs/00000003|Deploy job_id=job3"))
-    assert re.search(r"driver1 +io +publish.*created epochs/00000003 .*Deploy job_id=job3", order), order
+    found = 0
+    for seed in range(85, 115):  # about one of thirty has this order
+        outcome = run(replace(random_scenario(110_123_539), seed=seed), keep_trace=True)
+        assert not outcome.failures, (seed, outcome.failures[0])
+        assert outcome.trace is not None
+        order = "".join(outcome.trace.lines(r"publish\(|created epochs/00000003|Deploy job_id=job3"))
+        if re.search(r"driver1 +io +publish.*created epochs/00000003 .*Deploy job_id=job3", order):
+            found += 1
+    assert found
 
 
 def test_a_start_may_name_a_checkpoint_that_the_leader_before_it_deletes_when_it_wakes_up(
