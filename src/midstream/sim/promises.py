@@ -45,9 +45,9 @@ class Promises:
         """Whether a slot has to leave that runs tasks of this attempt."""
         self._asked: dict[int, tuple[m.ClientRequest, int]] = {}
         """Each unanswered request, by client, with the number of checkpoints that had been triggered before it."""
-        self._rows_read: dict[TaskId, tuple[int, int]] = {}
+        self._rows_read: dict[TaskId, tuple[int, int | None]] = {}
         """The checkpoint that each task has acknowledged last, and how many rows its first operator had emitted by
-        then.
+        then, if the acknowledgement says so.
         """
         self._acknowledged: dict[tuple[int, TaskId], int] = {}
         """The newest checkpoint that each task has acknowledged, by attempt and task."""
@@ -124,8 +124,12 @@ class Promises:
 
     def switches(self, checkpoint_id: int, ref: TaskId, metrics: TaskMetrics) -> None:
         """Check that a source, which is cancelled since the job continues from this checkpoint, has read no more rows."""
-        number, rows = self._rows_read.get(ref, (0, 0))
-        if number == checkpoint_id and metrics.operators[0][2] > rows:
+        number, rows = self._rows_read.get(ref, (0, None))
+        if number != checkpoint_id:  # it has acknowledged a later one that has not completed, or had finished before
+            return
+        if rows is None:
+            self._bug(f"source {ref} has acknowledged checkpoint {number}, with which the job moves, without its metrics")
+        elif metrics.operators[0][2] > rows:
             self._bug(f"source {ref} has put out {metrics.operators[0][2] - rows} rows behind checkpoint {number}")
 
     def leaves(self, slot: int) -> None:
@@ -139,8 +143,7 @@ class Promises:
             case m.TaskEndOfData() | m.TaskFinished():
                 self._is_ending = True
             case m.CheckpointAck(attempt, number, task, metrics=metrics):
-                if metrics is not None:
-                    self._rows_read[task] = number, metrics.operators[0][2]
+                self._rows_read[task] = number, None if metrics is None else metrics.operators[0][2]
                 newest = self._acknowledged.setdefault((attempt, task), number)
                 if number < newest:
                     self._bug(f"task {task} acknowledges checkpoint {number} behind {newest}")
