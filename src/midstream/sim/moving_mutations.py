@@ -13,6 +13,7 @@ from midstream.coordinator.placement.slots import Slots
 from midstream.protocol.messages import Start
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements, nothing
+from midstream.worker.snapshots import TaskSnapshots
 
 
 def sources_do_not_hold() -> Replacements:
@@ -26,6 +27,15 @@ def sources_do_not_hold() -> Replacements:
         return checkpoint_id
 
     return [(Checkpoints, "trigger", trigger)]
+
+
+def metrics_as_usual() -> Replacements:
+    original = TaskSnapshots.store
+
+    def store(self: Any, *args: Any, **options: Any) -> None:
+        original(self, *args, **{**options, "with_metrics": False})
+
+    return [(TaskSnapshots, "store", store)]
 
 
 def used_again() -> Replacements:
@@ -69,6 +79,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "sources are not paused after the checkpoint from which a job resumes elsewhere",
         sources_do_not_hold,
         regions.leaving,
+    ),
+    "move_without_metrics": Mutation(
+        "the checkpoint with which a job moves is acknowledged without metrics", metrics_as_usual, regions.leaving
     ),
     "move_sources_hold_for_ever": Mutation(
         "sources stay paused when a move or a rescale is given up",
