@@ -128,7 +128,9 @@ class Promises:
         if number != checkpoint_id:  # it has acknowledged a later one that has not completed, or had finished before
             return
         if rows is None:
-            self._bug(f"source {ref} has acknowledged checkpoint {number}, with which the job moves, without its metrics")
+            self._bug(
+                f"source {ref} has acknowledged checkpoint {number}, with which the job moves, without its metrics"
+            )
         elif metrics.operators[0][2] > rows:
             self._bug(f"source {ref} has put out {metrics.operators[0][2] - rows} rows behind checkpoint {number}")
 
