@@ -10,7 +10,8 @@ from midstream.coordinator.machine import Coordinator
 from midstream.coordinator.phase import Phase
 from midstream.coordinator.placement.attempts import Attempts
 from midstream.coordinator.placement.slots import Slots
-from midstream.protocol.messages import Start
+from midstream.operators.base import Snapshot
+from midstream.protocol.messages import OperatorSnapshot, Start
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements, nothing
 from midstream.worker.snapshots import TaskSnapshots
@@ -32,8 +33,18 @@ def sources_do_not_hold() -> Replacements:
 def metrics_as_usual() -> Replacements:
     original = TaskSnapshots.store
 
-    def store(self: Any, *args: Any, **options: Any) -> None:
-        original(self, *args, **{**options, "with_metrics": False})
+    def store(
+        self: TaskSnapshots,
+        checkpoint_id: int,
+        operators: list[tuple[OperatorSnapshot, Snapshot]],
+        *,
+        alignment_ms: float,
+        began_s: float,
+        finished: bool,
+        with_metrics: bool,
+    ) -> None:
+        times = {"alignment_ms": alignment_ms, "began_s": began_s}
+        original(self, checkpoint_id, operators, **times, finished=finished, with_metrics=False)
 
     return [(TaskSnapshots, "store", store)]
 

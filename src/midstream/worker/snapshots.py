@@ -113,8 +113,8 @@ class _Unacknowledged:
 class TaskSnapshots:
     """The snapshots of one task.
 
-    `metrics` returns the task's metrics. `fail` is called when a snapshot cannot be completed, as when a sink cannot make its
-    rows durable. `on_idle` is called when every snapshot has been acknowledged or declined.
+    `metrics` returns the task's metrics. `fail` is called when a snapshot cannot be completed, as when a sink cannot
+    make its rows durable. `on_idle` is called when every snapshot has been acknowledged or declined.
     """
 
     def __init__(
@@ -160,8 +160,8 @@ class TaskSnapshots:
     ) -> None:
         """Store the operators' snapshots. They are acknowledged once `in_flight_stored` has been called, too.
 
-        `operators` are in the order of the chain. `began_s` is when the snapshot was begun, by the stopwatch. `with_metrics`: the task may send no
-        heartbeat after the acknowledgement, so it has the task's metrics.
+        `operators` are in the order of the chain. `began_s` is when the snapshot was begun, by the stopwatch.
+        `with_metrics`: the task may send no heartbeat after the acknowledgement, so it has the task's metrics.
         """
         if self._unacknowledged and next(reversed(self._unacknowledged)) >= checkpoint_id:
             raise InvariantError(f"checkpoint {checkpoint_id} after {list(self._unacknowledged)}")
