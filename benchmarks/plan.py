@@ -177,6 +177,12 @@ PLAN: dict[str, Workload] = {
         ),
         limit="splitting and sending what is left after combining, then the generator",
     ),
+    "window_keys": Workload(
+        "20 M events of 1 M keys through a keyed exchange into tumbling windows of 10 s, a checkpoint each second.",
+        (EVENTS_PER_S, MEMORY),
+        (ours("window", "--keys", "1000000"), flink("window_keys")),
+        limit="group_by, and a result for nearly every event",
+    ),
     "udf": Workload(
         "4 M events through a Python function, dict to dict, then keyed windows.",
         (EVENTS_PER_S, MEMORY),
@@ -282,18 +288,20 @@ PLAN: dict[str, Workload] = {
     "checkpoint": Workload(
         "Checkpoints one after the other behind a sink that takes 1 ms a row, parallelism 4, buffers of 4 KiB.",
         (Figure("checkpoints_per_s", "checkpoints/s"), P50, P99),
-        once(
+        (
             ours("checkpoint", engine="midstream, aligned", part=("aligned",)),
             ours("checkpoint", engine="midstream, unaligned", part=("unaligned",)),
             ours("checkpoint", engine="midstream, unaligned after 1 ms", part=("unaligned_1",)),
-            flink("checkpoint", "--variant", "aligned", *ALIGNED, engine="Flink Java, aligned"),
-            flink("checkpoint", "--variant", "aligned_debloat", *ALIGNED, engine="Flink Java, aligned, debloated"),
-            flink(
-                "checkpoint",
-                "--variant",
-                "aligned_debloat_50",
-                *ALIGNED,
-                engine="Flink Java, aligned, debloated to 50 ms",
+            *once(
+                flink("checkpoint", "--variant", "aligned", *ALIGNED, engine="Flink Java, aligned"),
+                flink("checkpoint", "--variant", "aligned_debloat", *ALIGNED, engine="Flink Java, aligned, debloated"),
+                flink(
+                    "checkpoint",
+                    "--variant",
+                    "aligned_debloat_50",
+                    *ALIGNED,
+                    engine="Flink Java, aligned, debloated to 50 ms",
+                ),
             ),
             flink("checkpoint", "--variant", "unaligned", engine="Flink Java, unaligned"),
             flink("checkpoint", "--variant", "unaligned_1", engine="Flink Java, unaligned after 1 ms"),

@@ -22,7 +22,7 @@ EVENTS_PER_MS = 50
 """In each half."""
 WINDOW_MS = 10_000
 SLIDE_MS = 2_000
-SLIDING_KEYS = 1_000_000
+MANY_KEYS = 1_000_000
 MULTIPLIER = 2654435761
 NAMES = 1000
 """Keys behind `label`."""
@@ -52,7 +52,7 @@ def expected(workload: str, ranges: Ranges, fired_ms: float = float("inf")) -> d
     `n`: of counts. `total`: of values, or of scores. `payloads` of `strings`: of the largest payload of each row, as
     the number that it repeats. All are exact but for the scores, which are within some 1e-9.
     """
-    keys = {"udf": NAMES, "sliding": SLIDING_KEYS}.get(workload, KEYS)
+    keys = {"udf": NAMES, "sliding": MANY_KEYS, "window_keys": MANY_KEYS}.get(workload, KEYS)
     pane_ms, panes = (SLIDE_MS, WINDOW_MS // SLIDE_MS) if workload == "sliding" else (WINDOW_MS, 1)
     step = pane_ms * EVENTS_PER_MS
     found = dict.fromkeys(("rows", "n", "total", *(["payloads"] if workload == "strings" else [])), 0.0)

@@ -15,7 +15,7 @@ from definitions import expected, halves, label, require, require_rate
 
 from midstream.bench.nexmark.expected import EXPECTED
 
-WINDOW_MS, SLIDE_MS, PER_MS, SLIDING_KEYS = 100, 20, 5, 1000
+WINDOW_MS, SLIDE_MS, PER_MS, MANY_KEYS = 100, 20, 5, 1000
 
 
 @pytest.fixture(autouse=True)
@@ -23,7 +23,7 @@ def short_windows(monkeypatch):
     monkeypatch.setattr(definitions, "WINDOW_MS", WINDOW_MS)
     monkeypatch.setattr(definitions, "SLIDE_MS", SLIDE_MS)
     monkeypatch.setattr(definitions, "EVENTS_PER_MS", PER_MS)
-    monkeypatch.setattr(definitions, "SLIDING_KEYS", SLIDING_KEYS)
+    monkeypatch.setattr(definitions, "MANY_KEYS", MANY_KEYS)
 
 
 def one_by_one(workload: str, ranges, fired_ms: float) -> dict[str, float]:
@@ -32,7 +32,9 @@ def one_by_one(workload: str, ranges, fired_ms: float) -> dict[str, float]:
     for first, end in ranges:
         for i in range(first, end):
             ts, value = (i - first) // PER_MS, i % 1000 * 0.5
-            key: object = ((i * 2654435761) & 0xFFFFFFFF) % (SLIDING_KEYS if workload == "sliding" else 10_000)
+            key: object = ((i * 2654435761) & 0xFFFFFFFF) % (
+                MANY_KEYS if workload in ("sliding", "window_keys") else 10_000
+            )
             if workload == "udf":
                 labelled = label({"ts": ts, "key": key, "value": value})
                 key, value = labelled["name"], labelled["score"]
@@ -44,7 +46,7 @@ def one_by_one(workload: str, ranges, fired_ms: float) -> dict[str, float]:
     return found | ({"payloads": payloads} if workload == "strings" else {})
 
 
-@pytest.mark.parametrize("workload", ["window", "udf", "strings", "sliding"])
+@pytest.mark.parametrize("workload", ["window", "window_keys", "udf", "strings", "sliding"])
 @pytest.mark.parametrize(
     ("ranges", "fired_ms"),
     [(halves(3000), float("inf")), (halves(3000), 200), ([(0, 700), (66_000, 66_003)], float("inf"))],

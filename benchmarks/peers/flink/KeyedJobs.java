@@ -191,6 +191,10 @@ final class KeyedJobs {
         return numbers(options, 20_000_000, 10_000, TumblingEventTimeWindows.of(Duration.ofMillis(WINDOW_MS)));
     }
 
+    static Report windowOfManyKeys(Options options) throws Exception {
+        return numbers(options, 20_000_000, 1_000_000, TumblingEventTimeWindows.of(Duration.ofMillis(WINDOW_MS)));
+    }
+
     static Report sliding(Options options) throws Exception {
         return numbers(options, 10_000_000, 1_000_000,
                 SlidingEventTimeWindows.of(Duration.ofMillis(WINDOW_MS), Duration.ofMillis(SLIDE_MS)));

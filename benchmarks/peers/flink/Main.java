@@ -19,6 +19,7 @@ public final class Main {
     private static Report run(Options options) throws Exception {
         return switch (options.workload()) {
             case "window" -> KeyedJobs.window(options);
+            case "window_keys" -> KeyedJobs.windowOfManyKeys(options);
             case "sliding" -> KeyedJobs.sliding(options);
             case "keyed_process" -> KeyedJobs.keyedProcess(options);
             case "strings" -> KeyedJobs.strings(options);

@@ -253,7 +253,7 @@ def checked(figures: dict[str, Any]) -> dict[str, Any]:
     if workload in ("checkpoint", "recovery"):  # without an end, and so without a result
         return figures | {"correct": True}
     events, found = figures["events"], figures.pop("result")
-    if workload in ("window", "udf", "keyed_process", "strings", "sliding"):
+    if workload in ("window", "window_keys", "udf", "keyed_process", "strings", "sliding"):
         ranges = halves(events)
         if "read" in figures:  # of each half so many from its beginning
             read = [int(count) for count in figures.pop("read")]

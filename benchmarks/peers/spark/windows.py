@@ -15,9 +15,9 @@ import pandas as pd
 import pyarrow as pa
 from definitions import (
     KEYS,
+    MANY_KEYS,
     MULTIPLIER,
     PAYLOADS,
-    SLIDING_KEYS,
     expected,
     halves,
     label,
@@ -71,7 +71,7 @@ def run_window(spark: SparkSession, n: int, batch: int, parallelism: int, max_se
 
 def run_sliding(spark: SparkSession, n: int, batch: int, parallelism: int, max_seconds: float | None) -> Run:
     i, last = indices(spark, n, batch, parallelism)
-    events = i.selectExpr(f"timestamp_millis({ts_ms(n)}) ts", f"{key(SLIDING_KEYS)} key", "(i % 1000) * 0.5D value")
+    events = i.selectExpr(f"timestamp_millis({ts_ms(n)}) ts", f"{key(MANY_KEYS)} key", "(i % 1000) * 0.5D value")
     result = with_time(events).groupBy(F.window("ts", "10 seconds", "2 seconds"), "key").agg(*_count_and_sum("value"))
     return _checked("sliding", result, n, last, max_seconds)
 
