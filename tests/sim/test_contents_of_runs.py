@@ -27,11 +27,12 @@ from midstream.operators.watermarks import TimestampsOperator
 from midstream.operators.window_base import END, START, WindowOperator
 from midstream.sim import regions
 from midstream.sim.contents import check_numbers
+from midstream.sim.on_time import on_time_at
 from midstream.sim.rows import Outside, SimSource
 from midstream.sim.run import run
 from midstream.sim.scenario import Fault, Scenario, draw
 from midstream.sim.shapes import FORWARD, KEYED, REBALANCE, SHAPES, Input, Node
-from midstream.sim.topologies import on_time_at, with_parallelism
+from midstream.sim.topologies import with_parallelism
 from midstream.sim.world import World
 from midstream.state import heap
 from midstream.state.heap import KeyForm
@@ -350,6 +351,26 @@ def test_only_who_is_behind_an_idle_source_or_an_alarm_may_get_its_rows_late() -
     assert on_time_at(shape, sources)[2:] == [frozenset({0}), frozenset({1}), frozenset(), frozenset({1})]
     beside_idle = on_time_at(SHAPES["timers"], sources)
     assert beside_idle[2:] == [frozenset({0})] * 3
+
+
+def test_rows_that_a_timer_has_held_beside_an_idle_source_may_be_late_where_they_meet_others() -> None:
+    shape = (
+        Node(("source", "idle")),
+        Node(("source", "tight")),
+        Node(("source", "tight")),
+        Node(("timer",), (Input(0, KEYED), Input(1, KEYED))),
+        Node(("count",), (Input(3, KEYED), Input(1, KEYED))),
+        Node(("count",), (Input(3, KEYED), Input(2, KEYED))),
+        Node(("count",), (Input(1, KEYED), Input(2, KEYED))),
+        Node(("count",), (Input(5, KEYED), Input(4, KEYED))),
+    )
+    outside = Outside(World(0, draw(0).tempo))
+    sources = [SimSource(outside, number, (1,), keys=1) for number in range(3)]
+    one, two, both = frozenset({1}), frozenset({2}), frozenset({1, 2})
+    assert on_time_at(shape, sources)[3:] == [one, one, two, both, two]
+    without_idle = (Node(("source", "tight")), *shape[1:])
+    first, every = frozenset({0, 1}), frozenset({0, 1, 2})
+    assert on_time_at(without_idle, sources)[3:] == [first, first, every, both, every]
 
 
 def test_rows_are_not_late_because_only_an_idle_input_is_left() -> None:

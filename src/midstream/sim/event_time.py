@@ -12,10 +12,11 @@ from midstream.checkpoint.metadata import OperatorState, VertexLayout
 from midstream.core.arrow_types import to_list
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.protocol.messages import OperatorSnapshot
+from midstream.sim.on_time import behind_timers, on_time_at
 from midstream.sim.rows import SOURCE_IDS, SimSource, time_ms
 from midstream.sim.shapes import Shape
 from midstream.sim.timed import DELAY_US, WAITING
-from midstream.sim.topologies import behind_timers, on_time_at, uid_of
+from midstream.sim.topologies import uid_of
 
 SAMPLES: Final = 5
 

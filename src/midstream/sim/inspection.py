@@ -27,12 +27,13 @@ from midstream.sim.chunks import newest
 from midstream.sim.contents import MAKING, Contents, Way, check_made, check_numbers, codes, column, some, ways
 from midstream.sim.key_types import PLAIN, Form, as_plain, stored_keys
 from midstream.sim.lateness import LENIENT, uncombined
+from midstream.sim.on_time import behind_timers, on_time_at
 from midstream.sim.programs import Place, Places
 from midstream.sim.rows import SCHEMA, Int64s, Outside, SimSource
 from midstream.sim.shapes import Input, Shape
 from midstream.sim.tables import HELD
 from midstream.sim.timed import DELAY_US, WAITING, WINDOWS
-from midstream.sim.topologies import Expectation, behind_timers, combiner_of, form_of, on_time_at, uid_of
+from midstream.sim.topologies import Expectation, combiner_of, form_of, uid_of
 from midstream.sim.windowed import Made, Spans, Verdict, check_windows, held_in, no_marks, unpacked
 from midstream.state.parts import KEY_GROUP
 

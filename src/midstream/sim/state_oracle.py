@@ -16,10 +16,11 @@ from midstream.sim import clocks, states
 from midstream.sim.joins import LEFT, RIGHT, Joined, wrong_pairs, wrong_sides
 from midstream.sim.key_types import stored_keys
 from midstream.sim.lateness import wrong_emissions
+from midstream.sim.on_time import behind_timers, on_time_at
 from midstream.sim.rows import SimSource, Staged
 from midstream.sim.shapes import Shape
 from midstream.sim.states import Contents, Given, collected, compared, entries, out_of_order
-from midstream.sim.topologies import Expectation, behind_timers, expectation, on_time_at, uid_of
+from midstream.sim.topologies import Expectation, expectation, uid_of
 
 _SAMPLES = 5
 Tables: TypeAlias = Callable[..., Iterator[pa.Table]]

@@ -6,7 +6,7 @@ The expectation is computed sequentially, from only the shape and a set of sourc
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
 from types import MappingProxyType
@@ -20,7 +20,8 @@ from midstream.sim import clocks, ends, joins, lateness, states, tables, timed
 from midstream.sim.joins import Joined
 from midstream.sim.key_types import FORMS, PLAIN, Form, Plain, Rekey
 from midstream.sim.ledger import LedgerSink
-from midstream.sim.rows import SCHEMA, Count, Outside, Pass, SimSource, is_ordered
+from midstream.sim.on_time import behind_timers, on_time_at
+from midstream.sim.rows import SCHEMA, Count, Outside, Pass, SimSource
 from midstream.sim.shapes import (
     BROADCAST,
     FORWARD,
@@ -477,51 +478,6 @@ def ordered_nodes(shape: Shape) -> list[bool]:
         )
         ordered.append(comes[-1] and _MIXES.isdisjoint(node.chain))
     return comes
-
-
-def on_time_at(shape: Shape, sources: Iterable[SimSource]) -> list[frozenset[int]]:
-    """Return for each node the numbers of the sources whose rows are never late there, whatever happens to the others.
-
-    The splits of such a source are in order, no older one is found later, none counts as idle, and on no path does a
-    row wait for the wall clock. Event time never passes such a source, since it is the minimum over all inputs that are
-    not idle. A source with a single split may be idle as long as its rows meet no others: event time is then its own.
-    """
-    remaining = iter(sources)
-    found: list[frozenset[int]] = []
-    out: list[tuple[frozenset[int], frozenset[int]]] = []
-    """The sources whose rows each node emits, and those among them that are on time."""
-    lonely: set[int] = set()
-    for node in shape:
-        if node.chain[0] == "source":
-            source = next(remaining)
-            is_there = frozenset((source.number,))
-            if "idle" in node.chain:
-                is_in_order = len(source.rows) == 1
-                lonely.add(source.number)
-            else:
-                is_in_order = source.rounds == 1 or is_ordered(source.number)
-            out.append((is_there, is_there if is_in_order else frozenset()))
-            found.append(out[-1][1])
-            continue
-        came = [out[entry.node] for entry in node.inputs]
-        late = frozenset[int]().union(*(there - on_time for there, on_time in came))
-        there = frozenset[int]().union(*(there for there, _ in came))
-        if len(there) > 1:
-            late |= lonely
-        found.append(there - late)
-        out.append((there, frozenset() if {"alarm", "clocks"} & {*node.chain} else there - late))
-    return found
-
-
-def behind_timers(shape: Shape) -> set[int]:
-    """Return the nodes that receive rows which a timer, or a table, has held back."""
-    found: set[int] = set()
-    for index, node in enumerate(shape):
-        if any(
-            entry.node in found or not {"timer", "table"}.isdisjoint(shape[entry.node].chain) for entry in node.inputs
-        ):
-            found.add(index)
-    return found
 
 
 def _operator(  # noqa: PLR0912 - one arm for each kind of operator
