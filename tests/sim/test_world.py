@@ -48,3 +48,27 @@ def order_of(seed: int, goes_on: Callable[[World], None], *, is_dead: bool) -> l
     while world.step():
         pass
     return ran
+
+
+def test_what_takes_its_time_holds_up_what_began_before_it() -> None:
+    world = World(0, Tempo(mail_us=40, io_us=1_000, interleave=1.0))
+    first, second = Process(world, "first"), Process(world, "second")
+    seen: list[tuple[str, bool]] = []
+
+    def taking_time(name: str, process: Process) -> None:
+        process.call_later(SOON_S, lambda: seen.append((name, world.is_held_up)))
+        world.hang(1_000)
+
+    def others_first() -> None:
+        second.submit(lambda: taking_time("above another", second), lambda outcome: None)
+        for _ in range(100):
+            world.io_point()
+
+    first.submit(lambda: taking_time("alone", first), lambda outcome: None)
+    while world.step():
+        pass
+    first.submit(others_first, lambda outcome: None)
+    while world.step():
+        pass
+    assert seen == [("alone", False), ("above another", True)]
+    assert not world.is_held_up

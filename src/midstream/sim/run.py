@@ -162,6 +162,7 @@ class Run:
         self.outside.finished = self.cluster.finished
         self.outside.drained = self.cluster.drained
         self._still = 0
+        self._is_held_up = False
         self._last_progress: object = None
         self._made_nothing = 0
         self._last_made: object = None
@@ -242,7 +243,9 @@ class Run:
         world.run(self._look, last_step)
         if world.bugs or self.keeper.is_over:
             return not world.bugs
-        if self._is_stuck or world.step_number < last_step:  # or no step is scheduled
+        if self._is_stuck and self._is_held_up:
+            self.outcome.is_long = True  # a task may be waiting for no more than I/O that cannot end yet
+        elif self._is_stuck or world.step_number < last_step:  # or no step is scheduled
             self.outcome.is_stuck = True
             world.bug(f"{what} is stuck\n" + "\n".join(who_waits(self.cluster, self.driver)))
         else:
@@ -358,6 +361,7 @@ class Run:
             self.looks,  # a fault that waits to strike takes steps in which the job need not make progress
         )
         self._still = self._still + 1 if progress == self._last_progress else 0
+        self._is_held_up = self.world.is_held_up
         self._last_progress = progress
         made = self._oracle.checkpoints, self.savepoints.made, self.savepoints.failed
         self._made_nothing = self._made_nothing + 1 if made == self._last_made else 0

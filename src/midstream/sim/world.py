@@ -77,6 +77,9 @@ class World:
         self._scheduled = 0
         self._current_io: _Io | None = None
         self._nesting = 0
+        self.is_held_up = False
+        """Whether an operation takes its time (`hang`) while others that began before it cannot continue, because they are
+        beneath it on the stack."""
         self._until: Callable[[], bool] = lambda: False
         """The condition that ends the current `run`; it is checked between any two steps, even in the middle of I/O."""
         self._acting = ""
@@ -251,6 +254,7 @@ class World:
         if io is None or io.operations_left is not None or self._nesting >= NESTING_MAX:
             return
         self._current_io = None
+        held_up, self.is_held_up = self.is_held_up, self._nesting > 0
         self._nesting += 1
         until_us = self.now_us + for_us
         try:
@@ -258,6 +262,7 @@ class World:
                 pass
         finally:
             self._nesting -= 1
+            self.is_held_up = held_up
             self._current_io = io
         if not io.process.alive:
             raise Killed
