@@ -83,7 +83,7 @@ def test_little_state_is_in_the_acknowledgement_and_goes_to_a_file_once_it_is_mo
     assert world.chunks(world.take(3, "a", "b", "c", "d", "e"))[-2:] == [("d", file_of(2)), ("e", "")]
 
 
-def test_metrics_are_only_in_acknowledgements_that_no_heartbeat_may_follow() -> None:
+def test_metrics_are_only_in_acknowledgements_that_need_them() -> None:
     world = World(0)
     usual, last = world.take(1, "a"), world.take(2, "a", with_metrics=True)
     assert isinstance(usual, m.CheckpointAck) and usual.metrics is None

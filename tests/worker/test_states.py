@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 
 from in_memory import CountingIds, MemoryStorage
+from midstream.connectors.bad_records import BadRecord, reported
 from midstream.core.config import JobConfig
 from midstream.core.elements import CheckpointBarrier
 from midstream.core.errors import InvariantError
@@ -24,6 +25,7 @@ from midstream.graph.job_graph import JobGraph, OperatorSpec, SourceSpec, Vertex
 from midstream.operators.base import OperatorContext, Output
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.operators.stateless import Stateless
+from midstream.operators.window_specs import LATE
 from midstream.protocol import messages as m
 from midstream.worker.operators import RestoredOperators
 from midstream.worker.seams import SlotSeams
@@ -124,6 +126,47 @@ def test_a_source_holds_behind_the_checkpoint_that_asked_for_it_and_no_other(abo
     world.task.checkpoint_aborted(aborted)
     world.run()
     assert world.state() is (TaskState.RUNNING if aborted == 2 else TaskState.PAUSED)
+
+
+def late_row(task: Task) -> None:
+    task.operators.chain.links[1].emit(pa.record_batch({"n": pa.array([1])}), LATE)
+
+
+def late_timer(task: Task) -> None:
+    task.operators.chain.operators[0].timers_dropped += 1
+
+
+def bad_record(task: Task) -> None:
+    assert task.operators.source is not None
+    task.operators.source.tally.count(0, reported([BadRecord(0, "in.csv", None, 0, b"x", "not a number")]))
+
+
+@pytest.mark.parametrize(
+    ("drop", "dropped"),
+    [
+        (None, None),
+        (late_row, ((("wakes", 1),), (), 0)),
+        (late_timer, ((), (("wakes", 1),), 0)),
+        (bad_record, ((), (), 1)),
+    ],
+)
+def test_a_checkpoint_is_acknowledged_with_what_was_dropped_before_it(
+    drop: Callable[[Task], None] | None, dropped: object
+) -> None:
+    """Nobody drops it again after a restore: a slot that is lost before its next heartbeat must have reported it."""
+    world = World()
+    world.task.start()
+    world.run()
+    if drop is not None:
+        drop(world.task)
+    world.trigger(1)
+    world.run()
+    while world.io.run_io():
+        pass
+    ack = world.sent[-1]
+    assert isinstance(ack, m.CheckpointAck)
+    metrics = ack.metrics
+    assert (metrics and (metrics.late, metrics.timers_dropped, metrics.bad_records)) == dropped
 
 
 def test_to_resume_is_nothing_to_a_task_that_awaits_that_checkpoint_as_its_final_one() -> None:

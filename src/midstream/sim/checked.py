@@ -21,6 +21,7 @@ from midstream.coordinator.events import (
 )
 from midstream.coordinator.phase import Phase
 from midstream.coordinator.placement.rescaling import Rescaling
+from midstream.coordinator.placement.slots import Slots
 from midstream.coordinator.requests.savepoints import Savepoints
 from midstream.coordinator.shell import CoordinatorMachine, Host, Lines, Loop, Shell
 from midstream.core.errors import MidstreamError
@@ -36,6 +37,7 @@ class CheckedMachine(CoordinatorMachine, Protocol):
     phase: Phase
     outcome: tuple[EndState, MidstreamError | None] | None
     savepoints: Savepoints
+    slots: Slots
 
     @property
     def checkpoints(self) -> Checkpoints: ...

@@ -115,6 +115,10 @@ class Cluster:
         unpickler.persistent_load = self._externals.__getitem__  # type: ignore[method-assign]
         return unpickler.load()
 
+    def reported_late(self, uid: str) -> int:
+        """Return how many late rows of an operator the drivers have reported as dropped."""
+        return sum(driver.coordinator.slots.late.counts()[uid] for driver in self.drivers)
+
     @property
     def live_slots(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.process.alive]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Container, Generator, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Final
 
@@ -109,6 +109,8 @@ class Oracle:
         self.doubled = 0
         self.storage = storage
         """The storage of the job's checkpoint directory."""
+        self.reported_late: Callable[[str], int] = lambda uid: 0
+        """Returns how many late rows of an operator drivers have reported as dropped, in all starts together."""
         self._sources = sources
         self._outside = outside
         self.lines = Lines(outside)
@@ -427,6 +429,8 @@ class Oracle:
         self.lost += verdict.lost
         self.doubled += verdict.doubled
         yield from (f"{where}: {uid} has rows {complaint}" for complaint in verdict.complaints)
+        if verdict.dropped > (reported := self.reported_late(uid)):
+            yield f"{where}: {uid} has dropped {verdict.dropped} late rows, and drivers have reported {reported}"
 
     def _by_sink(self, output: Iterable[str]) -> dict[str, list[str]]:
         found: dict[str, list[str]] = {}

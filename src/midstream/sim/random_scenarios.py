@@ -122,6 +122,7 @@ NAMED: Final[Mapping[str, Callable[[int], Scenario]]] = {
     "back_to_the_deleted": at_rest.back_to_the_deleted,
     "firing_slowly": at_rest.firing_slowly,
     "partly_finished": at_rest.partly_finished,
+    "dropping_late": at_rest.dropping_late,
     "rejoined_with_gaps": at_rest.rejoined_with_gaps,
 }
 VISITS: Final = 0.3

@@ -224,6 +224,16 @@ def firing_slowly(seed: int) -> Scenario:
     return replace(drawn, small_chunks=True, tempo=replace(drawn.tempo, clock_tick_us=2000))
 
 
+def dropping_late(seed: int) -> Scenario:
+    """Windows whose late rows nobody reads drop many, and slots die soon after they have."""
+    random = Random(f"dropping late {seed}")
+    drawn = windowed("combined_window", "combined_slide", "combined_session")(seed)
+    steps = sorted(random.randrange(100, 4_000) for _ in range(6))
+    faults = tuple(Fault(step, random.choice(("kill_slot", "user_error")), seed + i) for i, step in enumerate(steps))
+    drawn = replace(drawn, rows=400, splits=7, rounds=7, batch_rows=10, row_us=0)
+    return replace(drawn, faults=faults, interval_s=0.002)
+
+
 def partly_finished(seed: int) -> Scenario:
     """The driver dies when some of the subtasks that got the same broadcast have finished and others have not."""
     drawn = draw(seed, topology="broadcast", parallelism=4, rows=100, faults=())

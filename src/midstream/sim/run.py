@@ -159,6 +159,7 @@ class Run:
         self.cluster.failed = self.recoveries.failed
         self.cluster.patience_s = patience_s(scenario)
         self.cluster.denied = self._is_denied
+        self._oracle.reported_late = self.cluster.reported_late
         self.outside.finished = self.cluster.finished
         self.outside.drained = self.cluster.drained
         self._still = 0

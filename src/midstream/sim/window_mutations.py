@@ -19,10 +19,11 @@ from midstream.operators.session_windows import SessionWindowOperator
 from midstream.operators.sliding_windows import SlidingWindowOperator
 from midstream.operators.window_base import END, PROGRESS, START, WindowOperator, clamp
 from midstream.sim.mutation import Mutation, Replacements
-from midstream.sim.regions_at_rest import behind_closely, firing_slowly, uneven, windowed
+from midstream.sim.regions_at_rest import behind_closely, dropping_late, firing_slowly, uneven, windowed
 from midstream.sim.scenario import Scenario, draw
 from midstream.state.part_index import IndexedRun, PartIndex
 from midstream.state.timeline import Timeline
+from midstream.worker import task
 
 
 def _nothing(*_: Any) -> None:
@@ -82,6 +83,11 @@ def late_rows_are_taken() -> Replacements:
 
     original = SlidingWindowOperator._late_before
     return [(SlidingWindowOperator, "_late_before", late_before)]
+
+
+def drops_wait_for_a_heartbeat() -> Replacements:
+    """Checkpoints complete behind dropped rows, and those who dropped them are lost before they report it."""
+    return [(task, "has_dropped", lambda _: False)]
 
 
 def late_in_all_windows() -> Replacements:
@@ -313,6 +319,9 @@ _updated = partial(draw, topology="late_window", parallelism=2, rows=100, faults
 MUTATIONS: Final[Mapping[str, Mutation]] = {
     "window_waits_for_more": Mutation("a window does not fire exactly at its end", window_waits_for_more, _panes),
     "late_rows_are_taken": Mutation("late rows go into a window that is closed", late_rows_are_taken, _late),
+    "drops_wait_for_a_heartbeat": Mutation(
+        "dropped rows are reported only if their slot lives on", drops_wait_for_a_heartbeat, dropping_late
+    ),
     "late_in_all_windows": Mutation("a row that missed one window is in none", late_in_all_windows, _panes),
     "progress_is_forgotten": Mutation("windows that had fired fire again", progress_is_forgotten, _panes),
     "progress_of_the_fastest": Mutation(

@@ -65,6 +65,8 @@ class Verdict:
     complaints: list[str] = field(default_factory=list)
     lost: int = 0
     doubled: int = 0
+    dropped: int = 0
+    """The number of rows that must have been late, if late rows are not read."""
 
 
 def unpacked(rows: pa.RecordBatch, contents: Contents) -> tuple[Spans, str]:
@@ -112,7 +114,9 @@ def check_windows(contents: Contents, kind: str, made: Made, on_time: Bools, lat
         if found is not None:
             surplus = found + (0 if late is None else late) - got
             if late is None:
-                surplus[~on_time & (surplus < 0)] = 0  # these may be late
+                may_be_late = ~on_time & (surplus < 0)
+                verdict.dropped += int(-surplus[may_be_late].sum())
+                surplus[may_be_late] = 0
             verdict.lost += int(-surplus[surplus < 0].sum())
             verdict.doubled += int(surplus[surplus > 0].sum())
     return verdict

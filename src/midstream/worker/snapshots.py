@@ -161,7 +161,7 @@ class TaskSnapshots:
         """Store the operators' snapshots. They are acknowledged once `in_flight_stored` has been called, too.
 
         `operators` are in the order of the chain. `began_s` is when the snapshot was begun, by the stopwatch.
-        `with_metrics`: the task may send no heartbeat after the acknowledgement, so it has the task's metrics.
+        `with_metrics`: the acknowledgement has the task's metrics, since no heartbeat may come after it.
         """
         if self._unacknowledged and next(reversed(self._unacknowledged)) >= checkpoint_id:
             raise InvariantError(f"checkpoint {checkpoint_id} after {list(self._unacknowledged)}")

@@ -49,7 +49,7 @@ from midstream.worker.seams import TaskSeams
 from midstream.worker.snapshots import TaskSnapshots
 from midstream.worker.source import Progress, SourceDriver
 from midstream.worker.task_checkpoints import TaskCheckpoints
-from midstream.worker.task_metrics import task_metrics
+from midstream.worker.task_metrics import has_dropped, task_metrics
 
 _log = logging.getLogger(__name__)
 
@@ -469,7 +469,7 @@ class Task:
             alignment_ms=alignment_ms,
             began_s=began_s,
             finished=finished,
-            with_metrics=finished or barrier.pauses_sources,
+            with_metrics=finished or barrier.pauses_sources or has_dropped(self),
         )
 
     def _on_completed(self, checkpoint_id: int) -> None:

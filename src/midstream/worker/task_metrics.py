@@ -56,6 +56,16 @@ def task_metrics(task: Task, backpressured_s: float) -> TaskMetrics:
     )
 
 
+def has_dropped(task: Task) -> bool:
+    """Whether the task has dropped rows, timers or records, which must be reported however soon it is lost."""
+    chain, source = task.operators.chain, task.operators.source
+    return (
+        any(link.late_rows for link in chain.links)
+        or any(operator.timers_dropped for operator in chain.operators)
+        or (source is not None and source.tally.total > 0)
+    )
+
+
 def _user_metrics(uids: Sequence[str], chain: Chain) -> Iterator[UserMetric]:
     for uid, operator in zip(uids, chain.operators, strict=True):
         if operator.user_metrics is not None:
