@@ -58,6 +58,10 @@ class Observer(Protocol):
         """Note that the metadata of a checkpoint is about to be written."""
         ...
 
+    def commits_here(self) -> None:
+        """Note that the driver itself is about to commit, or to clean up."""
+        ...
+
     def checkpoint_expired(self) -> None: ...
 
     def published(self, outcome: Done[object] | Failed) -> None:
@@ -100,6 +104,8 @@ class CheckedShell(Shell):
                     assert isinstance(work, partial)
                     _, metadata = work.args
                     self._observer.publishing(metadata)
+                if io_kind(token) in (IoKind.COMMIT, IoKind.ABORT):
+                    self._observer.commits_here()
                 if io_kind(token) is IoKind.SAVEPOINT_PLACE and isinstance(self._event, ClientAsked):
                     self._claims[token] = self._event.client
             case JobEnded():

@@ -150,6 +150,8 @@ class Driver:
         self.uncertain: dict[int, frozenset[str]] = {}
         """The checkpoints that may or may not exist, as far as the driver knows, with the files that they refer to."""
         self._publishing: dict[int, frozenset[str]] = {}
+        self.had_slots = False
+        """Whether there were slots when the driver decided to run its last commit itself. Later ones come too late."""
         self.rescales = 0
         """How often the running job has continued at another parallelism."""
         self.turned_away = 0
@@ -360,6 +362,9 @@ class Driver:
 
     def publishing(self, metadata: CheckpointMetadata) -> None:
         self._publishing[metadata.checkpoint_id] = frozenset(metadata.files)
+
+    def commits_here(self) -> None:
+        self.had_slots = bool(self.connections) and self.coordinator.outcome is None
 
     def checkpoint_expired(self) -> None:
         self.uncertain.update(self._publishing)

@@ -117,7 +117,7 @@ class Calls:
 
     def _check_driver(self, context: CommitterContext, process: Process) -> None:
         driver = next(driver for driver in self._cluster.drivers if driver.process is process)
-        if driver.connections and driver.coordinator.outcome is None:
+        if driver.had_slots:
             self._world.bug(f"{context.uid}: {process.name} commits, and has slots to do that")
 
     def check_told(self, call: Call) -> None:
