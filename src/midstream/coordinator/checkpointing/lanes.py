@@ -39,16 +39,28 @@ def commit_slots(job: Coordinator) -> tuple[int, ...] | None:
         case Phase.RUNNING if attempt is not None:
             live = job.slots.live
             if attempt.all_finished:  # the other slots commit what lost ones have not
-                others = [slot for slot in attempt.slots if slot in live] or job.slots.ids()
-                places = enumerate(attempt.slots)
-                return (
-                    tuple(slot if slot in live else others[i % len(others)] for i, slot in places) if others else None
-                )
+                return in_place_of_lost(attempt.slots, live)
             return attempt.slots if live.keys() >= set(attempt.slots) else ()
         case Phase.GATHERING if job.slots.complete:
             return job.slots.ids() or None
         case _:  # slots may be replaced, or there are none
             return ()
+
+
+def in_place_of_lost(slots: Sequence[int], live: Collection[int]) -> tuple[int, ...] | None:
+    """Return `slots` with the next one that lives in place of each lost one; None if no slot lives.
+
+    So the lanes of a slot that lives stay where they are, whichever others are lost. If none of `slots` lives, the slot
+    that connected first commits all lanes: it remains the first when more connect.
+    """
+    next_live = next((slot for slot in slots if slot in live), min(live, default=None))
+    if next_live is None:
+        return None
+    found = []
+    for slot in reversed(slots):
+        next_live = slot if slot in live else next_live
+        found.append(next_live)
+    return tuple(reversed(found))
 
 
 class SlotsForCommits:
