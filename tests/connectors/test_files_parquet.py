@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
@@ -386,3 +387,28 @@ def test_splits_are_plain_data(tmp_path):
     (split,) = all_splits(source)
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(split), type=Split) == split
     assert msgspec.msgpack.decode(split.payload)[0] == str(tmp_path / "1.parquet")
+
+
+def test_a_page_that_does_not_match_its_checksum_is_refused(tmp_path):
+    path = tmp_path / "in.parquet"
+    rows = pa.table({"n": list(range(10_000))})
+    pq.write_table(rows, path, compression="none", use_dictionary=False, write_page_checksum=True)
+    data = bytearray(path.read_bytes())
+    data[20_000] ^= 0x55
+    path.write_bytes(data)
+    with pytest.raises(StorageError, match=r"in\.parquet: .*CRC checksum"):
+        read_all(FileSource(path))
+
+
+@pytest.mark.parametrize("at", ["1500-01-01T00:00:00.123456", "1969-12-31T23:59:59.999999", "2024-06-01T00:00:00"])
+def test_int96_timestamps_of_whole_microseconds_are_read(tmp_path, at):
+    times = pa.array([datetime.fromisoformat(at), None], pa.timestamp("us"))
+    pq.write_table(pa.table({"t": times, "n": [1, 2]}), tmp_path / "in.parquet", use_deprecated_int96_timestamps=True)
+    assert values(read_all(FileSource(tmp_path / "in.parquet")), "t") == times.to_pylist()
+
+
+def test_nanoseconds_of_int96_timestamps_are_not_cut_off(tmp_path):
+    times = pa.array([1_700_000_000_123_456_000, 1_700_000_000_123_456_789], pa.timestamp("ns"))
+    pq.write_table(pa.table({"t": times}), tmp_path / "in.parquet", use_deprecated_int96_timestamps=True)
+    with pytest.raises(SchemaError, match=r"in\.parquet: column 't' has the time 1700000000123456789 ns since 1970"):
+        read_all(FileSource(tmp_path / "in.parquet"))

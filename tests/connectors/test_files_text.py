@@ -18,6 +18,7 @@ from connector_worlds import all_splits, read_all, read_split, values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from midstream import Environment
 from midstream.connectors import files, lines
 from midstream.connectors.files import CsvOptions, FileSource
 from midstream.core.arrow_types import schema_of
@@ -444,3 +445,39 @@ def test_a_file_that_got_shorter_than_its_offset_is_refused(tmp_path):
     swapped = msgspec.structs.replace(split, payload=msgspec.msgpack.encode(part), offset=offsets[8])
     with pytest.raises(StorageError, match="it has changed since it was read"):
         read_split(source, swapped)
+
+
+ZONED, LOCAL = '{"t":"2024-01-01T00:00:00+02:00"}\n', '{"t":"2024-06-01T12:00:00"}\n'
+
+
+def test_a_json_timestamp_is_in_a_zone_if_and_only_if_its_column_is(tmp_path):
+    (tmp_path / "in.jsonl").write_text(ZONED + LOCAL)
+    with pytest.raises(SchemaError, match=r"line 1: .*2024-01-01T00:00:00\+02:00.*expected no zone offset"):
+        read_all(FileSource(tmp_path / "in.jsonl", schema=schema_of([("t", pa.timestamp("us"))])))
+    with pytest.raises(SchemaError, match=r"line 2: .*2024-06-01T12:00:00.*expected a zone offset"):
+        read_all(FileSource(tmp_path / "in.jsonl", schema=schema_of([("t", pa.timestamp("us", "UTC"))])))
+    nested = schema_of([("t", pa.struct([pa.field("at", pa.timestamp("us"))]))])
+    (tmp_path / "nested.jsonl").write_text('{"t":{"at":"2024-01-01T00:00:00Z"}}\n')
+    with pytest.raises(SchemaError, match="expected no zone offset"):
+        read_all(FileSource(tmp_path / "nested.jsonl", schema=nested))
+
+
+@pytest.mark.parametrize(
+    ("lines", "kind"),
+    [(LOCAL, pa.timestamp("ms")), (ZONED, pa.timestamp("ms", "UTC")), (ZONED + LOCAL, pa.large_string())],
+)
+def test_zones_of_json_timestamps_are_inferred(tmp_path, lines, kind):
+    (tmp_path / "in.jsonl").write_text(lines)
+    source = FileSource(tmp_path / "in.jsonl")
+    assert source.schema == schema_of([("t", kind)])
+    assert len(read_all(source)) == lines.count("\n")
+
+
+def test_columns_that_must_have_a_value_are_declared_to_the_environment_too(tmp_path):
+    must = pa.schema([pa.field("n", pa.int64(), nullable=False)])
+    (tmp_path / "in.jsonl").write_text('{"n":1}\n{"m":2}\n')
+    env = Environment("must")
+    dropping = env.read_files(tmp_path / "in.jsonl", schema=must, on_bad_record="drop")
+    assert dropping.preview().rows == [{"n": 1}]
+    with pytest.raises(MidstreamError, match="line 2: column 'n' has no value"):
+        env.read_files(tmp_path / "in.jsonl", schema=must).preview()

@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, Literal
 
 import polars as pl
+import polars.selectors as cs
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -85,6 +86,14 @@ def test_expressions_and_functions_do_what_python_does(given_rows: list[tuple[in
         pl.exclude("s").sum().over("s"),
         pl.col("n") - pl.col("n").min(),
         pl.col("n") + pl.len(),
+        pl.col("n").is_duplicated() & (pl.col("n") > 2),
+        pl.col(["n"]).peak_max() & (pl.col("n") > 2),
+        (pl.col("^n$") > 3).any(),
+        cs.string().str.to_date(strict=False),
+        pl.col("s").str.to_date(strict=False).dt.year(),
+        cs.string().str.contains("x").any(),
+        cs.integer().map_batches(lambda column: column + (column.len() > 4), return_dtype=pl.Int64),
+        pl.col("n").map_elements(lambda n: n, return_dtype=pl.Int64) + pl.col("n").shift(),
     ],
 )
 def test_an_expression_that_looks_at_other_rows_is_refused(expr: pl.Expr) -> None:
@@ -177,6 +186,20 @@ def test_times_that_a_function_passes_on_swaps_or_changes_come_out_so(unit: Lite
         lambda row: {**row, "u": later if row["n"] == 2 else row["u"]},
     ):
         assert outcome(function) == [function(row) for row in given]
+
+
+@pytest.mark.parametrize(
+    "expr",
+    [
+        cs.string().str.to_date("%Y-%m-%d", strict=False),
+        pl.col("s").str.split(",").list.eval(pl.element().str.len_chars().sum()),
+        pl.col(["n"]).is_in([1, 2]) & (cs.integer() > 1),
+        pl.max_horizontal(cs.integer(), 3),
+        cs.integer().map_elements(lambda n: n + 1, return_dtype=pl.Int64),
+    ],
+)
+def test_an_expression_that_looks_at_no_other_rows_is_accepted(expr: pl.Expr) -> None:
+    ProjectOperator("s", [expr], SCHEMA, keep=False)
 
 
 def test_what_an_expression_cannot_be_is_said_on_the_driver() -> None:

@@ -34,7 +34,7 @@ from midstream.core.config import (
     size_bytes,
 )
 from midstream.core.errors import ConfigError, JobError
-from midstream.core.schemas import SchemaLike, as_schema
+from midstream.core.schemas import SchemaLike, as_declared, as_schema
 from midstream.graph.build import build_job_graph
 from midstream.graph.describe import describe_text
 from midstream.operators.bad_records import BAD_RECORDS, BAD_RECORDS_SCHEMA
@@ -227,7 +227,7 @@ class Environment:
             >>> env.read_files("*.csv").preview().rows
             [{'n': 1, 'word': 'a'}, {'n': 2, 'word': 'b'}]
         """
-        columns = None if schema is None else as_schema(schema, "read_files")
+        columns = None if schema is None else as_declared(schema, "read_files")
         source = FileSource(
             path,
             format=format,
@@ -299,7 +299,7 @@ class Environment:
             servers,
             topics,
             format=format,
-            schema=schema if schema is None or isinstance(schema, str) else as_schema(schema, "read_kafka"),
+            schema=schema if schema is None or isinstance(schema, str) else as_declared(schema, "read_kafka"),
             csv=csv,
             registry=registry,
             message=message,

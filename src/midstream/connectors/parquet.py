@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet
 
@@ -18,6 +19,8 @@ from midstream.core.casts import CastRefused, cast_exactly
 from midstream.core.errors import SchemaError, StorageError
 
 _BATCH_ROWS = 131_072
+_NS_YEARS_US = 9_200_000_000_000_000
+"""How far from 1970 times can be for nanoseconds in 64 bits; about 291 years."""
 
 
 def parquet_row_groups(filesystem: pyarrow.fs.FileSystem, path: str, wanted: Wanted) -> list[tuple[int, int]]:
@@ -46,10 +49,16 @@ def check_parquet_schema(found: pa.Schema, wanted: Wanted, path: str) -> None:
             ) from refused
 
 
-def open_parquet(filesystem: pyarrow.fs.FileSystem, path: str, stack: ExitStack) -> pyarrow.parquet.ParquetFile:
-    # INT96 is how Spark writes timestamps by default; they are microseconds
+def open_parquet(
+    filesystem: pyarrow.fs.FileSystem, path: str, stack: ExitStack, int96_unit: str = "us"
+) -> pyarrow.parquet.ParquetFile:
+    """Open a file. `int96_unit`: that of INT96 timestamps, which hold nanoseconds. Spark writes whole microseconds as such
+    by default, of years for which nanoseconds in 64 bits do not suffice.
+    """
     return pyarrow.parquet.ParquetFile(
-        stack.enter_context(filesystem.open_input_file(path)), coerce_int96_timestamp_unit="us"
+        stack.enter_context(filesystem.open_input_file(path)),
+        coerce_int96_timestamp_unit=int96_unit,
+        page_checksum_verification=True,
     )
 
 
@@ -82,11 +91,55 @@ def read_parquet(
             skip_rows -= file.metadata.row_group(groups[0]).num_rows
             rows_before += file.metadata.row_group(groups[0]).num_rows
             groups = groups[1:]
-    return _parquet_batches(file, path, wanted, groups, rows_before, check), skip_rows
+        times = [name for name in _int96_columns(file) if name in wanted.schema.names]
+        exact = open_parquet(filesystem, path, stack, "ns") if times else None
+    batches = _checked_times(file, exact, path, wanted, groups, times)
+    return _parquet_batches(batches, path, wanted, groups, rows_before, check), skip_rows
+
+
+def _int96_columns(file: pyarrow.parquet.ParquetFile) -> list[str]:
+    columns = (file.schema.column(index) for index in range(len(file.schema)))
+    return [column.path for column in columns if column.physical_type == "INT96" and column.path == column.name]
+
+
+def _checked_times(
+    file: pyarrow.parquet.ParquetFile,
+    exact: pyarrow.parquet.ParquetFile | None,
+    path: str,
+    wanted: Wanted,
+    groups: range,
+    times: list[str],
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches of the columns of `wanted`. Raises SchemaError for a time with a part of a microsecond, which INT96 can
+    hold and this file was opened without: `exact` is the same file with them, unless no column of `times` is INT96.
+    """
+    there = [name for name in wanted.schema.names if name in file.schema_arrow.names]
+    batches = file.iter_batches(_BATCH_ROWS, row_groups=list(groups), columns=there)
+    if exact is None:
+        yield from batches
+        return
+    for batch, fine in zip(
+        batches, exact.iter_batches(_BATCH_ROWS, row_groups=list(groups), columns=times), strict=True
+    ):
+        for name in times:
+            us, ns = batch.column(name).cast(pa.int64()), fine.column(name).cast(pa.int64())
+            has_ns = pc.less(
+                pc.abs(us), pa.scalar(_NS_YEARS_US, pa.int64())
+            )  # of other years the nanoseconds are wrong
+            lost = pc.and_(
+                has_ns, pc.not_equal(pc.multiply(pc.if_else(has_ns, us, pa.scalar(0, pa.int64())), 1000), ns)
+            )
+            if pc.any(lost).as_py():
+                value = fine.column(name).filter(lost)[0].value
+                raise SchemaError(
+                    f"{path}: column {name!r} has the time {value} ns since 1970 as INT96, and only whole microseconds of "
+                    "INT96 can be read; write the file with 64-bit timestamps"
+                )
+        yield batch
 
 
 def _parquet_batches(
-    file: pyarrow.parquet.ParquetFile,
+    batches: Iterator[pa.RecordBatch],
     path: str,
     wanted: Wanted,
     groups: range,
@@ -95,10 +148,9 @@ def _parquet_batches(
 ) -> Iterator[pa.RecordBatch]:
     if not groups:
         return
-    there = [name for name in wanted.schema.names if name in file.schema_arrow.names]
     ready: pa.RecordBatch | None = None
     with explained(path, "parquet"):
-        for batch in file.iter_batches(_BATCH_ROWS, row_groups=list(groups), columns=there):
+        for batch in batches:
             for name in wanted.required:
                 nulls = batch.column(name).is_null()
                 if batch.column(name).null_count:

@@ -428,9 +428,32 @@ def infer_schema(filesystem: pyarrow.fs.FileSystem, path: str, format: TextForma
         if format == "csv":
             found = _infer_csv(file, head, is_all, csv)
         else:
-            found = _read_json(head if is_all else head[: last_line(head, edges_of(None, head))], None).schema
+            found = _infer_json(head if is_all else head[: last_line(head, edges_of(None, head))])
     fields = [pa.field(f.name, pa.large_string()) if pa.types.is_null(f.type) else f for f in found]
     return pa.schema(fields)
+
+
+def _infer_json(data: bytes) -> pa.Schema:
+    """Infer the columns of JSON lines. pyarrow ignores the zone of a timestamp: a column is in UTC if all values have one."""
+    found = _read_json(data, None).schema
+    times = {field.name: field.type for field in found if pa.types.is_timestamp(field.type)}
+    if not times:
+        return found
+    as_text = pa.schema([pa.field(name, pa.large_string()) for name in times])
+    texts = _read_json(data, pyarrow.json.ParseOptions(explicit_schema=as_text))
+    for name, kind in times.items():
+        index = found.get_field_index(name)
+        fitting = (each for each in (kind, pa.timestamp(kind.unit, "UTC")) if _can_cast(texts.column(name), each))
+        found = found.set(index, pa.field(name, next(fitting, pa.large_string())))
+    return found
+
+
+def _can_cast(texts: pa.ChunkedArray[Any], kind: pa.DataType) -> bool:
+    try:
+        texts.cast(kind)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 def _infer_csv(file: TextFile, head: bytes, is_all: bool, csv: CsvOptions) -> pa.Schema:
@@ -489,6 +512,6 @@ def _json_type(kind: pa.DataType) -> pa.DataType:
         return pa.list_(_json_type(kind.value_type))
     if pa.types.is_struct(kind):
         return pa.struct([pa.field(f.name, _json_type(f.type)) for f in kind])
-    if pa.types.is_date(kind) or pa.types.is_time(kind):
-        return pa.large_string()
+    if pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_timestamp(kind):
+        return pa.large_string()  # timestamps, too: the reader ignores whether they have a zone
     return kind

@@ -33,6 +33,11 @@ def as_schema(spec: SchemaLike, where: str) -> pa.Schema:
 
     Raises SchemaError naming `where` and the column without a usable type.
     """
+    return canonical_schema(as_declared(spec, where))
+
+
+def as_declared(spec: SchemaLike, where: str) -> pa.Schema:
+    """Return the same as `as_schema`, for sources, which also keep what was declared with `nullable=False`."""
     if isinstance(spec, pa.Schema):
         schema = spec
     elif isinstance(spec, Mapping) and spec:
@@ -48,7 +53,7 @@ def as_schema(spec: SchemaLike, where: str) -> pa.Schema:
     twice = first_repeated(schema.names)
     if twice is not None:
         raise SchemaError(f"{where}: column {twice!r} is declared twice")
-    return canonical_schema(schema)
+    return pa.schema([pa.field(field.name, canonical_type(field.type), field.nullable) for field in schema])
 
 
 def first_repeated(names: Sequence[str]) -> str | None:
