@@ -597,3 +597,11 @@ def test_a_coordinator_that_is_frozen_in_its_clean_up_deletes_no_checkpoint_that
     with pytest.raises(FencedError):
         begin(storage, taken, None, 0, ())
     assert load(storage, "job", "latest").epoch == 3
+
+
+def test_a_directory_that_was_emptied_gets_no_checkpoints_of_the_start_that_had_claimed_it() -> None:
+    """Else what they refer to is missing, and another start there would have the same epoch."""
+    storage = MemoryStorage()
+    with pytest.raises(StorageError, match=r"lost the record of this start \(epochs/00000001\).*cancel this start"):
+        publish(storage, metadata_of(pipeline(), checkpoint_id=1, epoch=1, files=()))
+    assert storage.files == {}

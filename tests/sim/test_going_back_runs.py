@@ -267,7 +267,7 @@ def test_a_driver_that_wakes_up_behind_others_completes_no_savepoint(monkeypatch
         outcome = run(going_back_and_forth(seed))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
     for module in (savepoint, savepoints):
-        monkeypatch.setattr(module, "check_epoch", lambda *_: None)
+        monkeypatch.setattr(module, "check_epoch", lambda *_, **__: None)
     for seed in seeds:
         outcome = run(going_back_and_forth(seed))
         assert any("completed behind a later start" in failure for failure in outcome.failures), outcome.failures

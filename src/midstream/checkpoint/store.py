@@ -219,13 +219,22 @@ def take_epoch(storage: Storage, job_id: str) -> int:
             return epoch
 
 
-def check_epoch(storage: Storage, epoch: int) -> None:
-    """Raise StorageError if a later coordinator has taken over."""
+def check_epoch(storage: Storage, epoch: int, *, was_claimed: bool = False) -> None:
+    """Raise StorageError if a later coordinator has taken over.
+
+    `was_claimed`: this coordinator has claimed the epoch in this directory, so it must be there.
+    """
     highest = _highest_epoch(storage)
     if highest > epoch:
         raise FencedError(
             f"another coordinator has taken over this job's checkpoint directory (its epoch is {highest}, "
             f"this one's {epoch}): the same job was started twice; this start ends"
+        )
+    if was_claimed and highest < epoch:
+        raise StorageError(
+            f"the checkpoint directory has lost the record of this start ({_EPOCHS}/{epoch:08}): it was emptied, moved or "
+            "replaced, or its disk is no longer mounted. Nothing is committed until it is back; to continue elsewhere, "
+            "cancel this start first"
         )
 
 
@@ -510,7 +519,7 @@ def publish(storage: Storage, metadata: CheckpointMetadata) -> str:
     If this raises, no `_metadata` of it remains, except with UnknownOutcomeError and FencedError, which means that a
     later coordinator has taken over, perhaps during this call.
     """
-    check_epoch(storage, metadata.epoch)
+    check_epoch(storage, metadata.epoch, was_claimed=True)
     path = checkpoint_path(metadata.checkpoint_id)
     owner = f"{path}/_owner"
     if not storage.create(owner, sealed(owner, OwnerFile(metadata.epoch)), durable=False):
