@@ -153,7 +153,7 @@ def bad_record(task: Task) -> None:
 def test_a_checkpoint_is_acknowledged_with_what_was_dropped_before_it(
     drop: Callable[[Task], None] | None, dropped: object
 ) -> None:
-    """Nobody drops it again after a restore: a slot that is lost before its next heartbeat must have reported it."""
+    """A restored task does not drop it again, and the slot may be lost before its next heartbeat."""
     world = World()
     world.task.start()
     world.run()

@@ -437,8 +437,8 @@ class CheckpointAck(msgspec.Struct, frozen=True, tag="ack"):
     """What was in flight to and from the task and is its own to store."""
     metrics: TaskMetrics | None = None
     """The metrics of a task that has reached the end of its data, or whose job stops or moves with this checkpoint: it may
-    send no heartbeat after it. Also those of a task that has dropped something: once the checkpoint completes, nobody
-    drops that again, so the driver must know of it."""
+    send no heartbeat after it. Also the metrics of a task that has dropped something: a task restored from the checkpoint
+    does not drop it again, so the driver must learn of it now."""
     snapshot_ms: float = 0.0
     """The time for which the task did nothing but take the snapshot."""
     storing_ms: float = 0.0

@@ -225,7 +225,7 @@ def firing_slowly(seed: int) -> Scenario:
 
 
 def dropping_late(seed: int) -> Scenario:
-    """Windows whose late rows nobody reads drop many, and slots die soon after they have."""
+    """Windows drop many late rows, which no side output takes, and slots are killed soon afterwards."""
     random = Random(f"dropping late {seed}")
     drawn = windowed("combined_window", "combined_slide", "combined_session")(seed)
     steps = sorted(random.randrange(100, 4_000) for _ in range(6))
