@@ -148,6 +148,61 @@ def test_a_source_whose_rows_cost_nothing_downstream_gets_large_batches(
     assert pace.rows_max >= LIMIT // 4  # not all of it where it has just been asked what a call costs
 
 
+def taken_in_bursts(call_s: float, row_s: float, lag: int, jitter: float, batches: int) -> list[tuple[int, float]]:
+    """Rows and seconds of each batch of a source; it emits the next one when all but `lag` batches have been processed,
+    or up to `jitter` times as long afterwards as a batch takes. So some leave one right after the other."""
+    pace, random, found = SourcePace(LIMIT, None), Random(f"{call_s} {row_s} {lag} {jitter}"), []
+    processed_s: list[float] = []
+    now_s = 0.0
+    for _ in range(batches):
+        rows, emitted_s = pace.rows_max, now_s
+        pace.emitted(rows, now_s, now_s + 0.001)
+        takes_s = call_s + row_s * rows
+        processed_s.append(max(now_s, processed_s[-1] if processed_s else 0.0) + takes_s)
+        room_s = processed_s[-1 - lag] if lag < len(processed_s) else 0.0
+        now_s = max(now_s + 0.001, room_s + jitter * random.random() * takes_s)
+        found.append((rows, now_s - emitted_s))
+    return found
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("lag", [0, 1, 3])
+@pytest.mark.parametrize("row_s", [1e-6, 1e-4, 1e-3])
+@pytest.mark.parametrize("call_s", [0.001, 0.03, 0.12, 0.4])
+def test_what_a_batch_costs_downstream_is_found_out_although_batches_are_taken_in_bursts(
+    call_s: float, row_s: float, lag: int, jitter: float
+) -> None:
+    """A job of many tasks whose turns add up to more than the budget is not processed row by row."""
+    found = taken_in_bursts(call_s, row_s, lag, jitter, 600)[200:]
+    half = min(LIMIT, max(0.1, call_s) / row_s)
+    assert sum(rows for rows, _ in found) / sum(s for _, s in found) >= 0.2 * half / (call_s + row_s * half)
+
+
+@pytest.mark.parametrize("jitter", [0.0, 0.5, 1.0])
+@pytest.mark.parametrize("lag", [0, 1, 3])
+@pytest.mark.parametrize("row_s", [1e-5, 1e-4, 1e-3])
+@pytest.mark.parametrize("call_s", [0.0, 0.001, 0.03])
+def test_barriers_wait_behind_no_batch_that_takes_several_times_the_budget_downstream(
+    call_s: float, row_s: float, lag: int, jitter: float
+) -> None:
+    longest = sorted(
+        (call_s + row_s * rows for rows, _ in taken_in_bursts(call_s, row_s, lag, jitter, 600)), reverse=True
+    )
+    assert longest[0] <= 1.0 and longest[8] <= 0.4 and longest[60] <= 0.2, "the first queue fills without waiting"
+
+
+@pytest.mark.parametrize("slower", [10, 100, 1000])
+def test_when_rows_become_slower_downstream_batches_become_smaller(slower: int) -> None:
+    pace, now_s = SourcePace(LIMIT, None), 0.0
+    taken_s: list[float] = []
+    for call in range(400):
+        rows = pace.rows_max
+        pace.emitted(rows, now_s, now_s + 0.001)
+        taken_s.append(2e-6 * rows * (slower if call >= 300 else 1))
+        now_s += max(0.001, taken_s[-1])
+    assert sum(s > 0.4 for s in taken_s[300:]) <= 16 and max(taken_s[316:]) <= 0.6, "they are halved each time"
+
+
 def test_nothing_is_known_at_first_and_a_clock_may_stand_still() -> None:
     pace = Pace(0.01)
     assert pace.rows(77) == 77

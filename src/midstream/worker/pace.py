@@ -19,7 +19,8 @@ CHANGED: Final = 4
 FORGIVING: Final = 1.05
 """The shortest recent call counts as so many times longer with each further call."""
 GROWTH: Final = 2
-"""A call gets at most so many times the rows of the largest recent call: one call may have been fast by chance."""
+"""A call gets at most so many times the rows of the largest recent call: one call may have been fast by chance. After a
+mean of more calls than these it may be as many times the rows as there were calls."""
 CALL_SHARE: Final = 0.2
 """The share of the time that calls themselves may take where the budget allows it."""
 FEW_ROWS: Final = 256
@@ -47,7 +48,7 @@ class Pace:
         self._budget_s = budget_s
         self._enough_s = budget_s if enough_s is None else enough_s
         self._calls = self._rows = self._seconds = self._squares = self._products = 0.0
-        self._largest = 0
+        self._largest = self._most = 0
         self._least_s, self._least_rows = 0.0, 0
         """About the shortest recent call, and its rows. What disturbs a measurement only adds time, so this one has been
         disturbed least."""
@@ -58,8 +59,8 @@ class Pace:
         self._ask_after = ASK_AGAIN
         """After how many calls that are alike it has to be measured."""
 
-    def took(self, rows: int, seconds: float) -> None:
-        """One call with `rows` rows, at least one, took `seconds`."""
+    def took(self, rows: int, seconds: float, calls: int = 1) -> None:
+        """A call with `rows` rows, at least one, took `seconds`; of several `calls`, these are the means."""
         if self._calls and not self._is_as_before(rows, seconds):
             self._calls = self._rows = self._seconds = self._squares = self._products = 0.0
             self._largest = 0
@@ -69,12 +70,13 @@ class Pace:
         self._squares = RECENT * self._squares + rows * rows
         self._products = RECENT * self._products + rows * seconds
         self._largest = max(rows, self._largest // 2)
+        self._most = max(GROWTH, calls) * self._largest
         self._least_s *= FORGIVING
         if seconds <= self._least_s or self._calls == 1:
             self._least_s, self._least_rows = seconds, rows
         mean_rows, mean_s = self._rows / self._calls, self._seconds / self._calls
         variance = self._squares / self._calls - mean_rows * mean_rows
-        self._alike += 1
+        self._alike += calls
         if variance > (ALIKE * mean_rows) ** 2:
             self._call_s = self._measured_call_s(rows, seconds, variance)
             if 4 * self._call_s > mean_s:
@@ -130,6 +132,5 @@ class Pace:
         return found
 
     def _fitting(self, aim_s: float, call_s: float, row_s: float) -> int:
-        most = GROWTH * self._largest
         for_rows_s = max(aim_s - call_s, call_s)
-        return most if row_s * most <= for_rows_s else max(1, int(for_rows_s / row_s))
+        return self._most if row_s * self._most <= for_rows_s else max(1, int(for_rows_s / row_s))

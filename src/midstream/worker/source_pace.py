@@ -18,6 +18,11 @@ MADE_UP_S = 1.0
 """A source with a rate catches up on so much time without emitting: on a busy machine it has no core at times."""
 BATCH_S = 0.1
 """A batch has no more rows than the tasks downstream take in so long: barriers wait behind whole batches."""
+BURST = 8
+"""How many batches downstream has to take for one measurement. Where queues have room, some leave right after another,
+and the next one waits for all of them. So the times of single batches tell little, but their mean does."""
+BURST_S = 2.0
+"""A measurement ends after this time, even if downstream has taken fewer batches."""
 
 
 class SourcePace:
@@ -30,6 +35,11 @@ class SourcePace:
     def __init__(self, rows_max: int, rows_per_s: float | None) -> None:
         self._chain = Pace(SLICE_S)
         self._downstream = Pace(BATCH_S)
+        self._taken = self._taken_rows = 0
+        """The batches that downstream has taken in the measurement at work, and their rows. Here and below, the last
+        batch is not among them."""
+        self._taking_s = 0.0
+        """The time between those batches and the next ones."""
         self._last: tuple[int, float] | None = None
         """The rows of the batch emitted last, and when it was emitted. None if the source has paused since."""
         self._rows_per_s = rows_per_s or 0.0
@@ -58,11 +68,21 @@ class SourcePace:
         """A batch of `rows` rows was emitted. The times are of the clock of the slot's own core."""
         self._chain.took(rows, ended_s - started_s)
         if self._last is not None:
-            self._downstream.took(self._last[0], started_s - self._last[1])
+            self._was_taken(self._last[0], started_s - self._last[1])
         self._last = rows, started_s
-        fitting = min(self._chain.rows(1), self._downstream.rows(self._limit))
+        fitting = min(self._chain.rows(1), self._downstream.rows(FIRST_ROWS))
         # The size changes at most by a factor of two at a time, because one batch may have been slow by chance.
         self.rows_max = max(1, min(self._limit, max(self.rows_max // 2, min(fitting, self.rows_max * 2))))
+
+    def _was_taken(self, rows: int, seconds: float) -> None:
+        self._taken += 1
+        self._taken_rows += rows
+        self._taking_s += seconds
+        if self._taken == BURST or self._taking_s >= BURST_S:
+            rows = round(self._taken_rows / self._taken)
+            self._downstream.took(rows, self._taking_s / self._taken, self._taken)
+            self._taken = self._taken_rows = 0
+            self._taking_s = 0.0
 
     def pause(self) -> None:
         """The source has no rows now. The time until its next batch does not show how fast batches are taken."""
