@@ -481,3 +481,52 @@ def test_columns_that_must_have_a_value_are_declared_to_the_environment_too(tmp_
     assert dropping.preview().rows == [{"n": 1}]
     with pytest.raises(MidstreamError, match="line 2: column 'n' has no value"):
         env.read_files(tmp_path / "in.jsonl", schema=must).preview()
+
+
+F32, F64 = pa.float32(), pa.float64()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind", "text", "says"),
+    [
+        ("in.csv", F32, "1e39", r"to float: the number 1e39 in column 'x'"),
+        ("in.csv", F32, "-4e38", r"to float: the number -4e38 in column 'x'"),
+        ("in.csv", F64, "1e400", r"to double: the number 1e400 in column 'x'"),
+        ("in.csv", F64, '"1e400"', r"to double: the number 1e400 in column 'x'"),
+        ("in.jsonl", F32, "1e39", r"to float: the number 1e\+39 in column 'x'"),
+        ("in.jsonl", F32, "-4" + "0" * 38, r"to float: the number -4e\+38 in column 'x'"),
+        ("in.jsonl", F64, "1e400", "Number too big"),
+        (
+            "in.jsonl",
+            pa.struct([("a", F64), ("b", pa.list_(F32))]),
+            '{"a":1,"b":[2,1e39]}',
+            r"the number 1e\+39 in column 'x'",
+        ),
+    ],
+)
+def test_a_number_beyond_the_range_of_its_type_is_refused(tmp_path, name, kind, text, says):
+    """pyarrow makes it infinite."""
+    if name == "in.csv":
+        before, line, after = "n,x\n", f"1,{text}\n", "2,1.5\n3,inf\n"
+    else:
+        before, line, after = '{"n":0,"u":"a"}\n', f'{{"n":1,"x":{text}}}\n', '{"n":2,"u":1}\n{"n":3}\n'
+    (tmp_path / name).write_text(before + line + after)
+    schema = pa.schema([("n", pa.int64()), ("x", kind)])
+    env = Environment("range")
+    with pytest.raises(MidstreamError, match=f"line 2: .*{says}"):
+        env.read_files(tmp_path / name, schema=schema).preview()
+    dropping = env.read_files(tmp_path / name, schema=schema, on_bad_record="drop")
+    assert [row["n"] for row in dropping.preview().rows if row["n"]] == [2, 3]
+
+
+def test_numbers_that_are_written_as_infinite_are(tmp_path):
+    schema = pa.schema([("x", F32), ("y", F64)])
+    (tmp_path / "in.csv").write_text("x,y\ninf,-Infinity\n-INF,1\n3e38,1e308\n")
+    (tmp_path / "in.jsonl").write_text(
+        '{"x":Infinity,"y":-Infinity}\n{"x":-Infinity,"y":1,"z":2}\n{"x":3e38,"y":1e308}\n'
+    )
+    for name in ("in.csv", "in.jsonl"):
+        rows = Environment("inf").read_files(tmp_path / name, schema=schema).preview().rows
+        inf = float("inf")
+        assert rows[:2] == [{"x": inf, "y": -inf}, {"x": -inf, "y": 1.0}]
+        assert rows[2]["x"] == pytest.approx(3e38, rel=1e-6) and rows[2]["y"] == 1e308

@@ -113,14 +113,44 @@ def test_a_file_that_is_written_again_is_refused(restart):
     assert there.look() == []
 
 
+@pytest.mark.parametrize("restart", [False, True])
 @pytest.mark.parametrize("was_gone", [False, True])
-def test_an_older_file_in_the_place_of_one_that_was_taken_is_refused(was_gone):
+@pytest.mark.parametrize(("size", "age_s"), [(1, 5000), (2, 10), (0, 10), (2**40, 10), (1, 12)])
+def test_an_older_file_in_the_place_of_one_that_was_taken_is_refused(was_gone, restart, size, age_s):
     there = Directory()
     there.put("a")
+    there.put("z", age_s=5)
+    taken_ns = there.files["a"][1]
     there.look()
     if was_gone:
         del there.files["a"]
         there.look()
+    if restart:
+        there.restart()
+    there.files["a"] = (size, taken_ns - int((age_s - 10) * 1e9))
+    with pytest.raises(StorageError, match="a: was changed after it was taken"):
+        there.look()
+
+
+def test_a_copy_of_the_directory_that_keeps_whole_seconds_has_the_same_files():
+    there = Directory()
+    for n in range(200):
+        there.put(f"{n}", size=n, age_s=10 + n / 7)
+    assert len(there.look()) == 200
+    there.restart()
+    there.files = {name: (size, ns // 10**9 * 10**9) for name, (size, ns) in there.files.items()}
+    assert there.look() == []
+
+
+def test_a_position_without_states_takes_those_of_now():
+    there = Directory()
+    there.put("a")
+    there.put("z", age_s=5)
+    there.look()
+    there.position = msgspec.msgpack.encode(msgspec.msgpack.decode(there.position)[:5])
+    there.restart()
+    assert there.look() == []
+    there.restart()
     there.put("a", age_s=5000)
     with pytest.raises(StorageError, match="a: was changed after it was taken"):
         there.look()
@@ -141,8 +171,11 @@ def test_positions_of_before_are_read_and_those_of_now_are_not_mistaken_for_them
         decoded_position(b"\x01", "test")
 
 
-def test_a_position_of_many_files_has_six_bytes_for_each():
-    hashes = np.sort(np.random.default_rng(1).integers(0, 2**64, 100_000, dtype=np.uint64))
-    encoded = Position(100_000, 5, hashes).encoded()
-    assert len(encoded) < 640_000
-    assert np.array_equal(decoded_position(encoded, "test").seen, hashes)
+def test_a_position_of_many_files_has_eight_bytes_for_each():
+    random = np.random.default_rng(1)
+    hashes = np.sort(random.integers(0, 2**64, 100_000, dtype=np.uint64))
+    states = random.integers(1, 2**16, 100_000, dtype=np.uint16)
+    encoded = Position(100_000, 5, hashes, states=states).encoded()
+    assert len(encoded) < 840_000
+    after = decoded_position(encoded, "test")
+    assert np.array_equal(after.seen, hashes) and np.array_equal(after.states, states)

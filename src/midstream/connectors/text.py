@@ -31,6 +31,7 @@ from midstream.connectors.formats import (
 )
 from midstream.connectors.lines import Lines, Quotes, edges_of, last_line, line_begins, next_line
 from midstream.connectors.text_file import TextFile
+from midstream.connectors.text_ranges import check_ranges, has_infinite, of_64_bits
 from midstream.core.arrow_types import buffer_reader
 from midstream.core.batches import conform, single_batch
 from midstream.core.errors import SchemaError, StorageError
@@ -306,6 +307,12 @@ def csv_parser(csv: CsvOptions, wanted: Wanted, names: list[str]) -> Callable[[b
         )
         if csv.quote and not ends:
             raise pa.ArrowInvalid("CSV parse error: a quoted value never ends")
+        if names_to_check := [name for name in table.column_names if has_infinite(table.column(name))]:
+            as_text = _csv_convert(csv, dict.fromkeys(names_to_check, pa.large_string()), names_to_check)
+            texts = pyarrow.csv.read_csv(
+                buffer_reader(data), read_options=read, parse_options=parse, convert_options=as_text
+            )
+            check_ranges(table.select(names_to_check), texts)
         return _checked(table, wanted)
 
     return parsed
@@ -319,7 +326,14 @@ def jsonl_parser(wanted: Wanted) -> Callable[[bytes], pa.Table]:
     )
 
     def parsed(data: bytes) -> pa.Table:
-        return _checked(_read_json(data, parse).cast(wanted.schema), wanted)
+        table = _read_json(data, parse)
+        if any(has_infinite(column) for column in table.columns):
+            in_64_bits = pyarrow.json.ParseOptions(
+                explicit_schema=pa.schema([pa.field(field.name, of_64_bits(field.type)) for field in as_read]),
+                unexpected_field_behavior="ignore",
+            )
+            check_ranges(table, _read_json(data, in_64_bits))
+        return _checked(table.cast(wanted.schema), wanted)
 
     return parsed
 

@@ -1,10 +1,10 @@
 """Decides which files of a watched directory are new; listings and clocks come from outside.
 
-The position, in every checkpoint, has a 64-bit hash of the path of each file that was taken and still exists, about 6
-bytes each. A file that has disappeared is remembered for `GONE_S` more, since it may only be missing from a listing;
-and for as long as no known file is listed, since then the whole directory is missing. The position also has the newest
-modification time listed: a known file that is newer was written while no job was running. Sizes and times are only in
-the driver's memory.
+The position, in every checkpoint, has a 64-bit hash of the path of each file that was taken and still exists, and a
+hash of 16 bits of its size and time: about 8 bytes each. A file that has disappeared is remembered for `GONE_S` more,
+since it may only be missing from a listing; and for as long as no known file is listed, since then the whole directory
+is missing. A known file whose second hash differs was written while no job was running. Its time counts in whole
+seconds, since copies of directories seldom keep more. Exact sizes and times are only in the driver's memory.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ REST_S: Final = 2.0
 _WIDTH: Final = 8
 
 Hashes = npt.NDArray[np.uint64]
+States = npt.NDArray[np.uint16]
+"""For each file, a hash of its size and its modification time in whole seconds; 0: unknown."""
 
 
 def _no_hashes() -> Hashes:
@@ -44,6 +46,8 @@ class _Stored(msgspec.Struct, frozen=True, array_like=True):
     gone: bytes = b""
     since_s: tuple[int, ...] = ()
     """For each missing file, when it was first missing."""
+    states: bytes = b""
+    """For each of `seen`, its state; empty if an older version has written this."""
 
 
 class _StoredBefore(msgspec.Struct, frozen=True, array_like=True):
@@ -63,11 +67,22 @@ class Position:
     """Sorted hashes of files taken, including those that have disappeared."""
     gone: Hashes = field(default_factory=_no_hashes)
     since_s: tuple[int, ...] = ()
+    states: States = field(default_factory=lambda: np.empty(0, np.uint16))
+    """The states of `seen` when these were taken; empty if all are unknown."""
 
     def encoded(self) -> bytes:
+        states = self.states.astype("<u2").tobytes()
         return msgspec.msgpack.encode(
-            _Stored(self.files, self.newest_ns or 0, _packed(self.seen), _packed(self.gone), self.since_s)
+            _Stored(self.files, self.newest_ns or 0, _packed(self.seen), _packed(self.gone), self.since_s, states)
         )
+
+    def states_of(self, hashes: Hashes) -> States:
+        """Return the state of each file with one of these hashes when it was taken."""
+        found = np.zeros(len(hashes), np.uint16)
+        if len(self.states):
+            is_known = _contains(self.seen, hashes)
+            found[is_known] = self.states[np.searchsorted(self.seen, hashes[is_known])]
+        return found
 
 
 def decoded_position(data: bytes | None, where: str) -> Position:
@@ -80,7 +95,8 @@ def decoded_position(data: bytes | None, where: str) -> Position:
         before = decoded(data, _StoredBefore, where)
         pairs = np.frombuffer(before.seen[: len(before.seen) // 16 * 16], ">u8").astype(np.uint64)
         return Position(before.files, None, np.sort(pairs[::2]))
-    return Position(stored.files, stored.newest_ns, _unpacked(stored.seen), _unpacked(stored.gone), stored.since_s)
+    seen, states = _unpacked(stored.seen), np.frombuffer(stored.states, "<u2").astype(np.uint16)
+    return Position(stored.files, stored.newest_ns, seen, _unpacked(stored.gone), stored.since_s, states)
 
 
 def hash_of(path: str) -> int:
@@ -105,6 +121,13 @@ class Listing:
             np.fromiter((info.size for info in infos), np.int64, len(infos)),
             np.fromiter((info.mtime_ns or 0 for info in infos), np.int64, len(infos)),
         )
+
+    def states(self) -> States:
+        mixed = self.sizes.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+        mixed += (self.modified_ns // 10**9).astype(np.uint64) * np.uint64(0xC2B2AE3D27D4EB4F)
+        mixed = (mixed ^ (mixed >> np.uint64(29))) * np.uint64(0xBF58476D1CE4E5B9)
+        states: States = ((mixed >> np.uint64(32)) % np.uint64(65535) + np.uint64(1)).astype(np.uint16)
+        return states
 
     def sorted(self) -> Listing:
         """Return the listing sorted by hash."""
@@ -134,7 +157,8 @@ class Watch:
         now = now.sorted()
         since_s = self._compare(now, now_s)
         is_known = _contains(known.seen, now.hashes)
-        self._check(now, is_known, known)
+        states, states_then = now.states(), known.states_of(now.hashes)
+        self._check(now, is_known, known, (states_then != 0) & (states != states_then))
         self._remember(now, since_s, known)
         is_taken = ~is_known & self._rests(now, since_s, now_ns, now_s)
         taken = sorted(
@@ -145,7 +169,9 @@ class Watch:
         counted = is_known | is_taken
         newest_ns = max(known.newest_ns or 0, int(now.modified_ns[counted].max()) if counted.any() else 0)
         seen = np.union1d(seen, now.hashes[is_taken])
-        return taken, Position(known.files + len(taken), newest_ns, seen, gone, gone_since_s)
+        all_states = known.states_of(seen)
+        all_states[np.searchsorted(seen, now.hashes[counted])] = states[counted]
+        return taken, Position(known.files + len(taken), newest_ns, seen, gone, gone_since_s, all_states)
 
     def _compare(self, now: Listing, now_s: float) -> npt.NDArray[np.float64]:
         """Return since when each file has been in its current state."""
@@ -173,11 +199,12 @@ class Watch:
         )
         self._same_since_s = np.concatenate([since_s, self._same_since_s[gone]])[order]
 
-    def _check(self, now: Listing, is_known: npt.NDArray[np.bool_], known: Position) -> None:
-        """Raise StorageError for a file that has changed since it was taken."""
-        changed = np.zeros(len(is_known), bool)
+    def _check(
+        self, now: Listing, is_known: npt.NDArray[np.bool_], known: Position, changed: npt.NDArray[np.bool_]
+    ) -> None:
+        """Raise StorageError for a file that has changed since it was taken. `changed`: by the states in the position."""
         if known.newest_ns is not None:
-            changed = is_known & (now.modified_ns > known.newest_ns)
+            changed |= is_known & (now.modified_ns > known.newest_ns)
         if len(self._last.hashes):
             at = np.minimum(np.searchsorted(self._last.hashes, now.hashes), len(self._last.hashes) - 1)
             differs = (self._last.sizes[at] != now.sizes) | (self._last.modified_ns[at] != now.modified_ns)
