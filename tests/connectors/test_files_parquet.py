@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 from midstream.connectors import files, watched
 from midstream.connectors.files import FileSource
+from midstream.connectors.filesystem import find_files
 from midstream.core.arrow_types import schema_of
 from midstream.core.errors import ConfigError, SchemaError, StorageError
 from midstream.operators.source import DiscoveryContext, Split
@@ -412,3 +413,35 @@ def test_nanoseconds_of_int96_timestamps_are_not_cut_off(tmp_path):
     pq.write_table(pa.table({"t": times}), tmp_path / "in.parquet", use_deprecated_int96_timestamps=True)
     with pytest.raises(SchemaError, match=r"in\.parquet: column 't' has the time 1700000000123456789 ns since 1970"):
         read_all(FileSource(tmp_path / "in.parquet"))
+
+
+def test_a_column_with_a_dot_beside_a_struct_of_that_path_is_read(tmp_path):
+    columns = {"a.b": [1, 2], "a": [{"b": "x"}, {"b": "y"}]}
+    pq.write_table(pa.table(columns), tmp_path / "in.parquet")
+    source = FileSource(tmp_path / "in.parquet", schema=pa.schema([("a.b", pa.int64())]))
+    assert read_all(source) == [{"a.b": 1}, {"a.b": 2}]
+
+
+def test_a_link_to_a_directory_above_is_refused_and_others_are_followed(tmp_path):
+    (tmp_path / "in" / "deep").mkdir(parents=True)
+    pq.write_table(pa.table({"n": [1]}), tmp_path / "in" / "deep" / "1.parquet")
+    (tmp_path / "in" / ".old").symlink_to(tmp_path / "in")
+    (tmp_path / "there").symlink_to(tmp_path / "in")
+    assert len(find_files(pyarrow.fs.LocalFileSystem(), str(tmp_path / "there"))) == 1
+    for target in (tmp_path / "in", tmp_path / "in" / "deep", tmp_path):
+        (tmp_path / "in" / "deep" / "link").symlink_to(target)
+        with pytest.raises(StorageError, match="link: links back to "):
+            find_files(pyarrow.fs.LocalFileSystem(), str(tmp_path / "in"))
+        (tmp_path / "in" / "deep" / "link").unlink()
+    (tmp_path / "in" / "side").mkdir()
+    (tmp_path / "in" / "side" / "link").symlink_to(tmp_path / "in" / "deep")
+    assert len(find_files(pyarrow.fs.LocalFileSystem(), str(tmp_path / "in"))) == 2
+    (tmp_path / "in" / "deep" / "link").symlink_to(tmp_path / "in" / "side")
+    with pytest.raises(StorageError, match="link: links back to "):
+        find_files(pyarrow.fs.LocalFileSystem(), str(tmp_path / "in"))
+
+
+def test_a_name_that_is_not_utf8_is_refused(tmp_path):
+    Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.parquet")).write_bytes(b"")
+    with pytest.raises(StorageError, match=r"\\xff.parquet'?: the name is not UTF-8"):
+        find_files(pyarrow.fs.LocalFileSystem(), str(tmp_path))

@@ -93,14 +93,49 @@ def _path_of(info: Any) -> str:
 
 
 def _below(filesystem: pyarrow.fs.FileSystem, directory: str) -> Iterator[Any]:
-    selector = pyarrow.fs.FileSelector(directory, recursive=True)
+    if is_local(filesystem):
+        yield from _below_locally(filesystem, directory, directory, ())
+        return
+    for info in _listed(filesystem, directory, recursive=True):
+        if info.is_file and not is_ignored(_relative(info, directory)):
+            yield info
+
+
+def _below_locally(
+    filesystem: pyarrow.fs.FileSystem, root: str, directory: str, above: tuple[str, ...]
+) -> Iterator[Any]:
+    """Yield the files below one directory after the other: a link to a directory above it would never end.
+
+    `above`: the directories that lead to this one, without links.
+    """
+    above = (*above, os.path.realpath(directory))
+    for info in _listed(filesystem, directory, recursive=False):
+        if is_ignored(_relative(info, root)):
+            continue
+        if info.is_file:
+            yield info
+        elif info.type == pyarrow.fs.FileType.Directory:
+            if os.path.islink(info.path):
+                target = os.path.realpath(info.path)
+                if any(os.path.commonpath((each, target)) == target for each in above):
+                    raise StorageError(
+                        f"{info.path}: links back to {target}, so its files would be found over and over"
+                    )
+            yield from _below_locally(filesystem, root, info.path, above)
+
+
+def _relative(info: Any, directory: str) -> str:
     try:
-        infos = filesystem.get_file_info(selector)
+        return str(info.path[len(directory) :].lstrip("/"))
+    except UnicodeDecodeError as error:
+        raise StorageError(f"{error.object!r}: the name is not UTF-8; rename the file") from error
+
+
+def _listed(filesystem: pyarrow.fs.FileSystem, directory: str, *, recursive: bool) -> list[Any]:
+    try:
+        return filesystem.get_file_info(pyarrow.fs.FileSelector(directory, recursive=recursive))
     except OSError as error:
         raise StorageError(f"{directory}: cannot be listed: {error}") from error
-    for info in infos:
-        if info.is_file and not is_ignored(info.path[len(directory) :].lstrip("/")):
-            yield info
 
 
 def glob_base(path: str) -> str:

@@ -116,7 +116,7 @@ def _checked_times(
     there = [name for name in wanted.schema.names if name in file.schema_arrow.names]
     batches = file.iter_batches(_BATCH_ROWS, row_groups=list(groups), columns=there)
     if exact is None:
-        yield from batches
+        yield from (batch.select(there) for batch in batches)  # asked for "a.b", pyarrow brings the struct "a" too
         return
     for batch, fine in zip(
         batches, exact.iter_batches(_BATCH_ROWS, row_groups=list(groups), columns=times), strict=True
@@ -135,7 +135,7 @@ def _checked_times(
                     f"{path}: column {name!r} has the time {value} ns since 1970 as INT96, and only whole microseconds of "
                     "INT96 can be read; write the file with 64-bit timestamps"
                 )
-        yield batch
+        yield batch.select(there)
 
 
 def _parquet_batches(
