@@ -70,5 +70,7 @@ def test_an_entry_of_another_version_stays_while_its_process_is_there() -> None:
     child.wait()
     (directory / "new.json").write_bytes(msgspec.json.encode({"pid": os.getpid(), "what": "nobody knows yet"}))
     (directory / "old.json").write_bytes(msgspec.json.encode({"pid": child.pid}))
+    (directory / "damaged.json").write_bytes(msgspec.json.encode({"pid": 2**40}))
+    (directory / "negative.json").write_bytes(msgspec.json.encode({"pid": -1}))
     assert registry.list_jobs() == []
     assert [path.name for path in directory.glob("*.json")] == ["new.json"]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -54,12 +55,12 @@ def from_rows(
     for position, row in enumerate(listed):
         if not isinstance(row, Mapping):
             raise SchemaError(
-                f"from_rows: row {position} is {type(row).__name__}, not a dict of column names to values"
+                f"from_collection: row {position} is {type(row).__name__}, not a dict of column names to values"
             )
     if schema is None:
         names = list(dict.fromkeys(name for row in listed for name in row))
         if not names:
-            raise SchemaError("from_rows: there are no rows to infer the columns from; give a schema")
+            raise SchemaError("from_collection: there are no rows to infer the columns from; give a schema")
         columns = {name: _column(name, [row.get(name) for row in listed], None) for name in names}
     else:
         columns = {
@@ -67,7 +68,9 @@ def from_rows(
         }
         extra = [(at, name) for at, row in enumerate(listed) for name in row if name not in columns]
         if extra:
-            raise SchemaError(f"from_rows: column {extra[0][1]!r} of row {extra[0][0]} is not in the declared schema")
+            raise SchemaError(
+                f"from_collection: column {extra[0][1]!r} of row {extra[0][0]} is not in the declared schema"
+            )
     return CollectionSource(pa.table(columns), splits=splits, rows_per_s=rows_per_s)
 
 
@@ -76,9 +79,31 @@ def _column(name: str, values: list[Any], kind: pa.DataType | None) -> pa.Array[
         return to_array(values, canonical_type(pa.array(values).type) if kind is None else kind)
     except ValueMisfit as misfit:
         way = "" if kind is not None else "; the type was inferred from all rows: give a schema"
-        raise SchemaError(f"from_rows: column {name!r} of row {misfit.index}: {misfit}{way}") from misfit
+        raise SchemaError(f"from_collection: column {name!r} of row {misfit.index}: {misfit}{way}") from misfit
     except ARROW_ERRORS as error:
-        raise SchemaError(f"from_rows: column {name!r}: {error}") from error
+        row, before = _first_misfit(values) if kind is None else (None, None)
+        if row is None:
+            raise SchemaError(f"from_collection: column {name!r}: {error}") from error
+        value = f"{values[row]!r:.200} ({type(values[row]).__name__})"
+        so_far = "" if before is None or pa.types.is_null(before) else f", after values of type {before}"
+        raise SchemaError(
+            f"from_collection: column {name!r} of row {row}: no type can be inferred with {value}{so_far}; give a schema, "
+            "and values of one type that Arrow has"
+        ) from error
+
+
+def _first_misfit(values: list[Any]) -> tuple[int | None, pa.DataType | None]:
+    """Return the first value with which no type can be inferred, and the type of those before it."""
+
+    def inferred(count: int) -> pa.DataType | None:
+        try:
+            kind: pa.DataType = pa.array(values[:count]).type
+        except ARROW_ERRORS:
+            return None
+        return kind
+
+    row = bisect_left(range(1, len(values) + 1), True, key=lambda count: inferred(count) is None)
+    return (row, inferred(row)) if row < len(values) else (None, None)
 
 
 def from_arrow(

@@ -188,4 +188,4 @@ def _may_live(data: bytes) -> bool:
         pid = msgspec.json.decode(data, type=_OfSomeVersion).pid
     except msgspec.MsgspecError:
         return False
-    return bool(psutil.pid_exists(pid))
+    return 0 < pid < 2**31 and bool(psutil.pid_exists(pid))

@@ -22,9 +22,7 @@ Rows: TypeAlias = "Iterable[Mapping[str, Any]] | Mapping[str, Any] | pl.DataFram
 Instant: TypeAlias = "str | datetime | int"
 """An ISO string such as "2024-01-01 12:05", a datetime (UTC if it has no zone), or microseconds since 1970."""
 Cut: TypeAlias = 'int | Literal["whole"] | Sequence[int]'
-"""The number of rows per batch; "whole" for all of one input; or the size of each batch, of which the last one is
-repeated.
-"""
+"""The most rows of a batch; "whole" for all of one input; or that of each batch, of which the last one is repeated."""
 
 
 FIRST_US: Final = instant_us(datetime.min)
@@ -52,7 +50,7 @@ def as_batch(rows: Rows | str, schema: pa.Schema, where: str) -> pa.RecordBatch:
     try:
         return from_rows(made, schema)._batch
     except SchemaError as error:
-        raise SchemaError(f"{where}: {str(error).removeprefix('from_rows: ')}") from error
+        raise SchemaError(f"{where}: {str(error).removeprefix('from_collection: ')}") from error
 
 
 def _with_instants(row: Mapping[str, Any], instants: Mapping[str, TimestampType], where: str) -> Mapping[str, Any]:

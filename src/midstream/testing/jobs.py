@@ -52,8 +52,9 @@ def run(
     `inputs`: rows by the uid or name of a source, or just rows if there is one source: dicts, a polars DataFrame, or an
     Arrow table or batch. A column that a dict lacks is null, and a time may be an ISO string. A collection or a bounded
     generator may be left out, and then has its own rows.
-    `cut`: how rows are cut into batches: a number of rows, "whole" for all of one input, or a list of numbers of which
-    the last is repeated. Several sources take turns, batch by batch.
+    `cut`: how many rows a source has at a time: a number, "whole" for all of one input, or a list of numbers of which
+    the last is repeated. A batch has no more rows than that, and operators may get fewer at a time, as in a real job.
+    Several sources take turns, batch by batch.
     `parallelism`: the number of subtasks of each operator.
     `now`: the wall clock, which stands still: an ISO string, a datetime (UTC if it has no zone), or microseconds since
     1970.
