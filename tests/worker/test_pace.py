@@ -135,6 +135,31 @@ def test_disturbances_are_not_taken_for_what_a_call_costs(call_s: float, disturb
     assert sum(rows * rows for rows in sizes[50:]) <= 1.6 * sum(sizes[50:])
 
 
+@pytest.mark.parametrize(("slower", "disturbed_s"), [(0.5, 0.0), (0.5, 6e-3), (1.0, 2e-3), (2.0, 0.0), (2.0, 1e-3)])
+@pytest.mark.parametrize("row_s", [1e-6, 1e-5, 1e-4])
+@pytest.mark.parametrize("call_s", [2e-4, 1e-3, 4e-3])
+def test_large_batches_among_small_ones_are_not_cut_to_pieces_where_calls_are_disturbed(
+    call_s: float, row_s: float, disturbed_s: float, slower: float
+) -> None:
+    """Pieces would be batches for all tasks downstream. In a wide job on a busy machine nearly all calls are disturbed:
+    each takes up to 1 + `slower` times as long, and three of ten take `disturbed_s` longer on average.
+    """
+    pace, random = Pace(0.01, SHORT_S), Random(f"{call_s} {row_s} {disturbed_s} {slower}")
+    spent_s = fewest_s = 0.0
+    for number in range(1_500):
+        rest = batch = random.randint(1, 30) if random.random() < 0.85 else random.randint(500, 5_000)
+        while rest:
+            rows = -(-rest // max(1, round(rest / pace.rows(128))))
+            disturbance_s = random.expovariate(1 / disturbed_s) if disturbed_s and random.random() < 0.3 else 0.0
+            pace.took(rows, (call_s + row_s * rows) * (1 + slower * random.random()) + disturbance_s)
+            rest -= rows
+            if number >= 100:
+                spent_s += call_s + row_s * rows
+        if number >= 100:
+            fewest_s += call_s + row_s * batch
+    assert spent_s <= 3.5 * fewest_s
+
+
 @pytest.mark.parametrize(("chain_s", "downstream_s"), [(0.0002, 0.18), (0.03, 0.05), (0.03, 0.3), (0.0005, 0.11)])
 @pytest.mark.parametrize("at_first", [1, 20, 1000])
 def test_a_source_whose_rows_cost_nothing_downstream_gets_large_batches(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Final
 
 RECENT: Final = 0.8
@@ -17,7 +18,9 @@ ASK_SELDOM: Final = 1024
 CHANGED: Final = 4
 """A call that takes so many times longer, or shorter, than those before would have makes these worthless."""
 FORGIVING: Final = 1.05
-"""The shortest recent call counts as so many times longer with each further call."""
+"""The shortest recent call of a size counts as so many times longer with each further call of that size."""
+REMEMBERED: Final = 24
+"""After so many calls the shortest one of a size is forgotten."""
 GROWTH: Final = 2
 """A call gets at most so many times the rows of the largest recent call: one call may have been fast by chance. After a
 mean of more calls than these it may be as many times the rows as there were calls."""
@@ -26,6 +29,16 @@ CALL_SHARE: Final = 0.2
 FEW_ROWS: Final = 256
 """If the budget is enough for more rows than these, rows are fast because they are processed in columns. Then calls are
 not shortened: smaller batches would cost more in the tasks downstream."""
+
+
+@dataclass(slots=True)
+class _Least:
+    """The shortest recent call of a size."""
+
+    rows: int
+    seconds: float
+    number: int
+    """How many calls there had been, this one included."""
 
 
 class Pace:
@@ -47,11 +60,12 @@ class Pace:
     def __init__(self, budget_s: float, enough_s: float | None = None) -> None:
         self._budget_s = budget_s
         self._enough_s = budget_s if enough_s is None else enough_s
-        self._calls = self._rows = self._seconds = self._squares = self._products = 0.0
+        self._calls = self._rows = self._seconds = self._squares = 0.0
         self._largest = self._most = 0
-        self._least_s, self._least_rows = 0.0, 0
-        """About the shortest recent call, and its rows. What disturbs a measurement only adds time, so this one has been
-        disturbed least."""
+        self._number = 0
+        self._least: dict[int, _Least] = {}
+        """The shortest recent call of each size, by the bits of its number of rows. What disturbs a measurement only
+        adds time, so these have been disturbed least."""
         self._call_s = 0.0
         """The time that a call takes whatever its rows, as measured last."""
         self._alike = 0
@@ -62,42 +76,53 @@ class Pace:
     def took(self, rows: int, seconds: float, calls: int = 1) -> None:
         """A call with `rows` rows, at least one, took `seconds`; of several `calls`, these are the means."""
         if self._calls and not self._is_as_before(rows, seconds):
-            self._calls = self._rows = self._seconds = self._squares = self._products = 0.0
+            self._calls = self._rows = self._seconds = self._squares = 0.0
             self._largest = 0
+            self._least.clear()
         self._calls = RECENT * self._calls + 1
         self._rows = RECENT * self._rows + rows
         self._seconds = RECENT * self._seconds + seconds
         self._squares = RECENT * self._squares + rows * rows
-        self._products = RECENT * self._products + rows * seconds
         self._largest = max(rows, self._largest // 2)
         self._most = max(GROWTH, calls) * self._largest
-        self._least_s *= FORGIVING
-        if seconds <= self._least_s or self._calls == 1:
-            self._least_s, self._least_rows = seconds, rows
+        self._number += 1
+        self._note(rows, seconds)
         mean_rows, mean_s = self._rows / self._calls, self._seconds / self._calls
-        variance = self._squares / self._calls - mean_rows * mean_rows
         self._alike += calls
-        if variance > (ALIKE * mean_rows) ** 2:
-            self._call_s = self._measured_call_s(rows, seconds, variance)
+        variance = self._squares / self._calls - mean_rows * mean_rows
+        if variance > (ALIKE * mean_rows) ** 2 and 4 * mean_s > self._enough_s:  # shorter ones get more rows anyway
+            self._call_s = self._measured_call_s()
             if 4 * self._call_s > mean_s:
                 self._ask_after = ASK_AGAIN
             elif self._alike >= self._ask_after:
                 self._ask_after = min(2 * self._ask_after, ASK_SELDOM)
             self._alike = 0
 
-    def _measured_call_s(self, rows: int, seconds: float, variance: float) -> float:
-        """Return the time of a call whatever its rows, by a line through recent calls, of which this one is the last.
+    def _note(self, rows: int, seconds: float) -> None:
+        size = rows.bit_length()
+        least = self._least.get(size)
+        if least is not None and self._number - least.number <= REMEMBERED:
+            least.seconds *= FORGIVING
+            if least.seconds < seconds:
+                return
+        self._least[size] = _Least(rows, seconds, self._number)
 
-        The line bends with every disturbance. So it counts only as far as the shortest recent call allows.
+    def _measured_call_s(self) -> float:
+        """Return the time of a call whatever its rows, by a line through the shortest recent calls of each size.
+
+        More rows do not take less time: where they did, the call of fewer rows was disturbed. Of the lines from the
+        fewest rows to each other number, the flattest one counts, because the others end at disturbed calls.
         """
-        mean_rows, mean_s = self._rows / self._calls, self._seconds / self._calls
-        row_s = (self._products / self._calls - mean_rows * mean_s) / variance
-        call_s = max(0.0, min(mean_s - max(0.0, row_s) * mean_rows, self._least_s))
-        if rows > self._least_rows:
-            row_s = (seconds - self._least_s) / (rows - self._least_rows)
-            return min(call_s, max(0.0, self._least_s - row_s * self._least_rows))
-        # a call of as few rows that took longer was disturbed, which says nothing about what others cost
-        return call_s if seconds <= self._least_s else min(call_s, self._call_s)
+        points = [self._least[size] for size in sorted(self._least, reverse=True)]
+        points = [each for each in points if self._number - each.number <= REMEMBERED]
+        lowest_s = points[0].seconds
+        envelope = []
+        for each in points:
+            lowest_s = min(lowest_s, each.seconds)
+            envelope.append((each.rows, lowest_s))
+        few_rows, few_s = envelope.pop()
+        row_s = min(((s - few_s) / (rows - few_rows) for rows, s in envelope), default=few_s / few_rows)
+        return max(0.0, few_s - row_s * few_rows)
 
     def _is_as_before(self, rows: int, seconds: float) -> bool:
         """Whether a call took about as long as it would have before, or the difference does not matter. If not, the calls

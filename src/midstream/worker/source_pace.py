@@ -21,6 +21,8 @@ BATCH_S = 0.1
 BURST = 8
 """How many batches downstream has to take for one measurement. Where queues have room, some leave right after another,
 and the next one waits for all of them. So the times of single batches tell little, but their mean does."""
+SETTLING = 4
+"""How many batches leave between two measurements: the time that they wait is that of batches of the size before."""
 BURST_S = 2.0
 """A measurement ends after this time, even if downstream has taken fewer batches."""
 
@@ -40,6 +42,8 @@ class SourcePace:
         batch is not among them."""
         self._taking_s = 0.0
         """The time between those batches and the next ones."""
+        self._settling = SETTLING
+        """How many batches have to leave before the next measurement."""
         self._last: tuple[int, float] | None = None
         """The rows of the batch emitted last, and when it was emitted. None if the source has paused since."""
         self._rows_per_s = rows_per_s or 0.0
@@ -75,6 +79,9 @@ class SourcePace:
         self.rows_max = max(1, min(self._limit, max(self.rows_max // 2, min(fitting, self.rows_max * 2))))
 
     def _was_taken(self, rows: int, seconds: float) -> None:
+        if self._settling:
+            self._settling -= 1
+            return
         self._taken += 1
         self._taken_rows += rows
         self._taking_s += seconds
@@ -83,6 +90,7 @@ class SourcePace:
             self._downstream.took(rows, self._taking_s / self._taken, self._taken)
             self._taken = self._taken_rows = 0
             self._taking_s = 0.0
+            self._settling = SETTLING
 
     def pause(self) -> None:
         """The source has no rows now. The time until its next batch does not show how fast batches are taken."""
