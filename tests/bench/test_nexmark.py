@@ -148,7 +148,7 @@ def test_a_query_reads_no_more_than_it_says(name):
 
 
 def test_all_queries_come_to_what_polars_makes_of_the_same_events():
-    count = 300_000
+    count = 120_000
     env = Environment("nexmark", parallelism=2)
     source = GeneratorSource(Events(count, lanes=2), count, schema=SCHEMA)
     events = env.source(source).with_watermarks("time", WatermarkStrategy.monotonous())
