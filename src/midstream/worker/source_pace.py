@@ -24,7 +24,8 @@ and the next one waits for all of them. So the times of single batches tell litt
 SETTLING = 4
 """How many batches leave between two measurements: the time that they wait is that of batches of the size before."""
 BURST_S = 2.0
-"""A measurement ends after this time, even if downstream has taken fewer batches."""
+"""A measurement ends after this time, even if downstream has taken fewer batches. A batch that takes as long is one by
+itself."""
 
 
 class SourcePace:
@@ -79,18 +80,20 @@ class SourcePace:
         self.rows_max = max(1, min(self._limit, max(self.rows_max // 2, min(fitting, self.rows_max * 2))))
 
     def _was_taken(self, rows: int, seconds: float) -> None:
-        if self._settling:
+        if seconds >= BURST_S:  # a measurement of its own: rows have become slower, and batches must not wait to shrink
+            self._taken = self._settling = 0
+            self._taken_rows, self._taking_s = 0, 0.0
+        elif self._settling:
             self._settling -= 1
             return
         self._taken += 1
         self._taken_rows += rows
         self._taking_s += seconds
         if self._taken == BURST or self._taking_s >= BURST_S:
-            rows = round(self._taken_rows / self._taken)
-            self._downstream.took(rows, self._taking_s / self._taken, self._taken)
-            self._taken = self._taken_rows = 0
-            self._taking_s = 0.0
-            self._settling = SETTLING
+            mean_rows = round(self._taken_rows / self._taken)
+            self._downstream.took(mean_rows, self._taking_s / self._taken, self._taken)
+            self._taken, self._settling = 0, SETTLING
+            self._taken_rows, self._taking_s = 0, 0.0
 
     def pause(self) -> None:
         """The source has no rows now. The time until its next batch does not show how fast batches are taken."""
