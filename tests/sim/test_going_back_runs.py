@@ -229,12 +229,12 @@ def test_a_start_may_name_a_checkpoint_that_the_leader_before_it_deletes_when_it
     assert re.search(rf"(?s)driver1 .*driver0 wakes up.*deleted chk-1/_metadata.*{refused}", order), order
 
 
-@pytest.mark.parametrize("seed", [65, 262])
 def test_that_the_checkpoint_from_which_the_last_start_began_is_deleted_is_found(
-    monkeypatch: pytest.MonkeyPatch, seed: int
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    scenario = cancelled_and_frozen(seed)
-    assert not run(scenario).failures
+    """Which seeds come to it depends on how many rows batches have: of thirty, three do."""
+    scenarios = [cancelled_and_frozen(seed) for seed in range(60, 90)]
+    assert not [failure for scenario in scenarios for failure in run(scenario).failures]
 
     def retain(self: Any, uncommitted: int | None, for_savepoint: int | None) -> None:
         keep = self._plan.config.retained_checkpoints
@@ -243,8 +243,14 @@ def test_that_the_checkpoint_from_which_the_last_start_began_is_deleted_is_found
             self._cleaning.drop([each.checkpoint_id for each in dropped], files)
 
     monkeypatch.setattr(Checkpoints, "retain", retain)
-    (failure,) = set(run(scenario).failures)
-    assert re.match(r"the job failed: the job was last started from checkpoint [24], which is not there", failure)
+    failures = {failure for scenario in scenarios for failure in run(scenario).failures}
+    assert any("the job was last started from checkpoint " in failure for failure in failures)
+    for failure in failures:
+        assert re.match(
+            r"the job failed: (the job was last started from )?checkpoint \d, which is not there|"
+            r"the job failed: checkpoint \d is not in the checkpoint directory",
+            failure,
+        ), failure
 
 
 @pytest.mark.parametrize("mutation", ["epoch_checked_before_the_mark", "marks_are_not_looked_at"])
