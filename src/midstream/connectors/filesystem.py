@@ -119,7 +119,8 @@ def _below_locally(
                 target = os.path.realpath(info.path)
                 if any(os.path.commonpath((each, target)) == target for each in above):
                     raise StorageError(
-                        f"{info.path}: links back to {target}, so its files would be found over and over"
+                        f"{info.path}: links back to {target}, so its files would be found over and over; remove the link, "
+                        "or begin its name with a dot"
                     )
             yield from _below_locally(filesystem, root, info.path, above)
 

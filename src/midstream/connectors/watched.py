@@ -3,8 +3,9 @@
 The position, in every checkpoint, has a 64-bit hash of the path of each file that was taken and still exists, and a
 hash of 16 bits of its size and time: about 8 bytes each. A file that has disappeared is remembered for `GONE_S` more,
 since it may only be missing from a listing; and for as long as no known file is listed, since then the whole directory
-is missing. A known file whose second hash differs was written while no job was running. Its time counts in whole
-seconds, since copies of directories seldom keep more. Exact sizes and times are only in the driver's memory.
+is missing. A known file was written while no job was running if its second hash differs, in which times are whole
+seconds, since copies of directories seldom keep more; or if it is newer than the newest file listed, whose exact time
+the position has. Other exact times and sizes are only in the driver's memory.
 """
 
 from __future__ import annotations
