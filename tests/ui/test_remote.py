@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import json
 import threading
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 from answering import said
@@ -175,6 +178,11 @@ def test_what_the_slots_print_and_log_is_shown(start, capsys):
     assert [(one["number"], one["slot"], one["text"], one["subtask"]) for one in found] == [(1, 1, lines[0].text, 3)]
 
 
+def _sleep_with(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]) -> None:
+    """Replace the sleep of commands alone: threads of other libraries in this process sleep too."""
+    monkeypatch.setattr("midstream.ui.remote.time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+
+
 def test_logs_are_followed_until_the_job_ends(start, capsys, monkeypatch):
     job = start("abc", "flights")
     job.driver.slot_logged(0, Logged((LogLine(0, "one", "stdout"),)))
@@ -188,7 +196,7 @@ def test_logs_are_followed_until_the_job_ends(start, capsys, monkeypatch):
         else:
             then()
 
-    monkeypatch.setattr("midstream.ui.remote.time.sleep", wait)
+    _sleep_with(monkeypatch, wait)
     assert main(["logs", "--follow"]) == 0
     assert [line.rsplit(": ")[-1] for line in capsys.readouterr().out.splitlines()] == ["one", "two"]
 
@@ -213,7 +221,7 @@ def test_watching_ends_with_ctrl_c_and_the_job_runs_on(start, capsys, monkeypatc
     def interrupt(seconds: float) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("midstream.ui.remote.time.sleep", interrupt)
+    _sleep_with(monkeypatch, interrupt)
     assert said(["top"], capsys).endswith("flights runs on")
     assert not answering.driver.ended.is_set()
 

@@ -308,7 +308,7 @@ class Coordinator:
         cancelling = self.phase is Phase.CANCELLING
         match message:
             case m.CheckpointAck():
-                self.slots.acknowledged(message.metrics, self._effects.now_ms)
+                self.slots.reported(message.metrics, self._effects.now_ms)
                 self.checkpoints.acknowledge(slot, message, attempt)
             case m.Cancelled():
                 if cancelling:  # else the job is ending already
@@ -325,7 +325,8 @@ class Coordinator:
                 attempt.unanswered.discard(slot)
             case m.TaskRunning(_, ref) | m.TaskEndOfData(_, ref):
                 attempt.advance(ref, type(message))
-            case m.TaskFinished(_, ref, committables):
+            case m.TaskFinished(_, ref, committables, metrics):
+                self.slots.reported(metrics, self._effects.now_ms)
                 attempt.advance(ref, type(message))
                 self.committing.keep(ref, committables)
                 self.checkpoints.task_finished(ref)

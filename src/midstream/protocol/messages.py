@@ -388,11 +388,16 @@ class TaskEndOfData(msgspec.Struct, frozen=True, tag="end_of_data_reached"):
 
 
 class TaskFinished(msgspec.Struct, frozen=True, tag="finished"):
-    """The task has finished. `committables` per operator uid: only if the job has no checkpoints to carry them."""
+    """The task has finished. `committables` per operator uid: only if the job has no checkpoints to carry them.
+
+    `metrics`: its last ones, since the job may end before the next heartbeat. A task that was deployed as finished has
+    none.
+    """
 
     attempt: int
     task: TaskId
     committables: tuple[tuple[str, tuple[bytes, ...]], ...] = ()
+    metrics: TaskMetrics | None = None
 
 
 class TaskFailed(msgspec.Struct, frozen=True, tag="failed"):

@@ -32,13 +32,11 @@ from midstream.protocol.messages import (
     WAIT_CHARS_MAX,
     Cancel,
     Deploy,
-    FromSlot,
     Heartbeat,
     Logged,
     Register,
     Release,
     SlotWait,
-    TaskFinished,
     ToSlot,
     Welcome,
 )
@@ -205,7 +203,7 @@ class _SlotProcess:
                 ids=RandomIds(),
                 transport=self._transport,
                 open_storage=FileStorage,
-                send=self._send,
+                send=self._channel.send,
                 make_signal=threading.Event,
                 unpickle=self._modules.unpickle,
             )
@@ -244,13 +242,6 @@ class _SlotProcess:
             waits=waits,
         )
         self._channel.send(status)
-
-    def _send(self, message: FromSlot) -> None:
-        """Send to the driver. A finished task leaves with its last metrics, since no heartbeat may follow it."""
-        assert self._channel is not None
-        if isinstance(message, TaskFinished):
-            self._report()
-        self._channel.send(message)
 
     def _send_log(self, logged: Logged) -> None:
         """Send captured lines, from inside the printing call. A driver that does not read gets no more of them."""

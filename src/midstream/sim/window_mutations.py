@@ -7,17 +7,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
+from midstream.coordinator.machine import Coordinator
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.operators import session_windows
 from midstream.operators.progress import Progress
 from midstream.operators.session_windows import SessionWindowOperator
 from midstream.operators.sliding_windows import SlidingWindowOperator
 from midstream.operators.window_base import END, PROGRESS, START, WindowOperator, clamp
+from midstream.protocol.messages import FromSlot, TaskFinished
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.regions_at_rest import behind_closely, dropping_late, firing_slowly, uneven, windowed
 from midstream.sim.scenario import Scenario, draw
@@ -88,6 +91,18 @@ def late_rows_are_taken() -> Replacements:
 def drops_wait_for_a_heartbeat() -> Replacements:
     """Checkpoints complete behind dropped rows, and those who dropped them are lost before they report it."""
     return [(task, "has_dropped", lambda _: False)]
+
+
+def last_drops_are_not_reported() -> Replacements:
+    """A task finishes without its metrics: what it has dropped since the last heartbeat is never reported."""
+
+    def heard(self: Any, slot: int, message: FromSlot) -> None:
+        if isinstance(message, TaskFinished):
+            message = msgspec.structs.replace(message, metrics=None)
+        original(self, slot, message)
+
+    original = Coordinator._heard
+    return [(Coordinator, "_heard", heard)]
 
 
 def late_in_all_windows() -> Replacements:
@@ -321,6 +336,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "late_rows_are_taken": Mutation("late rows go into a window that is closed", late_rows_are_taken, _late),
     "drops_wait_for_a_heartbeat": Mutation(
         "dropped rows are reported only if their slot lives on", drops_wait_for_a_heartbeat, dropping_late
+    ),
+    "last_drops_are_not_reported": Mutation(
+        "what is dropped last is not reported", last_drops_are_not_reported, dropping_late
     ),
     "late_in_all_windows": Mutation("a row that missed one window is in none", late_in_all_windows, _panes),
     "progress_is_forgotten": Mutation("windows that had fired fire again", progress_is_forgotten, _panes),

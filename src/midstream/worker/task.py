@@ -447,11 +447,12 @@ class Task:
 
     def _end(self, committables: tuple[tuple[str, tuple[bytes, ...]], ...] = ()) -> None:
         self.operators.edges.broadcast(EndOfPartition())
+        metrics = self.metrics()
         self._become(TaskState.FINISHED, TaskEvent.END)
         self._let_go()
         for gate in self.gates:
             gate.discard()
-        self._seams.send(m.TaskFinished(self._seams.attempt, self.ref, committables))
+        self._seams.send(m.TaskFinished(self._seams.attempt, self.ref, committables, metrics))
 
     # ---- checkpoints -----------------------------------------------------------
 

@@ -286,8 +286,8 @@ class Slots:
         for metrics in status.tasks:
             self._note(metrics, now_ms)
 
-    def acknowledged(self, metrics: TaskMetrics | None, now_ms: int) -> None:
-        """A task has sent its metrics with an acknowledgement; they count like those of a heartbeat."""
+    def reported(self, metrics: TaskMetrics | None, now_ms: int) -> None:
+        """A task has acknowledged a checkpoint, or finished. Metrics that it sent with that count like a heartbeat's."""
         if metrics is not None:
             self._note(metrics, now_ms)
 
