@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
+    from midstream.runtime.driver import Driver
     from midstream.runtime.job import Job
 
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
@@ -65,6 +66,24 @@ def open_path() -> Iterator[Path]:
 def midstream_home(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Jobs that tests start announce themselves in a place of their own."""
     monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path_factory.getbasetemp() / "midstream-home"))
+
+
+@pytest.fixture(autouse=True)
+def no_job_is_left() -> Iterator[None]:
+    """A job that outlives its test, as when the test is out of time, is ended, so that only this test fails."""
+
+    def running() -> set[Driver]:
+        driver = sys.modules.get("midstream.runtime.driver")
+        return {job for job in driver._running if not job.ended.is_set()} if driver is not None else set()
+
+    before = running()
+    yield
+    left = running() - before
+    for job in left:
+        job.cancel("its test is over")
+    for job in left:
+        assert job.ended.wait(30), f"job {job.plan.config.name!r}, which the test has left running, does not end"
+    assert not left, f"the test has left jobs running: {sorted(job.plan.config.name for job in left)}"
 
 
 @pytest.fixture(autouse=True)
