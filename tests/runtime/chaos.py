@@ -95,7 +95,8 @@ class Run:
                 if left and now_s >= due_s and (entries := self._entries()):
                     left, due_s = left - 1, now_s + self.random.choice(PAUSES_S)
                     self._strike(self.random.choice(FAULTS), job, entries[0], now_s - began_s)
-                time.sleep(0.02)
+                with suppress(subprocess.TimeoutExpired):
+                    job.wait(0.02)
         finally:
             self._thaw(float("inf"))
             if job.poll() is None:

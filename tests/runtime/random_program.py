@@ -13,13 +13,14 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from random import Random
-from typing import Any, Final
+from typing import Any, Final, TypeAlias
 
 import numpy as np
 import polars as pl
 import pyarrow as pa
 
 from midstream import (
+    BatchContext,
     CoProcessFunction,
     Count,
     DataStream,
@@ -31,6 +32,7 @@ from midstream import (
     Max,
     Mean,
     Min,
+    ProcessContext,
     Sum,
     TableState,
     ValueState,
@@ -45,6 +47,7 @@ from midstream.runtime.processes import ProcessSlots
 START: Final = datetime(2024, 1, 1)
 END: Final = datetime(2100, 1, 1)
 """Beyond all rows: what is emitted for a key at the end of its data."""
+Row: TypeAlias = dict[str, Any]
 ROWS: Final = {"key": str, "id": int, "at": datetime, "x": int}
 PYTHON_ROWS_MAX: Final = 200_000
 """With more rows, no function is called for each row."""
@@ -66,7 +69,7 @@ class CountedOnce(KeyedProcessFunction):
     def __init__(self, is_distinct: bool) -> None:
         self.is_distinct = is_distinct
 
-    def process(self, row: dict[str, Any], ctx: Any) -> Any:
+    def process(self, row: Row, ctx: ProcessContext) -> Row | None:
         self.rows.value += 1
         self.total.value += row["x"]
         if self.is_distinct:
@@ -75,7 +78,7 @@ class CountedOnce(KeyedProcessFunction):
         ctx.timers.event_time(END)
         return row
 
-    def on_timer(self, time: datetime, ctx: Any) -> Any:
+    def on_timer(self, time: datetime, ctx: ProcessContext) -> Row | None:
         x = self.rows.value * 1_000_003 + self.total.value + len(self.seen)
         return {"key": ctx.key, "id": -1, "at": END, "x": x}
 
@@ -86,14 +89,14 @@ class SummedByTimers(KeyedProcessFunction):
     sums = MapState(pa.int64(), pa.timestamp("us"))
     ids = ListState(pa.int64())
 
-    def process(self, row: dict[str, Any], ctx: Any) -> Any:
+    def process(self, row: Row, ctx: ProcessContext) -> None:
         at = row["at"].replace(microsecond=row["at"].microsecond // 100_000 * 100_000) + timedelta(milliseconds=100)
         self.sums[at] = self.sums.get(at, 0) + row["x"] * 31 + row["id"]
         self.ids.append(row["id"])
         ctx.timers.event_time(at)
         ctx.timers.event_time(END)
 
-    def on_timer(self, time: datetime, ctx: Any) -> Any:
+    def on_timer(self, time: datetime, ctx: ProcessContext) -> Row | None:
         if time == END:
             return {"key": ctx.key, "id": sum(self.ids), "at": time, "x": len(self.sums)}
         return {"key": ctx.key, "id": -2, "at": time, "x": self.sums.pop(time)}
@@ -105,16 +108,16 @@ class SummedOverBoth(CoProcessFunction):
     first = ValueState(pa.int64(), default=0)
     second = ValueState(pa.int64(), default=0)
 
-    def process1(self, row: dict[str, Any], ctx: Any) -> Any:
+    def process1(self, row: Row, ctx: ProcessContext) -> Row | None:
         self.first.value += row["x"] + row["id"]
         ctx.timers.event_time(END)
         return row
 
-    def process2(self, row: dict[str, Any], ctx: Any) -> Any:
+    def process2(self, row: Row, ctx: ProcessContext) -> None:
         self.second.value += row["x"] * 2 + row["id"]
         ctx.timers.event_time(END)
 
-    def on_timer(self, time: datetime, ctx: Any) -> Any:
+    def on_timer(self, time: datetime, ctx: ProcessContext) -> Row | None:
         return {"key": ctx.key, "id": -3, "at": END, "x": self.first.value * 7 + self.second.value}
 
 
@@ -123,7 +126,7 @@ class SummedInTable(KeyedBatchFunction):
 
     sums = TableState({"key": str, "n": int, "s": int})
 
-    def process(self, rows: pl.DataFrame, ctx: Any) -> Any:
+    def process(self, rows: pl.DataFrame, ctx: BatchContext) -> pl.DataFrame | None:
         new = rows.group_by("key", maintain_order=True).agg(
             n=pl.len().cast(pl.Int64), s=pl.col("x").sum() + pl.col("id").sum()
         )
@@ -132,7 +135,7 @@ class SummedInTable(KeyedBatchFunction):
         self.sums.upsert(both.select("key", **added))
         return rows
 
-    def on_watermark(self, ctx: Any) -> Any:
+    def on_watermark(self, ctx: BatchContext) -> pl.DataFrame | None:
         if ctx.watermark != datetime.max:
             return None
         sums = self.sums.frame
@@ -146,10 +149,10 @@ class HeldBack(KeyedBatchFunction):
 
     held = TableState({**ROWS, "due": datetime})
 
-    def process(self, rows: pl.DataFrame, ctx: Any) -> Any:
+    def process(self, rows: pl.DataFrame, ctx: BatchContext) -> None:
         self.held.append(rows.with_columns(due=pl.col("at").dt.offset_by("40ms")))
 
-    def on_watermark(self, ctx: Any) -> Any:
+    def on_watermark(self, ctx: BatchContext) -> pl.DataFrame | None:
         return self.held.pop_until("due", ctx.watermark).select("key", "id", at="due", x="x")
 
 
@@ -167,7 +170,6 @@ class Draft:
     said: list[str]
     stream: DataStream
     source: DataStream
-    rows: int
     is_distinct: bool = True
     """Whether no id of a key comes twice, nor a row that no source has made."""
 
@@ -206,7 +208,7 @@ def another_source(draft: Draft, seconds: float) -> DataStream:
     return stream
 
 
-def twice_or_not(row: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def twice_or_not(row: Row) -> Iterator[Row]:
     for _ in range(row["id"] % 3):
         yield row
 
@@ -267,7 +269,7 @@ BY_ROW: Final[Mapping[str, Callable[[Draft], None]]] = {
 def program(env: Environment, seed: int, seconds: float) -> Draft:
     random = Random(f"program {seed}")
     stream, rows = source(env, random, "source", seed, seconds)
-    draft = Draft(env, seed, random, seconds, [f"{rows} rows"], stream, stream, rows)
+    draft = Draft(env, seed, random, seconds, [f"{rows} rows"], stream, stream)
     kinds = {**ANY, **(BY_ROW if rows <= PYTHON_ROWS_MAX else {})}
     for _ in range(random.randint(1, 4)):
         name = random.choice(sorted(kinds))
