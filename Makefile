@@ -79,7 +79,7 @@ minimums: setup  ## tests with the oldest dependencies that pyproject.toml allow
 	@tools/test_minimums.sh
 
 nightly: export NIGHTLY = 1
-nightly: check test minimums  ## also an hour of fresh seeds, known bugs looked for in random ones, recovery at length, correct jobs over many seeds, Kafka to Kafka with everything killed, a standalone cluster in which something fails sixty times, random programs on processes that are killed, frozen and rescaled, jobs on YARN whose drivers and executors are killed, and the tests on real Spark slots, REPEAT=20 times in a row
+nightly: check test minimums  ## also an hour of fresh seeds, known bugs looked for in random ones, recovery at length, correct jobs over many seeds, Kafka to Kafka with everything killed, a standalone cluster in which something fails sixty times, random programs on processes and on Spark that are killed, frozen and rescaled, jobs on YARN whose drivers and executors are killed, and the tests on real Spark slots, REPEAT=20 times in a row
 	@$(MAKE) simulate SIM_SECONDS=3600
 	@$(BIN)/midstream simulate --mutations
 	@$(BIN)/midstream simulate --topology keyed_broadcast --parallelism 7 --rescale-to 2 --seeds 0:$(RECOVERY_SEEDS)

@@ -1,6 +1,8 @@
 """Runs random programs on real processes while these are killed, frozen, rescaled and stopped; the output has to be exact.
 
-    python chaos.py DIRECTORY FIRST_SEED SECONDS
+    python chaos.py DIRECTORY FIRST_SEED SECONDS [MASTER]
+
+MASTER: of Spark, whose executors are killed and frozen too; by default, slots are processes of their own.
 
 The simulator runs the protocols with a scheduler of its own; here are the operating system's, and all that lies around the
 protocols: connections, shared memory, files, threads, the registry. What happens is drawn from the seed, when it happens
@@ -35,18 +37,24 @@ RUN_S_MAX: Final = 300.0
 PAUSES_S: Final = (0.05, 0.3, 0.7, 1.0, 2.0)
 FREEZES_S: Final = (0.2, 1.0, 3.0, 7.0)
 """The last is longer than the heartbeat timeout."""
-FAULTS: Final = (
+FAULTS: Final[tuple[str, ...]] = (
     *("kill a slot", "kill a slot", "kill a slot", "kill all slots", "kill the driver", "kill the driver"),
     *("freeze a slot", "freeze the driver", "rescale", "rescale", "stop", "checkpoint", "savepoint"),
 )
+FAULTS_OF_SPARK: Final = ("kill an executor", "kill an executor", "freeze an executor")
+PROCESSES: Final = "processes"
 
 
 class Run:
     """One program: its output undisturbed, then while faults happen to it."""
 
-    def __init__(self, directory: Path, seed: int) -> None:
+    def __init__(self, directory: Path, seed: int, master: str = PROCESSES) -> None:
         self.directory = directory
         self.seed = seed
+        self._master = master
+        self._faults, self._run_s_max = FAULTS, RUN_S_MAX
+        if master != PROCESSES:  # Spark takes its time to start again and again
+            self._faults, self._run_s_max = FAULTS + FAULTS_OF_SPARK, 3 * RUN_S_MAX
         self.random = Random(f"faults {seed}")
         self.said: list[str] = []
         self._home = str(directory / "home")
@@ -56,7 +64,7 @@ class Run:
         """What is wrong with the run, or ""."""
         alone = self.directory / "undisturbed"
         alone.mkdir(parents=True)
-        job = self._begin(alone, "undisturbed")
+        job = self._begin(alone, PROCESSES, "undisturbed")
         if job.wait(RUN_S_MAX) or self._log(alone)[-1] != "finished":
             return f"undisturbed: {self._log(alone)[-1]}"
         self.said.append(self._log(alone)[0])
@@ -79,7 +87,7 @@ class Run:
     def _disturbed(self) -> str:
         began_s = time.monotonic()
         left, due_s = self.random.randint(2, 10), began_s + 2
-        job = self._begin(self.directory)
+        job = self._begin(self.directory, self._master)
         try:
             while True:
                 now_s = time.monotonic()
@@ -88,13 +96,13 @@ class Run:
                         return ""
                     if job.returncode not in (0, -signal.SIGKILL):
                         return f"the job ended with status {job.returncode}: {self._log(self.directory)[-1]}"
-                    job = self._begin(self.directory)
-                if now_s > began_s + RUN_S_MAX:
-                    return f"the job has not ended within {RUN_S_MAX:.0f} s"
+                    job = self._begin(self.directory, self._master)
+                if now_s > began_s + self._run_s_max:
+                    return f"the job has not ended within {self._run_s_max:.0f} s"
                 self._thaw(now_s)
                 if left and now_s >= due_s and (entries := self._entries()):
                     left, due_s = left - 1, now_s + self.random.choice(PAUSES_S)
-                    self._strike(self.random.choice(FAULTS), job, entries[0], now_s - began_s)
+                    self._strike(self.random.choice(self._faults), job, entries[0], now_s - began_s)
                 with suppress(subprocess.TimeoutExpired):
                     job.wait(0.02)
         finally:
@@ -131,6 +139,10 @@ class Run:
                     psutil.Process(self.random.choice(self._slots(entry))).kill()
                 case "freeze a slot":
                     self._freeze(self.random.choice(self._slots(entry)))
+                case "kill an executor":
+                    psutil.Process(self._executor(entry)).kill()
+                case "freeze an executor":
+                    self._freeze(self._executor(entry))
                 case _:
                     requests: dict[str, Callable[[], m.ClientRequest]] = {
                         "rescale": lambda: m.DoRescale(self.random.randint(1, 4)),
@@ -151,6 +163,11 @@ class Run:
         if not pids:
             raise ClusterError("there are no slots")
         return pids
+
+    def _executor(self, entry: JobEntry) -> int:
+        """The process of Spark in which one of the slots runs."""
+        slot = psutil.Process(self.random.choice(self._slots(entry)))
+        return next(each.pid for each in slot.parents() if each.name() == "java")
 
     def _ask(self, entry: JobEntry, request: m.ClientRequest, timeout_s: float) -> m.Reply:
         client = Client(entry)
@@ -177,10 +194,10 @@ def compared(expected: pl.DataFrame, found: pl.DataFrame) -> str:
     return f"the output differs: expected {lost.head(3).rows()} ({lost.height} such rows), found {more.head(3).rows()} ({more.height})"
 
 
-def main(directory: Path, seed: int, seconds: float) -> int:
+def main(directory: Path, seed: int, seconds: float, master: str = PROCESSES) -> int:
     end_s, failed = time.monotonic() + seconds, 0
     while time.monotonic() < end_s:
-        run = Run(directory / str(seed), seed)
+        run = Run(directory / str(seed), seed, master)
         began_s = time.monotonic()
         why = run.go()
         print(
@@ -196,4 +213,4 @@ def main(directory: Path, seed: int, seconds: float) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])) > 0)
+    sys.exit(main(Path(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3]), *sys.argv[4:]) > 0)

@@ -1,9 +1,10 @@
 """A random program of a seed, whose output does not depend on how often it is interrupted, nor on its parallelism.
 
-    python random_program.py SEED DIRECTORY PARALLELISM [undisturbed]
+    python random_program.py SEED DIRECTORY PARALLELISM MASTER [undisturbed]
 
-resumes what stands in the directory. Its last line is the state in which the job ended. `undisturbed`: at full speed, with
-few checkpoints, to learn what the output has to be.
+resumes what stands in the directory. Its last line is the state in which the job ended. MASTER: of Spark, or "processes" for
+slots that are processes of their own. `undisturbed`: at full speed, with few checkpoints, to learn what the output has to
+be.
 """
 
 from __future__ import annotations
@@ -280,7 +281,7 @@ def program(env: Environment, seed: int, seconds: float) -> Draft:
     return draft
 
 
-def main(seed: int, directory: str, parallelism: int, *, undisturbed: bool) -> None:
+def main(seed: int, directory: str, parallelism: int, master: str, *, undisturbed: bool) -> None:
     random = Random(f"settings {seed}")
     settings: dict[str, Any] = {
         "checkpoint_interval": random.choice(("50 ms", "200 ms", "1 s")),
@@ -308,11 +309,12 @@ def main(seed: int, directory: str, parallelism: int, *, undisturbed: bool) -> N
     draft = program(env, seed, seconds)
     print(f"seed {seed}, parallelism {parallelism}: {', '.join(draft.said)}, {drawn}", flush=True)
     getattr(draft.stream, sink)(f"{directory}/out").uid("sink")
-    status = env.execute(slots=ProcessSlots(), resume=True)
+    where: dict[str, Any] = {"slots": ProcessSlots()} if master == "processes" else {"master": master}
+    status = env.execute(**where, resume=True)
     late = sum(operator.late_rows for vertex in status.vertices for operator in vertex.operators)
     assert late == 0, f"{late} rows were late, so the output depends on their order"
     print(status.state, flush=True)
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), undisturbed=len(sys.argv) > 4)
+    main(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]), sys.argv[4], undisturbed=len(sys.argv) > 5)

@@ -1,6 +1,7 @@
 """Random programs on real processes give exact output, whatever is killed, frozen, rescaled or stopped meanwhile.
 
-One short program, and with NIGHTLY=1 those of fresh seeds, for CHAOS_SECONDS (600 by default).
+One short program, and with NIGHTLY=1 those of fresh seeds, for CHAOS_SECONDS (600 by default) each on processes of their
+own and on executors of Spark.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from pathlib import Path
 
 import polars as pl
 import pytest
-from chaos import RUN_S_MAX, Run, compared, main, rows_of
+from chaos import PROCESSES, RUN_S_MAX, Run, compared, main, rows_of
 
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "600"))
 
@@ -39,8 +40,9 @@ def test_rows_that_are_lost_doubled_or_changed_are_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.timeout(SECONDS + 2 * RUN_S_MAX + 60)
-def test_programs_of_fresh_seeds(tmp_path: Path) -> None:
+@pytest.mark.timeout(SECONDS + 4 * RUN_S_MAX + 60)
+@pytest.mark.parametrize("master", [PROCESSES, "local-cluster[2,2,1024]"])
+def test_programs_of_fresh_seeds(tmp_path: Path, master: str) -> None:
     seed = int.from_bytes(os.urandom(4), "big")
-    print(f"python {Path(__file__).with_name('chaos.py')} DIRECTORY {seed} {SECONDS:.0f}")
-    assert main(tmp_path, seed, SECONDS) == 0
+    print(f"python {Path(__file__).with_name('chaos.py')} DIRECTORY {seed} {SECONDS:.0f} '{master}'")
+    assert main(tmp_path, seed, SECONDS, master) == 0
