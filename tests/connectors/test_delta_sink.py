@@ -356,6 +356,26 @@ def test_readers_can_skip_files_by_what_the_log_says_of_them(table):
     assert pl.scan_delta(str(table)).filter(pl.col("n") > 9).collect().height == 0
 
 
+def test_times_that_the_log_cannot_say_are_written_without_bounds(table):
+    """Delta's log has dates and timestamps as text, and Python has no year 10000."""
+    schema = schema_of([("at", pa.timestamp("us", "UTC")), ("day", pa.date32()), ("n", pa.int64())])
+    columns = [pa.array([0, 253_402_300_800_000_000]), pa.array([0, -(2**31)], pa.int32()), pa.array([1, 2])]
+    rows = pa.record_batch([column.view(field.type) for column, field in zip(columns, schema, strict=True)], schema)
+    sink = new_sink(table, schema)
+    committer_of(sink, "job-a").commit(1, written(sink, rows))
+    entry = json.loads((table / "_delta_log" / f"{1:020}.json").read_text().splitlines()[1])
+    assert json.loads(entry["add"]["stats"]) == {
+        "numRecords": 2,
+        "minValues": {"n": 1},
+        "maxValues": {"n": 2},
+        "nullCount": {"at": 0, "day": 0, "n": 0},
+    }
+    got = DeltaTable(table).to_pyarrow_table().combine_chunks()
+    assert [
+        got.column(name).chunk(0).view(pa.int64() if name != "day" else pa.int32()).to_pylist() for name in schema.names
+    ] == [column.to_pylist() for column in columns]
+
+
 def test_columns_are_cast_to_those_of_the_table_where_that_loses_nothing(table):
     there = pa.schema(
         [pa.field("n", pa.int32(), nullable=False), *schema_of([("x", pa.float64()), ("more", pa.string())])]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import errno
 import json
-import math
 import os
 import pickle
 import shutil
@@ -24,8 +23,7 @@ from hypothesis import strategies as st
 from committers import committer_of
 from midstream.connectors.file_sink import FileSink, PendingFile
 from midstream.core.arrow_types import schema_of
-from midstream.core.batches import canonical_schema
-from midstream.core.errors import ConfigError, JobError, SchemaError, StorageError
+from midstream.core.errors import ConfigError, SchemaError, StorageError
 from permissions import unprivileged
 
 
@@ -272,23 +270,6 @@ def test_json_lines_are_one_object_a_row(out):
     assert file.suffix == ".jsonl"
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert rows == [{"at": "2013-01-01 05:30:00", "who": 'a"\n', "x": 1.5}, {"at": None, "who": None, "x": None}]
-
-
-@pytest.mark.parametrize(
-    ("kind", "value", "shown"),
-    [
-        (pa.float64(), math.nan, "nan"),
-        (pa.float32(), -math.inf, "-inf"),
-        (pa.list_(pa.struct([("x", pa.float64())])), [{"x": 1.0}, {"x": math.inf}], "inf"),
-    ],
-)
-def test_a_float_that_json_does_not_have_is_refused_and_not_made_null(out, kind, value, shown):
-    schema = canonical_schema(pa.schema([("n", pa.int64()), ("v", kind)]))
-    sink, loop = FileSink(out, format="jsonl"), Loop()
-    writer = open_writer(sink, schema, loop)
-    writer.write(pa.RecordBatch.from_pylist([{"n": 1, "v": None}, {"n": 2, "v": value}], schema))
-    with pytest.raises(JobError, match=f"column 'v' has the value {shown}, for which JSON has no form; write Parquet"):
-        prepared(writer, 1)
 
 
 def test_a_sink_travels_to_the_slots_by_pickle(out):

@@ -229,8 +229,11 @@ def statistics(filesystem: pyarrow.fs.FileSystem, path: str) -> str:
         nulls[column.name] = sum(null_counts)
         bounded = [each for each in found if each.has_min_max]
         if len(bounded) == sum(each.num_values > 0 for each in found) > 0:
-            lows: list[Any] = [each.min for each in bounded]
-            highs: list[Any] = [each.max for each in bounded]
+            try:
+                lows: list[Any] = [each.min for each in bounded]
+                highs: list[Any] = [each.max for each in bounded]
+            except (OverflowError, ValueError):
+                continue  # times outside of the years 1 to 9999, for which the log has no form
             low, high = min(lows), max(highs)
             if _comparable(low) and _comparable(high):
                 least[column.name], most[column.name] = _json_value(low), _json_value(high)

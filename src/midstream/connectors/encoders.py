@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import io
 from collections.abc import Iterator
-from typing import Any, Literal, Protocol, TypeAlias
+from datetime import date
+from typing import Any, Final, Literal, Protocol, TypeAlias
 
+import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
@@ -15,6 +17,15 @@ from midstream.core.batches import check_held_by_polars, to_polars
 from midstream.core.errors import JobError, SchemaError
 
 OutputFormat: TypeAlias = Literal["parquet", "jsonl"]
+_PER_S: Final = {"ms": 10**3, "us": 10**6, "ns": 10**9}
+_DAYS: Final = (
+    date.min.toordinal() - date(1970, 1, 1).toordinal(),
+    date.max.toordinal() - date(1970, 1, 1).toordinal() + 1,
+)
+"""The years 1 to 9999, in days since 1970."""
+_WHOLE_MINUTES_DAYS: Final = (737, _DAYS[1] - 2)
+"""From 1972-01-08 all zones differ from UTC by whole minutes: Liberia was the last to. To the end of the years everywhere."""
+_CURE: Final = "turn such values into null or strings first"
 
 
 class Encoder(Protocol):
@@ -45,17 +56,12 @@ class _ParquetEncoder:
 class _JsonLinesEncoder:
     def __init__(self, stream: Any, schema: pa.Schema) -> None:
         self._stream = stream
-        self._with_floats = [field.name for field in schema if _has_floats(field.type)]
+        self._checked = [field.name for field in schema if any(map(_may_lack_a_form, _leaf_types(field.type)))]
 
     def write(self, batch: pa.RecordBatch) -> None:
-        for name in self._with_floats:
-            for floats in _floats_in(batch.column(name)):
-                if not pc.all(pc.is_finite(floats), min_count=0).as_py():
-                    odd = floats.filter(pc.invert(pc.is_finite(floats)))[0].as_py()
-                    raise JobError(
-                        f"column {name!r} has the value {odd}, for which JSON has no form; write Parquet, or turn "
-                        "such values into null or strings first"
-                    )
+        for name in self._checked:
+            for values in _leaves(batch.column(name)):
+                _check_forms(name, values)
         text = io.BytesIO()
         to_polars(batch).write_ndjson(text)
         self._stream.write(text.getbuffer())
@@ -63,19 +69,62 @@ class _JsonLinesEncoder:
     def close(self) -> None: ...
 
 
-def _has_floats(kind: pa.DataType) -> bool:
-    """Whether the type is a float or contains one."""
-    return bool(pa.types.is_floating(kind)) or any(_has_floats(kind.field(i).type) for i in range(kind.num_fields))
+def _leaf_types(kind: pa.DataType) -> Iterator[pa.DataType]:
+    if kind.num_fields == 0:
+        yield kind
+    for i in range(kind.num_fields):
+        yield from _leaf_types(kind.field(i).type)
 
 
-def _floats_in(column: pa.Array[Any]) -> Iterator[pa.Array[Any]]:
-    if pa.types.is_floating(column.type):
-        yield column
-    elif is_struct_array(column):
+def _leaves(column: pa.Array[Any]) -> Iterator[pa.Array[Any]]:
+    if is_struct_array(column):
         for part in column.flatten():
-            yield from _floats_in(part)
+            yield from _leaves(part)
     elif isinstance(column, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):  # a map is a ListArray too
-        yield from _floats_in(column.flatten())
+        yield from _leaves(column.flatten())
+    else:
+        yield column
+
+
+def _may_lack_a_form(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_floating(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind))
+
+
+def _check_forms(name: str, values: pa.Array[Any]) -> None:
+    """Raise JobError for a number that is not finite, and for a time whose text would be that of no or another time."""
+    if pa.types.is_floating(values.type):
+        odd = values.filter(pc.invert(pc.is_finite(values)))
+        if len(odd):
+            raise _no_form(name, odd[0].as_py(), _CURE)
+    elif _may_lack_a_form(values.type):
+        times = pl.Series(values)  # with polars, which writes them: other libraries know other offsets of the past
+        kind, ticks = times.dtype, times.to_physical()
+        if not isinstance(kind, pl.Datetime):
+            _check_years(name, values, ticks, 1)
+            return
+        per_minute = 60 * _PER_S[kind.time_unit]
+        _check_years(name, values, ticks, 1440 * per_minute)
+        first, end = (day * 1440 * per_minute for day in _WHOLE_MINUTES_DAYS)
+        if kind.time_zone in (None, "UTC") or ticks.is_between(first, min(end, 2**63 - 1)).all():
+            return
+        local = times.dt.replace_time_zone(None).to_physical()
+        _check_years(name, values, local, 1440 * per_minute)
+        between = ((local - ticks) % per_minute != 0).arg_true()
+        if len(between):
+            value = f"{times[int(between[0])]}, whose offset from UTC is not whole minutes"
+            raise _no_form(name, value, f"convert it to UTC first: pl.col({name!r}).dt.convert_time_zone('UTC')")
+
+
+def _check_years(name: str, values: pa.Array[Any], ticks: pl.Series, per_day: int) -> None:
+    first, end = (day * per_day for day in _DAYS)
+    outside = (~ticks.is_between(max(first, -(2**63)), min(end - 1, 2**63 - 1))).arg_true()
+    if len(outside):
+        value = f"{values[int(outside[0])].value} as {values.type}, which is outside of the years 1 to 9999"
+        raise _no_form(name, value, _CURE)
+
+
+def _no_form(name: str, value: object, cure: str) -> JobError:
+    return JobError(f"column {name!r} has the value {value}, for which JSON has no form; write Parquet, or {cure}")
 
 
 def check_encodable(schema: pa.Schema, format: OutputFormat, where: str) -> None:
