@@ -31,7 +31,15 @@ from midstream.connectors.formats import (
 )
 from midstream.connectors.lines import Lines, Quotes, edges_of, last_line, line_begins, next_line
 from midstream.connectors.text_file import TextFile
-from midstream.connectors.text_ranges import check_ranges, has_infinite, of_64_bits
+from midstream.connectors.text_ranges import (
+    check_inferred,
+    check_ranges,
+    has_infinite,
+    integers_in_csv,
+    integers_in_json,
+    may_be_rounded,
+    of_64_bits,
+)
 from midstream.core.arrow_types import buffer_reader
 from midstream.core.batches import conform, single_batch
 from midstream.core.errors import SchemaError, StorageError
@@ -442,14 +450,18 @@ def infer_schema(filesystem: pyarrow.fs.FileSystem, path: str, format: TextForma
         if format == "csv":
             found = _infer_csv(file, head, is_all, csv)
         else:
-            found = _infer_json(head if is_all else head[: last_line(head, edges_of(None, head))])
+            found = _infer_json(path, head if is_all else head[: last_line(head, edges_of(None, head))])
     fields = [pa.field(f.name, pa.large_string()) if pa.types.is_null(f.type) else f for f in found]
     return pa.schema(fields)
 
 
-def _infer_json(data: bytes) -> pa.Schema:
+def _infer_json(path: str, data: bytes) -> pa.Schema:
     """Infer the columns of JSON lines. pyarrow ignores the zone of a timestamp: a column is in UTC if all values have one."""
-    found = _read_json(data, None).schema
+    read = _read_json(data, None)
+    found = read.schema
+    rounded = [field for field, column in zip(found, read.columns, strict=True) if may_be_rounded(column)]
+    if rounded:
+        check_inferred(integers_in_json(data.removeprefix(_BOM), pa.schema(rounded)), path)
     times = {field.name: field.type for field in found if pa.types.is_timestamp(field.type)}
     if not times:
         return found
@@ -477,13 +489,20 @@ def _infer_csv(file: TextFile, head: bytes, is_all: bool, csv: CsvOptions) -> pa
         rows = rows[: last_line(rows, edges_of(_quotes(csv), rows))]
     if not rows.strip(b"\r\n"):
         return pa.schema([(name, pa.null()) for name in names])
-    read = pyarrow.csv.ReadOptions(block_size=len(rows) + 1, use_threads=False, column_names=names)
-    return pyarrow.csv.read_csv(
-        buffer_reader(rows),
-        read_options=read,
-        parse_options=_csv_parse(csv, len(names)),
-        convert_options=_csv_convert(csv, {}, None),
-    ).schema
+
+    def parsed(types: dict[str, pa.DataType], columns: list[str] | None) -> pa.Table:
+        return pyarrow.csv.read_csv(
+            buffer_reader(rows),
+            pyarrow.csv.ReadOptions(block_size=len(rows) + 1, use_threads=False, column_names=names),
+            _csv_parse(csv, len(names)),
+            _csv_convert(csv, types, columns),
+        )
+
+    table = parsed({}, None)
+    rounded = [name for name, column in zip(names, table.columns, strict=True) if may_be_rounded(column)]
+    if rounded:
+        check_inferred(integers_in_csv(parsed(dict.fromkeys(rounded, pa.large_string()), rounded)), file.path)
+    return table.schema
 
 
 def _quotes(csv: CsvOptions) -> Quotes | None:

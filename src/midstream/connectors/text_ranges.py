@@ -1,12 +1,19 @@
-"""Finds the numbers in text that pyarrow has made infinite, being beyond the range of their column's type."""
+"""Finds the numbers in text that pyarrow has made others: infinite, beyond the range of a type, or rounded integers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any, Final
 
+import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
+
+from midstream.core.errors import SchemaError
+
+_EXACT_MAX: Final = 2.0**53
+"""Floats of 64 bits hold all integers up to this one."""
 
 
 def has_infinite(values: pa.ChunkedArray[Any]) -> bool:
@@ -33,6 +40,51 @@ def check_ranges(table: pa.Table, as_written: pa.Table) -> None:
                     f"conversion error to {leaf.type}: the number {beyond[0].as_py()} in column {field.name!r} is beyond "
                     "the range of that type; declare another one"
                 )
+
+
+def may_be_rounded(values: pa.ChunkedArray[Any]) -> bool:
+    """Whether a float in this column, or in its lists and structs, is so large that it may be a rounded integer."""
+    floats = (leaf for leaf in _leaves(values) if pa.types.is_floating(leaf.type))
+    return any(bool(pc.any(pc.greater_equal(pc.abs(leaf), pa.scalar(_EXACT_MAX))).as_py()) for leaf in floats)
+
+
+def check_inferred(integers: Iterable[tuple[str, int]], path: str) -> None:
+    """Raise SchemaError for the first integer, after its column's name, that a float of 64 bits does not hold."""
+    for name, integer in integers:
+        as_float = float(integer) if integer.bit_length() <= 1023 else math.inf
+        if as_float != integer:
+            raise SchemaError(
+                f"{path}: column {name!r} has the integer {integer}, which the type inferred, double, would make "
+                f"{as_float}; declare schema= with another type for it, such as pa.uint64() or pa.decimal128(38, 0), or "
+                "with pa.float64() to have it rounded"
+            )
+
+
+def integers_in_csv(texts: pa.Table) -> Iterator[tuple[str, int]]:
+    """Yield the integers in columns of strings, after the name of their column."""
+    for name, column in zip(texts.column_names, texts.columns, strict=True):
+        for text in column.filter(pc.match_substring_regex(column, r"^\s*[+-]?[0-9]{1,900}\s*$")):
+            yield name, int(text.as_py())
+
+
+def integers_in_json(lines: bytes, schema: pa.Schema) -> Iterator[tuple[str, int]]:
+    """Yield the integers in JSON lines that are floats by the schema, after the name of their column."""
+    for line in filter(bytes.strip, lines.splitlines()):
+        row = msgspec.json.decode(line)
+        for field in schema:
+            for integer in _integers_in(row.get(field.name), field.type):
+                yield field.name, integer
+
+
+def _integers_in(value: Any, kind: pa.DataType) -> Iterator[int]:
+    if isinstance(value, dict):
+        for field in map(kind.field, range(kind.num_fields)):
+            yield from _integers_in(value.get(field.name), field.type)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _integers_in(each, kind.field(0).type)
+    elif isinstance(value, int) and pa.types.is_floating(kind):
+        yield value
 
 
 def of_64_bits(kind: pa.DataType) -> pa.DataType:
