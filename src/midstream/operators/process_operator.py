@@ -27,6 +27,7 @@ from midstream.operators.rows import (
     nested_columns,
     to_batch,
     to_rows,
+    yielded,
 )
 from midstream.state.entry_log import EntryLog, Frozen
 from midstream.state.heap import KeyForm, state_rows, state_table, timer_rows, timers_table
@@ -195,7 +196,7 @@ class ProcessOperator(FunctionOperator):
     def _take(self, result: Any, index: Origin, method: str) -> None:
         """Take the rows that the function returned; a generator runs here, while the key is still set."""
         if type(result) is GeneratorType:  # the usual case; the other checks take as long as a row
-            self._rows.extend(map(self._as_it_is_now, result))
+            self._rows.extend(map(self._as_it_is_now, yielded(result)))
         elif isinstance(result, dict):
             self._rows.append(self._as_it_is_now(result))
         elif isinstance(result, (str, bytes)) or not isinstance(result, Iterable):

@@ -5,7 +5,7 @@ A row is a dict with every column of its schema, its values in their Python form
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
 from datetime import datetime
 from functools import lru_cache, partial
 from operator import is_
@@ -87,6 +87,15 @@ def map_rows(function: Callable[[Row], Row], batch: pa.RecordBatch, schema: pa.S
         else:
             arrays.append(_column(values, field, where, None, batch))
     return pa.RecordBatch.from_arrays(arrays, schema=schema)
+
+
+def yielded(generator: Generator[Any, None, Any]) -> Iterator[Any]:
+    """Yield what a user's generator yields. Raises TypeError if it returns a value at its end, which Python would drop."""
+    returned = yield from generator
+    if returned is not None:
+        raise TypeError(
+            f"a function that yields rows returned {kind_of(returned)}, which would be lost; yield it instead"
+        )
 
 
 _FITS: Final = object()

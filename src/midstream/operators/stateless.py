@@ -6,7 +6,8 @@ job runs. `schema` is always the schema of what an operator emits.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from types import GeneratorType
 from typing import Any, Literal, TypeAlias
 
 import polars as pl
@@ -25,7 +26,7 @@ from midstream.operators.expressions import (
     infer_type,
     is_plain_column,
 )
-from midstream.operators.rows import Row, as_it_is_now, at_row, map_rows, to_batch, to_rows, user_error
+from midstream.operators.rows import Row, as_it_is_now, at_row, map_rows, to_batch, to_rows, user_error, yielded
 
 RowFunction: TypeAlias = Callable[[Row], Row]
 RowsFunction: TypeAlias = Callable[[Row], "Iterable[Row] | None"]
@@ -89,10 +90,18 @@ class FilterOperator(Stateless):
         rows = to_rows(batch, self._where)
         try:
             for row in rows:
-                keep.append(bool(predicate(row)))
+                result = predicate(row)
+                keep.append(result if result is True or result is False else _truth(result))
         except Exception as error:
             raise user_error(self._where, "the function", error, (batch, len(keep))) from error
         return batch if all(keep) else batch.filter(pa.array(keep, pa.bool_()))
+
+
+def _truth(result: object) -> bool:
+    """Raises TypeError for what is always true: a function that was not called, a generator, a coroutine."""
+    if callable(result) or isinstance(result, (Iterator, Awaitable, AsyncIterator)):
+        raise TypeError(f"the filter returned {kind_of(result)}, which is true for every row; return True or False")
+    return bool(result)
 
 
 class ProjectOperator(Stateless):
@@ -171,6 +180,8 @@ class FlatMapOperator(Stateless):
                         ),
                         index,
                     )
+                if type(result) is GeneratorType:
+                    result = yielded(result)
                 made.extend(map(self._as_it_is_now, result))
                 origin.extend([index] * (len(made) - len(origin)))
         except MidstreamError:

@@ -49,18 +49,24 @@ def check_aggregate(
     timed = batch.append_column(_time_column(columns), pa.array(range(batch.num_rows), pa.timestamp("us")))
     frame = to_polars(timed)
     reduction = _reduction(aggregate, timed.schema, name)
-    whole = _result(reduction, reduction.merge([_part(reduction, frame)]))
-    for text, cuts, right_first in _ways(frame.height):
+    whole = _result(reduction, _part(reduction, frame))
+    alone = _result(reduction, reduction.merge([_part(reduction, frame)]))
+    if not is_near(whole, alone, CLOSE):
+        raise AssertionError(
+            f"{name}: all rows at once give {whole!r}, and {alone!r} after merge is called with nothing else: windows merge "
+            "one part or several, so merge of a single part must not change it"
+        )
+    for text, cuts, right_first, at_once in _ways(frame.height):
         other = _reduction(aggregate, timed.schema, name)
         parts = [_part(other, frame[first:end]) for first, end in cuts]
-        found = _result(other, _folded(other, parts, right_first))
+        found = _result(other, _folded(other, parts, right_first, at_once))
         if not is_near(whole, found, CLOSE):
             raise AssertionError(
                 f"{name}: {text} give {found!r}, but all rows at once give {whole!r}: windows reduce rows batch by "
                 "batch and merge "
                 "the parts in groups, so merge must be associative, and add and merge must keep nothing elsewhere"
             )
-    again = _result(reduction, reduction.merge([_part(reduction, frame)]))
+    again = _result(reduction, _part(reduction, frame))
     if not is_near(whole, again, CLOSE):
         raise AssertionError(
             f"{name}: the same rows give {whole!r} the first time and {again!r} the second time: something is kept "
@@ -84,24 +90,26 @@ def _part(reduction: Reduction, rows: pl.DataFrame) -> pl.DataFrame:
     return reduction.reduce(reduction.prepare(rows.select(reduction.columns)))
 
 
-def _folded(reduction: Reduction, parts: list[pl.DataFrame], right_first: bool) -> pl.DataFrame:
-    """Merge two neighbours at a time, from the left or from the right, keeping their order."""
+def _folded(reduction: Reduction, parts: list[pl.DataFrame], right_first: bool, at_once: int) -> pl.DataFrame:
+    """Merge `at_once` neighbours at a time, from the left or from the right, keeping their order."""
     while len(parts) > 1:
-        at = len(parts) - 2 if right_first else 0
-        parts = [*parts[:at], reduction.merge(parts[at : at + 2]), *parts[at + 2 :]]
-    return reduction.merge(parts)
+        at = max(0, len(parts) - at_once) if right_first else 0
+        parts = [*parts[:at], reduction.merge(parts[at : at + at_once]), *parts[at + at_once :]]
+    return parts[0]
 
 
 def _result(reduction: Reduction, merged: pl.DataFrame) -> Any:
     return reduction.finish(merged).drop(ALL).get_column(RESULT).to_list()[0]
 
 
-def _ways(rows: int) -> list[tuple[str, list[tuple[int, int]], bool]]:
-    """Return ways of merging: the name, the ranges of rows in each part, and whether the last ones are merged first."""
+def _ways(rows: int) -> list[tuple[str, list[tuple[int, int]], bool, int]]:
+    """Return ways of merging: the name, the ranges of rows in each part, whether the last ones are merged first, and how
+    many at a time.
+    """
     chance = random.Random(0)
-    found: list[tuple[str, list[tuple[int, int]], bool]] = []
+    found: list[tuple[str, list[tuple[int, int]], bool, int]] = []
     for way in range(WAYS):
-        if way < 2:
+        if way < 4:
             inner = list(range(1, rows))
         else:
             inner = sorted(chance.sample(range(1, rows), chance.randint(1, min(rows - 1, 8))))
@@ -109,6 +117,9 @@ def _ways(rows: int) -> list[tuple[str, list[tuple[int, int]], bool]]:
         cuts = list(pairwise(bounds))
         right_first = bool(way % 2)
         sizes = ", ".join(str(end - first) for first, end in cuts[:12]) + (" …" if len(cuts) > 12 else "")
+        at_once = (2, 2, 3, rows)[way % 4]
         order = "the last parts merged first" if right_first else "the first parts merged first"
-        found.append((f"parts of {sizes} rows, {order},", cuts, right_first))
+        if at_once == rows:
+            order = "merged at once"
+        found.append((f"parts of {sizes} rows, {order},", cuts, right_first, at_once))
     return found

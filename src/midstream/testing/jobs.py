@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta, timezone
 from itertools import zip_longest
 from typing import Any, Final, TypeAlias
@@ -124,7 +123,7 @@ class RunningJob:
         """The number of batches of each output that `take` has returned, by id."""
         config = msgspec.structs.replace(config, parallelism=parallelism)
         now_us = as_us(now, "now") if restore is None else restore.now_us
-        with _surfacing():
+        with _Surfacing():
             self._engine = Engine(made.graph, config, now_us, restore)
         self._event_times = self._engine.event_times()
 
@@ -200,7 +199,7 @@ class RunningJob:
             raise JobError(f"input {uid!r} has ended, but is given another row")
         first = self._fed.get(uid, 0)
         self._fed[uid] = first + batch.num_rows
-        with _surfacing(f"{rows_text(first, first + batch.num_rows - 1)} of the input {uid!r}, counted from 0"):
+        with _Surfacing(f"{rows_text(first, first + batch.num_rows - 1)} of the input {uid!r}, counted from 0"):
             self._engine.feed(uid, batch)
 
     def end(self, *sources: str) -> RunningJob:
@@ -216,7 +215,7 @@ class RunningJob:
             [2]
         """
         named = [self._source(name, "end") for name in sources] or list(self._sources)
-        with _surfacing():
+        with _Surfacing():
             for uid in named:
                 if not self._engine.has_ended(uid):
                     self._engine.end(uid)
@@ -250,7 +249,7 @@ class RunningJob:
                         f"advance_to: rows of {name!r} have no event time; call with_watermarks() in the job"
                     )
             uids = [uid for found in named.values() for uid in found]
-        with _surfacing():
+        with _Surfacing():
             self._engine.advance_to(us, uids)
         return self
 
@@ -272,7 +271,7 @@ class RunningJob:
             raise ConfigError(
                 f"advance_processing_time: {by} from {self.now} is after the year 9999, the last that is supported"
             )
-        with _surfacing():
+        with _Surfacing():
             self._engine.advance_processing_time(until_us)
         return self
 
@@ -371,7 +370,7 @@ class RunningJob:
             ...     job.feed({"user": "ann", "price": 4}).take()
             [{'user': 'ann', 'total': 7}]
         """
-        with _surfacing():
+        with _Surfacing():
             return self._engine.snapshot()
 
     def snapshot_and_restore(self, parallelism: int | None = None) -> RunningJob:
@@ -392,7 +391,7 @@ class RunningJob:
         config = self._engine.plan.config
         if parallelism is not None:
             check_parallelism(parallelism, config.max_parallelism, "snapshot_and_restore")
-        with _surfacing():
+        with _Surfacing():
             self._engine.restore(self._engine.snapshot(), parallelism or config.parallelism)
         return self
 
@@ -502,13 +501,20 @@ def _none(source: Source) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in source.schema], schema=source.schema)
 
 
-@contextmanager
-def _surfacing(place: str = "") -> Iterator[None]:
-    """Raise what a function of the job raised, unchanged, in the test. `place`: what the job was processing."""
-    try:
-        yield
-    except InProcessFailure as failure:
-        error = surfaced(failure)
-        if place and place not in failure.summary:
-            noted(error, f"while the job processed {place}")
-        raise error.with_traceback(error.__traceback__) from error.__cause__
+class _Surfacing:
+    """Raises what a function of the job raised, unchanged, in the test. `place`: what the job was processing.
+
+    A class, since a context manager that is a generator cannot raise StopIteration.
+    """
+
+    def __init__(self, place: str = "") -> None:
+        self._place = place
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, failure: BaseException | None, traceback: object) -> None:
+        if isinstance(failure, InProcessFailure):
+            error = surfaced(failure)
+            if self._place and self._place not in failure.summary:
+                noted(error, f"while the job processed {self._place}")
+            raise error.with_traceback(error.__traceback__) from error.__cause__
