@@ -6,6 +6,7 @@ import os
 import pickle
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pyarrow as pa
@@ -408,6 +409,29 @@ def test_int96_timestamps_of_whole_microseconds_are_read(tmp_path, at):
     assert values(read_all(FileSource(tmp_path / "in.parquet")), "t") == times.to_pylist()
 
 
+@pytest.mark.parametrize("kind", ["struct", "list", "map", "list of structs"])
+def test_int96_timestamps_inside_of_other_columns_are_checked_too(tmp_path, kind):
+    """Spark writes INT96 by default, also within structs, lists and maps."""
+
+    def column(ns: list[int | None]) -> pa.Array[Any]:
+        times = pa.array(ns, pa.timestamp("ns"))
+        if kind == "struct":
+            return pa.StructArray.from_arrays([times, pa.array(ns)], ["t", "n"])
+        if kind == "map":
+            return pa.MapArray.from_arrays(pa.array([0, len(ns)]), pa.array(range(len(ns))), times)
+        inner = times if kind == "list" else pa.StructArray.from_arrays([times], ["t"])
+        return pa.ListArray.from_arrays([0, len(ns)], inner)
+
+    whole = pa.table({"x": column([1_600_000_000_123_456_000, None])})
+    pq.write_table(whole, tmp_path / "whole.parquet", use_deprecated_int96_timestamps=True)
+    (first, *_) = read_all(FileSource(tmp_path / "whole.parquet"), 10)
+    assert "123456" in str(first)
+    cut = pa.table({"x": column([None, 1_600_000_000_123_456_789])})
+    pq.write_table(cut, tmp_path / "cut.parquet", use_deprecated_int96_timestamps=True)
+    with pytest.raises(SchemaError, match="column 'x' has the time 1600000000123456789 ns since 1970 as INT96"):
+        read_all(FileSource(tmp_path / "cut.parquet"), 10)
+
+
 def test_nanoseconds_of_int96_timestamps_are_not_cut_off(tmp_path):
     times = pa.array([1_700_000_000_123_456_000, 1_700_000_000_123_456_789], pa.timestamp("ns"))
     pq.write_table(pa.table({"t": times}), tmp_path / "in.parquet", use_deprecated_int96_timestamps=True)
@@ -422,7 +446,7 @@ def test_a_column_with_a_dot_beside_a_struct_of_that_path_is_read(tmp_path):
     assert read_all(source) == [{"a.b": 1}, {"a.b": 2}]
 
 
-def test_a_link_to_a_directory_above_is_refused_and_others_are_followed(tmp_path):
+def test_a_link_to_a_directory_above_is_refused(tmp_path):
     (tmp_path / "in" / "deep").mkdir(parents=True)
     pq.write_table(pa.table({"n": [1]}), tmp_path / "in" / "deep" / "1.parquet")
     (tmp_path / "in" / ".old").symlink_to(tmp_path / "in")
@@ -435,7 +459,8 @@ def test_a_link_to_a_directory_above_is_refused_and_others_are_followed(tmp_path
         (tmp_path / "in" / "deep" / "link").unlink()
     (tmp_path / "in" / "side").mkdir()
     (tmp_path / "in" / "side" / "link").symlink_to(tmp_path / "in" / "deep")
-    assert len(find_files(pyarrow.fs.LocalFileSystem(), str(tmp_path / "in"))) == 2
+    with pytest.raises(StorageError, match=r"side/link/1.parquet: is the same file as .*/deep/1.parquet, by a link"):
+        find_files(pyarrow.fs.LocalFileSystem(), str(tmp_path / "in"))
     (tmp_path / "in" / "deep" / "link").symlink_to(tmp_path / "in" / "side")
     with pytest.raises(StorageError, match="link: links back to "):
         find_files(pyarrow.fs.LocalFileSystem(), str(tmp_path / "in"))
@@ -445,3 +470,54 @@ def test_a_name_that_is_not_utf8_is_refused(tmp_path):
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.parquet")).write_bytes(b"")
     with pytest.raises(StorageError, match=r"\\xff.parquet'?: the name is not UTF-8"):
         find_files(pyarrow.fs.LocalFileSystem(), str(tmp_path))
+
+
+def numbers(source: FileSource) -> list[int]:
+    return sorted(values(read_all(source), "n"))
+
+
+def test_a_link_to_what_is_read_anyway_is_refused(tmp_path):
+    for day in ("01", "02"):
+        (tmp_path / "in" / day).mkdir(parents=True)
+        pq.write_table(pa.table({"n": [int(day)]}), tmp_path / "in" / day / "a.parquet")
+    assert numbers(FileSource(tmp_path / "in")) == [1, 2]
+    (tmp_path / "in" / "latest").symlink_to(tmp_path / "in" / "02")
+    with pytest.raises(StorageError, match=r"latest/a.parquet: is the same file as .*02/a.parquet, by a link"):
+        FileSource(tmp_path / "in")
+    assert numbers(FileSource(tmp_path / "in" / "latest")) == [2]
+    assert numbers(FileSource(f"{tmp_path}/in/l*/*.parquet")) == [2], "nothing is read twice"
+    (tmp_path / "in" / "latest").rename(tmp_path / "in" / ".latest")
+    assert numbers(FileSource(tmp_path / "in")) == [1, 2]
+    (tmp_path / "in" / "b.parquet").symlink_to(tmp_path / "in" / "01" / "a.parquet")
+    with pytest.raises(StorageError, match=r"b.parquet: is the same file as .*01/a.parquet, by a link"):
+        FileSource(f"{tmp_path}/in/**/*.parquet")
+    (tmp_path / "elsewhere").mkdir()
+    pq.write_table(pa.table({"n": [3]}), tmp_path / "elsewhere" / "a.parquet")
+    (tmp_path / "in" / "b.parquet").unlink()
+    (tmp_path / "in" / "03").symlink_to(tmp_path / "elsewhere")
+    assert numbers(FileSource(tmp_path / "in")) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("is_local", [True, False])
+def test_the_files_of_a_delta_table_are_not_taken_for_its_rows(tmp_path, is_local):
+    table = tmp_path / "in" / "tables" / "orders"
+    (table / "_delta_log").mkdir(parents=True)
+    (table / "_delta_log" / "0.json").write_text("{}")
+    pq.write_table(pa.table({"n": [1]}), table / "old.parquet")
+    pq.write_table(pa.table({"n": [2]}), tmp_path / "in" / "beside.parquet")
+    root = f"{tmp_path}/in"
+    given: dict[str, Any] = {}
+    if not is_local:
+        below = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
+        root, given = "in", {"filesystem": below}
+    for path in ("/tables/orders", "/tables/orders/*.parquet", ""):
+        with pytest.raises(ConfigError, match=r"tables/orders: is a Delta table, whose directory also has files"):
+            FileSource(root + path, **given)
+    assert numbers(FileSource(f"{root}/*.parquet", **given)) == [2]
+    assert numbers(FileSource(f"{root}/tables/orders/old.parquet", **given)) == [1]
+
+
+def test_a_pattern_finds_names_with_line_ends(tmp_path):
+    (tmp_path / "a\nb").mkdir()
+    pq.write_table(pa.table({"n": [1]}), tmp_path / "a\nb" / "c.parquet")
+    assert numbers(FileSource(f"{tmp_path}/**/*.parquet")) == [1]

@@ -131,6 +131,24 @@ def test_values_with_line_ends_are_read_when_that_is_asked_for(tmp_path, small_b
         assert read_split(source, msgspec.structs.replace(split, offset=offsets[done - 1]))[0] == rows[done:]
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"null_values": "NA"}, r"null_values is the text 'NA'; give a tuple of texts, such as \('NA',\)"),
+        ({"timestamp_formats": "%d/%m/%Y"}, "timestamp_formats is the text '%d/%m/%Y'; give a tuple"),
+        ({"delimiter": "||"}, r"delimiter is '\|\|'; give one ASCII character"),
+        ({"delimiter": ""}, "delimiter is ''; give one ASCII character"),
+        ({"delimiter": None}, "delimiter is None; give one ASCII character"),
+        ({"delimiter": "\n"}, r"delimiter is '\\n', which ends a line"),
+        ({"quote": "§"}, "quote is '§'; give one ASCII character, or \"\" if values are never quoted"),
+        ({"delimiter": '"'}, "delimiter and quote are both '\"'"),
+    ],
+)
+def test_options_that_would_be_taken_for_others_are_refused(options, why):
+    with pytest.raises(ConfigError, match=why):
+        CsvOptions(**options)
+
+
 def test_options_of_csv_are_kept(tmp_path):
     path = tmp_path / "a.csv"
     path.write_text("1;x;05.01.2013\n-;'a;b';06.01.2013\n")

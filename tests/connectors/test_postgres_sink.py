@@ -339,6 +339,18 @@ def test_columns_of_the_table_may_have_types_and_defaults_of_their_own(database)
         ),
         ("n jsonb", {"n": pa.array(["{"])}, "invalid input syntax for type json"),
         ("n timestamp", {"n": pa.array([1], pa.timestamp("ns"))}, "has no form in PostgreSQL.*would lose data"),
+        ("n date", {"n": pa.array([65_566 * 365 + 16_000], pa.date32())}, "it is beyond the years 1 to 9999"),
+        (
+            "n timestamptz",
+            {"n": pa.array([65_566 * 31_556_952 * 10**6], pa.timestamp("us", "UTC"))},
+            "it is beyond the years 1 to 9999",
+        ),
+        ("n jsonb", {"n": pa.array(['{"n":' + "1" * 5000 + ',"a":1,"a":2}'])}, "jsonb keeps one of several equal keys"),
+        (
+            "n jsonb",
+            {"n": pa.array(['{"a":1,"a":2,"z":' + "[" * 5000 + "]" * 5000 + "}"])},
+            "nested too deeply to tell",
+        ),
     ],
 )
 def test_a_value_that_does_not_fit_fails_before_the_checkpoint_is_complete(database, ddl, rows, said):
@@ -373,6 +385,14 @@ def test_a_list_that_would_change_is_named_by_its_row(database):
     rows = pa.RecordBatch.from_pydict({"n": pa.array([["a", "b"], None, [], ["abc", "abcd"]])})
     error = failure_of(new_sink(database, rows.schema), rows)
     assert re.search(r"row 3 since .*character varying\(3\)\[\] in the table, which would change 'abcd'", str(error))
+
+
+def test_a_null_in_a_list_stays_one_whatever_is_set_for_the_role(database):
+    ask(database, "CREATE TABLE numbers (n text[]); ALTER ROLE midstream SET array_nulls = off")
+    rows = pa.RecordBatch.from_pydict({"n": pa.array([["a", None]])})
+    sink = new_sink(database, rows.schema)
+    committer_of(sink, "job-a").commit(1, written(sink, rows))
+    assert ask(database, "SELECT n[2] IS NULL FROM numbers") == [(True,)]
 
 
 def test_rows_that_wait_are_kept_when_their_column_is_altered_or_the_commit_is_refused(database):

@@ -12,18 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
-from midstream.core.arrow_types import is_struct_array
+from midstream.core.arrow_types import TICKS_PER_S, leaves, outside_of_years
 from midstream.core.batches import check_held_by_polars, to_polars
 from midstream.core.errors import JobError, SchemaError
 
 OutputFormat: TypeAlias = Literal["parquet", "jsonl"]
-_PER_S: Final = {"ms": 10**3, "us": 10**6, "ns": 10**9}
-_DAYS: Final = (
-    date.min.toordinal() - date(1970, 1, 1).toordinal(),
-    date.max.toordinal() - date(1970, 1, 1).toordinal() + 1,
-)
-"""The years 1 to 9999, in days since 1970."""
-_WHOLE_MINUTES_DAYS: Final = (737, _DAYS[1] - 2)
+_WHOLE_MINUTES_DAYS: Final = (737, (date.max - date(1970, 1, 1)).days - 1)
 """From 1972-01-08 all zones differ from UTC by whole minutes: Liberia was the last to. To the end of the years everywhere."""
 _CURE: Final = "turn such values into null or strings first"
 
@@ -60,7 +54,7 @@ class _JsonLinesEncoder:
 
     def write(self, batch: pa.RecordBatch) -> None:
         for name in self._checked:
-            for values in _leaves(batch.column(name)):
+            for values in leaves(batch.column(name)):
                 _check_forms(name, values)
         text = io.BytesIO()
         to_polars(batch).write_ndjson(text)
@@ -76,16 +70,6 @@ def _leaf_types(kind: pa.DataType) -> Iterator[pa.DataType]:
         yield from _leaf_types(kind.field(i).type)
 
 
-def _leaves(column: pa.Array[Any]) -> Iterator[pa.Array[Any]]:
-    if is_struct_array(column):
-        for part in column.flatten():
-            yield from _leaves(part)
-    elif isinstance(column, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):  # a map is a ListArray too
-        yield from _leaves(column.flatten())
-    else:
-        yield column
-
-
 def _may_lack_a_form(kind: pa.DataType) -> bool:
     return bool(pa.types.is_floating(kind) or pa.types.is_date(kind) or pa.types.is_timestamp(kind))
 
@@ -97,29 +81,27 @@ def _check_forms(name: str, values: pa.Array[Any]) -> None:
         if len(odd):
             raise _no_form(name, odd[0].as_py(), _CURE)
     elif _may_lack_a_form(values.type):
+        _check_years(name, values, values)
         times = pl.Series(values)  # with polars, which writes them: other libraries know other offsets of the past
         kind, ticks = times.dtype, times.to_physical()
-        if not isinstance(kind, pl.Datetime):
-            _check_years(name, values, ticks, 1)
+        if not isinstance(kind, pl.Datetime) or kind.time_zone in (None, "UTC"):
             return
-        per_minute = 60 * _PER_S[kind.time_unit]
-        _check_years(name, values, ticks, 1440 * per_minute)
+        per_minute = 60 * TICKS_PER_S[kind.time_unit]
         first, end = (day * 1440 * per_minute for day in _WHOLE_MINUTES_DAYS)
-        if kind.time_zone in (None, "UTC") or ticks.is_between(first, min(end, 2**63 - 1)).all():
+        if ticks.is_between(first, min(end, 2**63 - 1)).all():
             return
-        local = times.dt.replace_time_zone(None).to_physical()
-        _check_years(name, values, local, 1440 * per_minute)
-        between = ((local - ticks) % per_minute != 0).arg_true()
+        local = times.dt.replace_time_zone(None)
+        _check_years(name, values, local.to_arrow())
+        between = ((local.to_physical() - ticks) % per_minute != 0).arg_true()
         if len(between):
             value = f"{times[int(between[0])]}, whose offset from UTC is not whole minutes"
             raise _no_form(name, value, f"convert it to UTC first: pl.col({name!r}).dt.convert_time_zone('UTC')")
 
 
-def _check_years(name: str, values: pa.Array[Any], ticks: pl.Series, per_day: int) -> None:
-    first, end = (day * per_day for day in _DAYS)
-    outside = (~ticks.is_between(max(first, -(2**63)), min(end - 1, 2**63 - 1))).arg_true()
+def _check_years(name: str, values: pa.Array[Any], as_written: pa.Array[Any]) -> None:
+    outside = values.filter(outside_of_years(as_written))
     if len(outside):
-        value = f"{values[int(outside[0])].value} as {values.type}, which is outside of the years 1 to 9999"
+        value = f"{outside[0].value} as {values.type}, which is outside of the years 1 to 9999"
         raise _no_form(name, value, _CURE)
 
 

@@ -70,8 +70,8 @@ class FileSink(Sink):
     """Writes every row once, in Parquet or JSON lines files.
 
     Files become visible, whole, when the checkpoint that covers their rows completes:
-    `part-<checkpoint>-<subtask>-<n>-<token>.<format>`. In JSON lines, times and decimals are written as strings, NaN
-    and infinity as null.
+    `part-<checkpoint>-<subtask>-<n>-<token>.<format>`. In JSON lines, times and decimals are written as strings;
+    NaN and infinity are refused.
 
     `directory`: a local path or a URL that pyarrow knows. A fresh job needs it to be empty or absent, unless `append`.
     `format`: "parquet" or "jsonl".

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any
 
@@ -17,6 +17,7 @@ from midstream.core.local_paths import absolute_path
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _IGNORED = re.compile(r"(?:^|/)[._]|\.(?:tmp|part)\Z")
 _OBJECT_STORES = ("s3", "gcs", "abfs")
+_DELTA_LOG = "_delta_log"
 
 
 def resolve(
@@ -71,58 +72,106 @@ def find_files(filesystem: pyarrow.fs.FileSystem, path: str) -> list[Any]:
     """Return FileInfos of the file, of the files below the directory, or of those that match the glob; sorted by path.
 
     Below a directory or glob, files that `is_ignored` excludes are left out. Returns [] if there are none. Raises
-    StorageError if a directory cannot be listed.
+    StorageError if a directory cannot be listed, or if a link leads to a file that is found anyway, and ConfigError for the
+    files of a Delta table.
     """
     info = file_info(filesystem, path)
     if info.type == pyarrow.fs.FileType.File:
         return [info]
     if info.type == pyarrow.fs.FileType.Directory:
-        return sorted(_below(filesystem, path), key=_path_of)
+        return _Listing(filesystem, path).files(lambda _: True)
     base = glob_base(path)
     if base == path or file_info(filesystem, base).type != pyarrow.fs.FileType.Directory:
         return []
     matches = _glob_regex(path)
-    return sorted(
-        (found for found in _below(filesystem, base) if matches.fullmatch(found.path)),
-        key=_path_of,
-    )
+    return _Listing(filesystem, base).files(lambda found: matches.fullmatch(found.path) is not None)
 
 
 def _path_of(info: Any) -> str:
     return str(info.path)
 
 
-def _below(filesystem: pyarrow.fs.FileSystem, directory: str) -> Iterator[Any]:
-    if is_local(filesystem):
-        yield from _below_locally(filesystem, directory, directory, ())
-        return
-    for info in _listed(filesystem, directory, recursive=True):
-        if info.is_file and not is_ignored(_relative(info, directory)):
-            yield info
+class _Listing:
+    """The files below `root`, and what is noticed on the way to them."""
 
+    def __init__(self, filesystem: pyarrow.fs.FileSystem, root: str) -> None:
+        self._filesystem = filesystem
+        self._root = root
+        self._has_links = False
+        self._tables: set[str] = set()
+        """Directories of Delta tables."""
 
-def _below_locally(
-    filesystem: pyarrow.fs.FileSystem, root: str, directory: str, above: tuple[str, ...]
-) -> Iterator[Any]:
-    """Yield the files below one directory after the other: a link to a directory above it would never end.
-
-    `above`: the directories that lead to this one, without links.
-    """
-    above = (*above, os.path.realpath(directory))
-    for info in _listed(filesystem, directory, recursive=False):
-        if is_ignored(_relative(info, root)):
-            continue
-        if info.is_file:
-            yield info
-        elif info.type == pyarrow.fs.FileType.Directory:
-            if os.path.islink(info.path):
-                target = os.path.realpath(info.path)
-                if any(os.path.commonpath((each, target)) == target for each in above):
-                    raise StorageError(
-                        f"{info.path}: links back to {target}, so its files would be found over and over; remove the link, "
-                        "or begin its name with a dot"
+    def files(self, is_wanted: Callable[[Any], bool]) -> list[Any]:
+        found = self._below_locally(self._root, ()) if is_local(self._filesystem) else self._below()
+        files = sorted(filter(is_wanted, found), key=_path_of)
+        if self._has_links:
+            self._check_once(files)
+        for file in files if self._tables else ():
+            for table in self._tables:
+                # some filesystems leave out the first slash
+                if file.path.lstrip("/").startswith(f"{table.lstrip('/')}/"):
+                    raise ConfigError(
+                        f"{table}: is a Delta table, whose directory also has files that are no longer, or not yet, part of "
+                        'it; read it with Spark: env.from_dataframe(spark.read.format("delta").load(…))'
                     )
-            yield from _below_locally(filesystem, root, info.path, above)
+        return files
+
+    def _below(self) -> Iterator[Any]:
+        for info in _listed(self._filesystem, self._root, recursive=True):
+            relative = _relative(info, self._root)
+            if info.is_file and not is_ignored(relative):
+                yield info
+            self._notice_table(relative)
+
+    def _notice_table(self, relative: str) -> None:
+        above = relative.split("/")
+        if _DELTA_LOG in above:
+            self._tables.add("/".join([self._root, *above[: above.index(_DELTA_LOG)]]))
+
+    def _below_locally(self, directory: str, above: tuple[str, ...]) -> Iterator[Any]:
+        """Yield the files below one directory after the other: a link to a directory above it would never end.
+
+        `above`: the directories that lead to this one, without links.
+        """
+        above = (*above, os.path.realpath(directory))
+        infos = _listed(self._filesystem, directory, recursive=False)
+        links = _links_in(directory)
+        for info in infos:
+            relative = _relative(info, self._root)
+            if is_ignored(relative):
+                self._notice_table(relative)
+                continue
+            is_link = info.base_name in links
+            self._has_links |= is_link
+            if info.is_file:
+                yield info
+            elif info.type == pyarrow.fs.FileType.Directory:
+                if is_link:
+                    target = os.path.realpath(info.path)
+                    if any(os.path.commonpath((each, target)) == target for each in above):
+                        raise StorageError(
+                            f"{info.path}: links back to {target}, so its files would be found over and over; remove the "
+                            "link, or begin its name with a dot"
+                        )
+                yield from self._below_locally(info.path, above)
+
+    def _check_once(self, files: list[Any]) -> None:
+        names: dict[str, str] = {}
+        for file in files:
+            first = names.setdefault(os.path.realpath(file.path), file.path)
+            if first != file.path:
+                raise StorageError(
+                    f"{file.path}: is the same file as {first}, by a link, so its rows would be read twice; remove the link, "
+                    "or begin its name with a dot"
+                )
+
+
+def _links_in(directory: str) -> set[str]:
+    try:
+        with os.scandir(directory) as entries:
+            return {entry.name for entry in entries if entry.is_symlink()}
+    except OSError as error:
+        raise StorageError(f"{directory}: cannot be listed: {error}") from error
 
 
 def _relative(info: Any, directory: str) -> str:
@@ -164,7 +213,7 @@ def _glob_regex(pattern: str) -> re.Pattern[str]:
         else:
             pieces.append(re.escape(piece))
     try:
-        return re.compile("".join(pieces))
+        return re.compile("".join(pieces), re.DOTALL)  # names may contain line ends
     except re.error as error:
         raise ConfigError(f"{pattern}: not a valid file name pattern: {error}") from error
 

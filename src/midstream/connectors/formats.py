@@ -35,6 +35,9 @@ _OF_VALUES = (
     "Failed to convert JSON",
     "JSON parsing of",
     "Failed to parse string",
+    "Rescaling Decimal value",
+    "precision not supported by type",
+    "Number too big",
 )
 """Fragments of pyarrow's messages for a well-formed file whose values do not have the declared types."""
 

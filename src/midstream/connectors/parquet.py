@@ -5,8 +5,9 @@ Everything here blocks, and runs on an I/O pool (or on the driver, to infer a sc
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -14,6 +15,7 @@ import pyarrow.fs
 import pyarrow.parquet
 
 from midstream.connectors.formats import MISSES_VALUE, Wanted, check_columns, check_names, explained
+from midstream.core.arrow_types import leaves
 from midstream.core.batches import canonical_type, conform
 from midstream.core.casts import CastRefused, cast_exactly
 from midstream.core.errors import SchemaError, StorageError
@@ -91,15 +93,29 @@ def read_parquet(
             skip_rows -= file.metadata.row_group(groups[0]).num_rows
             rows_before += file.metadata.row_group(groups[0]).num_rows
             groups = groups[1:]
-        times = [name for name in _int96_columns(file) if name in wanted.schema.names]
+        times = _int96_columns(file, wanted.schema.names)
         exact = open_parquet(filesystem, path, stack, "ns") if times else None
     batches = _checked_times(file, exact, path, wanted, groups, times)
     return _parquet_batches(batches, path, wanted, groups, rows_before, check), skip_rows
 
 
-def _int96_columns(file: pyarrow.parquet.ParquetFile) -> list[str]:
+def _int96_columns(file: pyarrow.parquet.ParquetFile, names: Sequence[str]) -> list[str]:
+    """Return those of `names` whose columns are of INT96, or contain it."""
     columns = (file.schema.column(index) for index in range(len(file.schema)))
-    return [column.path for column in columns if column.physical_type == "INT96" and column.path == column.name]
+    paths = [column.path for column in columns if column.physical_type == "INT96"]
+    return [name for name in names if any(path == name or path.startswith(f"{name}.") for path in paths)]
+
+
+def _check_whole_us(path: str, name: str, in_us: pa.Array[Any], in_ns: pa.Array[Any]) -> None:
+    us, ns = in_us.cast(pa.int64()), in_ns.cast(pa.int64())
+    has_ns = pc.less(pc.abs(us), pa.scalar(_NS_YEARS_US, pa.int64()))  # of other years the nanoseconds are wrong
+    lost = pc.and_(has_ns, pc.not_equal(pc.multiply(pc.if_else(has_ns, us, pa.scalar(0, pa.int64())), 1000), ns))
+    if pc.any(lost).as_py():
+        value = in_ns.filter(lost)[0].value
+        raise SchemaError(
+            f"{path}: column {name!r} has the time {value} ns since 1970 as INT96, and only whole microseconds of INT96 can be "
+            "read; write the file with 64-bit timestamps"
+        )
 
 
 def _checked_times(
@@ -122,19 +138,9 @@ def _checked_times(
         batches, exact.iter_batches(_BATCH_ROWS, row_groups=list(groups), columns=times), strict=True
     ):
         for name in times:
-            us, ns = batch.column(name).cast(pa.int64()), fine.column(name).cast(pa.int64())
-            has_ns = pc.less(
-                pc.abs(us), pa.scalar(_NS_YEARS_US, pa.int64())
-            )  # of other years the nanoseconds are wrong
-            lost = pc.and_(
-                has_ns, pc.not_equal(pc.multiply(pc.if_else(has_ns, us, pa.scalar(0, pa.int64())), 1000), ns)
-            )
-            if pc.any(lost).as_py():
-                value = fine.column(name).filter(lost)[0].value
-                raise SchemaError(
-                    f"{path}: column {name!r} has the time {value} ns since 1970 as INT96, and only whole microseconds of "
-                    "INT96 can be read; write the file with 64-bit timestamps"
-                )
+            for in_us, in_ns in zip(leaves(batch.column(name)), leaves(fine.column(name)), strict=True):
+                if in_us.type != in_ns.type:
+                    _check_whole_us(path, name, in_us, in_ns)
         yield batch.select(there)
 
 

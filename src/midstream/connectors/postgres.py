@@ -308,6 +308,7 @@ class PostgresSink(Sink):
             connection.execute(
                 "SELECT set_config('statement_timeout', '0', true),"
                 " set_config('idle_in_transaction_session_timeout', '0', true),"
+                " set_config('array_nulls', 'on', true),"  # off: a null in a list becomes the text "NULL"
                 " CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END"
             )
         return connection

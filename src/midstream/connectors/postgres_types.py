@@ -15,7 +15,7 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from midstream.core.arrow_types import is_list_array, is_list_of_any_length, is_text, text_lengths, years
+from midstream.core.arrow_types import is_list_array, is_list_of_any_length, is_text, outside_of_years, text_lengths
 
 _INTEGERS: Final = ("int2", "int4", "int8", "numeric")
 _TEXTS: Final = ("text", "varchar", "bpchar", "json", "jsonb", "uuid", "inet", "cidr", "citext")
@@ -25,7 +25,6 @@ _SECONDS: Final = ("time", "timestamp", "timestamptz", "interval")
 _SECOND_FIELD: Final = 1 << 12
 """The bit in an interval's modifier for fields down to seconds; intervals without it lose time."""
 _ANY_FIELDS: Final = 0x7FFF
-_FIRST_YEAR, _LAST_YEAR = 1, 9999
 """Outside of these years, the text form of a date varies, and no client reads it back."""
 
 Predicate = Callable[[pa.DataType], bool]
@@ -180,12 +179,15 @@ def _checks(column: pa.Array[Any], kept: Kept) -> Iterable[tuple[pa.Array[Any], 
             is_short = pc.match_substring_regex(column, r"^\s*[0-9]+(\.[0-9]+){0,2}\s*(/|$)")
             yield is_short, "the server would complete it by rules of its own; write all four numbers"
         if kept.base == "jsonb":
-            repeats = pa.array([text is not None and _repeats_a_key(text) for text in column.to_pylist()], pa.bool_())
-            yield repeats, "jsonb keeps one of several equal keys; make the column json, or drop one"
+            repeats = pa.array(
+                [text is not None and _may_repeat_a_key(text) for text in column.to_pylist()], pa.bool_()
+            )
+            yield (
+                repeats,
+                "jsonb keeps one of several equal keys, or it is nested too deeply to tell; make the column json",
+            )
     elif pa.types.is_date(kind) or pa.types.is_timestamp(kind):
-        year = years(column)
-        beyond = pc.or_(pc.less(year, pa.scalar(_FIRST_YEAR)), pc.greater(year, pa.scalar(_LAST_YEAR)))
-        yield beyond, f"it is beyond the years {_FIRST_YEAR} to {_LAST_YEAR}"
+        yield outside_of_years(column), "it is beyond the years 1 to 9999"
     if kept.second_digits < 6 and (pa.types.is_temporal(kind) and not pa.types.is_date(kind)):
         step = pa.scalar(10 ** (6 - kept.second_digits), pa.int64())
         micros = _microseconds(column)
@@ -209,12 +211,12 @@ class _Repeated(Exception):
     """A key occurs twice."""
 
 
-def _repeats_a_key(text: str) -> bool:
+def _may_repeat_a_key(text: str) -> bool:
     try:
-        json.loads(text, object_pairs_hook=_check_pairs)
-    except _Repeated:
+        json.loads(text, object_pairs_hook=_check_pairs, parse_int=str)  # Python refuses integers of many digits
+    except (_Repeated, RecursionError):
         return True
-    except (ValueError, RecursionError):  # the server reports what is wrong
+    except ValueError:  # the server reports what is wrong
         return False
     return False
 

@@ -32,6 +32,7 @@ from midstream.connectors.formats import (
 from midstream.connectors.lines import Lines, Quotes, edges_of, last_line, line_begins, next_line
 from midstream.connectors.text_file import TextFile
 from midstream.connectors.text_ranges import (
+    BOM,
     check_inferred,
     check_ranges,
     has_infinite,
@@ -42,7 +43,7 @@ from midstream.connectors.text_ranges import (
 )
 from midstream.core.arrow_types import buffer_reader
 from midstream.core.batches import conform, single_batch
-from midstream.core.errors import SchemaError, StorageError
+from midstream.core.errors import ConfigError, SchemaError, StorageError
 from midstream.operators.bad_records import BadRecords
 from midstream.operators.source import SplitReader
 
@@ -56,7 +57,6 @@ _ROW_MASK: Final = (1 << _ROW_BITS) - 1
 """The bits of an offset that count rows within a block; a block has fewer bytes than they can count."""
 ROW_NUMBER = re.compile(r"Row #\d+: | in row \d+")
 _CSV_COLUMN = re.compile(r"In CSV column #(\d+): ")
-_BOM: Final = b"\xef\xbb\xbf"
 _END_TEXT: Final = "end of the block"
 _NULL_FIRST = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*null")
 _NO_OBJECT: Final = "JSON parse error: not one object in each line"
@@ -66,7 +66,7 @@ _NULL_LINE = re.compile(rb"null[ \t]*(?:[\r\n]|\Z)")
 class CsvOptions(msgspec.Struct, frozen=True, kw_only=True):
     r"""How CSV files are written.
 
-    `delimiter`, `quote`: one character each.
+    `delimiter`, `quote`: one ASCII character each; `quote` may be empty, if values are never quoted.
     `header`: the first line names the columns; without one, the schema must be declared and names them in order.
     `null_values`: strings that stand for null, in every column, unless quoted.
     `newlines_in_values`: read each file in one piece. Quoted values with line ends are read in any case, but a large
@@ -77,6 +77,8 @@ class CsvOptions(msgspec.Struct, frozen=True, kw_only=True):
         >>> csv = CsvOptions(delimiter=";", header=False)
         >>> env.read_files("words.csv", schema={"n": int, "word": str}, csv=csv).preview().rows
         [{'n': 1, 'word': 'a'}, {'n': 2, 'word': 'b'}]
+
+    Raises ConfigError for other delimiters and quotes, and for a text in place of a tuple.
     """
 
     delimiter: str = ","
@@ -85,6 +87,25 @@ class CsvOptions(msgspec.Struct, frozen=True, kw_only=True):
     null_values: tuple[str, ...] = ("", "NA", "null")
     newlines_in_values: bool = False
     timestamp_formats: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        for name in ("null_values", "timestamp_formats"):
+            given = getattr(self, name)
+            if isinstance(given, str):  # its characters would be taken one by one
+                raise ConfigError(
+                    f"CsvOptions: {name} is the text {given!r}; give a tuple of texts, such as ({given!r},)"
+                )
+        for name, may_be_empty in (("delimiter", False), ("quote", True)):
+            given = getattr(self, name)
+            if not (isinstance(given, str) and given.isascii() and (len(given) == 1 or (may_be_empty and not given))):
+                raise ConfigError(
+                    f"CsvOptions: {name} is {given!r}; give one ASCII character"
+                    + (', or "" if values are never quoted' if may_be_empty else "")
+                )
+            if given in ("\r", "\n"):
+                raise ConfigError(f"CsvOptions: {name} is {given!r}, which ends a line; give another character")
+        if self.delimiter == self.quote:
+            raise ConfigError(f"CsvOptions: delimiter and quote are both {self.quote!r}; give different characters")
 
 
 def block_and_rows(offset: int) -> tuple[int, int]:
@@ -304,8 +325,8 @@ def csv_parser(csv: CsvOptions, wanted: Wanted, names: list[str]) -> Callable[[b
     convert = _csv_convert(csv, {field.name: field.type for field in wanted.schema}, wanted.schema.names)
 
     def parsed(data: bytes) -> pa.Table:
-        if data.startswith(_BOM):  # part of a value, since the file does not begin here; pyarrow removes one
-            data = _BOM + data
+        if data.startswith(BOM):  # part of a value, since the file does not begin here; pyarrow removes one
+            data = BOM + data
         ends.clear()
         if csv.quote:
             data = b"".join((data, b"" if data.endswith((b"\r", b"\n")) else b"\n", end.encode()))
@@ -315,12 +336,15 @@ def csv_parser(csv: CsvOptions, wanted: Wanted, names: list[str]) -> Callable[[b
         )
         if csv.quote and not ends:
             raise pa.ArrowInvalid("CSV parse error: a quoted value never ends")
-        if names_to_check := [name for name in table.column_names if has_infinite(table.column(name))]:
-            as_text = _csv_convert(csv, dict.fromkeys(names_to_check, pa.large_string()), names_to_check)
+        is_in_doubt = has_infinite if wanted.declared else may_be_rounded
+        if in_doubt := [name for name in table.column_names if is_in_doubt(table.column(name))]:
+            as_text = _csv_convert(csv, dict.fromkeys(in_doubt, pa.large_string()), in_doubt)
             texts = pyarrow.csv.read_csv(
                 buffer_reader(data), read_options=read, parse_options=parse, convert_options=as_text
             )
-            check_ranges(table.select(names_to_check), texts)
+            check_ranges(table.select(in_doubt), texts)
+            if not wanted.declared:
+                check_inferred(integers_in_csv(texts))
         return _checked(table, wanted)
 
     return parsed
@@ -341,6 +365,8 @@ def jsonl_parser(wanted: Wanted) -> Callable[[bytes], pa.Table]:
                 unexpected_field_behavior="ignore",
             )
             check_ranges(table, _read_json(data, in_64_bits))
+        if not wanted.declared and any(may_be_rounded(column) for column in table.columns):
+            check_inferred(integers_in_json(data, wanted.schema))
         return _checked(table.cast(wanted.schema), wanted)
 
     return parsed
@@ -373,7 +399,7 @@ def _is_an_object_a_line(data: bytes, rows: int) -> bool:
     lines = data.count(b"\n") + (not data.endswith(b"\n"))
     if data.startswith(b"{") and data.endswith((b"}\n", b"}")) and data.count(b"}\n{") == lines - 1:
         return rows == lines
-    found = [line for each in data.removeprefix(_BOM).splitlines() if (line := each.strip(b" \t"))]
+    found = [line for each in data.removeprefix(BOM).splitlines() if (line := each.strip(b" \t"))]
     return rows == len(found) and all(line.startswith(b"{") and line.endswith(b"}") for line in found)
 
 
@@ -418,8 +444,8 @@ def read_header(file: TextFile, csv: CsvOptions, schema: pa.Schema) -> tuple[lis
     """Return the names of a CSV file's columns, and where its first row begins; without a header, the names of
     `schema`.
     """
-    head = file.read(0, _HEADER_BYTES_MAX if csv.header else len(_BOM))
-    start = len(_BOM) if head.startswith(_BOM) else 0
+    head = file.read(0, _HEADER_BYTES_MAX if csv.header else len(BOM))
+    start = len(BOM) if head.startswith(BOM) else 0
     if not csv.header:
         return schema.names, start
     text = head[start:].lstrip(b"\r\n")
@@ -450,18 +476,18 @@ def infer_schema(filesystem: pyarrow.fs.FileSystem, path: str, format: TextForma
         if format == "csv":
             found = _infer_csv(file, head, is_all, csv)
         else:
-            found = _infer_json(path, head if is_all else head[: last_line(head, edges_of(None, head))])
+            found = _infer_json(head if is_all else head[: last_line(head, edges_of(None, head))])
     fields = [pa.field(f.name, pa.large_string()) if pa.types.is_null(f.type) else f for f in found]
     return pa.schema(fields)
 
 
-def _infer_json(path: str, data: bytes) -> pa.Schema:
+def _infer_json(data: bytes) -> pa.Schema:
     """Infer the columns of JSON lines. pyarrow ignores the zone of a timestamp: a column is in UTC if all values have one."""
     read = _read_json(data, None)
     found = read.schema
     rounded = [field for field, column in zip(found, read.columns, strict=True) if may_be_rounded(column)]
     if rounded:
-        check_inferred(integers_in_json(data.removeprefix(_BOM), pa.schema(rounded)), path)
+        check_inferred(integers_in_json(data, pa.schema(rounded)))
     times = {field.name: field.type for field in found if pa.types.is_timestamp(field.type)}
     if not times:
         return found
@@ -501,7 +527,7 @@ def _infer_csv(file: TextFile, head: bytes, is_all: bool, csv: CsvOptions) -> pa
     table = parsed({}, None)
     rounded = [name for name, column in zip(names, table.columns, strict=True) if may_be_rounded(column)]
     if rounded:
-        check_inferred(integers_in_csv(parsed(dict.fromkeys(rounded, pa.large_string()), rounded)), file.path)
+        check_inferred(integers_in_csv(parsed(dict.fromkeys(rounded, pa.large_string()), rounded)))
     return table.schema
 
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any, Final
 
-import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from midstream.core.errors import SchemaError
-
+BOM: Final = b"\xef\xbb\xbf"
 _EXACT_MAX: Final = 2.0**53
 """Floats of 64 bits hold all integers up to this one."""
 
@@ -48,15 +47,14 @@ def may_be_rounded(values: pa.ChunkedArray[Any]) -> bool:
     return any(bool(pc.any(pc.greater_equal(pc.abs(leaf), pa.scalar(_EXACT_MAX))).as_py()) for leaf in floats)
 
 
-def check_inferred(integers: Iterable[tuple[str, int]], path: str) -> None:
-    """Raise SchemaError for the first integer, after its column's name, that a float of 64 bits does not hold."""
+def check_inferred(integers: Iterable[tuple[str, int]]) -> None:
+    """Raise ArrowInvalid for the first integer, after its column's name, that a float of 64 bits does not hold."""
     for name, integer in integers:
         as_float = float(integer) if integer.bit_length() <= 1023 else math.inf
         if as_float != integer:
-            raise SchemaError(
-                f"{path}: column {name!r} has the integer {integer}, which the type inferred, double, would make "
-                f"{as_float}; declare schema= with another type for it, such as pa.uint64() or pa.decimal128(38, 0), or "
-                "with pa.float64() to have it rounded"
+            raise pa.ArrowInvalid(
+                f"conversion error to double, the type inferred: the integer {integer} in column {name!r} would become "
+                f"{as_float}; pa.uint64() and pa.decimal128(38, 0) keep such integers, pa.float64() rounds them"
             )
 
 
@@ -69,8 +67,11 @@ def integers_in_csv(texts: pa.Table) -> Iterator[tuple[str, int]]:
 
 def integers_in_json(lines: bytes, schema: pa.Schema) -> Iterator[tuple[str, int]]:
     """Yield the integers in JSON lines that are floats by the schema, after the name of their column."""
-    for line in filter(bytes.strip, lines.splitlines()):
-        row = msgspec.json.decode(line)
+    for line in filter(bytes.strip, lines.removeprefix(BOM).splitlines()):
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # several objects in one line, which are refused as such
         for field in schema:
             for integer in _integers_in(row.get(field.name), field.type):
                 yield field.name, integer

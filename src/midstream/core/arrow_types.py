@@ -6,8 +6,9 @@ family has: `unit`, `tz`, `value_type`, `scale`. A predicate narrows the one to 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import IO, TYPE_CHECKING, Any, TypeAlias, cast
+from collections.abc import Callable, Iterator, Sequence
+from datetime import date
+from typing import IO, TYPE_CHECKING, Any, Final, TypeAlias, cast
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,6 +26,9 @@ ListArray: TypeAlias = "pa.ListArray[Any] | pa.LargeListArray[Any] | pa.FixedSiz
 MapArray: TypeAlias = "pa.MapArray[Any, Any]"
 TextType: TypeAlias = "lib.StringType | lib.LargeStringType | lib.StringViewType"
 BytesType: TypeAlias = "lib.BinaryType | lib.LargeBinaryType | lib.BinaryViewType | pa.FixedSizeBinaryType"
+TICKS_PER_S: Final = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
+_FIRST_DAY: Final = (date.min - date(1970, 1, 1)).days
+_END_DAY: Final = (date.max - date(1970, 1, 1)).days + 1
 
 
 def is_text(kind: pa.DataType) -> TypeIs[TextType]:
@@ -69,6 +73,30 @@ def is_struct_array(column: pa.Array[Any]) -> TypeIs[pa.StructArray]:
     return pa.types.is_struct(column.type)
 
 
+def leaves(column: pa.Array[Any]) -> Iterator[pa.Array[Any]]:
+    """Yield the column, or for a struct, list or map the columns inside it, without what belongs to nulls of lists."""
+    if is_struct_array(column):
+        for part in column.flatten():
+            yield from leaves(part)
+    elif is_map_array(column):
+        first, last = column.offsets[0].as_py(), column.offsets[-1].as_py()
+        for entries in (column.keys, column.items):
+            yield from leaves(entries[first:last])
+    elif is_list_array(column):
+        yield from leaves(column.flatten())
+    else:
+        yield column
+
+
+def outside_of_years(column: pa.Array[Any]) -> pa.Array[Any]:
+    """Return which dates or timestamps, in UTC, are outside of the years 1 to 9999. (`pc.year` starts again after 65,536.)"""
+    kind = column.type
+    per_day = 1 if pa.types.is_date32(kind) else 86_400 * TICKS_PER_S[getattr(kind, "unit", "ms")]
+    ticks = column.view(pa.int32() if per_day == 1 else pa.int64()).cast(pa.int64())
+    first, last = max(_FIRST_DAY * per_day, -(2**63)), min(_END_DAY * per_day - 1, 2**63 - 1)
+    return pc.or_(pc.less(ticks, pa.scalar(first, pa.int64())), pc.greater(ticks, pa.scalar(last, pa.int64())))
+
+
 schema_of = cast("Callable[[Sequence[tuple[str, pa.DataType]]], pa.Schema]", pa.schema)
 """`pa.schema` of pairs of name and type. The stub allows it, but mypy infers no common type for the pairs."""
 
@@ -92,8 +120,6 @@ text_lengths = cast("Callable[[pa.Array[Any]], pa.Array[Any]]", pc.utf8_length)
 byte_lengths = cast("Callable[[pa.Array[Any]], pa.Array[Any]]", pc.binary_length)
 """`pc.binary_length` of any string or binary column; its stub asks for one type."""
 
-years = cast("Callable[[pa.Array[Any]], pa.Array[Any]]", pc.year)
-"""`pc.year`, whose stub accepts neither dates nor timestamps with a zone."""
 
 list_lengths = cast("Callable[[pa.Array[Any]], pa.Array[Any]]", pc.list_value_length)
 """`pc.list_value_length`, null where the list is null; its stub does not accept `ListArray`."""
