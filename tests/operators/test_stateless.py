@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import re
 import traceback
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timedelta
 from typing import Any, Literal
 
+import numpy as np
 import polars as pl
 import polars.selectors as cs
 import pyarrow as pa
@@ -527,3 +529,60 @@ def test_long_values_and_wide_rows_are_shortened() -> None:
         run(MapOperator("m", lambda row: None, schema), batch)  # type: ignore[arg-type,return-value]  # the mistake under test
     assert len(str(e.value)) < 1500
     assert "more columns}" in str(e.value)
+
+
+async def never(row: dict[str, Any]) -> bool:
+    return False
+
+
+@pytest.mark.parametrize(
+    ("predicate", "kind"),
+    [
+        (lambda row: row["s"].isdigit, "a builtin_function_or_method"),
+        (lambda row: lambda: False, "a function"),
+        (lambda row: (row["s"] == wanted for wanted in ("x", "y")), "a generator"),
+        (lambda row: map(bool, (0, 0)), "a map"),
+        (never, "a coroutine"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:coroutine 'never' was never awaited")
+def test_a_filter_that_returns_what_is_always_true_is_refused(predicate: Callable[..., Any], kind: str) -> None:
+    with pytest.raises(
+        JobError, match=f"for the row {{'n': 1, 's': 'a'}}: .*returned {kind}, which is true for every row"
+    ):
+        run(FilterOperator("f", predicate, SCHEMA), rows((1, "a")))
+
+
+def test_a_filter_keeps_the_rows_for_which_its_function_is_true() -> None:
+    answers: list[Any] = [
+        True,
+        False,
+        None,
+        0,
+        1,
+        "",
+        "no",
+        [],
+        [0],
+        np.bool_(True),
+        np.bool_(False),
+    ]
+    found = run(
+        FilterOperator("f", lambda row: answers[row["n"]], SCHEMA), rows(*((n, "a") for n in range(len(answers))))
+    )
+    assert [row["n"] for row in found] == [n for n, answer in enumerate(answers) if answer]
+    assert run(FilterOperator("f", lambda row: re.match("a", row["s"]), SCHEMA), rows((1, "ab"), (2, "b")))[0]["n"] == 1
+
+
+def test_a_row_that_a_generator_returns_is_not_lost_silently() -> None:
+    def both(row: dict[str, Any]) -> Any:
+        yield row
+        if row["n"] == 2:
+            return [row]
+        return None
+
+    assert run(FlatMapOperator("f", both, SCHEMA), rows((1, "a"), (3, "b"))) == [{"n": 1, "s": "a"}, {"n": 3, "s": "b"}]
+    with pytest.raises(
+        JobError, match=r"for the row {'n': 2, 's': 'b'}: .*that yields rows returned a list, which would be"
+    ):
+        run(FlatMapOperator("f", both, SCHEMA), rows((1, "a"), (2, "b")))

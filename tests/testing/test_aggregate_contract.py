@@ -96,6 +96,38 @@ class CountOfParts(RangeOfPrices):
         return {"low": part("low").min(), "high": part("high").sum()}
 
 
+class CountsParts(RangeOfPrices):
+    """Counts what it merges, instead of adding up: every part that is merged becomes one."""
+
+    def partial(self, event_time):
+        return {"rows": pl.col("price").count().cast(pl.Int64)}
+
+    def merge(self, part):
+        return {"rows": part("rows").count().cast(pl.Int64)}
+
+    def finish(self, part):
+        return part("rows")
+
+
+class CountsDifferentParts(CountsParts):
+    def partial(self, event_time):
+        return {"rows": pl.col("price").n_unique().cast(pl.Int64)}
+
+    def merge(self, part):
+        return {"rows": part("rows").n_unique().cast(pl.Int64)}
+
+
+class AddsTwoAtMost(RangeOfPrices):
+    def partial(self, event_time):
+        return {"sum": pl.col("price").sum()}
+
+    def merge(self, part):
+        return {"sum": part("sum").head(2).sum()}
+
+    def finish(self, part):
+        return part("sum")
+
+
 @pytest.mark.parametrize(
     ("aggregate", "result"),
     [
@@ -122,6 +154,9 @@ def test_what_is_associative_passes_and_gives_the_result(aggregate, result):
         (MeanOfMeans(), "MeanOfMeans: parts of .* give .*, but all rows at once give .*merge must be associative"),
         (Forgets(), "merge must be associative"),
         (CountOfParts(), "merge must be associative"),
+        (CountsParts(), "all rows at once give 7, and 1 after merge is called with nothing else"),
+        (CountsDifferentParts(), "all rows at once give 6, and 1 after merge is called with nothing else"),
+        (AddsTwoAtMost(), "merge must be associative"),
         (OneForAll(), "must keep nothing elsewhere|must return a new accumulator"),
     ],
     ids=lambda value: type(value).__name__ if isinstance(value, (Aggregate, Accumulator)) else "",

@@ -235,3 +235,52 @@ def test_an_error_of_the_function_is_raised_as_it_is():
     assert "{'user': 'ann'}" in " ".join(caught.value.__notes__)  # type: ignore[attr-defined]
     with pytest.raises(JobError, match="has failed"):
         function.process({"user": "ann"})
+
+
+class YieldsAndReturns(KeyedProcessFunction):
+    def process(self, row, ctx):
+        yield {"user": row["user"]}
+        if row["user"] == "bob":
+            return {"user": "lost"}
+
+    def on_timer(self, time, ctx):
+        yield {"user": ctx.key}
+        return {"user": "lost"}
+
+
+def test_a_row_that_a_generator_returns_is_not_lost_silently():
+    function = harness(YieldsAndReturns(), {"user": str}, {"user": str}, key="user")
+    assert function.process({"user": "ann"}) == [{"user": "ann"}]
+    with pytest.raises(
+        JobError, match=r"process \(key 'bob'\).* that yields rows returned a dict, which would be lost"
+    ):
+        function.process({"user": "bob"})
+
+
+def test_stop_iteration_of_a_function_reaches_the_test_with_its_place():
+    class First(KeyedProcessFunction):
+        def process(self, row, ctx):
+            return {"user": next(name for name in () if name == row["user"])}
+
+    function = harness(First(), {"user": str}, {"user": str}, key="user")
+    with pytest.raises(StopIteration) as caught:
+        function.process({"user": "ann"})
+    assert "{'user': 'ann'}" in " ".join(caught.value.__notes__)  # type: ignore[attr-defined]
+
+
+class Uncopied(KeyedProcessFunction):
+    held = ValueState()
+
+    def __init__(self, make):
+        self.make = make
+
+    def process(self, row, ctx):
+        self.held.value = self.make()
+
+
+@pytest.mark.parametrize("make", [lambda: (each for each in ()), lambda: lambda: 1])
+def test_a_state_that_cannot_be_copied_is_named(make):
+    function = harness(Uncopied(make), {"user": str}, {"user": str}, key="user")
+    function.process({"user": "ann"})
+    with pytest.raises(JobError, match=r"(state 'held'|state of 'function').* cannot be copied: "):
+        _ = function.state

@@ -556,3 +556,13 @@ def test_an_operator_that_fails_is_named_by_its_uid():
     with pytest.raises(ZeroDivisionError) as raised:
         testing.run(stream)
     assert "uid 'inverted'" in " ".join(raised.value.__notes__)  # type: ignore[attr-defined]
+
+
+def test_a_result_that_depends_on_chance_is_not_blamed_on_cuts():
+    stream = (
+        Environment()
+        .from_collection([{"n": n} for n in range(20)])
+        .map(lambda row: {"n": random.random()}, {"n": float})
+    )
+    with pytest.raises(AssertionError, match="the result differs from run to run, with the same cuts too"):
+        testing.check_cuts(stream)

@@ -164,7 +164,7 @@ def test_without_a_name_there_must_be_one_job(start, capsys):
 def test_what_the_slots_print_and_log_is_shown(start, capsys):
     job = start("abc", "flights")
     lines = (
-        LogLine(0, "hello\x1b[2J", "stdout", operator="divide", uid="map-1", subtask=3),
+        LogLine(0, "hello\x1b[2J", "stdout", operator="divide", uid="parse", subtask=3),
         LogLine(0, "from a thread", "app.rows", level=30),
     )
     job.driver.slot_logged(1, Logged(lines, dropped=5))
@@ -173,9 +173,16 @@ def test_what_the_slots_print_and_log_is_shown(start, capsys):
     assert "5 lines left out" in dropped
     assert printed.endswith(" divide/3 stdout: hello�[2J")
     assert logged.endswith(" slot 1 WARNING app.rows: from a thread")
-    assert main(["logs", "--operator", "map-1", "--json"]) == 0
+    assert main(["logs", "--operator", "parse", "--json"]) == 0
     found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [(one["number"], one["slot"], one["text"], one["subtask"]) for one in found] == [(1, 1, lines[0].text, 3)]
+
+
+@pytest.mark.parametrize("follow", [[], ["--follow"]])
+def test_logs_of_an_operator_that_is_not_there_are_refused_with_the_others(follow, start, capsys):
+    start("abc", "flights")
+    refused = said(["logs", "--operator", "map-1", *follow], capsys, 1)
+    assert "there is no operator 'map-1'; the uids of all are: read, parse, write" in refused
 
 
 def _sleep_with(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]) -> None:

@@ -330,7 +330,10 @@ class ProcessOperator(FunctionOperator):
         """
         found = {}
         for state in self._states.values():
-            entries = copy.deepcopy(state.entries())
+            try:
+                entries = copy.deepcopy(state.entries())
+            except Exception as error:  # of the value's own class
+                raise JobError(f"{self._where}: a value of state {state.name!r} cannot be copied: {error}") from error
             if state.is_keyed:
                 found[state.name] = {self._form.shown(key): value for key, value in entries.items()}
             else:

@@ -50,6 +50,12 @@ def check_aggregate(
     frame = to_polars(timed)
     reduction = _reduction(aggregate, timed.schema, name)
     whole = _result(reduction, _part(reduction, frame))
+    again = _result(reduction, _part(reduction, frame))
+    if not is_near(whole, again, CLOSE):
+        raise AssertionError(
+            f"{name}: the same rows give {whole!r} the first time and {again!r} the second time: something is kept "
+            "from one call to the next; init() must return a new accumulator each time"
+        )
     alone = _result(reduction, reduction.merge([_part(reduction, frame)]))
     if not is_near(whole, alone, CLOSE):
         raise AssertionError(
@@ -66,12 +72,6 @@ def check_aggregate(
                 "batch and merge "
                 "the parts in groups, so merge must be associative, and add and merge must keep nothing elsewhere"
             )
-    again = _result(reduction, _part(reduction, frame))
-    if not is_near(whole, again, CLOSE):
-        raise AssertionError(
-            f"{name}: the same rows give {whole!r} the first time and {again!r} the second time: something is kept "
-            "from one call to the next; init() must return a new accumulator each time"
-        )
     return whole
 
 

@@ -34,7 +34,8 @@ def check_cuts(
 
     Returns the output. Raises AssertionError showing which rows occur with one cut and not with another: a function
     depends on the whole batch, or keeps something between calls outside of its states; or a row is late with one cut
-    and not with another, because it is further behind than the watermark strategy allows. Other errors as of `run`.
+    and not with another, because it is further behind than the watermark strategy allows; or if the result differs from
+    run to run. Other errors as of `run`.
 
         >>> per_user = orders.key_by("user").process(Total(), {"user": str, "total": int})
         >>> len(testing.check_cuts(per_user, cuts=5).rows)
@@ -45,6 +46,11 @@ def check_cuts(
     for cut in _cuts(cuts):
         other = run(what, inputs, cut=cut, parallelism=parallelism)
         difference = _difference(first, other, cut)
+        if difference and _difference(first, run(what, inputs, cut=1, parallelism=parallelism), 1):
+            raise AssertionError(
+                "the result differs from run to run, with the same cuts too: it depends on chance, on the time, or on what a "
+                "former run has left behind"
+            )
         if difference:
             raise AssertionError(difference)
     return first

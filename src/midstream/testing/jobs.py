@@ -327,7 +327,11 @@ class RunningJob:
             ...     job.feed_all().state("totals")
             {'total': {'ann': 7, 'bob': 5}}
         """
-        return in_the_programs_classes(contents(self.operators(operator), operator), self._engine.originals)
+        held = contents(self.operators(operator), operator)
+        try:
+            return in_the_programs_classes(held, self._engine.originals)
+        except Exception as error:  # of a value's own class
+            raise JobError(f"state of {operator!r}: a value cannot be copied: {error}") from error
 
     def metrics(self, operator: str) -> dict[str, float]:
         """Return the value of each counter, and of each gauge that was set, of an operator's function: the sum over

@@ -217,6 +217,8 @@ def show_logs(job: str | None, follow: bool, operator: str | None) -> Stream:
 
 def _log_pieces(entry: Target, follow: bool, operator: str | None) -> Iterator[tuple[object, str]]:
     after = -1
+    if operator is not None:
+        _check_operator(entry, operator)
     with line_to(entry) as line:
         while True:
             try:
@@ -240,6 +242,15 @@ def _log_pieces(entry: Target, follow: bool, operator: str | None) -> Iterator[t
                 if not follow:
                     return
                 time.sleep(FOLLOW_S)
+
+
+def _check_operator(entry: Target, operator: str) -> None:
+    operators = [each for vertex in _status_of(entry).vertices for each in vertex.operators]
+    if not any(operator in (each.uid, each.name) for each in operators):
+        uids = ", ".join(each.uid for each in operators)
+        raise RequestFailed(
+            f"job {entry.name} ({entry.job_id}): there is no operator {operator!r}; the uids of all are: {uids}"
+        )
 
 
 def _runs(entry: JobEntry) -> bool:
