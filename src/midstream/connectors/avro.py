@@ -38,13 +38,14 @@ _DOUBLE: Final = struct.Struct("<d")
 class AvroDecoder:
     """Decodes values written with the schema `writer` to columns of `reader`, by Avro's rules of schema resolution.
 
-    Fields match by name or alias; a field that the writer lacks has the reader's default; numbers may be widened.
+    Records, enums and fixed match by name without the namespace, or by an alias of the reader's, fields by name or alias; a field that the writer lacks has the reader's default; numbers may be widened.
     Raises SchemaError if the schemas are incompatible: no value of this writer can be read.
     """
 
     def __init__(self, writer: AvroType, reader: AvroType, where: str) -> None:
         self._read = _reader(writer)
         self._schema = pa.schema(list(arrow_fields(reader, where)))
+        _check_type_name(writer, reader, where)
         self._columns = _record_columns(writer, reader, where)
 
     def decode(self, values: Sequence[bytes], skip: int) -> pa.RecordBatch:
@@ -291,10 +292,13 @@ def _build(writer: AvroType, reader: AvroType, kind: pa.DataType, where: str) ->
     """Return how to build a column of values that are not null."""
     before, after = writer.kind, reader.kind
     is_text = {before, after} == {"bytes", "string"}
-    if before != after and after not in _WIDER.get(before, ()) and not is_text:
-        raise SchemaError(f"{where} was written as {before}, which is not read as {after}")
-    if writer.logical and reader.logical and _meaning(writer) != _meaning(reader):
-        raise SchemaError(f"{where} was written as {_meaning(writer)}, which is not read as {_meaning(reader)}")
+    is_refused = before != after and after not in _WIDER.get(before, ()) and not is_text
+    is_number = is_text and "decimal" in (writer.logical, reader.logical)
+    if is_refused or is_number or (writer.meaning and reader.meaning and writer.meaning != reader.meaning):
+        raise SchemaError(
+            f"{where} was written as {writer.meaning or before}, which is not read as {reader.meaning or after}"
+        )
+    _check_type_name(writer, reader, where)
     match after:
         case "record":
             columns = _record_columns(writer, reader, where)
@@ -338,8 +342,14 @@ def _build(writer: AvroType, reader: AvroType, kind: pa.DataType, where: str) ->
     return lambda values: pa.array(values, kind)
 
 
-def _meaning(kind: AvroType) -> str:
-    return f"decimal({kind.precision}, {kind.scale})" if kind.logical == "decimal" else kind.logical
+def _check_type_name(writer: AvroType, reader: AvroType, where: str) -> None:
+    """Raise SchemaError if two records, enums or fixed are different types. Other types have no name."""
+    name = writer.name.rpartition(".")[2]
+    if name != reader.name.rpartition(".")[2] and not {name, writer.name} & {*reader.aliases}:
+        raise SchemaError(
+            f"{where} was written as the {writer.kind} {writer.name} and is read as {reader.name}; if both are the same "
+            f'type, give that of the reader "aliases": ["{writer.name}"]'
+        )
 
 
 def _lists(values: list[Any], items: pa.Array[Any]) -> pa.Array[Any]:
