@@ -109,6 +109,16 @@ def test_rows_that_are_written_are_read_again_and_others_read_them_too(batch):
         assert stream.tell() == len(value)
 
 
+def test_rows_that_were_written_before_a_column_was_added_are_read_by_the_new_schema():
+    place = pa.struct([("x", pa.large_list(pa.struct([("y", pa.int64())])))])
+    old = pa.RecordBatch.from_pylist([{"b": {"x": [{"y": 1}]}}], pa.schema([("b", place)]))
+    encoder = AvroEncoder(old.schema, "t", "test")
+    new = AvroEncoder(pa.schema([("a", place), ("b", place)]), "t", "test")
+    found = decoder(encoder.avro_schema, new.avro_schema).decode(encoder.encode(old, b""), 0)
+    assert found.to_pylist() == [{"a": None, "b": {"x": [{"y": 1}]}}]
+    fastavro.parse_schema(new.avro_schema)
+
+
 # ---- what others write ----
 
 
