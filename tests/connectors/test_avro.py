@@ -339,7 +339,7 @@ def test_types_of_other_names_are_read_where_another_parser_reads_them(pair):
     (value,) = encoded(writer, row)
     expected: Any = None
     with suppress(fastavro.read.SchemaResolutionError):
-        expected = fastavro.schemaless_reader(io.BytesIO(value), *parsed)
+        expected = fastavro.schemaless_reader(io.BytesIO(value), parsed[0], parsed[1])
     try:
         (found,) = decoder(writer, reader).decode([value], 0).to_pylist()
     except SchemaError:

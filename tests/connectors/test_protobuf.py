@@ -457,6 +457,7 @@ OWN = "a type of Protobuf itself is only read as itself"
             evolving(*AB, oneof="a b"),
             "M.a and M.b, numbers 1 and 2, may both have been written, and are read as the oneof 'only', which holds one value",
         ),
+        (evolving(*AB), evolving(*AB, oneof="a b"), "M.a and M.b, numbers 1 and 2, may both have been written"),
         (
             evolving(*AB, "string c = 3", oneof="b c"),
             evolving(NEXT[0], "string b = 2", "string c = 3", oneof="b c"),

@@ -220,6 +220,9 @@ def _mismatch(writer: Descriptor, reader: Descriptor, where: str, seen: set[tupl
     if (writer.full_name, reader.full_name) in seen:
         return ""
     seen.add((writer.full_name, reader.full_name))
+    why = _oneof_mismatch(writer, reader, where)
+    if why:
+        return why
     for field in reader.fields:
         written = writer.fields_by_number.get(field.number)
         if written is None:
@@ -231,7 +234,7 @@ def _mismatch(writer: Descriptor, reader: Descriptor, where: str, seen: set[tupl
             why = _mismatch(written.message_type, field.message_type, f"{where}.{field.name}", seen)
             if why:
                 return why
-    return _oneof_mismatch(writer, reader, where)
+    return ""
 
 
 def _field_mismatch(written: FieldDescriptor, field: FieldDescriptor) -> str:
