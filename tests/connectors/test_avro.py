@@ -109,6 +109,16 @@ def test_rows_that_are_written_are_read_again_and_others_read_them_too(batch):
         assert stream.tell() == len(value)
 
 
+def test_rows_that_were_written_before_a_column_was_added_are_read_by_the_new_schema():
+    place = pa.struct([("x", pa.large_list(pa.struct([("y", pa.int64())])))])
+    old = pa.RecordBatch.from_pylist([{"b": {"x": [{"y": 1}]}}], pa.schema([("b", place)]))
+    encoder = AvroEncoder(old.schema, "t", "test")
+    new = AvroEncoder(pa.schema([("a", place), ("b", place)]), "t", "test")
+    found = decoder(encoder.avro_schema, new.avro_schema).decode(encoder.encode(old, b""), 0)
+    assert found.to_pylist() == [{"a": None, "b": {"x": [{"y": 1}]}}]
+    fastavro.parse_schema(new.avro_schema)
+
+
 # ---- what others write ----
 
 
@@ -199,6 +209,29 @@ def time_in(unit: str) -> Any:
     return record(("n", {"type": "long", "logicalType": f"timestamp-{unit}"}))
 
 
+def logical(name: str, kind: str = "long") -> Any:
+    return record(("n", {"type": kind, "logicalType": name}))
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader"),
+    [
+        (logical("timestamp-nanos"), record(("n", "long"))),
+        (record(("n", "long")), logical("timestamp-nanos")),
+        (logical("timestamp-nanos"), logical("timestamp-nanos")),
+        (time_in("millis"), record(("n", "long"))),
+    ],
+)
+def test_a_logical_type_that_one_side_does_not_know_is_a_number(writer, reader):
+    assert decoder(writer, reader).decode([b"\x0a"], 0).to_pylist() == [{"n": 5}]
+
+
+def test_a_number_without_a_logical_type_is_read_as_a_time():
+    values = encoded(record(("n", "long")), {"n": 5})
+    found = decoder(record(("n", "long")), time_in("millis")).decode(values, 0)
+    assert found.column("n").cast(pa.int64()).to_pylist() == [5]
+
+
 @pytest.mark.parametrize(
     ("writer", "reader", "message"),
     [
@@ -214,11 +247,107 @@ def time_in(unit: str) -> Any:
             "written with 2 bytes, and read as 3",
         ),
         (record(("n", "null")), record(("n", "int")), "written as null"),
+        (
+            logical("timestamp-nanos"),
+            time_in("millis"),
+            "written as timestamp-nanos, which is not read as timestamp-millis",
+        ),
+        (logical("local-timestamp-nanos"), time_in("micros"), "written as local-timestamp-nanos, which is not read as"),
+        (logical("date"), time_in("millis"), "written as date, which is not read as timestamp-millis"),
+        (time_in("micros"), logical("timestamp-nanos"), "timestamp-micros, which is not read as timestamp-nanos"),
+        (logical("a", "bytes"), decimal_of(2), r"written as a, which is not read as decimal\(9, 2\)"),
+        (record(("n", "string")), decimal_of(2), r"written as string, which is not read as decimal\(9, 2\)"),
+        (decimal_of(2), record(("n", "string")), r"written as decimal\(9, 2\), which is not read as string"),
     ],
 )
 def test_schemas_that_do_not_go_together_are_refused(writer, reader, message):
     with pytest.raises(SchemaError, match=message):
         decoder(writer, reader)
+
+
+def test_another_record_is_not_read_as_one_with_defaults():
+    cancelled = {"type": "record", "name": "OrderCancelled", "fields": [{"name": "id", "type": "long"}]}
+    order = {
+        "type": "record",
+        "name": "Order",
+        "namespace": "shop",
+        "fields": record(("id", "long"), ("n", "int", 0))["fields"],
+    }
+    with pytest.raises(
+        SchemaError,
+        match=r"r was written as the record OrderCancelled and is read as shop\.Order; if both are the same type, give that "
+        r'of the reader "aliases": \["OrderCancelled"\]',
+    ):
+        decoder(cancelled, order)
+    assert decoder(cancelled, {**order, "aliases": ["OrderCancelled"]}).decode([b"\x02"], 0).to_pylist() == [
+        {"id": 1, "n": 0}
+    ]
+
+
+@pytest.mark.parametrize("aliases", ["Old", [7], None])
+def test_aliases_are_a_list_of_names(aliases):
+    with pytest.raises(SchemaError, match="here: aliases are a list of names"):
+        parse_schema(json.dumps({**record(("n", "int")), "aliases": aliases}), "here")
+
+
+NAMES = st.sampled_from(["A", "B", "s.A", "s.B", "t.A"])
+FORMS: dict[str, Any] = {
+    "record": {"fields": [{"name": "x", "type": "int"}]},
+    "enum": {"symbols": ["X", "Y"]},
+    "fixed": {"size": 1},
+}
+VALUES: dict[str, Any] = {"record": {"x": 1}, "enum": "Y", "fixed": b"z"}
+
+
+@st.composite
+def named_pairs(draw: st.DrawFn) -> tuple[Any, Any, dict[str, Any]]:
+    """The record of a writer and that of a reader, and a row; their types are the same but for names and aliases."""
+    top = [{"name": draw(NAMES), "aliases": draw(st.lists(NAMES, max_size=1))} for _ in range(2)]
+    fields: list[list[Any]] = [[], []]
+    row = {}
+    for number in range(draw(st.integers(1, 2))):
+        kind = draw(st.sampled_from([*FORMS]))
+        wrap = draw(st.sampled_from(["", "array", "map"]))
+        for side in range(2):
+            name, aliases = (
+                draw(NAMES) + (str(number) if draw(st.integers(0, 3)) else ""),
+                draw(st.lists(NAMES, max_size=1)),
+            )
+            given: Any = {
+                "type": kind, "name": name, "namespace": f"of{number}", "aliases": [f"{each}{number}" for each in aliases],
+                **FORMS[kind],
+            }  # fmt: skip
+            if wrap:
+                given = {"type": wrap, "items" if wrap == "array" else "values": given}
+            if draw(st.booleans()):
+                given = ["null", given] if draw(st.booleans()) else [given, "null"]
+            fields[side].append({"name": f"f{number}", "type": given})
+        value = VALUES[kind]
+        row[f"f{number}"] = [value] if wrap == "array" else {"k": value} if wrap == "map" else value
+    writer, reader = ({"type": "record", **top[side], "fields": fields[side]} for side in range(2))
+    return writer, reader, row
+
+
+@given(named_pairs())
+@settings(max_examples=400, deadline=None)
+def test_types_of_other_names_are_read_where_another_parser_reads_them(pair):
+    writer, reader, row = pair
+    try:
+        parsed = [fastavro.parse_schema(schema) for schema in (writer, reader)]
+    except fastavro.schema.SchemaParseException:
+        return  # a name that is used twice
+    (value,) = encoded(writer, row)
+    expected: Any = None
+    with suppress(fastavro.read.SchemaResolutionError):
+        expected = fastavro.schemaless_reader(io.BytesIO(value), parsed[0], parsed[1])
+    try:
+        (found,) = decoder(writer, reader).decode([value], 0).to_pylist()
+    except SchemaError:
+        assert expected is None
+        return
+    assert expected == row
+    for name, each in row.items():
+        assert found[name] == ([{"key": "k", "value": each["k"]}] if isinstance(each, dict) and "k" in each else each)
 
 
 def nested(depth: int) -> Any:

@@ -74,7 +74,7 @@ def test_avro_goes_in_and_out_and_what_is_bad_goes_aside_once(
         until("bad records committed", lambda: len(read(tmp_path / "bad")) > 50)
         registry.stop()
         newer = registry.register(
-            "in-value", {"type": "record", "name": "later", "fields": [{"name": "t", "type": "string"}]}
+            "in-value", {"type": "record", "name": "in", "fields": [{"name": "t", "type": "string"}]}
         )
         kafka.produce(source, [header(newer) + b"\x02x"])
         os.kill(next(pid for pid in job.status().slot_pids if pid), signal.SIGKILL)

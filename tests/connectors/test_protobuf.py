@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import pickle
+import re
 from datetime import datetime, timezone
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from google.protobuf.descriptor_pb2 import FileDescriptorProto
+from google.protobuf.descriptor_pb2 import FileDescriptorProto, OneofDescriptorProto
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -367,3 +368,241 @@ def test_a_value_that_a_closed_enum_does_not_have_is_found_before_a_parser_hides
     reader = kind_of(["optional enum:State d = 4"], ["optional string x = 1"], ENUM, syntax="proto2")
     writer = kind_of(["optional enum:State d = 4"], [], {"State": {"NEW": 0, "LATER": 9}}, syntax="proto2")
     assert "may be LATER (9), which the reader's enum shop.State does not have" in mismatch(writer, reader)
+
+
+# ---- what a writer's schema may change ----
+
+
+def evolving(
+    *fields: str, oneof: str = "", extra: dict[str, list[str]] | None = None, default: str = "", syntax: str = "proto3"
+) -> Any:
+    """The message M with these fields; `oneof`: the names of those within one oneof; `default`: that of the first."""
+    file = new_file("m.proto", {**(extra or {}), "M": list(fields)}, ENUM, syntax=syntax)
+    message = file.message_type[-1]
+    if oneof:
+        message.oneof_decl.insert(0, OneofDescriptorProto(name="only"))  # those of optional fields come last
+    for field in message.field:
+        if oneof and field.name in oneof.split():
+            field.oneof_index = 0
+        elif oneof and field.proto3_optional:
+            field.oneof_index += 1
+    if default:
+        message.field[0].default_value = default
+    return message_class("M", file)
+
+
+def old(*fields: str, default: str = "", **more: Any) -> Any:
+    return evolving(*fields, default=default, syntax="proto2", **more)
+
+
+AB, NEXT = ("string a = 1", "string b = 2"), ("optional string a = 1", "optional string b = 2")
+ENTRY = {"E": ["string key = 1", "int32 value = 2"]}
+MONEY = {"Money": ["int64 units = 1", "int32 nanos = 2"]}
+INSTANT, SPAN = "google.protobuf.Timestamp t = 1", "google.protobuf.Duration t = 1"
+SAME = [
+    (AB, AB),
+    (("string x = 1", "string b = 2"), AB),
+    (("string b = 2", "string c = 3"), AB),
+    (("string b = 2", "int64 c = 3"), ("int64 c = 3", "string d = 4")),
+    (("int32 n = 1",), ("int64 n = 1",)),
+    (("optional int32 n = 1",), ("optional int64 n = 1",)),
+    (("string t = 1",), ("bytes t = 1",)),
+    (("bool n = 1",), ("int32 n = 1",)),
+    (("enum:State n = 1",), ("int64 n = 1",)),
+    (("repeated int32 n = 1",), ("repeated int64 n = 1",)),
+    (("map<string,int32> n = 1",), ("map<string,int64> n = 1",)),
+    (("map<string,int32> old = 1",), ("map<string,int32> new = 1",)),
+    ((INSTANT,), (INSTANT.replace(" t ", " at "),)),
+    (("string a = 1", "int64 price = 2"), ("string a = 1", "int64 price = 5")),
+]
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader"),
+    [
+        *[(evolving(*writer), evolving(*reader)) for writer, reader in SAME],
+        (evolving(*AB, oneof="a b"), evolving(*AB, oneof="a b")),
+        (evolving(*AB, "string c = 3", oneof="a b c"), evolving(*AB, oneof="a b")),
+        (evolving(*AB, oneof="a b"), evolving(*AB, "string c = 3", oneof="a b c")),
+        (evolving(AB[0], oneof="a"), evolving(*AB, oneof="a b")),
+        (evolving(*AB, oneof="a b"), evolving(*NEXT)),
+        (evolving(AB[0], oneof="a"), evolving(NEXT[0])),
+        (evolving(NEXT[0]), evolving(AB[0], oneof="a")),
+        (evolving("Money t = 1", extra=MONEY), evolving("Cash t = 1", extra={"Cash": MONEY["Money"]})),
+        (old("optional int32 n = 1"), evolving("optional int64 n = 1")),
+        (old("optional int32 n = 1", default="0"), evolving("int64 n = 1")),
+        (old("optional int32 n = 1", default="7"), old("optional int64 n = 1", default="7")),
+        (old("optional string n = 1", default="x"), old("optional bytes n = 1", default="x")),
+        (old("optional double n = 1", default="nan"), old("optional double n = 1", default="nan")),
+        (old("required int32 n = 1"), evolving("int32 n = 1")),
+        (old("required int32 n = 1"), old("optional int32 n = 1", default="7")),
+        (old("optional int32 n = 1"), old("required int32 n = 1")),
+        (old("map<string,int32> m = 1"), evolving("map<string,int32> m = 1")),
+        (old("repeated int32 m = 1"), evolving("repeated int32 m = 1")),
+    ],
+)
+def test_a_schema_that_has_only_grown_is_read(writer, reader):
+    assert mismatch(writer.DESCRIPTOR, reader.DESCRIPTOR) == ""
+
+
+UNSET = "M.n, number 1, where it is not set, "
+OWN = "a type of Protobuf itself is only read as itself"
+
+
+@pytest.mark.parametrize(
+    ("writer", "reader", "why"),
+    [
+        (
+            evolving(*NEXT),
+            evolving(*AB, oneof="a b"),
+            "M.a and M.b, numbers 1 and 2, may both have been written, and are read as the oneof 'only', which holds one value",
+        ),
+        (evolving(*AB), evolving(*AB, oneof="a b"), "M.a and M.b, numbers 1 and 2, may both have been written"),
+        (
+            evolving(*AB, "string c = 3", oneof="b c"),
+            evolving(NEXT[0], "string b = 2", "string c = 3", oneof="b c"),
+            "M.a, number 1, where it is not set, was written as '' and is read as null",
+        ),
+        (evolving(*NEXT, "string c = 3", oneof="c"), evolving(*AB, oneof="a b"), "M.a and M.b, numbers 1 and 2"),
+        (
+            evolving(*AB, "optional string c = 3", oneof="a b"),
+            evolving(*AB, "string c = 3", oneof="a b c"),
+            "M.a and M.c, numbers 1 and 3",
+        ),
+        (evolving("int64 n = 1"), evolving("optional int64 n = 1"), f"{UNSET}was written as 0 and is read as null"),
+        (evolving("optional int64 n = 1"), evolving("int64 n = 1"), f"{UNSET}was written as null and is read as 0"),
+        (evolving("int64 n = 1"), evolving("int64 n = 1", oneof="n"), f"{UNSET}was written as 0 and is read as null"),
+        (old("optional int32 n = 1"), evolving("int32 n = 1"), f"{UNSET}was written as null and is read as 0"),
+        (
+            old("optional int32 n = 1", default="7"),
+            old("optional int32 n = 1", default="8"),
+            f"{UNSET}was written as 7 and is read as 8",
+        ),
+        (
+            old("optional double n = 1", default="-0"),
+            evolving("double n = 1"),
+            f"{UNSET}was written as -0.0 and is read as 0.0",
+        ),
+        (
+            old("optional enum:State n = 1", default="PAID"),
+            evolving("enum:State n = 1"),
+            f"{UNSET}was written as 1 and is read as 0",
+        ),
+        (
+            evolving(INSTANT),
+            evolving(SPAN),
+            f"M.t, number 1, was written as google.protobuf.Timestamp and is read as google.protobuf.Duration; {OWN}",
+        ),
+        (
+            evolving(SPAN),
+            evolving(INSTANT),
+            f"as google.protobuf.Duration and is read as google.protobuf.Timestamp; {OWN}",
+        ),
+        (
+            evolving("Money t = 1", extra=MONEY),
+            evolving(INSTANT),
+            f"was written as shop.Money and is read as .*; {OWN}",
+        ),
+        (evolving(INSTANT), evolving("Money t = 1", extra=MONEY), f"is read as shop.Money; {OWN}"),
+        (
+            evolving("google.protobuf.UInt32Value n = 1"),
+            evolving("google.protobuf.Int64Value n = 1"),
+            f"was written as google.protobuf.UInt32Value and is read as google.protobuf.Int64Value; {OWN}",
+        ),
+        (evolving(f"repeated {INSTANT}"), evolving(f"repeated {SPAN}"), OWN),
+        (
+            evolving("map<string,google.protobuf.Timestamp> t = 1"),
+            evolving("map<string,google.protobuf.Duration> t = 1"),
+            f"M.t.value, number 2, .*{OWN}",
+        ),
+        (
+            evolving("repeated E m = 1", extra=ENTRY),
+            evolving("map<string,int32> m = 1"),
+            "M.m, number 1, was written as a list and is read as a map",
+        ),
+        (
+            evolving("map<string,int32> m = 1"),
+            evolving("repeated E m = 1", extra=ENTRY),
+            "as a map and is read as a list",
+        ),
+        (evolving("map<string,int32> m = 1"), evolving("E m = 1", extra=ENTRY), "as a map and is read as one value"),
+        (
+            evolving("int64 price = 1", "int64 amount = 2"),
+            evolving("int64 amount = 1", "int64 price = 2"),
+            "M.amount, number 1, was written with the name 'price', which the reader has for number 2",
+        ),
+        (
+            evolving("int64 a = 1"),
+            evolving("int64 new = 1", "int64 a = 2"),
+            "M.new, number 1, was written with the name 'a', which the reader has for number 2",
+        ),
+        (
+            evolving("int64 a = 1", "int64 b = 2"),
+            evolving("int64 b = 1"),
+            "M.b, number 1, was written with the name 'a', and 'b' was number 2",
+        ),
+        (
+            evolving("Money t = 1", extra=MONEY),
+            evolving("Money t = 1", extra={"Money": ["int64 nanos = 1", "int32 units = 2"]}),
+            "M.t.nanos, number 1, was written with the name 'units'",
+        ),
+    ],
+)
+def test_a_schema_whose_values_would_be_read_as_others_is_refused(writer, reader, why):
+    assert re.search(why, mismatch(writer.DESCRIPTOR, reader.DESCRIPTOR))
+
+
+PLAIN = ("int32", "int64", "uint32", "bool", "string", "bytes", "double")
+
+
+@st.composite
+def messages_of_any_form(draw: st.DrawFn) -> Any:
+    names = draw(st.lists(st.sampled_from("abc"), min_size=1, max_size=3, unique=True))
+    numbers = draw(st.permutations([1, 2, 3]))
+    is_old = draw(st.booleans())
+    labels = ["optional ", "repeated "] if is_old else ["", "", "optional ", "repeated "]
+    kinds = st.sampled_from(PLAIN[:2] if draw(st.booleans()) else PLAIN)
+    fields = [
+        f"{draw(st.sampled_from(labels))}{draw(kinds)} {name} = {number}"
+        for name, number in zip(names, numbers, strict=False)
+    ]
+    within = [text.split()[-3] for text in fields if text.split()[0] in PLAIN or (is_old and "optional" in text)]
+    oneof = " ".join(name for name in within if draw(st.booleans()))
+    default = ""
+    if is_old and "repeated" not in fields[0] and draw(st.booleans()):
+        default = draw(st.sampled_from(["0", "1"])) if "bool" not in fields[0] else "true"
+    return evolving(*fields, oneof=oneof, default=default, syntax="proto2" if is_old else "proto3")
+
+
+@given(messages_of_any_form(), messages_of_any_form(), st.data())
+@settings(max_examples=400, deadline=None)
+def test_a_schema_that_is_accepted_is_read_as_it_was_written(writer, reader, data):
+    assert mismatch(writer.DESCRIPTOR, writer.DESCRIPTOR) == ""
+    if mismatch(writer.DESCRIPTOR, reader.DESCRIPTOR):
+        return
+    message = writer()
+    for field in data.draw(st.permutations(list(writer.DESCRIPTOR.fields))):
+        kind = next(name for name in PLAIN if field.type == getattr(field, f"TYPE_{name.upper()}"))
+        if data.draw(st.booleans()):
+            if field.is_repeated:
+                getattr(message, field.name).extend(data.draw(st.lists(SIMPLE[kind], max_size=2)))
+            else:
+                setattr(
+                    message, field.name, data.draw(SIMPLE[kind] | st.just({"string": "", "bytes": b""}.get(kind, 0)))
+                )
+    (written,) = rows_of(writer, [message])
+    (read,) = ProtobufDecoder(MessageType(reader, "test")).decode([message.SerializeToString()]).to_pylist()
+    for number, field in reader.DESCRIPTOR.fields_by_number.items():
+        if number in writer.DESCRIPTOR.fields_by_number:
+            expected = written[writer.DESCRIPTOR.fields_by_number[number].name]
+            assert [*map(as_bytes, each(read[field.name]))] == [*map(as_bytes, each(expected))]
+            if field.name in written:
+                assert written[field.name] is expected, "by name it is the same field"
+
+
+def each(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else [value]
+
+
+def as_bytes(value: Any) -> Any:
+    return value.encode() if isinstance(value, str) else value

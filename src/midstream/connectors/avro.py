@@ -38,13 +38,14 @@ _DOUBLE: Final = struct.Struct("<d")
 class AvroDecoder:
     """Decodes values written with the schema `writer` to columns of `reader`, by Avro's rules of schema resolution.
 
-    Fields match by name or alias; a field that the writer lacks has the reader's default; numbers may be widened.
+    Records, enums and fixed match by name without the namespace, or by an alias of the reader's, fields by name or alias; a field that the writer lacks has the reader's default; numbers may be widened.
     Raises SchemaError if the schemas are incompatible: no value of this writer can be read.
     """
 
     def __init__(self, writer: AvroType, reader: AvroType, where: str) -> None:
         self._read = _reader(writer)
         self._schema = pa.schema(list(arrow_fields(reader, where)))
+        _check_type_name(writer, reader, where)
         self._columns = _record_columns(writer, reader, where)
 
     def decode(self, values: Sequence[bytes], skip: int) -> pa.RecordBatch:
@@ -291,10 +292,13 @@ def _build(writer: AvroType, reader: AvroType, kind: pa.DataType, where: str) ->
     """Return how to build a column of values that are not null."""
     before, after = writer.kind, reader.kind
     is_text = {before, after} == {"bytes", "string"}
-    if before != after and after not in _WIDER.get(before, ()) and not is_text:
-        raise SchemaError(f"{where} was written as {before}, which is not read as {after}")
-    if writer.logical and reader.logical and _meaning(writer) != _meaning(reader):
-        raise SchemaError(f"{where} was written as {_meaning(writer)}, which is not read as {_meaning(reader)}")
+    is_refused = before != after and after not in _WIDER.get(before, ()) and not is_text
+    is_number = is_text and "decimal" in (writer.logical, reader.logical)
+    if is_refused or is_number or (writer.meaning and reader.meaning and writer.meaning != reader.meaning):
+        raise SchemaError(
+            f"{where} was written as {writer.meaning or before}, which is not read as {reader.meaning or after}"
+        )
+    _check_type_name(writer, reader, where)
     match after:
         case "record":
             columns = _record_columns(writer, reader, where)
@@ -338,8 +342,14 @@ def _build(writer: AvroType, reader: AvroType, kind: pa.DataType, where: str) ->
     return lambda values: pa.array(values, kind)
 
 
-def _meaning(kind: AvroType) -> str:
-    return f"decimal({kind.precision}, {kind.scale})" if kind.logical == "decimal" else kind.logical
+def _check_type_name(writer: AvroType, reader: AvroType, where: str) -> None:
+    """Raise SchemaError if two records, enums or fixed are different types. Other types have no name."""
+    name = writer.name.rpartition(".")[2]
+    if name != reader.name.rpartition(".")[2] and not {name, writer.name} & {*reader.aliases}:
+        raise SchemaError(
+            f"{where} was written as the {writer.kind} {writer.name} and is read as {reader.name}; if both are the same "
+            f'type, give that of the reader "aliases": ["{writer.name}"]'
+        )
 
 
 def _lists(values: list[Any], items: pa.Array[Any]) -> pa.Array[Any]:
@@ -405,9 +415,8 @@ class AvroEncoder:
     """
 
     def __init__(self, schema: pa.Schema, name: str, where: str) -> None:
-        self._names = _Names(name)
         places = [f"{where}: column {column!r}" for column in schema.names]
-        self.avro_schema, self._values, self._write = self._record(schema, self._names.first, places)
+        self.avro_schema, self._values, self._write = self._record(schema, _as_name(name), places)
 
     def encode(self, batch: pa.RecordBatch, before: bytes) -> list[bytes]:
         """Encode one value per row, each after the bytes `before`."""
@@ -424,10 +433,13 @@ class AvroEncoder:
     ) -> tuple[dict[str, Any], list[Values], Write]:
         """Return the Avro type of a record, how to get the values of each of its columns, and how to write one row.
 
-        `places`: what messages call each column.
+        `name`: its full name. A record within it is named by its column, with that name as the namespace: so a new
+        column does not rename the other records, which would make them other types. `places`: what messages call each
+        column.
         """
         parts = [
-            (column.name, *self._column(column.type, place)) for column, place in zip(columns, places, strict=True)
+            (column.name, *self._column(column.type, f"{name}.{column.name}", place))
+            for column, place in zip(columns, places, strict=True)
         ]
         for (column, *_), place in zip(parts, places, strict=True):
             _check_name(column, place)
@@ -435,8 +447,11 @@ class AvroEncoder:
         write = _write_fields([write for *_, write in parts])
         return {"type": "record", "name": name, "fields": fields}, [values for _, _, values, _ in parts], write
 
-    def _column(self, kind: pa.DataType, where: str) -> tuple[Any, Values, Write]:
-        """Return the Avro type of a column, which may be null, how to get its values, and how to write one."""
+    def _column(self, kind: pa.DataType, name: str, where: str) -> tuple[Any, Values, Write]:
+        """Return the Avro type of a column, which may be null, how to get its values, and how to write one.
+
+        `name`: that of the record, if it has one.
+        """
         types = pa.types
         avro: Any
         if kind in _PLAIN:
@@ -451,7 +466,7 @@ class AvroEncoder:
             avro = {"type": "bytes", "logicalType": "decimal", "precision": kind.precision, "scale": kind.scale}
             return avro, lambda column: [_unscaled(each, kind.scale) for each in column.to_pylist()], _write_bytes
         if types.is_large_list(kind) or types.is_list(kind):
-            item, values, write = self._column(kind.value_type, f"{where}[]")
+            item, values, write = self._column(kind.value_type, name, f"{where}[]")
             return (
                 {"type": "array", "items": ["null", item]},
                 lambda column: _pieces(column, values),
@@ -459,21 +474,9 @@ class AvroEncoder:
             )
         if types.is_struct(kind) and kind.num_fields:
             places = [f"{where}.{field.name}" for field in kind]
-            avro, parts, write = self._record(kind, self._names.new(), places)
+            avro, parts, write = self._record(kind, name, places)
             return avro, lambda column: _structs(column, parts), write
         raise SchemaError(f"{where} is {kind}, for which Avro has no form here; cast it, or leave it out with select()")
-
-
-class _Names:
-    """Names for the records within a schema, each of which is used once."""
-
-    def __init__(self, name: str) -> None:
-        self.first = _as_name(name)
-        self._made = 0
-
-    def new(self) -> str:
-        self._made += 1
-        return f"{self.first}_{self._made}"
 
 
 def _as_name(text: str) -> str:

@@ -32,7 +32,7 @@ _LOGICAL_OF: Final = {
     "decimal": ("bytes", "fixed"),
     "uuid": ("string",),
 }
-"""The underlying types allowed for each logical type. Others are ignored, as Avro requires: the value is that of the
+"""The underlying types allowed for each logical type. Others are read as Avro requires: the value is that of the
 underlying type.
 """
 _ARROW: Final[Mapping[str, pa.DataType]] = {
@@ -72,9 +72,14 @@ class AvroType:
 
     kind: str
     logical: str = ""
+    """The logical type that the values have; empty for one that is unknown or invalid, too."""
+    meaning: str = ""
+    """The logical type as declared, also if it is unknown or invalid: values of another one mean something else."""
     precision: int = 0
     scale: int = 0
     name: str = ""
+    """The full name of a record, an enum or a fixed."""
+    aliases: tuple[str, ...] = ()
     fields: tuple[Field, ...] = ()
     symbols: tuple[str, ...] = ()
     default_symbol: str | None = None
@@ -209,23 +214,26 @@ class _Reading:
         if not isinstance(name, str) or not name or not isinstance(own, str):
             raise SchemaError(f"{path}: a {kind} has no name")
         full = name if "." in name or not own else f"{own}.{name}"
+        aliases = _aliases(given, path)
         own = full.rpartition(".")[0]
         self._named[full] = None
         if kind == "record":
-            found = AvroType("record", name=full, fields=self._fields(given.get("fields"), own, path, depth))
+            found = AvroType(
+                "record", name=full, aliases=aliases, fields=self._fields(given.get("fields"), own, path, depth)
+            )
         elif kind == "enum":
             symbols = given.get("symbols")
             if not isinstance(symbols, list) or not symbols or not all(isinstance(each, str) for each in symbols):
                 raise SchemaError(f"{path}: the enum {full} has no symbols")
             default = given.get("default")
-            found = AvroType("enum", name=full, symbols=tuple(symbols), default_symbol=default)
+            found = AvroType("enum", name=full, aliases=aliases, symbols=tuple(symbols), default_symbol=default)
             if default is not None and default not in symbols:
                 raise SchemaError(f"{path}: the default {default!r:.100} of the enum {full} is not one of its symbols")
         else:
             size = given.get("size")
             if not isinstance(size, int) or isinstance(size, bool) or not 0 <= size <= _FIXED_BYTES_MAX:
                 raise SchemaError(f"{path}: the fixed {full} has no size up to {_FIXED_BYTES_MAX}")
-            found = _with_logical(AvroType("fixed", name=full, size=size), given)
+            found = _with_logical(AvroType("fixed", name=full, aliases=aliases, size=size), given)
         self._named[full] = found
         return found
 
@@ -237,21 +245,29 @@ class _Reading:
             name = each.get("name") if isinstance(each, dict) else None
             if not isinstance(name, str) or not name:
                 raise SchemaError(f"{path}: a field has no name")
-            aliases = each.get("aliases", [])
-            if not isinstance(aliases, list) or not all(isinstance(alias, str) for alias in aliases):
-                raise SchemaError(f"{path}.{name}: aliases are a list of names")
+            aliases = _aliases(each, f"{path}.{name}")
             kind = self.type(each.get("type"), namespace, f"{path}.{name}", depth + 1)
-            fields.append(Field(name, kind, tuple(aliases), "default" in each, each.get("default")))
+            fields.append(Field(name, kind, aliases, "default" in each, each.get("default")))
         names = [field.name for field in fields]
         if len(set(names)) < len(names):
             raise SchemaError(f"{path}: two fields of one name: {', '.join(names)}")
         return tuple(fields)
 
 
+def _aliases(given: dict[str, Any], where: str) -> tuple[str, ...]:
+    found = given.get("aliases", [])
+    if not isinstance(found, list) or not all(isinstance(alias, str) for alias in found):
+        raise SchemaError(f"{where}: aliases are a list of names")
+    return tuple(found)
+
+
 def _with_logical(found: AvroType, given: dict[str, Any]) -> AvroType:
-    """Add the logical type, unless it is invalid, which Avro requires to be ignored."""
+    """Add the logical type. Values have that of the underlying type if it is unknown or invalid, as Avro requires."""
     logical = given.get("logicalType")
-    if not isinstance(logical, str) or found.kind not in _LOGICAL_OF.get(logical, ()):
+    if not isinstance(logical, str):
+        return found
+    found = replace(found, meaning=found.meaning or logical)
+    if found.kind not in _LOGICAL_OF.get(logical, ()):
         return found
     if logical != "decimal":
         return replace(found, logical=logical)
@@ -260,7 +276,8 @@ def _with_logical(found: AvroType, given: dict[str, Any]) -> AvroType:
     if not numbers or not precision > 0 or not 0 <= scale <= precision:  # type: ignore[operator]
         return found
     assert isinstance(precision, int) and isinstance(scale, int)
-    return replace(found, logical=logical, precision=precision, scale=scale)
+    meaning = f"decimal({precision}, {scale})"
+    return replace(found, logical=logical, meaning=meaning, precision=precision, scale=scale)
 
 
 def arrow_type(kind: AvroType, where: str) -> pa.DataType:

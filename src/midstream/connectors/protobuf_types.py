@@ -220,24 +220,85 @@ def _mismatch(writer: Descriptor, reader: Descriptor, where: str, seen: set[tupl
     if (writer.full_name, reader.full_name) in seen:
         return ""
     seen.add((writer.full_name, reader.full_name))
+    why = _oneof_mismatch(writer, reader, where)
+    if why:
+        return why
     for field in reader.fields:
         written = writer.fields_by_number.get(field.number)
         if written is None:
             continue
-        at = f"{where}.{field.name}, number {field.number}"
-        if written.is_repeated != field.is_repeated:
-            forms = ("one value", "a list")
-            return f"{at}, was written as {forms[written.is_repeated]} and is read as {forms[field.is_repeated]}"
-        if written.type != field.type and field.type not in _READ_AS.get(written.type, ()):
-            return f"{at}, was written as {_type_name(written)} and is read as {_type_name(field)}"
-        if written.enum_type is not None and field.enum_type is not None:
-            why = _enum_mismatch(written.enum_type, field.enum_type)
-            if why:
-                return f"{at}, {why}"
+        why = _field_mismatch(written, field)
+        if why:
+            return f"{where}.{field.name}, number {field.number}, {why}"
         if written.message_type is not None and field.message_type is not None:
             why = _mismatch(written.message_type, field.message_type, f"{where}.{field.name}", seen)
             if why:
                 return why
+    return ""
+
+
+def _field_mismatch(written: FieldDescriptor, field: FieldDescriptor) -> str:
+    """Compare two fields of one number, without what is inside a message."""
+    if _form(written) != _form(field):
+        return f"was written as {_form(written)} and is read as {_form(field)}"
+    if written.type != field.type and field.type not in _READ_AS.get(written.type, ()):
+        return f"was written as {_type_name(written)} and is read as {_type_name(field)}"
+    writer, reader = written.containing_type, field.containing_type
+    assert writer is not None and reader is not None, (written.full_name, field.full_name)
+    if written.name != field.name:
+        taken = reader.fields_by_name.get(written.name)
+        if taken is not None:
+            return f"was written with the name {written.name!r}, which the reader has for number {taken.number}"
+        other = writer.fields_by_name.get(field.name)
+        if other is not None:
+            return f"was written with the name {written.name!r}, and {field.name!r} was number {other.number}"
+    if written.message_type is not None and field.message_type is not None:
+        names = (written.message_type.full_name, field.message_type.full_name)
+        if names[0] != names[1] and any(name.startswith("google.protobuf.") for name in names):
+            return (
+                f"was written as {names[0]} and is read as {names[1]}; a type of Protobuf itself is only read as itself"
+            )
+    if written.enum_type is not None and field.enum_type is not None:
+        why = _enum_mismatch(written.enum_type, field.enum_type)
+        if why:
+            return why
+    before, after = _when_not_set(written), _when_not_set(field)
+    if before != after and not written.is_required and not field.is_required:
+        return f"where it is not set, was written as {before:.100} and is read as {after:.100}"
+    return ""
+
+
+def _form(field: FieldDescriptor) -> str:
+    if map_entry(field) is not None:
+        return "a map"
+    return "a list" if field.is_repeated else "one value"
+
+
+def _when_not_set(field: FieldDescriptor) -> str:
+    """Return what a field that is not set is read as; equal for equal values, also of different types."""
+    message = field.containing_type
+    if field.is_repeated or (message is not None and message.GetOptions().map_entry):
+        return ""  # the entries of a map have no presence, whatever their descriptors say
+    if field.has_presence and not field.has_default_value:
+        return "null"
+    value = field.default_value
+    if isinstance(value, str):
+        value = value.encode()
+    return repr(int(value) if isinstance(value, bool) else value).removeprefix("b")
+
+
+def _oneof_mismatch(writer: Descriptor, reader: Descriptor, where: str) -> str:
+    """Compare oneofs: of several values, a parser keeps the last."""
+    for oneof in reader.oneofs:
+        both = [field for field in oneof.fields if field.number in writer.fields_by_number]
+        for field in both[1:]:
+            first = both[0]
+            within = [writer.fields_by_number[each.number].containing_oneof for each in (first, field)]
+            if within[0] is None or within[0] != within[1]:
+                return (
+                    f"{where}.{first.name} and {where}.{field.name}, numbers {first.number} and {field.number}, may both "
+                    f"have been written, and are read as the oneof {oneof.name!r}, which holds one value"
+                )
     return ""
 
 
