@@ -38,7 +38,8 @@ _DOUBLE: Final = struct.Struct("<d")
 class AvroDecoder:
     """Decodes values written with the schema `writer` to columns of `reader`, by Avro's rules of schema resolution.
 
-    Records, enums and fixed match by name without the namespace, or by an alias of the reader's, fields by name or alias; a field that the writer lacks has the reader's default; numbers may be widened.
+    Records, enums and fixed match by name without the namespace, or by an alias of the reader, fields by name or alias; a
+    field that the writer lacks has the default of the reader; numbers may be widened.
     Raises SchemaError if the schemas are incompatible: no value of this writer can be read.
     """
 
