@@ -320,7 +320,7 @@ class RunningJob:
         `operator`: its uid or name.
 
         Returns them by the state's name: values by key, or a table as a polars DataFrame. Raises ConfigError for an
-        unknown or ambiguous name.
+        unknown or ambiguous name, JobError for a value that cannot be copied.
 
             >>> per_user = orders.key_by("user").process(Total(), {"user": str, "total": int}).uid("totals")
             >>> with testing.job(per_user) as job:
