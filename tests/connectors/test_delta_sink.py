@@ -13,9 +13,10 @@ from typing import Any
 import msgspec
 import polars as pl
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, written
-from deltalake import DeltaTable, write_deltalake
+from deltalake import DeltaTable, Schema, write_deltalake
 
 from committers import committer_of
 from midstream.connectors.delta import DeltaSink, WrittenFile
@@ -334,46 +335,88 @@ def test_values_of_all_types_come_back_as_they_were(table):
     assert got == expected
 
 
+def stats_of(table: Path) -> Any:
+    (line,) = [line for line in (table / "_delta_log" / f"{1:020}.json").read_text().splitlines() if '"add"' in line]
+    return json.loads(json.loads(line)["add"]["stats"], parse_float=Decimal)
+
+
 def test_readers_can_skip_files_by_what_the_log_says_of_them(table):
-    schema = schema_of(
-        [("n", pa.int64()), ("at", pa.timestamp("us", "UTC")), ("who", pa.large_string()), ("x", pa.float64())]
-    )
     moment = datetime(2024, 1, 1, tzinfo=timezone.utc)
-    rows = [
-        {"n": n, "at": moment.replace(microsecond=n), "who": None if n == 3 else f"w{n}", "x": float("nan")}
-        for n in range(5)
-    ]
-    sink = new_sink(table, schema)
-    committer_of(sink, "job-a").commit(1, written(sink, pa.RecordBatch.from_pylist(rows, schema)))
-    entry = json.loads((table / "_delta_log" / f"{1:020}.json").read_text().splitlines()[1])
-    assert json.loads(entry["add"]["stats"]) == {
+    whole = pa.RecordBatch.from_pydict(
+        {
+            "n": pa.array(range(5)),
+            "at": pa.array([moment.replace(microsecond=n) for n in range(5)], pa.timestamp("us", "UTC")),
+            "who": pa.array(["w0", "w1", None, "x" * 40, "a" * 40], pa.large_string()),
+            "x": pa.array([0.5, None, float("inf"), 1, 2]),
+            "flag": pa.array([True, False, True, None, None]),
+            "cost": pa.array([Decimal("1.10"), None, Decimal(10) ** 34, Decimal(0), None], pa.decimal128(38, 3)),
+            "raw": pa.array([b"a"] * 5, pa.large_binary()),
+            "never": pa.array([None] * 5, pa.float64()),
+            "inner": pa.array([{"y": 1}, None, None, None, None], pa.struct([("y", pa.int64())])),
+            "many": pa.array([[1]] * 5, pa.large_list(pa.int64())),
+        }
+    )
+    sink = new_sink(table, whole.schema)
+    committer_of(sink, "job-a").commit(1, written(sink, whole))
+    assert stats_of(table) == {
         "numRecords": 5,
-        "minValues": {"n": 0, "at": "2024-01-01T00:00:00.000000Z", "who": "w0"},
-        "maxValues": {"n": 4, "at": "2024-01-01T00:00:00.000004Z", "who": "w4"},
-        "nullCount": {"n": 0, "at": 0, "who": 1, "x": 0},
+        "minValues": {
+            "n": 0,
+            "at": "2024-01-01T00:00:00.000000Z",
+            "who": "a" * 32,
+            "x": 0.5,
+            "flag": False,
+            "cost": 0,
+            "inner": {},
+        },
+        "maxValues": {
+            "n": 4,
+            "at": "2024-01-01T00:00:00.000004Z",
+            "who": "x" * 32 + "\U0010ffff",
+            "x": "Infinity",
+            "flag": True,
+            "cost": 10**34,
+            "inner": {},
+        },
+        "nullCount": {"n": 0, "at": 0, "who": 1, "x": 1, "flag": 2, "cost": 2, "raw": 0, "never": 5},
     }
     assert pl.scan_delta(str(table)).filter(pl.col("at") > moment.replace(microsecond=2)).collect().height == 2
     assert pl.scan_delta(str(table)).filter(pl.col("n") > 9).collect().height == 0
 
 
-def test_times_that_the_log_cannot_say_are_written_without_bounds(table):
-    """Delta's log has dates and timestamps as text, and Python has no year 10000."""
-    schema = schema_of([("at", pa.timestamp("us", "UTC")), ("day", pa.date32()), ("n", pa.int64())])
-    columns = [pa.array([0, 253_402_300_800_000_000]), pa.array([0, -(2**31)], pa.int32()), pa.array([1, 2])]
-    rows = pa.record_batch([column.view(field.type) for column, field in zip(columns, schema, strict=True)], schema)
-    sink = new_sink(table, schema)
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1.0, float("nan")]),
+        pa.array([float("nan"), None]),
+        pa.array(["a" * 5000, ""], pa.large_string()),
+        pa.array([0, 253_402_300_800_000_000], pa.timestamp("us", "UTC")),
+        pa.array([0, -(2**31)], pa.date32()),
+    ],
+    ids=["NaN among others", "NaN alone", "long text", "a moment in the year 10000", "a day before the year 1"],
+)
+def test_a_file_has_bounds_for_all_columns_or_for_none(table, column):
+    """deltalake takes a bound that is missing for NULL, and NaN is above the greatest value that Parquet knows."""
+    rows = pa.record_batch({"n": pa.array([1, 2]), "x": column})
+    sink = new_sink(table, rows.schema)
     committer_of(sink, "job-a").commit(1, written(sink, rows))
-    entry = json.loads((table / "_delta_log" / f"{1:020}.json").read_text().splitlines()[1])
-    assert json.loads(entry["add"]["stats"]) == {
-        "numRecords": 2,
-        "minValues": {"n": 1},
-        "maxValues": {"n": 2},
-        "nullCount": {"at": 0, "day": 0, "n": 0},
-    }
-    got = DeltaTable(table).to_pyarrow_table().combine_chunks()
-    assert [
-        got.column(name).chunk(0).view(pa.int64() if name != "day" else pa.int32()).to_pylist() for name in schema.names
-    ] == [column.to_pylist() for column in columns]
+    assert stats_of(table) == {"numRecords": 2, "nullCount": {"n": 0, "x": column.null_count}}
+    found = DeltaTable(table).to_pyarrow_table(filters=[("n", "=", 2)]).combine_chunks()
+    got = found["x"].chunk(0).cast(column.type)
+    assert str(got) == str(column.slice(1))
+    assert DeltaTable(table).to_pyarrow_table(columns=["n"], filters=pc.is_valid(pc.field("x"))).num_rows == len(
+        column.drop_null()
+    )
+
+
+def test_columns_that_the_stream_lacks_are_null_to_readers(table):
+    inner = pa.struct([("y", pa.int64())])
+    DeltaTable.create(table, schema_of([("n", pa.int64()), ("more", pa.float64()), ("inner", inner)]))
+    sink = new_sink(table)
+    committer_of(sink, "job-a").commit(1, written(sink, batch(1, 2)))
+    for name in ("more", "inner"):
+        assert DeltaTable(table).to_pyarrow_table(filters=pc.is_null(pc.field(name))).num_rows == 2
+        assert DeltaTable(table).to_pyarrow_table(filters=pc.is_valid(pc.field(name))).num_rows == 0
 
 
 def test_columns_are_cast_to_those_of_the_table_where_that_loses_nothing(table):
@@ -408,6 +451,17 @@ def test_columns_are_cast_to_those_of_the_table_where_that_loses_nothing(table):
         ),
         (None, pa.schema([("n", pa.time64("us"))]), r"column 'n' is time64\[us\], which Delta cannot hold"),
         (None, pa.schema([("n", pa.struct([("x", pa.null())]))]), "which Delta cannot hold"),
+        (None, pa.schema([("n", pa.struct([]))]), r"column 'n' is struct<>, which Delta cannot hold"),
+        (
+            None,
+            pa.schema([("a", pa.int64()), ("A", pa.int64())]),
+            "columns 'a' and 'A' are the same to Delta.*; rename",
+        ),
+        (
+            None,
+            pa.schema([("x", pa.list_(pa.struct([("b", pa.int64()), ("B", pa.int64())])))]),
+            r"columns 'x\.b' and 'x\.B' are the same",
+        ),
         (None, pa.schema([]), "no columns"),
     ],
 )
@@ -416,6 +470,51 @@ def test_columns_that_do_not_fit_are_refused_before_anything_runs(table, there, 
         DeltaTable.create(table, pa.schema(there))
     with pytest.raises(SchemaError, match=said):
         new_sink(table, stream)
+
+
+def nested(kind: Any) -> Schema:
+    fields = [{"name": "x", "type": kind, "nullable": True, "metadata": {}}]
+    return Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
+
+
+NOT_NULL = {"type": "struct", "fields": [{"name": "a", "type": "long", "nullable": False, "metadata": {}}]}
+
+
+@pytest.mark.parametrize(
+    ("kind", "stream"),
+    [
+        (NOT_NULL, pa.struct([("a", pa.int64())])),
+        ({"type": "array", "elementType": "long", "containsNull": False}, pa.large_list(pa.int64())),
+        (
+            {"type": "array", "elementType": NOT_NULL, "containsNull": True},
+            pa.large_list(pa.struct([("a", pa.int64())])),
+        ),
+    ],
+    ids=["field of a struct", "element of a list", "field of a struct in a list"],
+)
+def test_a_column_with_not_null_inside_is_refused(table, kind, stream):
+    """deltalake could no longer read a table that had a null there."""
+    DeltaTable.create(table, nested(kind))
+    with pytest.raises(SchemaError, match=r"column 'x' is .*not null.* in the table, .*; make its fields nullable"):
+        new_sink(table, pa.schema([("x", stream)]))
+
+
+def test_files_are_not_added_to_a_table_that_no_longer_takes_nulls_inside(table):
+    stream = pa.schema([("x", pa.struct([("a", pa.int64())]))])
+    sink = new_sink(table, stream)
+    committables = written(sink, pa.RecordBatch.from_pylist([{"x": {"a": None}}], stream))
+    shutil.rmtree(table / "_delta_log")
+    DeltaTable.create(table, nested(NOT_NULL))
+    with pytest.raises(SchemaError, match=r"column 'x' was struct<a: int64> .*, and is now struct<a: int64 not null>"):
+        committer_of(sink, "job-b").commit(1, committables)
+
+
+def test_a_table_with_not_null_inside_of_another_column_is_taken(table):
+    DeltaTable.create(table, nested(NOT_NULL))
+    DeltaTable(table).alter.add_columns(Schema.from_arrow(SCHEMA).fields)
+    sink = new_sink(table)
+    committer_of(sink, "job-a").commit(1, written(sink, batch(1)))
+    assert DeltaTable(table).to_pyarrow_table().to_pylist() == [{"x": None, "n": 1}]
 
 
 def test_a_table_with_rows_is_refused_unless_they_are_to_be_added_to(table):
@@ -514,6 +613,67 @@ def test_a_partition_value_that_no_folder_can_be_named_after_is_refused_by_its_r
     assert "row 4 since the last checkpoint: partition column 'who' has 'yyy" in str(error)
     assert len(str(error)) < 500
     assert files(table) == []
+
+
+@pytest.mark.parametrize("day", [-719_163, 2_932_897])
+def test_a_partition_date_that_no_folder_can_be_named_after_is_refused_by_its_row(table, day):
+    schema = schema_of([("n", pa.int64()), ("day", pa.date32())])
+    sink, loop = new_sink(table, schema, partition_by=["day"]), Loop()
+    writer = open_writer(sink, schema, loop)
+    for days in ([-719_162, None], [2_932_896, day]):
+        writer.write(pa.RecordBatch.from_arrays([pa.array([1, 2]), pa.array(days, pa.date32())], schema=schema))
+        loop.run()
+    (error,) = loop.failures
+    assert isinstance(error, SchemaError)
+    assert f"row 3 since the last checkpoint: partition column 'day' has a date {day} days after" in str(error)
+    assert files(table) == []
+
+
+ODD_VALUES = ("v w", "a/b=c", "é%20 ?#&", "%2F", ':*[]"<>|\\', "\t\n\x01", "..")
+
+
+def test_all_readers_read_partition_columns_of_any_name(table):
+    names = ["day of week", "größe", "a%20b", "a#b?c", "[a]*", "a:b", ".."]
+    rows = pa.record_batch(
+        {**dict.fromkeys(names, pa.array(ODD_VALUES, pa.large_string())), "n": pa.array(range(len(ODD_VALUES)))}
+    )
+    sink = new_sink(table, rows.schema, partition_by=names)
+    committer_of(sink, "job-a").commit(1, written(sink, rows))
+    for name in names:
+        expected = list(zip(ODD_VALUES, range(len(ODD_VALUES)), strict=True))
+        for read in (
+            pl.read_delta(str(table)),
+            pl.scan_delta(str(table), use_pyarrow=True).collect(),
+            pl.DataFrame(DeltaTable(table).to_pyarrow_table()),
+        ):
+            assert read.select(name, "n").sort("n").rows() == expected
+        for value, n in expected:
+            assert pl.scan_delta(str(table)).filter(pl.col(name) == value).collect()["n"].to_list() == [n]
+            assert DeltaTable(table).to_pyarrow_table(filters=[(name, "=", value)])["n"].to_pylist() == [n]
+
+
+@pytest.mark.parametrize("name", ["a=b", "a/b", "a\\b", "../x"])
+def test_partition_names_that_are_unfit_for_a_folder_are_encoded_there(table, name):
+    rows = pa.record_batch({name: pa.array(["v"], pa.large_string()), "n": pa.array([1])})
+    sink = new_sink(table, rows.schema, partition_by=[name])
+    committer_of(sink, "job-a").commit(1, written(sink, rows))
+    assert DeltaTable(table).to_pyarrow_table(filters=[(name, "=", "v")])["n"].to_pylist() == [1]
+    assert len(list(table.glob("*/*.parquet"))) == 1, "one folder below the table"
+
+
+def test_files_in_folders_with_encoded_names_of_columns_are_still_committed(table):
+    """Sinks wrote such folders before they left the names of partition columns as they are."""
+    rows = pa.record_batch({"größe": pa.array(["v w"], pa.large_string()), "n": pa.array([1])})
+    sink = new_sink(table, rows.schema, partition_by=["größe"])
+    (committable,) = written(sink, rows)
+    now = msgspec.msgpack.decode(committable, type=WrittenFile)
+    before = msgspec.structs.replace(now, name=now.name.replace("größe", "gr%C3%B6%C3%9Fe"))
+    (table / before.name).parent.mkdir()
+    (table / now.name).rename(table / before.name)
+    committer_of(sink, "job-b").commit(1, [msgspec.msgpack.encode(before)])
+    later = written(sink, rows, 2, job_id="job-b")
+    committer_of(sink, "job-b").commit(2, later)
+    assert DeltaTable(table).to_pyarrow_table(columns=["größe"])["größe"].to_pylist() == ["v w"] * 2
 
 
 def test_partition_values_that_just_fit_come_back(table):

@@ -37,8 +37,11 @@ from midstream.connectors.delta_tables import (
     check_partitioning,
     check_unchanged,
     delta_schema,
+    first_beyond_years,
     first_too_long,
     fitted,
+    is_in_partition,
+    nan_columns,
     parquet_schema,
     partition_folder,
     partition_text,
@@ -134,6 +137,8 @@ class DeltaSink(Sink):
         self.append = append
         self._schema: pa.Schema | None = None
         """The stream's columns in the table's types. Set by `validate`."""
+        self._described: pa.Schema | None = None
+        """The table's columns that statistics describe: all but partition columns. Set by `validate`."""
         self._where = f"DeltaSink on {self.directory}"
 
     def __getstate__(self) -> dict[str, Any]:
@@ -169,7 +174,9 @@ class DeltaSink(Sink):
                 f"{self._where}: the table is partitioned by ({', '.join(partition_by)}), not by "
                 f"({', '.join(self.partition_by)}); leave partition_by out, or name another table"
             )
-        self._schema = fitted(schema, schema_of(table), self._where)
+        there = schema_of(table)
+        self._schema = fitted(schema, there, self._where)
+        self._described = pa.schema([field for field in there if field.name not in partition_by])
         check_partitioning(partition_by, self._schema, self._where)
         self.partition_by = partition_by
         if not (restoring or self.append) and table.file_uris():
@@ -368,9 +375,13 @@ class _FilesPart(Part):
         self._partitions: dict[tuple[object, ...], RollingFiles] = {}
         self._ended: list[tuple[tuple[object, ...], OpenFile]] = []
         self._rows = 0
+        self._unbounded: set[str] = set()
+        """Columns with NaN."""
 
     def _write(self, batch: pa.RecordBatch) -> None:
         batch = _checked(conform(batch, _nullable(self._schema), self._where), self._schema, self._where)
+        self._unbounded |= nan_columns(batch)
+        self._check_years(batch)
         with explained(f"{self._where}: cannot write"):
             for values, rows in self._parts(batch):
                 if values not in self._partitions:
@@ -381,6 +392,17 @@ class _FilesPart(Part):
             if sum(files.held_bytes for files in self._partitions.values()) >= _HELD_BYTES:
                 self._flush()
         self._rows += batch.num_rows
+
+    def _check_years(self, batch: pa.RecordBatch) -> None:
+        for name in self._sink.partition_by:
+            column = batch.column(name)
+            row = first_beyond_years(column) if pa.types.is_date(column.type) else None
+            if row is not None:
+                raise SchemaError(
+                    f"{self._where}: row {self._rows + row} since the last checkpoint: partition column {name!r} has a "
+                    f"date {column.view(pa.int32())[row].as_py()} days after 1970-01-01, and the names of partitions "
+                    "have only years 1 to 9999; filter such rows out, or partition by something else"
+                )
 
     def _check_length(self, values: tuple[object, ...], batch: pa.RecordBatch) -> None:
         name = first_too_long(self._partition(values))
@@ -427,7 +449,8 @@ class _FilesPart(Part):
 
     def _committable(self, values: tuple[object, ...], file: OpenFile) -> WrittenFile:
         context, sink = self._context, self._sink
-        described = statistics(sink.filesystem, f"{sink.directory}/{file.name}")
+        assert sink._described is not None, "set together with the schema, without which there is no writer"
+        described = statistics(sink.filesystem, f"{sink.directory}/{file.name}", sink._described, self._unbounded)
         return WrittenFile(
             context.job_id, context.uid, file.name, file.size, file.rows, self._partition(values), described, sink.place
         )
@@ -566,7 +589,8 @@ def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, str], list[W
     groups: defaultdict[tuple[str, str, str], list[WrittenFile]] = defaultdict(list)
     for committable in committables:
         file = decoded(committable, WrittenFile, "a Delta sink", "DeltaSink")
-        if not _NAME.fullmatch(file.name.removeprefix(partition_folder(file.partition))):
+        folder, slash, name = file.name.rpartition("/")
+        if not (_NAME.fullmatch(name) and is_in_partition(folder + slash, file.partition)):
             raise StorageError(
                 f"DeltaSink: no Delta sink writes a file {file.name!r}; the checkpoint is corrupt or forged"
             )

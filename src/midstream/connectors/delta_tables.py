@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from datetime import date, datetime
+from decimal import Decimal
+from functools import partial
+from math import isinf
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
 
+import msgspec
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet
 
@@ -24,7 +30,10 @@ _HARMLESS: Final = frozenset(
 )
 """Table features that require nothing of a writer that appends files, unless `_in_use` finds them in use."""
 _NULL_FOLDER: Final = "__HIVE_DEFAULT_PARTITION__"
+_UNFIT_FOR_FOLDERS: Final = re.compile(r"[/=\\\x00-\x1f\x7f]")
 _STATS_TEXT_MAX: Final = 32
+"""The length of text in the log. Longer text is cut, so that the log does not grow."""
+_LAST_CHARACTER: Final = "\U0010ffff"
 FOLDER_BYTES_MAX: Final = 255
 """The limit on the length of a name in a path on nearly all filesystems."""
 _SIGNED: Final[dict[pa.DataType, pa.DataType]] = {
@@ -33,6 +42,8 @@ _SIGNED: Final[dict[pa.DataType, pa.DataType]] = {
     pa.uint32(): pa.int64(),
     pa.uint64(): pa.decimal128(20, 0),
 }
+_FIRST_DAY: Final = (date.min - date(1970, 1, 1)).days
+_LAST_DAY: Final = (date.max - date(1970, 1, 1)).days
 _PARTITIONING: Final = "text, integers, booleans and dates"
 
 
@@ -63,7 +74,7 @@ def delta_type(kind: pa.DataType) -> pa.DataType | None:
             if inner is None:
                 return None
             fields.append(pa.field(field.name, inner))
-        return pa.struct(fields)
+        return pa.struct(fields) if fields else None
     return kind if types.is_integer(kind) or types.is_floating(kind) or types.is_boolean(kind) else None
 
 
@@ -77,13 +88,45 @@ def delta_schema(schema: pa.Schema, where: str) -> pa.Schema:
                 f"{where}: column {field.name!r} is {field.type}, which Delta cannot hold; cast it, or leave it out"
             )
         fields.append(pa.field(field.name, kind))
+    _check_names(fields, where)
     return pa.schema(fields)
 
 
+def _check_names(fields: Iterable[pa.Field[Any]], where: str, inside: str = "") -> None:
+    """Raise SchemaError for two columns, or fields of a struct, that Delta takes for the same."""
+    seen: dict[str, str] = {}
+    for field in fields:
+        same, name = seen.get(field.name.lower()), f"{inside}{field.name}"
+        if same is not None:
+            raise SchemaError(
+                f"{where}: columns {same!r} and {name!r} are the same to Delta, which ignores upper and lower case; "
+                "rename one of them, or leave it out with select()"
+            )
+        seen[field.name.lower()] = name
+        kind = field.type
+        while pa.types.is_large_list(kind):
+            kind = kind.value_type
+        if pa.types.is_struct(kind):
+            _check_names(kind, where, f"{name}.")
+
+
 def schema_of(table: DeltaTable) -> pa.Schema:
-    """Return the table's schema in canonical types; NOT NULL columns are not nullable."""
+    """Return the table's schema in canonical types; NOT NULL columns are not nullable.
+
+    A type with NOT NULL inside remains as it is, and is unequal to all of a stream's: nobody checks for nulls there.
+    """
     found = pa.schema(table.schema().to_arrow())  # type: ignore[arg-type]  # its stub knows no other library's schema
-    return pa.schema([pa.field(field.name, canonical_type(field.type), field.nullable) for field in found])
+    fields = []
+    for field in found:
+        kind = field.type if _has_not_null(field.type) else canonical_type(field.type)
+        fields.append(pa.field(field.name, kind, field.nullable))
+    return pa.schema(fields)
+
+
+def _has_not_null(kind: pa.DataType) -> bool:
+    """Whether a field within a nested type must have a value."""
+    inner = [kind.field(i) for i in range(kind.num_fields)]
+    return any(not field.nullable or _has_not_null(field.type) for field in inner)
 
 
 def parquet_schema(filesystem: pyarrow.fs.FileSystem, path: str) -> pa.Schema:
@@ -104,6 +147,11 @@ def fitted(stream: pa.Schema, table: pa.Schema, where: str) -> pa.Schema:
                 "Add it there, or leave it out with select()"
             )
         there = table.field(index)
+        if _has_not_null(there.type):
+            raise SchemaError(
+                f"{where}: column {field.name!r} is {there.type} in the table, and this sink does not check for nulls "
+                "inside of a column; make its fields nullable there, or leave it out with select()"
+            )
         if not _fits(field.type, there.type):
             raise SchemaError(
                 f"{where}: column {field.name!r} is {stream.field(field.name).type} in the stream and {there.type} "
@@ -187,6 +235,14 @@ def _in_use(table: DeltaTable) -> set[str]:
     return found
 
 
+def first_beyond_years(column: pa.Array[Any]) -> int | None:
+    """Return the first row of a date column whose year is not one of 1 to 9999, or None if there is none."""
+    days = column.view(pa.int32())
+    beyond = pc.or_(pc.less(days, pa.scalar(_FIRST_DAY)), pc.greater(days, pa.scalar(_LAST_DAY)))
+    index = int(pc.index(beyond, pa.scalar(True)).as_py())
+    return None if index < 0 else index
+
+
 def partition_text(value: object) -> str | None:
     """Format a partition value as the log does."""
     if isinstance(value, bool):
@@ -197,61 +253,103 @@ def partition_text(value: object) -> str | None:
 def first_too_long(partition: Mapping[str, str | None]) -> str | None:
     """Return the column whose value makes a folder name too long for file systems, if there is one."""
     folders = zip(partition, partition_folder(partition).split("/"), strict=False)
-    return next((name for name, folder in folders if len(folder) > FOLDER_BYTES_MAX), None)
+    return next((name for name, folder in folders if len(folder.encode()) > FOLDER_BYTES_MAX), None)
 
 
 def partition_folder(partition: Mapping[str, str | None]) -> str:
-    """Return the folder of files of this partition, with a trailing slash. Some readers take the values from it."""
+    """Return the folder of files of this partition, with a trailing slash. Some readers take the values from it.
+
+    Polars wants the column's name as it is, as deltalake writes it, and the value encoded.
+    """
+    return _folder(partition, lambda name: _UNFIT_FOR_FOLDERS.sub(lambda found: quote(found[0], safe=""), name))
+
+
+def is_in_partition(folder: str, partition: Mapping[str, str | None]) -> bool:
+    """Whether a sink writes files of this partition to `folder`, or has done so before it left names as they are."""
+    return folder in (partition_folder(partition), _folder(partition, partial(quote, safe="")))
+
+
+def _folder(partition: Mapping[str, str | None], name_of: Callable[[str], str]) -> str:
     pieces = [
-        f"{quote(name, safe='')}={_NULL_FOLDER if value is None else quote(value, safe='')}/"
+        f"{name_of(name)}={_NULL_FOLDER if value is None else quote(value, safe='')}/"
         for name, value in partition.items()
     ]
     return "".join(pieces)
 
 
-def statistics(filesystem: pyarrow.fs.FileSystem, path: str) -> str:
-    """Return JSON for the log: rows, nulls and, where Parquet has them, least and greatest values, for data skipping."""
-    metadata = pyarrow.parquet.read_metadata(path, filesystem=filesystem)
-    least: dict[str, Any] = {}
-    most: dict[str, Any] = {}
-    nulls: dict[str, int] = {}
-    groups = [metadata.row_group(i) for i in range(metadata.num_row_groups)]
-    for i in range(metadata.num_columns):
-        column = metadata.schema.column(i)
-        if column.max_repetition_level or column.path != column.name:
-            continue  # nested
-        found = [each for group in groups if (each := group.column(i).statistics) is not None]
-        if len(found) < len(groups):
-            continue
-        null_counts = [each.null_count for each in found if each.null_count is not None]
-        if len(null_counts) < len(groups):
-            continue
-        nulls[column.name] = sum(null_counts)
-        bounded = [each for each in found if each.has_min_max]
-        if len(bounded) == sum(each.num_values > 0 for each in found) > 0:
-            try:
-                lows: list[Any] = [each.min for each in bounded]
-                highs: list[Any] = [each.max for each in bounded]
-            except (OverflowError, ValueError):
-                continue  # times outside of the years 1 to 9999, for which the log has no form
-            low, high = min(lows), max(highs)
-            if _comparable(low) and _comparable(high):
-                least[column.name], most[column.name] = _json_value(low), _json_value(high)
-    counted = {"numRecords": metadata.num_rows, "minValues": least, "maxValues": most, "nullCount": nulls}
-    return json.dumps(counted)
+def nan_columns(batch: pa.RecordBatch) -> set[str]:
+    """Return the columns with a NaN, which Parquet's least and greatest values ignore."""
+    floats = [field.name for field in batch.schema if pa.types.is_floating(field.type)]
+    return {name for name in floats if pc.any(pc.is_nan(batch.column(name))).as_py()}
 
 
-def _comparable(value: object) -> bool:
-    """Whether the value can be a bound.
+def statistics(filesystem: pyarrow.fs.FileSystem, path: str, schema: pa.Schema, unbounded: Collection[str]) -> str:
+    """Return JSON for the log: rows, nulls, and least and greatest values, for data skipping.
 
-    Floats cannot: Parquet ignores NaN, which readers consider the greatest. Nor can long strings: the log would grow.
+    `schema`: the table's columns without its partition columns; those that the file lacks are null in all its rows.
+    `unbounded`: columns for which Parquet's least and greatest values do not hold.
+
+    deltalake takes a missing bound for NULL, as soon as there are bounds of another column, and no row is found by a
+    comparison with that. So a file has bounds for all of its columns, or none at all. Of structs and of columns that
+    are all null it expects none, but an entry for the struct.
     """
-    if isinstance(value, str):
-        return len(value) <= _STATS_TEXT_MAX
-    return isinstance(value, (int, date)) and not isinstance(value, bool)
+    metadata = pyarrow.parquet.read_metadata(path, filesystem=filesystem)
+    columns = [metadata.schema.column(i) for i in range(metadata.num_columns)]
+    leaves = {column.name: i for i, column in enumerate(columns) if column.path == column.name}
+    bounds: dict[str, tuple[Any, Any] | None] = {}
+    nulls: dict[str, int] = {}
+    for field in schema:
+        if pa.types.is_struct(field.type):
+            bounds[field.name] = ({}, {})
+        elif field.name not in leaves:
+            if not pa.types.is_nested(field.type):
+                nulls[field.name] = metadata.num_rows
+        else:
+            index = leaves[field.name]
+            chunks = [_statistics_of(metadata.row_group(i).column(index)) for i in range(metadata.num_row_groups)]
+            nulls[field.name] = metadata.num_rows - sum(chunk.num_values for chunk in chunks)
+            if nulls[field.name] < metadata.num_rows and not pa.types.is_large_binary(field.type):
+                bounds[field.name] = None if field.name in unbounded else _bounds(chunks)
+    counted = {"numRecords": metadata.num_rows, "nullCount": nulls}
+    found = {name: pair for name, pair in bounds.items() if pair is not None}
+    if len(found) == len(bounds):
+        counted["minValues"] = {name: low for name, (low, _) in found.items()}
+        counted["maxValues"] = {name: high for name, (_, high) in found.items()}
+    return msgspec.json.encode(counted).decode()
+
+
+def _statistics_of(chunk: pyarrow.parquet.ColumnChunkMetaData) -> pyarrow.parquet.Statistics:
+    found = chunk.statistics
+    assert found is not None, "the sink's files have statistics of all columns"
+    return found
+
+
+def _bounds(chunks: Sequence[pyarrow.parquet.Statistics]) -> tuple[Any, Any] | None:
+    """Return a lower and an upper bound as JSON; None if Parquet has none, or JSON has no form for them."""
+    filled = [chunk for chunk in chunks if chunk.num_values > 0]
+    if not all(chunk.has_min_max for chunk in filled):
+        return None  # for example if they are long
+    try:
+        lows: list[Any] = [chunk.min for chunk in filled]
+        highs: list[Any] = [chunk.max for chunk in filled]
+    except (OverflowError, ValueError):
+        return None  # times outside of the years 1 to 9999
+    low, high = min(lows), max(highs)
+    if isinstance(high, str):
+        most = high
+        low, high = low[:_STATS_TEXT_MAX], most[:_STATS_TEXT_MAX]
+        while high < most:
+            high += _LAST_CHARACTER
+    return _json_value(low), _json_value(high)
 
 
 def _json_value(value: Any) -> Any:
     if isinstance(value, datetime):
         return value.replace(tzinfo=None).isoformat(timespec="microseconds") + ("Z" if value.tzinfo else "")
-    return value.isoformat() if isinstance(value, date) else value
+    if isinstance(value, date):
+        return value.isoformat()
+    if isinstance(value, Decimal):
+        return msgspec.Raw(f"{value:f}".encode())  # a number, with all its digits
+    if isinstance(value, float) and isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    return value
