@@ -18,6 +18,7 @@ import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet
 
+from midstream.core.arrow_types import outside_of_years
 from midstream.core.batches import canonical_type
 from midstream.core.errors import ConfigError, SchemaError
 
@@ -42,8 +43,6 @@ _SIGNED: Final[dict[pa.DataType, pa.DataType]] = {
     pa.uint32(): pa.int64(),
     pa.uint64(): pa.decimal128(20, 0),
 }
-_FIRST_DAY: Final = (date.min - date(1970, 1, 1)).days
-_LAST_DAY: Final = (date.max - date(1970, 1, 1)).days
 _PARTITIONING: Final = "text, integers, booleans and dates"
 
 
@@ -237,9 +236,7 @@ def _in_use(table: DeltaTable) -> set[str]:
 
 def first_beyond_years(column: pa.Array[Any]) -> int | None:
     """Return the first row of a date column whose year is not one of 1 to 9999, or None if there is none."""
-    days = column.view(pa.int32())
-    beyond = pc.or_(pc.less(days, pa.scalar(_FIRST_DAY)), pc.greater(days, pa.scalar(_LAST_DAY)))
-    index = int(pc.index(beyond, pa.scalar(True)).as_py())
+    index = int(pc.index(outside_of_years(column), pa.scalar(True)).as_py())
     return None if index < 0 else index
 
 
