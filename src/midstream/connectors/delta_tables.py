@@ -112,7 +112,8 @@ def _check_names(fields: Iterable[pa.Field[Any]], where: str, inside: str = "") 
 def schema_of(table: DeltaTable) -> pa.Schema:
     """Return the table's schema in canonical types; NOT NULL columns are not nullable.
 
-    A type with NOT NULL inside remains as it is, and is unequal to all of a stream's: nobody checks for nulls there.
+    A nested type with a NOT NULL field keeps that mark, so that no column of a stream has the same type: the sink does not
+    check for nulls inside of a column.
     """
     found = pa.schema(table.schema().to_arrow())  # type: ignore[arg-type]  # its stub knows no other library's schema
     fields = []
