@@ -100,7 +100,7 @@ def test_expressions_and_functions_do_what_python_does(given_rows: list[tuple[in
 )
 def test_an_expression_that_looks_at_other_rows_is_refused(expr: pl.Expr) -> None:
     for keep in (False, True):
-        with pytest.raises(JobError, match="does not work row by row"):
+        with pytest.raises(JobError, match="does not compute each row on its own"):
             ProjectOperator("s", [expr], SCHEMA, keep=keep)
 
 
@@ -209,7 +209,7 @@ def test_what_an_expression_cannot_be_is_said_on_the_driver() -> None:
         FilterOperator("f", pl.col("x") > 1, SCHEMA)
     with pytest.raises(SchemaError, match="must be boolean; this one is int64"):
         FilterOperator("f", pl.col("n"), SCHEMA)
-    with pytest.raises(JobError, match="does not work row by row"):
+    with pytest.raises(JobError, match="does not compute each row on its own"):
         ProjectOperator("s", [pl.col("n").sum()], SCHEMA, keep=False)
     with pytest.raises(SchemaError, match="column 'x' is not in the stream's schema"):
         ProjectOperator("s", [pl.col("n", "x") + 1], SCHEMA, keep=True)

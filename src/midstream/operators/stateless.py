@@ -20,12 +20,12 @@ from midstream.core.values import kind_of
 from midstream.operators.base import Operator, OperatorContext, Output
 from midstream.operators.expressions import (
     EXPRESSION_ERRORS,
-    check_row_by_row,
     columns_read,
     infer_schema,
     infer_type,
     is_plain_column,
 )
+from midstream.operators.row_by_row import check_row_by_row
 from midstream.operators.rows import Row, as_it_is_now, at_row, map_rows, to_batch, to_rows, user_error, yielded
 
 RowFunction: TypeAlias = Callable[[Row], Row]

@@ -1,0 +1,127 @@
+"""Probe values: a few rows of each type, on which the behaviour of an expression shows.
+
+They have nulls, ties, NaN, empty and longer lists, and texts in several formats. Two columns of one type have the same
+values in other rows. Numbers are small and times close together where they may become a length, since an expression
+may allocate that many values.
+"""
+
+from __future__ import annotations
+
+import datetime
+from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import polars as pl
+
+ROWS: Final = 12
+"""The number of probe rows."""
+
+ROW: Final = "number of the probe row"
+
+_INTEGERS: Final = [2, None, 0, 2, 40, 7, -3, None, 1, 3, 0, 5]
+_FLOATS: Final = [2.0, None, float("nan"), 2.0, 0.5, -7.25, 0.0, float("nan"), float("inf"), -0.0, 1.0, 3.5]
+_BOOLEANS: Final = [True, None, False, False, True, True, None, False, True, False, True, True]
+_TEXTS: Final = [
+    *("a,b", None, "", "a,b", "2024-01-31", "31/01/2024", "2024-01-31 12:30:00", "7", "1.5", '{"a": 1}'),
+    *("12:30:15", "True b"),
+]
+_DAYS: Final = [19_800, None, 19_801, 19_800, 0, 19_700, 19_830, None, 20_100, 19_789, 1, 19_802]
+_LISTS: Final = [[0, 3], None, [], [0, 3], [4], [5, 6, 8], [], [1, 5], [9, 4, 4], [2, 10], [7], [11, 0]]
+"""The rows of the inner values that each probe list has."""
+_IN_DAY: Final = [3_600, None, 0, 3_600, 86_399, 45_015, 45_000, None, 60, 7_261, 1, 2]
+
+
+def probe_frame(kinds: Mapping[str, pl.DataType], *, close_together: bool) -> pl.DataFrame:
+    """Return ROWS rows of these columns; each column begins at another value.
+
+    With `close_together`, times and durations are at most 40 of their units apart.
+    """
+    columns = [
+        _shifted(probe(kind, close_together=close_together), 5 * index).alias(name)
+        for index, (name, kind) in enumerate(kinds.items())
+    ]
+    return pl.DataFrame([pl.Series(ROW, range(ROWS)), *columns])
+
+
+@lru_cache(maxsize=1024)
+def probe(kind: pl.DataType, *, close_together: bool) -> pl.Series:
+    """Return ROWS values of a type; nulls if polars cannot make others."""
+    try:
+        return _values(kind, close_together)
+    except pl.exceptions.PolarsError:
+        return pl.Series([None] * ROWS, dtype=kind)
+
+
+def _values(kind: pl.DataType, close_together: bool) -> pl.Series:
+    if kind.is_nested():
+        return _nested(kind, close_together)
+    if kind.is_temporal() and not close_together:
+        return _times(kind)
+    if isinstance(kind, pl.Enum):
+        texts: Sequence[str | None] = [*kind.categories.to_list()[:3], None]
+        return pl.Series([texts[index % len(texts)] for index in range(ROWS)], dtype=kind)
+    if isinstance(kind, (pl.String, pl.Categorical)):
+        return pl.Series(_TEXTS, dtype=pl.String).cast(kind)
+    if isinstance(kind, pl.Binary):
+        return pl.Series([None if text is None else text.encode() for text in _TEXTS], dtype=kind)
+    if kind.is_float():
+        return pl.Series(_FLOATS).cast(kind)
+    if isinstance(kind, pl.Boolean):
+        return pl.Series(_BOOLEANS)
+    return pl.Series(_INTEGERS, dtype=pl.Int64).cast(kind, strict=False)
+
+
+def _nested(kind: pl.DataType, close_together: bool) -> pl.Series:
+    if isinstance(kind, pl.Struct):
+        fields = probe_frame({f.name: _instance(f.dtype) for f in kind.fields}, close_together=close_together)
+        made = fields.drop(ROW).to_struct()
+        return _null_where_null(made, [None if row == 1 else row for row in range(ROWS)])
+    inner = probe(_instance(kind.inner), close_together=close_together)  # type: ignore[attr-defined]
+    if isinstance(kind, pl.List):
+        lists = [None if rows is None else inner.gather(rows) for rows in _LISTS]
+        return pl.Series(lists, dtype=kind)
+    if isinstance(kind, pl.Array) and len(kind.shape) == 1:
+        flat = [(row // 4 + place) % ROWS for row in range(ROWS) for place in range(kind.size)]
+        return _null_where_null(inner.gather(flat).reshape((ROWS, kind.size)), _INTEGERS)
+    return pl.Series([None] * ROWS, dtype=kind)
+
+
+def _times(kind: pl.DataType) -> pl.Series:
+    if isinstance(kind, pl.Date):
+        return pl.Series(_DAYS, dtype=pl.Int32).cast(kind)
+    if isinstance(kind, pl.Time):
+        nanoseconds = [None if second is None else second * 10**9 for second in _IN_DAY]
+        return pl.Series(nanoseconds, dtype=pl.Int64).cast(kind)
+    # Datetimes and durations: days and seconds, in the unit of the type.
+    since = [
+        None if day is None or second is None else datetime.timedelta(days=day, seconds=second)
+        for day, second in zip(_DAYS, _IN_DAY, strict=True)
+    ]
+    durations = pl.Series(since, dtype=pl.Duration(kind.time_unit))  # type: ignore[attr-defined]
+    return durations if isinstance(kind, pl.Duration) else durations.cast(pl.Int64).cast(kind)
+
+
+def _null_where_null(values: pl.Series, mask: Sequence[Any]) -> pl.Series:
+    has_value = pl.Series([each is not None for each in mask])
+    return pl.select(pl.when(has_value).then(values)).to_series()
+
+
+def _shifted(values: pl.Series, by: int) -> pl.Series:
+    return values.gather([(row + by) % ROWS for row in range(ROWS)])
+
+
+def _instance(kind: Any) -> pl.DataType:
+    made: pl.DataType = kind() if isinstance(kind, type) else kind
+    return made
+
+
+def map_leaves(kind: pl.DataType, function: Callable[[pl.DataType], pl.DataType]) -> pl.DataType:
+    """Return a type with each type in it that has none in it replaced by what the function returns for it."""
+    if isinstance(kind, pl.List):
+        return pl.List(map_leaves(_instance(kind.inner), function))
+    if isinstance(kind, pl.Array):
+        return pl.Array(map_leaves(_instance(kind.inner), function), kind.size)
+    if isinstance(kind, pl.Struct):
+        return pl.Struct([pl.Field(f.name, map_leaves(_instance(f.dtype), function)) for f in kind.fields])
+    return function(kind)

@@ -1,0 +1,429 @@
+"""Whether a polars expression computes each row on its own: for a row alone, in any batch, next to any rows, in any process.
+
+Decided by behaviour. Each part of an expression is evaluated on probe rows of the types of its operands: together, one
+by one, in halves, in other orders and among other rows. Operands are probes too, not what the parts below compute, so
+that a part cannot hide what it does in values that never reach it: `when(x == 12345).then(x.sum())` has the sum as a
+part. What polars itself says of a part only adds refusals.
+
+Behaviour shows nothing of what a Python function does for other values than the probes; that remains the user's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+import polars as pl
+import pyarrow as pa
+
+from midstream.core.errors import JobError
+from midstream.operators.expression_trees import (
+    Tree,
+    Trees,
+    nodes,
+    read_expr,
+    substitute,
+    without_elements,
+    without_fields,
+    without_selectors,
+)
+from midstream.operators.expressions import EXPRESSION_ERRORS, columns_read, empty_frame, is_plain_column
+from midstream.operators.probes import ROW, ROWS, map_leaves, probe, probe_frame
+
+_ANY_ROWS: Final = "use flat_map() to make any number of rows from one, or filter() to drop rows"
+_OTHER_ROWS: Final = (
+    "use a window's aggregate() for a value of many rows, a process function with state for one of earlier rows, "
+    "or map_batches() if a result that depends on where the engine cuts batches is intended"
+)
+_FORMAT: Final = "state the format, for example to_date('%Y-%m-%d')"
+_CATEGORIES: Final = "use the text itself, or cast to pl.Enum, whose categories have the same numbers everywhere"
+_RANDOM: Final = "use a function of the row's own columns, such as hash(), or map()"
+_SORTED: Final = "leave it out: rows come in any order, and polars would compare wrongly"
+_JSON: Final = "use map() with json.loads, or str.json_path_match()"
+_MAP: Final = "use map() instead"
+_TYPE: Final = "state the type, with return_dtype= or a cast"
+
+_NUMBERS: Final = "depends on the numbers of categories, which follow from what a process has seen before"
+_TEXTS: Final = [text for text in probe(pl.String(), close_together=False) if text is not None]
+
+_OUT: Final = "result"
+_PER_ROW: Final = (b"=",)[:0]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why an expression does not compute each row on its own, and what to write instead."""
+
+    reason: str
+    remedy: str
+
+    def of(self, part: str) -> Fault:
+        return Fault(f"{part} {self.reason}", self.remedy)
+
+
+class _Found(Exception):
+    """Ends the search. `part` is the part with the fault, "it" for the whole expression."""
+
+    def __init__(self, fault: Fault, part: str = "it") -> None:
+        super().__init__(fault, part)
+        self.fault = fault.of(part)
+
+
+def check_row_by_row(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) -> None:
+    """Raise JobError for an expression whose result for a row of `schema` depends on other rows or on the process.
+
+    The engine decides where batches are cut and in which process a row is processed, so such a result would be arbitrary.
+    """
+    for expr in exprs:
+        if not isinstance(expr, pl.Expr):
+            raise JobError(f"{where}: {expr!r} is not a polars expression; write for example pl.col('x') + 1")
+    exprs = [expr for expr in exprs if not is_plain_column(expr)]
+    if not exprs:
+        return
+    kinds = empty_frame(pa.schema([schema.field(name) for name in columns_read(exprs, schema)]), where).schema
+    for expr, fault in faults_of(exprs, kinds):
+        raise JobError(f"{where}: {expr} does not compute each row on its own: {fault.reason}; {fault.remedy}")
+
+
+def faults_of(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType]) -> Iterator[tuple[pl.Expr, Fault]]:
+    """Yield the expressions over rows of `schema` that do not compute each row on its own, each with the reason.
+
+    One that cannot be evaluated, since a column or a type does not fit, has no fault.
+    """
+    whole = []
+    for expr in exprs:
+        try:
+            if _check_parts(expr, schema):
+                whole.append(expr)
+        except _Found as found:
+            yield expr, found.fault
+    if whole and _difference(whole, schema, " ".join(map(str, whole))) != ROWS:
+        for expr in whole:
+            fault = _difference([expr], schema, str(expr))
+            if isinstance(fault, Fault):
+                yield expr, fault.of("it")
+
+
+def _check_parts(expr: pl.Expr, schema: Mapping[str, pl.DataType]) -> bool:
+    """Return whether the expression should be checked as a whole too. Raises _Found for a part with a fault."""
+    trees = Trees()
+    try:
+        tree = trees.tree(expr)
+        variants = without_selectors(trees, tree, schema)
+    except EXPRESSION_ERRORS:  # polars cannot write down some expressions, such as functions that cannot be pickled
+        _check_words(expr)
+        return True
+    _check_names(tree)
+    for each in variants:
+        _Parts(trees, schema).visit_whole(each)
+    return not _has_function(trees.text(tree))  # functions were called with probes already
+
+
+# ---- the parts of an expression ----
+
+
+class _Parts:
+    """Evaluates the parts of an expression on probes, those below first."""
+
+    def __init__(self, trees: Trees, schema: Mapping[str, pl.DataType], *, in_row: bool = False) -> None:
+        self._trees = trees
+        self._schema = schema
+        self._whole: Tree = None
+        self._in_row = in_row
+        """Whether the rows are the elements of one list, which may depend on each other."""
+
+    def visit_whole(self, tree: Tree) -> None:
+        while (inner := _named(tree)) is not None:
+            tree = inner
+        self._whole = tree
+        self.visit(tree)
+
+    def visit(self, tree: Tree) -> pl.DataType | None:
+        """Return the type of the tree's values, None if it is unknown. Raises _Found for a part with a fault."""
+        match tree:
+            case {"Column": str(name)} if not self._trees.is_held_out(name):
+                return self._schema.get(name)
+            case {"Literal": {"Dyn": _} | {"Scalar": _}}:
+                return None
+        inner = _named(tree)
+        if inner is not None:
+            return self.visit(inner)
+        operands = []
+        for child in self._operands(tree):
+            kind = None if self._is_kept(child) else self.visit(child)
+            if kind is not None:
+                operands.append((child, kind))
+            elif not self._is_kept(child):
+                return self._judge(tree, [])
+        return self._judge(tree, operands)
+
+    def _operands(self, tree: Tree) -> list[Tree]:
+        """Return the trees directly below that are computed for each row; visit those computed within a row."""
+        children = self._trees.children(tree)
+        match tree:
+            case {"StructEval": {"expr": struct, "evaluation": list(fields)}}:
+                for field in fields:
+                    self.visit(without_fields(field, struct))
+                return [child for child in children if child not in fields]
+            case {"Eval": {"expr": lists, "evaluation": evaluation}}:
+                if "Categorical" in str(tree):
+                    kind = getattr(self.visit(lists), "inner", None)
+                    elements = {} if kind is None else {"element": kind}
+                    _Parts(self._trees, elements, in_row=True).visit(without_elements(evaluation, "element"))
+                return [lists]
+        return children
+
+    def _is_kept(self, child: Tree) -> bool:
+        """Whether an operand is the same for all rows, so that it stays as it is."""
+        match child:
+            case {"Literal": {"Dyn": _} | {"Scalar": _}}:
+                return "Categorical" not in str(child)
+            case {"Column": str(name)}:
+                if not self._trees.is_held_out(name):
+                    return False
+        text = self._trees.text(child)
+        return b"Categorical" not in text and not _has_function(text) and _is_constant(text)
+
+    def _judge(self, tree: Tree, operands: Sequence[tuple[Tree, pl.DataType]]) -> pl.DataType | None:
+        places = [(child, {"Column": f"operand {index}"}) for index, (child, _) in enumerate(operands)]
+        places.sort(key=lambda place: -len(msgspec.json.encode(place[0])))
+        text = self._trees.text(substitute(tree, places))
+        kinds = {f"operand {index}": kind for index, (_, kind) in enumerate(operands)}
+        for name in read_expr(text).meta.root_names():
+            if name not in kinds and name in self._schema:
+                kinds[name] = self._schema[name]
+        judged = _judge if _has_function(text) else _judge_once
+        kind, fault = judged(text, tuple(kinds.items()), self._in_row)
+        if fault is not None:
+            raise _Found(fault, "it" if tree is self._whole else str(self._trees.expr(tree)))
+        return kind
+
+
+def _named(tree: Tree) -> Tree:
+    """Return the tree to which this one only gives a name, None if it does more."""
+    match tree:
+        case {"Alias": [inner, _]} | {"KeepName": inner} | {"RenameAlias": {"expr": inner}}:
+            return inner
+    return None
+
+
+def _judge(
+    text: bytes, kinds: tuple[tuple[str, pl.DataType], ...], in_row: bool
+) -> tuple[pl.DataType | None, Fault | None]:
+    """Return the type of an expression over operands of these types, and its fault."""
+    expr = read_expr(text).alias(_OUT)
+    probes = _probes(dict(kinds), text.decode())
+    kind = _kind_of(expr, probes)
+    if any(_has_categories(each) for _, each in kinds):
+        fault = _by_category(expr, dict(kinds), kind)
+        if fault is not None:
+            return kind, fault
+    if in_row:
+        return kind, None
+    found = _difference([expr], dict(kinds), text.decode())
+    if isinstance(found, Fault):
+        return kind, found
+    if _has_function(text) or any(each in text for each in _PER_ROW):
+        return kind, None
+    word = _word(expr)
+    if word is False:
+        return kind, Fault("may look at other rows", _OTHER_ROWS)
+    if word is None and not found and kind is not None:
+        return kind, Fault("fails for each probe row, so that nothing shows how it computes others", _MAP)
+    return kind, None
+
+
+_judge_once: Final = lru_cache(maxsize=4096)(_judge)
+
+
+def _kind_of(expr: pl.Expr, probes: pl.DataFrame) -> pl.DataType | None:
+    for evaluate in (lambda: probes.clear().select(expr).dtypes[0], lambda: probes.select(expr).dtypes[0]):
+        try:
+            return evaluate()
+        except EXPRESSION_ERRORS:
+            continue
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _is_constant(text: bytes) -> bool:
+    """Whether an expression has the same values, however many, for whatever rows."""
+    expr = read_expr(text)
+    if expr.meta.root_names() or expr.meta.has_multiple_outputs():
+        return False
+    frames = [pl.DataFrame({"": range(rows)}) for rows in (1, 3)]
+    try:
+        first, second = (frame.select(expr.alias(_OUT)) for frame in frames)
+    except EXPRESSION_ERRORS:
+        return False
+    return first.equals(second)
+
+
+def _word(expr: pl.Expr) -> bool | None:
+    """What polars itself says; None if it cannot."""
+    try:
+        return expr.meta.is_row_separable()
+    except EXPRESSION_ERRORS:
+        return None
+
+
+def _has_function(text: bytes) -> bool:
+    return b'{"AnonymousFunction":' in text or b'"callback":[' in text
+
+
+# ---- what names say, where behaviour cannot ----
+
+
+def _check_names(tree: Tree) -> None:
+    for node in nodes(tree):
+        match node:
+            case {"Random": _} | {"Sample": {"seed": None}} | {"Rank": {"options": {"method": "Random"}}}:
+                fault = Fault("is random", _RANDOM)
+            case {"SetSortedFlag": _}:
+                fault = Fault("declares that the rows are sorted", _SORTED)
+            case {"Strptime": [_, {"format": None}]}:
+                fault = Fault("infers the format of texts from those in a batch", _FORMAT)
+            case {"JsonDecode": _}:
+                fault = Fault("parses the texts of a batch as one document, so that a bad one may shift others", _JSON)
+            case {"Eval": {"variant": {"Cumulative": _}}}:
+                fault = Fault("looks at the rows before", _OTHER_ROWS)
+            case _:
+                continue
+        raise _Found(fault)
+
+
+def _check_words(expr: pl.Expr) -> None:
+    """Check the parts of an expression that polars cannot write: each must not be one that looks at other rows."""
+    waiting = [expr]
+    while waiting:
+        part = waiting.pop()
+        if "element()" in str(part) and not part.meta.root_names():
+            continue  # what list.eval computes within one row
+        if not part.meta.is_literal() and _word(part) is False:
+            raise _Found(Fault("may look at other rows", _OTHER_ROWS), str(part))
+        waiting += part.meta.pop()
+
+
+# ---- behaviour ----
+
+
+def _probes(kinds: Mapping[str, pl.DataType], text: str) -> pl.DataFrame:
+    return probe_frame(kinds, close_together="range" in text.lower())
+
+
+def _difference(exprs: Sequence[pl.Expr], kinds: Mapping[str, pl.DataType], text: str) -> Fault | int:
+    """Return how results of rows together differ from those of each row alone; else how many rows have a result."""
+    probes = _probes(kinds, text)
+    alone = [_outcome(exprs, probes.slice(row, 1)) for row in range(ROWS)]
+    together = _outcome(exprs, probes)
+    for outcome in (*alone, together):
+        if isinstance(outcome, Fault):
+            return outcome
+    results = {row: outcome for row, outcome in enumerate(alone) if isinstance(outcome, pl.DataFrame)}
+    if len(results) < ROWS and isinstance(together, pl.DataFrame):
+        return Fault("has a result for rows together although one of them fails alone", _OTHER_ROWS)
+    if not results:
+        return 0
+    expected = [*results.values()]
+    other = next((each.schema for each in expected if each.schema != expected[0].schema), None)
+    if other is not None:
+        return _types(expected[0].schema, other)
+    if any(isinstance(kind, pl.Object) for kind in expected[0].schema.values()):
+        return 0  # polars cannot compare them, and a column cannot have them
+    whole = pl.concat(expected)
+    positions = list(range(len(expected)))
+    half = len(positions) // 2
+    odd_first = positions[1::2] + positions[::2]
+    for order in (positions, positions[::-1], positions[:half], positions[half:], odd_first + positions):
+        rows = probes[[list(results)[position] for position in order]]
+        outcome = _outcome(exprs, rows)
+        if isinstance(outcome, Fault):
+            return outcome
+        if not isinstance(outcome, pl.DataFrame):
+            text = str(outcome).splitlines()[0] if str(outcome) else type(outcome).__name__
+            return Fault(f"fails for rows together, each of which has a result alone: {text}", _OTHER_ROWS)
+        if outcome.schema != whole.schema:
+            return _types(whole.schema, outcome.schema)
+        if not outcome.equals(whole[order]):
+            return _values(rows, whole[order], outcome)
+    return len(results)
+
+
+def _outcome(exprs: Sequence[pl.Expr], rows: pl.DataFrame) -> pl.DataFrame | BaseException | Fault:
+    try:
+        return rows.with_columns(*exprs)
+    except (pl.exceptions.ShapeError, pl.exceptions.InvalidOperationError) as error:  # or a type does not fit
+        try:
+            height = rows.select(*exprs).height
+        except EXPRESSION_ERRORS:
+            return error
+        return error if height == rows.height else Fault(f"returned {_count(height)} for {rows.height}", _ANY_ROWS)
+    except EXPRESSION_ERRORS as error:
+        return error
+
+
+def _count(rows: int) -> str:
+    return f"{rows} row{'s' if rows != 1 else ''}"
+
+
+def _types(one: pl.Schema, other: pl.Schema) -> Fault:
+    name = next(name for name in (*one, *other) if one.get(name) != other.get(name))
+    return Fault(f"returned {one.get(name)} for some rows and {other.get(name)} for others", _TYPE)
+
+
+def _values(rows: pl.DataFrame, alone: pl.DataFrame, together: pl.DataFrame) -> Fault:
+    name = next(name for name in alone.columns if not alone.get_column(name).equals(together.get_column(name)))
+    one, other = alone.get_column(name), together.get_column(name)
+    row = next(row for row in range(rows.height) if not one[row : row + 1].equals(other[row : row + 1]))
+    values = ", ".join(_short(value) for column, value in rows.row(row, named=True).items() if column != ROW)
+    of = f" of {values}" if values else ""
+    return Fault(f"returned {_short(one[row])} for a row{of} alone, and {_short(other[row])} among others", _OTHER_ROWS)
+
+
+def _short(value: object) -> str:
+    text = repr(value.to_list() if isinstance(value, pl.Series) else value)
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+# ---- categories, whose numbers depend on what a process has seen ----
+
+
+def _by_category(expr: pl.Expr, kinds: Mapping[str, pl.DataType], kind: pl.DataType | None) -> Fault | None:
+    """Return a fault if results depend on the numbers of categories, not only on their texts."""
+    results = []
+    for first in (_TEXTS, _TEXTS[::-1]):
+        fresh = pl.Categorical(pl.Categories.random())
+        numbered = pl.Series(first, dtype=fresh)  # numbers its categories in this order for as long as it lives
+        probes = _probes({name: _mapped(each, fresh) for name, each in kinds.items()}, str(expr))
+        result = _outcome([expr], probes)
+        if isinstance(result, pl.DataFrame):
+            column = result.get_column(_OUT)
+            results.append(column.cast(_mapped(column.dtype, pl.String())))
+        del numbered
+    if len(results) == 2:
+        return None if results[0].equals(results[1]) else Fault(_NUMBERS, _CATEGORIES)
+    if kind is None or not any(each.is_numeric() for each in _leaves(kind)):
+        return None  # it has a literal of the same categories; what comes out has texts
+    return Fault(_NUMBERS, _CATEGORIES)
+
+
+def _has_categories(kind: pl.DataType) -> bool:
+    return any(isinstance(each, pl.Categorical) for each in _leaves(kind))
+
+
+def _leaves(kind: pl.DataType) -> list[pl.DataType]:
+    found: list[pl.DataType] = []
+
+    def leaf(each: pl.DataType) -> pl.DataType:
+        found.append(each)
+        return each
+
+    map_leaves(kind, leaf)
+    return found
+
+
+def _mapped(kind: pl.DataType, categorical: pl.DataType) -> pl.DataType:
+    return map_leaves(kind, lambda leaf: categorical if isinstance(leaf, pl.Categorical) else leaf)
