@@ -77,6 +77,12 @@ def _nested(kind: pl.DataType, close_together: bool) -> pl.Series:
         fields = probe_frame({f.name: _instance(f.dtype) for f in kind.fields}, close_together=close_together)
         made = fields.drop(ROW).to_struct()
         return _null_where_null(made, [None if row == 1 else row for row in range(ROWS)])
+    if isinstance(kind, pl.Map):
+        entry = pl.Struct({"key": kind.key, "value": kind.value})
+        entries = probe(pl.List(entry), close_together=close_together).to_frame("entries")
+        has_keys = pl.element().struct.field("key").is_not_null()  # of each key, only the first entry
+        first = has_keys & pl.element().struct.field("key").is_first_distinct()
+        return entries.select(pl.col("entries").list.filter(first).list.to_map()).to_series().cast(kind)
     inner = probe(_instance(kind.inner), close_together=close_together)  # type: ignore[attr-defined]
     if isinstance(kind, pl.List):
         lists = [None if rows is None else inner.gather(rows) for rows in _LISTS]
@@ -124,4 +130,6 @@ def map_leaves(kind: pl.DataType, function: Callable[[pl.DataType], pl.DataType]
         return pl.Array(map_leaves(_instance(kind.inner), function), kind.size)
     if isinstance(kind, pl.Struct):
         return pl.Struct([pl.Field(f.name, map_leaves(_instance(f.dtype), function)) for f in kind.fields])
+    if isinstance(kind, pl.Map):
+        return pl.Map(map_leaves(_instance(kind.key), function), map_leaves(_instance(kind.value), function))
     return function(kind)

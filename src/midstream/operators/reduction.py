@@ -15,6 +15,7 @@ from midstream.operators.aggregates import Accumulator, Aggregate, AnyAggregate,
 from midstream.operators.event_time import EventTime
 from midstream.operators.expressions import EXPRESSION_ERRORS, empty_frame
 from midstream.operators.folds import NO_FOLDS, Fold, fold
+from midstream.operators.row_by_row import check_of_many_rows, check_row_by_row
 from midstream.operators.rows import require_columns, require_keys, user_error
 from midstream.operators.window_specs import WINDOW_END, WINDOW_START
 from midstream.state.pickles import OwnCode, Pickles
@@ -78,6 +79,25 @@ class Reduction:
         return any(isinstance(aggregate, AccumulatorAggregate) for aggregate in self._aggregates.values())
 
     # ---- checks ----
+
+    def check_expressions(self) -> None:
+        """Raise JobError for an aggregate whose results depend on how batches are cut, or on the process.
+
+        For the driver, once: the expressions are evaluated on probe rows.
+        """
+        overflow = dict(self._overflow)
+        for (output, aggregate), finish in zip(self._aggregates.items(), self._finish, strict=True):
+            if isinstance(aggregate, AccumulatorAggregate):
+                continue
+            where = f"{self.where}: aggregate {output!r}"
+            partial, merge = (
+                [expr for expr in exprs if expr.meta.output_name().startswith(f"{output}:")]
+                for exprs in (self._partial, self._merge)
+            )
+            check_of_many_rows(partial, self.input_schema, f"{where}: partial")
+            check_of_many_rows(merge, self.part_schema, f"{where}: merge")
+            finished = [finish, overflow[output]] if output in overflow else [finish]
+            check_row_by_row(finished, self.part_schema, f"{where}: finish")
 
     def _bind(self, output: str, aggregate: AnyAggregate) -> Aggregate:
         if isinstance(aggregate, Accumulator):

@@ -10,7 +10,8 @@ Behaviour shows nothing of what a Python function does for other values than the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import warnings
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -81,44 +82,62 @@ def check_row_by_row(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) ->
         if not isinstance(expr, pl.Expr):
             raise JobError(f"{where}: {expr!r} is not a polars expression; write for example pl.col('x') + 1")
     exprs = [expr for expr in exprs if not is_plain_column(expr)]
-    if not exprs:
-        return
-    kinds = empty_frame(pa.schema([schema.field(name) for name in columns_read(exprs, schema)]), where).schema
-    for expr, fault in faults_of(exprs, kinds):
+    for expr, fault in faults_of(exprs, _kinds(exprs, schema, where)):
         raise JobError(f"{where}: {expr} does not compute each row on its own: {fault.reason}; {fault.remedy}")
 
 
-def faults_of(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType]) -> Iterator[tuple[pl.Expr, Fault]]:
-    """Yield the expressions over rows of `schema` that do not compute each row on its own, each with the reason.
+def check_of_many_rows(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) -> None:
+    """Raise JobError for an expression whose result for rows of `schema` depends on more than these rows."""
+    kinds = _kinds(exprs, schema, where)
+    for expr in exprs:
+        try:
+            _check_parts(expr, kinds, of_many_rows=True)
+        except _Found as found:
+            raise JobError(
+                f"{where}: {expr} depends on more than its rows: {found.fault.reason}; {found.fault.remedy}"
+            ) from None
+
+
+def _kinds(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) -> pl.Schema:
+    names = columns_read(exprs, schema) if exprs else []
+    return empty_frame(pa.schema([schema.field(name) for name in names]), where).schema
+
+
+def faults_of(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType]) -> list[tuple[pl.Expr, Fault]]:
+    """Return the expressions over rows of `schema` that do not compute each row on its own, each with the reason.
 
     One that cannot be evaluated, since a column or a type does not fit, has no fault.
     """
-    whole = []
-    for expr in exprs:
-        try:
-            if _check_parts(expr, schema):
-                whole.append(expr)
-        except _Found as found:
-            yield expr, found.fault
-    if whole and _difference(whole, schema, " ".join(map(str, whole))) != ROWS:
-        for expr in whole:
-            fault = _difference([expr], schema, str(expr))
-            if isinstance(fault, Fault):
-                yield expr, fault.of("it")
+    found, whole = [], []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of functions that get probe values
+        for expr in exprs:
+            try:
+                if _check_parts(expr, schema):
+                    whole.append(expr)
+            except _Found as reason:
+                found.append((expr, reason.fault))
+        if whole and _difference(whole, schema, " ".join(map(str, whole))) != ROWS:
+            for expr in whole:
+                fault = _difference([expr], schema, str(expr))
+                if isinstance(fault, Fault):
+                    found.append((expr, fault.of("it")))
+    return found
 
 
-def _check_parts(expr: pl.Expr, schema: Mapping[str, pl.DataType]) -> bool:
+def _check_parts(expr: pl.Expr, schema: Mapping[str, pl.DataType], *, of_many_rows: bool = False) -> bool:
     """Return whether the expression should be checked as a whole too. Raises _Found for a part with a fault."""
     trees = Trees()
     try:
         tree = trees.tree(expr)
         variants = without_selectors(trees, tree, schema)
     except EXPRESSION_ERRORS:  # polars cannot write down some expressions, such as functions that cannot be pickled
-        _check_words(expr)
+        if not of_many_rows:
+            _check_words(expr)
         return True
     _check_names(tree)
     for each in variants:
-        _Parts(trees, schema).visit_whole(each)
+        _Parts(trees, schema, of_many_rows=of_many_rows).visit_whole(each)
     return not _has_function(trees.text(tree))  # functions were called with probes already
 
 
@@ -128,12 +147,12 @@ def _check_parts(expr: pl.Expr, schema: Mapping[str, pl.DataType]) -> bool:
 class _Parts:
     """Evaluates the parts of an expression on probes, those below first."""
 
-    def __init__(self, trees: Trees, schema: Mapping[str, pl.DataType], *, in_row: bool = False) -> None:
+    def __init__(self, trees: Trees, schema: Mapping[str, pl.DataType], *, of_many_rows: bool = False) -> None:
         self._trees = trees
         self._schema = schema
         self._whole: Tree = None
-        self._in_row = in_row
-        """Whether the rows are the elements of one list, which may depend on each other."""
+        self._of_many_rows = of_many_rows
+        """Whether rows may depend on each other, as the elements of a list and the rows of an aggregate do."""
 
     def visit_whole(self, tree: Tree) -> None:
         while (inner := _named(tree)) is not None:
@@ -172,7 +191,7 @@ class _Parts:
                 if "Categorical" in str(tree):
                     kind = getattr(self.visit(lists), "inner", None)
                     elements = {} if kind is None else {"element": kind}
-                    _Parts(self._trees, elements, in_row=True).visit(without_elements(evaluation, "element"))
+                    _Parts(self._trees, elements, of_many_rows=True).visit(without_elements(evaluation, "element"))
                 return [lists]
         return children
 
@@ -196,7 +215,7 @@ class _Parts:
             if name not in kinds and name in self._schema:
                 kinds[name] = self._schema[name]
         judged = _judge if _has_function(text) else _judge_once
-        kind, fault = judged(text, tuple(kinds.items()), self._in_row)
+        kind, fault = judged(text, tuple(kinds.items()), self._of_many_rows)
         if fault is not None:
             raise _Found(fault, "it" if tree is self._whole else str(self._trees.expr(tree)))
         return kind
@@ -211,17 +230,18 @@ def _named(tree: Tree) -> Tree:
 
 
 def _judge(
-    text: bytes, kinds: tuple[tuple[str, pl.DataType], ...], in_row: bool
+    text: bytes, kinds: tuple[tuple[str, pl.DataType], ...], of_many_rows: bool
 ) -> tuple[pl.DataType | None, Fault | None]:
     """Return the type of an expression over operands of these types, and its fault."""
-    expr = read_expr(text).alias(_OUT)
+    expr = read_expr(text)
+    expr = expr if expr.meta.has_multiple_outputs() else expr.alias(_OUT)
     probes = _probes(dict(kinds), text.decode())
     kind = _kind_of(expr, probes)
     if any(_has_categories(each) for _, each in kinds):
         fault = _by_category(expr, dict(kinds), kind)
         if fault is not None:
             return kind, fault
-    if in_row:
+    if of_many_rows:
         return kind, None
     found = _difference([expr], dict(kinds), text.decode())
     if isinstance(found, Fault):
@@ -231,7 +251,7 @@ def _judge(
     word = _word(expr)
     if word is False:
         return kind, Fault("may look at other rows", _OTHER_ROWS)
-    if word is None and not found and kind is not None:
+    if word is None and not found and kind is not None and not expr.meta.has_multiple_outputs():
         return kind, Fault("fails for each probe row, so that nothing shows how it computes others", _MAP)
     return kind, None
 
@@ -264,6 +284,8 @@ def _is_constant(text: bytes) -> bool:
 
 def _word(expr: pl.Expr) -> bool | None:
     """What polars itself says; None if it cannot."""
+    if expr.meta.has_multiple_outputs():
+        return None  # for fields of a struct it would panic, with a message on stderr
     try:
         return expr.meta.is_row_separable()
     except EXPRESSION_ERRORS:
@@ -288,6 +310,8 @@ def _check_names(tree: Tree) -> None:
                 fault = Fault("infers the format of texts from those in a batch", _FORMAT)
             case {"JsonDecode": _}:
                 fault = Fault("parses the texts of a batch as one document, so that a bad one may shift others", _JSON)
+            case {"Categorical": {"To": [kind, _]}} if "Enum" not in kind.get("Literal", {}):
+                fault = Fault(_NUMBERS, _CATEGORIES)
             case {"Eval": {"variant": {"Cumulative": _}}}:
                 fault = Fault("looks at the rows before", _OTHER_ROWS)
             case _:
@@ -314,9 +338,9 @@ def _probes(kinds: Mapping[str, pl.DataType], text: str) -> pl.DataFrame:
     return probe_frame(kinds, close_together="range" in text.lower())
 
 
-def _difference(exprs: Sequence[pl.Expr], kinds: Mapping[str, pl.DataType], text: str) -> Fault | int:
+def _difference(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType], text: str) -> Fault | int:
     """Return how results of rows together differ from those of each row alone; else how many rows have a result."""
-    probes = _probes(kinds, text)
+    probes = _probes(schema, text)
     alone = [_outcome(exprs, probes.slice(row, 1)) for row in range(ROWS)]
     together = _outcome(exprs, probes)
     for outcome in (*alone, together):
@@ -324,16 +348,19 @@ def _difference(exprs: Sequence[pl.Expr], kinds: Mapping[str, pl.DataType], text
             return outcome
     results = {row: outcome for row, outcome in enumerate(alone) if isinstance(outcome, pl.DataFrame)}
     if len(results) < ROWS and isinstance(together, pl.DataFrame):
-        return Fault("has a result for rows together although one of them fails alone", _OTHER_ROWS)
+        error = next(_first_line(outcome) for outcome in alone if isinstance(outcome, BaseException))
+        return Fault(f"has a result for rows together although one of them fails alone: {error}", _MAP)
     if not results:
         return 0
     expected = [*results.values()]
-    other = next((each.schema for each in expected if each.schema != expected[0].schema), None)
-    if other is not None:
-        return _types(expected[0].schema, other)
-    if any(isinstance(kind, pl.Object) for kind in expected[0].schema.values()):
+    kinds = dict(expected[0].schema)
+    for result in expected:
+        fault = _add_types(kinds, result.schema)
+        if fault is not None:
+            return fault
+    if any(isinstance(kind, pl.Object) for kind in kinds.values()):
         return 0  # polars cannot compare them, and a column cannot have them
-    whole = pl.concat(expected)
+    whole = pl.concat([result.cast(kinds) for result in expected])
     positions = list(range(len(expected)))
     half = len(positions) // 2
     odd_first = positions[1::2] + positions[::2]
@@ -343,10 +370,12 @@ def _difference(exprs: Sequence[pl.Expr], kinds: Mapping[str, pl.DataType], text
         if isinstance(outcome, Fault):
             return outcome
         if not isinstance(outcome, pl.DataFrame):
-            text = str(outcome).splitlines()[0] if str(outcome) else type(outcome).__name__
-            return Fault(f"fails for rows together, each of which has a result alone: {text}", _OTHER_ROWS)
-        if outcome.schema != whole.schema:
-            return _types(whole.schema, outcome.schema)
+            error = _first_line(outcome)
+            return Fault(f"fails for rows together, each of which has a result alone: {error}", _MAP)
+        fault = _add_types(dict(kinds), outcome.schema)
+        if fault is not None:
+            return fault
+        outcome = outcome.cast(kinds)
         if not outcome.equals(whole[order]):
             return _values(rows, whole[order], outcome)
     return len(results)
@@ -365,25 +394,48 @@ def _outcome(exprs: Sequence[pl.Expr], rows: pl.DataFrame) -> pl.DataFrame | Bas
         return error
 
 
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
 def _count(rows: int) -> str:
     return f"{rows} row{'s' if rows != 1 else ''}"
 
 
-def _types(one: pl.Schema, other: pl.Schema) -> Fault:
-    name = next(name for name in (*one, *other) if one.get(name) != other.get(name))
-    return Fault(f"returned {one.get(name)} for some rows and {other.get(name)} for others", _TYPE)
+def _add_types(kinds: dict[str, pl.DataType], others: Mapping[str, pl.DataType]) -> Fault | None:
+    """Add what `others` say of the columns' types. A fault, if values have several types; nulls may have any."""
+    for name, other in others.items():
+        kind = kinds.setdefault(name, other)
+        if kind == other:
+            continue
+        if _is_of(kind, other):
+            kinds[name] = other
+        elif not _is_of(other, kind):
+            return Fault(f"returned {kind} for some rows and {other} for others", _TYPE)
+    return None
+
+
+def _is_of(kind: pl.DataType, other: pl.DataType) -> bool:
+    """Whether all values of one type are null, or within lists of them, where the other type has values."""
+    if isinstance(kind, (pl.List, pl.Array)) and type(kind) is type(other):
+        return _is_of(kind.inner, other.inner)  # type: ignore[arg-type,attr-defined]
+    return kind == other or isinstance(kind, pl.Null)
 
 
 def _values(rows: pl.DataFrame, alone: pl.DataFrame, together: pl.DataFrame) -> Fault:
     name = next(name for name in alone.columns if not alone.get_column(name).equals(together.get_column(name)))
     one, other = alone.get_column(name), together.get_column(name)
     row = next(row for row in range(rows.height) if not one[row : row + 1].equals(other[row : row + 1]))
-    values = ", ".join(_short(value) for column, value in rows.row(row, named=True).items() if column != ROW)
+    values = ", ".join(_text(column, row) for column in rows.drop(ROW).iter_columns())
     of = f" of {values}" if values else ""
-    return Fault(f"returned {_short(one[row])} for a row{of} alone, and {_short(other[row])} among others", _OTHER_ROWS)
+    return Fault(f"returned {_text(one, row)} for a row{of} alone, and {_text(other, row)} among others", _OTHER_ROWS)
 
 
-def _short(value: object) -> str:
+def _text(column: pl.Series, row: int) -> str:
+    try:
+        value = column[row]
+    except EXPRESSION_ERRORS:  # such as a date that Python cannot represent
+        return f"a {column.dtype}"
     text = repr(value.to_list() if isinstance(value, pl.Series) else value)
     return text if len(text) <= 40 else f"{text[:39]}…"
 
@@ -400,8 +452,8 @@ def _by_category(expr: pl.Expr, kinds: Mapping[str, pl.DataType], kind: pl.DataT
         probes = _probes({name: _mapped(each, fresh) for name, each in kinds.items()}, str(expr))
         result = _outcome([expr], probes)
         if isinstance(result, pl.DataFrame):
-            column = result.get_column(_OUT)
-            results.append(column.cast(_mapped(column.dtype, pl.String())))
+            made = result.select(pl.exclude(probes.columns))
+            results.append(made.cast({name: _mapped(each, pl.String()) for name, each in made.schema.items()}))
         del numbered
     if len(results) == 2:
         return None if results[0].equals(results[1]) else Fault(_NUMBERS, _CATEGORIES)

@@ -61,9 +61,10 @@ def window_operator(
 
     Raises, at once: SchemaError for missing columns, keys of unsupported types, an event-time column that is not a
     timestamp, aggregates that do not fit their column; ConfigError for two output columns of one name, no aggregates,
-    or a window finer than the event time's unit.
+    or a window finer than the event time's unit; JobError for aggregates whose expressions depend on the cut of batches.
     """
     reduction = Reduction(name, keys, event_time, aggregates, schema)
+    reduction.check_expressions()
     lateness_us = duration_us(allowed_lateness, "allowed_lateness")
     if isinstance(window, Session):
         return SessionWindowOperator(reduction, window, lateness_us)
