@@ -207,18 +207,39 @@ class _Parts:
         return b"Categorical" not in text and not _has_function(text) and _is_constant(text)
 
     def _judge(self, tree: Tree, operands: Sequence[tuple[Tree, pl.DataType]]) -> pl.DataType | None:
-        places = [(child, {"Column": f"operand {index}"}) for index, (child, _) in enumerate(operands)]
-        places.sort(key=lambda place: -len(msgspec.json.encode(place[0])))
+        kind, fault = self._judged(tree, operands)
+        if fault is None and kind is None:  # it does not fit its operands, or not columns that stand in place of them
+            kind = _kind_of(self._trees.expr(tree), pl.DataFrame(schema=self._schema))
+            if kind is not None:
+                _, fault = self._judged(tree, [])
+        if fault is not None:
+            raise _Found(fault, "it" if tree is self._whole else str(self._trees.expr(tree)))
+        return kind
+
+    def _judged(
+        self, tree: Tree, operands: Sequence[tuple[Tree, pl.DataType]]
+    ) -> tuple[pl.DataType | None, Fault | None]:
+        places = []
+        for index, (child, _) in enumerate(operands):
+            column: Tree = {"Column": f"operand {index}"}
+            if _is_struct(tree):  # its fields have the names of the operands
+                column = {"Alias": [column, self._trees.expr(child).meta.output_name()]}
+            places.append((child, column))
+        places.sort(key=lambda place: -len(msgspec.json.encode(place[0])))  # one may be part of another
         text = self._trees.text(substitute(tree, places))
         kinds = {f"operand {index}": kind for index, (_, kind) in enumerate(operands)}
         for name in read_expr(text).meta.root_names():
             if name not in kinds and name in self._schema:
                 kinds[name] = self._schema[name]
         judged = _judge if _has_function(text) else _judge_once
-        kind, fault = judged(text, tuple(kinds.items()), self._of_many_rows)
-        if fault is not None:
-            raise _Found(fault, "it" if tree is self._whole else str(self._trees.expr(tree)))
-        return kind
+        return judged(text, tuple(kinds.items()), self._of_many_rows)
+
+
+def _is_struct(tree: Tree) -> bool:
+    match tree:
+        case {"Function": {"function": "AsStruct"}}:
+            return True
+    return False
 
 
 def _named(tree: Tree) -> Tree:
