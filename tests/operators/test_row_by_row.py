@@ -6,7 +6,8 @@ import json
 import os
 import subprocess
 import sys
-from datetime import UTC, date, datetime, time, timedelta
+from collections.abc import Callable
+from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from random import Random
@@ -23,6 +24,7 @@ from operator_world import World
 from midstream.core.arrow_types import schema_of
 from midstream.core.errors import JobError
 from midstream.operators.expressions import EXPRESSION_ERRORS
+from midstream.operators.probes import ROWS, probe
 from midstream.operators.row_by_row import check_row_by_row, faults_of
 from midstream.operators.stateless import FilterOperator, ProjectOperator
 
@@ -68,7 +70,7 @@ def random_frame(random: Random, rows: int) -> pl.DataFrame:
             case pl.Struct():
                 return {field.name: value(field.dtype) for field in kind.fields}
             case pl.Datetime(time_zone=str()):
-                return datetime(2024, 10, random.randrange(26, 29), random.randrange(24), 30, tzinfo=UTC)
+                return datetime(2024, 10, random.randrange(26, 29), random.randrange(24), 30, tzinfo=timezone.utc)
             case pl.Datetime():
                 return datetime(2024, random.choice((3, 10)), random.randrange(26, 32), random.randrange(5), 30)
         return random.choice(values[type(kind)])
@@ -100,7 +102,7 @@ def outcome(rows: pl.DataFrame, expr: pl.Expr) -> pl.DataFrame | BaseException:
 @pytest.mark.parametrize("seed", range(2))
 def test_what_is_accepted_computes_random_rows_as_each_alone(seed: int, capfd: pytest.CaptureFixture[str]) -> None:
     random = Random(seed)
-    wrong = []
+    wrong: list[tuple[object, ...]] = []
     for call in ACCEPTED:
         frame = random_frame(random, random.randrange(8, 14))
         rows, expr = frame.select(*columns_of(call)), expression_of(call)
@@ -111,10 +113,12 @@ def test_what_is_accepted_computes_random_rows_as_each_alone(seed: int, capfd: p
             if not chosen:
                 continue
             together = outcome(rows[chosen], expr)
-            expected = pl.concat([made for row in chosen if isinstance(made := alone[row], pl.DataFrame)], how="vertical_relaxed")
+            expected = pl.concat(
+                [made for row in chosen if isinstance(made := alone[row], pl.DataFrame)], how="vertical_relaxed"
+            )
             if not isinstance(together, pl.DataFrame):
                 wrong.append((call, str(together).splitlines()[:1]))
-            elif not together.cast(dict(expected.schema)).equals(expected):
+            elif not together.cast(expected.schema).equals(expected):
                 wrong.append((call, rows[chosen], expected, together))
     assert not wrong, wrong[:5]
 
@@ -134,7 +138,9 @@ def texts_of_results(first: list[str]) -> dict[str, str]:
 
 
 def test_what_is_accepted_computes_the_same_in_every_process() -> None:
-    script = "import json; from test_row_by_row import *; print(json.dumps(texts_of_results(['7', 'ab', 'a', '', 'b'])))"
+    script = (
+        "import json; from test_row_by_row import *; print(json.dumps(texts_of_results(['7', 'ab', 'a', '', 'b'])))"
+    )
     path = os.pathsep.join([str(Path(__file__).parent), str(Path(__file__).parents[1]), *sys.path])
     environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
@@ -151,6 +157,23 @@ SCHEMA = schema_of(
     [("a", pa.int64()), ("b", pa.int64()), ("s", pa.large_string()), ("tags", pa.large_list(pa.large_string()))]
 )
 ANY = pl.col("a")
+
+
+def functions_that_cannot_be_pickled() -> tuple[Callable[[Any], Any], Callable[[Any], Any]]:
+    lock = Lock()
+
+    def same(value: Any) -> Any:
+        with lock:
+            return value
+
+    def in_order(column: Any) -> Any:
+        with lock:
+            return column.sort()
+
+    return same, in_order
+
+
+locked, locked_sort = functions_that_cannot_be_pickled()
 
 
 @pytest.mark.parametrize(
@@ -177,8 +200,8 @@ ANY = pl.col("a")
         ANY.filter(pl.col("b") == pl.col("b")).alias("x").name.suffix("y"),
         (cs.integer() - cs.integer().mean()).name.suffix("_centred"),
         pl.all().is_duplicated(),
-        ANY.map_elements(lambda value, lock=Lock(): value, return_dtype=pl.Int64).sum(),
-        ANY.map_batches(lambda column, lock=Lock(): column.sort(), return_dtype=pl.Int64),
+        ANY.map_elements(locked, return_dtype=pl.Int64).sum(),
+        ANY.map_batches(locked_sort, return_dtype=pl.Int64),
         (ANY.set_sorted() > 3) & (ANY < 10),
         pl.col("s").str.json_decode(pl.Int64) + 1,
     ],
@@ -195,7 +218,7 @@ def test_what_looks_at_other_rows_or_at_the_process_is_found_wherever_it_is(hidd
         pl.col("s").str.split("|").list.get(0, null_on_oob=True),
         pl.col("tags").list.eval(pl.element().str.split("|").explode()),
         pl.col("tags").list.eval(pl.element().rank()),
-        ANY > pl.lit(pl.Series([1, 2, 3])).mean(),
+        pl.lit(pl.Series([1, 2, 3])).mean() < ANY,
         ANY.is_in(pl.Series([1, 2, 3])),
         ANY.fill_null(0) / float("inf"),
         pl.col("s").cast(pl.Categorical) == pl.lit("a", dtype=pl.Categorical),
@@ -204,7 +227,7 @@ def test_what_looks_at_other_rows_or_at_the_process_is_found_wherever_it_is(hidd
         pl.struct(pl.all()).struct.json_encode(),
         ANY.name.map({"a": "other"}.__getitem__),
         ANY.map_elements({1: 2}.__getitem__, return_dtype=pl.Int64),  # fails for every probe
-        ANY.map_elements(lambda value, lock=Lock(): value, return_dtype=pl.Int64) + 1,
+        ANY.map_elements(locked, return_dtype=pl.Int64) + 1,
         (cs.integer() + 1).name.suffix("_next"),
         cs.string().str.len_chars() + cs.by_name("a"),
         pl.max_horizontal(pl.all().exclude("s", "tags"), 3),
@@ -261,7 +284,9 @@ def test_a_call_costs_few_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     calls = []
     with_columns = pl.DataFrame.with_columns
     monkeypatch.setattr(pl.DataFrame, "with_columns", lambda *args, **named: [calls.append(0), with_columns(*args)][1])
-    wide = [((pl.col(name) + number) * 2).alias(f"{name}{number}") for name in "ab" for number in range(100_000, 100_050)]
+    wide = [
+        ((pl.col(name) + number) * 2).alias(f"{name}{number}") for name in "ab" for number in range(100_000, 100_050)
+    ]
     check_row_by_row(wide[:1], SCHEMA, "here")
     assert 0 < len(calls) < 75, "two parts and the whole, each some 20 times"
     calls.clear()
@@ -269,7 +294,43 @@ def test_a_call_costs_few_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < len(calls) < 25, "parts are remembered"
     calls.clear()
     check_row_by_row(wide, SCHEMA, "here")
-    assert 0 < len(calls) < 25 * 50, "a part is evaluated once for all columns of a type, the whole once for all columns"
+    assert 0 < len(calls) < 25 * 50, (
+        "a part is evaluated once for all columns of a type, the whole once for all columns"
+    )
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [
+        *(pl.Int8(), pl.UInt64(), pl.Int128(), pl.Float32(), pl.Decimal(38, 4), pl.Boolean(), pl.String(), pl.Binary()),
+        *(pl.Date(), pl.Time(), pl.Datetime("ns"), pl.Datetime("ms", "Asia/Tokyo"), pl.Duration("us")),
+        *(pl.Categorical(), pl.Enum(["x", "y", "z"])),
+        *(pl.List(pl.String()), pl.List(pl.List(pl.Date())), pl.Array(pl.Int64(), 3), pl.Array(pl.Time(), (2, 3))),
+        *(pl.Struct({"a": pl.List(pl.Int8()), "b": pl.String()}), pl.List(pl.Struct({"a": pl.Array(pl.Binary(), 1)}))),
+        *(pl.Map(pl.String(), pl.Int64()), pl.List(pl.Categorical())),
+    ],
+    ids=str,
+)
+def test_probes_of_each_type_have_nulls_ties_and_several_values(kind: pl.DataType) -> None:
+    for close_together in (False, True):
+        made = probe(kind, close_together=close_together)
+        assert (made.dtype, len(made)) == (kind, ROWS)
+        values = made.cast(pl.Int64) if isinstance(kind, pl.Time) else made  # Python has no nanoseconds
+        texts = [repr(value.to_list() if isinstance(value, pl.Series) else value) for value in values]
+        assert "None" in texts
+        assert 3 <= len(set(texts)) < ROWS
+        if isinstance(kind, pl.List):
+            assert {*made.list.len()} >= {None, 0, 1, 2, 3}
+
+
+def test_an_expression_may_be_hundreds_of_parts_deep() -> None:
+    for depth in (30, 300):
+        chain: Any = pl.when(pl.col("b") == 123_456).then(pl.col("tags").explode().str.len_chars())
+        for number in range(depth):
+            chain = chain.when(ANY.eq(number)).then(number)
+        [(_, fault)] = faults_of([chain.otherwise(0)], {"a": pl.Int64(), "b": pl.Int64(), "tags": pl.List(pl.String())})
+        assert "returned 2 rows for 1" in fault.reason
+        assert not faults_of([sum([ANY] * depth, start=ANY)], {"a": pl.Int64()})
 
 
 def test_values_that_python_cannot_represent_do_not_end_the_check() -> None:

@@ -7,7 +7,7 @@ lie directly below one is what polars says (`meta.pop`), so that new kinds of ex
 from __future__ import annotations
 
 import io
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final, TypeAlias
 
 import msgspec
@@ -17,9 +17,16 @@ Tree: TypeAlias = Any
 """A tree, or a part of one: what JSON has."""
 
 _NOT_A_NUMBER: Final = {
-    "BinaryExpr": {"left": {"Literal": {"Dyn": {"Float": 0.0}}}, "op": "TrueDivide", "right": {"Literal": {"Dyn": {"Float": 0.0}}}}
+    "BinaryExpr": {
+        "left": {"Literal": {"Dyn": {"Float": 0.0}}},
+        "op": "TrueDivide",
+        "right": {"Literal": {"Dyn": {"Float": 0.0}}},
+    }
 }
 _HELD_OUT: Final = "midstream literal "
+_CUT_OFF: Final = "midstream part "
+_READ_DEPTH: Final = 60
+"""The depth at which trees are cut off to be read: polars reads at most 128 levels of JSON, two or three for a part."""
 
 
 class Trees:
@@ -36,16 +43,21 @@ class Trees:
         return _replaced(msgspec.json.decode(expr.meta.serialize(format="json")), self._simpler)
 
     def expr(self, tree: Tree) -> pl.Expr:
-        return _read(self.text(tree))
+        """Return the expression, for its name and its text; a column stands in place of what is far below."""
+        return read_expr(msgspec.json.encode(_cut(_replaced(tree, self._complete), _READ_DEPTH, [])))
 
     def text(self, tree: Tree) -> bytes:
         """Return the JSON of the tree, with all literals."""
-        return msgspec.json.encode(_replaced(tree, self._whole))
+        return msgspec.json.encode(_replaced(tree, self._complete) if self._held_out else tree)
 
     def children(self, tree: Tree) -> list[Tree]:
-        """Return the trees directly below, in the order of its operands."""
-        expr = _read(msgspec.json.encode(tree))
-        return [msgspec.json.decode(child.meta.serialize(format="json")) for child in reversed(expr.meta.pop())]
+        """Return the trees directly below, in the order of the operands."""
+        cut_off: list[Tree] = []
+        expr = read_expr(msgspec.json.encode(_cut(tree, _READ_DEPTH, cut_off)))
+        children = [msgspec.json.decode(child.meta.serialize(format="json")) for child in reversed(expr.meta.pop())]
+        if not cut_off:
+            return children
+        return [_replaced(child, lambda node: _in_place(node, _CUT_OFF, cut_off)) for child in children]
 
     def is_held_out(self, name: str) -> bool:
         return name.startswith(_HELD_OUT)
@@ -55,47 +67,35 @@ class Trees:
             case {"Literal": {"Series": _}}:
                 self._held_out.append(node)
                 return {"Column": f"{_HELD_OUT}{len(self._held_out) - 1}"}
-            case {"Literal": {"Dyn": {"Float": None}} | {"Scalar": {"Float64": None}}}:  # JSON has no NaN and no infinity
-                return _NOT_A_NUMBER
-        return node
+            case {"Literal": {"Dyn": {"Float": None}} | {"Scalar": {"Float64": None} | {"Float32": None}}}:
+                return _NOT_A_NUMBER  # JSON has no NaN and no infinity
+            case _:
+                return node
 
-    def _whole(self, node: Tree) -> Tree:
-        match node:
-            case {"Column": str(name)} if self.is_held_out(name):
-                return self._held_out[int(name.removeprefix(_HELD_OUT))]
-        return node
+    def _complete(self, node: Tree) -> Tree:
+        return _in_place(node, _HELD_OUT, self._held_out)
 
 
 def read_expr(text: bytes) -> pl.Expr:
     """Return the expression of which this is the JSON."""
-    return _read(text)
-
-
-def _read(text: bytes) -> pl.Expr:
     return pl.Expr.deserialize(io.BytesIO(text), format="json")
 
 
-def substitute(tree: Tree, replacements: list[tuple[Tree, Tree]]) -> Tree:
+def substitute(tree: Tree, replacements: Sequence[tuple[Tree, Tree]]) -> Tree:
     """Return the tree with each first part of a pair, wherever it occurs, replaced by the second."""
-
-    def replacement(node: Tree) -> Tree:
-        for old, new in replacements:
-            if node == old:
-                return new
-        return node
-
-    return _replaced(tree, replacement)
+    return _replaced(tree, lambda node: next((new for old, new in replacements if node == old), node))
 
 
 def nodes(tree: Tree) -> Iterator[Tree]:
     """Yield every dict in the tree, the outer before the inner."""
-    if isinstance(tree, dict):
-        yield tree
-        for value in tree.values():
-            yield from nodes(value)
-    elif isinstance(tree, list) and tree and not isinstance(tree[0], int):
-        for value in tree:
-            yield from nodes(value)
+    waiting = [tree]
+    while waiting:
+        node = waiting.pop()
+        if isinstance(node, dict):
+            yield node
+            waiting += node.values()
+        elif isinstance(node, list) and not _is_bytes(node):
+            waiting += node
 
 
 def without_fields(tree: Tree, struct: Tree) -> Tree:
@@ -105,9 +105,10 @@ def without_fields(tree: Tree, struct: Tree) -> Tree:
         match node:
             case {"Field": [str(name)]}:
                 return {"Function": {"input": [struct], "function": {"StructExpr": {"FieldByName": name}}}}
-            case {"StructEval": {"expr": inner, **rest}}:
-                return _Done({"StructEval": {"expr": _replaced(inner, field), **rest}})
-        return node
+            case {"StructEval": {"expr": inner, **rest}}:  # the rest has fields of `inner`
+                return {"StructEval": {"expr": _replaced(inner, field), **rest}}
+            case _:
+                return node
 
     return _replaced(tree, field)
 
@@ -119,68 +120,91 @@ def without_elements(tree: Tree, name: str) -> Tree:
         match node:
             case "Element" | {"Column": ""}:
                 return {"Column": name}
-            case {"Eval": {"expr": inner, **rest}}:
-                return _Done({"Eval": {"expr": _replaced(inner, element), **rest}})
-        return node
+            case {"Eval": {"expr": inner, **rest}}:  # the rest has elements of `inner`
+                return {"Eval": {"expr": _replaced(inner, element), **rest}}
+            case _:
+                return node
 
     return _replaced(tree, element)
 
 
 def without_selectors(trees: Trees, tree: Tree, schema: Mapping[str, pl.DataType]) -> list[Tree]:
     """Return the tree once per type of the columns that its selectors select, with a column of the type instead."""
-    selectors = [node for node in nodes(tree) if node.keys() == {"Selector"}]
-    if not selectors:
-        return [tree]
     frame = pl.DataFrame(schema=schema)
-    selected = [(each, frame.select(trees.expr(each)).schema) for each in selectors]
-    tree = _replaced(tree, lambda node: _with_all_inputs(trees, node, selected, frame))
-    by_type = [(each, list({kind: {"Column": name} for name, kind in columns.items()}.values())) for each, columns in selected]
-    if any(not columns for _, columns in by_type):
-        return []
-    count = max(len(columns) for _, columns in by_type)
-    return [
-        substitute(tree, [(each, columns[index % len(columns)]) for each, columns in by_type]) for index in range(count)
-    ]
+    selected = {
+        msgspec.json.encode(node): frame.select(trees.expr(node)).schema for node in nodes(tree) if _is_selector(node)
+    }
+    if not selected:
+        return [tree]
 
+    def columns(node: Tree) -> list[Tree]:
+        return [{"Column": name} for name in selected[msgspec.json.encode(node)]] if _is_selector(node) else [node]
 
-def _with_all_inputs(
-    trees: Trees, node: Tree, selected: list[tuple[Tree, pl.Schema]], frame: pl.DataFrame
-) -> Tree:
-    """Return a function that makes one column of all that a selector selects, such as pl.struct, with these columns."""
-    match node:
-        case {"Function": {"input": list(inputs), **rest}} if any(each in inputs for each, _ in selected):
-            inner = {"Function": {"input": [each if _is_selector(each) else each for each in inputs], **rest}}
-            try:
-                if frame.lazy().select(trees.expr(inner)).collect_schema().len() > 1:
+    def with_all(node: Tree) -> Tree:
+        """A function that makes one column of all that are selected, such as pl.struct, gets all."""
+        match node:
+            case {"Function": {"input": list(inputs), **rest}} if any(map(_is_selector, inputs)):
+                try:
+                    width = len(frame.lazy().select(trees.expr(node)).collect_schema())
+                except pl.exceptions.PolarsError:
                     return node
-            except pl.exceptions.PolarsError:
-                return node
-            columns = {msgspec.json.encode(each): [{"Column": name} for name in made] for each, made in selected}
-            made = [new for each in inputs for new in (columns[msgspec.json.encode(each)] if _is_selector(each) else [each])]
-            return {"Function": {"input": made, **rest}}
-    return node
+                if width == 1:
+                    every = [column for each in inputs for column in columns(each)]
+                    return {"Function": {"input": [_replaced(each, with_all) for each in every], **rest}}
+        return node
+
+    tree = _replaced(tree, with_all)
+    by_type = {
+        text: list({kind: {"Column": name} for name, kind in kinds.items()}.values())
+        for text, kinds in selected.items()
+    }
+    if not all(by_type.values()):
+        return []
+    return [
+        substitute(tree, [(msgspec.json.decode(text), of[index % len(of)]) for text, of in by_type.items()])
+        for index in range(max(map(len, by_type.values())))
+    ]
 
 
 def _is_selector(node: Tree) -> bool:
     return isinstance(node, dict) and node.keys() == {"Selector"}
 
 
-class _Done:
-    """A part in which nothing more is replaced."""
+def _is_bytes(node: list[Tree]) -> bool:
+    """Whether a list has the bytes of a function or a series, of which there may be many."""
+    return bool(node) and isinstance(node[0], int)
 
-    def __init__(self, tree: Tree) -> None:
-        self.tree = tree
+
+def _in_place(node: Tree, prefix: str, originals: Sequence[Tree]) -> Tree:
+    """Return the original of which this column stands in place, or the node itself."""
+    match node:
+        case {"Column": str(name)} if name.startswith(prefix):
+            return originals[int(name.removeprefix(prefix))]
+        case _:
+            return node
+
+
+def _cut(tree: Tree, depth: int, cut_off: list[Tree]) -> Tree:
+    """Return the tree with a column in place of each operation below a depth; these are appended to `cut_off`."""
+    match tree:
+        case {"BinaryExpr": _} | {"Ternary": _} | {"Cast": {"expr": _}} | {"Function": {"input": _}} if depth <= 0:
+            cut_off.append(tree)
+            return {"Column": f"{_CUT_OFF}{len(cut_off) - 1}"}
+        case dict():
+            return {key: _cut(value, depth - 1, cut_off) for key, value in tree.items()}
+        case list() if not _is_bytes(tree):
+            return [_cut(value, depth - 1, cut_off) for value in tree]
+        case _:
+            return tree
 
 
 def _replaced(tree: Tree, replacement: Callable[[Tree], Tree]) -> Tree:
     """Return the tree with every part replaced, the outer before the inner; what was replaced is not replaced again."""
     made = replacement(tree)
-    if isinstance(made, _Done):
-        return made.tree
     if made is not tree:
         return made
     if isinstance(tree, dict):
         return {key: _replaced(value, replacement) for key, value in tree.items()}
-    if isinstance(tree, list) and tree and not isinstance(tree[0], int):  # numbers are the bytes of a function
+    if isinstance(tree, list) and not _is_bytes(tree):
         return [_replaced(value, replacement) for value in tree]
     return tree

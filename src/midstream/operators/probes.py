@@ -50,7 +50,7 @@ def probe(kind: pl.DataType, *, close_together: bool) -> pl.Series:
     try:
         return _values(kind, close_together)
     except pl.exceptions.PolarsError:
-        return pl.Series([None] * ROWS, dtype=kind)
+        return _series([None] * ROWS, kind)
 
 
 def _values(kind: pl.DataType, close_together: bool) -> pl.Series:
@@ -60,57 +60,57 @@ def _values(kind: pl.DataType, close_together: bool) -> pl.Series:
         return _times(kind)
     if isinstance(kind, pl.Enum):
         texts: Sequence[str | None] = [*kind.categories.to_list()[:3], None]
-        return pl.Series([texts[index % len(texts)] for index in range(ROWS)], dtype=kind)
+        return _series([texts[index % len(texts)] for index in range(ROWS)], kind)
     if isinstance(kind, (pl.String, pl.Categorical)):
-        return pl.Series(_TEXTS, dtype=pl.String).cast(kind)
+        return _series(_TEXTS, kind, pl.String())
     if isinstance(kind, pl.Binary):
-        return pl.Series([None if text is None else text.encode() for text in _TEXTS], dtype=kind)
+        return _series([None if text is None else text.encode() for text in _TEXTS], kind)
     if kind.is_float():
-        return pl.Series(_FLOATS).cast(kind)
+        return _series(_FLOATS, kind, pl.Float64())
     if isinstance(kind, pl.Boolean):
-        return pl.Series(_BOOLEANS)
-    return pl.Series(_INTEGERS, dtype=pl.Int64).cast(kind, strict=False)
+        return _series(_BOOLEANS, kind)
+    least = 0 if isinstance(kind, pl.Time) else min(filter(None, _INTEGERS))
+    return _series([None if number is None else max(number, least) for number in _INTEGERS], kind, pl.Int64())
 
 
 def _nested(kind: pl.DataType, close_together: bool) -> pl.Series:
     if isinstance(kind, pl.Struct):
         fields = probe_frame({f.name: _instance(f.dtype) for f in kind.fields}, close_together=close_together)
-        made = fields.drop(ROW).to_struct()
-        return _null_where_null(made, [None if row == 1 else row for row in range(ROWS)])
+        structs = fields.drop(ROW).to_struct().gather([0 if row == 3 else row for row in range(ROWS)])
+        has_value = _series([row != 1 for row in range(ROWS)], pl.Boolean())
+        return pl.select(pl.when(has_value).then(structs)).to_series()
     if isinstance(kind, pl.Map):
         entry = pl.Struct({"key": kind.key, "value": kind.value})
         entries = probe(pl.List(entry), close_together=close_together).to_frame("entries")
         has_keys = pl.element().struct.field("key").is_not_null()  # of each key, only the first entry
         first = has_keys & pl.element().struct.field("key").is_first_distinct()
-        return entries.select(pl.col("entries").list.filter(first).list.to_map()).to_series().cast(kind)
+        return entries.select(pl.col("entries").list.filter(first).list.to_map().cast(kind)).to_series()
     inner = probe(_instance(kind.inner), close_together=close_together)  # type: ignore[attr-defined]
-    if isinstance(kind, pl.List):
-        lists = [None if rows is None else inner.gather(rows) for rows in _LISTS]
-        return pl.Series(lists, dtype=kind)
-    if isinstance(kind, pl.Array) and len(kind.shape) == 1:
-        flat = [(row // 4 + place) % ROWS for row in range(ROWS) for place in range(kind.size)]
-        return _null_where_null(inner.gather(flat).reshape((ROWS, kind.size)), _INTEGERS)
-    return pl.Series([None] * ROWS, dtype=kind)
+    if isinstance(kind, pl.Array):
+        arrays = [[(row // 2 * 3 + place) % ROWS for place in range(kind.size)] for row in range(ROWS)]
+        lists = [None if row == 4 else inner.gather(rows) for row, rows in enumerate(arrays)]
+        return _series(lists, pl.List(inner.dtype)).list.to_array(kind.size)
+    return _series([None if rows is None else inner.gather(rows) for rows in _LISTS], kind)
 
 
 def _times(kind: pl.DataType) -> pl.Series:
     if isinstance(kind, pl.Date):
-        return pl.Series(_DAYS, dtype=pl.Int32).cast(kind)
+        return _series(_DAYS, kind, pl.Int32())
     if isinstance(kind, pl.Time):
-        nanoseconds = [None if second is None else second * 10**9 for second in _IN_DAY]
-        return pl.Series(nanoseconds, dtype=pl.Int64).cast(kind)
+        return _series([None if second is None else second * 10**9 for second in _IN_DAY], kind, pl.Int64())
     # Datetimes and durations: days and seconds, in the unit of the type.
     since = [
         None if day is None or second is None else datetime.timedelta(days=day, seconds=second)
         for day, second in zip(_DAYS, _IN_DAY, strict=True)
     ]
-    durations = pl.Series(since, dtype=pl.Duration(kind.time_unit))  # type: ignore[attr-defined]
-    return durations if isinstance(kind, pl.Duration) else durations.cast(pl.Int64).cast(kind)
+    durations = _series(since, pl.Duration(kind.time_unit))  # type: ignore[attr-defined]
+    return durations if isinstance(kind, pl.Duration) else _series(durations.to_physical(), kind, pl.Int64())
 
 
-def _null_where_null(values: pl.Series, mask: Sequence[Any]) -> pl.Series:
-    has_value = pl.Series([each is not None for each in mask])
-    return pl.select(pl.when(has_value).then(values)).to_series()
+def _series(values: Sequence[Any] | pl.Series, kind: pl.DataType, built_as: pl.DataType | None = None) -> pl.Series:
+    """Return values of a type, cast from another one; null where it does not have the value."""
+    made: pl.Series = pl.Series(values, dtype=built_as or kind).cast(kind, strict=False)
+    return made
 
 
 def _shifted(values: pl.Series, by: int) -> pl.Series:

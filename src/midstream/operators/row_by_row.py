@@ -51,7 +51,8 @@ _NUMBERS: Final = "depends on the numbers of categories, which follow from what 
 _TEXTS: Final = [text for text in probe(pl.String(), close_together=False) if text is not None]
 
 _OUT: Final = "result"
-_PER_ROW: Final = (b"=",)[:0]
+_REMEMBERED_BYTES: Final = 10_000
+"""The length of an expression, as JSON, up to which what was found is remembered."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,8 @@ def faults_of(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType]) -> li
 
     One that cannot be evaluated, since a column or a type does not fit, has no fault.
     """
-    found, whole = [], []
+    found: list[tuple[pl.Expr, Fault]] = []
+    whole: list[pl.Expr] = []
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of functions that get probe values
         for expr in exprs:
@@ -130,14 +132,21 @@ def _check_parts(expr: pl.Expr, schema: Mapping[str, pl.DataType], *, of_many_ro
     trees = Trees()
     try:
         tree = trees.tree(expr)
-        variants = without_selectors(trees, tree, schema)
-    except EXPRESSION_ERRORS:  # polars cannot write down some expressions, such as functions that cannot be pickled
+        _check_names(tree)
+        for each in without_selectors(trees, tree, schema):
+            _Parts(trees, schema, of_many_rows=of_many_rows).visit_whole(each)
+    except _Found:
+        raise
+    except RecursionError:  # it is hundreds of parts deep
         if not of_many_rows:
             _check_words(expr)
         return True
-    _check_names(tree)
-    for each in variants:
-        _Parts(trees, schema, of_many_rows=of_many_rows).visit_whole(each)
+    except EXPRESSION_ERRORS:  # it has a function that cannot be pickled, or another part that polars cannot write
+        if not of_many_rows and _word(expr) is False:
+            raise _Found(Fault("may look at other rows", _OTHER_ROWS)) from None
+        for part in expr.meta.pop():
+            _check_parts(part, schema, of_many_rows=of_many_rows)
+        return True
     return not _has_function(trees.text(tree))  # functions were called with probes already
 
 
@@ -165,19 +174,15 @@ class _Parts:
         match tree:
             case {"Column": str(name)} if not self._trees.is_held_out(name):
                 return self._schema.get(name)
-            case {"Literal": {"Dyn": _} | {"Scalar": _}}:
+            case {"Literal": {"Dyn": _} | {"Scalar": _}} if "Categorical" not in str(tree):
                 return None
-        inner = _named(tree)
+            case _:
+                inner = _named(tree)
         if inner is not None:
             return self.visit(inner)
-        operands = []
-        for child in self._operands(tree):
-            kind = None if self._is_kept(child) else self.visit(child)
-            if kind is not None:
-                operands.append((child, kind))
-            elif not self._is_kept(child):
-                return self._judge(tree, [])
-        return self._judge(tree, operands)
+        computed = [child for child in self._operands(tree) if not self._is_kept(child)]
+        operands = [(child, kind) for child in computed if (kind := self.visit(child)) is not None]
+        return self._judge(tree, operands if len(operands) == len(computed) else [])
 
     def _operands(self, tree: Tree) -> list[Tree]:
         """Return the trees directly below that are computed for each row; visit those computed within a row."""
@@ -193,23 +198,26 @@ class _Parts:
                     elements = {} if kind is None else {"element": kind}
                     _Parts(self._trees, elements, of_many_rows=True).visit(without_elements(evaluation, "element"))
                 return [lists]
-        return children
+            case _:
+                return children
 
     def _is_kept(self, child: Tree) -> bool:
         """Whether an operand is the same for all rows, so that it stays as it is."""
         match child:
             case {"Literal": {"Dyn": _} | {"Scalar": _}}:
                 return "Categorical" not in str(child)
-            case {"Column": str(name)}:
-                if not self._trees.is_held_out(name):
-                    return False
-        text = self._trees.text(child)
-        return b"Categorical" not in text and not _has_function(text) and _is_constant(text)
+            case {"Column": str(name)} if not self._trees.is_held_out(name):
+                return False
+            case _:
+                text = self._trees.text(child)
+        if any(each in text for each in (b'{"Column":', b'"Len"', b"Categorical")) or _has_function(text):
+            return False
+        return _is_constant(text)
 
     def _judge(self, tree: Tree, operands: Sequence[tuple[Tree, pl.DataType]]) -> pl.DataType | None:
         kind, fault = self._judged(tree, operands)
         if fault is None and kind is None:  # it does not fit its operands, or not columns that stand in place of them
-            kind = _kind_of(self._trees.expr(tree), pl.DataFrame(schema=self._schema))
+            kind = _kind_of(read_expr(self._trees.text(tree)), pl.DataFrame(schema=self._schema))
             if kind is not None:
                 _, fault = self._judged(tree, [])
         if fault is not None:
@@ -231,15 +239,12 @@ class _Parts:
         for name in read_expr(text).meta.root_names():
             if name not in kinds and name in self._schema:
                 kinds[name] = self._schema[name]
-        judged = _judge if _has_function(text) else _judge_once
+        judged = _judge if _has_function(text) or len(text) > _REMEMBERED_BYTES else _judge_once
         return judged(text, tuple(kinds.items()), self._of_many_rows)
 
 
 def _is_struct(tree: Tree) -> bool:
-    match tree:
-        case {"Function": {"function": "AsStruct"}}:
-            return True
-    return False
+    return isinstance(tree, dict) and "AsStruct" in (tree.get("Function") or {}).values()
 
 
 def _named(tree: Tree) -> Tree:
@@ -247,7 +252,8 @@ def _named(tree: Tree) -> Tree:
     match tree:
         case {"Alias": [inner, _]} | {"KeepName": inner} | {"RenameAlias": {"expr": inner}}:
             return inner
-    return None
+        case _:
+            return None
 
 
 def _judge(
@@ -267,7 +273,7 @@ def _judge(
     found = _difference([expr], dict(kinds), text.decode())
     if isinstance(found, Fault):
         return kind, found
-    if _has_function(text) or any(each in text for each in _PER_ROW):
+    if _has_function(text):
         return kind, None
     word = _word(expr)
     if word is False:
@@ -281,15 +287,14 @@ _judge_once: Final = lru_cache(maxsize=4096)(_judge)
 
 
 def _kind_of(expr: pl.Expr, probes: pl.DataFrame) -> pl.DataType | None:
-    for evaluate in (lambda: probes.clear().select(expr).dtypes[0], lambda: probes.select(expr).dtypes[0]):
+    for rows in (probes.clear(), probes):
         try:
-            return evaluate()
+            return rows.select(expr).dtypes[0]
         except EXPRESSION_ERRORS:
             continue
     return None
 
 
-@lru_cache(maxsize=4096)
 def _is_constant(text: bytes) -> bool:
     """Whether an expression has the same values, however many, for whatever rows."""
     expr = read_expr(text)
@@ -304,7 +309,7 @@ def _is_constant(text: bytes) -> bool:
 
 
 def _word(expr: pl.Expr) -> bool | None:
-    """What polars itself says; None if it cannot."""
+    """Return what polars itself says; None if it cannot."""
     if expr.meta.has_multiple_outputs():
         return None  # for fields of a struct it would panic, with a message on stderr
     try:
@@ -331,7 +336,7 @@ def _check_names(tree: Tree) -> None:
                 fault = Fault("infers the format of texts from those in a batch", _FORMAT)
             case {"JsonDecode": _}:
                 fault = Fault("parses the texts of a batch as one document, so that a bad one may shift others", _JSON)
-            case {"Categorical": {"To": [kind, _]}} if "Enum" not in kind.get("Literal", {}):
+            case {"Categorical": {"To": [kind, _]}} if "'Enum'" not in str(kind):
                 fault = Fault(_NUMBERS, _CATEGORIES)
             case {"Eval": {"variant": {"Cumulative": _}}}:
                 fault = Fault("looks at the rows before", _OTHER_ROWS)
@@ -341,11 +346,11 @@ def _check_names(tree: Tree) -> None:
 
 
 def _check_words(expr: pl.Expr) -> None:
-    """Check the parts of an expression that polars cannot write: each must not be one that looks at other rows."""
+    """Check the parts of an expression by what polars itself says of each."""
     waiting = [expr]
     while waiting:
         part = waiting.pop()
-        if "element()" in str(part) and not part.meta.root_names():
+        if not part.meta.root_names() and "element()" in str(part):
             continue  # what list.eval computes within one row
         if not part.meta.is_literal() and _word(part) is False:
             raise _Found(Fault("may look at other rows", _OTHER_ROWS), str(part))
@@ -381,7 +386,7 @@ def _difference(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType], tex
             return fault
     if any(isinstance(kind, pl.Object) for kind in kinds.values()):
         return 0  # polars cannot compare them, and a column cannot have them
-    whole = pl.concat([result.cast(kinds) for result in expected])
+    whole = pl.concat([_cast(result, kinds) for result in expected])
     positions = list(range(len(expected)))
     half = len(positions) // 2
     odd_first = positions[1::2] + positions[::2]
@@ -396,7 +401,7 @@ def _difference(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType], tex
         fault = _add_types(dict(kinds), outcome.schema)
         if fault is not None:
             return fault
-        outcome = outcome.cast(kinds)
+        outcome = _cast(outcome, kinds)
         if not outcome.equals(whole[order]):
             return _values(rows, whole[order], outcome)
     return len(results)
@@ -436,10 +441,14 @@ def _add_types(kinds: dict[str, pl.DataType], others: Mapping[str, pl.DataType])
     return None
 
 
+def _cast(frame: pl.DataFrame, kinds: Mapping[str, pl.DataType]) -> pl.DataFrame:
+    return frame if frame.schema == kinds else frame.cast(pl.Schema(kinds))
+
+
 def _is_of(kind: pl.DataType, other: pl.DataType) -> bool:
     """Whether all values of one type are null, or within lists of them, where the other type has values."""
     if isinstance(kind, (pl.List, pl.Array)) and type(kind) is type(other):
-        return _is_of(kind.inner, other.inner)  # type: ignore[arg-type,attr-defined]
+        return _is_of(kind.inner, other.inner)  # type: ignore[arg-type]
     return kind == other or isinstance(kind, pl.Null)
 
 
