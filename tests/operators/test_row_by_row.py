@@ -21,12 +21,15 @@ import pytest
 from expression_calls import COLUMNS, columns_of, expression_of, functions, read_table, reason_to_refuse
 from operator_world import World
 
+from midstream import Environment
 from midstream.core.arrow_types import schema_of
 from midstream.core.errors import JobError
+from midstream.operators.aggregates import Aggregate, Columns
 from midstream.operators.expressions import EXPRESSION_ERRORS
 from midstream.operators.probes import ROWS, probe
 from midstream.operators.row_by_row import check_row_by_row, faults_of
 from midstream.operators.stateless import FilterOperator, ProjectOperator
+from midstream.operators.windows import tumbling, window_operator
 
 TABLE = read_table()
 ACCEPTED = [call for calls in TABLE.values() for call in calls.get("accepted", ())]
@@ -123,13 +126,16 @@ def test_what_is_accepted_computes_random_rows_as_each_alone(seed: int, capfd: p
     assert not wrong, wrong[:5]
 
 
+DEPENDS_ON_PROCESS = "c.to_physical()"
+
+
 def texts_of_results(first: list[str]) -> dict[str, str]:
     """Return what each accepted call computes in this process, whose categories begin with `first`."""
     categories = pl.Series(first, dtype=pl.Categorical)
     frame = random_frame(Random(5), 12)
     made = {}
     with pl.Config(tbl_rows=-1, tbl_cols=-1, fmt_str_lengths=1000, fmt_table_cell_list_len=-1, tbl_width_chars=10_000):
-        for call in ACCEPTED:
+        for call in [*ACCEPTED, DEPENDS_ON_PROCESS]:
             rows, expr = frame.select(*columns_of(call)), expression_of(call)
             results = [outcome(rows.slice(row, 1), expr) for row in range(rows.height)]
             made[call] = "".join(str(each) for each in results if isinstance(each, pl.DataFrame))
@@ -145,7 +151,8 @@ def test_what_is_accepted_computes_the_same_in_every_process() -> None:
     environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONPATH": path, "PYTHONWARNINGS": "ignore"}
     done = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, check=True)
     there, here = json.loads(done.stdout.splitlines()[-1]), texts_of_results(["null", "b", "é"])
-    assert there.keys() == set(ACCEPTED)
+    assert there.keys() == here.keys()
+    assert here[DEPENDS_ON_PROCESS] != there[DEPENDS_ON_PROCESS]
     different = [(call, here[call], there[call]) for call in ACCEPTED if here[call] != there[call]]
     assert not different, different[:5]
     assert sum(map(bool, here.values())) > 0.95 * len(ACCEPTED), "most calls have results"
@@ -338,3 +345,69 @@ def test_values_that_python_cannot_represent_do_not_end_the_check() -> None:
     far = pl.col("d").cast(pl.Int32) + 10_000_000
     [(_, fault)] = faults_of([far.cast(pl.Date).shift()], schema)
     assert "col" not in fault.reason
+
+
+# ---- where expressions are accepted ----
+
+
+def test_each_method_with_expressions_refuses_at_its_call() -> None:
+    env = Environment("refused")
+    rows = env.from_collection([{"a": 1, "b": 2, "tags": ["x", "y"]}], splits=1)
+    exploded, mapped = pl.col("tags").explode(), pl.col("a").replace(pl.col("b"), pl.col("a"))
+    for call in (
+        lambda: rows.with_columns(tag=exploded),
+        lambda: rows.select(tag=exploded),
+        lambda: rows.filter(exploded != "a"),
+        lambda: rows.select(z=mapped),
+        lambda: rows.select(code=pl.col("tags").list.first().cast(pl.Categorical).to_physical()),
+    ):
+        with pytest.raises(
+            JobError, match=r"^test_row_by_row\.py:\d+: operator '\w+': .* does not compute each row on its own"
+        ):
+            call()
+
+
+class Odd(Aggregate):
+    columns = ("a",)
+
+    def __init__(self, **odd: pl.Expr) -> None:
+        self.odd = odd
+
+    def partial(self, event_time: pl.Expr) -> dict[str, pl.Expr]:
+        return {"sum": self.odd.get("partial", pl.col("a").sum())}
+
+    def merge(self, part: Columns) -> dict[str, pl.Expr]:
+        return {"sum": self.odd.get("merge", part("sum").sum())}
+
+    def finish(self, part: Columns) -> pl.Expr:
+        return self.odd.get("finish", part("sum"))
+
+    def overflow(self, part: Columns) -> pl.Expr | None:
+        return self.odd.get("overflow")
+
+
+CODE = pl.col("a").cast(pl.String).cast(pl.Categorical).to_physical().cast(pl.Int64)
+
+
+@pytest.mark.parametrize(
+    ("odd", "message"),
+    [
+        ({"finish": pl.col("odd:sum") / pl.col("odd:sum").sum()}, "finish: .* does not compute each row on its own"),
+        ({"finish": pl.col("odd:sum").rank()}, "finish: .* does not compute each row on its own"),
+        ({"overflow": pl.col("odd:sum") > pl.col("odd:sum").mean()}, "finish: .* does not compute each row on its own"),
+        ({"partial": CODE.max()}, "partial: .* depends on more than its rows: .*numbers of categories"),
+        ({"partial": pl.col("a").sample(1).sum()}, "partial: .* depends on more than its rows: it is random"),
+        ({"merge": pl.col("odd:sum").shuffle().first()}, "merge: .* depends on more than its rows: it is random"),
+    ],
+)
+def test_an_aggregate_is_refused_whose_result_depends_on_more_than_its_rows(
+    odd: dict[str, pl.Expr], message: str
+) -> None:
+    def make(aggregate: Aggregate) -> None:
+        timed = SCHEMA.append(pa.field("at", pa.timestamp("us")))
+        aggregates = {"odd": aggregate}
+        window_operator("w", window=tumbling("1 s"), keys=["b"], event_time="at", aggregates=aggregates, schema=timed)
+
+    make(Odd())
+    with pytest.raises(JobError, match=f"operator 'w': aggregate 'odd': {message}"):
+        make(Odd(**odd))

@@ -95,7 +95,8 @@ class DataStream(Handle):
         dict and returns a truth value.
 
         Returns a stream with the same columns. Raises SchemaError for an expression that names an unknown column or is
-        not boolean, JobError for a function that cannot be sent to the slots.
+        not boolean, JobError for one that does not compute each row on its own, and for a function that cannot be sent
+        to the slots.
 
             >>> testing.run(orders.filter(pl.col("price") > 4)).rows
             [{'user': 'bob', 'price': 5}]
@@ -111,12 +112,13 @@ class DataStream(Handle):
     def select(self, *columns: str | pl.Expr, **named: pl.Expr) -> DataStream:
         """Keep only these columns, in this order.
 
-        `columns`: names of columns, or polars expressions. An expression computes each row on its own; one that reads
-        other rows of its batch, such as `pl.col("price").sum()`, is refused.
+        `columns`: names of columns, or polars expressions. An expression computes each row on its own; one whose value
+        depends on other rows of its batch, such as `pl.col("price").sum()`, or on the process, is refused. It is
+        evaluated on a few rows to find out, with the Python functions in it.
         `named`: further expressions, each with the name of its column: `total=pl.col("price") * 2`.
 
         Returns a stream of these columns. Raises SchemaError for an unknown column, JobError for an argument that is
-        not an expression, and if there is none.
+        not an expression or does not compute each row on its own, and if there is none.
 
             >>> testing.run(orders.select("user", double=pl.col("price") * 2)).rows
             [{'user': 'ann', 'double': 6}, {'user': 'bob', 'double': 10}, {'user': 'ann', 'double': 8}]

@@ -84,7 +84,7 @@ class Aggregate(ABC):
 
     @abstractmethod
     def finish(self, part: Columns) -> pl.Expr:
-        """Return the expression of the result, computed row by row from a merged part.
+        """Return the expression of the result, which computes each merged part on its own.
 
         `part`: returns the expression of a column of `partial`, given its name.
 

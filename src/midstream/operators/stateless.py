@@ -107,7 +107,7 @@ def _truth(result: object) -> bool:
 class ProjectOperator(Stateless):
     """Computes the columns `exprs`; with `keep`, after all input columns, or in place of one with the same name.
 
-    Each expression works row by row. `input_schema` is that of the input rows; `schema` follows from it.
+    Each expression computes each row on its own. `input_schema` is that of the input rows; `schema` follows from it.
     """
 
     keeps_rows = True
@@ -220,7 +220,7 @@ class MapBatchesOperator(Stateless):
 def expression_error(
     where: str, what: str, error: BaseException, batch: pa.RecordBatch, reads: Sequence[str], exprs: Sequence[pl.Expr]
 ) -> JobError:
-    """Return the JobError for expressions that raised; they work row by row, so the row is found by bisection."""
+    """Return the JobError for expressions that raised; they compute each row on its own, so the row is found by bisection."""
     frame = to_polars(batch.select(reads))
     first, rows = 0, batch.num_rows
     while rows > 1:
