@@ -23,7 +23,7 @@ _INTEGERS: Final = [2, None, 0, 2, 40, 7, -3, None, 1, 3, 0, 5]
 _FLOATS: Final = [2.0, None, float("nan"), 2.0, 0.5, -7.25, 0.0, float("nan"), float("inf"), -0.0, 1.0, 3.5]
 _BOOLEANS: Final = [True, None, False, False, True, True, None, False, True, False, True, True]
 _TEXTS: Final = [
-    *("a,b", None, "", "a,b", "2024-01-31", "31/01/2024", "2024-01-31 12:30:00", "7", "1.5", '{"a": 1}'),
+    *("a,b", None, "", "a,b", "2024-01-31", "31/01/2024", "2024-01-31 12:30:00", "7", "1.5", "[1, 2]"),
     *("12:30:15", "True b"),
 ]
 _DAYS: Final = [19_800, None, 19_801, 19_800, 0, 19_700, 19_830, None, 20_100, 19_789, 1, 19_802]

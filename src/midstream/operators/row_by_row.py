@@ -44,6 +44,7 @@ _CATEGORIES: Final = "use the text itself, or cast to pl.Enum, whose categories 
 _RANDOM: Final = "use a function of the row's own columns, such as hash(), or map()"
 _SORTED: Final = "leave it out: rows come in any order, and polars would compare wrongly"
 _JSON: Final = "use map() with json.loads, or str.json_path_match()"
+_BUILD: Final = "call the function with the type from the stream's schema when the job is defined"
 _MAP: Final = "use map() instead"
 _TYPE: Final = "state the type, with return_dtype= or a cast"
 
@@ -51,6 +52,7 @@ _NUMBERS: Final = "depends on the numbers of categories, which follow from what 
 _TEXTS: Final = [text for text in probe(pl.String(), close_together=False) if text is not None]
 
 _OUT: Final = "result"
+_MAY_BE_LONG: Final = (b'"Range":', b'"RepeatBy"', b'"PadStart"', b'"PadEnd"', b'"ZFill"')
 _REMEMBERED_BYTES: Final = 10_000
 """The length of an expression, as JSON, up to which what was found is remembered."""
 
@@ -147,7 +149,9 @@ def _check_parts(expr: pl.Expr, schema: Mapping[str, pl.DataType], *, of_many_ro
         for part in expr.meta.pop():
             _check_parts(part, schema, of_many_rows=of_many_rows)
         return True
-    return not _has_function(trees.text(tree))  # functions were called with probes already
+    # Functions were called with probes already. Ranges may be as long as what is computed from probes is large.
+    text = trees.text(tree)
+    return not _has_function(text) and not any(each in text for each in _MAY_BE_LONG)
 
 
 # ---- the parts of an expression ----
@@ -175,12 +179,13 @@ class _Parts:
             case {"Column": str(name)} if not self._trees.is_held_out(name):
                 return self._schema.get(name)
             case {"Literal": {"Dyn": _} | {"Scalar": _}} if "Categorical" not in str(tree):
-                return None
+                return _kind_of(self._trees.expr(tree), pl.DataFrame())
             case _:
                 inner = _named(tree)
         if inner is not None:
             return self.visit(inner)
-        computed = [child for child in self._operands(tree) if not self._is_kept(child)]
+        is_range = _is_function("Range", tree)  # from a constant to a probe it may be long
+        computed = [child for child in self._operands(tree) if is_range or not self._is_kept(child)]
         operands = [(child, kind) for child in computed if (kind := self.visit(child)) is not None]
         return self._judge(tree, operands if len(operands) == len(computed) else [])
 
@@ -230,7 +235,7 @@ class _Parts:
         places = []
         for index, (child, _) in enumerate(operands):
             column: Tree = {"Column": f"operand {index}"}
-            if _is_struct(tree):  # its fields have the names of the operands
+            if _is_function("AsStruct", tree):  # its fields have the names of the operands
                 column = {"Alias": [column, self._trees.expr(child).meta.output_name()]}
             places.append((child, column))
         places.sort(key=lambda place: -len(msgspec.json.encode(place[0])))  # one may be part of another
@@ -243,8 +248,14 @@ class _Parts:
         return judged(text, tuple(kinds.items()), self._of_many_rows)
 
 
-def _is_struct(tree: Tree) -> bool:
-    return isinstance(tree, dict) and "AsStruct" in (tree.get("Function") or {}).values()
+def _is_function(name: str, tree: Tree) -> bool:
+    match tree:
+        case {"Function": {"function": str(called)}}:
+            return called == name
+        case {"Function": {"function": dict(called)}}:
+            return name in called
+        case _:
+            return False
 
 
 def _named(tree: Tree) -> Tree:
@@ -338,6 +349,8 @@ def _check_names(tree: Tree) -> None:
                 fault = Fault("parses the texts of a batch as one document, so that a bad one may shift others", _JSON)
             case {"Categorical": {"To": [kind, _]}} if "'Enum'" not in str(kind):
                 fault = Fault(_NUMBERS, _CATEGORIES)
+            case {"PipeWithDtype": _}:
+                fault = Fault("is a function that returns an expression for each batch", _BUILD)
             case {"Eval": {"variant": {"Cumulative": _}}}:
                 fault = Fault("looks at the rows before", _OTHER_ROWS)
             case _:
