@@ -1,7 +1,7 @@
 """Polars expressions as trees, in the JSON form that polars itself writes.
 
 A tree is changed in ways in which an expression cannot: a part is replaced, a selector becomes a column. Which trees
-lie directly below one is what polars says (`meta.pop`), so that new kinds of expressions need no change here.
+lie directly below one is read from polars (`meta.pop`), so that new kinds of expressions need no change here.
 """
 
 from __future__ import annotations

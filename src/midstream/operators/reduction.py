@@ -87,8 +87,8 @@ class Reduction:
         """
         overflow = dict(self._overflow)
         for (output, aggregate), finish in zip(self._aggregates.items(), self._finish, strict=True):
-            if isinstance(aggregate, AccumulatorAggregate):
-                continue
+            if type(aggregate).__module__.startswith("midstream.operators."):
+                continue  # not the user's
             where = f"{self.where}: aggregate {output!r}"
             partial, merge = (
                 [expr for expr in exprs if expr.meta.output_name().startswith(f"{output}:")]

@@ -3,7 +3,7 @@
 Decided by behaviour. Each part of an expression is evaluated on probe rows of the types of its operands: together, one
 by one, in halves, in other orders and among other rows. Operands are probes too, not what the parts below compute, so
 that a part cannot hide what it does in values that never reach it: `when(x == 12345).then(x.sum())` has the sum as a
-part. What polars itself says of a part only adds refusals.
+part. What polars itself reports of a part only adds refusals.
 
 Behaviour shows nothing of what a Python function does for other values than the probes; that remains the user's.
 """
@@ -11,7 +11,8 @@ Behaviour shows nothing of what a Python function does for other values than the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -94,7 +95,8 @@ def check_of_many_rows(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) 
     kinds = _kinds(exprs, schema, where)
     for expr in exprs:
         try:
-            _check_parts(expr, kinds, of_many_rows=True)
+            with _quiet():
+                _check_parts(expr, kinds, of_many_rows=True)
         except _Found as found:
             raise JobError(
                 f"{where}: {expr} depends on more than its rows: {found.fault.reason}; {found.fault.remedy}"
@@ -113,8 +115,7 @@ def faults_of(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType]) -> li
     """
     found: list[tuple[pl.Expr, Fault]] = []
     whole: list[pl.Expr] = []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of functions that get probe values
+    with _quiet():
         for expr in exprs:
             try:
                 if _check_parts(expr, schema):
@@ -129,6 +130,14 @@ def faults_of(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType]) -> li
     return found
 
 
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Ignore the warnings of functions that are called with probes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 def _check_parts(expr: pl.Expr, schema: Mapping[str, pl.DataType], *, of_many_rows: bool = False) -> bool:
     """Return whether the expression should be checked as a whole too. Raises _Found for a part with a fault."""
     trees = Trees()
@@ -141,13 +150,14 @@ def _check_parts(expr: pl.Expr, schema: Mapping[str, pl.DataType], *, of_many_ro
         raise
     except RecursionError:  # it is hundreds of parts deep
         if not of_many_rows:
-            _check_words(expr)
+            _check_reports(expr)
         return True
     except EXPRESSION_ERRORS:  # it has a function that cannot be pickled, or another part that polars cannot write
-        if not of_many_rows and _word(expr) is False:
+        if not of_many_rows and _reported(expr) is False:
             raise _Found(Fault("may look at other rows", _OTHER_ROWS)) from None
         for part in expr.meta.pop():
-            _check_parts(part, schema, of_many_rows=of_many_rows)
+            if not _is_in_list(part):
+                _check_parts(part, schema, of_many_rows=of_many_rows)
         return True
     # Functions were called with probes already. Ranges may be as long as what is computed from probes is large.
     text = trees.text(tree)
@@ -286,10 +296,10 @@ def _judge(
         return kind, found
     if _has_function(text):
         return kind, None
-    word = _word(expr)
-    if word is False:
+    reported = _reported(expr)
+    if reported is False:
         return kind, Fault("may look at other rows", _OTHER_ROWS)
-    if word is None and not found and kind is not None and not expr.meta.has_multiple_outputs():
+    if reported is None and not found and kind is not None and not expr.meta.has_multiple_outputs():
         return kind, Fault("fails for each probe row, so that nothing shows how it computes others", _MAP)
     return kind, None
 
@@ -319,8 +329,8 @@ def _is_constant(text: bytes) -> bool:
     return first.equals(second)
 
 
-def _word(expr: pl.Expr) -> bool | None:
-    """Return what polars itself says; None if it cannot."""
+def _reported(expr: pl.Expr) -> bool | None:
+    """Return what polars itself reports; None if it cannot."""
     if expr.meta.has_multiple_outputs():
         return None  # for fields of a struct it would panic, with a message on stderr
     try:
@@ -333,7 +343,7 @@ def _has_function(text: bytes) -> bool:
     return b'{"AnonymousFunction":' in text or b'"callback":[' in text
 
 
-# ---- what names say, where behaviour cannot ----
+# ---- what the names of functions show, where behaviour does not ----
 
 
 def _check_names(tree: Tree) -> None:
@@ -358,16 +368,21 @@ def _check_names(tree: Tree) -> None:
         raise _Found(fault)
 
 
-def _check_words(expr: pl.Expr) -> None:
-    """Check the parts of an expression by what polars itself says of each."""
+def _check_reports(expr: pl.Expr) -> None:
+    """Check the parts of an expression by what polars itself reports of each."""
     waiting = [expr]
     while waiting:
         part = waiting.pop()
-        if not part.meta.root_names() and "element()" in str(part):
-            continue  # what list.eval computes within one row
-        if not part.meta.is_literal() and _word(part) is False:
+        if _is_in_list(part):
+            continue
+        if not part.meta.is_literal() and _reported(part) is False:
             raise _Found(Fault("may look at other rows", _OTHER_ROWS), str(part))
         waiting += part.meta.pop()
+
+
+def _is_in_list(part: pl.Expr) -> bool:
+    """Whether this is what list.eval computes within one row."""
+    return not part.meta.root_names() and "element()" in str(part)
 
 
 # ---- behaviour ----
@@ -442,7 +457,7 @@ def _count(rows: int) -> str:
 
 
 def _add_types(kinds: dict[str, pl.DataType], others: Mapping[str, pl.DataType]) -> Fault | None:
-    """Add what `others` say of the columns' types. A fault, if values have several types; nulls may have any."""
+    """Add what `others` have for the columns' types. A fault, if values have several types; nulls may have any."""
     for name, other in others.items():
         kind = kinds.setdefault(name, other)
         if kind == other:
