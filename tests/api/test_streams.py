@@ -239,7 +239,7 @@ def test_unknown_columns_in_expressions_name_the_column_and_what_there_is():
             call()
 
 
-def test_expressions_must_be_expressions_that_work_row_by_row():
+def test_expressions_must_compute_each_row_on_its_own():
     with refused(SchemaError, "a filter must be boolean"):
         stream().filter(pl.col("v"))
     with refused(JobError, "3 is not a function"):
@@ -248,7 +248,7 @@ def test_expressions_must_be_expressions_that_work_row_by_row():
         stream().with_columns(y=3)  # type: ignore[arg-type]  # the mistake under test
     with refused(JobError, "select: name at least one"):
         stream().select()
-    with refused(JobError, "row by row"):
+    with refused(JobError, "each row on its own"):
         stream().select(pl.col("v").sum())
 
 
