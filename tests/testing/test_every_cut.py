@@ -19,10 +19,8 @@ from midstream import (
     Count,
     DataStream,
     Environment,
-    First,
     KeyedBatchFunction,
     KeyedProcessFunction,
-    Last,
     ListState,
     MapState,
     Sum,
@@ -69,7 +67,7 @@ class RowsUntil(KeyedProcessFunction):
     seen: MapState[datetime, int] = MapState()
 
     def process(self, row, ctx):
-        self.seen[row["at"]] = (self.seen[row["at"]] if row["at"] in self.seen else 0) + 1
+        self.seen[row["at"]] = self.seen.get(row["at"], 0) + 1
         ctx.timers.event_time(row["at"])
         ctx.timers.event_time(row["at"] + GAP)
 
@@ -115,7 +113,7 @@ class SumUntil(CoProcessFunction):
         ctx.timers.event_time(row["at"])
 
     def process2(self, row, ctx):
-        self.sums[row["then"]] = (self.sums[row["then"]] if row["then"] in self.sums else 0) + row["m"]
+        self.sums[row["then"]] = self.sums.get(row["then"], 0) + row["m"]
 
     def on_timer(self, time, ctx):
         total = sum(m for at, m in self.sums.items() if at <= time)

@@ -247,7 +247,7 @@ class TimestampsOperator(Operator):
         clock = self._context.clock
         self._look_s = since_s + self._strategy.idle_after_us / 1e6
         delay_ms = max(1, ceil((self._look_s - clock.monotonic_s()) * 1000))
-        self._timer = self._context.call_at(clock.now_ms() + delay_ms, self._check_idle)
+        self._timer = self._context.call_later(delay_ms / 1000, self._check_idle)
 
     def _unwatch(self) -> None:
         if self._timer is not None:

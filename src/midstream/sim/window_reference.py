@@ -84,7 +84,9 @@ class WindowReference:
             touched.setdefault((group, key), []).append(part)
         for (group, key), parts in touched.items():
             mark_us = self._marks[group]
-            still_us = range(mark_us - self._allowed_us + 1, mark_us + 1)  # windows that have fired and still accept rows
+            still_us = range(
+                mark_us - self._allowed_us + 1, mark_us + 1
+            )  # windows that have fired and still accept rows
             for start_us, end_us, ids in self._windows(self._held[group, key], still_us):
                 if any(start_us <= part.start_us < end_us for part in parts):
                     emitted[key, start_us, end_us, ids] = None
