@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import polars as pl
@@ -283,8 +283,28 @@ def test_windows_need_event_time_and_sensible_sizes():
         timed().key_by("k").window(tumbling("1 h")).allowed_lateness("soon")
     with pytest.raises(ConfigError, match="'1 fortnight' is not a duration"):
         tumbling("1 fortnight")
+    with pytest.raises(ConfigError, match=r"'1 month' is not a duration.* units are us, ms, s, min, h and d, or their"):
+        tumbling("1 month")
+    for negative in ("-1 h", "- 1 hour", -3600, timedelta(hours=-1)):
+        with pytest.raises(ConfigError, match=r"size: .* must (not be negative|be neither negative)"):
+            tumbling(negative)
+    with pytest.raises(ConfigError, match="offset: 'soon' is not a duration"):
+        tumbling("1 h", offset="-soon")
     with pytest.raises(ConfigError, match="must be longer than 0"):
         tumbling(0)
+
+
+def test_units_may_be_written_in_full():
+    for text in ("120000000 us", "120000 milliseconds", "120 seconds", "2 min", "2 minutes", "2 Minutes", "2m"):
+        assert tumbling(text) == tumbling(120), text
+    assert tumbling("1 hour") == tumbling("60 mins") and tumbling("2 days") == tumbling("48 hours")
+
+
+def test_an_offset_may_be_negative():
+    assert tumbling("1 d", offset="-2 h") == tumbling("1 d", offset="22 h") == tumbling("1 d", offset=-7200)
+    assert str(tumbling("1 d", offset=timedelta(hours=-26))) == "tumbling windows of 1 d shifted by 22 h"
+    assert sliding("1 h", "20 min", offset="-5 min") == sliding("1 h", "20 min", offset="15 min")
+    assert tumbling("1 h", offset="-1 d") == tumbling("1 h")
 
 
 def test_aggregates_are_checked():

@@ -17,6 +17,7 @@ from midstream.api.core import StreamCore
 from midstream.api.program import Handle, MakeOperator, located
 from midstream.api.shipping import check_shippable
 from midstream.connectors.collect import CollectSink
+from midstream.connectors.encoders import check_encodable
 from midstream.connectors.file_sink import FileSink
 from midstream.connectors.print_sink import PrintSink
 from midstream.core.batches import check_held_by_polars
@@ -484,12 +485,13 @@ class DataStream(Handle):
         `append`: add files to a directory that is not empty.
         `filesystem`: a pyarrow filesystem, with `directory` as a path in it; by default that of the URL.
 
-        Returns a StreamSink. Raises ConfigError for an invalid directory or size; a directory that is in use is refused
-        when the job starts.
+        Returns a StreamSink. Raises ConfigError for an invalid directory or size, and SchemaError for a column that the
+        files cannot hold; a directory that is in use is refused when the job starts.
 
             >>> _ = orders.write_parquet("orders").uid("orders-in-files")
         """
         sink = FileSink(directory, format="parquet", roll_size=roll_size, append=append, filesystem=filesystem)
+        check_encodable(self.schema, "parquet", "write_parquet")
         return self._end("parquet", sink)
 
     @located
@@ -516,6 +518,7 @@ class DataStream(Handle):
             >>> _ = orders.write_jsonl("orders").uid("orders-in-files")
         """
         sink = FileSink(directory, format="jsonl", roll_size=roll_size, append=append, filesystem=filesystem)
+        check_encodable(self.schema, "jsonl", "write_jsonl")
         return self._end("jsonl", sink)
 
     @located
