@@ -32,6 +32,7 @@ from midstream import (
     no_restart,
     session,
     sliding,
+    testing,
     tumbling,
 )
 from midstream.core.arrow_types import schema_of
@@ -536,3 +537,17 @@ def test_a_python_without_pyspark_is_one_clear_error(monkeypatch):
         ClusterError, match=r"Spark needs PySpark 4, and .*python.* has no module 'pyspark'; install it"
     ):
         environment.start(master="local[2]")
+
+
+def test_a_keyed_stream_is_written_with_all_rows_of_a_key_in_one_subtask(tmp_path):
+    env = Environment(parallelism=3)
+    keyed = env.from_collection([{"k": i % 5, "n": i} for i in range(40)], splits=1).key_by("k")
+    kept = keyed.collect()
+    keyed.write_parquet(tmp_path / "out").uid("files")
+    keyed.sink(CollectSink()).uid("sink")
+    graph = build_job_graph(env.program.graph, env.program.config)
+    assert {(edge.partitioning, edge.keys) for edge in graph.edges} == {(Partitioning.KEYED, ("k",))}
+    for rows in (testing.run(env, parallelism=3)[kept], testing.run(env, parallelism=3)["files"]):
+        assert len(rows) == 40
+        for k in range(5):
+            assert [row["n"] for row in rows if row["k"] == k] == list(range(k, 40, 5))
