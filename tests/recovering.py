@@ -12,7 +12,7 @@ from in_memory import CountingIds, MemoryStorage
 from midstream.checkpoint.channel_state import Captured, store_channels
 from midstream.core.arrow_types import to_list
 from midstream.core.config import JobConfig
-from midstream.core.seams import Done, Executor, Failed, Mail, Storage, Timer
+from midstream.core.seams import Done, Failed, Mail, Storage, Timer, WallClockExecutor
 from midstream.exchange.lease import LeasedBatch
 from midstream.exchange.pool import BufferPool
 from midstream.graph.job_graph import Edge
@@ -44,7 +44,7 @@ def rows_in(found: pa.RecordBatch) -> list[tuple[int, int]]:
 
 
 class Steps:
-    """core.seams.Executor: I/O, mails and timers happen when the test says."""
+    """core.seams.WallClockExecutor: I/O, mails and timers happen when the test says."""
 
     def __init__(self) -> None:
         self.io: deque[Callable[[], None]] = deque()
@@ -58,6 +58,9 @@ class Steps:
         timer = FakeTimer(mail)
         self.timers.append((delay_s, timer))
         return timer
+
+    def call_at(self, time_ms: int, mail: Mail) -> Timer:
+        return self.call_later(time_ms / 1000, mail)
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         def both() -> None:
@@ -77,7 +80,7 @@ class Steps:
         return True
 
 
-def task_seams(executor: Executor, storage: Storage | None, **more: Any) -> TaskSeams:
+def task_seams(executor: WallClockExecutor, storage: Storage | None, **more: Any) -> TaskSeams:
     """Of attempt 0 and epoch 1; `more`: fields that are to be otherwise."""
     fields: dict[str, Any] = {
         "config": JobConfig(name="job"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from datetime import datetime
+from datetime import datetime, timedelta
 from pathlib import Path
 
 import polars as pl
@@ -32,6 +32,7 @@ from midstream import (
     no_restart,
     session,
     sliding,
+    testing,
     tumbling,
 )
 from midstream.core.arrow_types import schema_of
@@ -283,8 +284,28 @@ def test_windows_need_event_time_and_sensible_sizes():
         timed().key_by("k").window(tumbling("1 h")).allowed_lateness("soon")
     with pytest.raises(ConfigError, match="'1 fortnight' is not a duration"):
         tumbling("1 fortnight")
+    with pytest.raises(ConfigError, match=r"'1 month' is not a duration.* units are us, ms, s, min, h and d, or their"):
+        tumbling("1 month")
+    for negative in ("-1 h", "- 1 hour", -3600, timedelta(hours=-1)):
+        with pytest.raises(ConfigError, match=r"size: .* must (not be negative|be neither negative)"):
+            tumbling(negative)
+    with pytest.raises(ConfigError, match="offset: 'soon' is not a duration"):
+        tumbling("1 h", offset="-soon")
     with pytest.raises(ConfigError, match="must be longer than 0"):
         tumbling(0)
+
+
+def test_units_may_be_written_in_full():
+    for text in ("120000000 us", "120000 milliseconds", "120 seconds", "2 min", "2 minutes", "2 Minutes", "2m"):
+        assert tumbling(text) == tumbling(120), text
+    assert tumbling("1 hour") == tumbling("60 mins") and tumbling("2 days") == tumbling("48 hours")
+
+
+def test_an_offset_may_be_negative():
+    assert tumbling("1 d", offset="-2 h") == tumbling("1 d", offset="22 h") == tumbling("1 d", offset=-7200)
+    assert str(tumbling("1 d", offset=timedelta(hours=-26))) == "tumbling windows of 1 d shifted by 22 h"
+    assert sliding("1 h", "20 min", offset="-5 min") == sliding("1 h", "20 min", offset="15 min")
+    assert tumbling("1 h", offset="-1 d") == tumbling("1 h")
 
 
 def test_aggregates_are_checked():
@@ -516,3 +537,17 @@ def test_a_python_without_pyspark_is_one_clear_error(monkeypatch):
         ClusterError, match=r"Spark needs PySpark 4, and .*python.* has no module 'pyspark'; install it"
     ):
         environment.start(master="local[2]")
+
+
+def test_a_keyed_stream_is_written_with_all_rows_of_a_key_in_one_subtask(tmp_path):
+    env = Environment(parallelism=3)
+    keyed = env.from_collection([{"k": i % 5, "n": i} for i in range(40)], splits=1).key_by("k")
+    kept = keyed.collect()
+    keyed.write_parquet(tmp_path / "out").uid("files")
+    keyed.sink(CollectSink()).uid("sink")
+    graph = build_job_graph(env.program.graph, env.program.config)
+    assert {(edge.partitioning, edge.keys) for edge in graph.edges} == {(Partitioning.KEYED, ("k",))}
+    for rows in (testing.run(env, parallelism=3)[kept], testing.run(env, parallelism=3)["files"]):
+        assert len(rows) == 40
+        for k in range(5):
+            assert [row["n"] for row in rows if row["k"] == k] == list(range(k, 40, 5))

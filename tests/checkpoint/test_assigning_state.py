@@ -179,3 +179,17 @@ def test_a_finished_operator_needs_finished_producers_whatever_the_edge() -> Non
     metadata = metadata_of(pipeline(keyed=False), finished={"read": (0,), "count": (0, 1)})
     with pytest.raises(ConfigError, match=r"'count' had fully finished.*'read'.*had partly finished: .*go nowhere"):
         assign_state(metadata, rebalanced(3))
+
+
+def test_an_automatic_uid_that_has_shifted_is_named_with_the_one_to_set() -> None:
+    """An operator of a kind was added before one of a chain that had finished."""
+    then, now = pipeline(uids=("kept", "map-1")), pipeline(uids=("kept", "map-2"))
+    finished = {"read": (0, 1), "kept": (0, 1), "map-1": (0, 1)}
+    with pytest.raises(
+        ConfigError, match=r"'kept' and 'map-2' run in one task.* call uid\('map-1'\) on what is 'map-2' "
+    ):
+        assign_state(metadata_of(then, finished=finished), now)
+    assert assign_state(metadata_of(then, finished=finished), then).finished
+    other = pipeline(uids=("kept", "filter-2"))
+    with pytest.raises(ConfigError, match=r"had not finished\. Put rebalance\(\) between them"):
+        assign_state(metadata_of(then, finished=finished), other)

@@ -114,6 +114,7 @@ class World:
                 ids=self.ids,
                 storage=None,
                 call_at=self._call_at,
+                call_later=lambda delay_s, mail: self._call_at(self.clock.now_ms() + round(delay_s * 1000), mail),
                 fail=self.failures.append,
                 splits=splits,
             ),

@@ -1,4 +1,7 @@
-"""Windows in plain Python, a row at a time, as Flink's WindowOperator does it; late windows fire once per batch."""
+"""Windows in plain Python, a row at a time, as Flink's WindowOperator does it; late windows fire once per batch.
+
+Unlike in Flink, a session is due when the watermark has reached its end, since a row exactly there still belongs to it.
+"""
 
 from __future__ import annotations
 
@@ -23,6 +26,9 @@ class Window:
 class Oracle:
     """`watermarks` per key: keys of different subtasks may be at different ones. All times in one unit."""
 
+    takes_its_end = False
+    """Whether a row exactly at the end of a window still belongs to it."""
+
     def __init__(self, lateness: int) -> None:
         self.lateness = lateness
         self.watermarks: dict[Any, int] = defaultdict(lambda: MIN)
@@ -43,14 +49,18 @@ class Oracle:
                 fire[id(window)] = (row[0], window)
         for key, window in fire.values():
             alive = any(window is other for other in self.windows[key])
-            if alive and window.end - 1 <= self.watermarks[key]:
+            if alive and self.due(window.end) <= self.watermarks[key]:
                 self.out.append(result(key, window))
 
     def assign(self, row: Row) -> list[Window]:
         raise NotImplementedError
 
+    def due(self, end: int) -> int:
+        """Return the watermark at which a window that ends at `end` fires: no row of it can follow."""
+        return end if self.takes_its_end else end - 1
+
     def is_late(self, key: Any, end: int) -> bool:
-        return end - 1 + self.lateness <= self.watermarks[key]
+        return self.due(end) + self.lateness <= self.watermarks[key]
 
     def advance(self, key: Any, watermark: int) -> None:
         before = self.watermarks[key]
@@ -58,7 +68,7 @@ class Oracle:
             return
         self.watermarks[key] = watermark
         for window in self.windows[key]:
-            if before < window.end - 1 <= watermark:
+            if before < self.due(window.end) <= watermark:
                 self.out.append(result(key, window))
         self.windows[key] = [window for window in self.windows[key] if not self.is_late(key, window.end)]
 
@@ -84,6 +94,8 @@ class SlidingOracle(Oracle):
 
 
 class SessionOracle(Oracle):
+    takes_its_end = True
+
     def __init__(self, gap: int, lateness: int) -> None:
         super().__init__(lateness)
         self.gap = gap

@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 from midstream.core.seams import Done, Failed
+from midstream.runtime import loop as loop_module
 from midstream.runtime.loop import EventLoop
 
 
@@ -83,7 +85,48 @@ def test_cancelled_timers_do_not_pile_up(loop: EventLoop) -> None:
 
     loop.post(begin)
     loop.run()
-    assert len(loop._timers) < 3000
+    assert len(loop._timers._entries) < 3000
+
+
+def test_a_jump_of_the_wall_clock_is_noticed_by_a_loop_that_sleeps(loop, monkeypatch) -> None:
+    """The wall clock stands still here, but for the jump, as after a suspend: nothing else wakes the loop."""
+    wall_ms = [1_000_000]
+    monkeypatch.setattr(loop_module, "WALL_CLOCK_CHECK_S", 0.02)
+    monkeypatch.setattr(loop, "now_ms", lambda: wall_ms[0])
+    fired: list[str] = []
+
+    def fire() -> None:
+        fired.append("due")
+        loop.stop()
+
+    loop.call_at(wall_ms[0] + 3_600_000, fire)
+    loop.call_at(wall_ms[0] + 7_200_000, lambda: fired.append("not due"))
+    loop.call_at(wall_ms[0] + 1, lambda: fired.append("cancelled")).cancel()
+    jump = threading.Timer(0.1, lambda: wall_ms.__setitem__(0, wall_ms[0] + 3_600_000))
+    jump.start()
+    loop.call_later(60, loop.stop)
+    loop.run()
+    jump.join()
+    assert fired == ["due"]
+
+
+@pytest.mark.parametrize("is_cancelled", [False, True])
+def test_the_wall_clock_is_read_only_while_something_waits_for_it(loop, monkeypatch, is_cancelled: bool) -> None:
+    waits: list[float] = []
+
+    def select(timeout: float) -> list[Any]:
+        waits.append(timeout)
+        loop.stop()
+        return []
+
+    monkeypatch.setattr(loop._selector, "select", select)
+    timer = loop.call_at(loop.now_ms() + 3_600_000, lambda: None)
+    loop.call_later(600, lambda: None)
+    if is_cancelled:
+        timer.cancel()
+    loop.run()
+    assert (waits[0] > 500) is is_cancelled
+    assert is_cancelled or waits[0] == loop_module.WALL_CLOCK_CHECK_S
 
 
 def test_a_flood_of_mails_starves_neither_timers_nor_io(loop: EventLoop) -> None:

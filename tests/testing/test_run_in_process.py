@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from datetime import datetime, timedelta, timezone
 
 import polars as pl
@@ -566,3 +567,66 @@ def test_a_result_that_depends_on_chance_is_not_blamed_on_cuts():
     )
     with pytest.raises(AssertionError, match="the result differs from run to run, with the same cuts too"):
         testing.check_cuts(stream)
+
+
+class NoText(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("there is none")
+
+
+def fail_at_three(failure: BaseException):
+    def fail(row):
+        if row["n"] == 3:
+            raise failure
+        return row
+
+    class Fails(KeyedProcessFunction):
+        def process(self, row, ctx):
+            return fail(row)
+
+    class FailsLater(KeyedProcessFunction):
+        def process(self, row, ctx):
+            ctx.timers.event_time(row["n"])
+
+        def on_timer(self, time, ctx):
+            return fail({"n": ctx.key})
+
+    def batches(frame):
+        fail({"n": 3})
+
+    numbers = Environment().from_collection([{"n": i} for i in range(5)])
+    return {
+        "map": numbers.map(fail),
+        "filter": numbers.filter(fail),
+        "flat_map": numbers.flat_map(lambda row: [fail(row)]),
+        "map_batches": numbers.map_batches(batches),
+        "process": numbers.key_by("n").process(Fails(), {"n": int}),
+        "on_timer": numbers.key_by("n").process(FailsLater(), {"n": int}),
+    }
+
+
+@pytest.mark.parametrize("kind", fail_at_three(ValueError()))
+@pytest.mark.parametrize(
+    ("failure", "text"),
+    [
+        (NoText(), "NoText.*no text: its __str__ raised RuntimeError"),
+        (SystemExit("enough"), "SystemExit.*: enough; a fun"),
+    ],
+)
+def test_what_a_function_raises_is_shown_with_its_type_and_its_row(kind, failure, text):
+    with pytest.raises((NoText, JobError)) as raised:
+        testing.run(fail_at_three(failure)[kind])
+    shown = " ".join(raised.value.__notes__)  # type: ignore[attr-defined]
+    assert re.search(f"raised {text}", shown)
+    assert kind == "map_batches" or re.search(r"'n': 3|\(key 3\)", shown)
+
+
+def test_arithmetic_with_event_time_before_the_first_watermark_is_explained():
+    class WeekAgo(KeyedProcessFunction):
+        def process(self, row, ctx):
+            return {"late": row["at"] < ctx.watermark - timedelta(days=7)}
+
+    stream = orders(Environment()).key_by("user").process(WeekAgo(), {"late": bool})
+    with pytest.raises(OverflowError) as raised:
+        testing.run(stream, [order("ann", 1, 0)])
+    assert "ctx.watermark is datetime.min, as before the first watermark" in " ".join(raised.value.__notes__)  # type: ignore[attr-defined]

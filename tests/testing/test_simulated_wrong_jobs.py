@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 import uuid
 from collections.abc import Callable
@@ -288,7 +289,7 @@ def test_rows_that_come_too_late() -> None:
         ),
         shuffled,
     )
-    assert "Rows are too late" in text
+    assert "Rows are too late" in text and re.search(r"The bound of .* is 2 s", text)
     assert "'counts'" in text
     assert "allowed_lateness" in text
 

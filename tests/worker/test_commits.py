@@ -23,7 +23,7 @@ from standing_clock import StandingClock
 
 
 class Pool:
-    """An Executor whose I/O runs when the test says so, in any order."""
+    """A WallClockExecutor whose I/O runs when the test says so, in any order."""
 
     def __init__(self) -> None:
         self.work: deque[tuple[Callable[[], Any], Callable[[Any], None]]] = deque()
@@ -32,6 +32,9 @@ class Pool:
         raise AssertionError("nothing is posted")
 
     def call_later(self, delay_s: float, mail: Callable[[], None]) -> Any:
+        raise AssertionError("nothing waits")
+
+    def call_at(self, time_ms: int, mail: Callable[[], None]) -> Any:
         raise AssertionError("nothing waits")
 
     def submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:

@@ -48,6 +48,9 @@ class World:
     def submit(self, work: Callable[[], Any], done: Callable[[Any], None]) -> None:
         self.io.append((work, done))
 
+    def call_at(self, time_ms: int, mail: Mail) -> World:
+        raise AssertionError("a source does not wait for the wall clock")
+
     def call_later(self, delay_s: float, mail: Mail) -> World:
         self.timers.append((self.time_s + delay_s, mail))
         return self

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from datetime import timedelta
 
 from midstream.api.core import StreamCore
 from midstream.api.keyed import processed, require_function
 from midstream.api.program import located
 from midstream.api.stream import DataStream, main_output
-from midstream.core.config import Duration, duration_us
+from midstream.core.config import Duration, signed_duration_us
 from midstream.core.errors import ConfigError, JobError
 from midstream.core.schemas import SchemaLike, as_schema
 from midstream.operators.batch_functions import BatchFunctionOperator, CoBatchFunction
@@ -144,7 +143,7 @@ class ConnectedStreams:
                 "interval_join: both streams need keys and event time: "
                 "a.with_watermarks(…).key_by(…).connect(b.with_watermarks(…).key_by(…))"
             )
-        lower_us, upper_us = (_signed_us(value, "interval_join") for value in (lower, upper))
+        lower_us, upper_us = (signed_duration_us(value, "interval_join") for value in (lower, upper))
         if lower_us > upper_us:
             raise ConfigError(f"interval_join: lower ({lower}) is above upper ({upper}): there are no such pairs")
         result = first.then(
@@ -154,15 +153,6 @@ class ConnectedStreams:
         of_second = dict(zip(second.keys, first.keys, strict=True)).get(second.event_time, second.event_time)
         event_time = first.event_time if upper_us <= 0 else of_second if lower_us >= 0 else None
         return main_output(replace(result, event_time=event_time))
-
-
-def _signed_us(value: Duration, name: str) -> int:
-    if isinstance(value, str):
-        text = value.strip()
-        return -duration_us(text[1:].strip(), name) if text.startswith("-") else duration_us(text, name)
-    zero = timedelta(0) if isinstance(value, timedelta) else 0
-    is_negative = isinstance(value, (timedelta, int, float)) and value < zero  # type: ignore[operator]
-    return -duration_us(-value, name) if is_negative else duration_us(value, name)
 
 
 class BroadcastConnectedStreams:

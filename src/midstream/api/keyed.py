@@ -12,6 +12,7 @@ from midstream.api.core import StreamCore
 from midstream.api.program import located
 from midstream.api.shipping import check_shippable
 from midstream.api.stream import BroadcastStream, DataStream, main_output
+from midstream.api.writable import Writable
 from midstream.core.config import Duration, duration_s
 from midstream.core.errors import JobError
 from midstream.core.schemas import SchemaLike, as_schema
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
     from midstream.api.connected import BroadcastConnectedStreams, ConnectedStreams
 
 
-class KeyedStream:
+class KeyedStream(Writable):
     """A stream partitioned by the values of `keys`, as `DataStream.key_by` returns it. Its methods process each key on
     its own.
 
@@ -43,9 +44,8 @@ class KeyedStream:
     """
 
     def __init__(self, core: StreamCore) -> None:
-        self.core = core  # for midstream's own modules
+        super().__init__(core)
         self.keys = core.keys
-        self.schema = core.schema
         self.event_time = core.event_time
 
     @located

@@ -16,7 +16,7 @@ from midstream.checkpoint.store import split_restore
 from midstream.coordinator.events import JobPlan, NewerOutput
 from midstream.coordinator.restoring.opening import check_plan, check_start, find_start
 from midstream.core.config import Duration, JobConfig
-from midstream.core.errors import ClusterError, ConfigError, JobError
+from midstream.core.errors import ClusterError, ConfigError, JobError, MidstreamError
 from midstream.core.pickling import pickled, unpickled_apart
 from midstream.exchange.capacity import check_pool
 from midstream.graph.build import build_job_graph
@@ -136,7 +136,7 @@ def submission(
     )
     check_plan(plan)
     start = find_start(plan, FileStorage)
-    _check_sinks(graph, restoring=start.metadata is not None)
+    _check_sinks(graph, logical, restoring=start.metadata is not None)
     for warning in check_start(plan, start, FileStorage):
         _log.warning("job %s: %s", config.name, warning)  # the status, which has it too, is read later
     # an error in the modules is reported before Spark starts
@@ -199,11 +199,18 @@ def _spark_slots(master: str | None, slots: int) -> SlotProvider:
     return SparkSlots(get_session(master, slots=slots))
 
 
-def _check_sinks(graph: JobGraph, restoring: bool) -> None:
+def _check_sinks(graph: JobGraph, logical: LogicalGraph, restoring: bool) -> None:
+    """Raises what a sink raises that cannot be used, with its name and its place in the program."""
     for vertex in graph.vertices:
         for spec in vertex.operators:
-            if spec.sink is not None:
+            if spec.sink is None:
+                continue
+            try:
                 spec.sink.validate(spec.operator.schema, restoring)  # type: ignore[attr-defined]
+            except MidstreamError as error:
+                place = next((node.place for node in logical.nodes if node.sink is spec.sink), "")
+                sink = f"{f'{place}: ' if place else ''}sink {spec.name!r}"
+                raise type(error)(f"{sink}: {error}").with_traceback(error.__traceback__) from error.__cause__
     _check_parallelism(graph)
 
 

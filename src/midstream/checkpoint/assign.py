@@ -15,8 +15,10 @@ Only subtasks that had not finished have state to assign.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
+from typing import Final
 
 from midstream.checkpoint.assign_channels import assign_channels
 from midstream.checkpoint.compatible import check_hashes, check_settings, dropped_state
@@ -222,10 +224,41 @@ def _has_finished(old: Mapping[str, OperatorState], vertex: Vertex) -> bool:
     if fully and others:
         raise ConfigError(
             f"operators {fully[0]!r} and {others[0]!r} run in one task, but in the checkpoint {fully[0]!r} had fully "
-            f"finished and {others[0]!r} had {shares[others[0]]} finished. Put rebalance() between them, or start "
-            "from an older checkpoint"
+            f"finished and {others[0]!r} had {shares[others[0]]} finished. {_of_shifted_uids(old, vertex, fully[0])}Put "
+            "rebalance() between them, or start from an older checkpoint"
         )
     return not others
+
+
+_AUTOMATIC: Final = re.compile(r"([a-z_]+)-[0-9]+")
+"""A uid that the program did not set: the kind of the operator, and its number among those of the kind."""
+
+
+_MAY_HAVE_SHIFTED: Final = (
+    " (a uid that the program does not set counts the operators of a kind, so it may have been another operator in the "
+    "checkpoint: set those of then with uid())"
+)
+
+
+def _of_shifted_uids(old: Mapping[str, OperatorState], vertex: Vertex, known: str) -> str:
+    """Describe which automatic uids of a task have shifted since the checkpoint; "" if none has. `known`: a uid that the
+    task had then.
+    """
+    now = [spec.uid for spec in vertex.specs]
+    then = [uid for uid, op in old.items() if op.vertex == old[known].vertex]
+    pairs = []
+    for uid in now:
+        kind = _AUTOMATIC.fullmatch(uid)
+        left = [was for was in then if kind and was not in now and was.startswith(f"{kind[1]}-")]
+        if uid not in then and left:
+            then.remove(left[0])
+            pairs.append(f"uid({left[0]!r}) on what is {uid!r} now")
+    if not pairs:
+        return ""
+    return (
+        "A uid that the program does not set counts the operators of a kind, so it shifts when one is added before it: to "
+        f"continue with the operators of the checkpoint, call {', and '.join(pairs)}. Otherwise: "
+    )
 
 
 def _share(op: OperatorState | None) -> str:
@@ -246,5 +279,5 @@ def _check_consumer(old: Mapping[str, OperatorState], graph: JobGraph, edge: Edg
     raise ConfigError(
         f"operator {fed!r} had {_share(old.get(fed))} finished in the checkpoint, but {feeder!r}, which feeds it now, "
         f"had {_share(old.get(feeder))} finished: {lost}. Give the fed operator a new uid, or start from an older "
-        "checkpoint"
+        f"checkpoint{_MAY_HAVE_SHIFTED if _AUTOMATIC.fullmatch(fed) else ''}"
     )

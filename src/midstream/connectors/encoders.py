@@ -113,15 +113,17 @@ def check_encodable(schema: pa.Schema, format: OutputFormat, where: str) -> None
     """Raise SchemaError naming the first column that has no form in the format."""
     if len(schema) == 0:
         raise SchemaError(f"{where}: the stream has no columns to write")
+    types = pa.types
     if format == "jsonl":
         check_held_by_polars(schema, where)
     for field in schema:
         if format == "jsonl":
             culprit = _without_json_form(field.type)
             if culprit is not None:
+                example = f", for example with_columns(pl.col({field.name!r}).bin.encode('base64'))"
                 raise SchemaError(
                     f"{where}: column {field.name!r} is {field.type}, and JSON has no form for {culprit}; write "
-                    "Parquet, or convert it to a string first"
+                    f"Parquet, or convert it to a string first{example if types.is_large_binary(field.type) else ''}"
                 )
             continue
         try:

@@ -18,7 +18,18 @@ MAX_PARALLELISM_MAX: Final = 32768
 
 BUFFER_BYTES_MIN: Final = 4096
 
-_DURATION_S = {"us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0, "d": 86400.0}
+_DURATION_S = {
+    **dict.fromkeys(("us", "microsecond", "microseconds"), 1e-6),
+    **dict.fromkeys(("ms", "millisecond", "milliseconds"), 1e-3),
+    **dict.fromkeys(("s", "sec", "second", "seconds"), 1.0),
+    **dict.fromkeys(("m", "min", "mins", "minute", "minutes"), 60.0),
+    **dict.fromkeys(("h", "hour", "hours"), 3600.0),
+    **dict.fromkeys(("d", "day", "days"), 86400.0),
+}
+_HOW_TO_WRITE: Final = (
+    "is not a duration; write a number of seconds, or a number with a unit, such as '250 ms' or '5 min' (the units are "
+    "us, ms, s, min, h and d, or their names in full: '2 hours')"
+)
 _SIZE_BYTES = {"b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 _NUMBER_UNIT = re.compile(r"\s*([0-9]+(?:\.[0-9]+)?)\s*([a-zA-Z]*)\s*")
 
@@ -31,14 +42,16 @@ def duration_s(value: Duration, name: str) -> float:
     if isinstance(value, timedelta):
         seconds = value.total_seconds()
     elif isinstance(value, bool):
-        raise ConfigError(f"{name}: {value!r} is not a duration; write for example '10 s' or '250 ms'")
+        raise ConfigError(f"{name}: {value!r} {_HOW_TO_WRITE}")
     elif isinstance(value, (int, float)):
         seconds = float(value)
     else:
         match = _NUMBER_UNIT.fullmatch(value) if isinstance(value, str) else None
         unit = match.group(2).lower() if match else ""
         if match is None or (unit and unit not in _DURATION_S):
-            raise ConfigError(f"{name}: {value!r} is not a duration; write for example '10 s' or '250 ms'")
+            if isinstance(value, str) and value.lstrip().startswith("-"):
+                raise ConfigError(f"{name}: {value!r} must not be negative")
+            raise ConfigError(f"{name}: {value!r} {_HOW_TO_WRITE}")
         seconds = float(match.group(1)) * _DURATION_S[unit or "s"]
     if not 0 <= seconds < 1e10:
         raise ConfigError(f"{name}: {value!r} must be neither negative nor infinite")
@@ -47,6 +60,16 @@ def duration_s(value: Duration, name: str) -> float:
 
 def duration_us(value: Duration, name: str) -> int:
     return round(duration_s(value, name) * 1_000_000)
+
+
+def signed_duration_us(value: Duration, name: str) -> int:
+    """Like `duration_us`, but the duration may be negative: "-2 h"."""
+    if isinstance(value, str):
+        text = value.strip()
+        return -duration_us(text[1:].strip(), name) if text.startswith("-") else duration_us(text, name)
+    zero = timedelta(0) if isinstance(value, timedelta) else 0
+    is_negative = isinstance(value, (timedelta, int, float)) and value < zero  # type: ignore[operator]
+    return -duration_us(-value, name) if is_negative else duration_us(value, name)
 
 
 def duration_text(duration_us: int) -> str:

@@ -97,3 +97,11 @@ def assert_never(value: NoReturn) -> NoReturn:
     `typing.assert_never` exists from Python 3.11 on. Raises InvariantError if a value arrives in a running program.
     """
     raise InvariantError(f"no case handles {value!r}, a {type(value).__name__}")
+
+
+def text_of(error: BaseException) -> str:
+    """Return the message of an exception of user code, even one whose text cannot be made."""
+    try:
+        return str(error)
+    except Exception as second:  # noqa: BLE001 - even `__str__` is user code
+        return f"(no text: its __str__ raised {type(second).__name__})"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 T = TypeVar("T")
 Mail = Callable[[], None]
@@ -131,6 +131,22 @@ class Executor(Protocol):
             self.executor.submit(lambda: self.upload(data), self.uploaded)
         """
         ...
+
+
+class WallClockExecutor(Executor, Protocol):
+    """The executor of a process that also calls at times of the wall clock, which may be set, or jump after a suspend."""
+
+    def call_at(self, time_ms: int, mail: Mail) -> Timer:
+        """Run a function on the loop thread once the wall clock has reached `time_ms`. Loop thread only.
+
+        If the wall clock jumps forward past it, the call follows within `WALL_CLOCK_CHECK_S`; if the clock is set back,
+        the call may come before that time, or wait until it is reached again.
+        """
+        ...
+
+
+WALL_CLOCK_CHECK_S: Final = 1.0
+"""How soon a jump of the wall clock is noticed."""
 
 
 class Storage(Protocol):

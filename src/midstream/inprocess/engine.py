@@ -436,13 +436,15 @@ def surfaced(failure: InProcessFailure) -> BaseException:
     """
     error = failure.error
     cause = error.__cause__
-    if isinstance(error, MidstreamError) and cause is not None and raised_by_users_code(cause):
+    if isinstance(error, MidstreamError) and isinstance(cause, Exception) and raised_by_users_code(cause):
         noted(cause, failure.summary)
         return cause
     if not isinstance(error, Exception):  # an exit, or a panic of a library, would end more than the test
         wrapped = JobError(failure.summary)
         wrapped.__cause__ = error
         return wrapped
+    if isinstance(cause, SystemExit):
+        noted(error, failure.summary)
     return error
 
 

@@ -63,7 +63,13 @@ class Loop:
         self._mails.append(mail)
 
     def call_later(self, delay_s: float, mail: Mail) -> LoopTimer:
-        timer = LoopTimer(self.now_us + ceil(max(0.0, delay_s) * 1e6), mail)  # never before it is due
+        return self._call(self.now_us + ceil(max(0.0, delay_s) * 1e6), mail)  # never before it is due
+
+    def call_at(self, time_ms: int, mail: Mail) -> LoopTimer:
+        return self._call(max(self.now_us, time_ms * 1000), mail)
+
+    def _call(self, due_us: int, mail: Mail) -> LoopTimer:
+        timer = LoopTimer(due_us, mail)
         heapq.heappush(self._timers, (timer.due_us, next(self._numbers), timer))
         return timer
 

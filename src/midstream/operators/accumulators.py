@@ -13,7 +13,7 @@ from midstream.core.errors import MidstreamError, SchemaError
 from midstream.core.values import form_of, to_array, to_python
 from midstream.operators.aggregates import Accumulator, Aggregate, Columns
 from midstream.operators.expressions import empty_frame
-from midstream.operators.rows import copied, user_error
+from midstream.operators.rows import USER_ERRORS, copied, user_error
 from midstream.state.pickles import OwnCode, Pickles
 
 T = TypeVar("T")
@@ -93,7 +93,7 @@ class AccumulatorAggregate(Aggregate):
         except MidstreamError as error:
             self.failure = error
             raise
-        except Exception as error:
+        except USER_ERRORS as error:
             failure = user_error(self._where, f"{type(self._accumulator).__name__}.{method}", error)
             self.failure = failure
             raise failure from error

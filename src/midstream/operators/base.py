@@ -84,10 +84,13 @@ class OperatorContext:
     storage: Storage | None
     """The job's checkpoint storage; None if the job has none."""
     call_at: Callable[[int, Callable[[], None]], Timer]
-    """`call_at(time_ms, mail)`: run `mail` between two steps of this task once the wall clock reaches `time_ms`.
+    """`call_at(time_ms, mail)`: run `mail` between two steps of this task once the wall clock reaches `time_ms`,
+    which may jump.
 
     Mails that are not due by the end of the task's data, when nothing may be emitted any more, are dropped.
     """
+    call_later: Callable[[float, Callable[[], None]], Timer]
+    """`call_later(delay_s, mail)`: the same, once `delay_s` seconds have passed on the monotonic clock."""
     fail: Callable[[BaseException], None]
     """Fail the task from a mail, which has no caller to raise to."""
     job_id: str = ""

@@ -184,7 +184,6 @@ class BatchFunctionOperator(FunctionOperator):
             check_held_by_polars(port.schema, self._where)
         # The following attributes are set when the operator opens.
         self._states: dict[str, TableState] = {}
-        self._context: TimeContext
 
     def open(self, context: OperatorContext, out: Output) -> None:
         super().open(context, out)

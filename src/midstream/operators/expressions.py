@@ -18,8 +18,9 @@ from midstream.core.batches import (
     to_polars,
 )
 from midstream.core.errors import SchemaError
+from midstream.operators.rows import USER_ERRORS
 
-EXPRESSION_ERRORS: Final = (Exception, pl.exceptions.PanicException)
+EXPRESSION_ERRORS: Final = (*USER_ERRORS, pl.exceptions.PanicException)
 """The exceptions that evaluating an expression can raise; a polars panic is not an Exception, and would be mistaken for
 a shutdown.
 """

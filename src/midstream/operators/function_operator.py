@@ -9,11 +9,12 @@ from typing import Any
 import pyarrow as pa
 
 from midstream.core.batches import canonical_schema
+from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.core.errors import JobError, MidstreamError, SchemaError
 from midstream.operators.base import KEY, Operator, OperatorContext, Output
 from midstream.operators.event_time import EventTime
-from midstream.operators.process_context import Calendar
-from midstream.operators.rows import fields_text, require_keys, user_error
+from midstream.operators.process_context import Calendar, TimeContext
+from midstream.operators.rows import USER_ERRORS, at_row, fields_text, require_keys, user_error
 from midstream.state.declared import DeclaredState, declared_states
 
 
@@ -86,6 +87,7 @@ class FunctionOperator(Operator):
         self._opened = False
         # The following attributes are set when the operator opens.
         self._runtime: OperatorContext
+        self._context: TimeContext
         self._out: Output
 
     def _declared(self) -> dict[str, DeclaredState]:
@@ -119,7 +121,7 @@ class FunctionOperator(Operator):
         self._opened = True
         try:
             self._function.open(self._runtime)
-        except Exception as error:
+        except USER_ERRORS as error:
             raise self._user_error("open", error) from error
 
     def close(self) -> None:
@@ -127,7 +129,7 @@ class FunctionOperator(Operator):
             self._opened = False
             try:
                 self._function.close()
-            except Exception as error:  # noqa: BLE001 - any user code may raise anything
+            except USER_ERRORS as error:
                 failure = self._user_error("close", error)
                 failure.__cause__ = error
                 self._runtime.fail(failure)  # a task that has failed already keeps its first error
@@ -142,7 +144,22 @@ class FunctionOperator(Operator):
     def _user_error(
         self, what: str, error: BaseException, at: tuple[pa.RecordBatch, int] | None = None
     ) -> MidstreamError:
-        return user_error(self._where, what, error, at)
+        made = user_error(self._where, what, error, at)
+        watermark_us = self._context.watermark_us
+        if not isinstance(error, OverflowError) or MIN_WATERMARK_US < watermark_us < MAX_WATERMARK_US:
+            return made
+        now = (
+            "datetime.min, as before the first watermark"
+            if watermark_us < 0
+            else "datetime.max, as at the end of input"
+        )
+        return at_row(
+            JobError(
+                f"{made} (ctx.watermark is {now}, and no time can be {'subtracted from' if watermark_us < 0 else 'added to'} "
+                "it; compare it first, or shift the time that it is compared with)"
+            ),
+            made.row,
+        )
 
 
 def _key_fields(ports: Sequence[Port], where: str) -> tuple[pa.Field[Any], ...]:

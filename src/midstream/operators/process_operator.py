@@ -20,6 +20,7 @@ from midstream.operators.base import KEY, NOTHING, OperatorContext, Output, Snap
 from midstream.operators.function_operator import FunctionOperator, Port
 from midstream.operators.process_context import Context, Timers
 from midstream.operators.rows import (
+    USER_ERRORS,
     Origin,
     Row,
     as_it_is_now,
@@ -175,7 +176,7 @@ class ProcessOperator(FunctionOperator):
                     origin.append(index)
                 elif result is not None:
                     self._take(result, index, spec.method)
-        except Exception as error:
+        except USER_ERRORS as error:
             raise self._user_error(spec.method, error, (batch, index)) from error
         finally:
             self._leave()
@@ -262,7 +263,7 @@ class ProcessOperator(FunctionOperator):
                     result = on_timer(at, context)
                     if result is not None:
                         self._take(result, at, "on_timer")
-                except Exception as error:
+                except USER_ERRORS as error:
                     raise self._user_error(f"on_timer of {at}", error) from error
                 fired += 1
                 if fired >= TIMERS_PER_SLICE or clock.monotonic_s() >= end_s:

@@ -14,11 +14,13 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from midstream.core.batches import first_null
-from midstream.core.errors import JobError, SchemaError
+from midstream.core.errors import JobError, SchemaError, text_of
 from midstream.core.keys import key_cast, key_type_supported
 from midstream.core.row_text import row_text
 from midstream.core.values import ValueMisfit, kind_of, to_array, to_python
 
+USER_ERRORS: Final = (Exception, SystemExit)
+"""What a user's function raises. Not KeyboardInterrupt, which comes from outside."""
 Row: TypeAlias = dict[str, Any]
 Origin: TypeAlias = "int | datetime | None"
 """The origin of a function's row: the position of a row in its batch, or the time of a timer."""
@@ -72,7 +74,7 @@ def map_rows(function: Callable[[Row], Row], batch: pa.RecordBatch, schema: pa.S
     try:
         names = tuple(batch.schema.names), tuple(schema.names)
         row = _mapper(*names, nested_columns(schema))(function, given, made)
-    except Exception as error:
+    except USER_ERRORS as error:
         raise user_error(where, "the function", error, (batch, len(made[-1])) if made else None) from error
     if row is not _FITS:
         index = len(made[-1]) if made else 0
@@ -289,7 +291,9 @@ def user_error(where: str, what: str, error: BaseException, at: tuple[pa.RecordB
     `at`: the batch that the operator was given, and the position of the row in it.
     """
     row = "" if at is None else f" for the row {row_text(*at)}"
-    text = str(error)
+    text = text_of(error)
+    if isinstance(error, SystemExit):
+        text = f"{text}; a function must not end its process: raise an error, or return".removeprefix("; ")
     made = JobError(f"{where}: {what} raised {type(error).__name__}{row}{': ' + text if text else ''}")
     return at_row(made, None if at is None else at[1])
 

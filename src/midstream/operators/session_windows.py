@@ -3,6 +3,9 @@
 Each batch is reduced to small sessions, which are merged with those in state when a watermark makes them due, or when a
 late row depends on them. As in Flink, sessions that touch are one, and a late row is dropped only if the session it
 would belong to is late as a whole.
+
+A row exactly at the end of a session still belongs to it. So a session, unlike a window of fixed size, is due only when
+the watermark has reached its end: then no such row can follow, however batches are cut.
 """
 
 from __future__ import annotations
@@ -70,7 +73,7 @@ class SessionWindowOperator(WindowOperator):
         else:
             ends = times + self._gap
             frame = self._prepared(batch).with_columns(pl.Series(START, times), pl.Series(END, ends))
-        if int(ends.min()) - 1 + self._lateness <= watermark:
+        if int(ends.min()) <= self._expired(watermark):
             keep = self._not_late(frame, watermark)
             if not keep.all():
                 self._emit_late(batch.filter(pa.array(~keep)))
@@ -80,8 +83,8 @@ class SessionWindowOperator(WindowOperator):
         parts = frame if is_combined else _small_sessions(self._reduction, frame, self._gap)
         self._parts.append(parts)
         self._parts.compact()
-        if int(parts.get_column(END).min()) - 1 <= watermark:  # type: ignore[arg-type]
-            self._emit_updated(parts.filter(pl.col(END) - 1 <= watermark), watermark)
+        if int(parts.get_column(END).min()) <= watermark:  # type: ignore[arg-type]
+            self._emit_updated(parts.filter(pl.col(END) <= watermark), watermark)
 
     def _merge(self, parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
         frame = parts[0] if len(parts) == 1 else pl.concat(parts, rechunk=True)
@@ -92,7 +95,7 @@ class SessionWindowOperator(WindowOperator):
         """Fire sessions that end by the watermark and have just received rows."""
         by = self._reduction.by
         merged = self._merge_keys(parts.select(by).unique(maintain_order=True))
-        ended = merged.filter(pl.col(END) - 1 <= watermark).with_row_index(_ROW)
+        ended = merged.filter(pl.col(END) <= watermark).with_row_index(_ROW)
         inside = ended.join(parts.select(*by, pl.col(START).alias("__at")), on=by, how="inner")
         touched = inside.filter((pl.col("__at") >= pl.col(START)) & (pl.col("__at") < pl.col(END)))
         self._emit(ended.join(touched.select(_ROW).unique(), on=_ROW, how="semi").drop(_ROW))
@@ -112,7 +115,7 @@ class SessionWindowOperator(WindowOperator):
         """Return which rows to keep: those in time, and late ones whose session is in time, decided row by row in
         order.
         """
-        expired = watermark - self._lateness + 1
+        expired = self._expired(watermark)
         keep: npt.NDArray[np.bool_] = (
             frame.select((pl.col(END) > expired).alias("keep")).get_column("keep").to_numpy().copy()
         )
@@ -138,7 +141,7 @@ class SessionWindowOperator(WindowOperator):
 
     def _expired(self, watermark: int) -> int:
         """Return the latest end of the sessions that take no more rows."""
-        return clamp(watermark - self._lateness + 1)
+        return clamp(watermark - self._lateness)
 
     # ---- firing ----
 
@@ -147,10 +150,10 @@ class SessionWindowOperator(WindowOperator):
         if fired >= watermark:
             return None
         # This includes keys with parts that are about to be dropped: newer rows may continue their session.
-        keys = self._parts.keys_of_ended(fired + 1, clamp(watermark + 1), self._expired(watermark))
+        keys = self._parts.keys_of_ended(fired, watermark, self._expired(watermark))
         if keys is None:
             return None
-        due = self._unfired(self._merge_keys(keys).filter(pl.col(END) - 1 <= watermark), pl.col(END))
+        due = self._unfired(self._merge_keys(keys).filter(pl.col(END) <= watermark), pl.col(END))
         return Firing(self._cut(due), watermark) if due.height else None
 
     def _forget(self) -> None:
@@ -167,7 +170,7 @@ class SessionWindowOperator(WindowOperator):
         frame = self._frame_of(table)
         groups = table.column(KEY_GROUP).to_numpy()
         # A snapshot between two slices holds parts that have expired in key groups that had already fired.
-        live = frame.get_column(END).to_numpy() - 1 + self._lateness > self._progress.of(groups)
+        live = frame.get_column(END).to_numpy() + self._lateness > self._progress.of(groups)
         frame = frame.filter(pl.Series(live))
         if frame.height:
             self._parts.append(self._merge([frame]))

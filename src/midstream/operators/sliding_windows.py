@@ -172,7 +172,7 @@ class SlidingWindowOperator(WindowOperator):
         """
         logs = self._logs_of(end)
         if sum(log.merged().height for log in logs) <= window_base.PIECE_ROWS:
-            yield Piece(self._unfired(self._window(end), end), self._last_group)
+            yield Piece(self._unfired(self._window(end), end - 1), self._last_group)
             return
         frames = [log.by_group(self._form) for log in logs]
         if not self._progress.is_even:

@@ -26,7 +26,17 @@ from midstream.operators.expressions import (
     is_plain_column,
 )
 from midstream.operators.row_by_row import check_row_by_row
-from midstream.operators.rows import Row, as_it_is_now, at_row, map_rows, to_batch, to_rows, user_error, yielded
+from midstream.operators.rows import (
+    USER_ERRORS,
+    Row,
+    as_it_is_now,
+    at_row,
+    map_rows,
+    to_batch,
+    to_rows,
+    user_error,
+    yielded,
+)
 
 RowFunction: TypeAlias = Callable[[Row], Row]
 RowsFunction: TypeAlias = Callable[[Row], "Iterable[Row] | None"]
@@ -92,7 +102,7 @@ class FilterOperator(Stateless):
             for row in rows:
                 result = predicate(row)
                 keep.append(result if result is True or result is False else _truth(result))
-        except Exception as error:
+        except USER_ERRORS as error:
             raise user_error(self._where, "the function", error, (batch, len(keep))) from error
         return batch if all(keep) else batch.filter(pa.array(keep, pa.bool_()))
 
@@ -186,7 +196,7 @@ class FlatMapOperator(Stateless):
                 origin.extend([index] * (len(made) - len(origin)))
         except MidstreamError:
             raise
-        except Exception as error:
+        except USER_ERRORS as error:
             raise user_error(self._where, "the function", error, (batch, index)) from error
         if made:
             self._out.emit(to_batch(made, self.schema, self._where, origin, batch))

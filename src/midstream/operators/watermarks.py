@@ -110,7 +110,7 @@ class TimestampsOperator(Operator):
     def __init__(self, name: str, column: str, strategy: WatermarkStrategy, schema: pa.Schema) -> None:
         self.schema = schema
         self._time = EventTime(column, schema, f"operator {name!r}")
-        self._strategy = strategy
+        self.strategy = strategy
         self._watermark_us = MIN_WATERMARK_US
         self._come_us: dict[int, int] = {NO_SPLIT: MIN_WATERMARK_US}
         """The progress of each open split."""
@@ -136,7 +136,7 @@ class TimestampsOperator(Operator):
         self._splits = context.splits
         if self._splits is not None:
             self._splits.on_change(self._splits_changed)
-        if self._strategy.idle_after_us is not None:
+        if self.strategy.idle_after_us is not None:
             self._last_row_s[NO_SPLIT] = context.clock.monotonic_s()
             self._watch(self._last_row_s[NO_SPLIT])
 
@@ -145,10 +145,10 @@ class TimestampsOperator(Operator):
             return
         times = self._time.native(batch)
         split = NO_SPLIT if self._splits is None else self._splits.current
-        if self._strategy.idle_after_us is not None:
+        if self.strategy.idle_after_us is not None:
             self._stir(split)
         self._out.emit(batch)
-        come_us = self._time.to_us(int(times.max())) - self._strategy.delay_us - 1
+        come_us = self._time.to_us(int(times.max())) - self.strategy.delay_us - 1
         before_us = self._come_us[split]
         if come_us > before_us:
             self._come_us[split] = come_us
@@ -215,7 +215,7 @@ class TimestampsOperator(Operator):
 
     def _begin(self, split: int, come_us: int) -> None:
         self._come_us[split] = come_us
-        if self._strategy.idle_after_us is not None:
+        if self.strategy.idle_after_us is not None:
             self._last_row_s[split] = self._context.clock.monotonic_s()
             if self._timer is None and not self._ended:
                 self._watch(self._last_row_s[split])
@@ -243,11 +243,11 @@ class TimestampsOperator(Operator):
                 self._watch(self._last_row_s[split])
 
     def _watch(self, since_s: float) -> None:
-        assert self._strategy.idle_after_us is not None
+        assert self.strategy.idle_after_us is not None
         clock = self._context.clock
-        self._look_s = since_s + self._strategy.idle_after_us / 1e6
+        self._look_s = since_s + self.strategy.idle_after_us / 1e6
         delay_ms = max(1, ceil((self._look_s - clock.monotonic_s()) * 1000))
-        self._timer = self._context.call_at(clock.now_ms() + delay_ms, self._check_idle)
+        self._timer = self._context.call_later(delay_ms / 1000, self._check_idle)
 
     def _unwatch(self) -> None:
         if self._timer is not None:
@@ -256,13 +256,13 @@ class TimestampsOperator(Operator):
 
     def _check_idle(self) -> None:
         """Look at every split; the one timer then sleeps until the next of them may become idle."""
-        assert self._strategy.idle_after_us is not None
+        assert self.strategy.idle_after_us is not None
         self._timer = None
         if self._ended:
             return
         if self._splits is not None:
             self._splits_changed()  # the timer may fire before the first step, when restored splits are not known yet
-        now_s, idle_after_s = self._context.clock.monotonic_s(), self._strategy.idle_after_us / 1e6
+        now_s, idle_after_s = self._context.clock.monotonic_s(), self.strategy.idle_after_us / 1e6
         again_s: list[float] = []
         for split, last_row_s in self._last_row_s.items():
             if split in self._idle_splits:

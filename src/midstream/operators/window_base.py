@@ -237,14 +237,16 @@ class WindowOperator(Operator):
     def _last_group(self) -> int:
         return self._context.key_groups.stop - 1
 
-    def _unfired(self, frame: pl.DataFrame, ends: pl.Expr | int) -> pl.DataFrame:
-        """Drop the windows that had already fired before a restore (`ends`: the end of each, or of all)."""
+    def _unfired(self, frame: pl.DataFrame, due: pl.Expr | int) -> pl.DataFrame:
+        """Drop the windows that had already fired before a restore (`due`: the watermark at which each of them fires,
+        or all do).
+        """
         if self._progress.is_even:
-            if isinstance(ends, int):
-                return frame if ends - 1 > self._progress.lowest else frame.clear()
-            return frame.filter(ends - 1 > self._progress.lowest)
+            if isinstance(due, int):
+                return frame if due > self._progress.lowest else frame.clear()
+            return frame.filter(due > self._progress.lowest)
         marks = pl.Series("__mark", self._progress.of(self._form.groups(frame)))
-        return frame.filter(ends - 1 > marks)
+        return frame.filter(due > marks)
 
     def _emit(self, merged: pl.DataFrame) -> None:
         """Finish a merged frame with START and END, and emit it."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, TypeAlias
 
-from midstream.core.config import Duration, duration_text, duration_us
+from midstream.core.config import Duration, duration_text, duration_us, signed_duration_us
 from midstream.core.errors import ConfigError
 
 WINDOW_START: Final = "window_start"
@@ -59,7 +59,8 @@ def tumbling(size: Duration, offset: Duration = 0) -> Sliding:
     """Return windows that follow one another without gap or overlap.
 
     `size`: the length of a window: a duration such as "1 h", a number of seconds, or a timedelta.
-    `offset`: windows begin at multiples of `size` since 1970-01-01 00:00 UTC, shifted by this duration.
+    `offset`: windows begin at multiples of `size` since 1970-01-01 00:00 UTC, shifted by this duration, which may be
+    negative: "-2 h" makes days of two hours east of UTC.
 
     Raises ConfigError for an invalid duration, and for a size that is not longer than 0.
 
@@ -75,7 +76,8 @@ def sliding(size: Duration, slide: Duration, offset: Duration = 0) -> Sliding:
 
     `size`: the length of a window: a duration such as "1 h", a number of seconds, or a timedelta.
     `slide`: the time from the start of one window to the next, no longer than `size`.
-    `offset`: windows begin at multiples of `slide` since 1970-01-01 00:00 UTC, shifted by this duration.
+    `offset`: windows begin at multiples of `slide` since 1970-01-01 00:00 UTC, shifted by this duration, which may be
+    negative.
 
     Raises ConfigError for an invalid duration, for one that is not longer than 0, and for a slide longer than the size.
 
@@ -83,19 +85,19 @@ def sliding(size: Duration, slide: Duration, offset: Duration = 0) -> Sliding:
         >>> [row["n"] for row in testing.run(last_hour).rows]
         [2, 2]
     """
-    window = Sliding(duration_us(size, "size"), duration_us(slide, "slide"), duration_us(offset, "offset"))
+    window = Sliding(duration_us(size, "size"), duration_us(slide, "slide"), signed_duration_us(offset, "offset"))
     if window.size_us <= 0 or window.slide_us <= 0:
         raise ConfigError(f"window: size {size!r} and slide {slide!r} must be longer than 0")
     if window.slide_us > window.size_us:
         raise ConfigError(f"window: slide {slide!r} is longer than size {size!r}: rows between windows would be lost")
-    return window
+    return window if window.offset_us >= 0 else replace(window, offset_us=window.offset_us % window.slide_us)
 
 
 def session(gap: Duration) -> Session:
     """Return windows of a key's rows that are close together; a window ends when no row has come for the length of the
     gap.
 
-    `gap`: how far apart neighbouring rows of a window are at most: a duration such as "30 min", a number of seconds, or
+    `gap`: how far apart neighbouring rows of a window are at most (rows exactly this far apart are in one): a duration such as "30 min", a number of seconds, or
     a timedelta.
 
     Raises ConfigError for an invalid duration, and for a gap that is not longer than 0.

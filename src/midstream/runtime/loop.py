@@ -22,7 +22,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Final, TypeVar
 
-from midstream.core.seams import Done, Failed, Mail
+from midstream.core.seams import WALL_CLOCK_CHECK_S, Done, Failed, Mail
 from midstream.runtime.core_share import CoreShare, Schedule
 from midstream.runtime.io_pool import THREADS_MAX, IoPool
 
@@ -45,7 +45,7 @@ _log = logging.getLogger(__name__)
 
 
 class LoopTimer:
-    """The result of `call_later`."""
+    """The result of `call_later` and `call_at`."""
 
     __slots__ = ("mail",)
 
@@ -60,6 +60,44 @@ class LoopTimer:
         mail, self.mail = self.mail, None
         if mail is not None:
             mail()
+
+
+class _TimerHeap:
+    """Timers by the time at which they are due, on one clock. Cancelled ones are removed from time to time."""
+
+    __slots__ = ("_count", "_entries", "_sweep_at")
+
+    def __init__(self) -> None:
+        self._entries: list[tuple[float, int, LoopTimer]] = []
+        self._count = 0
+        self._sweep_at = TIMERS_SWEEP_MIN
+
+    @property
+    def first_due(self) -> float | None:
+        """Return when the next timer is due; None if none is set."""
+        while self._entries and self._entries[0][2].mail is None:
+            heapq.heappop(self._entries)
+        return self._entries[0][0] if self._entries else None
+
+    def add(self, due: float, mail: Mail) -> LoopTimer:
+        timer = LoopTimer(mail)
+        self._count += 1
+        if len(self._entries) >= self._sweep_at:
+            self._entries = [entry for entry in self._entries if entry[2].mail is not None]
+            heapq.heapify(self._entries)
+            self._sweep_at = max(TIMERS_SWEEP_MIN, 2 * len(self._entries))
+        heapq.heappush(self._entries, (due, self._count, timer))
+        return timer
+
+    def post_due(self, now: float, mails: deque[Mail]) -> None:
+        entries = self._entries
+        while entries and (entries[0][2].mail is None or entries[0][0] <= now):
+            timer = heapq.heappop(entries)[2]
+            if timer.mail is not None:
+                mails.append(timer.fire)
+
+    def clear(self) -> None:
+        self._entries.clear()
 
 
 class EventLoop:
@@ -82,10 +120,12 @@ class EventLoop:
         """
         self._mails: deque[Mail] = deque()
         self._asleep = False
-        self._timers: list[tuple[float, int, LoopTimer]] = []
-        self._timer_count = 0
-        self._timers_sweep_at = TIMERS_SWEEP_MIN
-        """The number of timers at which cancelled ones are removed."""
+        self._timers = _TimerHeap()
+        """By the monotonic clock, in seconds."""
+        self._wall_timers = _TimerHeap()
+        """By the wall clock, in milliseconds. It may jump, so while there are any it is read at least every
+        `WALL_CLOCK_CHECK_S`.
+        """
         self._fatal = fatal
         self._pool = IoPool(name, io_threads_max)
         self._schedule = Schedule()
@@ -128,14 +168,10 @@ class EventLoop:
         self._mails.appendleft(mail)
 
     def call_later(self, delay_s: float, mail: Mail) -> LoopTimer:
-        timer = LoopTimer(mail)
-        self._timer_count += 1
-        if len(self._timers) >= self._timers_sweep_at:
-            self._timers = [entry for entry in self._timers if entry[2].mail is not None]
-            heapq.heapify(self._timers)
-            self._timers_sweep_at = max(TIMERS_SWEEP_MIN, 2 * len(self._timers))
-        heapq.heappush(self._timers, (time.monotonic() + delay_s, self._timer_count, timer))
-        return timer
+        return self._timers.add(time.monotonic() + delay_s, mail)
+
+    def call_at(self, time_ms: int, mail: Mail) -> LoopTimer:
+        return self._wall_timers.add(time_ms, mail)
 
     def submit(self, work: Callable[[], T], done: Callable[[Done[T] | Failed], None]) -> None:
         self._pool.submit(partial(self._do, work, done))
@@ -189,9 +225,7 @@ class EventLoop:
                     break
             if self._stopping and not mails:
                 return
-            timeout_s: float | None = None
-            if self._timers:
-                timeout_s = max(0.0, self._timers[0][0] - time.monotonic())
+            timeout_s = self._timeout_s()
             self._asleep = True
             if mails:
                 self._asleep = False
@@ -206,8 +240,9 @@ class EventLoop:
                     key.data(mask)
                 except BaseException as error:  # noqa: BLE001 - decided by the fatal handler
                     self._escaped(error)
-            if self._timers:
-                self._fire_timers()
+            if timeout_s is not None:
+                self._timers.post_due(time.monotonic(), mails)
+                self._wall_timers.post_due(self.now_ms(), mails)
 
     def stop(self) -> None:
         """End `run` once the mails posted so far are done. Callable from any thread."""
@@ -226,18 +261,21 @@ class EventLoop:
         self._wake_out.close()
         self._mails.clear()
         self._timers.clear()
+        self._wall_timers.clear()
 
     # ---- inside
 
+    def _timeout_s(self) -> float | None:
+        """Return how long the loop may sleep; None if no timer is set."""
+        due_s, due_ms = self._timers.first_due, self._wall_timers.first_due
+        timeout_s = None if due_s is None else max(0.0, due_s - time.monotonic())
+        if due_ms is None:
+            return timeout_s
+        wait_s = max(0.0, min((due_ms - self.now_ms()) / 1000, WALL_CLOCK_CHECK_S))
+        return wait_s if timeout_s is None else min(timeout_s, wait_s)
+
     def _stop(self) -> None:
         self._stopping = True
-
-    def _fire_timers(self) -> None:
-        timers, now_s = self._timers, time.monotonic()
-        while timers and (timers[0][2].mail is None or timers[0][0] <= now_s):
-            timer = heapq.heappop(timers)[2]
-            if timer.mail is not None:
-                self._mails.append(timer.fire)
 
     def _do(self, work: Callable[[], T], done: Callable[[Done[T] | Failed], None]) -> None:
         """Run work on an I/O thread; its outcome, success or failure, is posted as a mail."""

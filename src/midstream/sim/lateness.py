@@ -25,7 +25,7 @@ from midstream.operators.window_specs import WINDOW_END, WINDOW_START
 from midstream.operators.windows import LATE
 from midstream.sim.around import Around
 from midstream.sim.rows import SCHEMA, Outside, time_ms
-from midstream.sim.timed import GAP_MS, HIGHEST, IDS, LOWEST, SIZE_MS, SLIDE_MS, TUMBLING_MS, window
+from midstream.sim.timed import GAP_MS, HIGHEST, IDS, LOWEST, SIZE_MS, SLIDE_MS, TUMBLING_MS, due_us, window
 from midstream.sim.window_reference import Emission, WindowReference, difference, wrong_marks
 from midstream.state.parts import KEY_GROUP, StatePart
 
@@ -166,7 +166,7 @@ class Window(Around):
         else:
             panes = to_list(table.column(PANE).cast(pa.int64()))
             ends_us = np.array([_last_end_ms(self._kind, pane // 1000) * 1000 for pane in panes])
-        over = ends_us - 1 + self._allowed_us <= forgotten_us
+        over = due_us(self._kind, ends_us) + self._allowed_us <= forgotten_us
         if over.any():
             self._bug(f"event time is {forgotten_us}, and these windows are in state, which end at {ends_us[over][:5]}")
 

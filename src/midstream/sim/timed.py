@@ -7,9 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
@@ -26,6 +27,9 @@ from midstream.operators.windows import Window, session, sliding, tumbling, wind
 from midstream.sim.rows import SCHEMA, Outside
 from midstream.state.keyed import MapState
 
+Integers = TypeVar("Integers", int, npt.NDArray[np.int64])
+"""One time, or several."""
+
 TUMBLING_MS: Final = 40
 SIZE_MS: Final = 30
 SLIDE_MS: Final = 10
@@ -39,6 +43,16 @@ WINDOWS: Final[Mapping[str, Window]] = {
     "slide": sliding(f"{SIZE_MS} ms", f"{SLIDE_MS} ms"),
     "session": session(f"{GAP_MS} ms"),
 }
+
+
+def due_us(kind: str, end_us: Integers) -> Integers:
+    """Return the watermark at which a window with this end is due.
+
+    A row exactly at the end of a session belongs to it; one at the end of a window of fixed size does not.
+    """
+    return end_us if kind == "session" else end_us - 1
+
+
 STRATEGIES: Final[Mapping[str, WatermarkStrategy]] = {
     "times": WatermarkStrategy.bounded("5 s"),
     "tight": WatermarkStrategy.bounded("2 ms"),

@@ -66,6 +66,18 @@ def session_fires_early() -> Replacements:
     return [(SessionWindowOperator, "_next_firing", next_firing)]
 
 
+def session_fires_before_a_row_at_its_end() -> Replacements:
+    """A session fires, and is forgotten, when a row exactly at its end may still follow."""
+
+    def watched(original: Callable[[Any, int], Any]) -> Callable[[Any, int], Any]:
+        return lambda self, watermark: original(self, clamp(watermark + 1))
+
+    return [
+        (SessionWindowOperator, name, watched(getattr(SessionWindowOperator, name)))
+        for name in ("_next_firing", "_expired")
+    ]
+
+
 def fired_for_all() -> Replacements:
     """What has fired for some key groups when a firing is interrupted counts as fired for all."""
 
@@ -119,7 +131,7 @@ def late_for_its_session() -> Replacements:
     """A row that is late by itself is late, though the session that it belongs to is not."""
 
     def not_late(self: Any, frame: pl.DataFrame, watermark: int) -> npt.NDArray[np.bool_]:
-        keep: npt.NDArray[np.bool_] = frame.get_column(END).to_numpy() > watermark - self._lateness + 1
+        keep: npt.NDArray[np.bool_] = frame.get_column(END).to_numpy() > watermark - self._lateness
         return keep
 
     return [(SessionWindowOperator, "_not_late", not_late)]
@@ -353,6 +365,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     "third_part_is_lost": Mutation("of three parts of a session one is lost", third_part_is_lost, _sessions),
     "window_fires_early": Mutation("a window fires a millisecond too soon", window_fires_early, _on_time),
     "session_fires_early": Mutation("a session fires a millisecond too soon", session_fires_early, _due_sessions),
+    "session_fires_before_a_row_at_its_end": Mutation(
+        "rows exactly a gap apart are two sessions", session_fires_before_a_row_at_its_end, _due_sessions
+    ),
     "fired_for_all": Mutation("an interrupted firing counts for all key groups", fired_for_all, firing_slowly),
     "late_for_its_session": Mutation("a late row is not put in its session", late_for_its_session, _due_sessions),
     "forgotten_too_soon": Mutation("windows that still take rows are forgotten", forgotten_too_soon, _updated),

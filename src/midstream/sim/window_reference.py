@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.sim.rows import time_ms
-from midstream.sim.timed import GAP_MS, SIZE_MS, SLIDE_MS, TUMBLING_MS
+from midstream.sim.timed import GAP_MS, SIZE_MS, SLIDE_MS, TUMBLING_MS, due_us
 
 SAMPLES: Final = 3
 _BOUNDS_US: Final = {"window": (1000 * TUMBLING_MS, 1000 * TUMBLING_MS), "slide": (1000 * SIZE_MS, 1000 * SLIDE_MS)}
@@ -22,7 +22,8 @@ _GAP_US: Final = 1000 * GAP_MS
 Emission: TypeAlias = tuple[int, int, int, tuple[int, ...]]
 """The key, the start and the end in microseconds, and the sorted ids of the rows in the window."""
 Said: TypeAlias = tuple[int, int, dict[int, bool]]
-"""For a key: its key group, how far that had come, and whether each window that ends later was emitted, by its end."""
+"""For a key: its key group, how far that had come, and whether each window that is due later was emitted, by when it
+is due."""
 Row: TypeAlias = tuple[int, int, int]
 """The id, the key and the key group of a row."""
 
@@ -52,7 +53,7 @@ class WindowReference:
             if self._kind != "session":
                 for row in ids:
                     held.append(_Part(time_ms(row) * 1000, 0, Counter((row,))))
-            elif end_us - 1 + self._allowed_us > self._marks[group]:
+            elif end_us + self._allowed_us > self._marks[group]:
                 _put(held, _Part(start_us, end_us, Counter(ids)))
 
     def take(self, rows: Iterable[Row]) -> tuple[Counter[int], Counter[Emission]]:
@@ -83,10 +84,10 @@ class WindowReference:
             touched.setdefault((group, key), []).append(part)
         for (group, key), parts in touched.items():
             mark_us = self._marks[group]
-            open_us = range(
-                mark_us - self._allowed_us + 2, mark_us + 2
-            )  # ends of windows that have fired and still accept rows
-            for start_us, end_us, ids in self._windows(self._held[group, key], open_us):
+            still_us = range(
+                mark_us - self._allowed_us + 1, mark_us + 1
+            )  # windows that have fired and still accept rows
+            for start_us, end_us, ids in self._windows(self._held[group, key], still_us):
                 if any(start_us <= part.start_us < end_us for part in parts):
                     emitted[key, start_us, end_us, ids] = None
         return late, Counter(emitted.keys())
@@ -98,7 +99,7 @@ class WindowReference:
         else:
             size_us, slide_us = _BOUNDS_US[self._kind]
             end_us = part.start_us // slide_us * slide_us + size_us
-        return end_us - 1 + self._allowed_us <= mark_us
+        return due_us(self._kind, end_us) + self._allowed_us <= mark_us
 
     # ---- event time
 
@@ -107,7 +108,7 @@ class WindowReference:
         return Counter(
             (key, start_us, end_us, ids)
             for (group, key), held in self._held.items()
-            for start_us, end_us, ids in self._windows(held, range(self._marks[group] + 2, watermark_us + 2))
+            for start_us, end_us, ids in self._windows(held, range(self._marks[group] + 1, watermark_us + 1))
         )
 
     def reach(self, watermark_us: int) -> None:
@@ -116,7 +117,7 @@ class WindowReference:
             self._marks[group] = max(mark_us, watermark_us)
         for place in list(self._held):
             over_us = self._marks[place[0]] - self._allowed_us
-            left = [part for part in self._held[place] if self._end_us(part) - 1 > over_us]
+            left = [part for part in self._held[place] if due_us(self._kind, self._end_us(part)) > over_us]
             if left:
                 self._held[place] = left
             else:
@@ -130,9 +131,9 @@ class WindowReference:
         found = []
         for (group, key), held in self._held.items():
             before_us = self._marks[group]
-            ends_us = range(before_us + 2, MAX_WATERMARK_US)
-            windows = {window: (key, *window) in emitted for window in self._windows(held, ends_us)}
-            found.append((group, before_us, {w[1]: fired for w, fired in windows.items()}))
+            later_us = range(before_us + 1, MAX_WATERMARK_US)
+            windows = {window: (key, *window) in emitted for window in self._windows(held, later_us)}
+            found.append((group, before_us, {due_us(self._kind, w[1]): fired for w, fired in windows.items()}))
         return found
 
     def _end_us(self, part: _Part) -> int:
@@ -142,21 +143,21 @@ class WindowReference:
         size_us, slide_us = _BOUNDS_US[self._kind]
         return part.start_us // slide_us * slide_us + size_us
 
-    def _windows(self, held: Iterable[_Part], ends_us: range) -> Iterator[tuple[int, int, tuple[int, ...]]]:
-        """Yield the start, the end and the rows of each window of one key that ends at one of `ends_us`."""
+    def _windows(self, held: Iterable[_Part], at_us: range) -> Iterator[tuple[int, int, tuple[int, ...]]]:
+        """Yield the start, the end and the rows of each window of one key that is due at one of `at_us`."""
         if self._kind == "session":
             for part in held:
-                if part.end_us in ends_us:
+                if due_us(self._kind, part.end_us) in at_us:
                     yield part.start_us, part.end_us, tuple(sorted(part.ids.elements()))
             return
-        if not ends_us:
+        if not at_us:
             return
         size_us, slide_us = _BOUNDS_US[self._kind]
         ids: dict[int, list[int]] = {}
         for part in held:
             last_us = part.start_us // slide_us * slide_us
             for start_us in range(last_us - size_us + slide_us, last_us + 1, slide_us):
-                if start_us + size_us in ends_us:
+                if due_us(self._kind, start_us + size_us) in at_us:
                     ids.setdefault(start_us, []).extend(part.ids.elements())
         for start_us, rows in ids.items():
             yield start_us, start_us + size_us, tuple(sorted(rows))
@@ -194,10 +195,10 @@ def wrong_marks(said: Iterable[Said], marks_us: Mapping[int, int]) -> Iterator[s
         mark_us = marks_us.get(group, MIN_WATERMARK_US)
         if mark_us < before_us:
             yield f"key group {group} is at {mark_us}, and had come to {before_us}"
-        for end_us, has_fired in windows.items():
-            if has_fired != (end_us - 1 <= mark_us):
+        for at_us, has_fired in windows.items():
+            if has_fired != (at_us <= mark_us):
                 has = "has" if has_fired else "has not"
-                yield f"key group {group} is at {mark_us}, and its window that ends at {end_us} {has} fired"
+                yield f"key group {group} is at {mark_us}, and its window that is due at {at_us} {has} fired"
 
 
 def difference(found: Counter[Emission], due: Counter[Emission]) -> str:

@@ -21,7 +21,7 @@ from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.operators.window_base import END, START
 from midstream.sim.contents import Bools, Contents, column, some
 from midstream.sim.rows import Int64s
-from midstream.sim.timed import GAP_MS, IDS, SIZE_MS, SLIDE_MS, TUMBLING_MS
+from midstream.sim.timed import GAP_MS, IDS, SIZE_MS, SLIDE_MS, TUMBLING_MS, due_us
 
 BOUNDS_US: Final = {"window": (1000 * TUMBLING_MS, 1000 * TUMBLING_MS), "slide": (1000 * SIZE_MS, 1000 * SLIDE_MS)}
 """The size and the slide of windows of fixed size; sessions depend on the other rows."""
@@ -150,7 +150,7 @@ def _fixed(
     times_us, rows = contents.times_us, len(contents.ids)
     first_us = times_us // slide_us * slide_us - size_us + slide_us
     ends_us = first_us[:, None] + slide_us * np.arange(count) + size_us
-    fired = ends_us - 1 <= made.marks_us[contents.groups][:, None]
+    fired = due_us(kind, ends_us) <= made.marks_us[contents.groups][:, None]
     emitted = made.emitted
     places, known = contents.places(emitted.ids)
     number = (emitted.starts_us - first_us[places]) // slide_us
@@ -181,17 +181,17 @@ def _sessions(
 ) -> Iterator[Rule]:
     """Yield the rules for sessions: the bounds of a session are those of its rows, and no gap between rows is too long.
 
-    How the rows of a key are divided depends on which of them were late. If none can be late, sessions of a key do not
-    overlap (they may touch: one may have ended when the first row of the other arrived).
+    How the rows of a key are divided depends on which of them were late. If none can be late, sessions of a key neither
+    overlap nor touch.
     """
     rows = len(contents.ids)
     marks_us = made.marks_us[contents.groups]
     emitted, held = made.emitted, made.held
     places, known = contents.places(emitted.ids)
-    early = ~known | (emitted.ends_us - 1 > marks_us[places])
+    early = ~known | (due_us(kind, emitted.ends_us) > marks_us[places])
     yield "emitted before its session has ended", None, _marked(rows, places[early])
     held_places, held_known = contents.places(held.ids)
-    waits = held_known & (held.ends_us - 1 > marks_us[held_places])
+    waits = held_known & (due_us(kind, held.ends_us) > marks_us[held_places])
     found = contents.amounts(emitted.ids) + contents.amounts(held.ids[waits])
     if late is None:
         late = _assumed(got, found, on_time & (late_us == 0))
@@ -206,7 +206,7 @@ def _sessions(
         return
     yield "late, and was in time", None, on_time & (late > 0)
     if on_time[got > 0].all():
-        yield "in a session that overlaps another", None, _overlapping(contents, emitted, held)
+        yield "in a session that overlaps or touches another", None, _overlapping(contents, emitted, held)
 
 
 def _misfit(contents: Contents, spans: Spans, places: Int64s) -> Bools:
@@ -227,17 +227,17 @@ def _misfit(contents: Contents, spans: Spans, places: Int64s) -> Bools:
 
 
 def _overlapping(contents: Contents, emitted: Spans, held: Spans) -> Bools:
-    """Return which rows are in overlapping sessions. Held sessions are not merged yet, so they may overlap each other."""
+    """Return which rows are in sessions that overlap or touch. Held sessions are not merged yet, so they may overlap each other."""
     places, held_places = contents.places(emitted.ids)[0], contents.places(held.ids)[0]
     keys = contents.keys[places]
     order = np.lexsort((emitted.ends_us, emitted.starts_us, keys))
     keys, starts, ends = keys[order], emitted.starts_us[order], emitted.ends_us[order]
     another = (keys[1:] == keys[:-1]) & ((starts[1:] != starts[:-1]) | (ends[1:] != ends[:-1]))
-    found = _marked(len(contents.ids), places[order][1:][another & (starts[1:] < ends[:-1])])
+    found = _marked(len(contents.ids), places[order][1:][another & (starts[1:] <= ends[:-1])])
     latest: dict[int, int] = dict(zip(keys.tolist(), ends.tolist(), strict=True))  # ends ascend with the starts
     reached = np.array([latest.get(key, 0) for key in contents.keys[held_places].tolist()], np.int64)
     waits = held.ends_us > reached  # otherwise it has fired, and is about to be dropped
-    return found | _marked(len(contents.ids), held_places[waits & (held.starts_us < reached)])
+    return found | _marked(len(contents.ids), held_places[waits & (held.starts_us <= reached)])
 
 
 def _marked(rows: int, places: Int64s) -> Bools:

@@ -414,6 +414,9 @@ class Process:
         self.world.schedule(int(delay_s * 1e6) + late_us, self, _TIMER, timer, mail)
         return timer
 
+    def call_at(self, time_ms: int, mail: Mail) -> SimTimer:
+        return self.call_later(max(0.0, (time_ms - self.now_ms()) / 1000), mail)
+
     def submit(self, work: Callable[[], T], done: Callable[[Done[T] | Failed], None]) -> None:
         io = _Io(self, work, done)
         self.ios[io] = None

@@ -8,7 +8,8 @@ from typing import Any, TypeAlias
 import polars as pl
 import pyarrow as pa
 
-from midstream.api.stream import DataStream, StreamSink
+from midstream.api.stream import DataStream
+from midstream.api.writable import StreamSink
 from midstream.core.batches import check_held_by_polars, to_polars
 from midstream.core.errors import ConfigError
 from midstream.inprocess.ends import table_rows

@@ -12,7 +12,9 @@ from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import Final
 
-from midstream.graph.logical import Node
+from midstream.core.config import duration_text
+from midstream.graph.logical import LogicalGraph, Node
+from midstream.operators.watermarks import TimestampsOperator
 from midstream.operators.window_base import WindowOperator
 from midstream.testing.simulated_code import MISTAKES, UNDECLARED, Clue, Habit, clues_of
 from midstream.testing.simulated_job import TAP, Place, SimulatedJob, place_of
@@ -73,8 +75,8 @@ class Cause(Enum):
     )
     LATE = (
         "Rows are too late: they are dropped or not, depending on how far event time has come when they are read. The "
-        "watermark strategy allows less disorder than the rows have. Allow more: "
-        "WatermarkStrategy.bounded('10 s'), allowed_lateness, or read the side output of late rows."
+        "watermark strategy allows less disorder than the rows have. Allow more with a larger bound in with_watermarks(), or "
+        "with allowed_lateness(), or read the side output of late rows."
     )
     UPDATES = (
         "A window with allowed_lateness fires again for rows that arrive after its end, so its output is a stream of "
@@ -90,7 +92,7 @@ class Cause(Enum):
         "The result depends on how far event time has come when a row is processed: a function compares a row with "
         "ctx.watermark, or does something at each watermark. Watermarks come between two batches, so which rows are late "
         "depends on where batches are cut, which follows from how fast rows come. Let a timer of event time decide, or "
-        "allow more: WatermarkStrategy.bounded('10 s'). If late rows may be treated either way, simulate without them: "
+        "allow more disorder with a larger bound in with_watermarks(). If late rows may be treated either way, simulate without them: "
         "give recorded rows that are never late (--rows SOURCE=FILE), or if only columns differ, --ignore SINK=COLUMN."
     )
     TIMERS = (
@@ -247,7 +249,10 @@ def diagnose(
         lab.vary(name, what, lab.sided(name))
         if name == "order" and lab.seen:
             break  # it differs without any failure and at parallelism 1
-    return _judged(lab, failing)
+    found = _judged(lab, failing)
+    if found.cause in (Cause.LATE, Cause.WATERMARKS):
+        found.experiments[:0] = _bounds(job.logical)
+    return found
 
 
 def _judged(lab: _Lab, failing: JobScenario) -> Diagnosis:
@@ -348,6 +353,15 @@ def _made(lab: _Lab, seen: _Seen, cause: Cause, habits: tuple[Habit, ...]) -> Di
         elif kinds & set(UNDECLARED):
             cause = Cause.STATE
     return Diagnosis(cause, _place(node), clues, lab.told())
+
+
+def _bounds(logical: LogicalGraph) -> list[str]:
+    """Describe how much disorder the program allows."""
+    return [
+        f"The bound of {place_of(node)} is {duration_text(node.operator.strategy.delay_us) if node.operator.strategy.delay_us else 0}"
+        for node in logical.nodes
+        if isinstance(node.operator, TimestampsOperator)
+    ]
 
 
 def _clues(lab: _Lab, node: Node | None, habits: tuple[Habit, ...]) -> list[Clue]:

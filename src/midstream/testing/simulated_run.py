@@ -4,6 +4,7 @@ rows.
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -19,6 +20,7 @@ import pyarrow as pa
 from midstream.checkpoint.metadata import decode_metadata
 from midstream.coordinator import Coordinator
 from midstream.coordinator.events import JobEnded, JobPlan
+from midstream.coordinator.placement import dropped
 from midstream.core.batches import concat, empty_batch
 from midstream.core.config import RestartStrategy
 from midstream.core.errors import InvariantError
@@ -80,6 +82,8 @@ def run_job(job: SimulatedJob, scenario: JobScenario, *, keep_trace: bool = Fals
     """
     prepared = _Run(job, scenario, keep_trace)
     with ExitStack() as stack:
+        dropped._log.addFilter(_first_of_operator)
+        stack.callback(dropped._log.removeFilter, _first_of_operator)
         if scenario.failures.small_chunks:
             for module, name, value in _small_chunks(scenario.seed):
                 stack.enter_context(patch.object(module, name, value))
@@ -87,6 +91,17 @@ def run_job(job: SimulatedJob, scenario: JobScenario, *, keep_trace: bool = Fals
             stack.enter_context(following_elements(prepared.world.note))
         around = stack.enter_context(surroundings(prepared.world, scenario.outer))
         return prepared.go(around)
+
+
+_warned: set[str] = set()
+
+
+def _first_of_operator(record: logging.LogRecord) -> bool:
+    """Let the first warning of an operator pass: each run would repeat it, with another number of late rows."""
+    operator = record.getMessage().partition(" has dropped ")[0]
+    is_first = operator not in _warned
+    _warned.add(operator)
+    return is_first
 
 
 def _small_chunks(seed: int) -> list[tuple[Any, str, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import traceback
 
-from midstream.core.errors import ConfigError, JobError, SchemaError
+from midstream.core.errors import ConfigError, JobError, SchemaError, text_of
 from midstream.core.ids import TaskId
 from midstream.core.row_text import sendable
 from midstream.core.tracebacks import kind_and_line
@@ -75,16 +75,9 @@ def _is_fatal(error: BaseException) -> bool:
 
 
 def _texts(error: BaseException) -> tuple[str, str]:
-    """The exception's type and message, and its traceback.
-
-    User code may raise an exception whose text cannot be made, or has megabytes.
-    """
-    try:
-        text = str(error)
-    except Exception as second:  # noqa: BLE001 - even `__str__` is user code
-        text = f"(no text: its __str__ raised {type(second).__name__})"
+    """The exception's type and message, and its traceback. User code may raise one that has megabytes."""
     details = "".join(traceback.format_exception(error))
-    summary = f"{type(error).__name__}: {text}"
+    summary = f"{type(error).__name__}: {text_of(error)}"
     return sendable(_shortened(summary, SUMMARY_CHARS_MAX)), sendable(_shortened(details, DETAILS_CHARS_MAX))
 
 

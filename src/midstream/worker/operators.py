@@ -6,6 +6,7 @@ import logging
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from midstream.core.errors import InvariantError
 from midstream.core.ids import TaskId
@@ -99,6 +100,7 @@ class TaskOperators:
                 ids=seams.ids,
                 storage=seams.storage,
                 call_at=self.call_at,
+                call_later=self.call_later,
                 fail=self._fail,
                 job_id=seams.job_id,
                 attempt=seams.attempt,
@@ -158,9 +160,14 @@ class TaskOperators:
     # ---- timers ----
 
     def call_at(self, time_ms: int, mail: Callable[[], None]) -> Timer:
+        return self._timer(f"at {time_ms} ms", partial(self._seams.executor.call_at, time_ms), mail)
+
+    def call_later(self, delay_s: float, mail: Callable[[], None]) -> Timer:
+        return self._timer(f"in {delay_s} s", partial(self._seams.executor.call_later, delay_s), mail)
+
+    def _timer(self, when: str, start: Callable[[Callable[[], None]], Timer], mail: Callable[[], None]) -> Timer:
         if not self._takes_timers:
-            raise InvariantError(f"task {self._ref} has ended its data, and is to be called at {time_ms} ms")
-        delay_s = max(0.0, (time_ms - self._seams.clock.now_ms()) / 1000)
+            raise InvariantError(f"task {self._ref} has ended its data, and is to be called {when}")
         timer: Timer
 
         def due() -> None:
@@ -168,7 +175,7 @@ class TaskOperators:
             self.due.append(mail)
             self._wake()
 
-        timer = self._seams.executor.call_later(delay_s, due)
+        timer = start(due)
         self._timers.add(timer)
         return timer
 

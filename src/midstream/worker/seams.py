@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from midstream.core.config import JobConfig
-from midstream.core.seams import Clock, Executor, Ids, Signal, Storage, Transport
+from midstream.core.seams import Clock, Ids, Signal, Storage, Transport, WallClockExecutor
 from midstream.protocol import messages as m
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ class SlotSeams:
     """The interfaces that a slot needs of its process."""
 
     clock: Clock
-    executor: Executor
+    executor: WallClockExecutor
     ids: Ids
     transport: Transport
     open_storage: Callable[[str], Storage]
@@ -40,7 +40,7 @@ class TaskSeams:
     epoch: int
     config: JobConfig
     clock: Clock
-    executor: Executor
+    executor: WallClockExecutor
     ids: Ids
     storage: Storage | None
     overtakable: Set[int]
