@@ -24,7 +24,7 @@ from midstream.connectors.bad_records import BadRecord, parsed_apart, reported
 from midstream.connectors.formats import (
     MISSES_VALUE,
     Wanted,
-    check_columns,
+    check_encoding,
     check_names,
     explained,
     what_is_wrong,
@@ -33,17 +33,32 @@ from midstream.connectors.lines import Lines, Quotes, edges_of, last_line, line_
 from midstream.connectors.text_file import TextFile
 from midstream.connectors.text_ranges import (
     BOM,
+    check_depth,
+    check_finite_in_json,
     check_inferred,
+    check_notation,
     check_ranges,
     has_infinite,
+    has_nan,
     integers_in_csv,
     integers_in_json,
+    is_integral,
     may_be_rounded,
+    may_have_hexadecimal,
     of_64_bits,
+)
+from midstream.connectors.text_times import (
+    check_times,
+    check_years,
+    days_of,
+    doubtful_times,
+    expanded,
+    from_texts,
 )
 from midstream.core.arrow_types import buffer_reader
 from midstream.core.batches import conform, single_batch
 from midstream.core.errors import ConfigError, SchemaError, StorageError
+from midstream.core.schemas import DEPTH_MAX, check_distinct
 from midstream.operators.bad_records import BadRecords
 from midstream.operators.source import SplitReader
 
@@ -68,23 +83,25 @@ class CsvOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     `delimiter`, `quote`: one ASCII character each; `quote` may be empty, if values are never quoted.
     `header`: the first line names the columns; without one, the schema must be declared and names them in order.
-    `null_values`: strings that stand for null, in every column, unless quoted.
+    `null_values`: texts that stand for null, in every column, unless quoted; by default only the empty one, so that
+    `NA` is Namibia. Another column type than text refuses what is neither a value of it nor one of these.
     `newlines_in_values`: read each file in one piece. Quoted values with line ends are read in any case, but a large
     file that is read in parts may be refused because of them.
-    `timestamp_formats`: strptime formats, tried after ISO 8601.
+    `timestamp_formats`: strptime formats of timestamps and dates, tried after ISO 8601: "%d/%m/%Y %H:%M:%S".
 
         >>> _ = Path("words.csv").write_text("1;a\n2;b\n")
         >>> csv = CsvOptions(delimiter=";", header=False)
         >>> env.read_files("words.csv", schema={"n": int, "word": str}, csv=csv).preview().rows
         [{'n': 1, 'word': 'a'}, {'n': 2, 'word': 'b'}]
 
-    Raises ConfigError for other delimiters and quotes, and for a text in place of a tuple.
+    Raises ConfigError for other delimiters and quotes, for a text in place of a tuple, and for a format with a
+    directive that is not supported.
     """
 
     delimiter: str = ","
     quote: str = '"'
     header: bool = True
-    null_values: tuple[str, ...] = ("", "NA", "null")
+    null_values: tuple[str, ...] = ("",)
     newlines_in_values: bool = False
     timestamp_formats: tuple[str, ...] = ()
 
@@ -104,8 +121,13 @@ class CsvOptions(msgspec.Struct, frozen=True, kw_only=True):
                 )
             if given in ("\r", "\n"):
                 raise ConfigError(f"CsvOptions: {name} is {given!r}, which ends a line; give another character")
+        self.strptime_formats()
         if self.delimiter == self.quote:
             raise ConfigError(f"CsvOptions: delimiter and quote are both {self.quote!r}; give different characters")
+
+    def strptime_formats(self) -> list[str]:
+        """Return the formats without abbreviations. Raises ConfigError."""
+        return [expanded(format) for format in self.timestamp_formats]
 
 
 def block_and_rows(offset: int) -> tuple[int, int]:
@@ -156,10 +178,13 @@ class TextReader(SplitReader):
         begin = 0
         with explained(path, format), ExitStack() as stack:
             if format == "csv":
-                self._names, begin = read_header(self._file, csv, wanted.schema)
-                check_names(self._names, wanted, path)
+                names, begin = read_header(self._file, csv, wanted.schema)
+                if names:
+                    self._names = names
+                    check_names(names, wanted, path)
                 self._parse = csv_parser(csv, wanted, self._names)
             else:
+                check_encoding(self._file.read(0, len(BOM)), path)
                 self._parse = jsonl_parser(wanted)
             self._lines = Lines(
                 self._file, self._quotes, stack, begin=begin, position=self._block_start, first=first, last=last
@@ -323,11 +348,13 @@ def csv_parser(csv: CsvOptions, wanted: Wanted, names: list[str]) -> Callable[[b
 
     parse = _csv_parse(csv, len(names), on_bad_line)
     convert = _csv_convert(csv, {field.name: field.type for field in wanted.schema}, wanted.schema.names)
+    dates = [field.name for field in wanted.schema if pa.types.is_date(field.type)] if csv.timestamp_formats else []
 
     def parsed(data: bytes) -> pa.Table:
         if data.startswith(BOM):  # part of a value, since the file does not begin here; pyarrow removes one
             data = BOM + data
         ends.clear()
+        rows = data
         if csv.quote:
             data = b"".join((data, b"" if data.endswith((b"\r", b"\n")) else b"\n", end.encode()))
         read = pyarrow.csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names)
@@ -336,18 +363,53 @@ def csv_parser(csv: CsvOptions, wanted: Wanted, names: list[str]) -> Callable[[b
         )
         if csv.quote and not ends:
             raise pa.ArrowInvalid("CSV parse error: a quoted value never ends")
-        is_in_doubt = has_infinite if wanted.declared else may_be_rounded
-        if in_doubt := [name for name in table.column_names if is_in_doubt(table.column(name))]:
+        check_years(table)
+        is_out_of_range = has_infinite if wanted.declared else may_be_rounded
+        in_doubt = [
+            *_misread(table, rows, csv),
+            *(name for name in table.column_names if is_out_of_range(table.column(name))),
+        ]
+        if in_doubt:
+            in_doubt = list(dict.fromkeys(in_doubt))
             as_text = _csv_convert(csv, dict.fromkeys(in_doubt, pa.large_string()), in_doubt)
             texts = pyarrow.csv.read_csv(
                 buffer_reader(data), read_options=read, parse_options=parse, convert_options=as_text
             )
+            for name in in_doubt:
+                _check_texts(name, table.column(name), texts.column(name), csv, wanted.schema.field(name).type)
             check_ranges(table.select(in_doubt), texts)
             if not wanted.declared:
-                check_inferred(integers_in_csv(texts))
+                numbers = [name for name in in_doubt if pa.types.is_floating(table.column(name).type)]
+                check_inferred(integers_in_csv(texts.select(numbers)))
+        for name in dates:
+            index = table.column_names.index(name)
+            table = table.set_column(index, wanted.schema.field(name), days_of(name, table.column(name)))
         return _checked(table, wanted)
 
     return parsed
+
+
+def _misread(table: pa.Table, rows: bytes, csv: CsvOptions) -> list[str]:
+    """Return the columns in which pyarrow may have read texts that are no values of the type, by a look at the whole."""
+    hexadecimal = any(is_integral(kind) for kind in table.schema.types) and may_have_hexadecimal(rows)
+    parenthesis = b"(" in rows
+    formats = csv.strptime_formats()
+    return [
+        field.name
+        for field, column in zip(table.schema, table.columns, strict=True)
+        if (hexadecimal and is_integral(field.type))
+        or (parenthesis and has_nan(column))
+        or (formats and pa.types.is_timestamp(field.type) and pc.any(doubtful_times(column, formats)).as_py())
+    ]
+
+
+def _check_texts(
+    name: str, column: pa.ChunkedArray[Any], texts: pa.ChunkedArray[Any], csv: CsvOptions, kind: pa.DataType
+) -> None:
+    """Raise ArrowInvalid if a value is not that of its text; `kind` is the type to name."""
+    check_notation(name, kind, texts)
+    if csv.timestamp_formats and pa.types.is_timestamp(column.type):
+        check_times(name, column, texts, csv.strptime_formats(), kind)
 
 
 def jsonl_parser(wanted: Wanted) -> Callable[[bytes], pa.Table]:
@@ -365,9 +427,16 @@ def jsonl_parser(wanted: Wanted) -> Callable[[bytes], pa.Table]:
                 unexpected_field_behavior="ignore",
             )
             check_ranges(table, _read_json(data, in_64_bits))
+            check_finite_in_json(data, wanted.schema)
         if not wanted.declared and any(may_be_rounded(column) for column in table.columns):
             check_inferred(integers_in_json(data, wanted.schema))
-        return _checked(table.cast(wanted.schema), wanted)
+        columns = [
+            pa.chunked_array([from_texts(chunk, field.type) for chunk in column.chunks], field.type)
+            for field, column in zip(wanted.schema, table.columns, strict=True)
+        ]
+        table = pa.table(columns, schema=wanted.schema)
+        check_years(table)
+        return _checked(table, wanted)
 
     return parsed
 
@@ -442,17 +511,18 @@ def check_types(
 
 def read_header(file: TextFile, csv: CsvOptions, schema: pa.Schema) -> tuple[list[str], int]:
     """Return the names of a CSV file's columns, and where its first row begins; without a header, the names of
-    `schema`.
+    `schema`. A file without a header that should have one is empty, and has no names.
     """
     head = file.read(0, _HEADER_BYTES_MAX if csv.header else len(BOM))
+    check_encoding(head, file.path)
     start = len(BOM) if head.startswith(BOM) else 0
     if not csv.header:
         return schema.names, start
     text = head[start:].lstrip(b"\r\n")
-    if not text:
-        raise SchemaError(f"{file.path}: empty; it has no header that names its columns")
+    if not text and len(head) < _HEADER_BYTES_MAX:
+        return [], len(head)
     edges = edges_of(_quotes(csv), text)
-    end = next_line(text, 1, edges) or len(text)
+    end = (next_line(text, 1, edges) if text else 0) or len(text)
     if end == len(text) and len(head) == _HEADER_BYTES_MAX:
         raise SchemaError(
             f"{file.path}: its header has more than {_HEADER_BYTES_MAX} bytes; check that this is a file of lines"
@@ -461,18 +531,19 @@ def read_header(file: TextFile, csv: CsvOptions, schema: pa.Schema) -> tuple[lis
         raise SchemaError(f"{file.path}: a quoted value of its header never ends")
     header = text[:end] if text[:end].endswith((b"\r", b"\n")) else text[:end] + b"\n"
     found = pyarrow.csv.read_csv(buffer_reader(header), parse_options=_csv_parse(csv, 0)).schema
-    check_columns(found, file.path)
+    check_distinct(found.names, file.path)
     return found.names, len(head) - len(text) + end
 
 
 def infer_schema(filesystem: pyarrow.fs.FileSystem, path: str, format: TextFormat, csv: CsvOptions) -> pa.Schema:
-    """Infer the columns of a file from its first part. Raises SchemaError if it shows none."""
+    """Infer the columns of a file from its first part; an empty file has none."""
     file = TextFile(filesystem, path)
     with explained(path, format):
         head = file.read(0, _SAMPLE_BYTES)
         is_all = len(head) < _SAMPLE_BYTES
-        if not head.strip():
-            raise SchemaError(f"{path}: empty; its columns cannot be inferred: declare schema=")
+        check_encoding(head, path)
+        if not head.removeprefix(BOM).strip():
+            return pa.schema([])
         if format == "csv":
             found = _infer_csv(file, head, is_all, csv)
         else:
@@ -483,6 +554,7 @@ def infer_schema(filesystem: pyarrow.fs.FileSystem, path: str, format: TextForma
 
 def _infer_json(data: bytes) -> pa.Schema:
     """Infer the columns of JSON lines. pyarrow ignores the zone of a timestamp: a column is in UTC if all values have one."""
+    check_depth(data, DEPTH_MAX)
     read = _read_json(data, None)
     found = read.schema
     rounded = [field for field, column in zip(found, read.columns, strict=True) if may_be_rounded(column)]
@@ -495,14 +567,14 @@ def _infer_json(data: bytes) -> pa.Schema:
     texts = _read_json(data, pyarrow.json.ParseOptions(explicit_schema=as_text))
     for name, kind in times.items():
         index = found.get_field_index(name)
-        fitting = (each for each in (kind, pa.timestamp(kind.unit, "UTC")) if _can_cast(texts.column(name), each))
+        fitting = (each for each in (kind, pa.timestamp(kind.unit, "UTC")) if _can_cast(texts.select([name]), each))
         found = found.set(index, pa.field(name, next(fitting, pa.large_string())))
     return found
 
 
-def _can_cast(texts: pa.ChunkedArray[Any], kind: pa.DataType) -> bool:
+def _can_cast(texts: pa.Table, kind: pa.DataType) -> bool:
     try:
-        texts.cast(kind)
+        check_years(texts.cast(pa.schema([pa.field(texts.column_names[0], kind)])))
     except pa.ArrowInvalid:
         return False
     return True
@@ -528,7 +600,29 @@ def _infer_csv(file: TextFile, head: bytes, is_all: bool, csv: CsvOptions) -> pa
     rounded = [name for name, column in zip(names, table.columns, strict=True) if may_be_rounded(column)]
     if rounded:
         check_inferred(integers_in_csv(parsed(dict.fromkeys(rounded, pa.large_string()), rounded)))
-    return table.schema
+    found = table.schema
+    for field in found:
+        if pa.types.is_binary(field.type):  # pyarrow takes text that is not UTF-8 for bytes
+            _check_utf8(file, begin, rows, field.name)
+    misread = _misread(table, rows, csv)
+    texts = parsed(dict.fromkeys(misread, pa.large_string()), misread) if misread else table
+    for index, (name, column) in enumerate(zip(names, table.columns, strict=True)):
+        try:
+            check_years(table.select([name]))
+            if name in misread:
+                _check_texts(name, column, texts.column(name), csv, column.type)
+        except pa.ArrowInvalid:
+            found = found.set(index, pa.field(name, pa.large_string()))
+    return found
+
+
+def _check_utf8(file: TextFile, begin: int, rows: bytes, name: str) -> None:
+    try:
+        rows.decode()
+    except UnicodeDecodeError as error:
+        line = file.line_at(begin + rows.rfind(b"\n", 0, error.start) + 1)
+        text = f"column {name!r}: CSV conversion error: invalid UTF8 data"
+        raise what_is_wrong(f"{file.path}, line {line}", "csv", text) from error
 
 
 def _quotes(csv: CsvOptions) -> Quotes | None:
@@ -554,6 +648,8 @@ def _csv_parse(
 def _csv_convert(
     csv: CsvOptions, types: dict[str, pa.DataType], columns: list[str] | None
 ) -> pyarrow.csv.ConvertOptions:
+    if csv.timestamp_formats:  # pyarrow reads dates in ISO 8601 only
+        types = {name: pa.timestamp("us") if pa.types.is_date(kind) else kind for name, kind in types.items()}
     return pyarrow.csv.ConvertOptions(
         column_types=types,
         include_columns=columns,
@@ -561,7 +657,7 @@ def _csv_convert(
         null_values=list(csv.null_values),
         strings_can_be_null=True,
         quoted_strings_can_be_null=False,
-        timestamp_parsers=[pyarrow.csv.ISO8601, *csv.timestamp_formats],  # type: ignore[list-item]  # its stub knows formats alone
+        timestamp_parsers=[pyarrow.csv.ISO8601, *csv.strptime_formats()],  # type: ignore[list-item]  # its stub knows formats alone
     )
 
 
