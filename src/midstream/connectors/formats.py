@@ -38,6 +38,7 @@ _OF_VALUES = (
     "JSON parsing of",
     "Failed to parse string",
     "is not a valid decimal",
+    "cannot be represented as decimal",
     "Rescaling Decimal value",
     "precision not supported by type",
     "Number too big",

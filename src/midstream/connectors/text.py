@@ -75,6 +75,8 @@ _CSV_COLUMN = re.compile(r"In CSV column #(\d+): ")
 _END_TEXT: Final = "end of the block"
 _NULL_FIRST = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*null")
 _NO_OBJECT: Final = "JSON parse error: not one object in each line"
+_WITHOUT_VALUE: Final = ("Rescaling Decimal", "changed from", "years 1 to 9999")
+"""Fragments of messages that do not show the value that is wrong."""
 _NULL_LINE = re.compile(rb"null[ \t]*(?:[\r\n]|\Z)")
 
 
@@ -308,6 +310,8 @@ class TextReader(SplitReader):
                 found = {}
             extra = ", ".join(repr(name) for name in found if name not in self._names)
             text = f"unexpected field {extra or 'in a nested value'}; the columns are {', '.join(self._names)}"
+        if any(sign in text for sign in _WITHOUT_VALUE):
+            text = f"{text}, in the line {line.strip().decode(errors='replace')!r:.200}"
         return ROW_NUMBER.sub("", text)
 
     def close(self) -> None:

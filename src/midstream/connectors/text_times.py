@@ -168,4 +168,5 @@ def from_texts(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
     odd = column.filter(pc.invert(pc.match_substring_regex(column, _TIME_OF_DAY)))
     if len(odd):
         raise pa.ArrowInvalid(f"Failed to parse string: {odd[0].as_py()!r} as a scalar of type {kind}")
-    return join_texts("1970-01-01", column, "T").cast(pa.timestamp(kind.unit)).cast(kind)
+    day, between = (pa.scalar(text, column.type) for text in ("1970-01-01", "T"))
+    return join_texts(day, column, between).cast(pa.timestamp(kind.unit)).cast(kind)
