@@ -16,7 +16,7 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from midstream import Environment, KeyedBatchFunction, KeyedProcessFunction
-from midstream.core.arrow_types import schema_of
+from midstream.core.arrow_types import nulls, schema_of
 from midstream.core.errors import MidstreamError, SchemaError
 from midstream.core.schemas import DEPTH_MAX
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
@@ -103,7 +103,7 @@ def jsonl(world: World, schema: pa.Schema) -> Any:
 
 
 def frame_of(schema: pa.Schema) -> pl.DataFrame:
-    made = pl.from_arrow(pa.table({str(at): pa.nulls(0, kind) for at, kind in enumerate(schema.types)}))
+    made = pl.from_arrow(pa.table({str(at): nulls(0, kind) for at, kind in enumerate(schema.types)}))
     assert isinstance(made, pl.DataFrame)
     return made.rename({str(at): name for at, name in enumerate(schema.names)})
 
@@ -120,7 +120,7 @@ ENTRIES: dict[str, tuple[Callable[[World, pa.Schema], Any], frozenset[str]]] = {
     "frame": (lambda w, s: w.env.from_collection(frame_of(s)), frozenset({"empty name", "NUL"})),
     "dicts": (lambda w, s: w.env.from_collection([dict.fromkeys(s.names, 1)]), frozenset({"no columns", "empty name", "NUL"})),
     "dicts with schema": (lambda w, s: w.env.from_collection([], s), ANY),
-    "generate batch": (lambda w, s: w.env.generate(lambda i: pa.record_batch([pa.nulls(len(i), t) for t in s.types], schema=s), 3), ANY - {"no columns"}),
+    "generate batch": (lambda w, s: w.env.generate(lambda i: pa.record_batch([nulls(len(i), t) for t in s.types], schema=s), 3), ANY - {"no columns"}),
     "generate dict": (lambda w, s: w.env.generate(lambda i: dict.fromkeys(s.names, i), 3), frozenset({"no columns", "empty name", "NUL"})),
     "generate with schema": (lambda w, s: w.env.generate(lambda i: {"a": i}, 3, schema=s), ANY),
     "parquet": (parquet, ANY),

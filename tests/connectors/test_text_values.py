@@ -9,6 +9,7 @@ from collections.abc import Callable
 from datetime import date, datetime, time, timedelta, timezone
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from midstream.connectors.encoders import new_encoder
 from midstream.connectors.files import CsvOptions, FileSource
 from midstream.connectors.kafka_fetched import ObjectRecords
 from midstream.connectors.kafka_records import RecordParser
+from midstream.core.arrow_types import schema_of, to_list
 from midstream.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
 from midstream.core.values import to_python
 
@@ -33,7 +35,7 @@ KINDS: list[pa.DataType] = [
     *(pa.timestamp("ms"), pa.timestamp("us"), pa.timestamp("us", "UTC"), pa.timestamp("ns"), pa.duration("us")),
 ]
 _NUMBERS = """
-0xFF 0X1f -0x1 0xFFFFFFFFFFFFFFFF 0x8000000000000000 0o7 0b1 007 -007 +1 1_000 1e3 1E3 1e-3 1e400 1e-400 1. .5 . - -- --1 1-
+0xFF 0X1f -0x1 0xFFFFFFFFFFFFFFFF 0x8000000000000000 0o7 0b1 007 -007 +1 1_000 1e3 1E3 1e-3 1e400 1e-400 1e-39 6.6e-218 0e-500 1e-2147483647 1e-4294967296 1e2147483648 1. .5 . - -- --1 1-
 1,000 -0 -0.0 1.0 1.5 0.001 1.005 123.45 1234.5 99999 127 128 -128 -129 255 256 9223372036854775807 9223372036854775808
 18446744073709551615 18446744073709551616 1٫5 １ ١ 1\u00a0 \ufeff1 1\x00 0x1p3 1f 1d 1L ∞ Infinity -Infinity +inf inf INF -inf nan NaN -nan
 nan(1) NaN(0x1) snan infinit true True TRUE tRue T t yes no on false False FALSE f 0 1 2 1/2 50% $1 null NULL None NA N/A \\N
@@ -49,7 +51,7 @@ _TIMES = """
 """
 NUMBERS = [
     *_NUMBERS.split(),
-    *("9" * 20, "9" * 39, "1" * 309, "1" * 400, "0." + "1" * 60, "1" * 400 + ".5", " 1 ", "\t1", "1 ", "1 2", " ", "''"),
+    *("9" * 20, "9" * 39, "1" * 309, "1" * 400, "0." + "1" * 60, "1" * 400 + ".5", "0." + "0" * 36 + "1e-1", "0." + "0" * 37 + "1e-9", " 1 ", "\t1", "1 ", "1 2", " ", "''"),
 ]  # fmt: skip
 TIMES = [
     *_TIMES.split(),
@@ -77,6 +79,14 @@ def _int(text: str) -> int:
     return int(text, 10)
 
 
+def _float(text: str) -> float | Fraction:
+    """The exact number, which a float is near to; a float where there is none, or where it is too small to compute."""
+    value = float(text)
+    if math.isinf(value) and "inf" not in text.lower():
+        raise ValueError(f"{text} is beyond the range of a float")
+    return value if math.isinf(value) or math.isnan(value) or value == 0 else Fraction(text.strip())
+
+
 def _times_in_ns(text: str) -> int:
     """Python's datetime knows no nanoseconds: its fraction is that of the text."""
     at, dot, fraction = text.partition(".")
@@ -100,7 +110,7 @@ def in_python(text: str, kind: pa.DataType) -> Any:
     types = pa.types
     readers: list[tuple[Callable[[Any], bool], Callable[[str], Any]]] = [
         (types.is_integer, _int),
-        (types.is_floating, lambda text: float(text) if "inf" in text.lower() or "nan" in text.lower() else Fraction(text.strip())),
+        (types.is_floating, _float),
         (types.is_boolean, _bool),
         (types.is_decimal, Decimal),
         (types.is_date, lambda text: date.fromisoformat(text.strip())),
@@ -160,6 +170,10 @@ def read_batches(source: FileSource) -> list[pa.RecordBatch]:
     return batches
 
 
+def read_into(batches: list[pa.RecordBatch], source: FileSource) -> None:
+    batches += read_batches(source)
+
+
 def refusal(read: Callable[[], object]) -> str | None:
     """The message with which `read` is refused; None if it is not."""
     try:
@@ -187,7 +201,7 @@ def test_each_hostile_text_in_csv_has_the_value_that_python_reads_or_is_refused(
     (tmp_path / "a.csv").write_bytes("\n".join(["n,v", *lines]).encode())
     schema = pa.schema([pa.field("n", pa.int64()), pa.field("v", kind)])
     [batch] = read_batches(FileSource(tmp_path / "a.csv", schema=schema, on_bad_record="drop"))
-    accepted = [TEXTS[at] for at in batch.column("n").to_pylist()]
+    accepted = [TEXTS[at] for at in to_list(batch.column("n"))]
     for text, value in zip(accepted, values_of(batch.column("v")), strict=True):
         check_value(value, text, kind)
     assert accepted, "some of them are values of each type"
@@ -204,7 +218,7 @@ def test_any_text_in_csv_has_the_value_that_python_reads_or_is_refused(tmp_path,
     path.write_bytes(f"n,v\n1,\n2,{field(text)}\n3,\n".encode())
     batches: list[pa.RecordBatch] = []
     source = FileSource(path, schema=pa.schema([pa.field("n", pa.int64()), pa.field("v", kind)]))
-    message = refusal(lambda: batches.extend(read_batches(source)))
+    message = refusal(partial(read_into, batches, source))
     if message is None:
         [_, value, _] = values_of(batches[0].column("v"))
         assert value is None if text == "" else check_value(value, text, kind) is None
@@ -217,7 +231,7 @@ def test_any_text_is_itself_in_a_column_of_text(tmp_path):
     """The defaults do not turn Namibia into null."""
     texts = ["NA", "null", "N/A", "NaN", "None", "", "0xFF", " x "]
     (tmp_path / "a.csv").write_text("n,v\n" + "".join(f"1,{text}\n" for text in texts))
-    schema = pa.schema([("n", pa.int64()), ("v", pa.string())])
+    schema = schema_of([("n", pa.int64()), ("v", pa.string())])
     for source in (FileSource(tmp_path / "a.csv", schema=schema), FileSource(tmp_path / "a.csv")):
         assert source.schema.field("v").type == pa.large_string()
         assert [row["v"] for row in read_all(source, 10)] == [text or None for text in texts]
@@ -253,7 +267,7 @@ def test_inferred_types_hold_for_the_first_file_and_for_later_ones(tmp_path, tex
         own = FileSource(tmp_path / file, schema=source.schema)
         own._wanted = source._wanted  # as all files are read together
         batches: list[pa.RecordBatch] = []
-        message = refusal(lambda own=own, batches=batches: batches.extend(read_batches(own)))
+        message = refusal(partial(read_into, batches, own))
         if message is not None:
             assert f"{tmp_path / file}, line " in message
             assert file == "2.csv" or pa.types.is_floating(kind), "the type of the first file is that of its values"
@@ -321,7 +335,7 @@ def test_a_time_in_a_format_is_the_one_that_python_reads_or_is_refused(tmp_path,
         except ValueError:
             continue
     batches: list[pa.RecordBatch] = []
-    message = refusal(lambda: batches.extend(read_batches(source)))
+    message = refusal(partial(read_into, batches, source))
     if message is not None:
         assert f"{path}, line 3: " in message
         is_plain = bool(expected) and parts["padded"] and expected[0].year >= 1000
@@ -379,7 +393,7 @@ def in_json(text: str, kind: pa.DataType) -> Any:
     if types.is_integer(kind) and isinstance(value, Decimal) and not re.search(r"[.eE]", text):
         return int(value)
     if types.is_floating(kind) and number:
-        return value if isinstance(value, float) else Fraction(value)
+        return value if isinstance(value, float) else _float(str(value))
     if types.is_decimal(kind) and not isinstance(value, bool) and isinstance(value, (Decimal, str)):
         return Decimal(value)
     is_text = types.is_large_string(kind) or types.is_large_binary(kind) or types.is_temporal(kind)
@@ -408,7 +422,7 @@ def test_each_hostile_text_in_json_has_the_value_that_python_reads_or_is_refused
     (tmp_path / "a.jsonl").write_bytes("\n".join(lines).encode())
     schema = pa.schema([pa.field("n", pa.int64()), pa.field("v", kind)])
     [batch] = read_batches(FileSource(tmp_path / "a.jsonl", schema=schema, on_bad_record="drop"))
-    accepted = batch.column("n").to_pylist()
+    accepted = to_list(batch.column("n"))
     for at, value in zip(accepted, values_of(batch.column("v")), strict=True):
         check_json_value(value, JSON_VALUES[at], kind)
     assert any(batch.column("v").is_valid()), "some of them are values of each type"
@@ -424,7 +438,7 @@ def test_any_text_in_json_has_the_value_that_python_reads_or_is_refused(tmp_path
     path.write_bytes(f'{{"v":null}}\n{{"v":{text}}}\n{{"v":null}}\n'.encode())
     batches: list[pa.RecordBatch] = []
     source = FileSource(path, schema=pa.schema([("v", kind)]))
-    message = refusal(lambda: batches.extend(read_batches(source)))
+    message = refusal(partial(read_into, batches, source))
     if message is None:
         check_json_value(values_of(batches[0].column("v"))[1], text, kind)
     else:
@@ -492,7 +506,7 @@ def test_the_mark_of_another_encoding_is_named(tmp_path, name, encoding, schema)
 def test_text_that_is_not_utf8_is_refused_with_its_line_and_never_inferred_as_bytes(tmp_path):
     for name, text in (("a.csv", "n,v\n1,x\n2,café\n"), ("a.jsonl", '{"n":1,"v":"x"}\n\n{"n":2,"v":"café"}\n')):
         (tmp_path / name).write_bytes(text.encode("latin-1"))
-        schemas = [pa.schema([("v", pa.string()), ("n", pa.int64())]), None]
+        schemas = [schema_of([("v", pa.string()), ("n", pa.int64())]), None]
         for schema in schemas if name == "a.csv" else schemas[:1]:
             with pytest.raises(MidstreamError, match=rf"{name}, line 3: .*; only UTF-8 can be read: convert the file"):
                 read_all(FileSource(tmp_path / name, schema=schema), 10)

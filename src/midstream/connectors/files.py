@@ -28,8 +28,9 @@ from midstream.connectors.cursor import BatchCursor
 from midstream.connectors.filesystem import appears_whole, file_info, find_files, glob_base, resolve
 from midstream.connectors.formats import Format, Wanted, compression_of, explained, format_of
 from midstream.connectors.parquet import open_parquet, parquet_row_groups, read_parquet
-from midstream.connectors.text import CsvOptions, TextReader, block_and_rows, check_types, infer_schema, read_header
+from midstream.connectors.text import TextReader, block_and_rows, infer_schema, read_header
 from midstream.connectors.text_file import TextFile
+from midstream.connectors.text_parsers import CsvOptions, check_types
 from midstream.connectors.watched import Listing, Watch, decoded_position
 from midstream.core.batches import canonical_schema
 from midstream.core.config import Duration, interval_s

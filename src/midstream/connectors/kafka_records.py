@@ -19,7 +19,8 @@ import pyarrow.compute as pc
 
 from midstream.connectors.bad_records import BadRecord, parsed_apart
 from midstream.connectors.formats import MISSES_VALUE, Wanted
-from midstream.connectors.text import ROW_NUMBER, CsvOptions, check_types, csv_parser, jsonl_parser
+from midstream.connectors.text import ROW_NUMBER
+from midstream.connectors.text_parsers import CsvOptions, check_types, csv_parser, jsonl_parser
 from midstream.core.batches import canonical_schema, conform, single_batch
 from midstream.core.errors import ConfigError, SchemaError
 from midstream.core.schemas import check_schema

@@ -11,58 +11,54 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.fs
 import pyarrow.json
 
 from midstream.connectors.bad_records import BadRecord, parsed_apart, reported
 from midstream.connectors.formats import (
-    MISSES_VALUE,
     Wanted,
     check_encoding,
     check_names,
     explained,
     what_is_wrong,
 )
-from midstream.connectors.lines import Lines, Quotes, edges_of, last_line, line_begins, next_line
+from midstream.connectors.lines import Lines, edges_of, last_line, line_begins, next_line
 from midstream.connectors.text_file import TextFile
+from midstream.connectors.text_parsers import (
+    CsvOptions,
+    TextFormat,
+    check_texts,
+    csv_convert_options,
+    csv_parse_options,
+    csv_parser,
+    is_an_object_a_line,
+    jsonl_parser,
+    misread_columns,
+    quotes_of,
+    read_json,
+)
 from midstream.connectors.text_ranges import (
     BOM,
     check_depth,
-    check_finite_in_json,
     check_inferred,
-    check_notation,
-    check_ranges,
-    has_infinite,
-    has_nan,
     integers_in_csv,
     integers_in_json,
-    is_integral,
     may_be_rounded,
-    may_have_hexadecimal,
-    of_64_bits,
 )
 from midstream.connectors.text_times import (
-    check_times,
     check_years,
-    days_of,
-    doubtful_times,
-    expanded,
-    from_texts,
 )
 from midstream.core.arrow_types import buffer_reader
 from midstream.core.batches import conform, single_batch
-from midstream.core.errors import ConfigError, SchemaError, StorageError
+from midstream.core.errors import SchemaError, StorageError
 from midstream.core.schemas import DEPTH_MAX, check_distinct
 from midstream.operators.bad_records import BadRecords
 from midstream.operators.source import SplitReader
-
-TextFormat: TypeAlias = Literal["csv", "jsonl"]
 
 _HEADER_BYTES_MAX: Final = 2**20
 _SAMPLE_BYTES: Final = 32 * 2**20
@@ -72,64 +68,9 @@ _ROW_MASK: Final = (1 << _ROW_BITS) - 1
 """The bits of an offset that count rows within a block; a block has fewer bytes than they can count."""
 ROW_NUMBER = re.compile(r"Row #\d+: | in row \d+")
 _CSV_COLUMN = re.compile(r"In CSV column #(\d+): ")
-_END_TEXT: Final = "end of the block"
-_NULL_FIRST = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*null")
 _NO_OBJECT: Final = "JSON parse error: not one object in each line"
 _WITHOUT_VALUE: Final = ("Rescaling Decimal", "changed from", "years 1 to 9999")
 """Fragments of messages that do not show the value that is wrong."""
-_NULL_LINE = re.compile(rb"null[ \t]*(?:[\r\n]|\Z)")
-
-
-class CsvOptions(msgspec.Struct, frozen=True, kw_only=True):
-    r"""How CSV files are written.
-
-    `delimiter`, `quote`: one ASCII character each; `quote` may be empty, if values are never quoted.
-    `header`: the first line names the columns; without one, the schema must be declared and names them in order.
-    `null_values`: texts that stand for null, in every column, unless quoted; by default only the empty one, so that
-    `NA` is Namibia. Another column type than text refuses what is neither a value of it nor one of these.
-    `newlines_in_values`: read each file in one piece. Quoted values with line ends are read in any case, but a large
-    file that is read in parts may be refused because of them.
-    `timestamp_formats`: strptime formats of timestamps and dates, tried after ISO 8601: "%d/%m/%Y %H:%M:%S".
-
-        >>> _ = Path("words.csv").write_text("1;a\n2;b\n")
-        >>> csv = CsvOptions(delimiter=";", header=False)
-        >>> env.read_files("words.csv", schema={"n": int, "word": str}, csv=csv).preview().rows
-        [{'n': 1, 'word': 'a'}, {'n': 2, 'word': 'b'}]
-
-    Raises ConfigError for other delimiters and quotes, for a text in place of a tuple, and for a format with a
-    directive that is not supported.
-    """
-
-    delimiter: str = ","
-    quote: str = '"'
-    header: bool = True
-    null_values: tuple[str, ...] = ("",)
-    newlines_in_values: bool = False
-    timestamp_formats: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name in ("null_values", "timestamp_formats"):
-            given = getattr(self, name)
-            if isinstance(given, str):  # its characters would be taken one by one
-                raise ConfigError(
-                    f"CsvOptions: {name} is the text {given!r}; give a tuple of texts, such as ({given!r},)"
-                )
-        for name, may_be_empty in (("delimiter", False), ("quote", True)):
-            given = getattr(self, name)
-            if not (isinstance(given, str) and given.isascii() and (len(given) == 1 or (may_be_empty and not given))):
-                raise ConfigError(
-                    f"CsvOptions: {name} is {given!r}; give one ASCII character"
-                    + (', or "" if values are never quoted' if may_be_empty else "")
-                )
-            if given in ("\r", "\n"):
-                raise ConfigError(f"CsvOptions: {name} is {given!r}, which ends a line; give another character")
-        self.strptime_formats()
-        if self.delimiter == self.quote:
-            raise ConfigError(f"CsvOptions: delimiter and quote are both {self.quote!r}; give different characters")
-
-    def strptime_formats(self) -> list[str]:
-        """Return the formats without abbreviations. Raises ConfigError."""
-        return [expanded(format) for format in self.timestamp_formats]
 
 
 def block_and_rows(offset: int) -> tuple[int, int]:
@@ -164,7 +105,7 @@ class TextReader(SplitReader):
         self._format: TextFormat = format
         self._schema = wanted.schema
         self._names = wanted.schema.names
-        self._quotes = _quotes(csv) if format == "csv" else None
+        self._quotes = quotes_of(csv) if format == "csv" else None
         self._check = check
         self._is_checked = False
         self._drops_bad_lines = drops_bad_lines
@@ -240,7 +181,7 @@ class TextReader(SplitReader):
     def _parsed(self, data: bytes) -> _Block:
         try:
             table = self._parse(data)
-            if self._drops_bad_lines and self._format == "jsonl" and not _is_an_object_a_line(data, table.num_rows):
+            if self._drops_bad_lines and self._format == "jsonl" and not is_an_object_a_line(data, table.num_rows):
                 raise pa.ArrowInvalid(_NO_OBJECT)
         except pa.ArrowException as error:
             if not self._lines.ends_with_line(data):
@@ -265,7 +206,7 @@ class TextReader(SplitReader):
         def parse(first: int, last: int) -> pa.Table:
             piece = b"".join(data[begin:end] for begin, end in lines[first:last])
             table = self._parse(piece)
-            is_right = self._format == "csv" or _is_an_object_a_line(piece, table.num_rows)
+            is_right = self._format == "csv" or is_an_object_a_line(piece, table.num_rows)
             if not is_right or table.num_rows != last - first:
                 raise pa.ArrowInvalid(_NO_OBJECT if self._format == "jsonl" else "CSV parse error: not one row")
             return table
@@ -336,183 +277,6 @@ class _Block:
 # ---- parsing ----
 
 
-def csv_parser(csv: CsvOptions, wanted: Wanted, names: list[str]) -> Callable[[bytes], pa.Table]:
-    """Return a parser, which also raises ArrowException if the data end within a quoted value, which pyarrow ignores.
-
-    To find out, it appends a line that is skipped, having a column too many, unless it becomes part of a value.
-    """
-    end = _END_TEXT + csv.delimiter * len(names)
-    ends: list[str] = []
-
-    def on_bad_line(line: pyarrow.csv.InvalidRow) -> Literal["skip", "error"]:
-        if line.text != end:
-            return "error"
-        ends.append(end)
-        return "skip"
-
-    parse = _csv_parse(csv, len(names), on_bad_line)
-    convert = _csv_convert(csv, {field.name: field.type for field in wanted.schema}, wanted.schema.names)
-    dates = [field.name for field in wanted.schema if pa.types.is_date(field.type)] if csv.timestamp_formats else []
-
-    def parsed(data: bytes) -> pa.Table:
-        if data.startswith(BOM):  # part of a value, since the file does not begin here; pyarrow removes one
-            data = BOM + data
-        ends.clear()
-        rows = data
-        if csv.quote:
-            data = b"".join((data, b"" if data.endswith((b"\r", b"\n")) else b"\n", end.encode()))
-        read = pyarrow.csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names)
-        table = pyarrow.csv.read_csv(
-            buffer_reader(data), read_options=read, parse_options=parse, convert_options=convert
-        )
-        if csv.quote and not ends:
-            raise pa.ArrowInvalid("CSV parse error: a quoted value never ends")
-        check_years(table)
-        is_out_of_range = has_infinite if wanted.declared else may_be_rounded
-        in_doubt = [
-            *_misread(table, rows, csv),
-            *(name for name in table.column_names if is_out_of_range(table.column(name))),
-        ]
-        if in_doubt:
-            in_doubt = list(dict.fromkeys(in_doubt))
-            as_text = _csv_convert(csv, dict.fromkeys(in_doubt, pa.large_string()), in_doubt)
-            texts = pyarrow.csv.read_csv(
-                buffer_reader(data), read_options=read, parse_options=parse, convert_options=as_text
-            )
-            for name in in_doubt:
-                _check_texts(name, table.column(name), texts.column(name), csv, wanted.schema.field(name).type)
-            check_ranges(table.select(in_doubt), texts)
-            if not wanted.declared:
-                numbers = [name for name in in_doubt if pa.types.is_floating(table.column(name).type)]
-                check_inferred(integers_in_csv(texts.select(numbers)))
-        for name in dates:
-            index = table.column_names.index(name)
-            table = table.set_column(index, wanted.schema.field(name), days_of(name, table.column(name)))
-        return _checked(table, wanted)
-
-    return parsed
-
-
-def _misread(table: pa.Table, rows: bytes, csv: CsvOptions) -> list[str]:
-    """Return the columns in which pyarrow may have read texts that are no values of the type, by a look at the whole."""
-    hexadecimal = any(is_integral(kind) for kind in table.schema.types) and may_have_hexadecimal(rows)
-    parenthesis = b"(" in rows
-    formats = csv.strptime_formats()
-    return [
-        field.name
-        for field, column in zip(table.schema, table.columns, strict=True)
-        if (hexadecimal and is_integral(field.type))
-        or (parenthesis and has_nan(column))
-        or (formats and pa.types.is_timestamp(field.type) and pc.any(doubtful_times(column, formats)).as_py())
-    ]
-
-
-def _check_texts(
-    name: str, column: pa.ChunkedArray[Any], texts: pa.ChunkedArray[Any], csv: CsvOptions, kind: pa.DataType
-) -> None:
-    """Raise ArrowInvalid if a value is not that of its text; `kind` is the type to name."""
-    check_notation(name, kind, texts)
-    if csv.timestamp_formats and pa.types.is_timestamp(column.type):
-        check_times(name, column, texts, csv.strptime_formats(), kind)
-
-
-def jsonl_parser(wanted: Wanted) -> Callable[[bytes], pa.Table]:
-    """Return a parser of JSON lines, which raises ArrowException."""
-    as_read = pa.schema([pa.field(field.name, _json_type(field.type)) for field in wanted.schema])
-    parse = pyarrow.json.ParseOptions(
-        explicit_schema=as_read, unexpected_field_behavior="ignore" if wanted.declared else "error"
-    )
-
-    def parsed(data: bytes) -> pa.Table:
-        table = _read_json(data, parse)
-        if any(has_infinite(column) for column in table.columns):
-            in_64_bits = pyarrow.json.ParseOptions(
-                explicit_schema=pa.schema([pa.field(field.name, of_64_bits(field.type)) for field in as_read]),
-                unexpected_field_behavior="ignore",
-            )
-            check_ranges(table, _read_json(data, in_64_bits))
-            check_finite_in_json(data, wanted.schema)
-        if not wanted.declared and any(may_be_rounded(column) for column in table.columns):
-            check_inferred(integers_in_json(data, wanted.schema))
-        columns = [
-            pa.chunked_array([from_texts(chunk, field.type) for chunk in column.chunks], field.type)
-            for field, column in zip(wanted.schema, table.columns, strict=True)
-        ]
-        table = pa.table(columns, schema=wanted.schema)
-        check_years(table)
-        return _checked(table, wanted)
-
-    return parsed
-
-
-def _read_json(data: bytes, parse: pyarrow.json.ParseOptions | None) -> pa.Table:
-    """Parse JSON lines, working around pyarrow, which reads the line `null` as a row of nulls, crashes if it is the
-    first, and accepts any bytes as names and strings.
-    """
-    if _NULL_FIRST.match(data):
-        raise pa.ArrowInvalid("JSON parse error: null is not an object")
-    if not data.isascii():
-        try:
-            data.decode()  # names too: an invalid one would be taken for an unknown field and ignored
-        except UnicodeDecodeError as error:
-            raise pa.ArrowInvalid(f"JSON parse error: Invalid UTF8: {error.reason}") from error
-    read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-    table = pyarrow.json.read_json(buffer_reader(data), read_options=read, parse_options=parse)
-    if _has_empty_row(table) and _NULL_LINE.search(data):
-        raise pa.ArrowInvalid("JSON parse error: null is not an object")
-    return table
-
-
-def _is_an_object_a_line(data: bytes, rows: int) -> bool:
-    """Whether each line holds one object; pyarrow also accepts several objects in one line, and one in several lines.
-
-    If each line begins and ends with a brace, no object continues in the next line: in JSON, a brace never follows a
-    brace without a comma in between.
-    """
-    lines = data.count(b"\n") + (not data.endswith(b"\n"))
-    if data.startswith(b"{") and data.endswith((b"}\n", b"}")) and data.count(b"}\n{") == lines - 1:
-        return rows == lines
-    found = [line for each in data.removeprefix(BOM).splitlines() if (line := each.strip(b" \t"))]
-    return rows == len(found) and all(line.startswith(b"{") and line.endswith(b"}") for line in found)
-
-
-def _has_empty_row(table: pa.Table) -> bool:
-    """Whether some row is null in all columns."""
-    if any(column.null_count == 0 for column in table.columns):
-        return False
-    empty: pa.Array[Any] | pa.ChunkedArray[Any] = pa.chunked_array([[True] * table.num_rows], pa.bool_())
-    for column in table.columns:
-        empty = pc.and_(empty, column.is_null())
-    return bool(pc.any(empty).as_py())
-
-
-def _checked(table: pa.Table, wanted: Wanted) -> pa.Table:
-    for name in wanted.required:
-        if table.column(name).null_count:
-            raise pa.ArrowInvalid(f"column {name!r} {MISSES_VALUE}")
-    return table
-
-
-def check_types(
-    schema: pa.Schema, format: TextFormat, csv: CsvOptions | None = None, *, who: str = "FileSource"
-) -> None:
-    """Raise SchemaError naming the first column whose type cannot be read from text."""
-    csv = csv or CsvOptions()
-    for field in schema:
-        only = Wanted(pa.schema([field]), declared=True)
-        try:
-            if format == "csv":
-                csv_parser(csv, only, [field.name])(b'"x"\n')
-            else:
-                jsonl_parser(only)(b"{}\n")
-        except pa.ArrowNotImplementedError as error:
-            raise SchemaError(
-                f"{who}: column {field.name!r} is {field.type}, which cannot be read from {format}: {error}"
-            ) from error
-        except pa.ArrowInvalid:
-            pass  # most types have no value "x"
-
-
 def read_header(file: TextFile, csv: CsvOptions, schema: pa.Schema) -> tuple[list[str], int]:
     """Return the names of a CSV file's columns, and where its first row begins; without a header, the names of
     `schema`. A file without a header that should have one is empty, and has no names.
@@ -525,7 +289,7 @@ def read_header(file: TextFile, csv: CsvOptions, schema: pa.Schema) -> tuple[lis
     text = head[start:].lstrip(b"\r\n")
     if not text and len(head) < _HEADER_BYTES_MAX:
         return [], len(head)
-    edges = edges_of(_quotes(csv), text)
+    edges = edges_of(quotes_of(csv), text)
     end = (next_line(text, 1, edges) if text else 0) or len(text)
     if end == len(text) and len(head) == _HEADER_BYTES_MAX:
         raise SchemaError(
@@ -534,7 +298,7 @@ def read_header(file: TextFile, csv: CsvOptions, schema: pa.Schema) -> tuple[lis
     if end == len(text) and len(edges) % 2:
         raise SchemaError(f"{file.path}: a quoted value of its header never ends")
     header = text[:end] if text[:end].endswith((b"\r", b"\n")) else text[:end] + b"\n"
-    found = pyarrow.csv.read_csv(buffer_reader(header), parse_options=_csv_parse(csv, 0)).schema
+    found = pyarrow.csv.read_csv(buffer_reader(header), parse_options=csv_parse_options(csv, 0)).schema
     check_distinct(found.names, file.path)
     return found.names, len(head) - len(text) + end
 
@@ -559,7 +323,7 @@ def infer_schema(filesystem: pyarrow.fs.FileSystem, path: str, format: TextForma
 def _infer_json(data: bytes) -> pa.Schema:
     """Infer the columns of JSON lines. pyarrow ignores the zone of a timestamp: a column is in UTC if all values have one."""
     check_depth(data, DEPTH_MAX)
-    read = _read_json(data, None)
+    read = read_json(data, None)
     found = read.schema
     rounded = [field for field, column in zip(found, read.columns, strict=True) if may_be_rounded(column)]
     if rounded:
@@ -568,7 +332,7 @@ def _infer_json(data: bytes) -> pa.Schema:
     if not times:
         return found
     as_text = pa.schema([pa.field(name, pa.large_string()) for name in times])
-    texts = _read_json(data, pyarrow.json.ParseOptions(explicit_schema=as_text))
+    texts = read_json(data, pyarrow.json.ParseOptions(explicit_schema=as_text))
     for name, kind in times.items():
         index = found.get_field_index(name)
         fitting = (each for each in (kind, pa.timestamp(kind.unit, "UTC")) if _can_cast(texts.select([name]), each))
@@ -588,7 +352,7 @@ def _infer_csv(file: TextFile, head: bytes, is_all: bool, csv: CsvOptions) -> pa
     names, begin = read_header(file, csv, pa.schema([]))
     rows = head[begin:]
     if not is_all:
-        rows = rows[: last_line(rows, edges_of(_quotes(csv), rows))]
+        rows = rows[: last_line(rows, edges_of(quotes_of(csv), rows))]
     if not rows.strip(b"\r\n"):
         return pa.schema([(name, pa.null()) for name in names])
 
@@ -596,8 +360,8 @@ def _infer_csv(file: TextFile, head: bytes, is_all: bool, csv: CsvOptions) -> pa
         return pyarrow.csv.read_csv(
             buffer_reader(rows),
             pyarrow.csv.ReadOptions(block_size=len(rows) + 1, use_threads=False, column_names=names),
-            _csv_parse(csv, len(names)),
-            _csv_convert(csv, types, columns),
+            csv_parse_options(csv, len(names)),
+            csv_convert_options(csv, types, columns),
         )
 
     table = parsed({}, None)
@@ -608,13 +372,13 @@ def _infer_csv(file: TextFile, head: bytes, is_all: bool, csv: CsvOptions) -> pa
     for field in found:
         if pa.types.is_binary(field.type):  # pyarrow takes text that is not UTF-8 for bytes
             _check_utf8(file, begin, rows, field.name)
-    misread = _misread(table, rows, csv)
+    misread = misread_columns(table, rows, csv)
     texts = parsed(dict.fromkeys(misread, pa.large_string()), misread) if misread else table
     for index, (name, column) in enumerate(zip(names, table.columns, strict=True)):
         try:
             check_years(table.select([name]))
             if name in misread:
-                _check_texts(name, column, texts.column(name), csv, column.type)
+                check_texts(name, column, texts.column(name), csv, column.type)
         except pa.ArrowInvalid:
             found = found.set(index, pa.field(name, pa.large_string()))
     return found
@@ -627,50 +391,3 @@ def _check_utf8(file: TextFile, begin: int, rows: bytes, name: str) -> None:
         line = file.line_at(begin + rows.rfind(b"\n", 0, error.start) + 1)
         text = f"column {name!r}: CSV conversion error: invalid UTF8 data"
         raise what_is_wrong(f"{file.path}, line {line}", "csv", text) from error
-
-
-def _quotes(csv: CsvOptions) -> Quotes | None:
-    return Quotes(csv.quote.encode(), csv.delimiter.encode()) if csv.quote else None
-
-
-def _csv_parse(
-    csv: CsvOptions,
-    columns: int,
-    on_bad_line: Callable[[pyarrow.csv.InvalidRow], Literal["skip", "error"]] | None = None,
-) -> pyarrow.csv.ParseOptions:
-    """Return parse options. In a single column an empty line is a row, since null is written so; otherwise it is
-    ignored.
-    """
-    return pyarrow.csv.ParseOptions(
-        delimiter=csv.delimiter,
-        quote_char=csv.quote or False,
-        ignore_empty_lines=columns != 1,
-        invalid_row_handler=on_bad_line,
-    )
-
-
-def _csv_convert(
-    csv: CsvOptions, types: dict[str, pa.DataType], columns: list[str] | None
-) -> pyarrow.csv.ConvertOptions:
-    if csv.timestamp_formats:  # pyarrow reads dates in ISO 8601 only
-        types = {name: pa.timestamp("us") if pa.types.is_date(kind) else kind for name, kind in types.items()}
-    return pyarrow.csv.ConvertOptions(
-        column_types=types,
-        include_columns=columns,
-        include_missing_columns=True,
-        null_values=list(csv.null_values),
-        strings_can_be_null=True,
-        quoted_strings_can_be_null=False,
-        timestamp_parsers=[pyarrow.csv.ISO8601, *csv.strptime_formats()],  # type: ignore[list-item]  # its stub knows formats alone
-    )
-
-
-def _json_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type to read instead of one that pyarrow's JSON reader does not support; a cast does the rest."""
-    if pa.types.is_large_list(kind):
-        return pa.list_(_json_type(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(f.name, _json_type(f.type)) for f in kind])
-    if pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_timestamp(kind):
-        return pa.large_string()  # timestamps, too: the reader ignores whether they have a zone
-    return kind
