@@ -70,7 +70,7 @@ def test_arrow_and_polars_schemas_are_taken_in_canonical_form():
         ({"n": dict}, "column 'n': <class 'dict'> is not a type"),
         ({1: int}, "1 is not a column name"),
         ({"o": pl.Object}, "column 'o': the polars type Object has no Arrow form"),
-        (pa.schema([("n", pa.int64()), ("n", pa.int8())]), "column 'n' is declared twice"),
+        (pa.schema([("n", pa.int64()), ("n", pa.int8())]), "here: has more than one column 'n'; rename one"),
     ],
 )
 def test_what_is_no_schema_is_refused_naming_the_column(written, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import pickle
 from datetime import datetime
@@ -521,3 +522,42 @@ def test_a_pattern_finds_names_with_line_ends(tmp_path):
     (tmp_path / "a\nb").mkdir()
     pq.write_table(pa.table({"n": [1]}), tmp_path / "a\nb" / "c.parquet")
     assert numbers(FileSource(f"{tmp_path}/**/*.parquet")) == [1]
+
+
+POINT = pa.struct([("x", pa.int64()), ("y", pa.int64())])
+OF_STRUCTS: list[tuple[pa.DataType, list[Any]]] = [
+    (POINT, [{"x": 1, "y": 2}, None, {"x": None, "y": 3}]),
+    (pa.list_(POINT), [[{"x": 1, "y": 2}, None], None, [], [{"x": 3, "y": None}]]),
+    (pa.struct([("p", pa.list_(POINT)), ("n", pa.int64())]), [{"p": [{"x": 1, "y": 2}], "n": 3}, {"p": None, "n": 4}, None]),
+]  # fmt: skip
+
+
+def renamed(kind: pa.DataType, names: dict[str, str]) -> pa.DataType:
+    if pa.types.is_struct(kind):
+        return pa.struct([(names.get(f.name, f.name), renamed(f.type, names)) for f in kind if names.get(f.name) != ""])
+    return pa.list_(renamed(kind.value_type, names)) if pa.types.is_list(kind) else kind
+
+
+@pytest.mark.parametrize("names", [{}, {"y": ""}, {"y": "z"}, {"x": "", "y": "y"}, {"n": "m"}], ids=str)
+@pytest.mark.parametrize(("kind", "rows"), OF_STRUCTS, ids=str)
+def test_a_declared_struct_is_read_from_parquet_as_from_json_lines(tmp_path, kind, rows, names):
+    """Its other fields are left out and those that it lacks are null, like columns."""
+    table = pa.table({"v": pa.array(rows, kind)})
+    pq.write_table(table, tmp_path / "a.parquet")
+    (tmp_path / "a.jsonl").write_text("".join(json.dumps(row) + "\n" for row in table.to_pylist()))
+    schema = pa.schema([("v", renamed(kind, names))])
+    from_json, from_parquet = (
+        read_all(FileSource(tmp_path / name, schema=schema)) for name in ("a.jsonl", "a.parquet")
+    )
+    assert from_parquet == from_json
+    assert len(from_json) == len(rows)
+
+
+def test_a_struct_with_none_of_the_declared_fields_or_without_a_schema_must_be_the_same(tmp_path):
+    pq.write_table(pa.table({"v": pa.array([{"x": 1, "y": 2}], POINT)}), tmp_path / "1.parquet")
+    schema = pa.schema([("v", pa.struct([("z", pa.int64())]))])
+    with pytest.raises(SchemaError, match=r"1\.parquet: column 'v' is struct.*: it has no field 'z'"):
+        read_all(FileSource(tmp_path / "1.parquet", schema=schema))
+    pq.write_table(pa.table({"v": pa.array([{"x": 1}])}), tmp_path / "2.parquet")
+    with pytest.raises(SchemaError, match=r"2\.parquet: column 'v' is .*in other files as .*: it has no field 'y'"):
+        read_all(FileSource(tmp_path))

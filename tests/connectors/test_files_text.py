@@ -395,8 +395,9 @@ def test_types_that_text_cannot_hold_are_refused_before_anything_runs(tmp_path):
     schema = pa.schema([("n", pa.int64()), ("m", pa.map_(pa.string(), pa.int64()))])
     with pytest.raises(SchemaError, match=r"column 'm' is map<string, int64>, which cannot be read from jsonl"):
         FileSource(jsonl_file(tmp_path / "a.jsonl", 1), schema=schema)
-    with pytest.raises(SchemaError, match=r"column 't' is time64\[us\], which cannot be read from jsonl"):
-        FileSource(jsonl_file(tmp_path / "a.jsonl", 1), schema=pa.schema([("t", pa.time64("us"))]))
+    for name, make in (("a.jsonl", jsonl_file), ("a.csv", csv_file)):
+        with pytest.raises(SchemaError, match=r"column 'd' is decimal128\(5, -2\); declare a scale of at least 0"):
+            FileSource(make(tmp_path / name, 1), schema=pa.schema([("d", pa.decimal128(5, -2))]))
     with pytest.raises(SchemaError, match=r"column 'l' is large_list<item: int64>, which cannot be read from csv"):
         FileSource(csv_file(tmp_path / "a.csv", 1), schema=pa.schema([("l", pa.list_(pa.int64()))]))
 
@@ -428,6 +429,30 @@ def test_an_empty_file_among_others_has_no_rows(tmp_path):
     csv_file(tmp_path / "2.csv", 3)
     (tmp_path / "3.csv").write_text("n,who\n")
     assert values(read_all(FileSource(tmp_path))) == [0, 1, 2]
+
+
+@pytest.mark.parametrize("content", [b"", b"\xef\xbb\xbf", b"\n\r\n", b"\xef\xbb\xbf\r\n"])
+@pytest.mark.parametrize("compress", [None, gzip.compress, bz2.compress])
+@pytest.mark.parametrize("format", ["csv", "jsonl"])
+def test_a_file_with_a_mark_or_line_ends_only_is_empty_too(tmp_path, content, compress, format):
+    suffix = "" if compress is None else {gzip.compress: ".gz", bz2.compress: ".bz2"}[compress]
+    (tmp_path / f"1.{format}{suffix}").write_bytes(content if compress is None else compress(content))
+    (csv_file if format == "csv" else jsonl_file)(tmp_path / f"2.{format}", 3)
+    declared = schema_of([("n", pa.int64()), ("who", pa.string())])
+    for schema in (None, declared):
+        for path in (tmp_path, tmp_path / "*"):
+            assert values(read_all(FileSource(path, schema=schema))) == [0, 1, 2]
+    alone = tmp_path / f"1.{format}*"
+    assert read_all(FileSource(alone, schema=declared)) == []
+    with pytest.raises(SchemaError, match=rf"1\.{format}.*: empty; its columns cannot be inferred: declare schema="):
+        FileSource(alone)
+
+
+def test_line_ends_that_are_longer_than_a_header_may_be_are_no_empty_file(tmp_path):
+    path = tmp_path / "a.csv"
+    path.write_text("\n" * (2**20 + 5) + "n,who\n1,a\n")
+    error = failure(FileSource(path, schema=schema_of([("n", pa.int64()), ("who", pa.string())])))
+    assert f"{path}: its header has more than" in str(error)
 
 
 def test_a_truncated_archive_is_named(tmp_path):

@@ -25,7 +25,7 @@ from midstream.connectors.kafka_protobuf import ProtobufValues, ProtobufWriting,
 from midstream.connectors.kafka_records import RecordParser
 from midstream.connectors.kafka_sink import KafkaSink
 from midstream.connectors.schema_registry import RegistrySilent, header
-from midstream.connectors.text import CsvOptions
+from midstream.connectors.text_parsers import CsvOptions
 from midstream.core.arrow_types import schema_of
 from midstream.core.errors import ConfigError, SchemaError, StorageError
 from protobuf_samples import ORDERS, Order, message_class, new_file

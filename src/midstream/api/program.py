@@ -14,6 +14,7 @@ from midstream.api.arguments import calling_place, check_name, check_uid
 from midstream.api.modules import JobFile, check_extra, collect
 from midstream.core.config import JobConfig, is_whole
 from midstream.core.errors import ConfigError, JobError, MidstreamError
+from midstream.core.schemas import check_schema
 from midstream.graph.logical import Input, LogicalGraph, Node
 from midstream.operators.base import Operator
 from midstream.operators.sink import Sink
@@ -64,6 +65,7 @@ class Program:
         self.modules += check_extra(paths)
 
     def add_source(self, kind: str, source: Source) -> Node:
+        check_schema(source.schema, kind)
         return self.graph.add(Node(kind, schema=source.schema, source=source, place=calling_place()))
 
     def add(
@@ -82,6 +84,10 @@ class Program:
         operator = make(kind)
         schema = getattr(operator, "schema", None) if sink is None else None
         assert sink is not None or isinstance(schema, pa.Schema), f"{type(operator).__name__} has no schema"
+        if schema is not None:
+            check_schema(schema, kind)
+        for tag, side in getattr(operator, "side_outputs", {}).items():
+            check_schema(side, f"{kind}: side output {tag!r}")
         node = self.graph.add(
             Node(
                 kind,

@@ -13,6 +13,7 @@ from midstream.connectors.cursor import BatchCursor
 from midstream.connectors.generator import IndexRange, IndexSource
 from midstream.core.batches import canonical_schema, canonical_type, conform, single_batch, to_arrow
 from midstream.core.errors import SchemaError
+from midstream.core.schemas import check_schema, checked_name
 from midstream.core.values import ARROW_ERRORS, ValueMisfit, to_array
 from midstream.operators.source import Split, SplitReader, decoded, rows_text
 
@@ -24,6 +25,7 @@ class CollectionSource(IndexSource):
     """
 
     def __init__(self, table: pa.Table, *, splits: int | None = None, rows_per_s: float | None = None) -> None:
+        check_schema(table.schema, "from_collection")
         super().__init__(canonical_schema(table.schema), table.num_rows, splits, rows_per_s)
         self._batch = conform(single_batch(table), self.schema, "CollectionSource")
 
@@ -61,6 +63,7 @@ def from_rows(
         names = list(dict.fromkeys(name for row in listed for name in row))
         if not names:
             raise SchemaError("from_collection: there are no rows to infer the columns from; give a schema")
+        names = [checked_name(name, "from_collection") for name in names]
         columns = {name: _column(name, [row.get(name) for row in listed], None) for name in names}
     else:
         columns = {

@@ -26,14 +26,16 @@ import pyarrow.fs
 from midstream.connectors.bad_records import BadRecordsMax, OnBadRecord, check_on_bad_record
 from midstream.connectors.cursor import BatchCursor
 from midstream.connectors.filesystem import appears_whole, file_info, find_files, glob_base, resolve
-from midstream.connectors.formats import Format, Wanted, check_columns, compression_of, explained, format_of
+from midstream.connectors.formats import Format, Wanted, compression_of, explained, format_of
 from midstream.connectors.parquet import open_parquet, parquet_row_groups, read_parquet
-from midstream.connectors.text import CsvOptions, TextReader, block_and_rows, check_types, infer_schema, read_header
+from midstream.connectors.text import TextReader, block_and_rows, infer_schema, read_header
 from midstream.connectors.text_file import TextFile
+from midstream.connectors.text_parsers import CsvOptions, check_types
 from midstream.connectors.watched import Listing, Watch, decoded_position
 from midstream.core.batches import canonical_schema
 from midstream.core.config import Duration, interval_s
 from midstream.core.errors import ConfigError, SchemaError, StorageError
+from midstream.core.schemas import check_schema
 from midstream.operators.source import (
     Discovery,
     DiscoveryContext,
@@ -137,7 +139,7 @@ class FileSource(Source):
         self._format: Format = format or self._infer_format(files)
         if schema is None:
             schema = self._infer_schema(files)
-        check_columns(schema, "FileSource: the declared schema")
+        check_schema(schema, "FileSource: the declared schema" if declared else "FileSource: the first file")
         self.schema = canonical_schema(schema)
         required = tuple(field.name for field in schema if declared and not field.nullable)
         self._wanted = Wanted(self.schema, declared, required)
@@ -213,7 +215,13 @@ class FileSource(Source):
             raise ConfigError(f"FileSource: {', '.join(self._paths)} is empty; give schema= to watch it")
         first = next((info for info in files if info.size), files[0])
         if self._format != "parquet":
-            return infer_schema(self._filesystem, first.path, self._format, self._csv)
+            schemas = (
+                infer_schema(self._filesystem, info.path, self._format, self._csv) for info in files if info.size
+            )
+            found = next(filter(len, schemas), None)  # one that is compressed may be empty, too
+            if found is None:
+                raise SchemaError(f"{first.path}: empty; its columns cannot be inferred: declare schema=")
+            return found
         with explained(first.path, "parquet"), ExitStack() as stack:
             return open_parquet(self._filesystem, first.path, stack).schema_arrow
 
@@ -231,6 +239,8 @@ class FileSource(Source):
                 names += self._names_in(info)
         except (StorageError, SchemaError):
             return  # its reader reports it
+        if not names:
+            return  # they are empty
         for name in self.schema.names:
             if name not in names:
                 raise SchemaError(

@@ -12,7 +12,6 @@ from typing import Literal, TypeAlias
 import pyarrow as pa
 
 from midstream.core.errors import SchemaError, StorageError
-from midstream.core.schemas import first_repeated
 
 Format: TypeAlias = Literal["parquet", "csv", "jsonl"]
 
@@ -27,6 +26,9 @@ _SUFFIXES: dict[str, Format] = {
 _COMPRESSION = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4", ".zip": "zip"}
 UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
 MISSES_VALUE = "has no value, though it is declared with nullable=False"
+_NOT_UTF8 = ("invalid UTF8", "Invalid UTF8", "'utf-8' codec")
+_OTHER_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
+"""The byte order marks of UTF-16 and UTF-32."""
 _OF_VALUES = (
     MISSES_VALUE,
     "conversion error",
@@ -35,6 +37,8 @@ _OF_VALUES = (
     "Failed to convert JSON",
     "JSON parsing of",
     "Failed to parse string",
+    "is not a valid decimal",
+    "cannot be represented as decimal",
     "Rescaling Decimal value",
     "precision not supported by type",
     "Number too big",
@@ -69,9 +73,23 @@ def compression_of(path: str) -> str | None:
 
 def what_is_wrong(where: str, format: Format, text: str) -> SchemaError | StorageError:
     """Classify an error of pyarrow by its text: SchemaError for the values of a file, StorageError for its bytes."""
+    if any(sign in text for sign in _NOT_UTF8):
+        text = f"{where}: {text}; only UTF-8 can be read: convert the file, for example with iconv -f latin1 -t utf-8"
+        if format == "csv":
+            text = f"{text}, or declare pa.binary() to read bytes"
+        return SchemaError(text) if "conversion error" in text else StorageError(text)
     if any(sign in text for sign in _OF_VALUES):
         return SchemaError(f"{where}: {text}; declare other types for its columns in schema=, or repair the file")
     return StorageError(f"{where}: cannot be read as {format}; it is incomplete, damaged, or of another format: {text}")
+
+
+def check_encoding(head: bytes, path: str) -> None:
+    """Raise StorageError for a text file that begins with the mark of another encoding than UTF-8."""
+    if head.startswith(_OTHER_MARKS):
+        raise StorageError(
+            f"{path}: begins with the byte order mark of UTF-16 or UTF-32, and only UTF-8 can be read; convert the file, for "
+            "example with iconv -f utf-16 -t utf-8"
+        )
 
 
 @contextmanager
@@ -85,14 +103,6 @@ def explained(path: str, format: Format) -> Iterator[None]:
         raise StorageError(f"{path}: cannot be read: permission denied") from error
     except UNREADABLE as error:
         raise what_is_wrong(path, format, str(error)) from error
-
-
-def check_columns(schema: pa.Schema, where: str) -> None:
-    if len(schema) == 0:
-        raise SchemaError(f"{where}: has no columns")
-    twice = first_repeated(schema.names)
-    if twice is not None:
-        raise SchemaError(f"{where}: has more than one column {twice!r}; rename one")
 
 
 def check_names(found: list[str], wanted: Wanted, path: str) -> None:

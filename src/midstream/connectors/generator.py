@@ -15,6 +15,7 @@ import pyarrow as pa
 from midstream.core.batches import canonical_schema, conform, single_batch, to_arrow
 from midstream.core.config import is_whole
 from midstream.core.errors import ConfigError, JobError, SchemaError
+from midstream.core.schemas import check_schema, checked_name
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
 
 Rows: TypeAlias = pa.RecordBatch | Mapping[str, Any] | pl.DataFrame
@@ -98,6 +99,7 @@ class GeneratorSource(IndexSource):
         if schema is None:
             sample = np.arange(4 if count is None else max(1, min(4, count)), dtype=np.int64)
             schema = call_generator(fn, sample).schema
+        check_schema(schema, "GeneratorSource")
         splits = splits if splits is not None or count is not None else _ENDLESS_SPLITS
         super().__init__(canonical_schema(schema), count, splits, rows_per_s)
         self.bounded = count is not None
@@ -181,4 +183,4 @@ def _from_columns(columns: Mapping[str, Any]) -> pa.RecordBatch:
             raise SchemaError(
                 f"GeneratorSource: column {name!r} has {len(array)} rows, column {next(iter(columns))!r} {len(arrays[0])}"
             )
-    return pa.RecordBatch.from_arrays(arrays, names=list(columns))
+    return pa.RecordBatch.from_arrays(arrays, names=[checked_name(name, "GeneratorSource") for name in columns])

@@ -29,7 +29,7 @@ from midstream.connectors.kafka_fetched import Fetched, Note, new_tap
 from midstream.connectors.kafka_records import KafkaFormat, RecordParser
 from midstream.connectors.outside import Wait
 from midstream.connectors.schema_registry import RegistrySilent
-from midstream.connectors.text import CsvOptions
+from midstream.connectors.text_parsers import CsvOptions
 from midstream.core.config import Duration, interval_s, is_whole
 from midstream.core.errors import ConfigError, StorageError
 from midstream.operators.bad_records import BadRecords

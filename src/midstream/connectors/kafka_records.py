@@ -18,10 +18,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from midstream.connectors.bad_records import BadRecord, parsed_apart
-from midstream.connectors.formats import MISSES_VALUE, Wanted, check_columns
-from midstream.connectors.text import ROW_NUMBER, CsvOptions, check_types, csv_parser, jsonl_parser
+from midstream.connectors.formats import MISSES_VALUE, Wanted
+from midstream.connectors.text import ROW_NUMBER
+from midstream.connectors.text_parsers import CsvOptions, check_types, csv_parser, jsonl_parser
 from midstream.core.batches import canonical_schema, conform, single_batch
 from midstream.core.errors import ConfigError, SchemaError
+from midstream.core.schemas import check_schema
 
 if TYPE_CHECKING:
     from midstream.connectors.kafka_avro import AvroValues
@@ -122,7 +124,7 @@ class RecordParser:
         self._parse: Callable[[bytes], pa.Table] | None = None
         fields = [*self._wanted.schema, *(pa.field(name, METADATA[what]) for what, name in self.metadata.items())]
         self.schema = pa.schema(fields)
-        check_columns(self.schema, who)
+        check_schema(self.schema, who)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_parse": None}
@@ -287,7 +289,7 @@ def _wanted(format: KafkaFormat, schema: pa.Schema | None, csv: CsvOptions, who:
         return Wanted(pa.schema([(VALUE, kind)]), declared=True)
     if schema is None:
         raise ConfigError(f"{who}: format={format!r} needs schema=, the columns to read and their types")
-    check_columns(schema, f"{who}: the declared schema")
+    check_schema(schema, f"{who}: the declared schema")
     canonical = canonical_schema(schema)
     check_types(canonical, "csv" if format == "csv" else "jsonl", csv, who=who)
     return Wanted(canonical, declared=True, required=tuple(field.name for field in schema if not field.nullable))

@@ -14,11 +14,19 @@ import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet
 
-from midstream.connectors.formats import MISSES_VALUE, Wanted, check_columns, check_names, explained
-from midstream.core.arrow_types import leaves
+from midstream.connectors.formats import MISSES_VALUE, Wanted, check_names, explained
+from midstream.core.arrow_types import (
+    is_list_array,
+    is_list_of_any_length,
+    is_struct_array,
+    large_lists,
+    leaves,
+    nulls,
+)
 from midstream.core.batches import canonical_type, conform
 from midstream.core.casts import CastRefused, cast_exactly
 from midstream.core.errors import SchemaError, StorageError
+from midstream.core.schemas import check_distinct
 
 _BATCH_ROWS = 131_072
 _NS_YEARS_US = 9_200_000_000_000_000
@@ -36,14 +44,16 @@ def parquet_row_groups(filesystem: pyarrow.fs.FileSystem, path: str, wanted: Wan
 
 def check_parquet_schema(found: pa.Schema, wanted: Wanted, path: str) -> None:
     """Raise SchemaError naming file and column if a column is missing, unexpected, or of another kind."""
-    check_columns(found, path)
+    check_distinct(found.names, path)
     check_names(found.names, wanted, path)
     for field in wanted.schema:
         if field.name not in found.names:
             continue
         kind = canonical_type(found.field(field.name).type)
         try:
-            cast_exactly(pa.array([], kind), field.type)
+            cast_exactly(
+                _with_fields(pa.array([], kind), field.type) if wanted.declared else pa.array([], kind), field.type
+            )
         except CastRefused as refused:
             raise SchemaError(
                 f"{path}: column {field.name!r} is {kind}, {'declared' if wanted.declared else 'in other files'} as "
@@ -165,15 +175,40 @@ def _parquet_batches(
             rows_before += batch.num_rows
             if ready is not None:
                 yield ready
-            ready = conform(_filled(batch, wanted.schema), wanted.schema, path)
+            ready = conform(_filled(batch, wanted), wanted.schema, path)
     check()
     if ready is not None:
         yield ready
 
 
-def _filled(batch: pa.RecordBatch, schema: pa.Schema) -> pa.RecordBatch:
-    """Add the columns that the file lacks, filled with nulls."""
-    for field in schema:
-        if batch.schema.get_field_index(field.name) < 0:
+def _filled(batch: pa.RecordBatch, wanted: Wanted) -> pa.RecordBatch:
+    """Add the columns that the file lacks, filled with nulls, and give structs the fields that are declared."""
+    for field in wanted.schema:
+        index = batch.schema.get_field_index(field.name)
+        if index < 0:
             batch = batch.append_column(field, pa.nulls(batch.num_rows, field.type))
+        elif wanted.declared and pa.types.is_nested(field.type):
+            batch = batch.set_column(index, field.name, _with_fields(batch.column(index), field.type))
     return batch
+
+
+def _with_fields(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
+    """Treat the fields of structs like columns: ones that are not in `kind` are left out, and missing ones are null.
+
+    A struct that has none of the fields stays as it is, and does not fit.
+    """
+    if is_list_array(column) and is_list_of_any_length(column.type) and is_list_of_any_length(kind):
+        return large_lists(column, _with_fields(column.flatten(), kind.value_type))
+    if not (is_struct_array(column) and pa.types.is_struct(kind)):
+        return column
+    names = [field.name for field in column.type]
+    there = [field.name for field in kind if names.count(field.name) == 1]
+    if not there or any(names.count(field.name) > 1 for field in kind):
+        return column
+    parts = dict(zip(names, column.flatten(), strict=True))
+    columns = [
+        _with_fields(parts[field.name], field.type) if field.name in parts else nulls(len(column), field.type)
+        for field in kind
+    ]
+    mask = column.is_null() if column.null_count else None
+    return pa.StructArray.from_arrays(columns, names=[field.name for field in kind], mask=mask)

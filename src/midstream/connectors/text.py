@@ -11,43 +11,54 @@ from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
-from typing import Any, Final, Literal, TypeAlias
+from typing import Any, Final
 
 import msgspec
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.fs
 import pyarrow.json
 
 from midstream.connectors.bad_records import BadRecord, parsed_apart, reported
 from midstream.connectors.formats import (
-    MISSES_VALUE,
     Wanted,
-    check_columns,
+    check_encoding,
     check_names,
     explained,
     what_is_wrong,
 )
-from midstream.connectors.lines import Lines, Quotes, edges_of, last_line, line_begins, next_line
+from midstream.connectors.lines import Lines, edges_of, last_line, line_begins, next_line
 from midstream.connectors.text_file import TextFile
+from midstream.connectors.text_parsers import (
+    CsvOptions,
+    TextFormat,
+    check_texts,
+    csv_convert_options,
+    csv_parse_options,
+    csv_parser,
+    is_an_object_a_line,
+    jsonl_parser,
+    misread_columns,
+    quotes_of,
+    read_json,
+)
 from midstream.connectors.text_ranges import (
     BOM,
+    check_depth,
     check_inferred,
-    check_ranges,
-    has_infinite,
     integers_in_csv,
     integers_in_json,
     may_be_rounded,
-    of_64_bits,
+)
+from midstream.connectors.text_times import (
+    check_years,
 )
 from midstream.core.arrow_types import buffer_reader
 from midstream.core.batches import conform, single_batch
-from midstream.core.errors import ConfigError, SchemaError, StorageError
+from midstream.core.errors import SchemaError, StorageError
+from midstream.core.schemas import DEPTH_MAX, check_distinct
 from midstream.operators.bad_records import BadRecords
 from midstream.operators.source import SplitReader
-
-TextFormat: TypeAlias = Literal["csv", "jsonl"]
 
 _HEADER_BYTES_MAX: Final = 2**20
 _SAMPLE_BYTES: Final = 32 * 2**20
@@ -57,55 +68,9 @@ _ROW_MASK: Final = (1 << _ROW_BITS) - 1
 """The bits of an offset that count rows within a block; a block has fewer bytes than they can count."""
 ROW_NUMBER = re.compile(r"Row #\d+: | in row \d+")
 _CSV_COLUMN = re.compile(r"In CSV column #(\d+): ")
-_END_TEXT: Final = "end of the block"
-_NULL_FIRST = re.compile(rb"(?:\xef\xbb\xbf)?[ \t\r\n]*null")
 _NO_OBJECT: Final = "JSON parse error: not one object in each line"
-_NULL_LINE = re.compile(rb"null[ \t]*(?:[\r\n]|\Z)")
-
-
-class CsvOptions(msgspec.Struct, frozen=True, kw_only=True):
-    r"""How CSV files are written.
-
-    `delimiter`, `quote`: one ASCII character each; `quote` may be empty, if values are never quoted.
-    `header`: the first line names the columns; without one, the schema must be declared and names them in order.
-    `null_values`: strings that stand for null, in every column, unless quoted.
-    `newlines_in_values`: read each file in one piece. Quoted values with line ends are read in any case, but a large
-    file that is read in parts may be refused because of them.
-    `timestamp_formats`: strptime formats, tried after ISO 8601.
-
-        >>> _ = Path("words.csv").write_text("1;a\n2;b\n")
-        >>> csv = CsvOptions(delimiter=";", header=False)
-        >>> env.read_files("words.csv", schema={"n": int, "word": str}, csv=csv).preview().rows
-        [{'n': 1, 'word': 'a'}, {'n': 2, 'word': 'b'}]
-
-    Raises ConfigError for other delimiters and quotes, and for a text in place of a tuple.
-    """
-
-    delimiter: str = ","
-    quote: str = '"'
-    header: bool = True
-    null_values: tuple[str, ...] = ("", "NA", "null")
-    newlines_in_values: bool = False
-    timestamp_formats: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        for name in ("null_values", "timestamp_formats"):
-            given = getattr(self, name)
-            if isinstance(given, str):  # its characters would be taken one by one
-                raise ConfigError(
-                    f"CsvOptions: {name} is the text {given!r}; give a tuple of texts, such as ({given!r},)"
-                )
-        for name, may_be_empty in (("delimiter", False), ("quote", True)):
-            given = getattr(self, name)
-            if not (isinstance(given, str) and given.isascii() and (len(given) == 1 or (may_be_empty and not given))):
-                raise ConfigError(
-                    f"CsvOptions: {name} is {given!r}; give one ASCII character"
-                    + (', or "" if values are never quoted' if may_be_empty else "")
-                )
-            if given in ("\r", "\n"):
-                raise ConfigError(f"CsvOptions: {name} is {given!r}, which ends a line; give another character")
-        if self.delimiter == self.quote:
-            raise ConfigError(f"CsvOptions: delimiter and quote are both {self.quote!r}; give different characters")
+_WITHOUT_VALUE: Final = ("Rescaling Decimal", "changed from", "years 1 to 9999")
+"""Fragments of messages that do not show the value that is wrong."""
 
 
 def block_and_rows(offset: int) -> tuple[int, int]:
@@ -140,7 +105,7 @@ class TextReader(SplitReader):
         self._format: TextFormat = format
         self._schema = wanted.schema
         self._names = wanted.schema.names
-        self._quotes = _quotes(csv) if format == "csv" else None
+        self._quotes = quotes_of(csv) if format == "csv" else None
         self._check = check
         self._is_checked = False
         self._drops_bad_lines = drops_bad_lines
@@ -156,10 +121,13 @@ class TextReader(SplitReader):
         begin = 0
         with explained(path, format), ExitStack() as stack:
             if format == "csv":
-                self._names, begin = read_header(self._file, csv, wanted.schema)
-                check_names(self._names, wanted, path)
+                names, begin = read_header(self._file, csv, wanted.schema)
+                if names:
+                    self._names = names
+                    check_names(names, wanted, path)
                 self._parse = csv_parser(csv, wanted, self._names)
             else:
+                check_encoding(self._file.read(0, len(BOM)), path)
                 self._parse = jsonl_parser(wanted)
             self._lines = Lines(
                 self._file, self._quotes, stack, begin=begin, position=self._block_start, first=first, last=last
@@ -213,7 +181,7 @@ class TextReader(SplitReader):
     def _parsed(self, data: bytes) -> _Block:
         try:
             table = self._parse(data)
-            if self._drops_bad_lines and self._format == "jsonl" and not _is_an_object_a_line(data, table.num_rows):
+            if self._drops_bad_lines and self._format == "jsonl" and not is_an_object_a_line(data, table.num_rows):
                 raise pa.ArrowInvalid(_NO_OBJECT)
         except pa.ArrowException as error:
             if not self._lines.ends_with_line(data):
@@ -238,7 +206,7 @@ class TextReader(SplitReader):
         def parse(first: int, last: int) -> pa.Table:
             piece = b"".join(data[begin:end] for begin, end in lines[first:last])
             table = self._parse(piece)
-            is_right = self._format == "csv" or _is_an_object_a_line(piece, table.num_rows)
+            is_right = self._format == "csv" or is_an_object_a_line(piece, table.num_rows)
             if not is_right or table.num_rows != last - first:
                 raise pa.ArrowInvalid(_NO_OBJECT if self._format == "jsonl" else "CSV parse error: not one row")
             return table
@@ -283,6 +251,8 @@ class TextReader(SplitReader):
                 found = {}
             extra = ", ".join(repr(name) for name in found if name not in self._names)
             text = f"unexpected field {extra or 'in a nested value'}; the columns are {', '.join(self._names)}"
+        if any(sign in text for sign in _WITHOUT_VALUE):
+            text = f"{text}, in the line {line.strip().decode(errors='replace')!r:.200}"
         return ROW_NUMBER.sub("", text)
 
     def close(self) -> None:
@@ -307,152 +277,20 @@ class _Block:
 # ---- parsing ----
 
 
-def csv_parser(csv: CsvOptions, wanted: Wanted, names: list[str]) -> Callable[[bytes], pa.Table]:
-    """Return a parser, which also raises ArrowException if the data end within a quoted value, which pyarrow ignores.
-
-    To find out, it appends a line that is skipped, having a column too many, unless it becomes part of a value.
-    """
-    end = _END_TEXT + csv.delimiter * len(names)
-    ends: list[str] = []
-
-    def on_bad_line(line: pyarrow.csv.InvalidRow) -> Literal["skip", "error"]:
-        if line.text != end:
-            return "error"
-        ends.append(end)
-        return "skip"
-
-    parse = _csv_parse(csv, len(names), on_bad_line)
-    convert = _csv_convert(csv, {field.name: field.type for field in wanted.schema}, wanted.schema.names)
-
-    def parsed(data: bytes) -> pa.Table:
-        if data.startswith(BOM):  # part of a value, since the file does not begin here; pyarrow removes one
-            data = BOM + data
-        ends.clear()
-        if csv.quote:
-            data = b"".join((data, b"" if data.endswith((b"\r", b"\n")) else b"\n", end.encode()))
-        read = pyarrow.csv.ReadOptions(use_threads=False, block_size=len(data) + 1, column_names=names)
-        table = pyarrow.csv.read_csv(
-            buffer_reader(data), read_options=read, parse_options=parse, convert_options=convert
-        )
-        if csv.quote and not ends:
-            raise pa.ArrowInvalid("CSV parse error: a quoted value never ends")
-        is_in_doubt = has_infinite if wanted.declared else may_be_rounded
-        if in_doubt := [name for name in table.column_names if is_in_doubt(table.column(name))]:
-            as_text = _csv_convert(csv, dict.fromkeys(in_doubt, pa.large_string()), in_doubt)
-            texts = pyarrow.csv.read_csv(
-                buffer_reader(data), read_options=read, parse_options=parse, convert_options=as_text
-            )
-            check_ranges(table.select(in_doubt), texts)
-            if not wanted.declared:
-                check_inferred(integers_in_csv(texts))
-        return _checked(table, wanted)
-
-    return parsed
-
-
-def jsonl_parser(wanted: Wanted) -> Callable[[bytes], pa.Table]:
-    """Return a parser of JSON lines, which raises ArrowException."""
-    as_read = pa.schema([pa.field(field.name, _json_type(field.type)) for field in wanted.schema])
-    parse = pyarrow.json.ParseOptions(
-        explicit_schema=as_read, unexpected_field_behavior="ignore" if wanted.declared else "error"
-    )
-
-    def parsed(data: bytes) -> pa.Table:
-        table = _read_json(data, parse)
-        if any(has_infinite(column) for column in table.columns):
-            in_64_bits = pyarrow.json.ParseOptions(
-                explicit_schema=pa.schema([pa.field(field.name, of_64_bits(field.type)) for field in as_read]),
-                unexpected_field_behavior="ignore",
-            )
-            check_ranges(table, _read_json(data, in_64_bits))
-        if not wanted.declared and any(may_be_rounded(column) for column in table.columns):
-            check_inferred(integers_in_json(data, wanted.schema))
-        return _checked(table.cast(wanted.schema), wanted)
-
-    return parsed
-
-
-def _read_json(data: bytes, parse: pyarrow.json.ParseOptions | None) -> pa.Table:
-    """Parse JSON lines, working around pyarrow, which reads the line `null` as a row of nulls, crashes if it is the
-    first, and accepts any bytes as names and strings.
-    """
-    if _NULL_FIRST.match(data):
-        raise pa.ArrowInvalid("JSON parse error: null is not an object")
-    if not data.isascii():
-        try:
-            data.decode()  # names too: an invalid one would be taken for an unknown field and ignored
-        except UnicodeDecodeError as error:
-            raise pa.ArrowInvalid(f"JSON parse error: Invalid UTF8: {error.reason}") from error
-    read = pyarrow.json.ReadOptions(use_threads=False, block_size=len(data) + 1)
-    table = pyarrow.json.read_json(buffer_reader(data), read_options=read, parse_options=parse)
-    if _has_empty_row(table) and _NULL_LINE.search(data):
-        raise pa.ArrowInvalid("JSON parse error: null is not an object")
-    return table
-
-
-def _is_an_object_a_line(data: bytes, rows: int) -> bool:
-    """Whether each line holds one object; pyarrow also accepts several objects in one line, and one in several lines.
-
-    If each line begins and ends with a brace, no object continues in the next line: in JSON, a brace never follows a
-    brace without a comma in between.
-    """
-    lines = data.count(b"\n") + (not data.endswith(b"\n"))
-    if data.startswith(b"{") and data.endswith((b"}\n", b"}")) and data.count(b"}\n{") == lines - 1:
-        return rows == lines
-    found = [line for each in data.removeprefix(BOM).splitlines() if (line := each.strip(b" \t"))]
-    return rows == len(found) and all(line.startswith(b"{") and line.endswith(b"}") for line in found)
-
-
-def _has_empty_row(table: pa.Table) -> bool:
-    """Whether some row is null in all columns."""
-    if any(column.null_count == 0 for column in table.columns):
-        return False
-    empty: pa.Array[Any] | pa.ChunkedArray[Any] = pa.chunked_array([[True] * table.num_rows], pa.bool_())
-    for column in table.columns:
-        empty = pc.and_(empty, column.is_null())
-    return bool(pc.any(empty).as_py())
-
-
-def _checked(table: pa.Table, wanted: Wanted) -> pa.Table:
-    for name in wanted.required:
-        if table.column(name).null_count:
-            raise pa.ArrowInvalid(f"column {name!r} {MISSES_VALUE}")
-    return table
-
-
-def check_types(
-    schema: pa.Schema, format: TextFormat, csv: CsvOptions | None = None, *, who: str = "FileSource"
-) -> None:
-    """Raise SchemaError naming the first column whose type cannot be read from text."""
-    csv = csv or CsvOptions()
-    for field in schema:
-        only = Wanted(pa.schema([field]), declared=True)
-        try:
-            if format == "csv":
-                csv_parser(csv, only, [field.name])(b'"x"\n')
-            else:
-                jsonl_parser(only)(b"{}\n")
-        except pa.ArrowNotImplementedError as error:
-            raise SchemaError(
-                f"{who}: column {field.name!r} is {field.type}, which cannot be read from {format}: {error}"
-            ) from error
-        except pa.ArrowInvalid:
-            pass  # most types have no value "x"
-
-
 def read_header(file: TextFile, csv: CsvOptions, schema: pa.Schema) -> tuple[list[str], int]:
     """Return the names of a CSV file's columns, and where its first row begins; without a header, the names of
-    `schema`.
+    `schema`. A file without a header that should have one is empty, and has no names.
     """
     head = file.read(0, _HEADER_BYTES_MAX if csv.header else len(BOM))
+    check_encoding(head, file.path)
     start = len(BOM) if head.startswith(BOM) else 0
     if not csv.header:
         return schema.names, start
     text = head[start:].lstrip(b"\r\n")
-    if not text:
-        raise SchemaError(f"{file.path}: empty; it has no header that names its columns")
-    edges = edges_of(_quotes(csv), text)
-    end = next_line(text, 1, edges) or len(text)
+    if not text and len(head) < _HEADER_BYTES_MAX:
+        return [], len(head)
+    edges = edges_of(quotes_of(csv), text)
+    end = (next_line(text, 1, edges) if text else 0) or len(text)
     if end == len(text) and len(head) == _HEADER_BYTES_MAX:
         raise SchemaError(
             f"{file.path}: its header has more than {_HEADER_BYTES_MAX} bytes; check that this is a file of lines"
@@ -460,19 +298,20 @@ def read_header(file: TextFile, csv: CsvOptions, schema: pa.Schema) -> tuple[lis
     if end == len(text) and len(edges) % 2:
         raise SchemaError(f"{file.path}: a quoted value of its header never ends")
     header = text[:end] if text[:end].endswith((b"\r", b"\n")) else text[:end] + b"\n"
-    found = pyarrow.csv.read_csv(buffer_reader(header), parse_options=_csv_parse(csv, 0)).schema
-    check_columns(found, file.path)
+    found = pyarrow.csv.read_csv(buffer_reader(header), parse_options=csv_parse_options(csv, 0)).schema
+    check_distinct(found.names, file.path)
     return found.names, len(head) - len(text) + end
 
 
 def infer_schema(filesystem: pyarrow.fs.FileSystem, path: str, format: TextFormat, csv: CsvOptions) -> pa.Schema:
-    """Infer the columns of a file from its first part. Raises SchemaError if it shows none."""
+    """Infer the columns of a file from its first part; an empty file has none."""
     file = TextFile(filesystem, path)
     with explained(path, format):
         head = file.read(0, _SAMPLE_BYTES)
         is_all = len(head) < _SAMPLE_BYTES
-        if not head.strip():
-            raise SchemaError(f"{path}: empty; its columns cannot be inferred: declare schema=")
+        check_encoding(head, path)
+        if not head.removeprefix(BOM).strip():
+            return pa.schema([])
         if format == "csv":
             found = _infer_csv(file, head, is_all, csv)
         else:
@@ -483,7 +322,8 @@ def infer_schema(filesystem: pyarrow.fs.FileSystem, path: str, format: TextForma
 
 def _infer_json(data: bytes) -> pa.Schema:
     """Infer the columns of JSON lines. pyarrow ignores the zone of a timestamp: a column is in UTC if all values have one."""
-    read = _read_json(data, None)
+    check_depth(data, DEPTH_MAX)
+    read = read_json(data, None)
     found = read.schema
     rounded = [field for field, column in zip(found, read.columns, strict=True) if may_be_rounded(column)]
     if rounded:
@@ -492,17 +332,17 @@ def _infer_json(data: bytes) -> pa.Schema:
     if not times:
         return found
     as_text = pa.schema([pa.field(name, pa.large_string()) for name in times])
-    texts = _read_json(data, pyarrow.json.ParseOptions(explicit_schema=as_text))
+    texts = read_json(data, pyarrow.json.ParseOptions(explicit_schema=as_text))
     for name, kind in times.items():
         index = found.get_field_index(name)
-        fitting = (each for each in (kind, pa.timestamp(kind.unit, "UTC")) if _can_cast(texts.column(name), each))
+        fitting = (each for each in (kind, pa.timestamp(kind.unit, "UTC")) if _can_cast(texts.select([name]), each))
         found = found.set(index, pa.field(name, next(fitting, pa.large_string())))
     return found
 
 
-def _can_cast(texts: pa.ChunkedArray[Any], kind: pa.DataType) -> bool:
+def _can_cast(texts: pa.Table, kind: pa.DataType) -> bool:
     try:
-        texts.cast(kind)
+        check_years(texts.cast(pa.schema([pa.field(texts.column_names[0], kind)])))
     except pa.ArrowInvalid:
         return False
     return True
@@ -512,7 +352,7 @@ def _infer_csv(file: TextFile, head: bytes, is_all: bool, csv: CsvOptions) -> pa
     names, begin = read_header(file, csv, pa.schema([]))
     rows = head[begin:]
     if not is_all:
-        rows = rows[: last_line(rows, edges_of(_quotes(csv), rows))]
+        rows = rows[: last_line(rows, edges_of(quotes_of(csv), rows))]
     if not rows.strip(b"\r\n"):
         return pa.schema([(name, pa.null()) for name in names])
 
@@ -520,57 +360,34 @@ def _infer_csv(file: TextFile, head: bytes, is_all: bool, csv: CsvOptions) -> pa
         return pyarrow.csv.read_csv(
             buffer_reader(rows),
             pyarrow.csv.ReadOptions(block_size=len(rows) + 1, use_threads=False, column_names=names),
-            _csv_parse(csv, len(names)),
-            _csv_convert(csv, types, columns),
+            csv_parse_options(csv, len(names)),
+            csv_convert_options(csv, types, columns),
         )
 
     table = parsed({}, None)
     rounded = [name for name, column in zip(names, table.columns, strict=True) if may_be_rounded(column)]
     if rounded:
         check_inferred(integers_in_csv(parsed(dict.fromkeys(rounded, pa.large_string()), rounded)))
-    return table.schema
+    found = table.schema
+    for field in found:
+        if pa.types.is_binary(field.type):  # pyarrow takes text that is not UTF-8 for bytes
+            _check_utf8(file, begin, rows, field.name)
+    misread = misread_columns(table, rows, csv)
+    texts = parsed(dict.fromkeys(misread, pa.large_string()), misread) if misread else table
+    for index, (name, column) in enumerate(zip(names, table.columns, strict=True)):
+        try:
+            check_years(table.select([name]))
+            if name in misread:
+                check_texts(name, column, texts.column(name), csv, column.type)
+        except pa.ArrowInvalid:
+            found = found.set(index, pa.field(name, pa.large_string()))
+    return found
 
 
-def _quotes(csv: CsvOptions) -> Quotes | None:
-    return Quotes(csv.quote.encode(), csv.delimiter.encode()) if csv.quote else None
-
-
-def _csv_parse(
-    csv: CsvOptions,
-    columns: int,
-    on_bad_line: Callable[[pyarrow.csv.InvalidRow], Literal["skip", "error"]] | None = None,
-) -> pyarrow.csv.ParseOptions:
-    """Return parse options. In a single column an empty line is a row, since null is written so; otherwise it is
-    ignored.
-    """
-    return pyarrow.csv.ParseOptions(
-        delimiter=csv.delimiter,
-        quote_char=csv.quote or False,
-        ignore_empty_lines=columns != 1,
-        invalid_row_handler=on_bad_line,
-    )
-
-
-def _csv_convert(
-    csv: CsvOptions, types: dict[str, pa.DataType], columns: list[str] | None
-) -> pyarrow.csv.ConvertOptions:
-    return pyarrow.csv.ConvertOptions(
-        column_types=types,
-        include_columns=columns,
-        include_missing_columns=True,
-        null_values=list(csv.null_values),
-        strings_can_be_null=True,
-        quoted_strings_can_be_null=False,
-        timestamp_parsers=[pyarrow.csv.ISO8601, *csv.timestamp_formats],  # type: ignore[list-item]  # its stub knows formats alone
-    )
-
-
-def _json_type(kind: pa.DataType) -> pa.DataType:
-    """Return the type to read instead of one that pyarrow's JSON reader does not support; a cast does the rest."""
-    if pa.types.is_large_list(kind):
-        return pa.list_(_json_type(kind.value_type))
-    if pa.types.is_struct(kind):
-        return pa.struct([pa.field(f.name, _json_type(f.type)) for f in kind])
-    if pa.types.is_date(kind) or pa.types.is_time(kind) or pa.types.is_timestamp(kind):
-        return pa.large_string()  # timestamps, too: the reader ignores whether they have a zone
-    return kind
+def _check_utf8(file: TextFile, begin: int, rows: bytes, name: str) -> None:
+    try:
+        rows.decode()
+    except UnicodeDecodeError as error:
+        line = file.line_at(begin + rows.rfind(b"\n", 0, error.start) + 1)
+        text = f"column {name!r}: CSV conversion error: invalid UTF8 data"
+        raise what_is_wrong(f"{file.path}, line {line}", "csv", text) from error

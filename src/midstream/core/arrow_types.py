@@ -125,6 +125,15 @@ list_lengths = cast("Callable[[pa.Array[Any]], pa.Array[Any]]", pc.list_value_le
 """`pc.list_value_length`, null where the list is null; its stub does not accept `ListArray`."""
 
 
+def large_lists(column: ListArray, items: pa.Array[Any]) -> pa.Array[Any]:
+    """Return lists as long as those of `column`, with other `items`, which are concatenated as by `flatten()`."""
+    lengths = list_lengths(column).fill_null(0).cast(pa.int64())
+    offsets = pa.concat_arrays([pa.array([0], pa.int64()), pc.cumulative_sum(lengths)])
+    mask = column.is_null() if column.null_count else None
+    made: pa.Array[Any] = pa.LargeListArray.from_arrays(offsets, items, mask=mask)  # type: ignore[call-overload]  # its stub has no `mask`
+    return made
+
+
 def fixed_size_lists(
     values: pa.Array[Any], kind: pa.FixedSizeListType[Any, Any], mask: pa.BooleanArray | None
 ) -> pa.Array[Any]:

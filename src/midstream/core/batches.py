@@ -147,8 +147,32 @@ def to_arrow(frame: pl.DataFrame) -> pa.Table:
 @lru_cache(maxsize=1024)
 def _check_dtypes(columns: tuple[tuple[str, pl.DataType], ...]) -> None:
     for name, dtype in columns:
+        _check_names(name, dtype)
         if _is_foreign(dtype):
             raise SchemaError(f"column {name!r} is {dtype} in polars, which Arrow does not have; cast it first")
+
+
+def _check_names(name: str, dtype: Any) -> None:
+    """Raise SchemaError for a name at which polars would panic when it hands the column to Arrow."""
+    check_column_name(name, "column")
+    for field in getattr(dtype, "fields", ()):
+        _check_names(field.name, field.dtype)
+    if hasattr(dtype, "inner"):
+        _check_names("", dtype.inner)
+
+
+def check_column_name(name: str, what: str) -> None:
+    """Raise SchemaError for a name that does not reach every library as it is: Arrow's C interface ends it at a NUL, so
+    that two names could become one, and a lone surrogate is not Unicode text.
+    """
+    if "\0" in name:
+        raise SchemaError(
+            f"{what} {name!r} has a NUL in its name; rename it (a text file with such names may be UTF-16)"
+        )
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise SchemaError(f"{what} {name!r} has a lone surrogate in its name, which is not text; rename it") from error
 
 
 def _is_foreign(dtype: Any) -> bool:

@@ -11,8 +11,8 @@ from pyspark.sql.datasource import CaseInsensitiveDict, DataSource
 from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import Row, StructField, StructType
 
-from midstream.connectors.formats import check_columns
 from midstream.core.errors import ConfigError, SchemaError
+from midstream.core.schemas import check_schema, checked_name
 from midstream.spark.ddl import parse_ddl
 from midstream.spark.types import NoArrowForm, arrow_type
 
@@ -49,11 +49,11 @@ def arrow_schema(struct: StructType, where: str) -> pa.Schema:
     fields = []
     for field in struct.fields:
         try:
-            fields.append(pa.field(field.name, arrow_type(field.dataType, field.name)))
+            fields.append(pa.field(checked_name(field.name, where), arrow_type(field.dataType, field.name)))
         except NoArrowForm as error:
             raise SchemaError(f"{where}: column {field.name!r} has no Arrow form: {error}") from error
     schema = pa.schema(fields)
-    check_columns(schema, where)
+    check_schema(schema, where)
     return schema
 
 

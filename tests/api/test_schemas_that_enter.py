@@ -1,0 +1,194 @@
+"""Every way by which columns enter a job refuses columns that would be lost, or would fail later, at the call."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import polars.selectors as cs
+import pyarrow as pa
+import pyarrow.parquet
+import pytest
+from pyspark.sql.types import LongType, StructField, StructType
+
+from midstream import Environment, KeyedBatchFunction, KeyedProcessFunction
+from midstream.core.arrow_types import nulls, schema_of
+from midstream.core.errors import MidstreamError, SchemaError
+from midstream.core.schemas import DEPTH_MAX
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.spark.rows import arrow_schema
+
+
+def deep(depth: int) -> pa.DataType:
+    kind: pa.DataType = pa.int64()
+    for _ in range(depth - 1):
+        kind = pa.large_list(kind)
+    return kind
+
+
+NUL = "v\0x"
+WHY = {
+    "no columns": "no columns|no rows to infer the columns from|its columns cannot be inferred",
+    "twice": "more than one column 'a'",
+    "empty name": "empty name|'' is not a column name",
+    "NUL": "has a NUL in its name",
+    "two fields": "struct with more than one field 'x'",
+    "NUL in a field": "has a NUL in its name",
+    "too deep": f"nested more than {DEPTH_MAX} deep|too deeply nested",
+}
+STRUCT_TWICE = pa.struct([pa.field("x", pa.int64()), pa.field("x", pa.int64())])
+BAD: dict[str, pa.Schema] = {
+    "no columns": pa.schema([]),
+    "twice": schema_of([("a", pa.int64()), ("b", pa.int64()), ("a", pa.int64())]),
+    "empty name": schema_of([("b", pa.int64()), ("", pa.int64())]),
+    "NUL": schema_of([("b", pa.int64()), (NUL, pa.int64())]),
+    "two fields": schema_of([("b", pa.map_(pa.string(), pa.large_list(STRUCT_TWICE)))]),
+    "NUL in a field": schema_of([("b", pa.large_list(pa.struct([(NUL, pa.int64())])))]),
+    "too deep": schema_of([("b", deep(DEPTH_MAX + 1))]),
+}
+GOOD = schema_of([("a", pa.int64()), ("A", pa.int64()), ("é b", pa.struct([("", pa.int64())])), ("d", deep(DEPTH_MAX))])
+
+
+@dataclass
+class World:
+    env: Environment
+    path: Path
+
+    @property
+    def rows(self) -> Any:
+        return self.env.from_collection([{"k": 1, "v": 2}])
+
+
+class Own(Source):
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        raise NotImplementedError
+
+    def open_split(self, split: Split) -> SplitReader:
+        raise NotImplementedError
+
+
+class Function(KeyedProcessFunction):
+    def process(self, row: Any, ctx: Any) -> None: ...
+
+
+class BatchFunction(KeyedBatchFunction):
+    def process(self, rows: Any, ctx: Any) -> Any: ...
+
+
+def parquet(world: World, schema: pa.Schema) -> Any:
+    pyarrow.parquet.write_table(schema.empty_table(), world.path / "a.parquet")
+    return world.env.read_files(world.path / "a.parquet")
+
+
+def csv(world: World, schema: pa.Schema) -> Any:
+    (world.path / "a.csv").write_text(",".join(schema.names) + "\n" + ",".join("1" for _ in schema.names) + "\n")
+    return world.env.read_files(world.path / "a.csv")
+
+
+def jsonl(world: World, schema: pa.Schema) -> Any:
+    def value(kind: pa.DataType) -> Any:
+        if pa.types.is_struct(kind):
+            return {each.name: value(each.type) for each in kind}
+        return [value(kind.field(0).type)] if pa.types.is_large_list(kind) else 1
+
+    (world.path / "a.jsonl").write_text(json.dumps({field.name: value(field.type) for field in schema}) + "\n")
+    return world.env.read_files(world.path / "a.jsonl")
+
+
+def frame_of(schema: pa.Schema) -> pl.DataFrame:
+    made = pl.from_arrow(pa.table({str(at): nulls(0, kind) for at, kind in enumerate(schema.types)}))
+    assert isinstance(made, pl.DataFrame)
+    return made.rename({str(at): name for at, name in enumerate(schema.names)})
+
+
+def struct_frame(names: list[str]) -> pl.DataFrame:
+    return pl.DataFrame({"b": [1]}).select(b=pl.struct([pl.lit(1).alias(name) for name in names]))
+
+
+ANY = frozenset(BAD)
+FLAT = frozenset({"twice", "empty name", "NUL"})
+ENTRIES: dict[str, tuple[Callable[[World, pa.Schema], Any], frozenset[str]]] = {
+    "table": (lambda w, s: w.env.from_collection(s.empty_table()), ANY),
+    "record batch": (lambda w, s: w.env.from_collection(pa.RecordBatch.from_pylist([], s)), ANY),
+    "frame": (lambda w, s: w.env.from_collection(frame_of(s)), frozenset({"empty name", "NUL"})),
+    "dicts": (lambda w, s: w.env.from_collection([dict.fromkeys(s.names, 1)]), frozenset({"no columns", "empty name", "NUL"})),
+    "dicts with schema": (lambda w, s: w.env.from_collection([], s), ANY),
+    "generate batch": (lambda w, s: w.env.generate(lambda i: pa.record_batch([nulls(len(i), t) for t in s.types], schema=s), 3), ANY - {"no columns"}),
+    "generate dict": (lambda w, s: w.env.generate(lambda i: dict.fromkeys(s.names, i), 3), frozenset({"no columns", "empty name", "NUL"})),
+    "generate with schema": (lambda w, s: w.env.generate(lambda i: {"a": i}, 3, schema=s), ANY),
+    "parquet": (parquet, ANY),
+    "csv": (csv, FLAT),
+    "jsonl": (jsonl, frozenset({"no columns", "empty name", "NUL", "NUL in a field", "too deep"})),
+    "files with schema": (lambda w, s: w.env.read_files(w.path, format="jsonl", watch=True, schema=s), ANY),
+    "kafka json": (lambda w, s: w.env.read_kafka("host:9092", "t", schema=s), ANY),
+    "kafka csv": (lambda w, s: w.env.read_kafka("host:9092", "t", format="csv", schema=s), ANY),
+    "own source": (lambda w, s: w.env.source(Own(s)), ANY),
+    "map": (lambda w, s: w.rows.map(lambda row: row, s), ANY),
+    "flat_map": (lambda w, s: w.rows.flat_map(lambda row: [row], s), ANY),
+    "map_batches": (lambda w, s: w.rows.map_batches(lambda frame: frame, s), ANY),
+    "process_batches": (lambda w, s: w.rows.key_by("k").process_batches(BatchFunction(), s), ANY),
+    "process": (lambda w, s: w.rows.key_by("k").process(Function(), s), ANY),
+    "side output": (lambda w, s: w.rows.key_by("k").process(Function(), {"k": int}, side_outputs={"side": s}), ANY),
+    "select": (lambda w, s: w.rows.select(*(pl.col("v").alias(name) for name in s.names), cs.temporal()), frozenset({"no columns", "empty name", "NUL"})),
+    "with_columns": (lambda w, s: w.rows.with_columns(*(pl.col("v").alias(name) for name in s.names)), frozenset({"empty name", "NUL"})),
+}  # fmt: skip
+CASES = [(entry, bad) for entry, (_, possible) in ENTRIES.items() for bad in BAD if bad in possible]
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> World:
+    return World(Environment("entries"), tmp_path)
+
+
+@pytest.mark.parametrize(("entry", "bad"), CASES)
+def test_columns_that_cannot_be_kept_are_refused_where_they_enter(world, entry, bad):
+    with pytest.raises(MidstreamError, match=WHY[bad]) as caught:
+        ENTRIES[entry][0](world, BAD[bad])
+    assert str(caught.value).startswith("test_schemas_that_enter.py:"), "the place of the call is named"
+    assert len(world.env.program.graph.nodes) <= 1, "nothing but the rows before it has been added"
+
+
+@pytest.mark.parametrize("entry", ["table", "dicts with schema", "parquet", "own source", "map", "kafka json"])
+def test_names_that_differ_by_case_and_fields_without_one_are_kept(world, entry):
+    assert ENTRIES[entry][0](world, GOOD).schema == GOOD
+
+
+@pytest.mark.parametrize("declare", [True, False])
+def test_a_lone_surrogate_is_not_a_name(world, declare):
+    name = "v\ud800"
+    with pytest.raises(SchemaError, match="has a lone surrogate in its name"):
+        if declare:
+            world.env.from_collection([], {name: int})
+        else:
+            world.env.from_collection([{name: 1}])
+
+
+def test_a_struct_that_an_expression_makes_is_checked_too(world):
+    with pytest.raises(SchemaError, match="has a NUL in its name"):
+        world.rows.select(s=pl.struct(pl.col("v").alias(NUL)))
+    with pytest.raises(SchemaError, match="has a NUL in its name"):
+        world.env.from_collection(struct_frame([NUL]))
+
+
+def test_a_selector_that_matches_nothing_does_not_drop_rows_in_silence(world):
+    with pytest.raises(SchemaError, match=r"select: the schema has no columns; rows have at least one"):
+        world.rows.select(cs.temporal())
+
+
+def test_columns_from_spark_are_checked():
+    for names, why in (
+        (["a", "a"], "more than one column 'a'"),
+        ([], "no columns"),
+        ([NUL], "NUL"),
+        (["\ud800"], "lone"),
+        ([""], "''"),
+    ):
+        with pytest.raises(SchemaError, match=why):
+            arrow_schema(StructType([StructField(name, LongType()) for name in names]), "data source 'x'")
