@@ -417,8 +417,16 @@ class Bench:
     def say(self, ref: TaskId, message: m.FromSlot) -> None:
         self.shell.slot_said(self.slots[ref.subtask], message)
 
-    def fail(self, ref: TaskId, summary: str = "ValueError: row 7 is bad", fatal: bool = False, same: str = "") -> None:
-        self.say(ref, m.TaskFailed(self.attempt, ref, summary, f"Traceback …\n{summary}\n", fatal, same=same))
+    def fail(
+        self,
+        ref: TaskId,
+        summary: str = "ValueError: row 7 is bad",
+        fatal: bool = False,
+        same: str = "",
+        of_one_row: bool = False,
+    ) -> None:
+        details = f"Traceback …\n{summary}\n"
+        self.say(ref, m.TaskFailed(self.attempt, ref, summary, details, fatal, same=same, of_one_row=of_one_row))
 
     def end_of_data(self, *refs: TaskId) -> None:
         for ref in refs:

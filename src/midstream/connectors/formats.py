@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Literal, TypeAlias
 
 import pyarrow as pa
 
-from midstream.core.errors import SchemaError, StorageError
+from midstream.core.errors import DataError, SchemaError, StorageError
 from midstream.core.schemas import first_repeated
 
 Format: TypeAlias = Literal["parquet", "csv", "jsonl"]
@@ -67,16 +68,18 @@ def compression_of(path: str) -> str | None:
     return next((kind for suffix, kind in _COMPRESSION.items() if path.lower().endswith(suffix)), None)
 
 
-def what_is_wrong(where: str, format: Format, text: str) -> SchemaError | StorageError:
-    """Classify an error of pyarrow by its text: SchemaError for the values of a file, StorageError for its bytes."""
+def what_is_wrong(where: str, format: Format, text: str) -> SchemaError | DataError:
+    """Classify an error of pyarrow by its text: SchemaError for the values of a file, DataError for its bytes."""
     if any(sign in text for sign in _OF_VALUES):
         return SchemaError(f"{where}: {text}; declare other types for its columns in schema=, or repair the file")
-    return StorageError(f"{where}: cannot be read as {format}; it is incomplete, damaged, or of another format: {text}")
+    return DataError(f"{where}: cannot be read as {format}; it is incomplete, damaged, or of another format: {text}")
 
 
 @contextmanager
 def explained(path: str, format: Format) -> Iterator[None]:
-    """Convert errors: those in the bytes of a file to StorageError, those in its values to SchemaError."""
+    """Convert errors: those in the bytes of a file to DataError, those in its values to SchemaError, and those of its
+    file system, which may be temporary, to StorageError.
+    """
     try:
         yield
     except FileNotFoundError as error:
@@ -84,6 +87,9 @@ def explained(path: str, format: Format) -> Iterator[None]:
     except PermissionError as error:
         raise StorageError(f"{path}: cannot be read: permission denied") from error
     except UNREADABLE as error:
+        # pyarrow reports damaged bytes as an OSError without an errno, and so does an object store that is not reached
+        if isinstance(error, OSError) and (error.errno is not None or not os.path.isabs(path)):
+            raise StorageError(f"{path}: cannot be read as {format}: {error}") from error
         raise what_is_wrong(path, format, str(error)) from error
 
 

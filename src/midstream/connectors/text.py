@@ -43,7 +43,7 @@ from midstream.connectors.text_ranges import (
 )
 from midstream.core.arrow_types import buffer_reader
 from midstream.core.batches import conform, single_batch
-from midstream.core.errors import ConfigError, SchemaError, StorageError
+from midstream.core.errors import ConfigError, DataError, SchemaError, StorageError
 from midstream.operators.bad_records import BadRecords
 from midstream.operators.source import SplitReader
 
@@ -177,7 +177,7 @@ class TextReader(SplitReader):
             if data is not None:
                 self._open_block(data)
             elif self._skip_rows:
-                raise StorageError(
+                raise DataError(
                     f"{self._path}: ends {self._skip_rows} rows before the one where reading is to resume; it has "
                     "changed since it was read"
                 )

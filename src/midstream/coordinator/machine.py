@@ -315,8 +315,9 @@ class Coordinator:
                     attempt.unanswered.discard(slot)
             case m.TaskFailed() | m.DeployFailed() if cancelling and self.rescaling.leaves_tasks:
                 return  # these tasks are being replaced: they fail mostly because their peers are cancelled
-            case m.TaskFailed(_, _, summary, details, fatal, symptom, same):
-                self._task_failed(failure_of_user_code(summary, details, fatal, same), symptom)
+            case m.TaskFailed(_, _, summary, details, fatal, symptom, same, of_one_row):
+                row = summary if of_one_row else ""
+                self._task_failed(failure_of_user_code(summary, details, fatal, same, row), symptom)
             case m.DeployFailed(_, summary, details, fatal, same):
                 self._effects.facts.start_failed(failure_of_user_code(summary, details, fatal, same))
             case _ if cancelling:
@@ -366,6 +367,9 @@ class Coordinator:
         if not self.checkpoints.outcome_is_known:
             return False
         self.committing.abort(self.checkpoints.take_prepared())
+        may_stop = self.attempt is not None and self.rescaling.stage is Stage.NONE and self.committing.idle
+        if may_stop and self._stop_at_once():
+            return True
         if self.restarts.delayed:
             return False
         if not self._restoring.is_ready(self.checkpoints.newest, self.plan, self._cannot_restore):
@@ -374,8 +378,7 @@ class Coordinator:
             self.committing.resume()
         if not self.committing.idle:
             return False
-        if self.attempt is None and self.requests.stop_at_once(self.checkpoints.newest_path):
-            self._end("stopped", None, "the job was stopped before any task ran")
+        if self.attempt is None and self._stop_at_once():
             return True
         if not self.slots.complete:
             return False
@@ -383,6 +386,14 @@ class Coordinator:
             self._end("finished", None, "the job had finished before it was started")
         else:
             self._deploy()
+        return True
+
+    def _stop_at_once(self) -> bool:
+        """End a job that is to stop with a checkpoint while no task runs: the newest one has all that was processed."""
+        if not self.requests.stop_at_once(self.checkpoints.newest_path):
+            return False
+        when = "before any task ran" if self.attempt is None else "while it was restarting"
+        self._end("stopped", None, f"the job was stopped {when}")
         return True
 
     def _deploy(self) -> None:
@@ -523,6 +534,9 @@ class Coordinator:
             start = self.checkpoints.newest_path or "the beginning"
             follows = f"Restart {self.restarts.total} in {after_s:g} s, from {start}."
         self._effects.tell(self.restarts.told(failure, follows))
+        self.requests.attempt_failed(
+            f"{failure.summary}; the job continues; the stop is cancelled", self.committing.stalled
+        )
         self.sources.pause()
         if self.phase is Phase.GATHERING:
             self.slots.gather()

@@ -69,6 +69,21 @@ class StorageError(MidstreamError):
     """
 
 
+class DataError(StorageError):
+    """What was read is malformed, damaged, or was changed meanwhile, so reading it again does not help: the job ends.
+
+    For example:
+
+        >>> _ = Path("prices.csv").write_text("price\\n1,2\\n")
+        >>> env.read_files("prices.csv", schema={"price": int}).collect()
+        Collected('s')
+        >>> env.execute()
+        Traceback (most recent call last):
+            ...
+        midstream.core.errors.DataError: ...
+    """
+
+
 class ClusterError(MidstreamError):
     """Spark, a slot, or the network failed to provide what the job needs.
 
@@ -89,6 +104,11 @@ class UnavailableError(ClusterError):
 
 class InvariantError(MidstreamError):
     """midstream violated one of its own invariants. This is always a bug in midstream: please report it."""
+
+
+def is_permanent(error: BaseException) -> bool:
+    """Whether the same operation would fail again in the same way, so that a restart cannot help."""
+    return isinstance(error, (ConfigError, SchemaError, DataError))
 
 
 def assert_never(value: NoReturn) -> NoReturn:
