@@ -61,26 +61,23 @@ class StorageError(MidstreamError):
 
     For example:
 
-        >>> _ = Path("numbers.parquet").write_bytes(b"1, 2, 3")
-        >>> env.read_files("numbers.parquet")
-        Traceback (most recent call last):
-            ...
-        midstream.core.errors.StorageError: .../numbers.parquet: cannot be read as parquet; it is incomplete, damaged, ...
+        try:
+            env.execute()
+        except StorageError:
+            ...  # the same program may run once the disk has room, or the server answers
     """
 
 
 class DataError(StorageError):
-    """What was read is malformed, damaged, or was changed meanwhile, so reading it again does not help: the job ends.
+    """What was read is malformed or damaged, or was changed meanwhile: reading it again does not help, so the job ends.
 
     For example:
 
-        >>> _ = Path("prices.csv").write_text("price\\n1,2\\n")
-        >>> env.read_files("prices.csv", schema={"price": int}).collect()
-        Collected('s')
-        >>> env.execute()
+        >>> _ = Path("numbers.parquet").write_bytes(b"1, 2, 3")
+        >>> env.read_files("numbers.parquet")
         Traceback (most recent call last):
             ...
-        midstream.core.errors.DataError: ...
+        midstream.core.errors.DataError: .../numbers.parquet: cannot be read as parquet; it is incomplete, damaged, ...
     """
 
 
