@@ -164,7 +164,7 @@ def _why(error: MidstreamError, status: JobStatus) -> str:
 
 
 def _summary(status: JobStatus, again: str) -> Text:
-    took = text.span((status.now_ms - status.started_ms) / 1e3)
+    took = text.span(max(0, status.now_ms - status.started_ms) / 1e3)
     line = Text(f"{text.printable(status.name)} {status.state}", style="bold")
     line.append(f": {text.rows(status.rows_read)} rows read in {took}", style="not bold")
     if status.restarts:
