@@ -26,7 +26,7 @@ from midstream.coordinator.shell import Shell
 from midstream.core.config import JobConfig, RestartStrategy
 from midstream.core.errors import ConfigError
 from midstream.core.ids import TaskId
-from midstream.core.seams import Done, Failed, Mail
+from midstream.core.seams import Done, Failed, Mail, Supply
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from midstream.operators.sink import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
@@ -282,7 +282,9 @@ class Bench:
         )
         self._graphs = graphs
         self.plan = plan
-        self.job = Coordinator(plan, START_MS, self._open_storage, threading.Event())
+        self.supply = Supply()
+        """What the cluster reports when slots do not come."""
+        self.job = Coordinator(plan, START_MS, self._open_storage, threading.Event(), lambda: self.supply)
         self.sent: list[tuple[int, m.ToSlot]] = []
         self.closed: list[int] = []
         self.requests: list[str] = []

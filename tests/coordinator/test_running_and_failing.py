@@ -18,8 +18,10 @@ from midstream.core.errors import (
     JobError,
     SchemaError,
     StorageError,
+    UnavailableError,
 )
 from midstream.core.ids import TaskId
+from midstream.core.seams import Supply
 from midstream.protocol import messages as m
 from midstream.protocol.job_status import FlowStatus, OperatorStatus, RecoveryStatus
 from midstream.protocol.task_metrics import EdgeMetrics, TaskMetrics
@@ -97,6 +99,46 @@ def test_too_few_slots_in_time_name_both_numbers() -> None:
     assert "needs 2 slots, and 1 came within 20 s" in bench.error
     assert "too few cores" in bench.error
     assert bench.closed == [0]
+
+
+def test_the_wait_for_slots_goes_on_while_executors_are_starting_and_not_indefinitely() -> None:
+    bench = Bench(slot_timeout_s=20.0).start()
+    bench.supply = Supply(starting="executors are starting (2 launched, 0 registered)")
+    bench.wait(99)
+    assert bench.ended is None
+    assert bench.status.warnings[0].startswith("executors are starting (2 launched, 0 registered); the wait for slots")
+    assert len(bench.requests) == 2, "what was requested is not requested again"
+    bench.wait(2)
+    assert bench.error.startswith("the job needs 2 slots, and 0 came within 100 s: executors are starting (2 launched")
+    assert "no core is free" not in bench.error
+    late = Bench(slot_timeout_s=20.0).start()
+    late.supply = bench.supply
+    late.wait(70)
+    late.connect()
+    assert late.state == "running"
+
+
+def test_a_job_for_which_no_slot_will_come_any_more_ends_and_can_be_started_again() -> None:
+    bench = Bench(slot_timeout_s=20.0, restart=RestartStrategy()).run()
+    for slot in tuple(bench.slots):
+        bench.lose(slot)
+    bench.wait(21)
+    assert bench.ended is None and bench.state == "restarting", "all cores may be taken"
+    bench.supply = Supply(gone="the Spark master does not know this application")
+    bench.wait(30)
+    assert isinstance(bench.ended.error, UnavailableError)  # type: ignore[union-attr]
+    assert "the Spark master does not know this application. Start the job again" in bench.error
+
+
+def test_slots_that_come_while_the_reason_for_their_delay_is_looked_up_are_kept() -> None:
+    bench = Bench(slot_timeout_s=20.0, held=("supply",)).start()
+    bench.wait(21)
+    bench.connect()
+    assert bench.state == "running"
+    bench.held = ()
+    bench.release()
+    bench.wait(100)
+    assert bench.state == "running" and bench.ended is None
 
 
 def test_slots_that_cannot_be_started_fail_the_job_with_the_reason() -> None:
@@ -601,7 +643,7 @@ def test_a_strategy_that_the_program_names_restarts_for_the_same_row_too() -> No
 
 
 @pytest.mark.parametrize(
-    "error, ends",
+    ("error", "ends"),
     [(DataError("b.csv: was changed"), True), (SchemaError("no column n"), True), (StorageError("away"), False)],
 )
 def test_a_discovery_that_would_fail_again_ends_the_job_whatever_its_strategy(error: Exception, ends: bool) -> None:

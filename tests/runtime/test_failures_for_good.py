@@ -41,7 +41,7 @@ def no_division(directory: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "happens, expected",
+    ("happens", "expected"),
     [
         (link, r"b\.csv: is the same file as .*a\.csv, by a link.*; remove the link"),
         (changed, r"a\.csv: was changed after it was taken.*Move it away"),
@@ -57,7 +57,7 @@ def test_a_running_job_ends_within_seconds(tmp_path: Path, happens: Callable[[Pa
     stream = env.read_files(directory, format="csv", schema={"n": int}, watch=True, interval="100 ms")
     rows = stream.map(lambda row: {"n": 12 // row["n"]}).collect()
     job = env.start(slots=ProcessSlots())
-    until("the first file is read", lambda: rows.rows())
+    until("the first file is read", rows.rows)
     happens(directory)
     began_s = time.monotonic()
     with pytest.raises(MidstreamError, match=expected) as raised:

@@ -59,6 +59,8 @@ if TYPE_CHECKING:
     from psycopg.sql import Composable
     from typing_extensions import LiteralString  # in typing from Python 3.11 on
 
+    from midstream.core.seams import Signal
+
 _COMMITS: Final = "midstream_commits"
 _PATIENCE: Final = {
     "connect_timeout": 10,

@@ -43,7 +43,7 @@ from midstream.connectors.text_ranges import (
 )
 from midstream.core.arrow_types import buffer_reader
 from midstream.core.batches import conform, single_batch
-from midstream.core.errors import ConfigError, DataError, SchemaError, StorageError
+from midstream.core.errors import ConfigError, DataError, SchemaError
 from midstream.operators.bad_records import BadRecords
 from midstream.operators.source import SplitReader
 

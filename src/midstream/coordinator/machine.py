@@ -42,7 +42,7 @@ from midstream.coordinator.requests.waiting import Waiting
 from midstream.coordinator.restoring.dealing import Dealt, Restoring
 from midstream.coordinator.restoring.opening import HAD_FINISHED, OpenedStorage, check_plan, copies_in, open_checkpoints
 from midstream.core.errors import InvariantError, MidstreamError, StorageError, assert_never
-from midstream.core.seams import Done, Failed, Signal, Storage
+from midstream.core.seams import Done, Failed, Signal, Storage, Supply
 from midstream.protocol import messages as m
 from midstream.protocol.job_status import FailureStatus, JobStatus
 
@@ -55,13 +55,21 @@ REMEMBERED_MAX: Final = 20
 class Coordinator:
     """The machine that decides everything about one job.
 
-    `open_storage` returns the Storage of a directory; it is called on the I/O pool. `stopped` is set when the job ends.
+    `open_storage` returns the Storage of a directory, `supply` why no slots come; both are called on the I/O pool.
+    `stopped` is set when the job ends.
 
     The class has more attributes than a class should: half of them are the parts of the coordinator, and this is the
     only place that knows all of them; the others are what the status shows of the job as a whole, and how it ends.
     """
 
-    def __init__(self, plan: ev.JobPlan, now_ms: int, open_storage: Callable[[str], Storage], stopped: Signal) -> None:
+    def __init__(
+        self,
+        plan: ev.JobPlan,
+        now_ms: int,
+        open_storage: Callable[[str], Storage],
+        stopped: Signal,
+        supply: Callable[[], Supply] = Supply,
+    ) -> None:
         self.plan = plan
         self._program = plan.graph
         """The graph at the program's own parallelism, which a rescale does not change."""
@@ -79,7 +87,7 @@ class Coordinator:
 
         self._effects = Effects()
         self.waiting = Waiting(self._effects, plan.config.name)
-        self.slots = Slots(self._effects, plan.graph, plan.config.slot_timeout_s)
+        self.slots = Slots(self._effects, plan.graph, plan.config.slot_timeout_s, supply)
         self.attempts = Attempts(self._effects, self.slots, plan.config.heartbeat_timeout_s)
         self.restarts = Restarts(self._effects, plan.config.restart)
         self.requests = Requests(self._effects)
@@ -242,9 +250,8 @@ class Coordinator:
         # lost with their machine
         was_idle = gathering and not (complete and self.committing.is_on(slot))
         if was_idle or left or self._is_spare(slot) or has_finished:
-            self.warnings.append(
-                text
-            )  # nothing ran on it, or what has run is being committed: to begin again would double it
+            # nothing ran on it, or what has run is being committed: to begin again would double it
+            self.warnings.append(text)
         else:
             self._effects.facts.attempt_failed(slot_lost(text, event.last_lines, event.crash))
         self._one_is_missing()
@@ -392,8 +399,7 @@ class Coordinator:
         """End a job that is to stop with a checkpoint while no task runs: the newest one has all that was processed."""
         if not self.requests.stop_at_once(self.checkpoints.newest_path):
             return False
-        when = "before any task ran" if self.attempt is None else "while it was restarting"
-        self._end("stopped", None, f"the job was stopped {when}")
+        self._end("stopped", None, "the job was stopped while no task ran")
         return True
 
     def _deploy(self) -> None:

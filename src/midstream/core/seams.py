@@ -223,6 +223,16 @@ class Storage(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """Why no slots have come. At most one of these is set."""
+
+    gone: str = ""
+    """Why none will come any more, so that only another start of the program can have slots."""
+    starting: str = ""
+    """What is starting, and will bring slots when it has started."""
+
+
 class Signal(Protocol):
     """A flag that can be set from any thread and is never cleared. `threading.Event` is one.
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import concurrent.futures
 import re
 import sys
 import traceback
@@ -19,8 +17,6 @@ _CHAINED: Final = re.compile(
 _FRAME: Final = re.compile(r'  File "(.+)", line \d+')
 _ERROR_OF_OURS: Final = re.compile(r"^midstream\.[\w.]+\.(\w+): ", re.MULTILINE)
 _OF_VALUES: Final = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
-_OUTSIDE: Final = (asyncio.TimeoutError, concurrent.futures.TimeoutError, EOFError)
-"""Exceptions of Python for what is not available. Before Python 3.11, the first two are not `TimeoutError`."""
 _OUR_ROOMS: Final = re.compile(
     r"[/\\]midstream[/\\](?:operators|worker|connectors|runtime|core|state|exchange|spark|sim|coordinator|checkpoint|inprocess|testing)[/\\]"
 )
@@ -88,8 +84,9 @@ def depends_on_values(error: BaseException) -> bool:
     while link is not None and link not in chain:
         chain.append(link)
         link = link.__cause__ or link.__context__
-    if any(isinstance(each, (*_OUTSIDE, OSError, MemoryError, StorageError, ClusterError)) for each in chain):
-        return False
+    outside = (OSError, EOFError, MemoryError, StorageError, ClusterError)
+    if any(isinstance(each, outside) or type(each).__name__ == "TimeoutError" for each in chain):
+        return False  # before Python 3.11, not every TimeoutError of the standard library is an OSError
     cause = next((each for each in chain if not isinstance(each, MidstreamError)), error)
     return isinstance(cause, _OF_VALUES) or type(cause).__module__.startswith("polars") or _is_users_class(type(cause))
 
