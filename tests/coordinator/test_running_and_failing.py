@@ -8,7 +8,14 @@ import pytest
 from coordinator_world import ROOT, Bench, Ledger, ScriptedSource, two_vertices
 
 from in_memory import MemoryStorage
-from midstream.coordinator.events import CancelRequested, SlotConnected, SlotMessage, SlotRequestFailed, SlotsGone
+from midstream.coordinator.events import (
+    CancelRequested,
+    JobEnded,
+    SlotConnected,
+    SlotMessage,
+    SlotRequestFailed,
+    SlotsGone,
+)
 from midstream.core.config import DEFAULT_RESTART, JobConfig, RestartStrategy
 from midstream.core.errors import (
     ClusterError,
@@ -126,7 +133,9 @@ def test_a_job_for_which_no_slot_will_come_any_more_ends_and_can_be_started_agai
     assert bench.ended is None and bench.state == "restarting", "all cores may be taken"
     bench.supply = Supply(gone="the Spark master does not know this application")
     bench.wait(30)
-    assert isinstance(bench.ended.error, UnavailableError)  # type: ignore[union-attr]
+    ended = bench.ended
+    assert isinstance(ended, JobEnded)
+    assert isinstance(ended.error, UnavailableError)
     assert "the Spark master does not know this application. Start the job again" in bench.error
 
 
