@@ -87,6 +87,12 @@ class ProcessSlots:
         self._children[launch.request] = _Child(launch, on_failed)
 
     def supply(self) -> Supply:
+        """Return nothing that is known: a process starts, or fails to.
+
+        Returns an empty `Supply`.
+
+            assert ProcessSlots().supply() == Supply()
+        """
         return Supply()
 
     def abandon(self, request: str) -> None:
