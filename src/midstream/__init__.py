@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from midstream.connectors.files import CsvOptions as CsvOptions
     from midstream.core.errors import ClusterError as ClusterError
     from midstream.core.errors import ConfigError as ConfigError
+    from midstream.core.errors import DataError as DataError
     from midstream.core.errors import JobError as JobError
     from midstream.core.errors import MidstreamError as MidstreamError
     from midstream.core.errors import SchemaError as SchemaError
@@ -66,7 +67,7 @@ _HOME = {
     "api.stream": "DataStream",
     "connectors.collect": "CollectSink",
     "connectors.files": "CsvOptions",
-    "core.errors": "ClusterError ConfigError JobError MidstreamError SchemaError StorageError",
+    "core.errors": "ClusterError ConfigError DataError JobError MidstreamError SchemaError StorageError",
     "operators.aggregates": "Accumulator Aggregate Count First Last Max Mean Min Sum",
     "operators.bad_records": "BAD_RECORDS",
     "operators.batch_functions": "BatchContext CoBatchFunction KeyedBatchFunction",

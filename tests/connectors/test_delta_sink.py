@@ -8,6 +8,7 @@ import shutil
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
@@ -20,6 +21,7 @@ from deltalake import DeltaTable, Schema, write_deltalake
 
 from committers import committer_of
 from midstream.connectors.delta import DeltaSink, WrittenFile
+from midstream.connectors.delta_tables import check_features
 from midstream.core.arrow_types import schema_of, to_list
 from midstream.core.errors import ConfigError, InvariantError, MidstreamError, SchemaError, StorageError
 
@@ -548,6 +550,57 @@ def test_partitioning_that_is_not_the_tables_is_refused(table):
         new_sink(table.parent / "other", SCHEMA, partition_by=["n"])
     with pytest.raises(SchemaError, match="partition column 'x' is double; supported types are text, integers"):
         new_sink(table.parent / "other", schema_of([("x", pa.float64()), ("n", pa.int64())]), partition_by=["x"])
+
+
+def test_a_table_with_deletion_vectors_as_deltalake_makes_it_is_written(table):
+    plain = pa.schema([("n", pa.int64())])
+    DeltaTable.create(str(table), plain, configuration={"delta.enableDeletionVectors": "true"})
+    assert "variantType" in (DeltaTable(table).protocol().writer_features or ())
+    sink = new_sink(table, append=True)
+    committer_of(sink, "job-a").commit(1, written(sink, batch(1, 2)))
+    assert numbers(table) == [1, 2]
+
+
+def described(column: object, features: list[str], **configuration: str) -> Any:
+    """A table as deltalake describes it, of a protocol that it cannot make itself."""
+    field = {
+        "name": "n",
+        "nullable": True,
+        "metadata": {},
+        **(column if isinstance(column, dict) else {"type": column}),
+    }
+    return SimpleNamespace(
+        protocol=lambda: SimpleNamespace(writer_features=features),
+        metadata=lambda: SimpleNamespace(configuration=configuration),
+        schema=lambda: SimpleNamespace(to_json=lambda: json.dumps({"type": "struct", "fields": [field]})),
+    )
+
+
+LISTED = ["variantType", "typeWidening", "inCommitTimestamp", "deletionVectors"]
+NESTED = {"type": "array", "elementType": "variant", "containsNull": True}
+WIDENED = {"type": "long", "metadata": {"delta.typeChanges": [{"fromType": "integer", "toType": "long"}]}}
+
+
+@pytest.mark.parametrize(
+    ("column", "features", "configuration", "said"),
+    [
+        ("long", LISTED, {}, None),
+        ("variant", LISTED, {}, "columns of the type variant"),
+        (NESTED, LISTED, {}, "columns of the type variant"),
+        (WIDENED, LISTED, {}, "columns whose type was widened"),
+        ("long", LISTED, {"delta.enableInCommitTimestamps": "true"}, "in-commit timestamps"),
+        ("long", ["rowTracking"], {}, "rowTracking"),
+        ("long", ["clustering"], {}, "clustering"),
+        ("long", ["featureOfTomorrow", *LISTED], {}, "the table uses featureOfTomorrow, which"),
+    ],
+)
+def test_a_feature_of_a_table_is_refused_if_it_is_in_use_or_unknown(column, features, configuration, said):
+    found = described({"type": column} if column is NESTED else column, features, **configuration)
+    if said is None:
+        check_features(found, "here")
+    else:
+        with pytest.raises(ConfigError, match=said):
+            check_features(found, "here")
 
 
 def test_a_table_that_checks_its_rows_is_refused(table):

@@ -22,7 +22,7 @@ from midstream import Environment
 from midstream.connectors import files, lines
 from midstream.connectors.files import CsvOptions, FileSource
 from midstream.core.arrow_types import schema_of
-from midstream.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
+from midstream.core.errors import ConfigError, DataError, MidstreamError, SchemaError, StorageError
 
 
 @pytest.fixture
@@ -197,8 +197,8 @@ def failure(source: FileSource) -> MidstreamError:
 @pytest.mark.parametrize(
     ("line", "kind", "says"),
     [
-        ("1,2,3", StorageError, "Expected 2 columns, got 3"),
-        ("1", StorageError, "Expected 2 columns, got 1"),
+        ("1,2,3", DataError, "Expected 2 columns, got 3"),
+        ("1", DataError, "Expected 2 columns, got 1"),
         ("x,w", SchemaError, "column 'n': CSV conversion error to int64: invalid value 'x'"),
     ],
 )
@@ -218,8 +218,8 @@ def test_a_bad_line_of_csv_is_named(tmp_path, small_blocks, monkeypatch, at, lin
 @pytest.mark.parametrize(
     ("line", "kind", "says"),
     [
-        ('{"n": 1', StorageError, "JSON parse error"),
-        ("n=1", StorageError, "JSON parse error"),
+        ('{"n": 1', DataError, "JSON parse error"),
+        ("n=1", DataError, "JSON parse error"),
         ('{"n": "x", "who": "w"}', SchemaError, "Column(/n) changed from number to string"),
         ('{"n": 1.5, "who": "w"}', SchemaError, "1.5"),
     ],

@@ -97,6 +97,60 @@ def test_a_commit_is_all_or_nothing(database):
     assert numbers(database) == [1, 2, 2, 3]
 
 
+def failing_inserts(database: str, sqlstate: str, times: int) -> None:
+    """Let the server end the next transactions that insert, as it ends those that deadlock."""
+    ask(
+        database,
+        f"""
+        CREATE SEQUENCE tries;
+        CREATE FUNCTION fail() RETURNS trigger LANGUAGE plpgsql AS $$
+        BEGIN
+            IF nextval('tries') <= {times} THEN RAISE 'ended by a test' USING ERRCODE = '{sqlstate}'; END IF;
+            RETURN NULL;
+        END $$;
+        CREATE TRIGGER fails AFTER INSERT ON numbers FOR EACH STATEMENT EXECUTE FUNCTION fail();
+        """,
+    )
+
+
+@pytest.fixture
+def _without_tries(database):
+    yield
+    ask(database, "DROP TRIGGER fails ON numbers; DROP FUNCTION fail; DROP SEQUENCE tries")
+
+
+@pytest.mark.usefixtures("_without_tries")
+@pytest.mark.parametrize("sqlstate", ["40P01", "40001", "55P03"])
+def test_a_commit_that_deadlocks_is_repeated_alone_and_leaves_no_staged_table(database, sqlstate, monkeypatch):
+    monkeypatch.setattr(postgres, "_PAUSE_MAX_S", 0.02)
+    sink = new_sink(database)
+    committables = written(sink, batch(1, 2)) + written(sink, batch(3), subtask=1)
+    failing_inserts(database, sqlstate, 7)
+    committer_of(sink, "job-a").commit(1, committables)
+    assert numbers(database) == [1, 2, 3]
+    assert staged(database) == []
+
+
+@pytest.mark.usefixtures("_without_tries")
+@pytest.mark.parametrize(("sqlstate", "error", "tries"), [("23505", SchemaError, 1), ("57014", StorageError, 1)])
+def test_a_commit_that_fails_for_another_reason_is_not_repeated_here(database, sqlstate, error, tries):
+    sink = new_sink(database)
+    failing_inserts(database, sqlstate, 100)
+    with pytest.raises(error, match="ended by a test"):
+        committer_of(sink, "job-a").commit(1, written(sink, batch(1)))
+    assert ask(database, "SELECT last_value FROM tries") == [(tries,)]
+
+
+@pytest.mark.usefixtures("_without_tries")
+def test_a_commit_that_deadlocks_always_ends_after_its_time(database, monkeypatch):
+    monkeypatch.setattr(postgres, "_CONFLICTS_S", 0.3)
+    sink = new_sink(database)
+    failing_inserts(database, "40P01", 1_000_000)
+    with pytest.raises(StorageError, match="ended by a test"):
+        committer_of(sink, "job-a").commit(1, written(sink, batch(1)))
+    assert len(staged(database)) == 1
+
+
 def test_an_aborted_checkpoint_leaves_nothing(database):
     sink = new_sink(database)
     committables = written(sink, batch(1))

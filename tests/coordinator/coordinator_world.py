@@ -26,7 +26,7 @@ from midstream.coordinator.shell import Shell
 from midstream.core.config import JobConfig, RestartStrategy
 from midstream.core.errors import ConfigError
 from midstream.core.ids import TaskId
-from midstream.core.seams import Done, Failed, Mail
+from midstream.core.seams import Done, Failed, Mail, Supply
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from midstream.operators.sink import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
@@ -282,7 +282,9 @@ class Bench:
         )
         self._graphs = graphs
         self.plan = plan
-        self.job = Coordinator(plan, START_MS, self._open_storage, threading.Event())
+        self.supply = Supply()
+        """What the cluster reports when slots do not come."""
+        self.job = Coordinator(plan, START_MS, self._open_storage, threading.Event(), lambda: self.supply)
         self.sent: list[tuple[int, m.ToSlot]] = []
         self.closed: list[int] = []
         self.requests: list[str] = []
@@ -417,8 +419,16 @@ class Bench:
     def say(self, ref: TaskId, message: m.FromSlot) -> None:
         self.shell.slot_said(self.slots[ref.subtask], message)
 
-    def fail(self, ref: TaskId, summary: str = "ValueError: row 7 is bad", fatal: bool = False, same: str = "") -> None:
-        self.say(ref, m.TaskFailed(self.attempt, ref, summary, f"Traceback …\n{summary}\n", fatal, same=same))
+    def fail(
+        self,
+        ref: TaskId,
+        summary: str = "ValueError: row 7 is bad",
+        fatal: bool = False,
+        same: str = "",
+        of_one_row: bool = False,
+    ) -> None:
+        details = f"Traceback …\n{summary}\n"
+        self.say(ref, m.TaskFailed(self.attempt, ref, summary, details, fatal, same=same, of_one_row=of_one_row))
 
     def end_of_data(self, *refs: TaskId) -> None:
         for ref in refs:

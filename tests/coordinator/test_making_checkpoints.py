@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from coordinator_world import Bench, Ledger, ScriptedSource, restored, two_vertices
+from coordinator_world import ROOT, Bench, Ledger, ScriptedSource, restored, two_vertices
 
 from in_memory import TORN
 from midstream.checkpoint.metadata import CheckpointMetadata, decode_metadata
 from midstream.coordinator.checkpointing import checkpoints
+from midstream.core.config import RestartStrategy
 from midstream.core.errors import InvariantError, StorageError
 from midstream.core.ids import TaskId
 from midstream.protocol import messages as m
@@ -616,15 +617,52 @@ def test_a_failure_during_a_stop_lets_the_job_go_on_and_says_so() -> None:
     assert bench.state == "running"
 
 
-def test_a_stop_asked_for_while_restarting_is_done_when_the_job_runs() -> None:
-    bench = Bench().run()
+def test_a_stop_of_a_job_that_restarts_ends_it_at_its_newest_checkpoint() -> None:
+    bench = Bench(checkpoint_interval_s=None).run()
+    bench.checkpoint()
     bench.fail(READ1)
     client = bench.ask(m.DoStop())
-    bench.wait(1)
-    bench.wait(0.2)
-    bench.ack(bench.triggers[-1], *ALL)
-    assert bench.replies[client].checkpoint
+    assert bench.replies[client].checkpoint == "memory://checkpoints/chk-1"
     assert bench.ended is not None and bench.ended.state == "stopped"
+
+
+def test_a_stop_returns_though_discovery_fails_in_each_attempt() -> None:
+    bench = Bench(restart=RestartStrategy()).run()
+    bench.source.error = OSError("the directory is away")
+    bench.fail(READ0)
+    bench.wait(30)
+    assert bench.status.restarts > 3 and bench.state == "restarting"
+    client = bench.ask(m.DoStop())
+    assert bench.replies[client] == m.Reply()
+    assert bench.ended is not None and bench.ended.state == "stopped"
+
+
+def test_a_stop_is_refused_when_what_the_newest_checkpoint_holds_cannot_be_committed() -> None:
+    bench = Bench(checkpoint_interval_s=None, restart=RestartStrategy()).run()
+    bench.sink.failures = 1_000
+    bench.checkpoint()
+    bench.wait(10)
+    assert bench.state == "restarting"
+    client = bench.ask(m.DoStop())
+    bench.wait(100)
+    assert bench.replies[client].error.endswith("the target is away; the job continues; the stop is cancelled")
+    bench.sink.failures = 0
+    bench.wait(100)
+    assert bench.state == "running" and [number for number, _ in bench.sink.committed] == [1]
+
+
+def test_a_stop_with_a_savepoint_is_refused_at_the_second_failure_before_the_job_runs() -> None:
+    bench = Bench(checkpoint_interval_s=None, restart=RestartStrategy()).run()
+    bench.source.error = OSError("the directory is away")
+    bench.fail(READ0)
+    client = bench.ask(m.DoStop(savepoint=f"{ROOT}/savepoints/kept"))
+    bench.wait(0.3)
+    assert client not in bench.replies and bench.status.restarts == 2
+    bench.wait(1)
+    assert "the directory is away; the job continues; the stop is cancelled" in bench.replies[client].error
+    bench.source.error = None
+    bench.wait(10)
+    assert bench.state == "running"
 
 
 def test_a_drain_ends_the_sources_and_the_job_finishes() -> None:

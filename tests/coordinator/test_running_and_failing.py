@@ -8,10 +8,27 @@ import pytest
 from coordinator_world import ROOT, Bench, Ledger, ScriptedSource, two_vertices
 
 from in_memory import MemoryStorage
-from midstream.coordinator.events import CancelRequested, SlotConnected, SlotMessage, SlotRequestFailed, SlotsGone
+from midstream.coordinator.events import (
+    CancelRequested,
+    JobEnded,
+    SlotConnected,
+    SlotMessage,
+    SlotRequestFailed,
+    SlotsGone,
+)
 from midstream.core.config import DEFAULT_RESTART, JobConfig, RestartStrategy
-from midstream.core.errors import ClusterError, ConfigError, InvariantError, JobError
+from midstream.core.errors import (
+    ClusterError,
+    ConfigError,
+    DataError,
+    InvariantError,
+    JobError,
+    SchemaError,
+    StorageError,
+    UnavailableError,
+)
 from midstream.core.ids import TaskId
+from midstream.core.seams import Supply
 from midstream.protocol import messages as m
 from midstream.protocol.job_status import FlowStatus, OperatorStatus, RecoveryStatus
 from midstream.protocol.task_metrics import EdgeMetrics, TaskMetrics
@@ -89,6 +106,48 @@ def test_too_few_slots_in_time_name_both_numbers() -> None:
     assert "needs 2 slots, and 1 came within 20 s" in bench.error
     assert "too few cores" in bench.error
     assert bench.closed == [0]
+
+
+def test_the_wait_for_slots_goes_on_while_executors_are_starting_and_not_indefinitely() -> None:
+    bench = Bench(slot_timeout_s=20.0).start()
+    bench.supply = Supply(starting="executors are starting (2 launched, 0 registered)")
+    bench.wait(99)
+    assert bench.ended is None
+    assert bench.status.warnings[0].startswith("executors are starting (2 launched, 0 registered); the wait for slots")
+    assert len(bench.requests) == 2, "what was requested is not requested again"
+    bench.wait(2)
+    assert bench.error.startswith("the job needs 2 slots, and 0 came within 100 s: executors are starting (2 launched")
+    assert "no core is free" not in bench.error
+    late = Bench(slot_timeout_s=20.0).start()
+    late.supply = bench.supply
+    late.wait(70)
+    late.connect()
+    assert late.state == "running"
+
+
+def test_a_job_for_which_no_slot_will_come_any_more_ends_and_can_be_started_again() -> None:
+    bench = Bench(slot_timeout_s=20.0, restart=RestartStrategy()).run()
+    for slot in tuple(bench.slots):
+        bench.lose(slot)
+    bench.wait(21)
+    assert bench.ended is None and bench.state == "restarting", "all cores may be taken"
+    bench.supply = Supply(gone="the Spark master does not know this application")
+    bench.wait(30)
+    ended = bench.ended
+    assert isinstance(ended, JobEnded)
+    assert isinstance(ended.error, UnavailableError)
+    assert "the Spark master does not know this application. Start the job again" in bench.error
+
+
+def test_slots_that_come_while_the_reason_for_their_delay_is_looked_up_are_kept() -> None:
+    bench = Bench(slot_timeout_s=20.0, held=("supply",)).start()
+    bench.wait(21)
+    bench.connect()
+    assert bench.state == "running"
+    bench.held = ()
+    bench.release()
+    bench.wait(100)
+    assert bench.state == "running" and bench.ended is None
 
 
 def test_slots_that_cannot_be_started_fail_the_job_with_the_reason() -> None:
@@ -528,9 +587,11 @@ def test_a_lost_connection_that_nothing_explains_is_a_failure_itself() -> None:
 DIVIDE = "divide: ZeroDivisionError at job.py:7"
 
 
-def failing(bench: Bench, times: int, same: str = DIVIDE, summary: str = "divide: division by zero") -> None:
+def failing(
+    bench: Bench, times: int, same: str = DIVIDE, summary: str = "divide: division by zero", of_one_row: bool = False
+) -> None:
     for _ in range(times):
-        bench.fail(READ0, summary, same=same)
+        bench.fail(READ0, summary, same=same, of_one_row=of_one_row)
         if bench.ended is None:
             bench.wait(100)
             assert bench.state == "running", bench.status
@@ -566,6 +627,41 @@ def test_the_same_failure_ten_times_without_a_checkpoint_ends_a_job_that_does_no
     )
     assert len(bench.told) == 9, "the last one is what the job ends with"
     assert bench.status.restarts == 9
+
+
+def test_the_same_failure_at_the_same_row_ends_the_job_at_the_second_time() -> None:
+    bench = Bench(restart=DEFAULT_RESTART, checkpoint_interval_s=None).run()
+    failing(bench, 1, summary="divide: row 7", of_one_row=True)
+    failing(bench, 1, summary="divide: row 8", of_one_row=True)
+    failing(bench, 3, same="", summary="the database is away")
+    bench.checkpoint()
+    failing(bench, 1, summary="divide: row 8", of_one_row=True)
+    failing(bench, 3, same="", summary="the database is away")
+    failing(bench, 1, summary="divide: row 8", of_one_row=True)
+    assert bench.ended is not None and bench.ended.state == "failed"
+    assert bench.error.startswith(
+        "the same failure, of the same row, 2 times in a row without a checkpoint in between: divide: row 8"
+    )
+    assert bench.status.restarts == 9
+
+
+def test_a_strategy_that_the_program_names_restarts_for_the_same_row_too() -> None:
+    bench = Bench(restart=RestartStrategy(), checkpoint_interval_s=None).run()
+    failing(bench, 5, of_one_row=True)
+    assert bench.state == "running"
+
+
+@pytest.mark.parametrize(
+    ("error", "ends"),
+    [(DataError("b.csv: was changed"), True), (SchemaError("no column n"), True), (StorageError("away"), False)],
+)
+def test_a_discovery_that_would_fail_again_ends_the_job_whatever_its_strategy(error: Exception, ends: bool) -> None:
+    bench = Bench(restart=RestartStrategy()).run()
+    bench.source.error = error
+    bench.fail(READ0)
+    bench.wait(1)
+    assert (bench.ended is not None) == ends
+    assert not ends or bench.error.endswith(f"source 'read': finding its splits failed: {error}")
 
 
 def test_a_completed_checkpoint_begins_the_row_anew() -> None:

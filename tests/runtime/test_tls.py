@@ -241,8 +241,8 @@ def spoiled(directory: str, how: Callable[[Path], Any]) -> str:
     ("how", "said"),
     [
         (lambda d: (d / "tls.key").unlink(), r"tls\.key does not exist on .*; a directory for TLS holds tls\.crt"),
-        (lambda d: (d / "ca.crt").write_text("no certificate"), r"ca\.crt holds no certificate in PEM"),
-        (lambda d: (d / "tls.crt").write_text("no certificate"), r"are not a certificate and key in PEM"),
+        (lambda d: (d / "ca.crt").write_text("no certificate"), r"ca\.crt holds no certificate in PEM: NO_CERT"),
+        (lambda d: (d / "tls.crt").write_text("no certificate"), r"are not a certificate and key in PEM: no line"),
         (lambda d: (d / "tls.key").write_text(""), r"are not a certificate and key in PEM"),
     ],
     ids=["missing", "authority", "certificate", "key"],
@@ -260,6 +260,13 @@ def test_a_key_of_another_certificate_is_refused(authority: Authority, tmp_path:
     (one / "tls.key").write_bytes((two / "tls.key").read_bytes())
     with pytest.raises(ConfigError, match=r"tls\.key is not the key of .*one/tls\.crt"):
         keys_for(str(one), "127.0.0.1", SECRET)
+
+
+def test_a_certificate_that_its_own_authority_has_not_signed_is_refused(authority: Authority, tmp_path: Path) -> None:
+    own, other = Path(authority.issue(tmp_path / "own")), Path(Authority().issue(tmp_path / "other"))
+    (own / "ca.crt").write_bytes((other / "ca.crt").read_bytes())
+    with pytest.raises(ConfigError, match=r"own/tls\.crt is not accepted by processes that trust .*own/ca\.crt: .*"):
+        keys_for(str(own), "127.0.0.1", SECRET)
 
 
 def test_an_expired_certificate_is_refused_with_its_date(authority: Authority, tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from midstream.api import loading
+from midstream.checkpoint.store import FencedError
 from midstream.core.errors import ConfigError, JobError
 from midstream.ui import follow as following
 from midstream.ui.cli import main
@@ -189,6 +190,14 @@ def test_a_job_that_fails_shows_the_users_traceback_then_why_and_status_1(status
     assert out == ""
     assert err.index("line 3, in parse") < err.index("error: operator 'parse': ValueError: bad row 17")
     assert "hint: resume with: midstream run job.py --from latest" in err
+
+
+def test_a_job_that_another_start_has_taken_over_is_not_to_be_resumed(status, run):
+    error = FencedError("another coordinator has taken over")
+    code, _, err = run(Job(status, ended(status, "failed", restarts=1), error=error))
+    assert code == 1
+    assert "hint: the newer start runs the job: there is nothing to do here" in err
+    assert "--from latest" not in err
 
 
 def test_a_job_that_was_restarted_says_why_it_is_not_any_more(status, run):

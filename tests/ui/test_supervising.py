@@ -327,6 +327,7 @@ def test_a_job_that_is_started_twice_is_left_to_the_later_one(start: Callable[..
     _, err = first.communicate(timeout=240)
     assert first.returncode == 1
     assert "another coordinator has taken over" in err and "started again" not in err
+    assert "resume with" not in err, "that would take the job away again"
     drain(second)
 
 

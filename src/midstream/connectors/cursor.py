@@ -6,14 +6,14 @@ from collections.abc import Callable, Iterator
 
 import pyarrow as pa
 
-from midstream.core.errors import StorageError
+from midstream.core.errors import DataError
 from midstream.operators.source import SplitReader
 
 
 class BatchCursor(SplitReader):
     """Reads `batches` except for the first `skip_rows`; `offset_rows` is the offset after those.
 
-    `where` names the split in errors. Raises StorageError if there are fewer rows than `skip_rows`: the split has
+    `where` names the split in errors. Raises DataError if there are fewer rows than `skip_rows`: the split has
     changed since its offset was recorded.
     """
 
@@ -54,7 +54,7 @@ class BatchCursor(SplitReader):
             self._skip_rows = 0
             return batch
         if self._skip_rows:
-            raise StorageError(
+            raise DataError(
                 f"{self._where}: ends {self._skip_rows} rows before row {self._offset_rows}, where reading is to "
                 "resume; it has changed since it was read"
             )

@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 
 _HARMLESS: Final = frozenset(
     ("appendOnly", "invariants", "timestampNtz", "deletionVectors", "v2Checkpoint", "vacuumProtocolCheck")
+    + ("variantType", "variantType-preview", "variantShredding", "variantShredding-preview")
+    + ("typeWidening", "typeWidening-preview", "inCommitTimestamp")
     + ("changeDataFeed", "checkConstraints", "generatedColumns", "columnMapping", "identityColumns", "domainMetadata")
 )
 """Table features that require nothing of a writer that appends files, unless `_in_use` finds them in use."""
@@ -227,7 +229,14 @@ def _in_use(table: DeltaTable) -> set[str]:
         found.add("column mapping")
     if configuration.get("delta.enableRowTracking") == "true":
         found.add("row tracking")
-    for field in json.loads(table.schema().to_json())["fields"]:
+    if configuration.get("delta.enableInCommitTimestamps") == "true":
+        found.add("in-commit timestamps")
+    described = table.schema().to_json()
+    if re.search(r'"type":\s*"variant"|"(?:elementType|keyType|valueType)":\s*"variant"', described):
+        found.add("columns of the type variant")
+    if '"delta.typeChanges"' in described:
+        found.add("columns whose type was widened")
+    for field in json.loads(described)["fields"]:
         names = field.get("metadata", {})
         found |= {"generated columns" for name in names if name == "delta.generationExpression"}
         found |= {"identity columns" for name in names if name.startswith("delta.identity.")}

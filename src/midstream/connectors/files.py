@@ -34,7 +34,7 @@ from midstream.connectors.text_parsers import CsvOptions, check_types
 from midstream.connectors.watched import Listing, Watch, decoded_position
 from midstream.core.batches import canonical_schema
 from midstream.core.config import Duration, interval_s
-from midstream.core.errors import ConfigError, SchemaError, StorageError
+from midstream.core.errors import ConfigError, DataError, SchemaError, StorageError
 from midstream.core.schemas import check_schema
 from midstream.operators.source import (
     Discovery,
@@ -324,7 +324,7 @@ def row_group_place(part: FileSplit, offset_rows: int, first: int, last: int) ->
 
 
 def check_unchanged(filesystem: pyarrow.fs.FileSystem, part: FileSplit, offset: int = 0) -> None:
-    """Raise StorageError if the file of a split, read up to `offset`, has changed."""
+    """Raise DataError if the file of a split, read up to `offset`, has changed, StorageError if it is missing."""
     info = file_info(filesystem, part.path)
     if info.type != pyarrow.fs.FileType.File:
         raise StorageError(
@@ -333,7 +333,7 @@ def check_unchanged(filesystem: pyarrow.fs.FileSystem, part: FileSplit, offset: 
             "it, or start without it and with --fresh"
         )
     if (info.size, _modified_ns(info)) != (part.size, part.modified_ns):
-        raise StorageError(
+        raise DataError(
             f"{part.path}: has changed since it was found ({part.size} bytes then, {info.size} now); write files under a "
             "name that begins with '.' or ends in .tmp, and rename them when they are complete"
         )

@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs
 
-from midstream.core.errors import ConfigError, StorageError
+from midstream.core.errors import ConfigError, DataError, StorageError
 from midstream.core.local_paths import absolute_path
 
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -149,7 +149,7 @@ class _Listing:
                 if is_link:
                     target = os.path.realpath(info.path)
                     if any(os.path.commonpath((each, target)) == target for each in above):
-                        raise StorageError(
+                        raise DataError(
                             f"{info.path}: links back to {target}, so its files would be found over and over; remove the "
                             "link, or begin its name with a dot"
                         )
@@ -160,7 +160,7 @@ class _Listing:
         for file in files:
             first = names.setdefault(os.path.realpath(file.path), file.path)
             if first != file.path:
-                raise StorageError(
+                raise DataError(
                     f"{file.path}: is the same file as {first}, by a link, so its rows would be read twice; remove the link, "
                     "or begin its name with a dot"
                 )
@@ -178,7 +178,7 @@ def _relative(info: Any, directory: str) -> str:
     try:
         return str(info.path[len(directory) :].lstrip("/"))
     except UnicodeDecodeError as error:
-        raise StorageError(f"{error.object!r}: the name is not UTF-8; rename the file") from error
+        raise DataError(f"{error.object!r}: the name is not UTF-8; rename the file") from error
 
 
 def _listed(filesystem: pyarrow.fs.FileSystem, directory: str, *, recursive: bool) -> list[Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import zipfile
 import zlib
 from collections.abc import Iterator
@@ -11,7 +12,7 @@ from typing import Literal, TypeAlias
 
 import pyarrow as pa
 
-from midstream.core.errors import SchemaError, StorageError
+from midstream.core.errors import DataError, SchemaError, StorageError
 
 Format: TypeAlias = Literal["parquet", "csv", "jsonl"]
 
@@ -71,22 +72,22 @@ def compression_of(path: str) -> str | None:
     return next((kind for suffix, kind in _COMPRESSION.items() if path.lower().endswith(suffix)), None)
 
 
-def what_is_wrong(where: str, format: Format, text: str) -> SchemaError | StorageError:
-    """Classify an error of pyarrow by its text: SchemaError for the values of a file, StorageError for its bytes."""
+def what_is_wrong(where: str, format: Format, text: str) -> SchemaError | DataError:
+    """Classify an error of pyarrow by its text: SchemaError for the values of a file, DataError for its bytes."""
     if any(sign in text for sign in _NOT_UTF8):
         text = f"{where}: {text}; only UTF-8 can be read: convert the file, for example with iconv -f latin1 -t utf-8"
         if format == "csv":
             text = f"{text}, or declare pa.binary() to read bytes"
-        return SchemaError(text) if "conversion error" in text else StorageError(text)
+        return SchemaError(text) if "conversion error" in text else DataError(text)
     if any(sign in text for sign in _OF_VALUES):
         return SchemaError(f"{where}: {text}; declare other types for its columns in schema=, or repair the file")
-    return StorageError(f"{where}: cannot be read as {format}; it is incomplete, damaged, or of another format: {text}")
+    return DataError(f"{where}: cannot be read as {format}; it is incomplete, damaged, or of another format: {text}")
 
 
 def check_encoding(head: bytes, path: str) -> None:
-    """Raise StorageError for a text file that begins with the mark of another encoding than UTF-8."""
+    """Raise DataError for a text file that begins with the mark of another encoding than UTF-8."""
     if head.startswith(_OTHER_MARKS):
-        raise StorageError(
+        raise DataError(
             f"{path}: begins with the byte order mark of UTF-16 or UTF-32, and only UTF-8 can be read; convert the file, for "
             "example with iconv -f utf-16 -t utf-8"
         )
@@ -94,7 +95,9 @@ def check_encoding(head: bytes, path: str) -> None:
 
 @contextmanager
 def explained(path: str, format: Format) -> Iterator[None]:
-    """Convert errors: those in the bytes of a file to StorageError, those in its values to SchemaError."""
+    """Convert errors: those in the bytes of a file to DataError, those in its values to SchemaError, and those of its
+    file system, which may be temporary, to StorageError.
+    """
     try:
         yield
     except FileNotFoundError as error:
@@ -102,6 +105,9 @@ def explained(path: str, format: Format) -> Iterator[None]:
     except PermissionError as error:
         raise StorageError(f"{path}: cannot be read: permission denied") from error
     except UNREADABLE as error:
+        # pyarrow reports damaged bytes as an OSError without an errno, and so does an object store that is not reached
+        if isinstance(error, OSError) and (error.errno is not None or not os.path.isabs(path)):
+            raise StorageError(f"{path}: cannot be read as {format}: {error}") from error
         raise what_is_wrong(path, format, str(error)) from error
 
 

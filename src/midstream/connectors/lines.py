@@ -24,7 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from midstream.connectors.text_file import TextFile
-from midstream.core.errors import ConfigError, StorageError
+from midstream.core.errors import ConfigError, DataError
 
 BLOCK_BYTES: Final = 4 * 2**20
 LINE_BYTES_MAX: Final = 64 * 2**20
@@ -154,7 +154,7 @@ class Lines:
     """Cuts a part of a text into blocks: from the first line at or after byte `first` to the first at or after `last`.
 
     `begin`: where the first line of the file begins, after a header; `position`: where a block begins at which reading
-    resumes; `stack`: closes what was opened. Raises StorageError for a line that is too long or never ends, ConfigError
+    resumes; `stack`: closes what was opened. Raises DataError for a line that is too long or never ends, ConfigError
     for a part that was cut incorrectly.
     """
 
@@ -245,7 +245,7 @@ class Lines:
             if at_end:
                 if len(edges) % 2:
                     line = self._file.line_at(self.position + int(edges[-1]))
-                    raise StorageError(
+                    raise DataError(
                         f"{self._file.path}, line {line}: a quoted value begins and never ends; the file is "
                         "incomplete, or has a quote too many"
                     )
@@ -305,8 +305,8 @@ class Lines:
 
     # ---- reading ----
 
-    def _too_long(self, at: int) -> StorageError:
-        return StorageError(
+    def _too_long(self, at: int) -> DataError:
+        return DataError(
             f"{self._file.path}, line {self._file.line_at(at)}: has more than {LINE_BYTES_MAX} bytes; check that this "
             f"is a file of lines{', and whether it has a quote too many' if self._quotes is not None else ''}"
         )

@@ -25,7 +25,7 @@ from midstream.core.arrow_types import (
 )
 from midstream.core.batches import canonical_type, conform
 from midstream.core.casts import CastRefused, cast_exactly
-from midstream.core.errors import SchemaError, StorageError
+from midstream.core.errors import DataError, SchemaError
 from midstream.core.schemas import check_distinct
 
 _BATCH_ROWS = 131_072
@@ -97,7 +97,7 @@ def read_parquet(
         count = file.metadata.num_row_groups
         groups = range(first, count if last is None else last)
         if groups.stop > count:
-            raise StorageError(f"{path}: has {count} row groups, not {groups.stop}; it has changed")
+            raise DataError(f"{path}: has {count} row groups, not {groups.stop}; it has changed")
         rows_before = sum(file.metadata.row_group(index).num_rows for index in range(first))
         while groups and skip_rows >= file.metadata.row_group(groups[0]).num_rows:
             skip_rows -= file.metadata.row_group(groups[0]).num_rows

@@ -20,10 +20,11 @@ has committed. Tables of older attempts are dropped in the first commit of rows 
 
 from __future__ import annotations
 
+import random
 import re
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from itertools import count
 from typing import TYPE_CHECKING, Any, Final
@@ -47,6 +48,7 @@ from midstream.connectors.postgres_tables import (
     explained,
     find_table,
     identifier,
+    is_conflict,
 )
 from midstream.connectors.queued import Part, QueuedWriter
 from midstream.core.errors import ConfigError, InvariantError, SchemaError, StorageError
@@ -56,6 +58,8 @@ if TYPE_CHECKING:
     from psycopg import Connection, Copy
     from psycopg.sql import Composable
     from typing_extensions import LiteralString  # in typing from Python 3.11 on
+
+    from midstream.core.seams import Signal
 
 _COMMITS: Final = "midstream_commits"
 _PATIENCE: Final = {
@@ -68,6 +72,8 @@ _PATIENCE: Final = {
 """How long to wait for a server that has gone silent, unless `dsn` sets it."""
 _PATIENCE_S: Final = 10.0
 """How long a running job tries to connect before it fails; a restart would cost more and not find the server sooner."""
+_CONFLICTS_S: Final = 60.0
+"""How long a commit is repeated that deadlocks, or cannot be serialized, with transactions of other programs."""
 _PAUSE_MIN_S: Final = 0.05
 _PAUSE_MAX_S: Final = 1.0
 """The longest pause between two tries."""
@@ -234,7 +240,7 @@ class PostgresSink(Sink):
         return QueuedWriter(context, lambda: _StagedPart(self, context, next(numbers)))
 
     def committer(self, context: CommitterContext) -> Committer:
-        return _PostgresCommitter(self, context.job_id)
+        return _PostgresCommitter(self, context.job_id, context.stopped)
 
     def newest_committed(self, output: Output) -> int:
         from psycopg.sql import SQL
@@ -434,13 +440,33 @@ class _StagedPart(Part):
 
 
 class _PostgresCommitter(Committer):
-    def __init__(self, sink: PostgresSink, job_id: str) -> None:
+    def __init__(self, sink: PostgresSink, job_id: str, stopped: Signal) -> None:
         self._sink = sink
         self._job_id = job_id
+        self._stopped = stopped
         self._predecessors: set[tuple[str, str, _Place]] = set()
         """Jobs, each with the uid and place of this sink in it, whose last checkpoints this one has committed."""
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        self._repeated(lambda: self._commit(checkpoint_id, committables))
+
+    def abort(self, committables: Sequence[bytes]) -> None:
+        self._repeated(lambda: self._abort(committables))
+
+    def _repeated(self, transact: Callable[[], None]) -> None:
+        """Repeat a transaction that others prevent: a restart of the job would not prevent them either."""
+        deadline_s, pause_s = time.monotonic() + _CONFLICTS_S, _PAUSE_MIN_S
+        while True:
+            try:
+                transact()
+                return
+            except StorageError as error:
+                wait_s = pause_s * (1 + random.random())  # two committers must not meet again and again
+                if not is_conflict(error) or time.monotonic() + wait_s > deadline_s or self._stopped.wait(wait_s):
+                    raise
+                pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+
+    def _commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         where = f"{self._sink._where}: cannot commit checkpoint {checkpoint_id}"
         groups = _grouped(committables)
         with self._sink._connected(where, _PATIENCE_S) as connection:
@@ -450,7 +476,7 @@ class _PostgresCommitter(Committer):
         if any(job_id == self._job_id for job_id, _, _ in groups):
             self._predecessors.clear()  # `_move` has swept them
 
-    def abort(self, committables: Sequence[bytes]) -> None:
+    def _abort(self, committables: Sequence[bytes]) -> None:
         groups = _grouped(committables)
         with self._sink._connected(f"{self._sink._where}: cannot clean up", _PATIENCE_S) as connection:
             for (_, _, noted), group in groups.items():

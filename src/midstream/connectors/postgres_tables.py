@@ -275,6 +275,12 @@ def explained(what: str) -> Iterator[None]:
         raise _error_of(error)(f"{what}: {_text_of(error)}") from error
 
 
+def is_conflict(error: MidstreamError) -> bool:
+    """Whether the server has ended a transaction because of others: a deadlock, no serialization, no lock in time."""
+    sqlstate = getattr(error.__cause__, "sqlstate", None) or ""
+    return sqlstate.startswith("40") or sqlstate == "55P03"
+
+
 def _error_of(error: Error) -> type[MidstreamError]:
     category = (error.sqlstate or "")[:2]
     if category in ("22", "23", "44", "54"):  # values, constraints, limits of the server

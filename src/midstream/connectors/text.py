@@ -55,7 +55,7 @@ from midstream.connectors.text_times import (
 )
 from midstream.core.arrow_types import buffer_reader
 from midstream.core.batches import conform, single_batch
-from midstream.core.errors import SchemaError, StorageError
+from midstream.core.errors import DataError, SchemaError
 from midstream.core.schemas import DEPTH_MAX, check_distinct
 from midstream.operators.bad_records import BadRecords
 from midstream.operators.source import SplitReader
@@ -145,7 +145,7 @@ class TextReader(SplitReader):
             if data is not None:
                 self._open_block(data)
             elif self._skip_rows:
-                raise StorageError(
+                raise DataError(
                     f"{self._path}: ends {self._skip_rows} rows before the one where reading is to resume; it has "
                     "changed since it was read"
                 )

@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from midstream.core.errors import StorageError
+from midstream.core.errors import DataError
 from midstream.operators.source import decoded
 
 GONE_S: Final = 3600
@@ -153,7 +153,7 @@ class Watch:
     def look(self, now: Listing, known: Position, *, now_ns: int, now_s: float) -> tuple[list[Any], Position]:
         """Return the files to read now, in order of modification time, and the position after them.
 
-        Raises StorageError if a file that was taken has changed since.
+        Raises DataError if a file that was taken has changed since.
         """
         now = now.sorted()
         since_s = self._compare(now, now_s)
@@ -203,7 +203,7 @@ class Watch:
     def _check(
         self, now: Listing, is_known: npt.NDArray[np.bool_], known: Position, changed: npt.NDArray[np.bool_]
     ) -> None:
-        """Raise StorageError for a file that has changed since it was taken. `changed`: by the states in the position."""
+        """Raise DataError for a file that has changed since it was taken. `changed`: by the states in the position."""
         if known.newest_ns is not None:
             changed |= is_known & (now.modified_ns > known.newest_ns)
         if len(self._last.hashes):
@@ -212,7 +212,7 @@ class Watch:
             changed |= is_known & (self._last.hashes[at] == now.hashes) & differs
         if changed.any():
             path = now.infos[int(np.flatnonzero(changed)[0])].path
-            raise StorageError(
+            raise DataError(
                 f"{path}: was changed after it was taken; files must not change. Move it away, and add its new rows "
                 "as a file with another name"
             )

@@ -64,6 +64,8 @@ class IoKind(Enum):
     SAVEPOINT_PLACE = "savepoint-place"
     SAVEPOINT = "savepoint"
     SAVEPOINT_DISCARD = "savepoint-discard"
+    SUPPLY = "supply"
+    """Why no slots have come in time."""
 
 
 @dataclass(frozen=True, slots=True)

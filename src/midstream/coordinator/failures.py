@@ -9,12 +9,11 @@ from midstream.coordinator.effects import Effects, TimerKind
 from midstream.core.config import RestartStrategy
 from midstream.core.errors import (
     ClusterError,
-    ConfigError,
     InvariantError,
     JobError,
     MidstreamError,
-    SchemaError,
     UnavailableError,
+    is_permanent,
 )
 from midstream.core.seams import Done, Failed
 from midstream.core.tracebacks import kind_and_line, users_part
@@ -32,15 +31,17 @@ class Failure:
     fatal: bool = False
     same: str = ""
     """Equal whenever the same code fails in the same way; empty if the next time may differ."""
+    row: str = ""
+    """Equal whenever the same row fails in the same way; empty if the row is not known, or may not fail the next time."""
 
     def status(self, at_ms: int, attempt: int) -> FailureStatus:
         """Return the failure as the job's status shows it."""
         return FailureStatus(at_ms, attempt, self.summary, self.details, users_part(self.details))
 
 
-def failure_of_user_code(summary: str, details: str, fatal: bool, same: str) -> Failure:
+def failure_of_user_code(summary: str, details: str, fatal: bool, same: str, row: str = "") -> Failure:
     """Return the failure that a slot has reported; `details` is the traceback."""
-    return Failure(summary, details, JobError(f"{summary}\n\n{details}" if details else summary), fatal, same)
+    return Failure(summary, details, JobError(f"{summary}\n\n{details}" if details else summary), fatal, same, row)
 
 
 def failure_of(error: BaseException, where: str) -> Failure:
@@ -52,7 +53,7 @@ def failure_of(error: BaseException, where: str) -> Failure:
     else:
         shown = JobError(f"{summary}\n\n{details}")
     shown.__cause__ = error
-    fatal = isinstance(error, (ConfigError, SchemaError, InvariantError))
+    fatal = is_permanent(error) or isinstance(error, InvariantError)
     what = kind_and_line(error)
     return Failure(summary, details, shown, fatal, what and f"{where}: {what}")
 
@@ -91,6 +92,10 @@ class Restarts:
         """The last `Failure.same` that was not empty."""
         self._same_count = 0
         """How often that failure occurred in a row, without a completed checkpoint in between."""
+        self._row = ""
+        """The `Failure.row` of that failure."""
+        self._is_certain = False
+        """Whether it was the same row twice."""
 
     @property
     def delayed(self) -> bool:
@@ -101,14 +106,15 @@ class Restarts:
 
     def progressed(self, _: object) -> None:
         """A checkpoint has completed: a failure from now on is not the same failure as before."""
-        self._same = ""
+        self._same = self._row = ""
         self._same_count = 0
 
     def try_again(self, failure: Failure) -> float | None:
         """Count a failure, and return in how many seconds the job restarts. None: it does not restart, and fails."""
         if failure.same:  # a failure that may differ next time does not interrupt the row
             self._same_count = self._same_count + 1 if failure.same == self._same else 1
-            self._same = failure.same
+            self._is_certain = bool(failure.row) and failure.row == self._row
+            self._same, self._row = failure.same, failure.row
             if self._is_stuck(failure):
                 return None
         delay_s = self._after_failure(self._effects.now_ms)
@@ -117,7 +123,8 @@ class Restarts:
         return delay_s
 
     def _is_stuck(self, failure: Failure) -> bool:
-        return 0 < self._strategy.same_failures <= self._same_count and failure.same == self._same
+        limit = min(2, self._strategy.same_failures) if self._is_certain else self._strategy.same_failures
+        return 0 < limit <= self._same_count and failure.same == self._same
 
     def told(self, failure: Failure, what_follows: str) -> str:
         """Return the text that is shown to the user at once; a traceback that was shown before is not repeated."""
@@ -165,7 +172,8 @@ class Restarts:
         if not self.total:
             return failure.error
         if failure.same and self._is_stuck(failure):
-            why = f"the same failure {self._same_count} times in a row without a checkpoint in between"
+            what = "the same failure, of the same row," if self._is_certain else "the same failure"
+            why = f"{what} {self._same_count} times in a row without a checkpoint in between"
         else:
             why = f"the job failed after {self.total} restart{'s' if self.total > 1 else ''}"
         error = type(failure.error)(f"{why}: {failure.error}")

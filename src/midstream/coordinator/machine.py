@@ -42,7 +42,7 @@ from midstream.coordinator.requests.waiting import Waiting
 from midstream.coordinator.restoring.dealing import Dealt, Restoring
 from midstream.coordinator.restoring.opening import HAD_FINISHED, OpenedStorage, check_plan, copies_in, open_checkpoints
 from midstream.core.errors import InvariantError, MidstreamError, StorageError, assert_never
-from midstream.core.seams import Done, Failed, Signal, Storage
+from midstream.core.seams import Done, Failed, Signal, Storage, Supply
 from midstream.protocol import messages as m
 from midstream.protocol.job_status import FailureStatus, JobStatus
 
@@ -55,13 +55,21 @@ REMEMBERED_MAX: Final = 20
 class Coordinator:
     """The machine that decides everything about one job.
 
-    `open_storage` returns the Storage of a directory; it is called on the I/O pool. `stopped` is set when the job ends.
+    `open_storage` returns the Storage of a directory, `supply` why no slots come; both are called on the I/O pool.
+    `stopped` is set when the job ends.
 
     The class has more attributes than a class should: half of them are the parts of the coordinator, and this is the
     only place that knows all of them; the others are what the status shows of the job as a whole, and how it ends.
     """
 
-    def __init__(self, plan: ev.JobPlan, now_ms: int, open_storage: Callable[[str], Storage], stopped: Signal) -> None:
+    def __init__(
+        self,
+        plan: ev.JobPlan,
+        now_ms: int,
+        open_storage: Callable[[str], Storage],
+        stopped: Signal,
+        supply: Callable[[], Supply] = Supply,
+    ) -> None:
         self.plan = plan
         self._program = plan.graph
         """The graph at the program's own parallelism, which a rescale does not change."""
@@ -79,7 +87,7 @@ class Coordinator:
 
         self._effects = Effects()
         self.waiting = Waiting(self._effects, plan.config.name)
-        self.slots = Slots(self._effects, plan.graph, plan.config.slot_timeout_s)
+        self.slots = Slots(self._effects, plan.graph, plan.config.slot_timeout_s, supply)
         self.attempts = Attempts(self._effects, self.slots, plan.config.heartbeat_timeout_s)
         self.restarts = Restarts(self._effects, plan.config.restart)
         self.requests = Requests(self._effects)
@@ -242,9 +250,8 @@ class Coordinator:
         # lost with their machine
         was_idle = gathering and not (complete and self.committing.is_on(slot))
         if was_idle or left or self._is_spare(slot) or has_finished:
-            self.warnings.append(
-                text
-            )  # nothing ran on it, or what has run is being committed: to begin again would double it
+            # nothing ran on it, or what has run is being committed: to begin again would double it
+            self.warnings.append(text)
         else:
             self._effects.facts.attempt_failed(slot_lost(text, event.last_lines, event.crash))
         self._one_is_missing()
@@ -315,8 +322,9 @@ class Coordinator:
                     attempt.unanswered.discard(slot)
             case m.TaskFailed() | m.DeployFailed() if cancelling and self.rescaling.leaves_tasks:
                 return  # these tasks are being replaced: they fail mostly because their peers are cancelled
-            case m.TaskFailed(_, _, summary, details, fatal, symptom, same):
-                self._task_failed(failure_of_user_code(summary, details, fatal, same), symptom)
+            case m.TaskFailed(_, _, summary, details, fatal, symptom, same, of_one_row):
+                row = summary if of_one_row else ""
+                self._task_failed(failure_of_user_code(summary, details, fatal, same, row), symptom)
             case m.DeployFailed(_, summary, details, fatal, same):
                 self._effects.facts.start_failed(failure_of_user_code(summary, details, fatal, same))
             case _ if cancelling:
@@ -366,6 +374,9 @@ class Coordinator:
         if not self.checkpoints.outcome_is_known:
             return False
         self.committing.abort(self.checkpoints.take_prepared())
+        may_stop = self.attempt is not None and self.rescaling.stage is Stage.NONE and self.committing.idle
+        if may_stop and self._stop_at_once():
+            return True
         if self.restarts.delayed:
             return False
         if not self._restoring.is_ready(self.checkpoints.newest, self.plan, self._cannot_restore):
@@ -374,8 +385,7 @@ class Coordinator:
             self.committing.resume()
         if not self.committing.idle:
             return False
-        if self.attempt is None and self.requests.stop_at_once(self.checkpoints.newest_path):
-            self._end("stopped", None, "the job was stopped before any task ran")
+        if self.attempt is None and self._stop_at_once():
             return True
         if not self.slots.complete:
             return False
@@ -383,6 +393,13 @@ class Coordinator:
             self._end("finished", None, "the job had finished before it was started")
         else:
             self._deploy()
+        return True
+
+    def _stop_at_once(self) -> bool:
+        """End a job that is to stop with a checkpoint while no task runs: the newest one has all that was processed."""
+        if not self.requests.stop_at_once(self.checkpoints.newest_path):
+            return False
+        self._end("stopped", None, "the job was stopped while no task ran")
         return True
 
     def _deploy(self) -> None:
@@ -523,6 +540,9 @@ class Coordinator:
             start = self.checkpoints.newest_path or "the beginning"
             follows = f"Restart {self.restarts.total} in {after_s:g} s, from {start}."
         self._effects.tell(self.restarts.told(failure, follows))
+        self.requests.attempt_failed(
+            f"{failure.summary}; the job continues; the stop is cancelled", self.committing.stalled
+        )
         self.sources.pause()
         if self.phase is Phase.GATHERING:
             self.slots.gather()

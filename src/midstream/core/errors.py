@@ -61,11 +61,23 @@ class StorageError(MidstreamError):
 
     For example:
 
+        try:
+            env.execute()
+        except StorageError:
+            ...  # the same program may run once the disk has room, or the server answers
+    """
+
+
+class DataError(StorageError):
+    """What was read is malformed or damaged, or was changed meanwhile: reading it again does not help, so the job ends.
+
+    For example:
+
         >>> _ = Path("numbers.parquet").write_bytes(b"1, 2, 3")
         >>> env.read_files("numbers.parquet")
         Traceback (most recent call last):
             ...
-        midstream.core.errors.StorageError: .../numbers.parquet: cannot be read as parquet; it is incomplete, damaged, ...
+        midstream.core.errors.DataError: .../numbers.parquet: cannot be read as parquet; it is incomplete, damaged, ...
     """
 
 
@@ -89,6 +101,11 @@ class UnavailableError(ClusterError):
 
 class InvariantError(MidstreamError):
     """midstream violated one of its own invariants. This is always a bug in midstream: please report it."""
+
+
+def is_permanent(error: BaseException) -> bool:
+    """Whether the same operation would fail again in the same way, so that a restart cannot help."""
+    return isinstance(error, (ConfigError, SchemaError, DataError))
 
 
 def assert_never(value: NoReturn) -> NoReturn:

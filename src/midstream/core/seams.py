@@ -239,6 +239,21 @@ class Storage(Protocol):
         ...
 
 
+@dataclass(frozen=True, slots=True)
+class Supply:
+    """Why no slots have come. At most one of these is set.
+
+    For example:
+
+        supply = Supply(starting="executors are starting (4 cores launched, 0 registered)")
+    """
+
+    gone: str = ""
+    """Why none will come any more, so that only another start of the program can have slots."""
+    starting: str = ""
+    """What is starting, and will bring slots when it has started."""
+
+
 class Signal(Protocol):
     """A flag that can be set from any thread and is never cleared. `threading.Event` is one.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 import traceback
 from collections.abc import Callable
 from typing import Final
@@ -15,6 +16,7 @@ _CHAINED: Final = re.compile(
 )
 _FRAME: Final = re.compile(r'  File "(.+)", line \d+')
 _ERROR_OF_OURS: Final = re.compile(r"^midstream\.[\w.]+\.(\w+): ", re.MULTILINE)
+_OF_VALUES: Final = (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, AssertionError)
 _OUR_ROOMS: Final = re.compile(
     r"[/\\]midstream[/\\](?:operators|worker|connectors|runtime|core|state|exchange|spark|sim|coordinator|checkpoint|inprocess|testing)[/\\]"
 )
@@ -69,6 +71,33 @@ def is_users(file: str) -> bool:
 def raised_by_users_code(error: BaseException) -> bool:
     """Whether the exception passed through a line of the user's code."""
     return any(is_users(frame.f_code.co_filename) for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def depends_on_values(error: BaseException) -> bool:
+    """Whether an exception comes each time for the same values, as far as its type shows.
+
+    Exceptions of Python for wrong values, of polars, and of the user's own classes do. Those of other libraries may be
+    a database's or a service's that is not available, and so may all that an OSError has led to.
+    """
+    chain: list[BaseException] = []
+    link: BaseException | None = error
+    while link is not None and link not in chain:
+        chain.append(link)
+        link = link.__cause__ or link.__context__
+    outside = (OSError, EOFError, MemoryError, StorageError, ClusterError)
+    if any(isinstance(each, outside) or type(each).__name__ == "TimeoutError" for each in chain):
+        return False  # before Python 3.11, not every TimeoutError of the standard library is an OSError
+    cause = next((each for each in chain if not isinstance(each, MidstreamError)), error)
+    return isinstance(cause, _OF_VALUES) or type(cause).__module__.startswith("polars") or _is_users_class(type(cause))
+
+
+def _is_users_class(kind: type[BaseException]) -> bool:
+    """Whether the class is Python's own, ours, or from a module that is the user's."""
+    room = kind.__module__.partition(".")[0]
+    if room in ("builtins", "midstream"):
+        return True
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    return room not in sys.stdlib_module_names and (file is None or is_users(file))
 
 
 def kind_and_line(error: BaseException) -> str:

@@ -406,7 +406,8 @@ class TaskFailed(msgspec.Struct, frozen=True, tag="failed"):
 
     `fatal`: restarting cannot help (a schema or configuration error). `symptom`: the cause is elsewhere, and another
     task will probably report it (the connection to a peer is lost). `same`: equal whenever the same code fails in the
-    same way; empty if the next time may differ.
+    same way; empty if the next time may differ. `of_one_row`: the summary names the row, and the exception depends on
+    its values alone, as far as its type shows: if the same summary comes again, it comes each time.
     """
 
     attempt: int
@@ -416,6 +417,7 @@ class TaskFailed(msgspec.Struct, frozen=True, tag="failed"):
     fatal: bool = False
     symptom: bool = False
     same: str = ""
+    of_one_row: bool = False
 
 
 class DeployFailed(msgspec.Struct, frozen=True, tag="deploy_failed"):

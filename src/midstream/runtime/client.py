@@ -5,6 +5,7 @@ from __future__ import annotations
 import secrets
 import socket
 import time
+from contextlib import suppress
 from typing import Final
 
 import msgspec
@@ -44,9 +45,9 @@ class Client:
     Call `ask` any number of times, then `close`. Raises ClusterError if the job does not answer.
     """
 
-    def __init__(self, entry: JobEntry, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
+    def __init__(self, entry: JobEntry, connect_timeout_s: float | None = None) -> None:
         self.entry = entry
-        deadline_s = time.monotonic() + connect_timeout_s
+        deadline_s = time.monotonic() + (CONNECT_TIMEOUT_S if connect_timeout_s is None else connect_timeout_s)
         for pause_s in REDIAL_AFTER_S:
             try:
                 self._connect(deadline_s)
@@ -59,6 +60,8 @@ class Client:
         entry, connect_timeout_s = self.entry, max(0.001, deadline_s - time.monotonic())
         try:
             self._sock = socket.create_connection((entry.host, entry.port), timeout=connect_timeout_s)
+        except TimeoutError as error:
+            raise self._silent() from error
         except OSError as error:
             raise ClusterError(
                 f"job {entry.name} ({entry.job_id}) does not answer at {entry.host}:{entry.port}: "
@@ -76,8 +79,16 @@ class Client:
                 self._sock.sendall(dialer.receive(self._next_frame(deadline_s)))
         except BaseException as error:
             self._sock.close()
+            if isinstance(error, TimeoutError):
+                raise self._silent() from error
             if isinstance(error, ConnectionError):
                 raise _ClosedError(f"job {entry.name}: the connection broke: {error.strerror or error}") from error
+            if isinstance(error, OSError):
+                raise ClusterError(f"job {entry.name}: the connection broke: {error.strerror or error}") from error
+            if isinstance(error, ClusterError) and entry.job_id not in str(error):
+                raise ClusterError(
+                    f"job {entry.name} ({entry.job_id}): what answers at {entry.host}:{entry.port} is not its driver: {error}"
+                ) from error
             raise
         self._decoder.allow(CONTROL_FRAME_BYTES_MAX, _RECEIVE_BUFFER_BYTES)
 
@@ -89,7 +100,10 @@ class Client:
         """
         deadline_s = None if timeout_s is None else time.monotonic() + timeout_s
         try:
+            self._sock.settimeout(CONNECT_TIMEOUT_S if timeout_s is None else timeout_s)
             self._sock.sendall(b"".join(frame(MESSAGE, _encode(request))))
+        except TimeoutError as error:
+            raise self._silent() from error
         except OSError as error:
             raise ClusterError(f"job {self.entry.name}: the connection broke: {error.strerror or error}") from error
         received = self._next_frame(deadline_s)
@@ -102,6 +116,20 @@ class Client:
 
     def close(self) -> None:
         self._sock.close()
+
+    def give_up(self) -> None:
+        """End an `ask` that waits on another thread: it raises ClusterError."""
+        with suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+
+    def _silent(self) -> ClusterError:
+        entry = self.entry
+        return ClusterError(
+            f"job {entry.name} ({entry.job_id}): its driver, process {entry.pid}, is alive but not responding at "
+            f"{entry.host}:{entry.port}; it may be stopped (`kill -CONT {entry.pid}` resumes it), swapped out, or have too "
+            "little of a core. If it never responds again, end it with "
+            f"`kill -9 {entry.pid}`, and start the job again with --from latest"
+        )
 
     def __enter__(self) -> Client:
         return self
@@ -118,7 +146,7 @@ class Client:
                 self._sock.settimeout(None if deadline_s is None else max(0.001, deadline_s - time.monotonic()))
                 count = self._sock.recv_into(self._decoder.space())
             except TimeoutError as error:
-                raise ClusterError(f"job {self.entry.name} ({self.entry.job_id}) did not answer in time") from error
+                raise self._silent() from error
             except ConnectionError as error:
                 raise _ClosedError(f"job {self.entry.name}: the connection broke: {error.strerror or error}") from error
             except OSError as error:

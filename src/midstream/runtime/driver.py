@@ -84,7 +84,9 @@ class Driver:
         """
         slots.check(plan.graph.slots)
         if make_coordinator is None:
-            make_coordinator = partial(Coordinator, open_storage=FileStorage, stopped=threading.Event())
+            make_coordinator = partial(
+                Coordinator, open_storage=FileStorage, stopped=threading.Event(), supply=slots.supply
+            )
         keys = keys_for(plan.config.tls, slots.bind_host, secrets.token_bytes(SECRET_BYTES))
         plan = replace(plan, config=msgspec.structs.replace(plan.config, tls=tls_shown(keys)))
         self.plan = plan

@@ -28,6 +28,7 @@ from typing import IO, Final
 import msgspec
 
 from midstream.core.errors import ClusterError, MidstreamError
+from midstream.core.seams import Supply
 from midstream.protocol.framing import LENGTH, LENGTH_BYTES
 from midstream.runtime.capture import Capture
 from midstream.runtime.ports import ANY_PORT
@@ -84,6 +85,15 @@ class ProcessSlots:
         """Start a slot. `on_leaving` is never called, since there is only this machine."""
         assert not self._closed and launch.request not in self._children
         self._children[launch.request] = _Child(launch, on_failed)
+
+    def supply(self) -> Supply:
+        """Return nothing that is known: a process starts, or fails to.
+
+        Returns an empty `Supply`.
+
+            assert ProcessSlots().supply() == Supply()
+        """
+        return Supply()
 
     def abandon(self, request: str) -> None:
         child = self._children[request]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from midstream.core.seams import Supply
 from midstream.runtime.ports import ANY_PORT, Ports
 from midstream.runtime.tls import JobKeys
 
@@ -83,6 +84,10 @@ class SlotProvider(Protocol):
         other than by being released; `on_leaving` likewise, before that, if it is known that the slot will have to end.
         Raises ClusterError if no slot can be started any more.
         """
+        ...
+
+    def supply(self) -> Supply:
+        """Find out why no slot has come in time. Blocks for some seconds, so it is called on the I/O pool."""
         ...
 
     def abandon(self, request: str) -> None:

@@ -64,6 +64,7 @@ def keys_for(tls: str, bind_host: str, secret: bytes) -> JobKeys:
     keys = JobKeys(secret, directory=tls)
     tls_of(keys)
     _check_dates(tls)
+    _check_chain(tls)
     return keys
 
 
@@ -273,15 +274,22 @@ def _context(protocol: int, certificate: Path, key: Path, authority: Path) -> ss
     try:
         context.load_cert_chain(certificate, key, password=lambda: _refuse_password(key))
     except (ssl.SSLError, ValueError) as error:
-        reason = error.reason if isinstance(error, ssl.SSLError) else str(error)
+        reason = _reason(error)
         if reason == "KEY_VALUES_MISMATCH":
             raise ConfigError(f"tls: {key} is not the key of {certificate}") from error
         raise ConfigError(f"tls: {certificate} and {key} are not a certificate and key in PEM: {reason}") from error
     try:
         context.load_verify_locations(authority)
     except ssl.SSLError as error:
-        raise ConfigError(f"tls: {authority} holds no certificate in PEM: {error.reason}") from error
+        raise ConfigError(f"tls: {authority} holds no certificate in PEM: {_reason(error)}") from error
     return context
+
+
+def _reason(error: ssl.SSLError | ValueError) -> str:
+    """Return the reason of OpenSSL, which has none for a file without any PEM."""
+    if isinstance(error, ssl.SSLError):
+        return error.reason or "no line of -----BEGIN …----- is in it"
+    return str(error)
 
 
 def _refuse_password(key: Path) -> str:
@@ -296,6 +304,34 @@ def _check_dates(directory: str) -> None:
     ends = certificate.not_valid_after_utc
     if ends < datetime.now(timezone.utc):
         raise ConfigError(f"tls: {path} has expired on {ends:%Y-%m-%d %H:%M} UTC; renew it on every machine")
+
+
+def _check_chain(directory: str) -> None:
+    """Raise ConfigError unless the directory's own authority has signed its certificate: no peer would accept it."""
+    contexts = [
+        _context(protocol, *(Path(directory, name) for name in (CERTIFICATE, KEY, AUTHORITY)))
+        for protocol in (ssl.PROTOCOL_TLS_CLIENT, ssl.PROTOCOL_TLS_SERVER)
+    ]
+    to_server, to_client = ssl.MemoryBIO(), ssl.MemoryBIO()
+    client = contexts[0].wrap_bio(to_client, to_server)
+    server = contexts[1].wrap_bio(to_server, to_client, server_side=True)
+    is_done = {client: False, server: False}
+    try:
+        while not all(is_done.values()):
+            for end in is_done:
+                with suppress(ssl.SSLWantReadError):
+                    end.do_handshake()
+                    is_done[end] = True
+        with suppress(ssl.SSLWantReadError):
+            client.read(1)  # in TLS 1.3 the dialer learns only now that it is refused
+    except ssl.SSLError as error:
+        certificate, authority = (Path(directory, name) for name in (CERTIFICATE, AUTHORITY))
+        why = error.verify_message if isinstance(error, ssl.SSLCertVerificationError) else explained(error)
+        raise ConfigError(
+            f"tls: {certificate} is not accepted by processes that trust {authority}: {why}; {AUTHORITY} must be the "
+            f"authority that has signed it, {CERTIFICATE} must also hold the certificates between the two, and the "
+            "certificate must be valid for both sides of a connection"
+        ) from error
 
 
 def _new_certificate() -> bytes:

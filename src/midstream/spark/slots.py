@@ -27,6 +27,7 @@ from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from midstream.core.errors import ClusterError, ConfigError
+from midstream.core.seams import Supply
 from midstream.runtime.capture import Capture
 from midstream.runtime.ports import ANY_PORT, PORT_MAX, Ports
 from midstream.runtime.provider import OnFailed, OnLeaving, SlotLaunch
@@ -46,10 +47,17 @@ from midstream.spark.session import (
     is_local_master,
     text_of,
 )
+from midstream.spark.standalone import at_master, is_standalone, registered
 from midstream.spark.yarn import resource_managers
 
 CRASHED: Final = "its Python worker process was killed or crashed"
 LAST_LINES: Final = 20
+WITHOUT_EXECUTORS_MAX: Final = 2
+"""How often slots may not come while there is no executor, if the master does not answer why."""
+_FORGOTTEN: Final = (
+    "a master that is restarted (without spark.deploy.recoveryMode) forgets applications; only a new start of the program "
+    "is given executors"
+)
 CANCEL_WAIT_S: Final = 8.0
 """How long Spark may take to end cancelled slots: it kills a worker that does not end within 2 s."""
 
@@ -154,6 +162,8 @@ class SparkSlots:
         self._jobs: dict[str, _SlotJob] = {}
         self._leaving = LeavingSlots(SparkAsks(self._context), lambda: self.gone)
         self.gone = ""
+        self._times_without = 0
+        """How often in a row slots did not come and there was no executor."""
         conf = self._context.getConf()
         check_settings(conf)
         self._is_local = LOCAL.fullmatch(self._master) is not None
@@ -203,6 +213,34 @@ class SparkSlots:
             on_failed(reason, crash, last_lines)
 
         self._jobs[launch.request] = _SlotJob(self._context, group, launch, failed, self._look, self._is_local)
+
+    def supply(self) -> Supply:
+        """Find out why no slot has come in time.
+
+        A standalone master that was restarted without recovery does not know the applications of before: it has ended
+        their executors, and starts no others. Spark does not report this to the application.
+        """
+        ended = self._look()
+        if ended or not is_standalone(self._context):
+            return Supply(gone=ended)
+        try:
+            executors = registered(self._context)
+        except (Py4JError, OSError, AttributeError):  # a JVM that does not answer
+            return Supply()
+        known = at_master(self._context)
+        self._times_without = 0 if executors else self._times_without + 1
+        if executors:
+            return Supply()
+        if known is not None and known.cores:
+            return Supply(
+                starting=f"executors are starting ({_each(known.cores)} launched, 0 executors registered with this program)"
+            )
+        if known is not None and not known.is_known:
+            return Supply(gone=f"the Spark master {self._master} does not know this application: {_FORGOTTEN}")
+        if known is None and self._times_without >= WITHOUT_EXECUTORS_MAX:
+            why = f"this application has no executor on {self._master}, and has not had one for {self._times_without} waits"
+            return Supply(gone=f"{why}: all cores are taken, or {_FORGOTTEN}")
+        return Supply()
 
     def abandon(self, request: str) -> None:
         job = self._jobs[request]

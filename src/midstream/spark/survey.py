@@ -46,6 +46,8 @@ LINE_BYTES_MAX: Final = 2**20
 CONNECT_TIMEOUT_S: Final = 5.0
 ANSWER_TIMEOUT_S: Final = 60.0
 """The limit on the tests: storage may be far away, and many peers unreachable."""
+QUESTION_TIMEOUT_S: Final = 600.0
+"""The limit on the arrival of the other slots, which `doctor` waits for before it asks."""
 CONNECTING_AT_ONCE: Final = 16
 
 T = TypeVar("T")
@@ -237,7 +239,7 @@ def _examine(ask: _Ask, _nothing: Iterable[int]) -> Iterator[str]:
             line.sendall(ask.token.encode() + b"\n")
             stream.readline(LINE_BYTES_MAX)
             line.sendall(msgspec.json.encode(_what_is_here(host, listener.getsockname()[1])) + b"\n")
-            line.settimeout(None)
+            line.settimeout(QUESTION_TIMEOUT_S)
             told = stream.readline(LINE_BYTES_MAX)
             if told:
                 peers: list[tuple[str, int]] = _decoded(told, list[tuple[str, int]])

@@ -6,6 +6,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 
 import msgspec
@@ -17,7 +18,7 @@ from midstream.core.errors import ClusterError, ConfigError, MidstreamError
 from midstream.core.tracebacks import users_part
 from midstream.page.address import PageAddress, token_of
 from midstream.page.documents import LogRecord
-from midstream.page.line import PageJob, is_link
+from midstream.page.line import PageJob, PageLine, is_link
 from midstream.page.server import PageServer
 from midstream.page.site import EndedJob
 from midstream.protocol.job_status import JobStatus
@@ -33,6 +34,7 @@ from midstream.protocol.messages import (
     Reply,
 )
 from midstream.runtime import history, registry
+from midstream.runtime.client import Client
 from midstream.runtime.registry import JobEntry
 from midstream.runtime.storage import absolute
 from midstream.ui import text
@@ -53,6 +55,10 @@ from midstream.ui.tables import job_view, jobs_table
 from midstream.ui.targets import Target, line_to, named
 
 STATUS_TIMEOUT_S = 10.0
+REQUESTS_MAX = 16
+"""How many drivers are requested for their status at the same time."""
+SILENCE_S_MAX = 60.0
+"""How long a driver that carries out a request may give no status."""
 LOOK_S = 2.0
 """The interval at which a waiting command checks what the job waits for."""
 SAY_AGAIN_S = 30.0
@@ -67,17 +73,17 @@ def list_jobs(also_ended: bool) -> Answer:
     `also_ended`: include those that have ended, as far as there are records of them.
     """
     statuses: list[JobStatus] = []
-    silent: list[JobEntry] = []
-    for entry in registry.list_jobs():
-        try:
-            statuses.append(_status_of(entry))
-        except RequestFailed:
-            continue  # it has just ended
-        except ClusterError:
-            silent.append(entry)
+    silent: dict[JobEntry, MidstreamError] = {}
+    entries = registry.list_jobs()
+    with ThreadPoolExecutor(REQUESTS_MAX) as threads:  # each driver that does not respond takes STATUS_TIMEOUT_S
+        for entry, found in zip(entries, threads.map(_status_if_it_answers, entries), strict=True):
+            if isinstance(found, JobStatus):
+                statuses.append(found)
+            elif found is not None:
+                silent[entry] = found
     if silent:  # a driver that ended meanwhile has taken its entry away
         alive = {entry.job_id for entry in registry.list_jobs()}
-        silent = [entry for entry in silent if entry.job_id in alive]
+        silent = {entry: error for entry, error in silent.items() if entry.job_id in alive}
     unreadable = 0
     if also_ended:
         known, unreadable = history.records()
@@ -93,13 +99,28 @@ def list_jobs(also_ended: bool) -> Answer:
         )
     data = ListedJobs(tuple(statuses), tuple(SilentJob(e.job_id, e.name, e.pid) for e in silent), unreadable)
     notes = [
-        Text(f"{text.printable(e.name)} ({e.job_id}): process {e.pid} is alive but not responding", "yellow")
-        for e in silent
+        Text(
+            f"{text.printable(e.name)} ({e.job_id}): process {e.pid} is alive but not responding"
+            if isinstance(error, ClusterError)
+            else text.printable(f"{e.name} ({e.job_id}): {error}"),
+            "yellow",
+        )
+        for e, error in silent.items()
     ]
     if unreadable:
         notes.append(Text(f"left out: {unreadable} recorded by another version of midstream", "yellow"))
     view: list[RenderableType] = [jobs_table(statuses)] if statuses else []
     return Answer(data, Group(*view, *notes))
+
+
+def _status_if_it_answers(entry: JobEntry) -> JobStatus | ClusterError | ConfigError | None:
+    """Return the status of a job, or why it cannot be had; None if the job has just ended."""
+    try:
+        return _status_of(entry)
+    except RequestFailed:
+        return None
+    except (ClusterError, ConfigError) as error:
+        return error
 
 
 def show_status(job: str | None) -> Answer:
@@ -203,7 +224,9 @@ def serve_page(job: str, at: str | None) -> Stream:
 def _served(page: PageServer, status: JobStatus) -> Iterator[tuple[object, str]]:
     page.begin(EndedJob(status))
     try:
-        yield PageLink(page.link), f"page: {page.link}\nas it was at {text.minute(status.now_ms)}; end with Ctrl-C"
+        what = f"job {text.printable(status.name)} ({status.job_id}) does not run; this is the record of its last start"
+        shown = f"{what}: {status.state}, as of {text.minute(status.now_ms)}"
+        yield PageLink(page.link), f"page: {page.link}\n{shown}; end with Ctrl-C"
         while not page.ended(FOLLOW_S):
             pass
     finally:
@@ -337,30 +360,39 @@ def _ask(entry: Target, request: ClientRequest, timeout_s: float | None) -> Repl
 
 
 def _ask_patiently(entry: Target, request: ClientRequest, say: Callable[[str], None]) -> Reply:
-    """Ask for as long as it takes; meanwhile `say` learns what the job waits for."""
+    """Ask for as long as it takes, if the driver gives its status meanwhile; `say` learns what the job waits for."""
     over = threading.Event()
+    silent: list[MidstreamError] = []
 
-    def look() -> None:
+    def look(line: Client | PageLine) -> None:
         last: dict[str, float] = {}
+        answered_s = time.monotonic()
         while not over.wait(LOOK_S):
             try:
                 waiting = _status_of(entry).waiting
-            except MidstreamError:
-                continue  # it is ending; the answer says how
+                answered_s = time.monotonic()
+            except MidstreamError as error:  # if it is ending, the answer says how
+                if isinstance(line, Client) and time.monotonic() - answered_s >= SILENCE_S_MAX and not over.is_set():
+                    silent.append(error)
+                    line.give_up()
+                continue
             for wait in waiting:
                 now_s = time.monotonic()
                 if now_s - last.get(wait.what, -SAY_AGAIN_S) >= SAY_AGAIN_S and not over.is_set():
                     last[wait.what] = now_s
                     say(wait.sentence)
 
-    looking = threading.Thread(target=look, name="midstream-look", daemon=True)
-    looking.start()
     try:
-        return _ask(entry, request, timeout_s=None)
+        with line_to(entry) as line:
+            threading.Thread(target=look, args=(line,), name="midstream-look", daemon=True).start()
+            reply = line.ask(request)
     except ClusterError as error:  # the job was there, and is not any more
-        raise RequestFailed(f"{error}") from error
+        raise RequestFailed(f"{silent[0] if silent else error}") from error
     finally:
         over.set()
+    if reply.error:
+        raise RequestFailed(f"job {entry.name} ({entry.job_id}): {reply.error}")
+    return reply
 
 
 def _status_of(entry: Target) -> JobStatus:

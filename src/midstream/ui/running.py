@@ -6,11 +6,12 @@ import logging
 import shlex
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from midstream.checkpoint.store import FencedError
 from midstream.core.errors import ConfigError, InvariantError, MidstreamError
 from midstream.protocol.job_status import JobStatus
 from midstream.runtime.job import Job
@@ -70,6 +71,9 @@ class Overrides:
         return names + [name for name, value in flags if value is not None]
 
 
+TAKEN_OVER: Final = "the newer start runs the job: there is nothing to do here"
+
+
 def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
     """Run a job. Raises MidstreamError if it cannot be started; a job that fails later is an answer."""
     end_with_the_supervisor()
@@ -94,7 +98,8 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
         if last.state == "failed":
             error = _error_of(job)
             why = _why(error, last)
-            print_job_failure(errors, last, why, _how_to_go_on(last, again))
+            taken_over = isinstance(error, FencedError)  # to resume here would take the job away from that start
+            print_job_failure(errors, last, why, TAKEN_OVER if taken_over else _how_to_go_on(last, again))
             return Answer(RanJob.of(last, why), "", exit_after(error))
         if not last.has_ended:
             job.cancel("it could not be stopped cleanly")
@@ -164,7 +169,7 @@ def _why(error: MidstreamError, status: JobStatus) -> str:
 
 
 def _summary(status: JobStatus, again: str) -> Text:
-    took = text.span((status.now_ms - status.started_ms) / 1e3)
+    took = text.span(max(0, status.now_ms - status.started_ms) / 1e3)
     line = Text(f"{text.printable(status.name)} {status.state}", style="bold")
     line.append(f": {text.rows(status.rows_read)} rows read in {took}", style="not bold")
     if status.restarts:

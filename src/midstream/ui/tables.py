@@ -85,7 +85,7 @@ class Headline:
         recovered = recovered_share(status.vertices)
         if recovered is not None:
             rest.append(f"  recovering {_percent(recovered)}", style="not bold yellow")
-        rest.append(f"  {text.span((status.now_ms - status.started_ms) / 1e3)}", style="not bold")
+        rest.append(f"  {text.span(max(0, status.now_ms - status.started_ms) / 1e3)}", style="not bold")
         rest.append(f"  slots {status.slots}/{status.slots_needed}", style="not bold")
         rest.append(f"  {status.job_id}", style="not bold dim")
         line = _shortened(status.name, options.max_width - rest.cell_len)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import logging
 import traceback
 
-from midstream.core.errors import ConfigError, JobError, SchemaError, text_of
+from midstream.core.errors import JobError, is_permanent, text_of
 from midstream.core.ids import TaskId
 from midstream.core.row_text import sendable
-from midstream.core.tracebacks import kind_and_line
+from midstream.core.tracebacks import depends_on_values, kind_and_line
 from midstream.protocol import messages as m
 from midstream.worker.chain import Chain
 from midstream.worker.source import SourceDriver
@@ -28,7 +28,9 @@ def task_failed(
     """
     summary, details = _texts(error)
     summary = f"{_subtask(ref, name, operator)}: {summary}{f' ({sendable(place)})' if place else ''}"
-    return m.TaskFailed(attempt, ref, summary, details, _is_fatal(error), symptom, _same(operator, error))
+    return m.TaskFailed(
+        attempt, ref, summary, details, is_permanent(error), symptom, _same(operator, error), _of_one_row(error, place)
+    )
 
 
 def place_of_failure(source: SourceDriver | None, chain: Chain, error: BaseException, name: str) -> str:
@@ -53,7 +55,7 @@ def deploy_failed(attempt: int, error: BaseException, opening: tuple[TaskId, str
     if opening is not None:
         ref, name, operator = opening
         summary = f"{_subtask(ref, name, operator)} could not be opened: {summary}"
-    return m.DeployFailed(attempt, summary, details, _is_fatal(error), _same(operator, error))
+    return m.DeployFailed(attempt, summary, details, is_permanent(error), _same(operator, error))
 
 
 def _subtask(ref: TaskId, name: str, operator: str) -> str:
@@ -61,7 +63,7 @@ def _subtask(ref: TaskId, name: str, operator: str) -> str:
 
 
 def commit_failed(request: int, error: BaseException, stopped: bool) -> m.CommitFailed:
-    return m.CommitFailed(request, *_texts(error), _is_fatal(error), _same("", error), stopped)
+    return m.CommitFailed(request, *_texts(error), is_permanent(error), _same("", error), stopped)
 
 
 def _same(operator: str, error: BaseException) -> str:
@@ -69,9 +71,10 @@ def _same(operator: str, error: BaseException) -> str:
     return what and f"{operator}: {what}"
 
 
-def _is_fatal(error: BaseException) -> bool:
-    """Whether a restart would fail in the same way."""
-    return isinstance(error, (SchemaError, ConfigError))
+def _of_one_row(error: BaseException, place: str) -> bool:
+    """Whether the failure is that of a known row, and depends on the row alone as far as the exception shows."""
+    is_known = isinstance(error, JobError) and (error.row is not None or bool(place))
+    return is_known and depends_on_values(error)
 
 
 def _texts(error: BaseException) -> tuple[str, str]:

@@ -274,7 +274,7 @@ class Checkpoints:
         pending = self.pending
         if pending is None:
             return None
-        return self._status_of(pending, "in_progress", now_ms - pending.created_ms)
+        return self._status_of(pending, "in_progress", max(0, now_ms - pending.created_ms))
 
     def _status_of(
         self, pending: Pending, state: str, duration_ms: int, *, reason: str = "", metadata_ms: int = 0
@@ -421,7 +421,7 @@ class Checkpoints:
         now_ms = self._effects.now_ms
         self.due.failed()
         if not retry:
-            took_ms = now_ms - pending.created_ms
+            took_ms = max(0, now_ms - pending.created_ms)
             self.history.failed(self._status_of(pending, "failed", took_ms, reason=reason))
         if pending.attempt_is_over:
             self._effects.facts.checkpoint_aborted(Aborted(pending, reason, retry=False))

@@ -2,7 +2,7 @@
 
 One checkpoint and sink is committed at a time, in the order of checkpoints: on the driver, or on slots, with one call
 of a committer for each lane (see `coordinator.checkpointing.lanes`). A commit that fails is tried again a few times;
-then the attempt fails, and nothing is deployed until the queue is empty. What is in the queue is also in the metadata
+unless that cannot help; then the attempt fails, and nothing is deployed until the queue is empty. What is in the queue is also in the metadata
 of the newest checkpoint, so it survives the coordinator. The epochs are checked before each call: a driver that was
 believed dead, and whose job another driver has taken over, commits nothing more.
 """
@@ -253,7 +253,7 @@ class Committing:
             return
         self._effects.facts.commit_failed()
         self._tries += 1
-        if self._may_retry and self._tries < TRIES_MAX:
+        if self._may_retry and self._tries < TRIES_MAX and not outcome.fatal:
             delay_s = RETRY_S * 2 ** (self._tries - 1)
             self._timer = self._effects.set_timer(TimerKind.COMMIT, delay_s, self._try_again, what.uid)
             return

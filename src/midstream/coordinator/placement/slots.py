@@ -4,21 +4,24 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from midstream.coordinator.effects import Effects, TimerKind
+from midstream.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.coordinator.failures import Failure
 from midstream.coordinator.placement.dropped import Dropped, bad_records, late_rows, late_timers
 from midstream.core.errors import ClusterError, UnavailableError
 from midstream.core.ids import TaskId
+from midstream.core.seams import Done, Failed, Supply
 from midstream.graph.job_graph import JobGraph
 from midstream.protocol.messages import InCall, Peer, Register, SlotStatus
 from midstream.protocol.task_metrics import TaskMetrics
 
 PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 RETRY_S: Final = 1.0
+EXTENSIONS_MAX: Final = 4
+"""How often the wait for slots is extended while executors are starting: some never register."""
 LATELY_MS: Final = 5_000
 """The time constant with which reports of a task are averaged: they come once a second and with each checkpoint, and a
 single one would make the shares jump.
@@ -75,6 +78,7 @@ class Slots:
         effects: Effects,
         graph: JobGraph,
         timeout_s: float,
+        supply: Callable[[], Supply],
     ) -> None:
         self.needed = graph.slots
         self.live: dict[int, Slot] = {}
@@ -94,6 +98,9 @@ class Slots:
         """Whether the job has had all its slots once, so that the cluster has room for it."""
         self._effects = effects
         self._timeout_s = timeout_s
+        self._supply = supply
+        self._extended = 0
+        """How often the wait was extended since it began, because executors are starting."""
         self._requested: set[str] = set()
         self._requests = 0
         self._requests_failed = 0
@@ -122,8 +129,7 @@ class Slots:
             self._effects.request_slot(request)
         self._stop_if_complete()
         if not self.complete and self._timer is None:
-            self.gathers_since_s = self._effects.elapsed_s
-            self._timer = self._effects.set_timer(TimerKind.SLOTS, self._timeout_s, self._timed_out)
+            self._wait()
 
     def _stop_if_complete(self) -> None:
         """Stop waiting for slots if all are present. What else the job waits for before it is deployed may take longer
@@ -131,6 +137,7 @@ class Slots:
         """
         if self.complete:
             self._is_gathering = False
+            self._extended = 0
             self._effects.cancel_timer(self._timer)
             self._timer = None
 
@@ -181,11 +188,41 @@ class Slots:
 
     def _timed_out(self) -> None:
         self._timer = None
+        what = "the reason why no slots come"
+        self._effects.run_io(IoKind.SUPPLY, self._supply, self._explained, waits_for=what)
+
+    def _explained(self, outcome: Done[Supply] | Failed) -> None:
+        """It is known why no slots came in time: wait on for what is starting, else report that they did not come."""
+        if not self._is_gathering or self._timer is not None:
+            return  # they have come meanwhile, or others are awaited
+        supply = outcome.value if isinstance(outcome, Done) else Supply()
+        if supply.gone:
+            self._requested.clear()
+            text = f"{supply.gone}. Start the job again"
+            self._effects.facts.slots_failed(Failure(text, "", UnavailableError(text), fatal=True))
+        elif supply.starting and self._extended < EXTENSIONS_MAX:
+            self._extended += 1
+            self._effects.facts.warned(f"{supply.starting}; the wait for slots goes on for {self._timeout_s:g} s more")
+            self._wait()
+        else:
+            self._not_come(supply)
+
+    def _wait(self) -> None:
+        self.gathers_since_s = self._effects.elapsed_s
+        self._timer = self._effects.set_timer(TimerKind.SLOTS, self._timeout_s, self._timed_out)
+
+    def _not_come(self, supply: Supply) -> None:
         self._requested.clear()
+        waited_s, self._extended = self._timeout_s * (1 + self._extended), 0
         there = self.staying
-        came = f"{there} came within {self._timeout_s:g} s"
+        came = f"{there} came within {waited_s:g} s"
         cure = "give Spark more cores, or raise slot_timeout"
-        if there:
+        if supply.starting:
+            why = (
+                f"{supply.starting}: they start too slowly (raise slot_timeout), or cannot reach this program at "
+                "spark.driver.host, and exit repeatedly (see their stderr)"
+            )
+        elif there:
             why = f"too few cores are free. Lower the parallelism to {there}, {cure}"
         else:
             why = (

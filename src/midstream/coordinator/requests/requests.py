@@ -20,6 +20,8 @@ class Stop:
     checkpoint: str | None = None
     """The path of its checkpoint or savepoint, once that is complete."""
     with_savepoint: bool = False
+    failures: int = 0
+    """How often the job has failed since the stop was requested."""
     is_stored: bool = False
     """Whether its checkpoint is complete, after which the sources are paused."""
 
@@ -64,13 +66,21 @@ class Requests:
                 assert_never(request)
 
     def stop_at_once(self, path: str | None) -> bool:
-        """Stop a job no task of which has run, with the checkpoint at `path`, if there is one. False: no stop is
-        wanted, or it is one with a savepoint.
+        """Stop a job no task of which runs, with the checkpoint at `path`, if there is one. False: no stop is wanted,
+        or it is one with a savepoint.
         """
         if self.stop is None or not self.wants_stop or self.stop.with_savepoint:
             return False
         self.stop.is_stored, self.stop.checkpoint = True, path
         return True
+
+    def attempt_failed(self, reason: str, commits_stalled: bool) -> None:
+        """Cancel a stop whose savepoint the failures of the job prevent, or that cannot commit what was written."""
+        if self.stop is None or self.stop.drain:
+            return
+        self.stop.failures += 1
+        if commits_stalled or (self.stop.with_savepoint and self.stop.failures > 1):
+            self.stop_failed(reason)
 
     def stop_with_savepoint(self, client: int) -> Stop:
         assert self.stop is None

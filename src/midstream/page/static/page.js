@@ -178,7 +178,7 @@ function draw(status) {
   const worst = ["bad", "warn"].find((each) => found.some(({ kind }) => kind === each));
   document.title = `${worst ? `${MARKS[worst]} ` : ""}${status.name}: ${status.state}`;
   renew(byId("title"), h("h1", null, h("bdi", null, status.name)), h("span", { class: `state ${status.state}` }, status.state),
-    h("span", { class: "small" }, `${span((status.now_ms - status.started_ms) / 1e3)}, ${status.slots} of ${status.slots_needed} slots, id ${status.job_id}`));
+    h("span", { class: "small" }, `${span(Math.max(0, (status.now_ms - status.started_ms) / 1e3))}, ${status.slots} of ${status.slots_needed} slots, id ${status.job_id}`));
   actions.draw(status);
   renew(byId("findings"), h("ul", null, found.map(({ kind, words }) => h("li", { class: kind }, h("span", { class: "mark", role: "img", "aria-label": { bad: "problem", warn: "warning", info: "note", good: "fine" }[kind] }, MARKS[kind]), h("span", null, words)))));
   drawFigures(status);
