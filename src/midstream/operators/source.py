@@ -167,6 +167,10 @@ class Source(ABC):
     bounded: bool = True
     discovery_interval_s: float = 1.0
     rows_per_s: float | None = None
+    splits_end: bool = False
+    """True: each split ends, as files do, though new ones may be found without end. So no split counts as idle while
+    it is read. A `bounded` source needs no mark.
+    """
     equal_shares: bool = False
     """True: splits are assigned in equal shares, for subtasks that read all of theirs side by side. False: splits are
     assigned on request.

@@ -39,6 +39,7 @@ class RestoredOperators:
 class TaskOperators:
     """The source and the operators of one task.
 
+    `is_bounded` says whether every source that they depend on is bounded.
     `wake` is called when a timer is due, and `fail` when something fails on another thread.
     """
 
@@ -46,6 +47,7 @@ class TaskOperators:
         self,
         ref: TaskId,
         vertex: Vertex,
+        is_bounded: bool,
         seams: TaskSeams,
         partitions: list[ResultPartition],
         wake: Callable[[], None],
@@ -53,6 +55,7 @@ class TaskOperators:
     ) -> None:
         self._ref = ref
         self._vertex = vertex
+        self._is_bounded = is_bounded
         self._seams = seams
         self._wake = wake
         self._fail = fail
@@ -104,6 +107,7 @@ class TaskOperators:
                 attempt=seams.attempt,
                 stored_bytes=stored_bytes,
                 splits=splits,
+                is_bounded=self._is_bounded,
             )
             if not spec.operator.keeps_splits:
                 splits = None

@@ -87,8 +87,8 @@ class _OpenSplit:
     number: int
     before: Split
     """The split as it was before the batch that was emitted last."""
-    turn_s: float = float("-inf")
-    """When a batch of the split was last emitted."""
+    quiet_until_s: float = float("-inf")
+    """When the source last delivered rows of the split, or reported that there are none at present."""
     reader: SplitReader | None = None
     state: Reading = Reading.IDLE
     ahead: _Ahead | None = None
@@ -147,7 +147,10 @@ class SourceDriver(Splits):
         self._splits: deque[_OpenSplit] = deque()
         self._opened = 0
         self._current = -1
+        self._splits_end = source.bounded or source.splits_end
         self._asking = _MAY_ASK
+        self._none_waits = False
+        """Whether no split waited to be assigned after this subtask last requested one. New ones may be found later."""
         self._all_assigned = False
         """Whether every split that discovery has found is assigned to some subtask. False at first, because discovery
         may not have found any yet. Other subtasks may still ask for splits when it is True."""
@@ -175,6 +178,7 @@ class SourceDriver(Splits):
     def splits_assigned(self) -> None:
         """Every split that was found is assigned to some subtask, this one or another."""
         self._all_assigned = self._changed = True
+        self._none_waits = self._asking is _ASKED
         self._wake()
 
     def no_more_splits(self) -> None:
@@ -192,7 +196,7 @@ class SourceDriver(Splits):
         if self._asking is _STOPPED:
             return Progress.ENDED
         if len(self._splits) < self._splits_wanted and self._asking is _MAY_ASK:
-            self._asking = _ASKED
+            self._asking, self._none_waits = _ASKED, False
             self._request_split()
         if self._changed and self._tell():
             return Progress.EMITTED
@@ -213,6 +217,7 @@ class SourceDriver(Splits):
                 bad_rows = 0 if ahead.bad is None else len(ahead.bad.at)
                 if pace.has_rate:
                     pace.keep_rate(ahead.batch.num_rows + bad_rows, self._clock.monotonic_s())
+                current.quiet_until_s = self._clock.monotonic_s()
                 self.tally.count(ahead.batch.num_rows, ahead.bad)
                 if ahead.bad is not None:
                     self._emit_bad(ahead.bad.rows)
@@ -264,9 +269,14 @@ class SourceDriver(Splits):
         """The id of the split, or None if it is not open any more. Listeners are called for that in the next step."""
         return next((current.split.id for current in self._splits if current.number == split), None)
 
-    def is_starved(self, split: int, since_s: float) -> bool:
-        current = next(current for current in self._splits if current.number == split)
-        return current.state not in (_UNDER_WAY, _RESTING) and current.turn_s < since_s
+    @property
+    def none_waits(self) -> bool:
+        return self._none_waits
+
+    def quiet_until_s(self, split: int) -> float:
+        if self._splits_end:
+            return float("-inf")
+        return next(current.quiet_until_s for current in self._splits if current.number == split)
 
     def on_change(self, changed: Callable[[], None]) -> None:
         self._listeners.append(changed)
@@ -302,7 +312,7 @@ class SourceDriver(Splits):
         It depends on how long the chain took, and on how fast batches are taken downstream.
         """
         started_s = self._clock.own_core_s()
-        current.turn_s, self._current = self._clock.monotonic_s(), current.number
+        self._current = current.number
         self._emitting = current, batch.num_rows
         self._emit(batch)
         self._emitting = None
@@ -370,6 +380,7 @@ class SourceDriver(Splits):
         All rows that it had before have been emitted, because a read begins when the batch before it is taken.
         """
         assert current.ahead is None, current.split.id
+        current.quiet_until_s = self._clock.monotonic_s()
         current.split = msgspec.structs.replace(current.split, offset=offset)
         current.rest_s = min(max(2 * current.rest_s, REST_S_MIN), REST_S_MAX)
         current.state = _RESTING

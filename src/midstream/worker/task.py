@@ -36,7 +36,7 @@ from midstream.core.transitions import Row, Story, Table, new_story
 from midstream.exchange.gate import InputGate
 from midstream.exchange.partition import ResultPartition
 from midstream.graph.job_graph import JobGraph
-from midstream.graph.origins import channel_origins
+from midstream.graph.origins import channel_origins, is_bounded
 from midstream.operators.base import SnapshotResult
 from midstream.protocol import messages as m
 from midstream.protocol.live_rows import RowsShown, ShowRows
@@ -151,7 +151,9 @@ class Task:
         self._last = Step.READ_GATES
         """The last step that could emit. Timers take turns with rows: an operator whose timers are always due would
         starve the rows. It is no state of its own, because it means the same in each state."""
-        self.operators = operators = TaskOperators(ref, self.vertex, seams, partitions, self.wake, self.fail)
+        self.operators = operators = TaskOperators(
+            ref, self.vertex, is_bounded(graph, ref.vertex), seams, partitions, self.wake, self.fail
+        )
         self._snapshots = TaskSnapshots(ref, seams, self.metrics, self.fail, self.wake)
         self._checkpoints = TaskCheckpoints(self, seams, self._snapshots)
         self.input = TaskInput(
