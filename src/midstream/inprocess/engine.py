@@ -216,7 +216,7 @@ class Engine:
             case m.RequestSplit():
                 source = self.graph.vertices[message.task.vertex].source
                 if source is not None and isinstance(source.source, FedSource):
-                    none_waits = m.SplitsAssigned(message.attempt, message.task)
+                    none_waits = m.SplitsAssigned(message.attempt, message.task, none_waits=True)
                     self.loop.post(partial(self._slot.handle, none_waits))
                 self.asked(message)
             case _:  # only a coordinator of several slots needs the others

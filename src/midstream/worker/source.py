@@ -175,10 +175,13 @@ class SourceDriver(Splits):
         self._add(_decoder.decode(encoded))
         self._wake()
 
-    def splits_assigned(self) -> None:
-        """Every split that was found is assigned to some subtask, this one or another."""
+    def splits_assigned(self, none_waits: bool) -> None:
+        """Every split that was found is assigned to some subtask, this one or another.
+
+        `none_waits` says whether that is the answer to the last request.
+        """
         self._all_assigned = self._changed = True
-        self._none_waits = self._asking is _ASKED
+        self._none_waits |= none_waits
         self._wake()
 
     def no_more_splits(self) -> None:

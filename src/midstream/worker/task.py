@@ -285,15 +285,15 @@ class Task:
         """Assign a split. It is a mail, like a trigger: a split that came before the trigger is in the checkpoint."""
         self._tell_source(lambda source: source.add_split(split, is_last=is_last))
 
-    def splits_assigned(self) -> None:
-        """Every split found so far is assigned.
+    def splits_assigned(self, none_waits: bool) -> None:
+        """Every split found so far is assigned; `none_waits` says whether that answers the last request.
 
         It is a mail, so that it keeps its place among the splits. Before the start there are no splits and no mails.
         """
         if self.operators.source is not None and self.state is TaskState.CREATED:
-            self.operators.source.splits_assigned()
+            self.operators.source.splits_assigned(none_waits)
         else:
-            self._tell_source(lambda source: source.splits_assigned())
+            self._tell_source(lambda source: source.splits_assigned(none_waits))
 
     def no_more_splits(self) -> None:
         self._tell_source(lambda source: source.no_more_splits())

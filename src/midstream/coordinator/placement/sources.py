@@ -271,7 +271,7 @@ class Sources:
         """Report to each subtask that waits that there is no split for it at present: it may be idle from now on."""
         if state.position is not None:
             for ref in sorted(state.unanswered):
-                self._effects.send(attempt.slot_of(ref), SplitsAssigned(attempt.number, ref))
+                self._effects.send(attempt.slot_of(ref), SplitsAssigned(attempt.number, ref, none_waits=True))
             state.unanswered.clear()
 
     def _tell_assigned(self, state: _State) -> None:
