@@ -196,7 +196,7 @@ class Run:
                 in_parts = Random(f"parts {s.seed} {index}").random() < 0.3
                 is_timed = "idle" in node.chain
                 idle = Random(f"idle {s.seed} {index}")
-                kind_of_end = idle.choice(("bounded", "splits_end", "live", "live") if is_timed else ("bounded",) * 5 + ("live",))
+                kind_of_end = idle.choice(("bounded", "splits_end", "live", "live") if is_timed else ("bounded", "bounded", "live"))
                 if is_timed and idle.random() < 0.3 and len(splits) > 1:
                     splits[-1] += splits[0]
                     splits[0] = 0

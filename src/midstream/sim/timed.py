@@ -26,6 +26,7 @@ from midstream.operators.window_base import WindowOperator
 from midstream.operators.windows import Window, session, sliding, tumbling, window_operator
 from midstream.sim.rows import SCHEMA, Outside
 from midstream.state.keyed import MapState
+from midstream.worker.source import Asking, SourceDriver
 
 TUMBLING_MS: Final = 40
 SIZE_MS: Final = 30
@@ -121,6 +122,9 @@ class Timestamps(TimestampsOperator):
         """Check a watermark, or the report that all splits are idle, for which `watermark_us` is None."""
         now_us, idle_after_us = self._outside.world.now_us, self._rule.idle_after_us
         may_be_idle = idle_after_us is not None and not (self._context.is_bounded or self.splits_end)
+        if watermark_us is None and isinstance(self._splits, SourceDriver) and not list(self._splits.open):
+            if self._splits._asking is Asking.MAY_ASK:
+                self._bug("it is idle between two splits, and has not requested the next one")
         for split in (0,) if self._splits is None else self._splits.open:
             if split not in self._read and (may_be_idle or self._splits is None):
                 continue
