@@ -150,7 +150,7 @@ class SourceDriver(Splits):
         self._splits_end = source.bounded or source.splits_end
         self._asking = _MAY_ASK
         self._none_waits = False
-        """Whether no split waited to be assigned after this subtask last requested one. New ones may be found later."""
+        """Whether the answer to the last request is that no split waits to be assigned. New ones may be found later."""
         self._all_assigned = False
         """Whether every split that discovery has found is assigned to some subtask. False at first, because discovery
         may not have found any yet. Other subtasks may still ask for splits when it is True."""
@@ -171,7 +171,7 @@ class SourceDriver(Splits):
         """Read this split, too. `is_last` says whether every split found so far is now assigned (`all_assigned`)."""
         if self._asking is _ASKED:
             self._asking = _MAY_ASK
-        self._all_assigned = is_last
+        self._all_assigned, self._none_waits = is_last, False
         self._add(_decoder.decode(encoded))
         self._wake()
 
