@@ -140,7 +140,11 @@ def test_every_subtask_is_told_once_of_each_round_that_its_last_split_is_handed_
     ask_split(bench, READ0)
     bench.wait(1)
     assert lasts(bench)[2:] == [("c", True)]
-    assert told(bench) == [READ0, READ1, READ0]  # the answer to the request that had to wait; a round of one adds nothing
+    assert told(bench) == [
+        READ0,
+        READ1,
+        READ0,
+    ]  # the answer to the request that had to wait; a round of one adds nothing
     ask_split(bench, READ1)
     bench.wait(1)
     ask_split(bench, READ1)

@@ -9,7 +9,8 @@ same task (see `Splits`), this holds:
     with those being read, unless that split follows all of them.
 
 So a row is late only if it is more than the delay behind a row of its own split, or if its split was found after event
-time had passed the row, or if its split was idle. Splits that have been read to the end hold nothing back. If the
+time had passed the row, or if its split was idle. A split that ends is never idle. One without an end is idle if no row
+came for `idle_after`, and its source has reported since then that it has none. Splits that have been read to the end hold nothing back. If the
 source is in another task, splits cannot be told apart, and the whole stream counts as one split.
 
 None of this is in a checkpoint: after a restore a split has no progress until its first row, which can only delay a
@@ -52,14 +53,15 @@ class WatermarkStrategy:
     delay_us: int
     """Rows may be this much older than the newest one seen."""
     idle_after_us: int | None = None
-    """A split without rows for this long (wall clock) is idle, and so is a subtask whose splits all are; None: never."""
+    """A split without an end that has no rows for this long (wall clock) is idle, and so is a subtask whose splits all
+    are; None: never."""
 
     @staticmethod
     def monotonous(idle_after: Duration | None = None) -> WatermarkStrategy:
         """Return a strategy for event times that never go back within one split of the source.
 
-        `idle_after`: a split without rows for this long (a duration, wall clock) no longer holds back event time; None
-        for never.
+        `idle_after`: a split without an end that has no rows for this long (a duration, wall clock) no longer holds back
+        event time; None for never.
 
         Raises ConfigError for an invalid duration and for one below 1 ms.
 
@@ -74,8 +76,8 @@ class WatermarkStrategy:
 
         `max_delay`: how much older they may be: a duration such as "5 s", a number of seconds, or a timedelta. Older
         rows are late.
-        `idle_after`: a split without rows for this long (a duration, wall clock) no longer holds back event time; None
-        for never.
+        `idle_after`: a split without an end that has no rows for this long (a duration, wall clock) no longer holds back
+        event time; None for never.
 
         Raises ConfigError for an invalid duration, and for an `idle_after` of less than 1 ms.
 

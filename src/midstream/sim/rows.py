@@ -188,15 +188,13 @@ class SimSource(Source):
         rounds: int = 1,
         readers: int = 1,
         rows_per_s: float | None = None,
-        bounded: bool = True,
-        splits_end: bool = False,
-        lulls: bool = False,
+        ends: str = "bounded",
     ) -> None:
-        """`lulls`: now and then there are no rows of a split for a while."""
+        """`ends`: "bounded", "splits" if only those end, "" if neither, as far as the job knows; or "lulls", if then there
+        are no rows of a split for a while now and then.
+        """
         self.outside = outside
-        self.bounded = bounded
-        self.splits_end = splits_end
-        self.lulls = lulls
+        self.bounded, self.splits_end, self.lulls = ends == "bounded", ends == "splits", ends == "lulls"
         self._lull_ends_us: dict[tuple[int, int], int] = {}
         """When the lull at an offset of a split that has begun is over."""
         self.number = number

@@ -194,9 +194,10 @@ class Run:
                 splits = [rows // s.splits + (i < rows % s.splits) for i in range(s.splits)]
                 kind = ToldSource if Random(f"told {s.seed} {index}").random() < 0.2 else SimSource
                 in_parts = Random(f"parts {s.seed} {index}").random() < 0.3
-                is_timed = "idle" in node.chain
-                idle = Random(f"idle {s.seed} {index}")
-                kind_of_end = idle.choice(("bounded", "splits_end", "live", "live") if is_timed else ("bounded", "bounded", "live"))
+                is_timed, idle = "idle" in node.chain, Random(f"idle {s.seed} {index}")
+                endless = "lulls" if is_timed and s.blocking else ""
+                kinds = ("bounded", "splits", endless, endless) if is_timed else ("bounded", "bounded", endless)
+                ends = idle.choice(kinds)
                 if is_timed and idle.random() < 0.3 and len(splits) > 1:
                     splits[-1] += splits[0]
                     splits[0] = 0
@@ -210,9 +211,7 @@ class Run:
                     blocking=s.blocking,
                     rounds=s.rounds,
                     readers=s.readers,
-                    bounded=kind_of_end == "bounded",
-                    splits_end=kind_of_end == "splits_end",
-                    lulls=is_timed and kind_of_end == "live" and s.blocking,
+                    ends=ends,
                 )
         return sources
 

@@ -241,9 +241,7 @@ def _idling(seed: int) -> Scenario:
         shape = (replace(shape[0], chain=("source",)), *shape[1:])
     tempo = replace(drawn.tempo, mail_us=40, control_us=400, io_us=(100, 2000, 10_000)[seed % 3], clock_tick_us=0)
     rounds = (1, 2, 5)[seed // 3 % 3]
-    return replace(
-        drawn, shape=shape, tempo=tempo, splits=5, rounds=rounds, readers=1, batch_rows=3, blocking=True
-    )
+    return replace(drawn, shape=shape, tempo=tempo, splits=5, rounds=rounds, readers=1, batch_rows=3, blocking=True)
 
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
@@ -271,10 +269,10 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "restored_splits_are_all": Mutation("event time does not wait for other splits", restored_splits_are_all, _in_line),
     "read_under_way_is_idle": Mutation("a split is idle while it is being read", read_under_way_is_idle, _idling),
-    "assignment_is_a_row": Mutation(
-        "splits without rows keep a subtask from being idle", assignment_is_a_row, _idling
+    "assignment_is_a_row": Mutation("splits without rows keep a subtask from being idle", assignment_is_a_row, _idling),
+    "nothing_waits_unanswered": Mutation(
+        "a subtask is idle while it requests a split", nothing_waits_unanswered, _idling
     ),
-    "nothing_waits_unanswered": Mutation("a subtask is idle while it requests a split", nothing_waits_unanswered, _idling),
     "time_waits_for_rows_without_it": Mutation(
         "event time waits for a source without event time and end", time_waits_for_rows_without_it, _idling
     ),
