@@ -147,7 +147,6 @@ class SourceDriver(Splits):
         self._splits: deque[_OpenSplit] = deque()
         self._opened = 0
         self._current = -1
-        self._splits_end = source.bounded or source.splits_end
         self._asking = _MAY_ASK
         self._none_waits = False
         """Whether the answer to the last request is that no split waits to be assigned. New ones may be found later."""
@@ -277,7 +276,7 @@ class SourceDriver(Splits):
         return self._none_waits
 
     def quiet_until_s(self, split: int) -> float:
-        if self._splits_end:
+        if self._source.bounded or self._source.splits_end:
             return float("-inf")
         return next(current.quiet_until_s for current in self._splits if current.number == split)
 
