@@ -104,6 +104,8 @@ class Asking(Enum):
 
     MAY_ASK = auto()
     ASKED = auto()
+    NONE_WAITS = auto()
+    """The coordinator has no split at present, and answers once it has one."""
     NO_MORE = auto()
     """The coordinator has no more splits."""
     STOPPED = auto()
@@ -113,7 +115,7 @@ class Asking(Enum):
 
 # A member takes ten times as long as a global to look up.
 _IDLE, _UNDER_WAY, _AHEAD, _RESTING, _AT_END = Reading
-_MAY_ASK, _ASKED, _NO_MORE, _STOPPED, _CLOSED = Asking
+_MAY_ASK, _ASKED, _NONE_WAITS, _NO_MORE, _STOPPED, _CLOSED = Asking
 
 
 class SourceDriver(Splits):
@@ -148,8 +150,6 @@ class SourceDriver(Splits):
         self._opened = 0
         self._current = -1
         self._asking = _MAY_ASK
-        self._none_waits = False
-        """Whether the answer to the last request is that no split waits to be assigned. New ones may be found later."""
         self._all_assigned = False
         """Whether every split that discovery has found is assigned to some subtask. False at first, because discovery
         may not have found any yet. Other subtasks may still ask for splits when it is True."""
@@ -168,9 +168,9 @@ class SourceDriver(Splits):
 
     def add_split(self, encoded: bytes, *, is_last: bool = True) -> None:
         """Read this split, too. `is_last` says whether every split found so far is now assigned (`all_assigned`)."""
-        if self._asking is _ASKED:
+        if self._asking in (_ASKED, _NONE_WAITS):
             self._asking = _MAY_ASK
-        self._all_assigned, self._none_waits = is_last, False
+        self._all_assigned = is_last
         self._add(_decoder.decode(encoded))
         self._wake()
 
@@ -180,11 +180,12 @@ class SourceDriver(Splits):
         `none_waits` says whether that is the answer to the last request.
         """
         self._all_assigned = self._changed = True
-        self._none_waits |= none_waits
+        if none_waits and self._asking is _ASKED:
+            self._asking = _NONE_WAITS
         self._wake()
 
     def no_more_splits(self) -> None:
-        if self._asking in (_MAY_ASK, _ASKED):
+        if self._asking in (_MAY_ASK, _ASKED, _NONE_WAITS):
             self._asking = _NO_MORE
         self._wake()
 
@@ -198,7 +199,7 @@ class SourceDriver(Splits):
         if self._asking is _STOPPED:
             return Progress.ENDED
         if len(self._splits) < self._splits_wanted and self._asking is _MAY_ASK:
-            self._asking, self._none_waits = _ASKED, False
+            self._asking = _ASKED
             self._request_split()
         if self._changed and self._tell():
             return Progress.EMITTED
@@ -273,7 +274,7 @@ class SourceDriver(Splits):
 
     @property
     def none_waits(self) -> bool:
-        return self._none_waits
+        return self._asking is _NONE_WAITS
 
     def quiet_until_s(self, split: int) -> float:
         if self._source.bounded or self._source.splits_end:
