@@ -140,12 +140,31 @@ def test_every_subtask_is_told_once_of_each_round_that_its_last_split_is_handed_
     ask_split(bench, READ0)
     bench.wait(1)
     assert lasts(bench)[2:] == [("c", True)]
-    assert told(bench) == [READ0, READ1]  # a round of one is at nobody's cost
+    assert told(bench) == [
+        READ0,
+        READ1,
+        READ0,
+    ]  # the answer to the request that had to wait; a round of one adds nothing
     ask_split(bench, READ1)
     bench.wait(1)
     ask_split(bench, READ1)
     assert lasts(bench)[3:] == [("d", False), ("e", True)]
-    assert told(bench) == [READ0, READ1, READ0, READ1]
+    assert told(bench) == [READ0, READ1, READ0, READ1, READ0, READ1]
+
+
+def test_a_request_is_answered_once_when_no_split_waits_and_not_before_the_first_are_found() -> None:
+    bench, _ = world(("a",), (), (), ("b",), held=("discover",))
+    bench.run()
+    ask_split(bench, READ0)
+    ask_split(bench, READ1)
+    assert told(bench) == []
+    bench.release()
+    assert assigned(bench) == [(0, "a")]
+    assert told(bench) == [READ0, READ1, READ1], "both that all are assigned, the second that there is none for it"
+    ask_split(bench, READ0)
+    bench.wait(1)
+    ask_split(bench, READ0)
+    assert told(bench)[3:] == [READ0]
 
 
 def test_a_split_that_follows_all_that_were_found_before_it_is_not_waited_for() -> None:

@@ -23,7 +23,9 @@ class FakeSplits(Splits):
         self.numbers: list[int] = []
         self.at = -1
         self.assigned = True
-        self.starved: set[int] = set()
+        self.none_wait = True
+        self.unknown: set[int] = set()
+        """The splits whose source has not reported that they have no rows."""
         self.changed: Callable[[], None]
 
     @property
@@ -38,8 +40,12 @@ class FakeSplits(Splits):
     def all_assigned(self) -> bool:
         return self.assigned
 
-    def is_starved(self, split: int, since_s: float) -> bool:
-        return split in self.starved
+    @property
+    def none_waits(self) -> bool:
+        return self.none_wait
+
+    def quiet_until_s(self, split: int) -> float:
+        return float("-inf") if split in self.unknown else float("inf")
 
     def on_change(self, changed: Callable[[], None]) -> None:
         self.changed = changed
@@ -218,26 +224,26 @@ def test_splits_that_become_idle_at_once_do_not_hold_back_the_one_that_goes_on()
     assert stream.watermark == 59
 
 
-def test_a_split_that_has_not_had_its_turn_is_not_idle() -> None:
+def test_a_split_is_not_idle_before_its_source_has_reported_that_it_has_no_rows() -> None:
     stream = Stream(WatermarkStrategy.monotonous(idle_after="1 s"))
     stream.begin(1, 2)
-    stream.splits.starved = {2}
+    stream.splits.unknown = {2}
     stream.rows(1, 50)
     stream.wait(5_000)
     assert (stream.watermark, stream.idles) == (None, [])
-    stream.splits.starved = set()
-    stream.wait(1_000)
+    stream.splits.unknown = set()
+    stream.wait(100)
     assert stream.idles == [True]
 
 
 def test_a_subtask_whose_restored_splits_nobody_has_told_of_is_not_idle() -> None:
     splits = FakeSplits()
-    splits.numbers, splits.starved = [1], {1}
+    splits.numbers, splits.unknown = [1], {1}
     world = World(TimestampsOperator("t", "t", WatermarkStrategy.monotonous(idle_after="1 s"), TIMED), splits=splits)
     world.advance_clock(world.clock.ms + 5_000)
     assert world.out.idles == []
-    splits.starved = set()
-    world.advance_clock(world.clock.ms + 1_000)
+    splits.unknown = set()
+    world.advance_clock(world.clock.ms + 100)
     assert world.out.idles == [True]
 
 

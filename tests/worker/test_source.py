@@ -291,12 +291,13 @@ def _ring(world: World) -> float:
 def test_a_split_without_rows_for_now_is_asked_again_less_and_less_often_and_its_offset_moves_on() -> None:
     world = World()
     source = Visitors(blocking=True)
+    source.bounded = False
     reader = Reader(source, world)
     reader.give("0:100")
     assert reader.run(3) is Progress.WAITING
     rests_s = []
     for _ in range(8):
-        assert not reader.driver.is_starved(0, world.time_s), "it is the input that has nothing"
+        assert reader.driver.quiet_until_s(0) == world.time_s, "it is the input that has nothing"
         rests_s.append(_ring(world))
         world.run_io()
     assert rests_s == sorted(rests_s) and rests_s[0] == REST_S_MIN and rests_s[-1] == REST_S_MAX
@@ -373,7 +374,7 @@ def test_operators_know_the_split_of_every_batch_and_hear_of_changes_before_its_
     driver.add_split(msgspec.msgpack.encode(Split("20:30", b"")), is_last=False)
     reader.run(4)
     assert seen[-1] == ([0, 1], False)
-    driver.splits_assigned()
+    driver.splits_assigned(False)
     reader.run(40)
     assert ([0, 1], True) in [(sorted(numbers), assigned) for numbers, assigned in seen]
     assert seen[-1] == ([], True)
@@ -388,21 +389,50 @@ def test_splits_take_turns() -> None:
 
 
 @pytest.mark.parametrize("blocking", [True, False])
-def test_a_split_is_starved_while_rows_of_it_may_wait_and_not_while_it_is_waited_for(blocking: bool) -> None:
-    world = World()
-    driver = Reader(Numbers(blocking), world).driver
+def test_of_a_split_is_known_that_it_had_no_rows_only_when_a_read_has_returned(blocking: bool) -> None:
+    world, source = World(), Numbers(blocking)
+    source.bounded = False
+    driver = Reader(source, world).driver
     driver.add_split(msgspec.msgpack.encode(Split("0:100", b"")))
-    assert driver.is_starved(0, 0.0), "its turn has not come yet"
+    assert driver.quiet_until_s(0) < 0.0, "its turn has not come yet"
     driver.step()
     if blocking:
-        assert not driver.is_starved(0, 0.0), "it is being read"
+        world.time_s = 1.0
+        assert driver.quiet_until_s(0) < 0.0, "it is being read"
         world.run_io()
-        assert driver.is_starved(0, 0.0), "rows wait"
+        assert driver.quiet_until_s(0) < 0.0, "rows wait"
         driver.step()
+    assert driver.quiet_until_s(0) == world.time_s, "what has been read is emitted"
     world.time_s = 5.0
+    assert driver.quiet_until_s(0) <= 1.0, "the next rows are being read"
+
+
+@pytest.mark.parametrize("ends", ["bounded", "splits_end"])
+def test_a_split_that_ends_is_never_known_to_have_no_rows(ends: str) -> None:
+    world = World()
+    source = Visitors(blocking=True)
+    source.bounded = False
+    setattr(source, ends, True)
+    reader = Reader(source, world)
+    reader.give("0:100")
+    reader.run(3)
+    _ring(world)
     world.run_io()
-    assert not driver.is_starved(0, 0.0)
-    assert driver.is_starved(0, 1.0)
+    assert reader.driver.quiet_until_s(0) == float("-inf")
+
+
+def test_no_split_waits_only_if_that_is_the_answer_to_the_last_request() -> None:
+    driver = Reader(Numbers(blocking=False), World()).driver
+    driver.step()
+    driver.splits_assigned(False)
+    assert not driver.none_waits, "splits that follow others may wait"
+    driver.splits_assigned(True)
+    assert driver.none_waits
+    driver.add_split(msgspec.msgpack.encode(Split("0:1", b"")))
+    assert not driver.none_waits, "others may have been found with it"
+    for _ in range(4):
+        driver.step()
+    assert not list(driver.open) and not driver.none_waits, "the next request has no answer yet"
 
 
 @pytest.mark.parametrize("blocking", [False, True])

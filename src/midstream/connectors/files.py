@@ -100,6 +100,8 @@ class FileSource(Source):
         ['n']
     """
 
+    splits_end = True
+
     def __init__(
         self,
         path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],

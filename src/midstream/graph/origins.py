@@ -22,6 +22,10 @@ class Origin:
     subtask: int = 0
     """0 where `one` is empty, so that the same origins are equal."""
 
+    @property
+    def is_empty(self) -> bool:
+        return not self.every and not self.one
+
     def is_within(self, other: Origin) -> bool:
         return self.is_within_all(other) or (self.subtask == other.subtask and self.is_within_alike(other))
 
@@ -39,7 +43,10 @@ class Origin:
 
 
 def channel_origins(graph: JobGraph, ref: TaskId) -> list[Origin]:
-    """Of each channel into a task, in the order of its gates and their channels."""
+    """Of each channel into a task, in the order of its gates and their channels.
+
+    Where all that a channel has comes from sources without an end, and has no event time, its origin is empty.
+    """
     found: list[Origin] = []
     for vertex in graph.vertices[: ref.vertex]:
         found.append(_of(graph, vertex, found))
@@ -52,11 +59,24 @@ def channel_origins(graph: JobGraph, ref: TaskId) -> list[Origin]:
     return origins
 
 
+def is_bounded(graph: JobGraph, vertex: int) -> bool:
+    """Whether every source that a vertex depends on is bounded."""
+    needed = {vertex}
+    for each in reversed(graph.vertices[: vertex + 1]):
+        if each.id in needed:
+            if each.source is not None and not each.source.source.bounded:
+                return False
+            needed.update(edge.source for edge in graph.inputs(each.id))
+    return True
+
+
 def _of(graph: JobGraph, vertex: Vertex, before: list[Origin]) -> Origin:
     """The origins of what a vertex emits, for any one of its subtasks."""
     every, one = frozenset[int](), frozenset[int]()
-    if vertex.source is not None or any(spec.operator.makes_watermarks for spec in vertex.operators):
-        one = frozenset((vertex.id,))
+    has_event_time = any(spec.operator.makes_watermarks for spec in vertex.operators)
+    if vertex.source is not None or has_event_time:
+        if has_event_time or vertex.source is None or vertex.source.source.bounded:
+            one = frozenset((vertex.id,))
     else:
         for edge in graph.inputs(vertex.id):
             read = before[edge.source]

@@ -26,6 +26,7 @@ class FedSource(Source):
     """A source in which each batch fed is a split of its own, and is emitted as it is, without being cut."""
 
     blocking = False
+    bounded = False
 
     def __init__(self, name: str, schema: pa.Schema) -> None:
         self.schema = schema

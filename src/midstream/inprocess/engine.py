@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -213,6 +214,10 @@ class Engine:
             case m.CheckpointDecline():
                 self._declined = message.reason
             case m.RequestSplit():
+                source = self.graph.vertices[message.task.vertex].source
+                if source is not None and isinstance(source.source, FedSource):
+                    none_waits = m.SplitsAssigned(message.attempt, message.task, none_waits=True)
+                    self.loop.post(partial(self._slot.handle, none_waits))
                 self.asked(message)
             case _:  # only a coordinator of several slots needs the others
                 pass

@@ -54,12 +54,20 @@ class Splits(Protocol):
         """Whether each split that was found has been assigned to a task; splits marked `follows` do not count."""
         ...
 
-    def is_starved(self, split: int, since_s: float) -> bool:
-        """Whether the split has not had its turn since `since_s` (monotonic), though it may have rows."""
+    @property
+    def none_waits(self) -> bool:
+        """Whether no split that was found can still be assigned to this task. Later discoveries may find new ones."""
+        ...
+
+    def quiet_until_s(self, split: int) -> float:
+        """The time (monotonic) until which the split is known to have had no rows but those emitted; -inf if it ends.
+
+        Rows of a split that ends come without fail, however long their reading takes.
+        """
         ...
 
     def on_change(self, changed: Callable[[], None]) -> None:
-        """Call `changed` in a step of the task when `open` or `all_assigned` has changed."""
+        """Call `changed` in a step of the task when `open`, `all_assigned` or `none_waits` has changed."""
         ...
 
 
@@ -102,6 +110,8 @@ class OperatorContext:
     """
     splits: Splits | None = None
     """The splits of the source in this task; None unless every operator in between keeps their rows apart."""
+    is_bounded: bool = False
+    """Whether every source that the operator depends on is bounded."""
     metrics: UserMetrics = field(default_factory=UserMetrics)
 
 

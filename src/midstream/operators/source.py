@@ -101,7 +101,8 @@ class SplitReader(ABC):
 
         Return the batch, which has exactly the columns of the source's `schema`, and the offset after it; None at the
         end of the split. A batch without rows from a `blocking` source means that there are none at present: it is
-        asked again soon.
+        asked again soon. Return one within a second if no row comes: only then can a split without an end be idle
+        (`idle_after`). A read that has not returned may still have rows.
 
             def read(self, rows_max):
                 lines = self.file.readlines_at_most(rows_max)
@@ -139,7 +140,8 @@ class Source(ABC):
 
     `schema`: the columns, in the types of the engine (`large_string` for text, microseconds for times, …). `blocking`:
     reads wait for files or networks, so they run on the I/O pool, ahead of need; otherwise they only compute, and run
-    on the loop. `bounded`: it ends. `discovery_interval_s`: how often `discover` is asked again until it says
+    on the loop. `bounded`: it ends, so none of its splits is ever idle. `splits_end`: it does not end, but each of its
+    splits does, as files do. `discovery_interval_s`: how often `discover` is asked again until it says
     exhausted. `rows_per_s`: emit at most so many rows per second over all subtasks (None: no limit); up to a second in
     which a subtask could not emit is made up for.
 
@@ -167,6 +169,7 @@ class Source(ABC):
     bounded: bool = True
     discovery_interval_s: float = 1.0
     rows_per_s: float | None = None
+    splits_end: bool = False
     equal_shares: bool = False
     """True: splits are assigned in equal shares, for subtasks that read all of theirs side by side. False: splits are
     assigned on request.

@@ -9,7 +9,8 @@ same task (see `Splits`), this holds:
     with those being read, unless that split follows all of them.
 
 So a row is late only if it is more than the delay behind a row of its own split, or if its split was found after event
-time had passed the row, or if its split was idle. Splits that have been read to the end hold nothing back. If the
+time had passed the row, or if its split was idle. A split that ends is never idle. One without an end is idle if no row
+came for `idle_after`, and its source has reported since then that it has none. Splits that have been read to the end hold nothing back. If the
 source is in another task, splits cannot be told apart, and the whole stream counts as one split.
 
 None of this is in a checkpoint: after a restore a split has no progress until its first row, which can only delay a
@@ -33,6 +34,8 @@ from midstream.operators.event_time import EventTime
 
 LATE_LOOK_S = 0.1
 """A timer that fires later than this was delayed by backpressure, not by waiting for its turn."""
+AGAIN_S_MIN, AGAIN_S_MAX = 0.001, 0.1
+"""When a split without rows is examined again whose source has not reported yet that it has none."""
 NO_SPLIT: Final = -1
 """Stands for all rows where splits cannot be told apart, and for splits read to the end while none is open."""
 
@@ -50,14 +53,15 @@ class WatermarkStrategy:
     delay_us: int
     """Rows may be this much older than the newest one seen."""
     idle_after_us: int | None = None
-    """A split without rows for this long (wall clock) is idle, and so is a subtask whose splits all are; None: never."""
+    """A split without an end that has no rows for this long (wall clock) is idle, and so is a subtask whose splits all
+    are; None: never."""
 
     @staticmethod
     def monotonous(idle_after: Duration | None = None) -> WatermarkStrategy:
         """Return a strategy for event times that never go back within one split of the source.
 
-        `idle_after`: a split without rows for this long (a duration, wall clock) no longer holds back event time; None
-        for never.
+        `idle_after`: a split without an end that has no rows for this long (a duration, wall clock) no longer holds back
+        event time; None for never.
 
         Raises ConfigError for an invalid duration and for one below 1 ms.
 
@@ -72,8 +76,8 @@ class WatermarkStrategy:
 
         `max_delay`: how much older they may be: a duration such as "5 s", a number of seconds, or a timedelta. Older
         rows are late.
-        `idle_after`: a split without rows for this long (a duration, wall clock) no longer holds back event time; None
-        for never.
+        `idle_after`: a split without an end that has no rows for this long (a duration, wall clock) no longer holds back
+        event time; None for never.
 
         Raises ConfigError for an invalid duration, and for an `idle_after` of less than 1 ms.
 
@@ -111,6 +115,8 @@ class TimestampsOperator(Operator):
         self.schema = schema
         self._time = EventTime(column, schema, f"operator {name!r}")
         self.strategy = strategy
+        self._idle_after_s = None if strategy.idle_after_us is None else strategy.idle_after_us / 1e6
+        """None: no split is ever idle, which includes every split of a job's bounded sources."""
         self._watermark_us = MIN_WATERMARK_US
         self._come_us: dict[int, int] = {NO_SPLIT: MIN_WATERMARK_US}
         """The progress of each open split."""
@@ -124,6 +130,8 @@ class TimestampsOperator(Operator):
         self._timer: Timer | None = None
         self._last_row_s: dict[int, float] = {}
         """The time of each split's last row, or of its assignment. Monotonic, since the wall clock may be set."""
+        self._newest_row_s = 0.0
+        """The time of the last row of all, or of `open`: a subtask is not active only because it is assigned splits."""
         self._look_s = 0.0
         """When the timer is due."""
         self._splits: Splits | None = None
@@ -136,16 +144,18 @@ class TimestampsOperator(Operator):
         self._splits = context.splits
         if self._splits is not None:
             self._splits.on_change(self._splits_changed)
-        if self.strategy.idle_after_us is not None:
-            self._last_row_s[NO_SPLIT] = context.clock.monotonic_s()
-            self._watch(self._last_row_s[NO_SPLIT])
+        if context.is_bounded:
+            self._idle_after_s = None
+        if self._idle_after_s is not None:
+            self._newest_row_s = self._last_row_s[NO_SPLIT] = context.clock.monotonic_s()
+            self._watch(self._newest_row_s + self._idle_after_s)
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         if batch.num_rows == 0:
             return
         times = self._time.native(batch)
         split = NO_SPLIT if self._splits is None else self._splits.current
-        if self.strategy.idle_after_us is not None:
+        if self._idle_after_s is not None:
             self._stir(split)
         self._out.emit(batch)
         come_us = self._time.to_us(int(times.max())) - self.strategy.delay_us - 1
@@ -210,15 +220,19 @@ class TimestampsOperator(Operator):
             self._forget(NO_SPLIT)
         elif NO_SPLIT not in self._come_us:
             self._begin(NO_SPLIT, self._ended_us)
+        if self._idle_after_s is not None and not now and self._has_none(NO_SPLIT, self._context.clock.monotonic_s()):
+            self._idle_splits.add(NO_SPLIT)
         self._say_idle()
         self._advance()
 
     def _begin(self, split: int, come_us: int) -> None:
         self._come_us[split] = come_us
-        if self.strategy.idle_after_us is not None:
-            self._last_row_s[split] = self._context.clock.monotonic_s()
-            if self._timer is None and not self._ended:
-                self._watch(self._last_row_s[split])
+        if self._idle_after_s is None:
+            return
+        self._last_row_s[split] = self._newest_row_s if split == NO_SPLIT else self._context.clock.monotonic_s()
+        look_s = self._last_row_s[split] + self._idle_after_s
+        if not self._ended and (self._timer is None or look_s < self._look_s):
+            self._watch(look_s)
 
     def _forget(self, split: int) -> None:
         self._come_us.pop(split, None)
@@ -234,19 +248,20 @@ class TimestampsOperator(Operator):
             self._out.idle(is_idle)
 
     def _stir(self, split: int) -> None:
-        self._last_row_s[split] = self._context.clock.monotonic_s()
+        assert self._idle_after_s is not None
+        now_s = self._newest_row_s = self._last_row_s[split] = self._context.clock.monotonic_s()
         if split in self._idle_splits:
             self._idle_splits.discard(split)
             self._lowest_us = min(self._lowest_us, self._come_us[split])
             self._say_idle()
             if self._timer is None:
-                self._watch(self._last_row_s[split])
+                self._watch(now_s + self._idle_after_s)
 
-    def _watch(self, since_s: float) -> None:
-        assert self.strategy.idle_after_us is not None
+    def _watch(self, look_s: float) -> None:
+        self._unwatch()
         clock = self._context.clock
-        self._look_s = since_s + self.strategy.idle_after_us / 1e6
-        delay_ms = max(1, ceil((self._look_s - clock.monotonic_s()) * 1000))
+        self._look_s = look_s
+        delay_ms = max(1, ceil((look_s - clock.monotonic_s()) * 1000))
         self._timer = self._context.call_later(delay_ms / 1000, self._check_idle)
 
     def _unwatch(self) -> None:
@@ -256,31 +271,38 @@ class TimestampsOperator(Operator):
 
     def _check_idle(self) -> None:
         """Look at every split; the one timer then sleeps until the next of them may become idle."""
-        assert self.strategy.idle_after_us is not None
+        assert self._idle_after_s is not None
         self._timer = None
         if self._ended:
             return
         if self._splits is not None:
             self._splits_changed()  # the timer may fire before the first step, when restored splits are not known yet
-        now_s, idle_after_s = self._context.clock.monotonic_s(), self.strategy.idle_after_us / 1e6
-        again_s: list[float] = []
+        now_s, again_s = self._context.clock.monotonic_s(), self._idle_after_s
+        if self._splits is not None:
+            again_s = min(max(again_s / 4, AGAIN_S_MIN), AGAIN_S_MAX)
+        looks_s: list[float] = []
         for split, last_row_s in self._last_row_s.items():
             if split in self._idle_splits:
                 continue
-            if now_s < last_row_s + idle_after_s:
-                again_s.append(last_row_s)
-            elif self._is_starved(split, now_s, idle_after_s):
-                # The split may have rows that the task could not read yet. They would be late if event time advanced.
-                again_s.append(now_s)
-            else:
+            if self._has_none(split, now_s):
                 self._idle_splits.add(split)
-        if again_s:
-            self._unwatch()
-            self._watch(min(again_s))
+            else:
+                # A split may have rows that the task could not read yet. They would be late if event time advanced.
+                due_s = last_row_s + self._idle_after_s
+                looks_s.append(due_s if now_s < due_s else now_s + again_s)
+        if looks_s:
+            self._watch(min(looks_s))
         self._say_idle()
         self._advance()
 
-    def _is_starved(self, split: int, now_s: float, idle_after_s: float) -> bool:
-        if self._splits is not None and split != NO_SPLIT:
-            return self._splits.is_starved(split, now_s - idle_after_s)
-        return now_s > self._look_s + max(idle_after_s / 4, LATE_LOOK_S)  # because of backpressure
+    def _has_none(self, split: int, now_s: float) -> bool:
+        """Whether the split is known to have had no rows for as long as it takes to be idle."""
+        assert self._idle_after_s is not None
+        due_s = self._last_row_s[split] + self._idle_after_s
+        if now_s < due_s:
+            return False
+        if self._splits is None:
+            return now_s <= self._look_s + max(self._idle_after_s / 4, LATE_LOOK_S)  # or backpressure delays the timer
+        if split == NO_SPLIT:
+            return self._splits.none_waits
+        return self._splits.quiet_until_s(split) >= due_s

@@ -219,10 +219,15 @@ class AssignSplit(msgspec.Struct, frozen=True, tag="assign"):
 
 
 class SplitsAssigned(msgspec.Struct, frozen=True, tag="splits_assigned"):
-    """All splits are assigned, to whichever subtask: event time need not wait for unassigned ones."""
+    """All splits are assigned, to whichever subtask: event time need not wait for unassigned ones.
+
+    `none_waits`: it is the answer to the subtask's last request. There is no split for it at present, not even one that
+    follows others.
+    """
 
     attempt: int
     task: TaskId
+    none_waits: bool = False
 
 
 class NoMoreSplits(msgspec.Struct, frozen=True, tag="no_more_splits"):

@@ -8,6 +8,8 @@ from typing import Final
 from midstream.sim.rows import SimSource, is_ordered
 from midstream.sim.shapes import Shape
 
+_TIMES: Final = frozenset(("times", "tight", "idle"))
+"""The kinds of operators that assign event time. No event time waits for a source without one and without an end."""
 _HOLDING: Final = frozenset(("timer", "table"))
 """The kinds of operators that hold rows back until event time has passed them."""
 
@@ -16,7 +18,7 @@ def on_time_at(shape: Shape, sources: Iterable[SimSource]) -> list[frozenset[int
     """Return for each node the numbers of the sources whose rows are never late there, whatever happens to the others.
 
     The splits of such a source are in order, no older one is found later, none counts as idle, and on no path does a
-    row wait for the wall clock. Event time never passes such a source, since it is the minimum over all inputs that are
+    row wait for the wall clock. No split counts as idle that ends: nor does a subtask, if all were found together. Event time never passes such a source, since it is the minimum over all inputs that are
     not idle. A source with a single split may be idle as long as its rows meet no others: event time is then its own.
 
     Rows that were held back beside a source that may be idle are on time as long as they meet only sources beside which
@@ -33,11 +35,12 @@ def on_time_at(shape: Shape, sources: Iterable[SimSource]) -> list[frozenset[int
         if node.chain[0] == "source":
             source = next(remaining)
             number, nothing = source.number, frozenset[int]()
-            if "idle" in node.chain:
+            if "idle" in node.chain and not (source.bounded or (source.splits_end and source.rounds == 1)):
                 may_be_idle.add(number)
                 came[number] = frozenset((number,)) if len(source.rows) == 1 else nothing
             else:
-                came[number] = None if source.rounds == 1 or is_ordered(number) else nothing
+                is_waited_for = source.bounded or not _TIMES.isdisjoint(node.chain)
+                came[number] = None if is_waited_for and (source.rounds == 1 or is_ordered(number)) else nothing
         for entry in node.inputs:
             for number, company in out[entry.node].items():
                 came[number] = _both(came.get(number), company)

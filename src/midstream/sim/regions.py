@@ -117,7 +117,8 @@ def quiet(topology: str) -> Callable[[int], Scenario]:
 
     def scenario(seed: int) -> Scenario:
         drawn = draw(seed, topology=topology, parallelism=2 + seed % 3, faults=(), rows=100)
-        return replace(drawn, splits=1, rounds=1, interval_s=0.002, tempo=replace(drawn.tempo, io_us=100))
+        tempo = replace(drawn.tempo, io_us=100)
+        return replace(drawn, splits=1, rounds=1, blocking=True, batch_rows=3, interval_s=0.002, tempo=tempo)
 
     return scenario
 

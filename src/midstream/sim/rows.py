@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass
+from random import Random
 from typing import Final
 
 import msgspec
@@ -187,8 +188,15 @@ class SimSource(Source):
         rounds: int = 1,
         readers: int = 1,
         rows_per_s: float | None = None,
+        ends: str = "bounded",
     ) -> None:
+        """`ends`: "bounded", "splits" if only those end, "" if neither, as far as the job knows; or "lulls", if then there
+        are no rows of a split for a while now and then.
+        """
         self.outside = outside
+        self.bounded, self.splits_end, self.lulls = ends == "bounded", ends == "splits", ends == "lulls"
+        self._lull_ends_us: dict[tuple[int, int], int] = {}
+        """When the lull at an offset of a split that has begun is over."""
         self.number = number
         self.rows = tuple(rows)
         self.keys = keys
@@ -254,6 +262,20 @@ class SimSource(Source):
             self._rows_of[split] = list(zip(ids.tolist(), keys.tolist(), strict=True))
         return self._rows_of[split][:stop]
 
+    def lull(self, split: int, start: int, stop: int) -> int:
+        """Return where a batch from `start` to `stop` is cut: at the next lull, or at `start` during one."""
+        if not self.lulls:
+            return stop
+        random = Random(f"lulls {self.number} {split}")
+        for at in sorted({random.randrange(self.rows[split]), random.randrange(self.rows[split])}):
+            lasts_us = random.choice((500, 5_000, 30_000))
+            if start < at:
+                return min(at, stop)
+            now_us = self.outside.world.now_us
+            if start == at and now_us < self._lull_ends_us.setdefault((split, at), now_us + lasts_us):
+                return start
+        return stop
+
     def columns(self, split: int, stop: int) -> tuple[Int64s, Int64s, Int64s]:
         """Return the ids, keys and sequence numbers of the first `stop` rows of a split."""
         if split not in self._columns:
@@ -292,6 +314,7 @@ class _Reader(SplitReader):
         stop = min(self._plan.rows, self._offset + rows_max)
         if stop == self._offset:
             return None
+        stop = self._source.lull(self._plan.split, self._offset, stop)
         batch = self._source.batch(self._plan.split, self._offset, stop)
         self._offset = stop
         return batch, stop

@@ -194,6 +194,13 @@ class Run:
                 splits = [rows // s.splits + (i < rows % s.splits) for i in range(s.splits)]
                 kind = ToldSource if Random(f"told {s.seed} {index}").random() < 0.2 else SimSource
                 in_parts = Random(f"parts {s.seed} {index}").random() < 0.3
+                is_timed, idle = "idle" in node.chain, Random(f"idle {s.seed} {index}")
+                endless = "lulls" if is_timed and s.blocking else ""
+                kinds = ("bounded", "splits", endless, endless) if is_timed else ("bounded", "bounded", endless)
+                ends = idle.choice(kinds)
+                if is_timed and idle.random() < 0.3 and len(splits) > 1:
+                    splits[-1] += splits[0]
+                    splits[0] = 0
                 sources[uid_of(index, 0, "source")] = kind(
                     self.outside,
                     index + IN_PARTS * in_parts,
@@ -204,6 +211,7 @@ class Run:
                     blocking=s.blocking,
                     rounds=s.rounds,
                     readers=s.readers,
+                    ends=ends,
                 )
         return sources
 

@@ -11,10 +11,14 @@ from typing import Any, Final
 from midstream.checkpoint.metadata import SourcePosition
 from midstream.coordinator.placement.sources import Sources
 from midstream.core.seams import Done
+from midstream.graph.origins import Origin
+from midstream.operators.watermarks import TimestampsOperator
 from midstream.sim.mutation import Mutation, Replacements
 from midstream.sim.regions_at_rest import finding, restarted
 from midstream.sim.scenario import Fault, Scenario, draw
+from midstream.worker import task
 from midstream.worker.source import Reading, SourceDriver
+from midstream.worker.valve import WatermarkValve
 
 # ---- in the coordinator
 
@@ -169,6 +173,46 @@ def restored_splits_are_all() -> Replacements:
     return [(SourceDriver, "restore", restore)]
 
 
+# ---- idleness
+
+
+def read_under_way_is_idle() -> Replacements:
+    """A split counts as having no rows while it is being read, of a bounded source as well."""
+    original = SourceDriver.quiet_until_s
+
+    def quiet_until_s(self: Any, split: int) -> float:
+        current = next(current for current in self._splits if current.number == split)
+        return float("inf") if current.state is Reading.UNDER_WAY else original(self, split)
+
+    return [(task, "is_bounded", lambda graph, vertex: False), (SourceDriver, "quiet_until_s", quiet_until_s)]
+
+
+def assignment_is_a_row() -> Replacements:
+    """A subtask that has read its splits to the end becomes idle `idle_after` later, though none of them had rows."""
+    original = TimestampsOperator._begin
+
+    def begin(self: Any, split: int, come_us: int) -> None:
+        self._newest_row_s = self._context.clock.monotonic_s()
+        original(self, split, come_us)
+
+    return [(TimestampsOperator, "_begin", begin)]
+
+
+def nothing_waits_unanswered() -> Replacements:
+    """A subtask that has read its splits to the end is idle before its next request has been answered."""
+    return [(SourceDriver, "none_waits", property(lambda self: True))]
+
+
+def time_waits_for_rows_without_it() -> Replacements:
+    """Event time waits for a channel without event time, as long as its source has no end."""
+    original = WatermarkValve.__init__
+
+    def init(self: Any, origins: Any) -> None:
+        original(self, [Origin(frozenset((-1,))) if origin.is_empty else origin for origin in origins])
+
+    return [(WatermarkValve, "__init__", init)]
+
+
 # ---- where they are looked for
 
 
@@ -185,6 +229,19 @@ def _in_line(seed: int) -> Scenario:
     tempo = replace(drawn.tempo, mail_us=40, io_us=100, clock_tick_us=0)
     drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=0.003, min_pause_s=0.0, timeout_s=60.0, row_us=1000)
     return replace(drawn, splits=7, rounds=1, readers=1, batch_rows=3)
+
+
+def _idling(seed: int) -> Scenario:
+    """A source may be idle, with and without an end; some splits have no rows, and reads take up to ten times as long as
+    it takes to be idle. In some seeds the other source has no event time.
+    """
+    drawn = draw(seed, topology="timers", parallelism=2, faults=(), rows=60)
+    shape = drawn.shape
+    if seed % 4 == 3:
+        shape = (replace(shape[0], chain=("source",)), *shape[1:])
+    tempo = replace(drawn.tempo, mail_us=40, control_us=400, io_us=(100, 2000, 10_000)[seed % 3], clock_tick_us=0)
+    rounds = (1, 2, 5)[seed // 3 % 3]
+    return replace(drawn, shape=shape, tempo=tempo, splits=5, rounds=rounds, readers=1, batch_rows=3, blocking=True)
 
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
@@ -211,5 +268,13 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "a split that is being read is not in a checkpoint", split_being_read_is_left_out, _found
     ),
     "restored_splits_are_all": Mutation("event time does not wait for other splits", restored_splits_are_all, _in_line),
+    "read_under_way_is_idle": Mutation("a split is idle while it is being read", read_under_way_is_idle, _idling),
+    "assignment_is_a_row": Mutation("splits without rows keep a subtask from being idle", assignment_is_a_row, _idling),
+    "nothing_waits_unanswered": Mutation(
+        "a subtask is idle while it requests a split", nothing_waits_unanswered, _idling
+    ),
+    "time_waits_for_rows_without_it": Mutation(
+        "event time waits for a source without event time and end", time_waits_for_rows_without_it, _idling
+    ),
     "told_of_now": Mutation("a source is notified of more than the completed checkpoint holds", told_of_now, _found),
 }

@@ -15,6 +15,7 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.core.arrow_types import is_list_array
+from midstream.core.elements import MIN_WATERMARK_US
 from midstream.operators.aggregates import Aggregate, Columns, Max, Min
 from midstream.operators.base import Operator, OperatorContext, Output
 from midstream.operators.function_operator import Port
@@ -26,6 +27,7 @@ from midstream.operators.window_base import WindowOperator
 from midstream.operators.windows import Window, session, sliding, tumbling, window_operator
 from midstream.sim.rows import SCHEMA, Outside
 from midstream.state.keyed import MapState
+from midstream.worker.source import Asking, SourceDriver
 
 Integers = TypeVar("Integers", int, npt.NDArray[np.int64])
 """One time, or several."""
@@ -58,6 +60,8 @@ STRATEGIES: Final[Mapping[str, WatermarkStrategy]] = {
     "tight": WatermarkStrategy.bounded("2 ms"),
     "idle": WatermarkStrategy.bounded("2 ms", idle_after="1 ms"),
 }
+SLACK_US: Final = 10_000
+"""How long after `idle_after` a subtask may become idle, as its clock is read only so often."""
 WAITING: Final = "waiting"
 """The state of `Delay` that holds rows."""
 DELAY_US: Final = 6_999
@@ -67,10 +71,16 @@ _STEP: Final = timedelta(milliseconds=1)
 
 
 class Timestamps(TimestampsOperator):
-    """Checks that event time never passes a split that is being read, has had rows, and has not become idle."""
+    """Checks that event time passes no split that is being read and cannot be idle, and stands still for no other.
+
+    A split can be idle if its source has no end and its splits have none, and no row of it came for `idle_after`. A
+    subtask without splits is idle as soon as none waits for it and no row of any came for `idle_after`.
+    """
 
     def __init__(self, uid: str, kind: str, outside: Outside) -> None:
         super().__init__(uid, "ts", STRATEGIES[kind], SCHEMA)
+        self.splits_end = False
+        """Whether the splits of the source in the same task end."""
         self._outside = outside
         self._rule = STRATEGIES[kind]
         self._read: dict[int, tuple[int, int]] = {}
@@ -80,27 +90,63 @@ class Timestamps(TimestampsOperator):
         """
 
     def open(self, context: OperatorContext, out: Output) -> None:
+        self._newest_us = self._outside.world.now_us
+        """When the last row of any split came."""
         super().open(context, _Watched(self, out))
 
     def process(self, batch: pa.RecordBatch, port: int) -> None:
         if batch.num_rows:
             split = 0 if self._splits is None else self._splits.current
             latest_us = int(batch.column("ts").view(pa.int64()).to_numpy().max())
-            self._read[split] = max(latest_us, self._read.get(split, (0, 0))[0]), self._outside.world.now_us
+            self._newest_us = self._outside.world.now_us
+            self._read[split] = max(latest_us, self._read.get(split, (0, 0))[0]), self._newest_us
         super().process(batch, port)
+        self._check_timer()
+
+    def _splits_changed(self) -> None:
+        super()._splits_changed()
+        self._check_not_held_back()
+
+    def _check_idle(self) -> None:
+        super()._check_idle()
+        if not self._ended:
+            self._check_not_held_back()
+            self._check_timer()
+
+    def _check_not_held_back(self) -> None:
+        """Check that what may be idle is, once its source has reported for long enough that it has no rows."""
+        idle_after_us, splits = self._rule.idle_after_us, self._splits
+        if idle_after_us is None or self._context.is_bounded or splits is None or self._is_idle:
+            return
+        if splits.all_assigned and not list(splits.open) and splits.none_waits:
+            silent_us = self._outside.world.now_us - self._newest_us
+            if silent_us > idle_after_us + SLACK_US:
+                self._bug(f"no row came for {silent_us} µs, no split is left, and it holds event time back")
+
+    def _check_timer(self) -> None:
+        """Check that splits which hold event time back are examined again."""
+        has_timer = self._timer is not None or self._rule.idle_after_us is None or self._context.is_bounded
+        if not has_timer and not self._idle_splits >= self._come_us.keys():
+            self._bug("splits hold event time back, and nothing will notice that they are idle")
+
+    def _bug(self, what: str) -> None:
+        self._outside.world.bug(f"{self._context.uid}/{self._context.subtask}: {what}")
 
     def check(self, watermark_us: int | None) -> None:
         """Check a watermark, or the report that all splits are idle, for which `watermark_us` is None."""
         now_us, idle_after_us = self._outside.world.now_us, self._rule.idle_after_us
+        may_be_idle = idle_after_us is not None and not (self._context.is_bounded or self.splits_end)
+        if watermark_us is None and isinstance(self._splits, SourceDriver) and not list(self._splits.open):
+            if self._splits._asking is Asking.MAY_ASK:
+                self._bug("it is idle between two splits, and has not requested the next one")
         for split in (0,) if self._splits is None else self._splits.open:
-            if split not in self._read:
+            if split not in self._read and (may_be_idle or self._splits is None):
                 continue
-            latest_us, came_us = self._read[split]
-            if idle_after_us is not None and now_us >= came_us + idle_after_us:
+            latest_us, came_us = self._read.get(split, (MIN_WATERMARK_US, now_us))
+            if may_be_idle and idle_after_us is not None and now_us >= came_us + idle_after_us:
                 continue
             if watermark_us is None or watermark_us >= latest_us - self._rule.delay_us:
-                self._outside.world.bug(
-                    f"{self._context.uid}/{self._context.subtask}: "
+                self._bug(
                     f"{'all splits are idle' if watermark_us is None else f'event time is {watermark_us}'}, and a split "
                     f"that has come to {latest_us} had rows {now_us - came_us} µs ago"
                 )

@@ -421,6 +421,8 @@ def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink
                 continue
             place = ordered[index], on_time[index], late_us, form
             made = _operator(kind, uid, outside, sink, *place, combines=combines(shape, index))
+            if isinstance(made, timed.Timestamps) and spec is not None:
+                made.splits_end = spec.source.splits_end
             operators.append(OperatorSpec(uid, uid, made, sink.at(uid) if kind == "sink" else None))
         vertices.append(Vertex(index, node.parallelism, spec, tuple(operators)))
         combiner = operators[0].operator.combiner(()) if combines(shape, index) else None

@@ -21,7 +21,7 @@ class CheckedValve(WatermarkValve):
     of subtasks that are all idle or have ended, if their origins together include all those of an active one. If all
     open channels are idle, event time is that of the furthest channel, including those that have ended; but a channel
     must not pass an open one whose origins include all of its own, nor the furthest of subtasks, some of them open, whose
-    origins together do. Event time never goes back, and begins where a restore puts it.
+    origins together do. Channels without an origin, where others have one, count for the end only. Event time never goes back, and begins where a restore puts it.
     """
 
     def __init__(self, world: World, origins: Sequence[Origin]) -> None:
@@ -31,6 +31,12 @@ class CheckedValve(WatermarkValve):
         self._siblings = [_siblings(origin, origins) for origin in origins]
         """The channels of all subtasks of the producer of each channel; empty if only one of the subtasks is read."""
         self._said_us = [MIN_WATERMARK_US] * len(origins)
+        self._without_time = {c for c, origin in enumerate(origins) if origin.is_empty}
+        """The channels without event time that have not ended; none if no channel has event time."""
+        if len(self._without_time) == len(origins):
+            self._without_time.clear()
+        for channel in self._without_time:
+            self._said_us[channel] = MAX_WATERMARK_US
         self._said_before_the_end_us = [MIN_WATERMARK_US] * len(origins)
         self._said_idle = [False] * len(origins)
         self._waited_for: list[int] | None = None
@@ -41,6 +47,8 @@ class CheckedValve(WatermarkValve):
 
     def advance(self, channel: int, watermark_us: int) -> int | None:
         self._said_us[channel] = max(self._said_us[channel], watermark_us)
+        if watermark_us == MAX_WATERMARK_US:
+            self._without_time.discard(channel)
         if watermark_us != MAX_WATERMARK_US:
             self._said_before_the_end_us[channel] = self._said_us[channel]
         else:
@@ -63,7 +71,7 @@ class CheckedValve(WatermarkValve):
         if active:
             self._waited_for = [channel for channel in open_ if self._is_waited_for(channel, active)]
             return min([said_us[channel] for channel in self._waited_for])
-        if not open_:
+        if not open_ and not self._without_time:
             return MAX_WATERMARK_US
         return max(
             min(

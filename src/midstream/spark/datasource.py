@@ -159,7 +159,7 @@ class DataSourceStreamSource(_DataSourceSource):
     called once a completed checkpoint holds every row before `end`. Raises ConfigError if there is no stream reader.
     """
 
-    bounded = False
+    bounded, splits_end = False, True
 
     def __init__(
         self,

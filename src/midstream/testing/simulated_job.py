@@ -71,8 +71,8 @@ class Placeholder(Source):
 
     blocking = False
 
-    def __init__(self, schema: pa.Schema) -> None:
-        self.schema = schema
+    def __init__(self, of: Source) -> None:
+        self.schema, self.bounded, self.splits_end = of.schema, of.bounded, of.splits_end
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
         raise NotImplementedError(f"the source {context.uid!r} is only read in a simulated run")
@@ -274,7 +274,7 @@ def simulated_job(
 
 def _simulated(node: Node, uid: str) -> Node:
     if node.source is not None:
-        return replace(node, uid=uid, source=Placeholder(node.source.schema))
+        return replace(node, uid=uid, source=Placeholder(node.source))
     if node.sink is not None:
         book = Book()
         assert isinstance(node.operator, SinkOperator), node.label

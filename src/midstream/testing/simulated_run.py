@@ -340,6 +340,10 @@ class _Run:
             uid: RecordedSource(self.outside, number, recorded, scenario)
             for number, (uid, recorded) in enumerate(job.inputs.items())
         }
+        for node in job.logical.nodes:
+            if node.source is not None:
+                own = self.sources[str(node.uid)]
+                own.bounded, own.splits_end = node.source.bounded, node.source.splits_end
         failures = scenario.failures
         self._disk = Disk(world)
         self._disks = {ROOT: self._disk}

@@ -40,6 +40,7 @@ class RestoredOperators:
 class TaskOperators:
     """The source and the operators of one task.
 
+    `is_bounded` says whether every source that they depend on is bounded.
     `wake` is called when a timer is due, and `fail` when something fails on another thread.
     """
 
@@ -47,6 +48,7 @@ class TaskOperators:
         self,
         ref: TaskId,
         vertex: Vertex,
+        is_bounded: bool,
         seams: TaskSeams,
         partitions: list[ResultPartition],
         wake: Callable[[], None],
@@ -54,6 +56,7 @@ class TaskOperators:
     ) -> None:
         self._ref = ref
         self._vertex = vertex
+        self._is_bounded = is_bounded
         self._seams = seams
         self._wake = wake
         self._fail = fail
@@ -106,6 +109,7 @@ class TaskOperators:
                 attempt=seams.attempt,
                 stored_bytes=stored_bytes,
                 splits=splits,
+                is_bounded=self._is_bounded,
             )
             if not spec.operator.keeps_splits:
                 splits = None

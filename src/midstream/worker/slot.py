@@ -163,9 +163,9 @@ class SlotMachine:
                     task.resume_source(checkpoint_id)
             case m.AssignSplit(_, ref, split, is_last):
                 self._task(ref).add_split(split, is_last)
-            case m.SplitsAssigned(_, ref):
+            case m.SplitsAssigned(_, ref, none_waits):
                 if self._deployment is not None and ref not in self._deployment.finished:
-                    self._task(ref).splits_assigned()
+                    self._task(ref).splits_assigned(none_waits)
             case m.NoMoreSplits(_, ref):
                 self._task(ref).no_more_splits()
             case m.StopSources():

@@ -87,8 +87,8 @@ class _OpenSplit:
     number: int
     before: Split
     """The split as it was before the batch that was emitted last."""
-    turn_s: float = float("-inf")
-    """When a batch of the split was last emitted."""
+    quiet_until_s: float = float("-inf")
+    """When the source last delivered rows of the split, or reported that there are none at present."""
     reader: SplitReader | None = None
     state: Reading = Reading.IDLE
     ahead: _Ahead | None = None
@@ -104,6 +104,8 @@ class Asking(Enum):
 
     MAY_ASK = auto()
     ASKED = auto()
+    NONE_WAITS = auto()
+    """The coordinator has no split at present, and answers once it has one."""
     NO_MORE = auto()
     """The coordinator has no more splits."""
     STOPPED = auto()
@@ -113,7 +115,7 @@ class Asking(Enum):
 
 # A member takes ten times as long as a global to look up.
 _IDLE, _UNDER_WAY, _AHEAD, _RESTING, _AT_END = Reading
-_MAY_ASK, _ASKED, _NO_MORE, _STOPPED, _CLOSED = Asking
+_MAY_ASK, _ASKED, _NONE_WAITS, _NO_MORE, _STOPPED, _CLOSED = Asking
 
 
 class SourceDriver(Splits):
@@ -166,19 +168,24 @@ class SourceDriver(Splits):
 
     def add_split(self, encoded: bytes, *, is_last: bool = True) -> None:
         """Read this split, too. `is_last` says whether every split found so far is now assigned (`all_assigned`)."""
-        if self._asking is _ASKED:
+        if self._asking in (_ASKED, _NONE_WAITS):
             self._asking = _MAY_ASK
         self._all_assigned = is_last
         self._add(_decoder.decode(encoded))
         self._wake()
 
-    def splits_assigned(self) -> None:
-        """Every split that was found is assigned to some subtask, this one or another."""
+    def splits_assigned(self, none_waits: bool) -> None:
+        """Every split that was found is assigned to some subtask, this one or another.
+
+        `none_waits` says whether that is the answer to the last request.
+        """
         self._all_assigned = self._changed = True
+        if none_waits and self._asking is _ASKED:
+            self._asking = _NONE_WAITS
         self._wake()
 
     def no_more_splits(self) -> None:
-        if self._asking in (_MAY_ASK, _ASKED):
+        if self._asking in (_MAY_ASK, _ASKED, _NONE_WAITS):
             self._asking = _NO_MORE
         self._wake()
 
@@ -213,6 +220,7 @@ class SourceDriver(Splits):
                 bad_rows = 0 if ahead.bad is None else len(ahead.bad.at)
                 if pace.has_rate:
                     pace.keep_rate(ahead.batch.num_rows + bad_rows, self._clock.monotonic_s())
+                current.quiet_until_s = self._clock.monotonic_s()
                 self.tally.count(ahead.batch.num_rows, ahead.bad)
                 if ahead.bad is not None:
                     self._emit_bad(ahead.bad.rows)
@@ -264,9 +272,14 @@ class SourceDriver(Splits):
         """The id of the split, or None if it is not open any more. Listeners are called for that in the next step."""
         return next((current.split.id for current in self._splits if current.number == split), None)
 
-    def is_starved(self, split: int, since_s: float) -> bool:
-        current = next(current for current in self._splits if current.number == split)
-        return current.state not in (_UNDER_WAY, _RESTING) and current.turn_s < since_s
+    @property
+    def none_waits(self) -> bool:
+        return self._asking is _NONE_WAITS
+
+    def quiet_until_s(self, split: int) -> float:
+        if self._source.bounded or self._source.splits_end:
+            return float("-inf")
+        return next(current.quiet_until_s for current in self._splits if current.number == split)
 
     def on_change(self, changed: Callable[[], None]) -> None:
         self._listeners.append(changed)
@@ -302,7 +315,7 @@ class SourceDriver(Splits):
         It depends on how long the chain took, and on how fast batches are taken downstream.
         """
         started_s = self._clock.own_core_s()
-        current.turn_s, self._current = self._clock.monotonic_s(), current.number
+        self._current = current.number
         self._emitting = current, batch.num_rows
         self._emit(batch)
         self._emitting = None
@@ -370,6 +383,7 @@ class SourceDriver(Splits):
         All rows that it had before have been emitted, because a read begins when the batch before it is taken.
         """
         assert current.ahead is None, current.split.id
+        current.quiet_until_s = self._clock.monotonic_s()
         current.split = msgspec.structs.replace(current.split, offset=offset)
         current.rest_s = min(max(2 * current.rest_s, REST_S_MIN), REST_S_MAX)
         current.state = _RESTING

@@ -36,7 +36,7 @@ from midstream.core.transitions import Row, Story, Table, new_story
 from midstream.exchange.gate import InputGate
 from midstream.exchange.partition import ResultPartition
 from midstream.graph.job_graph import JobGraph
-from midstream.graph.origins import channel_origins
+from midstream.graph.origins import channel_origins, is_bounded
 from midstream.operators.base import SnapshotResult
 from midstream.protocol import messages as m
 from midstream.protocol.live_rows import RowsShown, ShowRows
@@ -151,7 +151,9 @@ class Task:
         self._last = Step.READ_GATES
         """The last step that could emit. Timers take turns with rows: an operator whose timers are always due would
         starve the rows. It is no state of its own, because it means the same in each state."""
-        self.operators = operators = TaskOperators(ref, self.vertex, seams, partitions, self.wake, self.fail)
+        self.operators = operators = TaskOperators(
+            ref, self.vertex, is_bounded(graph, ref.vertex), seams, partitions, self.wake, self.fail
+        )
         self._snapshots = TaskSnapshots(ref, seams, self.metrics, self.fail, self.wake)
         self._checkpoints = TaskCheckpoints(self, seams, self._snapshots)
         self.input = TaskInput(
@@ -283,15 +285,15 @@ class Task:
         """Assign a split. It is a mail, like a trigger: a split that came before the trigger is in the checkpoint."""
         self._tell_source(lambda source: source.add_split(split, is_last=is_last))
 
-    def splits_assigned(self) -> None:
-        """Every split found so far is assigned.
+    def splits_assigned(self, none_waits: bool) -> None:
+        """Every split found so far is assigned; `none_waits` says whether that answers the last request.
 
         It is a mail, so that it keeps its place among the splits. Before the start there are no splits and no mails.
         """
         if self.operators.source is not None and self.state is TaskState.CREATED:
-            self.operators.source.splits_assigned()
+            self.operators.source.splits_assigned(none_waits)
         else:
-            self._tell_source(lambda source: source.splits_assigned())
+            self._tell_source(lambda source: source.splits_assigned(none_waits))
 
     def no_more_splits(self) -> None:
         self._tell_source(lambda source: source.no_more_splits())

@@ -20,6 +20,9 @@ class WatermarkValve:
     Once all channels are idle or have ended, event time is that of the channel that is furthest: there is none to wait
     for. But the watermark of a channel counts only up to that of each channel whose origins include all of its own, and
     up to the furthest of subtasks whose origins together do.
+
+    Channels without an origin have no event time and no end in sight. If others have, the valve waits for these only,
+    and when they have ended, the task is idle until those without have, too.
     """
 
     def __init__(self, origins: Sequence[Origin]) -> None:
@@ -30,15 +33,23 @@ class WatermarkValve:
         self._reached = [MIN_WATERMARK_US] * len(origins)
         """The last watermark of each channel before its end."""
         self._families = _families(origins)
+        empty = {channel for channel, origin in enumerate(origins) if origin.is_empty}
+        self._untimed = empty if len(empty) < len(origins) else set[int]()
+        """The channels without event time that have not ended. They count as ended, but for the end of event time."""
+        for channel in self._untimed:
+            self.watermarks[channel] = MAX_WATERMARK_US
         self._lowest_us = MIN_WATERMARK_US
         """The lowest watermark of all channels, as it was last determined."""
-        self._at_lowest = len(origins)
+        self._at_lowest = len(origins) - len(self._untimed)
         """How many channels are still at the lowest watermark. It is determined again only when none is: there may be a
         thousand channels, too many to compare whenever one of them advances."""
         self.watermark_us = MIN_WATERMARK_US
 
     def advance(self, channel: int, watermark_us: int) -> int | None:
         """The watermark of a channel has advanced. Returns the task's new watermark, or None if it has not grown."""
+        if watermark_us == MAX_WATERMARK_US and channel in self._untimed:
+            self._untimed.remove(channel)
+            return self._merged()
         if watermark_us <= self.watermarks[channel]:
             return None
         self._at_lowest -= self.watermarks[channel] == self._lowest_us
@@ -63,8 +74,8 @@ class WatermarkValve:
 
     @property
     def is_idle(self) -> bool:
-        """Whether some channels have not ended, and all of these are idle."""
-        return self._idle_count > 0 and all(
+        """Whether some channels have not ended, and all of these are idle or without event time."""
+        return (self._idle_count > 0 or bool(self._untimed)) and all(
             idle or mark == MAX_WATERMARK_US for idle, mark in zip(self._idle, self.watermarks, strict=True)
         )
 

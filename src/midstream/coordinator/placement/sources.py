@@ -126,6 +126,8 @@ class _State:
     """Whether the subtasks have been told that `beginnings` is 0."""
     waiting: Askers = field(default_factory=Askers)
     """The subtasks that have requested a split and have no answer yet."""
+    unanswered: set[TaskId] = field(default_factory=set)
+    """Those in `waiting` to which no SplitsAssigned was sent after their request."""
     given: Counter[TaskId] = field(default_factory=Counter)
     """The number of splits that each subtask was given in this attempt."""
     given_count: int = 0
@@ -223,6 +225,7 @@ class Sources:
         self._effects.cancel_timer(state.timer)
         state.timer = None
         state.waiting.clear()
+        state.unanswered.clear()
 
     # ---- handing out ----
 
@@ -232,6 +235,7 @@ class Sources:
         if state is None or self._attempt is None or ref in state.waiting:
             return
         state.waiting.add(ref)
+        state.unanswered.add(ref)
         self._hand_out(state)
         self._next_call(state)
 
@@ -245,6 +249,7 @@ class Sources:
                 if ref is None:
                     return
                 state.waiting.remove(ref)
+                state.unanswered.discard(ref)
                 state.given[ref] += 1
                 state.given_count += 1
                 split = state.pending.popleft()
@@ -256,9 +261,18 @@ class Sources:
             elif state.exhausted or not self._discovers:
                 ref = state.waiting.first()
                 state.waiting.remove(ref)
+                state.unanswered.discard(ref)
                 self._effects.send(attempt.slot_of(ref), NoMoreSplits(attempt.number, ref))
             else:
+                self._answer(state, attempt)
                 return
+
+    def _answer(self, state: _State, attempt: Attempt) -> None:
+        """Report to each subtask that waits that there is no split for it at present: it may be idle from now on."""
+        if state.position is not None:
+            for ref in sorted(state.unanswered):
+                self._effects.send(attempt.slot_of(ref), SplitsAssigned(attempt.number, ref, none_waits=True))
+            state.unanswered.clear()
 
     def _tell_assigned(self, state: _State) -> None:
         """Tell all subtasks that event time need not wait for splits that are still to be assigned: only they know
