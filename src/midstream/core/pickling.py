@@ -42,8 +42,7 @@ class JobPickler(cloudpickle.CloudPickler):
         if type(item) is functools.cached_property:  # it has a lock before Python 3.12
             return _cached_property, (item.func, item.attrname)
         if type(item) is CodeType:
-            make, arguments = self.dispatch_table[CodeType](item)
-            return _code_of_file, (make, arguments, item.co_filename)
+            return _code_of_file, (self.dispatch_table[CodeType](item), item.co_filename)
         return super().reducer_override(item)  # type: ignore[no-untyped-call]  # as above
 
 
@@ -58,7 +57,8 @@ def _cached_property(function: Callable[[Any], Any], name: str | None) -> functo
     return made
 
 
-def _code_of_file(make: Callable[..., CodeType], arguments: tuple[Any, ...], filename: str) -> CodeType:
+def _code_of_file(reduced: tuple[Callable[..., CodeType], tuple[Any, ...]], filename: str) -> CodeType:
+    make, arguments = reduced
     return make(*arguments).replace(co_filename=filename)
 
 
