@@ -13,7 +13,7 @@ BENCHES ?= window udf strings sliding exchange latency checkpoint recovery nexma
 PROCESSES ?= 2
 PROTOCOL_ROOMS := core state operators protocol checkpoint exchange worker coordinator
 
-.PHONY: help setup lock setup-python demo kafka-demo test coverage docs simulate check format bench peers minimums nightly clean
+.PHONY: help setup lock setup-python demo kafka-demo test test-systems release coverage docs simulate check format bench peers minimums nightly clean
 
 help:  ## what there is
 	@sed -n 's/^\([a-z-]*\):.*## /  make \1\t/p' Makefile | expand -t 18
@@ -38,8 +38,14 @@ kafka-demo: setup  ## the same flights from Kafka to Kafka, with a broker of its
 .venv/spark.jsa: tools/spark_archive.py | setup
 	@$(BIN)/python tools/spark_archive.py
 
-test: setup .venv/spark.jsa  ## all tests, those on real Spark slots included, in PROCESSES=2 processes
-	$(BIN)/pytest -q -n $(PROCESSES) --dist loadfile
+test: setup .venv/spark.jsa  ## tests of everything that needs no server, and two on embedded Spark, in PROCESSES=2 processes
+	$(BIN)/pytest -q -n $(PROCESSES) --dist worksteal -m "not systems or smoke"
+
+test-systems: setup .venv/spark.jsa  ## tests with Spark, Kafka, PostgreSQL, an object store, a browser and networks of their own
+	$(BIN)/pytest -q -n $(PROCESSES) --dist loadfile -m "systems and not smoke"
+
+release: setup-python  ## sdist and wheel in dist, checked as users install them (RELEASE=--tag: HEAD must have the version's tag)
+	@PYTHON=$(BIN)/python tools/release.sh $(RELEASE)
 
 coverage: setup-python  ## which lines and branches of the protocol rooms the tests of these rooms alone reach
 	$(BIN)/coverage run -m pytest -q -m "not spark" $(addprefix tests/,$(PROTOCOL_ROOMS))
@@ -75,11 +81,11 @@ peers: setup  ## Flink, PyFlink, Bytewax and Spark's Kafka connector in .peers/,
 	@tools/peers_python.sh
 	@$(BIN)/python -c 'import matplotlib' 2>/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[bench]'
 
-minimums: setup  ## tests with the oldest dependencies that pyproject.toml allows, in .minimums (PYTHON=python3.10: with that one)
+minimums: setup  ## tests with the oldest dependencies that pyproject.toml allows, in .minimums (PYTHON=python3.11: with that one)
 	@tools/test_minimums.sh
 
 nightly: export NIGHTLY = 1
-nightly: check test minimums  ## also an hour of fresh seeds, known bugs looked for in random ones, recovery at length, correct jobs over many seeds, Kafka to Kafka with everything killed, a standalone cluster in which something fails sixty times, random programs on processes and on Spark that are killed, frozen and rescaled, jobs on YARN whose drivers and executors are killed, and the tests on real Spark slots, REPEAT=20 times in a row
+nightly: check test test-systems release minimums  ## also an hour of fresh seeds, known bugs looked for in random ones, recovery at length, correct jobs over many seeds, Kafka to Kafka with everything killed, a standalone cluster in which something fails sixty times, random programs on processes and on Spark that are killed, frozen and rescaled, jobs on YARN whose drivers and executors are killed, and the tests on real Spark slots, REPEAT=20 times in a row
 	@$(MAKE) simulate SIM_SECONDS=3600
 	@$(BIN)/midstream simulate --mutations
 	@$(BIN)/midstream simulate --topology keyed_broadcast --parallelism 7 --rescale-to 2 --seeds 0:$(RECOVERY_SEEDS)

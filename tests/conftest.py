@@ -24,12 +24,27 @@ for _name in ("SPARK_LAUNCHER_OPTS", "SPARK_DAEMON_JAVA_OPTS"):
     os.environ.setdefault(_name, _QUICK_JVM)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    if not os.environ.get("NIGHTLY"):
-        skip = pytest.mark.skip(reason="a long one beside a quicker one like it: make nightly runs it (NIGHTLY=1)")
-        for item in items:
-            if item.get_closest_marker("nightly") is not None:
-                item.add_marker(skip)
+pytest_plugins = ["reporting"]
+
+SERVERS = {"spark", "postgres_server", "kafka", "kafka_broker", "kafka_broker_of_all"}
+"""Fixtures that start a server. Tests that start one by themselves have the marker `systems` or `spark`."""
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    for item in items:
+        needs_server = not SERVERS.isdisjoint(getattr(item, "fixturenames", ()))
+        if needs_server or item.get_closest_marker("spark") is not None:
+            item.add_marker("systems")
+    if os.environ.get("NIGHTLY"):
+        return
+    nightly = [item for item in items if item.get_closest_marker("nightly") is not None]
+    named = {Path(argument.partition("::")[0]).name for argument in config.args}
+    for item in nightly:
+        if item.path.name in named:
+            item.add_marker(pytest.mark.skip(reason="takes long and has a quicker counterpart; NIGHTLY=1 runs it"))
+    left = [item for item in nightly if item.path.name not in named]
+    items[:] = [item for item in items if item not in set(left)]
+    config.hook.pytest_deselected(items=left)
 
 
 @pytest.fixture(scope="session")

@@ -157,8 +157,7 @@ def test_every_folder_is_a_room_with_a_docstring_that_says_what_it_owns():
         assert len(docstring) > 20, f"{name_of(init)}: say what the room owns, imports, and on which thread it runs"
 
 
-@pytest.mark.parametrize("file", files(), ids=name_of)
-def test_rooms_import_only_rooms_below_them(file):
+def _imports_from_above(file: Path) -> Iterator[str]:
     room = room_of(file)
     if room is None:
         return
@@ -166,10 +165,14 @@ def test_rooms_import_only_rooms_below_them(file):
         target = room_imported(found.module)
         if target is None or target == room:
             continue
-        assert ROOMS.index(target) < ROOMS.index(room), (
-            f"{name_of(file)}:{found.line}: {room!r} imports {found.module}, but {target!r} lies above it"
-        )
-        assert not (room == "sim" and target == "spark"), f"{name_of(file)}:{found.line}: the simulator needs no JVM"
+        if ROOMS.index(target) >= ROOMS.index(room):
+            yield f"{name_of(file)}:{found.line}: {room!r} imports {found.module}, but {target!r} lies above it"
+        if room == "sim" and target == "spark":
+            yield f"{name_of(file)}:{found.line}: the simulator needs no JVM"
+
+
+def test_rooms_import_only_rooms_below_them():
+    assert [offence for file in files() for offence in _imports_from_above(file)] == []
 
 
 def sub_room_of(path: str, room: str) -> str | None:
@@ -201,17 +204,20 @@ def test_sub_rooms_import_only_sub_rooms_before_them(room):
                 assert is_below, f"{name_of(file)}:{found.line}: {name!r} imports {found.module}, which lies above it"
 
 
-@pytest.mark.parametrize("file", files(), ids=name_of)
-def test_only_the_spark_room_knows_pyspark(file):
-    room = room_of(file)
-    if room == "spark":
+def _imports_of_spark(file: Path) -> Iterator[str]:
+    if room_of(file) == "spark":
         return
     for found in imports_of(file):
         if found.typing:
             continue
-        assert found.module.split(".")[0] not in {"pyspark", "py4j"}, f"{name_of(file)}:{found.line}: {found.module}"
-        if room_imported(found.module) == "spark":
-            assert found.lazy, f"{name_of(file)}:{found.line}: import midstream.spark where it is used, not on top"
+        if found.module.split(".")[0] in {"pyspark", "py4j"}:
+            yield f"{name_of(file)}:{found.line}: {found.module}"
+        if room_imported(found.module) == "spark" and not found.lazy:
+            yield f"{name_of(file)}:{found.line}: import midstream.spark where it is used, not on top"
+
+
+def test_only_the_spark_room_knows_pyspark():
+    assert [offence for file in files() for offence in _imports_of_spark(file)] == []
 
 
 def _dotted(node: ast.expr) -> str:
@@ -222,16 +228,19 @@ def _dotted(node: ast.expr) -> str:
     return ""
 
 
-@pytest.mark.parametrize("file", [file for file in files() if room_of(file) in PROTOCOL_ROOMS], ids=name_of)
-def test_protocol_code_reaches_the_outside_only_through_the_seams(file):
+def _reaches_outside(file: Path) -> Iterator[str]:
     for found in imports_of(file):
         parents = {found.module.rsplit(".", n)[0] for n in range(found.module.count(".") + 1)}
-        outside = parents & OUTSIDE_MODULES
-        assert not outside, f"{name_of(file)}:{found.line}: imports {outside.pop()}; use midstream.core.seams"
+        for outside in parents & OUTSIDE_MODULES:
+            yield f"{name_of(file)}:{found.line}: imports {outside}; use midstream.core.seams"
     for node in ast.walk(tree_of(file)):
-        if isinstance(node, ast.Call):
-            called = _dotted(node.func)
-            assert called not in OUTSIDE_CALLS, f"{name_of(file)}:{node.lineno}: calls {called}(); use core.seams"
+        if isinstance(node, ast.Call) and (called := _dotted(node.func)) in OUTSIDE_CALLS:
+            yield f"{name_of(file)}:{node.lineno}: calls {called}(); use core.seams"
+
+
+def test_protocol_code_reaches_the_outside_only_through_the_seams():
+    protocol = [file for file in files() if room_of(file) in PROTOCOL_ROOMS]
+    assert [offence for file in protocol for offence in _reaches_outside(file)] == []
 
 
 LINES_MAX = 580
@@ -274,23 +283,29 @@ FORBIDDEN_TEXT = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b|(?<![\w.])/(work|root|ho
 FORBIDDEN_NAMES = re.compile(r"(Manager|Helper|Helpers|Util|Utils|Impl)$")
 
 
-@pytest.mark.parametrize("file", files(), ids=name_of)
-def test_a_file_is_one_idea(file):
+def _lines_without_docstrings(file: Path) -> int:
     documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
     texts = [ast.get_docstring(node, clean=False) for node in ast.walk(tree_of(file)) if isinstance(node, documented)]
     in_docstrings = sum(text.count("\n") + 1 for text in texts if text is not None)
-    lines = len(file.read_text(encoding="utf-8").splitlines()) - in_docstrings
-    assert lines <= LINES_MAX, f"{name_of(file)} has {lines} lines: split it"
+    return len(file.read_text(encoding="utf-8").splitlines()) - in_docstrings
 
 
-@pytest.mark.parametrize("file", files(), ids=name_of)
-def test_names_and_comments_say_what_is_not_what_is_left_to_do(file):
+def test_a_file_is_one_idea():
+    lines = {name_of(file): _lines_without_docstrings(file) for file in files()}
+    assert {name: count for name, count in lines.items() if count > LINES_MAX} == {}, "split them"
+
+
+def _forbidden(file: Path) -> Iterator[str]:
     for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), 1):
-        found = FORBIDDEN_TEXT.search(line)
-        assert found is None, f"{name_of(file)}:{number}: {found[0]!r}" if found else ""
+        if found := FORBIDDEN_TEXT.search(line):
+            yield f"{name_of(file)}:{number}: {found[0]!r}"
     for node in ast.walk(tree_of(file)):
-        if isinstance(node, ast.ClassDef):
-            assert not FORBIDDEN_NAMES.search(node.name), f"{name_of(file)}:{node.lineno}: {node.name} says nothing"
+        if isinstance(node, ast.ClassDef) and FORBIDDEN_NAMES.search(node.name):
+            yield f"{name_of(file)}:{node.lineno}: {node.name} says nothing"
+
+
+def test_names_and_comments_say_what_is_not_what_is_left_to_do():
+    assert [offence for file in files() for offence in _forbidden(file)] == []
 
 
 def _undocumented(file: Path) -> Iterator[str]:
@@ -314,9 +329,8 @@ def _undocumented(file: Path) -> Iterator[str]:
     return look(tree_of(file).body, within_class=False)
 
 
-@pytest.mark.parametrize("file", files(), ids=name_of)
-def test_public_functions_say_what_they_are_for(file):
-    assert list(_undocumented(file)) == []
+def test_public_functions_say_what_they_are_for():
+    assert [offence for file in files() for offence in _undocumented(file)] == []
 
 
 @pytest.mark.parametrize("module", ["midstream", "midstream.ui.cli"])

@@ -49,7 +49,7 @@ def test_java_is_looked_for_before_anything_is_installed(setup):
 
 def test_a_python_that_is_none_is_not_replaced_by_another(setup):
     status, said = setup("--without-java", PYTHON="/nope")
-    assert (status, "PYTHON=/nope is no Python 3.10 or newer" in said) == (1, True)
+    assert (status, "PYTHON=/nope is no Python 3.11 or newer" in said) == (1, True)
     assert not (setup.tree / ".venv").exists()
 
 
@@ -60,7 +60,7 @@ def test_without_any_python_that_is_new_enough_the_advice_does_not_lead_back_her
         (tools / name).symlink_to(shutil.which(name) or name)
     status, said = setup("--without-java", PATH=str(tools))
     assert status == 1
-    assert "no Python 3.10 or newer found" in said and "older ones, whose python3 is older: https" in said
+    assert "no Python 3.11 or newer found" in said and "older ones, whose python3 is older: https" in said
 
 
 def test_another_python_than_that_of_the_venv_is_said_to_be_ignored(setup):

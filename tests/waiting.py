@@ -8,18 +8,24 @@ from typing import Any
 
 import psutil
 
+from machine import limit_s
+
 
 def until(
     what: str, condition: Callable[[], Any], timeout_s: float = 60.0, *, found: Callable[[], Any] | None = None
 ) -> Any:
-    """Wait for a condition; its value once it is true. `found`: what to show of the time when there is no more patience."""
-    deadline_s = time.monotonic() + timeout_s
+    """Wait for a condition and return its value once it is true.
+
+    `timeout_s`: for an idle machine; it stretches with this one. `found`: what to show when the time is over.
+    """
+    began_s = time.monotonic()
     while True:
         value = condition()
         if value:
             return value
-        if time.monotonic() >= deadline_s:
-            raise AssertionError(f"{what}: not within {timeout_s} s{f'; found {found()!r}' if found else ''}")
+        waited_s = time.monotonic() - began_s
+        if waited_s >= timeout_s and waited_s >= limit_s(timeout_s):
+            raise AssertionError(f"{what}: not within {waited_s:.0f} s{f'; found {found()!r}' if found else ''}")
         time.sleep(0.01)
 
 

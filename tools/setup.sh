@@ -13,24 +13,24 @@ fail() {
     exit 1
 }
 
-is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; }
+is_new_enough() { "$1" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null; }
 
 find_python() {  # $PYTHON if it is set, else the first interpreter that is new enough
     local candidate
     if [[ -n ${PYTHON:-} ]]; then
-        is_new_enough "$PYTHON" || fail "PYTHON=$PYTHON is no Python 3.10 or newer" \
+        is_new_enough "$PYTHON" || fail "PYTHON=$PYTHON is no Python 3.11 or newer" \
             "name another:    make setup PYTHON=/path/to/python3" "or have one found: make setup PYTHON="
         echo "$PYTHON"
         return
     fi
-    for candidate in python3 python3.13 python3.12 python3.11 python3.10; do
+    for candidate in python3 python3.14 python3.13 python3.12 python3.11; do
         if is_new_enough "$candidate"; then
             echo "$candidate"
             return
         fi
     done
-    fail "no Python 3.10 or newer found" \
-        "Debian 12, Ubuntu 22.04 and newer:  sudo apt install python3 python3-venv" \
+    fail "no Python 3.11 or newer found" \
+        "Debian 12, Ubuntu 24.04 and newer:  sudo apt install python3 python3-venv" \
         "older ones, whose python3 is older: https://docs.astral.sh/uv, then: uv python install 3.12" \
         "macOS:                              brew install python@3.12" \
         "then, if it is not found:           make setup PYTHON=/path/to/python3"

@@ -73,6 +73,7 @@ class JsonFiles(DataSource):
         return JsonWriter(self.options["directory"])
 
 
+@pytest.mark.smoke
 def test_a_data_frame_and_a_data_source_go_in_and_a_data_source_writes(spark: Any, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()

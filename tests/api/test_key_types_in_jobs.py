@@ -32,6 +32,8 @@ from midstream.core.arrow_types import to_list
 from midstream.runtime.processes import ProcessSlots
 from waiting import until
 
+pytestmark = pytest.mark.systems
+
 KINDS = ["time64[us]", "time32[ms]", "duration[s]", "timestamp[us, tz=America/New_York]", "date64[ms]"]
 
 

@@ -38,6 +38,8 @@ from midstream.ui.inspecting import read_report
 from permissions import unprivileged
 from waiting import until
 
+pytestmark = pytest.mark.systems
+
 KEYS = 7
 SLOWLY = 4_000
 """Rows per second of a job that is to be stopped."""

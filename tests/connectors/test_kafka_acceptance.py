@@ -33,6 +33,7 @@ DISTURBANCES = (
 """In another order each time."""
 LIMIT_S = 400.0
 pytestmark = [
+    pytest.mark.systems,
     pytest.mark.skipif(
         "KAFKA_BOOTSTRAP" in os.environ, reason="KAFKA_BOOTSTRAP names a broker that tests may not stop"
     ),

@@ -26,6 +26,7 @@ KILLS = int(os.environ.get("KAFKA_KILLS", "0"))
 """Each broker leads a partition of each topic, so one has all roles but that of a coordinator."""
 LIMIT_S = 150.0
 pytestmark = [
+    pytest.mark.systems,
     pytest.mark.timeout(600),
     pytest.mark.skipif(
         not KILLS, reason="three brokers take their time: KAFKA_KILLS=1 to run it, make nightly kills nine"

@@ -26,7 +26,7 @@ sys.exit(not demo(os.environ["KAFKA_BOOTSTRAP"], slots=ProcessSlots()))
 """
 COMMAND = (sys.executable, str(ROOT / "tools/kafka_server.py"), sys.executable, "-c", PROGRAM)
 LIMIT_S = 240.0
-pytestmark = pytest.mark.timeout(LIMIT_S + 60)
+pytestmark = [pytest.mark.systems, pytest.mark.timeout(LIMIT_S + 60)]
 
 
 @pytest.fixture

@@ -52,6 +52,7 @@ SEEN_MS = 90_000
 """On a loaded machine a job takes its time to show anything."""
 
 pytestmark = [
+    pytest.mark.systems,
     pytest.mark.skipif(CHROMIUM is None, reason="no Chromium here (Debian, Ubuntu: sudo apt install chromium)"),
     pytest.mark.timeout(300),
 ]

@@ -18,6 +18,8 @@ from midstream import Environment, KeyedProcessFunction
 from midstream.runtime.processes import ProcessSlots
 from waiting import until
 
+pytestmark = pytest.mark.systems
+
 SERVER = shutil.which("prometheus")
 
 

@@ -14,6 +14,8 @@ import polars as pl
 import pytest
 from chaos import PROCESSES, RUN_S_MAX, Run, compared, main, rows_of
 
+pytestmark = pytest.mark.systems
+
 SECONDS = float(os.environ.get("CHAOS_SECONDS", "600"))
 
 

@@ -17,6 +17,8 @@ from jobs import check_gapless
 from midstream.runtime.processes import ProcessSlots
 from waiting import alive, until
 
+pytestmark = pytest.mark.systems
+
 ROWS = 20_000
 
 

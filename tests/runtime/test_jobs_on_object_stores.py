@@ -20,6 +20,8 @@ from midstream.runtime.storage import FileStorage
 from object_store import KEY, SECRET, ObjectStore, running_store, use_environment
 from waiting import until
 
+pytestmark = pytest.mark.systems
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ObjectStore]:

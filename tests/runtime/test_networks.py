@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.systems
+
 SCRIPT = Path(__file__).parent / "network_of_its_own.py"
 TOOLS = ("ip", "bridge", "unshare", "nsenter")
 

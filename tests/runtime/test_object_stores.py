@@ -19,6 +19,8 @@ from midstream.runtime.storage import FileStorage, RemoteStorage, check_can_crea
 from object_store import KEY, SECRET, ObjectStore, running_store, use_environment
 from storage_contract import check_promises
 
+pytestmark = pytest.mark.systems
+
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[ObjectStore]:

@@ -17,6 +17,7 @@ from waiting import alive, until, until_spark_is_idle
 pytestmark = pytest.mark.spark
 
 
+@pytest.mark.smoke
 def test_a_slot_killed_in_mid_stream_costs_no_row_and_doubles_none(spark: Any, tmp_path: Path) -> None:
     numbers = NumbersJob(None, parallelism=3, rows_per_s=150_000, checkpoint_dir=str(tmp_path))
     job = start_job(numbers.plan(), SparkSlots(spark))

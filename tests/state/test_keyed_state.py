@@ -172,7 +172,9 @@ def test_a_crafted_value_in_a_checkpoint_calls_nothing() -> None:
     state.value = 1
     table = stored(state, FORM, "operator 'x'")
     crafted = table.set_column(
-        table.column_names.index("value"), "value", pa.array([b"cos\nsystem\n(S'exit 1'\ntR."], pa.large_binary())
+        table.column_names.index("value"),
+        "value",
+        pa.array([b"\x80\x05\x8c\x02os\x8c\x06system\x93."], pa.large_binary()),
     )
     with pytest.raises(StorageError, match=r"operator 'x': state 'n': os\.system is neither"):
         state_rows(state, crafted, FORM, OWN, "operator 'x'")

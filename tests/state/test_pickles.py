@@ -14,11 +14,12 @@ import pickle
 import pickletools
 import subprocess
 import sys
+import tracemalloc
 import types
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from fractions import Fraction
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -34,7 +35,8 @@ from midstream.core.errors import JobError, StorageError
 from midstream.operators.process import KeyedProcessFunction
 from midstream.state import pickled_arrays
 from midstream.state.own_code import own_code
-from midstream.state.pickles import _LOOKS_UP, OwnCode, Pickles, _Writer
+from midstream.state.pickle_instructions import DEPTH_MAX, check_instructions
+from midstream.state.pickles import OwnCode, Pickles, _Writer
 
 T = TypeVar("T")
 
@@ -131,7 +133,7 @@ LEAVES = st.one_of(
     st.complex_numbers(allow_nan=False),
     st.dates(),
     st.times(),
-    st.datetimes(timezones=st.sampled_from([None, timezone.utc, ZoneInfo("America/New_York")])),
+    st.datetimes(timezones=st.sampled_from([None, UTC, ZoneInfo("America/New_York")])),
     st.timedeltas(),
     st.decimals(allow_nan=False),
     st.fractions(),
@@ -328,11 +330,16 @@ def test_each_value_is_read_back_not_only_the_first_of_its_class() -> None:
             pickles.dumps([Known.UNKNOWN], "state 'n'")
 
 
-def dotted(module: str, name: str) -> bytes:
-    def text(value: str) -> bytes:
-        return b"\x8c" + bytes([len(value)]) + value.encode()
+def text(value: str) -> bytes:
+    return b"\x8c" + bytes([len(value)]) + value.encode()
 
-    return b"\x80\x04" + text(module) + text(name) + b"\x93."
+
+def named(module: str, name: str) -> bytes:
+    return text(module) + text(name) + b"\x93"
+
+
+def dotted(module: str, name: str) -> bytes:
+    return b"\x80\x04" + named(module, name) + b"."
 
 
 MINE = __name__
@@ -368,14 +375,40 @@ def test_a_crafted_pickle_calls_nothing(data: bytes, pickles: Pickles) -> None:
         pickles.loads(data, "state 'n'")
 
 
-def test_every_instruction_that_looks_something_up_is_known() -> None:
-    """All others put on the stack what they say, or what has been there before."""
-    looks_up = {"GLOBAL", "STACK_GLOBAL", "INST", "PERSID", "BINPERSID", "EXT1", "EXT2", "EXT4"}
-    calls_what_was_looked_up = {"REDUCE", "BUILD", "OBJ", "NEWOBJ", "NEWOBJ_EX"}
-    was_there_before = {"DUP", "GET", "BINGET", "LONG_BINGET", "MEMOIZE"}
-    gives_anything = {op.name for op in pickletools.opcodes if any(kind.name == "any" for kind in op.stack_after)}
-    assert gives_anything == looks_up | calls_what_was_looked_up | was_there_before
-    assert {op.name for op in pickletools.opcodes if _LOOKS_UP.search(op.code.encode("latin-1"))} == looks_up
+def allowed(data: bytes) -> bool | None:
+    """Whether the pickle may look something up; None if it has an instruction that is not allowed."""
+    try:
+        return check_instructions(data)
+    except ValueError:
+        return None
+
+
+ARGUMENTS = {
+    "K": b"x",
+    "h": b"x",
+    "\x80": b"\x05",
+    "M": b"xx",
+    "J": b"x" * 4,
+    "j": b"x" * 4,
+    "G": b"x" * 8,
+    "\x95": bytes(8),
+}
+COUNTED = {"\x8c": 1, "C": 1, "\x8a": 1, "X": 4, "B": 4, "\x8b": 4, "\x8d": 8, "\x8e": 8, "\x96": 8}
+
+
+def test_an_instruction_that_is_allowed_makes_plain_values_and_sets_no_state() -> None:
+    """What looks up by name is allowed in one form only, and nothing that puts a value at a place of its choice."""
+    found = set()
+    for op in pickletools.opcodes:
+        width = COUNTED.get(op.code)
+        argument = ARGUMENTS.get(op.code, b"") if width is None else (3).to_bytes(width, "little") + b"abc"
+        if allowed(op.code.encode("latin-1") + argument + b".") is not None:
+            found.add(op.name)
+    assert {op.name for op in pickletools.opcodes} - found == {
+        *("BUILD", "INST", "OBJ", "GLOBAL", "PERSID", "BINPERSID", "EXT1", "EXT2", "EXT4"),
+        *("PUT", "BINPUT", "LONG_BINPUT", "GET", "DUP", "POP_MARK", "LIST", "DICT", "NEXT_BUFFER", "READONLY_BUFFER"),
+        *("INT", "LONG", "FLOAT", "STRING", "BINSTRING", "SHORT_BINSTRING", "UNICODE"),
+    }
 
 
 NO_PICKLE = (
@@ -392,8 +425,8 @@ NO_PICKLE = (
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=500)
-def test_what_is_read_without_asking_would_not_have_asked(data: bytes) -> None:
+@settings(max_examples=500, deadline=None)
+def test_what_is_read_without_a_lookup_has_none(data: bytes) -> None:
     class Asked(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
             pytest.fail(f"{module}.{name} is looked up")
@@ -402,9 +435,108 @@ def test_what_is_read_without_asking_would_not_have_asked(data: bytes) -> None:
             pytest.fail(f"{name} is looked up")
 
     for given_data in (data, b"\x80\x05" + data + b"."):
-        if _LOOKS_UP.search(given_data) is None:
+        if allowed(given_data) is False:
             with contextlib.suppress(*NO_PICKLE):
                 Asked(io.BytesIO(given_data)).load()
+
+
+@given(st.lists(st.sampled_from(pickletools.opcodes), max_size=12), st.binary(min_size=60, max_size=60))
+@settings(max_examples=500, deadline=None)
+def test_what_is_allowed_is_what_pickletools_reads(ops: list[Any], arguments: bytes) -> None:
+    """No instruction hides in the arguments of another, or behind a length."""
+    data = b"".join(op.code.encode("latin-1") + arguments[5 * at : 5 * at + 5] for at, op in enumerate(ops)) + b"."
+    if allowed(data) is not None:
+        read = set()
+        with contextlib.suppress(ValueError):  # instructions of numbers alone are not looked at
+            for op, _, _ in pickletools.genops(data):
+                read.add(op.name)
+        assert not {"BUILD", "PUT", "BINPUT", "LONG_BINPUT", "GLOBAL", "INST", "OBJ"} & read
+
+
+SET_STATE = named("midstream.state.pickle_makers", "set_state")
+
+
+def sets_state(made: bytes, state: bytes) -> bytes:
+    return b"\x80\x05" + SET_STATE + made + state + b"\x86R."
+
+
+ATTRIBUTE = b"N}" + text("RATE") + b"K\x63s\x86"
+"""As pickle writes what is in slots: it is set with setattr."""
+
+
+@pytest.mark.parametrize("state", [b"}" + text("RATE") + b"K\x63s", ATTRIBUTE])
+@pytest.mark.parametrize(
+    "made",
+    [
+        named(MINE, "Price"),
+        named("collections", "OrderedDict"),
+        named("uuid", "UUID"),
+        named("midstream.state.pickle_makers", "counter"),
+        named("midstream.state.pickled_arrays", "array"),
+        named("midstream.state.pickles", "_shipped"),
+        named(MINE, "Color") + text("r") + b"\x85R",
+        b"K\x07",
+        b")",
+    ],
+)
+@pytest.mark.parametrize("how", ["set_state", "BUILD"])
+def test_a_pickle_changes_nothing_of_the_process(how: str, made: bytes, state: bytes) -> None:
+    data = sets_state(made, state) if how == "set_state" else b"\x80\x05" + made + state + b"b."
+    before = {name: dict(vars(each)) for name, each in (("class", Price), ("enum", Color.RED), ("uuid", uuid.UUID))}
+    with pytest.raises(StorageError, match="state 'n'"):
+        BY_NAME.loads(data, "state 'n'")
+    assert before == {
+        name: dict(vars(each)) for name, each in (("class", Price), ("enum", Color.RED), ("uuid", uuid.UUID))
+    }
+
+
+HUGE = named("builtins", "range") + b"J\xff\xff\xff\x7f\x85R"
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"\x80\x05\x8fr\x00\x00\x00\x20.",
+        b"\x80\x05Np1000000000\n.",
+        b"\x80\x05\x8e" + (1 << 40).to_bytes(8, "little") + b".",
+        b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b".",
+        b"\x80\x05\x8b\xff\xff\xff\x7f.",
+        b"\x80\x05\x95" + (1 << 40).to_bytes(8, "little") + b"N.",
+        b"\x80\x05}" + b")" + b"\x85" * 10**5 + b"Ns.",  # the hash of such a tuple overflows the C stack
+        b"\x80\x05}" + b")" + b"N\x86" * 10**5 + b"Ns.",
+        b"\x80\x05}" + b"(\x91" + b"\x85(h\x00\x91" * 10**5 + b"Ns.",
+        *(b"\x80\x05" + named("builtins", name) + HUGE + b"\x85R." for name in ("list", "set", "frozenset", "tuple")),
+        *(
+            b"\x80\x05" + named("builtins", name) + HUGE + b"\x85\x81."
+            for name in ("list", "set", "frozenset", "tuple")
+        ),
+        *(b"\x80\x05" + named("collections", name) + HUGE + b"\x85R." for name in ("deque", "Counter")),
+        *(b"\x80\x05" + named("builtins", name) + b"J\xff\xff\xff\x7f\x85R." for name in ("bytes", "bytearray")),
+        b"\x80\x05" + named("midstream.state.pickle_makers", "deque") + HUGE + b"\x85R.",
+        b"\x80\x05" + named("midstream.state.pickle_makers", "counter") + HUGE + b"\x85R.",
+        b"\x80\x05" + named("builtins", "int") + named("decimal", "Decimal") + text("1e999999999") + b"\x85R\x85R.",
+        b"\x80\x05" + named("fractions", "Fraction") + text("1e999999999") + b"\x85R.",
+        b"\x80\x05" + named("array", "array") + text("d") + HUGE + b"\x86R.",
+    ],
+    ids=lambda data: repr(data[:40]),
+)
+def test_a_pickle_takes_no_memory_or_time_that_its_bytes_do_not_account_for(data: bytes) -> None:
+    tracemalloc.start()
+    try:
+        with pytest.raises(StorageError, match="state 'n'"):
+            BY_NAME.loads(data, "state 'n'")
+        assert tracemalloc.get_traced_memory()[1] < 100 * len(data) + 10**6
+    finally:
+        tracemalloc.stop()
+
+
+def test_tuples_within_each_other_are_read_up_to_a_depth() -> None:
+    deep: tuple[Any, ...] = ()
+    for _ in range(500):
+        deep = (deep,)
+    wide = {(n, (n,)): n for n in range(DEPTH_MAX)}
+    assert round_trip(BY_NAME, [deep, {deep: 1}]) == [deep, {deep: 1}]
+    assert round_trip(BY_NAME, wide) == wide
 
 
 @given(st.binary(max_size=60), st.integers(0, 200))

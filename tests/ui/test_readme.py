@@ -52,6 +52,7 @@ def test_the_first_job_prints_what_is_shown(files, capfd):
     assert sorted(printed) == sorted(shown.splitlines())
 
 
+@pytest.mark.systems
 @pytest.mark.timeout(600)
 def test_the_commands_about_the_second_job_do_what_is_said(files, capfd):
     [first, again, *others] = commands()[1:]

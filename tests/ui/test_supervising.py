@@ -25,7 +25,7 @@ from midstream.ui.cli import main
 from midstream.ui.supervising import BackOff, Signals, supervise
 from waiting import alive
 
-pytestmark = pytest.mark.timeout(900)
+pytestmark = [pytest.mark.systems, pytest.mark.timeout(900)]
 
 KEYS = 7
 JOB = """

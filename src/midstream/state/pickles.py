@@ -15,8 +15,7 @@ import copyreg
 import importlib
 import io
 import pickle
-import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from types import BuiltinFunctionType, FunctionType
@@ -24,14 +23,15 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from midstream.core.errors import JobError, StorageError
-from midstream.state import pickled_arrays
+from midstream.state import pickle_makers, pickled_arrays
+from midstream.state.pickle_instructions import check_instructions
 
 _MAIN = "__main__"
 _LOADED = "__midstream__"
 """The name of the module that `midstream run` creates from a job's file."""
 
 _PLAIN = {
-    "array": "array _array_reconstructor",
+    "array": "array",
     "builtins": "Ellipsis NotImplemented bool bytearray bytes complex dict float frozenset int list object range set "
     "slice str tuple",
     "collections": "ChainMap Counter OrderedDict defaultdict deque",
@@ -39,6 +39,7 @@ _PLAIN = {
     "decimal": "Decimal",
     "fractions": "Fraction",
     "ipaddress": "IPv4Address IPv4Interface IPv4Network IPv6Address IPv6Interface IPv6Network",
+    pickle_makers.__name__: " ".join(pickle_makers.MAKERS),
     pickled_arrays.__name__: " ".join(pickled_arrays.MAKERS),
     "pyspark.sql.datasource": "InputPartition WriterCommitMessage",
     "pyspark.sql.datasource_internal": "SimpleInputPartition",
@@ -53,13 +54,6 @@ _PLAIN_NAMES = {(module, name) for module, names in _PLAIN.items() for name in n
     for name, item in vars(builtins).items()
     if isinstance(item, type) and issubclass(item, BaseException)
 }
-
-_LOOKS_UP = re.compile(rb"[ciPQ\x82-\x84\x93]")
-"""The opcodes of all instructions that look something up by name or number.
-
-They are GLOBAL, INST, PERSID, BINPERSID, EXT1 to EXT4, and STACK_GLOBAL. A pickle without any of these bytes makes
-numbers, strings, bytes and plain containers, and calls nothing.
-"""
 
 
 @dataclass(frozen=True)
@@ -91,6 +85,11 @@ class Pickles:
 
     def __init__(self, own: OwnCode) -> None:
         self._own = own
+        self._found: dict[tuple[str, str], Any] = {}
+        """What `find` has returned."""
+
+    def __reduce__(self) -> tuple[type[Pickles], tuple[OwnCode]]:
+        return Pickles, (self._own,)
 
     def dumps(self, value: Any, what: str) -> bytes:
         """Pickle a value. Raises JobError if it could not be read back. Any thread."""
@@ -121,9 +120,16 @@ class Pickles:
         thread.
         """
         try:
-            if _LOOKS_UP.search(data) is None:  # mostly numbers; this is five times as fast
+            looks_up = check_instructions(data)
+        except (ValueError, IndexError) as error:
+            raise StorageError(f"{what}: {error}: it is damaged, or midstream has not written it") from None
+        try:
+            if not looks_up:
                 return pickle.loads(data)
-            return _Reader(io.BytesIO(data), self).load()
+            try:
+                return _Reader(io.BytesIO(data), self).load()
+            except _NeverCalled:
+                return _SlowReader(io.BytesIO(data), self).load()
         except _Refused as refused:
             raise StorageError(f"{what}: {refused}") from None
         except Exception as error:  # damaged pickles may raise anything, and so may the job's classes
@@ -133,7 +139,14 @@ class Pickles:
         return name in self._own.named
 
     def find(self, module: str, name: str) -> Any:
-        """Return what a pickle may call by this name. Raises _Refused."""
+        """Return what a pickle may refer to by this name. Raises _Refused."""
+        try:
+            return self._found[module, name]
+        except KeyError:
+            found = self._found[module, name] = self._find(module, name)
+            return found
+
+    def _find(self, module: str, name: str) -> Any:
         module = _MAIN if module == _LOADED else module
         if (module, name) in _PLAIN_NAMES:
             return _attribute(module, name)
@@ -203,10 +216,14 @@ class _Writer(pickle.Pickler):
             return kind, (item.value,)  # some versions of Python would write getattr(kind, name)
         if kind is ZoneInfo and item.key is not None:
             return kind, (item.key,)
-        made = pickled_arrays.reduced(item)
+        made = pickle_makers.reduced(item)
         if made is not None:
             return made
         reduced = self._reduced(item, kind)
+        if isinstance(reduced, tuple) and len(reduced) > 2 and reduced[2] is not None:
+            if len(reduced) < 6 or reduced[5] is None:  # else the item has a function of its own for this
+                lists_and_dicts = (*reduced[3:5], None, None)[:2]
+                reduced = (*reduced[:3], *lists_and_dicts, pickle_makers.set_state)
         if isinstance(reduced, str):  # pickle would write whatever has this name without a further check
             module = pickle.whichmodule(item, reduced)  # type: ignore[attr-defined]
             self.named.add(self._rule.check(item, module, reduced))
@@ -218,15 +235,58 @@ class _Writer(pickle.Pickler):
         return item.__reduce_ex__(pickle.HIGHEST_PROTOCOL) if registered is None else registered(item)
 
 
+class _NeverCalled(Exception):
+    """A pickle refers to one of the types that no pickle may call."""
+
+
 class _Reader(pickle.Unpickler):
+    """The reader in C, which calls whatever type it is given."""
+
     def __init__(self, buffer: io.BytesIO, rule: Pickles) -> None:
         super().__init__(buffer)
         self._rule = rule
 
     def find_class(self, module: str, name: str) -> Any:
-        if (module, name) == (__name__, _shipped.__name__):
+        if name == "_shipped" and module == __name__:
             return self._rule.find
-        return self._rule.find(module, name)
+        found = self._rule.find(module, name)
+        if isinstance(found, type) and found in pickle_makers.NEVER_CALLED:
+            raise _NeverCalled
+        return found
+
+
+_Python: Any = pickle._Unpickler  # the same reader in Python
+
+
+def _checked(code: int, called: int) -> Callable[[Any], None]:
+    """Return the instruction that calls what lies at this place of the stack, if it may."""
+    call: Callable[[Any], None] = _Python.dispatch[code]
+
+    def checked(reader: Any) -> None:
+        kind = reader.stack[called]
+        if isinstance(kind, type) and kind in pickle_makers.NEVER_CALLED:
+            raise _Refused(f"the pickle calls {kind.__name__}, which is never written")
+        call(reader)
+
+    return checked
+
+
+class _SlowReader(_Python):  # type: ignore[misc,no-any-unimported]  # of the type Any
+    """Reads values that refer to types which they may not call, such as the factory of a defaultdict."""
+
+    dispatch = {
+        **_Python.dispatch,
+        pickle.REDUCE[0]: _checked(pickle.REDUCE[0], -2),
+        pickle.NEWOBJ[0]: _checked(pickle.NEWOBJ[0], -2),
+        pickle.NEWOBJ_EX[0]: _checked(pickle.NEWOBJ_EX[0], -3),
+    }
+
+    def __init__(self, buffer: io.BytesIO, rule: Pickles) -> None:
+        super().__init__(buffer)
+        self._rule = rule
+
+    def find_class(self, module: str, name: str) -> Any:
+        return self._rule.find if (module, name) == (__name__, "_shipped") else self._rule.find(module, name)
 
 
 def _shipped(module: str, name: str) -> type:
