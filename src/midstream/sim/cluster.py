@@ -29,6 +29,7 @@ from midstream.exchange.lease import LeasedBatch
 from midstream.protocol import messages as m
 from midstream.sim.checked import CheckedMachine, CheckedShell
 from midstream.sim.connection import Connection
+from midstream.sim.liveness import CANCEL_ENDS, JOB_ENDS, Liveness
 from midstream.sim.network import SIM, Network, SimTransport
 from midstream.sim.older_version import patience_of
 from midstream.sim.pickling import Pickler
@@ -86,6 +87,8 @@ class Cluster:
         """The times at which faults have struck."""
         self.patience_s = math.inf
         """See `Reasons`."""
+        self.bound_s = math.inf
+        """See `Liveness`."""
         self.denied: Callable[[str], bool] = lambda directory: False
         """Whether a file here may rightly be reported as existing, because of another driver or a lying storage."""
         self.slot_failures = 0
@@ -145,6 +148,7 @@ class Driver:
         """How many of the next requested slots start only after their timeout."""
         patience_s = patience_of(plan.graph, cluster.patience_s)
         self.reasons = Reasons(cluster.struck_us, patience_s, cluster.denied, self._has_no_reason)
+        self.liveness = Liveness(cluster.bound_s, cluster.struck_us, lambda: world.now_us, self._has_no_reason)
         self.completed: set[int] = set()
         """The checkpoints whose completion was reported to slots."""
         self.uncertain: dict[int, frozenset[str]] = {}
@@ -164,7 +168,9 @@ class Driver:
         """The unanswered requests, by client."""
         self.connections: dict[int, Connection] = {}
         """The open connections, by slot number."""
-        self.promises = Promises(plan.config, self.connections, lambda: world.now_us, self._has_no_reason)
+        self.promises = Promises(
+            plan.config, self.connections, lambda: world.now_us, self._is_for_savepoint, self._has_no_reason
+        )
         self._slot_count = 0
         self._clients = 0
         self._processes: dict[str, list[Slot]] = {}
@@ -207,10 +213,12 @@ class Driver:
     def _comes_in(self, client: int, request: m.ClientRequest) -> None:
         self._asked[client] = request
         self.promises.asked(client, request)
+        self.liveness.asked(client, request)
         self.shell.ask(client, request)
 
     def cancel(self, reason: str) -> None:
         self.is_cancelled = True
+        self.liveness.owes(CANCEL_ENDS)
         self.process.post(partial(self.shell.cancel, reason))
 
     # ---- the shell's lines
@@ -220,6 +228,7 @@ class Driver:
         if isinstance(message, m.Deploy):
             self._note_finished(message)
             self.reasons.deployed(message)
+            self.liveness.deployed()
             self.cluster.deployed(self, message)
         elif isinstance(message, m.TriggerCheckpoint):
             self.triggered.append(message.checkpoint_id)
@@ -319,6 +328,7 @@ class Driver:
         if client in self.replies:
             self.bug(f"client {client} is answered twice")
         self.replies[client] = reply
+        self.liveness.comes(client)
         asked = self._asked.pop(client)
         self._check_reply(asked, reply)
         self.promises.answered(client, reply)
@@ -338,6 +348,8 @@ class Driver:
         self.cluster.world.note(("told", text))
 
     def ended_with(self, outcome: JobEnded) -> None:
+        for what in (JOB_ENDS, CANCEL_ENDS):
+            self.liveness.comes(what)
         self.cluster.world.note(("job ended:", outcome.state, str(outcome.error) if outcome.error else ""))
         for number in list(self.connections):
             self.release(number)
@@ -355,7 +367,12 @@ class Driver:
     def _look_why(self, checkpoint_id: int) -> None:
         for status in self.coordinator.checkpoints.history.newest_first:
             if status.id == checkpoint_id:  # otherwise the checkpoint is only taken again
+                self.liveness.failed(self.coordinator.checkpoints.due.failures)
                 self.reasons.checkpoint_failed(checkpoint_id, status.reason, self.plan.config.checkpoint_timeout_s)
+
+    def _is_for_savepoint(self) -> bool:
+        pending = self.coordinator.checkpoints.pending
+        return pending is not None and pending.is_savepoint
 
     def place_claimed(self, client: int) -> None:
         self.claimed[client] = len(self.triggered)
@@ -433,6 +450,9 @@ class Driver:
             self.reasons.heard(message, pending.checkpoint_id if pending is not None else None)
             self.promises.heard(connection.number, message)
             self.shell.slot_said(connection.number, message)
+            attempt = self.coordinator.attempt
+            if isinstance(message, m.TaskEndOfData) and attempt is not None and attempt.at_end_of_data:
+                self.liveness.owes(JOB_ENDS)
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
         """Report that a slot's process, or the connection to it, is gone."""
