@@ -5,20 +5,24 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+from midstream.sim.network import STALL_US
 from midstream.sim.scenario import SAVEPOINTS, STALLS, Fault, Scenario, draw
 
 
 def ending_without_another(seed: int) -> Scenario:
-    """No checkpoint is due by itself: those for the end of the job fail, and word of that comes late to some slots."""
+    """No checkpoint is due by itself: the first for the end of the job fails, and word of that comes late to one slot."""
     random = Random(f"ending without another {seed}")
-    drawn = draw(seed, topology="keyed", parallelism=2, faults=(), rows=random.choice((10, 25)))
-    horizon = random.choice((300, 600, 900))
-    found = ((STALLS, random.choice((10, 20, 40))), ("write_fails", random.choice((4, 8, 16))))
-    faults = tuple(
-        Fault(random.randrange(horizon), kind, random.randrange(1 << 20)) for kind, count in found for _ in range(count)
+    drawn = draw(seed, topology="keyed", parallelism=2, faults=(), rows=25)
+    to_slot = random.randrange(2)
+    victims = (2 * (6 * each + to_slot) + 1 for each in iter(lambda: random.randrange(1 << 16), None))  # see `stall`
+    long = next(victim for victim in victims if victim * 7919 % STALL_US > STALL_US / 2)
+    faults = (
+        Fault(20, "write_fails", random.randrange(4)),
+        Fault(random.randrange(80, 400), STALLS, long),
     )
-    drawn = replace(drawn, faults=tuple(sorted(faults, key=lambda fault: fault.step)), interval_s=None)
-    return replace(drawn, timeout_s=random.choice((0.2, 1.0)), sink_rows=0, row_us=0, aligned_timeout_s=0.0)
+    tempo = replace(drawn.tempo, mail_us=40, control_us=400, data_us=20, io_us=2000, clock_tick_us=0)
+    drawn = replace(drawn, tempo=tempo, faults=faults, interval_s=None, timeout_s=60.0, aligned_timeout_s=0.0)
+    return replace(drawn, sink_rows=0, row_us=0, rounds=1, inline_bytes=0)
 
 
 def intolerant_saving(seed: int) -> Scenario:
