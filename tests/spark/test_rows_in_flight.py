@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from backpressured import Backpressured, check_exact, rows_in_flight, until_more_rows
+from backpressured import Backpressured, check_exact, rows_in_flight, rows_still_to_recover, until_more_rows
 from midstream.runtime.job import Job
 from midstream.spark.slots import SparkSlots
 from waiting import alive, until
@@ -65,16 +65,17 @@ def test_a_killed_job_is_restored_with_its_rows_in_flight(
 def test_killed_again_while_it_recovers_at_random_parallelism_with_wide_rows(
     start: Callable[..., Job], tmp_path: Path, seed: int
 ) -> None:
-    """Checkpoint; restore and checkpoint; restore again. Now and then a row fills eight buffers."""
+    """Checkpoint; restore, checkpoint during recovery and die; the same again; restore. Now and then a row fills eight buffers."""
     choice = Random(seed).choice
     path = None
-    for row_us in (400.0, 400.0, 5.0):
+    for phase in range(4):
         work = Backpressured(
-            tmp_path / "chk", None, row_us=row_us, out=tmp_path / "out", wide_every=WIDE_EVERY, batch_rows=500
+            tmp_path / "chk", None, row_us=400.0, out=tmp_path / "out", wide_every=WIDE_EVERY, batch_rows=500
         )
         job = start(work, choice((1, 2, 3, 4)), restore_from=path)
-        if row_us > 100:
+        if phase < 3:
             path = die_with_rows_in_flight(job)
+            assert bool(rows_still_to_recover(path)) == (phase > 0), "taken during recovery"
     until_more_rows(job, "slow")
     work.drain(job)
     check_exact(work.rows, work.frame(), wide_every=WIDE_EVERY)
