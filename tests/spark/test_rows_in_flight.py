@@ -37,9 +37,14 @@ def start(spark: Any) -> Iterator[Callable[..., Job]]:
     until("Spark to be free", lambda: spark.sparkContext.statusTracker().getActiveJobsIds() == [])
 
 
-def die_with_rows_in_flight(job: Job) -> str:
-    """Its checkpoint; then a slot is killed, and there is nobody to start the job again."""
-    until_more_rows(job, "slow")
+def die_with_rows_in_flight(job: Job, *, in_recovery: bool = False) -> str:
+    """Its checkpoint; then a slot is killed, and there is nobody to start the job again. `in_recovery`: while rows that were
+    in flight are recovered.
+    """
+    if in_recovery:
+        until("all tasks to run", lambda: job.status().state == "running")
+    else:
+        until_more_rows(job, "slow")
     path = job.checkpoint(60)
     assert rows_in_flight(path) > 100
     os.kill(job.status().slot_pids[-1], signal.SIGKILL)
@@ -69,12 +74,13 @@ def test_killed_again_while_it_recovers_at_random_parallelism_with_wide_rows(
     choice = Random(seed).choice
     path = None
     for phase in range(4):
+        row_us = 2000.0 if phase else 400.0
         work = Backpressured(
-            tmp_path / "chk", None, row_us=400.0, out=tmp_path / "out", wide_every=WIDE_EVERY, batch_rows=500
+            tmp_path / "chk", None, row_us=row_us, out=tmp_path / "out", wide_every=WIDE_EVERY, batch_rows=500
         )
         job = start(work, choice((1, 2, 3, 4)), restore_from=path)
         if phase < 3:
-            path = die_with_rows_in_flight(job)
+            path = die_with_rows_in_flight(job, in_recovery=phase > 0)
             assert bool(rows_still_to_recover(path)) == (phase > 0), "taken during recovery"
     until_more_rows(job, "slow")
     work.drain(job)

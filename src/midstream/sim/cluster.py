@@ -23,13 +23,11 @@ from midstream.coordinator.events import JobEnded, JobPlan
 from midstream.coordinator.placement.rescaling import Stage
 from midstream.coordinator.placement.slots import PYTHON
 from midstream.core.errors import ClusterError, StorageError
-from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Signal, Storage
-from midstream.exchange.lease import LeasedBatch
 from midstream.protocol import messages as m
 from midstream.sim.checked import CheckedMachine, CheckedShell
 from midstream.sim.connection import Connection
-from midstream.sim.liveness import CANCEL_ENDS, JOB_ENDS, Liveness
+from midstream.sim.liveness import CANCEL_ENDS, JOB_ENDS, Liveness, owed_at_the_end
 from midstream.sim.network import SIM, Network, SimTransport
 from midstream.sim.older_version import patience_of
 from midstream.sim.pickling import Pickler
@@ -572,19 +570,11 @@ class Slot:
         if isinstance(message, (m.CommitDone, m.CommitFailed)):
             self.owed.answered(message)
         if isinstance(message, m.TaskFinished) and self.driver.plan.config.checkpoint_dir is not None:
-            self._check_finished(message.task)
+            tasks = self.machine.tasks if self.machine is not None else {}
+            if message.task in tasks:  # otherwise it had finished before
+                for owed in owed_at_the_end(tasks[message.task]):
+                    self._world.bug(f"{message.task} ends {owed}")
         self.connection.to_driver.send(_from_slot.decode(_encoder.encode(message)))
-
-    def _check_finished(self, ref: TaskId) -> None:
-        """Check that a task that ends has sent all its rows and answered all checkpoints: it can do neither later."""
-        task = self.machine.tasks.get(ref) if self.machine is not None else None  # None: it had finished before
-        for partition in task.partitions if task is not None else ():
-            for sub in partition.subpartitions:
-                waiting = [item for item in (sub.sending, *sub.queue) if isinstance(item, LeasedBatch)]
-                if waiting and not sub.is_local:
-                    self._world.bug(f"{ref} ends, and {len(waiting)} batches to {sub.channel} have not been sent")
-        if task is not None and task._snapshots._unacknowledged:
-            self._world.bug(f"{ref} ends without an answer for checkpoints {sorted(task._snapshots._unacknowledged)}")
 
     def _beat(self) -> None:
         assert self.machine is not None

@@ -8,14 +8,16 @@ failed checkpoint the next one may have to wait. Whatever is still owed is check
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from midstream.coordinator.checkpointing.due import FINAL_RETRY_MS, FINAL_RETRY_MS_MAX, RETRY_MS
+from midstream.exchange.lease import LeasedBatch
 from midstream.protocol import messages as m
 from midstream.sim.reasons import LASTS_US, aligned_s
 from midstream.sim.scenario import Scenario
 from midstream.sim.slot_ledger import WAIT_US_MAX
+from midstream.worker.task import Task
 
 JOB_ENDS: Final = "the end of the job, all of whose tasks are at the end of their data"
 CANCEL_ENDS: Final = "the end of the job, which was cancelled"
@@ -37,6 +39,17 @@ def bound_s(scenario: Scenario) -> float:
     sinks = sum("sink" in kind for node in s.shape for kind in node.chain)
     commit_s = sinks * (max(WAIT_US_MAX) / 1e6 if s.on_slots else 0.0)
     return 2 * checkpoint_s + COMMITS_MAX * commit_s + RETRY_MS / 1000
+
+
+def owed_at_the_end(task: Task) -> Iterator[str]:
+    """Yield what a task that ends still owes, and cannot give later: rows that are not sent, answers for checkpoints."""
+    for partition in task.partitions:
+        for sub in partition.subpartitions:
+            waiting = [item for item in (sub.sending, *sub.queue) if isinstance(item, LeasedBatch)]
+            if waiting and not sub.is_local:
+                yield f"with {len(waiting)} batches to {sub.channel} that have not been sent"
+    if task._snapshots._unacknowledged:
+        yield f"without an answer for checkpoints {sorted(task._snapshots._unacknowledged)}"
 
 
 class Liveness:
