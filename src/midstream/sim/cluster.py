@@ -27,7 +27,7 @@ from midstream.core.seams import Done, Failed, Signal, Storage
 from midstream.protocol import messages as m
 from midstream.sim.checked import CheckedMachine, CheckedShell
 from midstream.sim.connection import Connection
-from midstream.sim.liveness import CANCEL_ENDS, JOB_ENDS, Liveness, owed_at_the_end
+from midstream.sim.liveness import CANCEL_ENDS, Liveness, owed_at_the_end
 from midstream.sim.network import SIM, Network, SimTransport
 from midstream.sim.older_version import patience_of
 from midstream.sim.pickling import Pickler
@@ -83,10 +83,8 @@ class Cluster:
         self.slots: list[Slot] = []
         self.struck_us: list[int] = []
         """The times at which faults have struck."""
-        self.patience_s = math.inf
-        """See `Reasons`."""
-        self.bound_s = math.inf
-        """See `Liveness`."""
+        self.patience_s = self.bound_s = math.inf
+        """See `Reasons` and `Liveness`."""
         self.denied: Callable[[str], bool] = lambda directory: False
         """Whether a file here may rightly be reported as existing, because of another driver or a lying storage."""
         self.slot_failures = 0
@@ -346,8 +344,7 @@ class Driver:
         self.cluster.world.note(("told", text))
 
     def ended_with(self, outcome: JobEnded) -> None:
-        for what in (JOB_ENDS, CANCEL_ENDS):
-            self.liveness.comes(what)
+        self.liveness.ended()
         self.cluster.world.note(("job ended:", outcome.state, str(outcome.error) if outcome.error else ""))
         for number in list(self.connections):
             self.release(number)
@@ -448,9 +445,7 @@ class Driver:
             self.reasons.heard(message, pending.checkpoint_id if pending is not None else None)
             self.promises.heard(connection.number, message)
             self.shell.slot_said(connection.number, message)
-            attempt = self.coordinator.attempt
-            if isinstance(message, m.TaskEndOfData) and attempt is not None and attempt.at_end_of_data:
-                self.liveness.owes(JOB_ENDS)
+            self.liveness.heard(message, self.coordinator.attempt)
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
         """Report that a slot's process, or the connection to it, is gone."""
@@ -570,10 +565,8 @@ class Slot:
         if isinstance(message, (m.CommitDone, m.CommitFailed)):
             self.owed.answered(message)
         if isinstance(message, m.TaskFinished) and self.driver.plan.config.checkpoint_dir is not None:
-            tasks = self.machine.tasks if self.machine is not None else {}
-            if message.task in tasks:  # otherwise it had finished before
-                for owed in owed_at_the_end(tasks[message.task]):
-                    self._world.bug(f"{message.task} ends {owed}")
+            for owed in owed_at_the_end(self.machine, message.task):
+                self._world.bug(f"{message.task} ends {owed}")
         self.connection.to_driver.send(_from_slot.decode(_encoder.encode(message)))
 
     def _beat(self) -> None:

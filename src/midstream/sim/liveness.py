@@ -12,12 +12,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from midstream.coordinator.checkpointing.due import FINAL_RETRY_MS, FINAL_RETRY_MS_MAX, RETRY_MS
+from midstream.coordinator.placement.attempt import Attempt
+from midstream.core.ids import TaskId
 from midstream.exchange.lease import LeasedBatch
 from midstream.protocol import messages as m
 from midstream.sim.reasons import LASTS_US, aligned_s
 from midstream.sim.scenario import Scenario
 from midstream.sim.slot_ledger import WAIT_US_MAX
-from midstream.worker.task import Task
+from midstream.worker.slot import SlotMachine
 
 JOB_ENDS: Final = "the end of the job, all of whose tasks are at the end of their data"
 CANCEL_ENDS: Final = "the end of the job, which was cancelled"
@@ -41,8 +43,11 @@ def bound_s(scenario: Scenario) -> float:
     return 2 * checkpoint_s + COMMITS_MAX * commit_s + RETRY_MS / 1000
 
 
-def owed_at_the_end(task: Task) -> Iterator[str]:
+def owed_at_the_end(slot: SlotMachine | None, ref: TaskId) -> Iterator[str]:
     """Yield what a task that ends still owes, and cannot give later: rows that are not sent, answers for checkpoints."""
+    task = slot.tasks.get(ref) if slot is not None else None
+    if task is None:
+        return  # it had finished before
     for partition in task.partitions:
         for sub in partition.subpartitions:
             waiting = [item for item in (sub.sending, *sub.queue) if isinstance(item, LeasedBatch)]
@@ -74,6 +79,15 @@ class Liveness:
 
     def owes(self, what: str) -> None:
         self._owed.setdefault(what, (what, self._now_us()))
+
+    def heard(self, message: m.FromSlot, attempt: Attempt | None) -> None:
+        """Note that the job owes its end once all its tasks are at the end of their data."""
+        if isinstance(message, m.TaskEndOfData) and attempt is not None and attempt.at_end_of_data:
+            self.owes(JOB_ENDS)
+
+    def ended(self) -> None:
+        for what in (JOB_ENDS, CANCEL_ENDS):
+            self.comes(what)
 
     def deployed(self) -> None:
         """An attempt begins: a job whose data had ended has to come to its end again."""
