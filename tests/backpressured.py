@@ -15,6 +15,7 @@ import polars as pl
 from jobs import check_gapless
 from midstream import CollectSink, Environment, KeyedProcessFunction, ValueState
 from midstream.checkpoint.metadata import CheckpointMetadata, decode_metadata
+from midstream.checkpoint.state_files import StateFile
 from midstream.connectors.file_sink import FileSink
 from midstream.runtime.job import Job
 from midstream.runtime.provider import SlotProvider
@@ -193,3 +194,11 @@ def metadata_of(path: str) -> CheckpointMetadata:
 def rows_in_flight(path: str) -> int:
     """At most; some batches may have been consumed."""
     return sum(segment.rows for state in metadata_of(path).channels for segment in state.segments)
+
+
+def rows_still_to_recover(path: str) -> int:
+    """The rows in flight that the checkpoint refers to in files of earlier ones: it was taken while they were recovered."""
+    metadata = metadata_of(path)
+    files = {segment.file: StateFile.parse(segment.file) for state in metadata.channels for segment in state.segments}
+    earlier = {name for name, file in files.items() if file and file.checkpoint_id < metadata.checkpoint_id}
+    return sum(s.rows for state in metadata.channels for s in state.segments if s.file in earlier)

@@ -8,8 +8,9 @@ import pytest
 from coordinator_world import ROOT, Bench, Ledger, ScriptedSource, restored, two_vertices
 
 from in_memory import TORN
-from midstream.checkpoint.metadata import CheckpointMetadata, decode_metadata
+from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, decode_metadata
 from midstream.coordinator.checkpointing import checkpoints
+from midstream.coordinator.checkpointing.completing import refusal
 from midstream.core.config import RestartStrategy
 from midstream.core.errors import InvariantError, StorageError
 from midstream.core.ids import TaskId
@@ -25,6 +26,20 @@ def metadata(bench: Bench, checkpoint_id: int) -> CheckpointMetadata:
 
 def chunk(file: str, rule: str = "keyed") -> m.PartHandle:
     return m.PartHandle("state", rule, (m.ChunkHandle(f"id of {file}", file, 0, 5, 0, 1, 0, 15),))
+
+
+@pytest.mark.parametrize("holder", [0, 1])
+@pytest.mark.parametrize("rule", ["union", "split", "keyed", "broadcast"])
+@pytest.mark.parametrize("finished", [(), (0,), (0, 1)])
+def test_union_state_of_which_some_subtasks_have_finished_is_refused_whoever_holds_it(
+    holder: int, rule: str, finished: tuple[int, ...]
+) -> None:
+    """What a finished subtask holds is not restored, and every subtask needs all of the union."""
+    subtasks = tuple(m.OperatorSnapshot("op", (chunk("a", rule),) if i == holder else ()) for i in range(2))
+    state = OperatorState("op", "op", 0, 2, subtasks, finished)
+    why = refusal([state], frozenset(), frozenset(("a",)))
+    assert bool(why) == (rule == "union" and finished == (0,))
+    assert not why or "only some of its subtasks have finished" in why
 
 
 def test_the_sources_are_triggered_at_the_interval_and_all_tasks_must_acknowledge() -> None:

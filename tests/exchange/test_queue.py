@@ -278,8 +278,11 @@ def test_a_barrier_overtakes_the_rest_of_an_element_without_credit() -> None:
     world.partition.emit(batch(0, 30, 20))
     world.partition.emit(batch(100, 5))
     world.carry(world.right, world.left, 64)
-    world.carry(world.left, world.right, 1)
-    assert world.channel._partial is not None, "the first part is with the consumer"
+    while world.carry(world.left, world.right, 1):
+        pass
+    (sender,) = world.left._senders.values()
+    assert sender._credit == 0 and not sender.can_send()
+    assert world.channel._partial is not None, "the first parts are with the consumer, as many as it gave credit for"
     ((channel, captured),) = world.partition.overtake(barrier(1))
     assert channel == world.channel.id
     assert numbers(captured) == [*range(30), *range(100, 105)], "whole batches, the partly sent one too"

@@ -26,7 +26,8 @@ class Watched:
         self.open = {0, 1}
         self.bugs: list[str] = []
         config = JobConfig(name="job", parallelism=1, checkpoint_dir="memory://x", min_pause_s=0.005)
-        self.promises = Promises(config, self.open, lambda: self.now_us, self.bugs.append)
+        self.is_savepoint = False
+        self.promises = Promises(config, self.open, lambda: self.now_us, lambda: self.is_savepoint, self.bugs.append)
 
     def trigger(self, number: int) -> None:
         self.promises.sent(0, m.TriggerCheckpoint(0, number, 0, (TASK,), None, False))
@@ -150,3 +151,29 @@ def test_event_time_goes_back_only_in_a_source_whose_first_operator_is_new(
 
     assert not check(before, MAX_WATERMARK_US)
     assert len(check(after, MIN_WATERMARK_US)) == complaints
+
+
+def test_a_checkpoint_for_a_savepoint_that_fails_does_not_count() -> None:
+    watched = Watched()
+    for number, watched.is_savepoint in ((1, True), (2, False)):
+        watched.trigger(number)
+        watched.promises.sent(0, m.CheckpointAborted(0, number))
+        watched.now_us += 5_000
+    watched.promises.told("1 checkpoints in a row have failed (tolerable_failures is 0)")
+    assert not watched.bugs
+    watched.promises.told("2 checkpoints in a row have failed (tolerable_failures is 1)")
+    assert "'2 checkpoints in a row have failed' is reported" in watched.bugs[0]
+
+
+def test_a_task_that_had_finished_in_a_checkpoint_has_in_later_ones_of_its_attempt() -> None:
+    watched = Watched()
+
+    def acknowledge(attempt: int, number: int, finished: bool) -> None:
+        watched.promises.heard(0, m.CheckpointAck(attempt, number, TASK, (), (), 0, 0.0, finished))
+
+    acknowledge(0, 1, False)
+    acknowledge(0, 2, True)
+    acknowledge(1, 3, False)
+    assert not watched.bugs
+    acknowledge(0, 4, False)
+    assert watched.bugs == [f"task {TASK} is in checkpoint 4 as running, and had finished in an earlier one"]

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from backpressured import Backpressured, check_exact, rows_in_flight, until_more_rows
+from backpressured import Backpressured, check_exact, rows_in_flight, rows_still_to_recover, until_more_rows
 from midstream.runtime.job import Job
 from midstream.spark.slots import SparkSlots
 from waiting import alive, until
@@ -37,9 +37,14 @@ def start(spark: Any) -> Iterator[Callable[..., Job]]:
     until("Spark to be free", lambda: spark.sparkContext.statusTracker().getActiveJobsIds() == [])
 
 
-def die_with_rows_in_flight(job: Job) -> str:
-    """Its checkpoint; then a slot is killed, and there is nobody to start the job again."""
-    until_more_rows(job, "slow")
+def die_with_rows_in_flight(job: Job, *, in_recovery: bool = False) -> str:
+    """Its checkpoint; then a slot is killed, and there is nobody to start the job again. `in_recovery`: while rows that were
+    in flight are recovered.
+    """
+    if in_recovery:
+        until("all tasks to run", lambda: job.status().state == "running")
+    else:
+        until_more_rows(job, "slow")
     path = job.checkpoint(60)
     assert rows_in_flight(path) > 100
     os.kill(job.status().slot_pids[-1], signal.SIGKILL)
@@ -65,16 +70,18 @@ def test_a_killed_job_is_restored_with_its_rows_in_flight(
 def test_killed_again_while_it_recovers_at_random_parallelism_with_wide_rows(
     start: Callable[..., Job], tmp_path: Path, seed: int
 ) -> None:
-    """Checkpoint; restore and checkpoint; restore again. Now and then a row fills eight buffers."""
+    """Checkpoint; restore, checkpoint during recovery and die; the same again; restore. Now and then a row fills eight buffers."""
     choice = Random(seed).choice
     path = None
-    for row_us in (400.0, 400.0, 5.0):
+    for phase in range(4):
+        row_us = 2000.0 if phase else 400.0
         work = Backpressured(
             tmp_path / "chk", None, row_us=row_us, out=tmp_path / "out", wide_every=WIDE_EVERY, batch_rows=500
         )
         job = start(work, choice((1, 2, 3, 4)), restore_from=path)
-        if row_us > 100:
-            path = die_with_rows_in_flight(job)
+        if phase < 3:
+            path = die_with_rows_in_flight(job, in_recovery=phase > 0)
+            assert bool(rows_still_to_recover(path)) == (phase > 0), "taken during recovery"
     until_more_rows(job, "slow")
     work.drain(job)
     check_exact(work.rows, work.frame(), wide_every=WIDE_EVERY)

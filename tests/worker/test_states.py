@@ -13,6 +13,8 @@ from typing import Any, cast, get_args
 import msgspec
 import pyarrow as pa
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from in_memory import CountingIds, MemoryStorage
 from midstream.connectors.bad_records import BadRecord, reported
@@ -182,13 +184,54 @@ def test_to_resume_is_nothing_to_a_task_that_awaits_that_checkpoint_as_its_final
     assert world.state() is TaskState.AWAITS_SENT
 
 
-def test_a_final_checkpoint_that_is_aborted_is_waited_for_no_more() -> None:
+@given(st.data())
+def test_a_task_ends_with_the_first_complete_checkpoint_that_it_has_joined_since_its_data_ended(
+    data: st.DataObject,
+) -> None:
+    """Whatever has become of the others, and however late an abort of one of them arrives."""
     world = World()
     world.task.start()
+    before = data.draw(st.integers(0, 2), "checkpoints before the end")
+    for checkpoint_id in range(1, before + 1):
+        world.trigger(checkpoint_id)
+    world.run()
     world.task.no_more_splits()
     world.run()
+    joined = range(before + 1, before + 1 + data.draw(st.integers(1, 4), "checkpoints after the end"))
+    completes = data.draw(st.sampled_from(joined), "the one that completes")
+    word: list[tuple[str, int]] = []
+    """What the task learns, in an order that connections may bring: of each checkpoint its trigger, then its outcome."""
+    late: list[tuple[str, int]] = [("aborted", before)] if before else []
+    for checkpoint_id in joined:
+        word.append(("trigger", checkpoint_id))
+        if checkpoint_id < completes:
+            late.append(("aborted", checkpoint_id))
+        arrived: int = data.draw(st.integers(0, len(late)), "how many aborts arrive by now")
+        word += late[:arrived]
+        del late[:arrived]
+    for kind, checkpoint_id in word:
+        if kind == "trigger":
+            world.trigger(checkpoint_id)
+        else:
+            world.task.checkpoint_aborted(checkpoint_id)
+        world.run()
+        assert world.state() is TaskState.AWAITS_CHECKPOINT
+    while world.io.run_io():
+        pass
+    world.task.checkpoint_completed(completes)
+    world.run()
+    assert world.state() is TaskState.FINISHED
+
+
+def test_a_checkpoint_joined_before_the_end_of_the_data_is_not_the_final_one() -> None:
+    world = World()
+    world.task.start()
     world.trigger(1)
-    world.task.checkpoint_aborted(1)
+    world.run()
+    world.task.no_more_splits()
+    world.run()
+    world.trigger(2)
+    world.run()
     world.task.checkpoint_completed(1)
     world.run()
     assert world.state() is TaskState.AWAITS_CHECKPOINT

@@ -52,6 +52,10 @@ class FakeSnapshots:
         self.declined.append(checkpoint_id)
 
 
+IO_MAX = 1_000
+"""More writes than any checkpoint here takes."""
+
+
 class World:
     """A task with one gate of `producers` local channels, and an output to one remote consumer."""
 
@@ -128,9 +132,12 @@ class World:
             self.check()
 
     def run_io(self) -> None:
-        while self.steps.run_io():
+        for _ in range(IO_MAX):
+            if not self.steps.run_io():
+                return
             self.run_mails()
             self.check()
+        raise AssertionError(f"writes beget writes: {IO_MAX} have not been the last")
 
     def ring(self) -> None:
         """Every timer that is set."""

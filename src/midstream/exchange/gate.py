@@ -78,7 +78,8 @@ class InputGate:
         there are, the smaller are their batches, and each call of an operator has a cost whatever its rows. A batch is
         `at_work` until all its rows have been processed, and `processed` is called.
         """
-        assert self.at_work is None, f"edge {self.edge.id}, consumer {self.consumer}: polled with a batch at work"
+        if self.at_work is not None:
+            raise InvariantError(f"edge {self.edge.id}, consumer {self.consumer}: polled with a batch at work")
         batch = self.recovered.take() if self.recovered is not None else None
         if not self._has_asked:
             self.ask()
@@ -135,8 +136,9 @@ class InputGate:
 
     def processed(self) -> None:
         """The rows of the batch at work have been processed."""
-        assert self.at_work is not None, f"edge {self.edge.id}, consumer {self.consumer}: no batch is at work"
         batch, self.at_work = self.at_work, None
+        if batch is None:
+            raise InvariantError(f"edge {self.edge.id}, consumer {self.consumer}: no batch is at work")
         self.read_from.clear()
         batch.release()
 

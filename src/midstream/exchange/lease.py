@@ -56,7 +56,8 @@ class LeasedBatch:
 
     def release(self) -> None:
         self._holders -= 1
-        assert self._holders >= 0, "a lease is released more often than it is held"
+        if self._holders < 0:
+            raise InvariantError("a lease is released more often than it is held")
         if self._holders == 0:
             self._account.freed(self.buffers)
 

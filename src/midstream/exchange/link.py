@@ -56,7 +56,8 @@ class Sender:
         inside = self._element is not None
         if not inside or self._sub.is_urgent:
             element = self._sub.take(self._rows_max)
-            assert element is not None, f"{self._sub.channel}: nothing to send"
+            if element is None:
+                raise InvariantError(f"{self._sub.channel}: nothing to send")
             if not isinstance(element, LeasedBatch):
                 return self._frame(pieces, FrameKind.EVENT, (encode_event(element),), inside)
             message = element.batch.serialize()

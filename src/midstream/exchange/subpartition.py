@@ -117,8 +117,9 @@ class Subpartition:
 
     def sent(self) -> None:
         """The batch that was taken has been sent to the remote consumer completely."""
-        assert self.sending is not None, f"{self.channel}: sent without having been taken"
         sent, self.sending = self.sending, None
+        if sent is None:
+            raise InvariantError(f"{self.channel}: sent without having been taken")
         sent.release()
         self._pool.returned()  # even if a checkpoint still holds the batch, the queue has room
 
@@ -149,7 +150,8 @@ class Subpartition:
 
         If the barrier is in the queue already, the batches after it are not returned.
         """
-        assert not self.is_local, self.channel
+        if self.is_local:
+            raise InvariantError(f"{self.channel}: a barrier overtakes rows of which the local consumer is the owner")
         captured = [] if self.sending is None else [self.sending.hold()]
         captured += self.queue.capture(barrier.checkpoint_id)
         self.queue.stop_capture()

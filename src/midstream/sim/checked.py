@@ -20,6 +20,7 @@ from midstream.coordinator.events import (
     SetTimer,
 )
 from midstream.coordinator.phase import Phase
+from midstream.coordinator.placement.attempt import Attempt
 from midstream.coordinator.placement.rescaling import Rescaling
 from midstream.coordinator.placement.slots import Slots
 from midstream.coordinator.requests.savepoints import Savepoints
@@ -38,6 +39,9 @@ class CheckedMachine(CoordinatorMachine, Protocol):
     outcome: tuple[EndState, MidstreamError | None] | None
     savepoints: Savepoints
     slots: Slots
+
+    @property
+    def attempt(self) -> Attempt | None: ...
 
     @property
     def checkpoints(self) -> Checkpoints: ...

@@ -23,12 +23,11 @@ from midstream.coordinator.events import JobEnded, JobPlan
 from midstream.coordinator.placement.rescaling import Stage
 from midstream.coordinator.placement.slots import PYTHON
 from midstream.core.errors import ClusterError, StorageError
-from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Signal, Storage
-from midstream.exchange.lease import LeasedBatch
 from midstream.protocol import messages as m
 from midstream.sim.checked import CheckedMachine, CheckedShell
 from midstream.sim.connection import Connection
+from midstream.sim.liveness import CANCEL_ENDS, Liveness, owed_at_the_end
 from midstream.sim.network import SIM, Network, SimTransport
 from midstream.sim.older_version import patience_of
 from midstream.sim.pickling import Pickler
@@ -86,8 +85,8 @@ class Cluster:
         self.slots: list[Slot] = []
         self.struck_us: list[int] = []
         """The times at which faults have struck."""
-        self.patience_s = math.inf
-        """See `Reasons`."""
+        self.patience_s = self.bound_s = math.inf
+        """See `Reasons` and `Liveness`."""
         self.denied: Callable[[str], bool] = lambda directory: False
         """Whether a file here may rightly be reported as existing, because of another driver or a lying storage."""
         self.slot_failures = 0
@@ -147,6 +146,7 @@ class Driver:
         """How many of the next requested slots start only after their timeout."""
         patience_s = patience_of(plan.graph, cluster.patience_s)
         self.reasons = Reasons(cluster.struck_us, patience_s, cluster.denied, self._has_no_reason)
+        self.liveness = Liveness(cluster.bound_s, cluster.struck_us, lambda: world.now_us, self._has_no_reason)
         self.completed: set[int] = set()
         """The checkpoints whose completion was reported to slots."""
         self.uncertain: dict[int, frozenset[str]] = {}
@@ -166,7 +166,9 @@ class Driver:
         """The unanswered requests, by client."""
         self.connections: dict[int, Connection] = {}
         """The open connections, by slot number."""
-        self.promises = Promises(plan.config, self.connections, lambda: world.now_us, self._has_no_reason)
+        self.promises = Promises(
+            plan.config, self.connections, lambda: world.now_us, self._is_for_savepoint, self._has_no_reason
+        )
         self._slot_count = 0
         self._clients = 0
         self._processes: dict[str, list[Slot]] = {}
@@ -209,10 +211,12 @@ class Driver:
     def _comes_in(self, client: int, request: m.ClientRequest) -> None:
         self._asked[client] = request
         self.promises.asked(client, request)
+        self.liveness.asked(client, request)
         self.shell.ask(client, request)
 
     def cancel(self, reason: str) -> None:
         self.is_cancelled = True
+        self.liveness.owes(CANCEL_ENDS)
         self.process.post(partial(self.shell.cancel, reason))
 
     # ---- the shell's lines
@@ -222,6 +226,7 @@ class Driver:
         if isinstance(message, m.Deploy):
             self._note_finished(message)
             self.reasons.deployed(message)
+            self.liveness.deployed()
             self.cluster.deployed(self, message)
         elif isinstance(message, m.TriggerCheckpoint):
             self.triggered.append(message.checkpoint_id)
@@ -321,6 +326,7 @@ class Driver:
         if client in self.replies:
             self.bug(f"client {client} is answered twice")
         self.replies[client] = reply
+        self.liveness.comes(client)
         asked = self._asked.pop(client)
         self._check_reply(asked, reply)
         self.promises.answered(client, reply)
@@ -340,6 +346,7 @@ class Driver:
         self.cluster.world.note(("told", text))
 
     def ended_with(self, outcome: JobEnded) -> None:
+        self.liveness.ended()
         self.cluster.world.note(("job ended:", outcome.state, str(outcome.error) if outcome.error else ""))
         for number in list(self.connections):
             self.release(number)
@@ -357,7 +364,12 @@ class Driver:
     def _look_why(self, checkpoint_id: int) -> None:
         for status in self.coordinator.checkpoints.history.newest_first:
             if status.id == checkpoint_id:  # otherwise the checkpoint is only taken again
+                self.liveness.failed(self.coordinator.checkpoints.due.failures)
                 self.reasons.checkpoint_failed(checkpoint_id, status.reason, self.plan.config.checkpoint_timeout_s)
+
+    def _is_for_savepoint(self) -> bool:
+        pending = self.coordinator.checkpoints.pending
+        return pending is not None and pending.is_savepoint
 
     def place_claimed(self, client: int) -> None:
         self.claimed[client] = len(self.triggered)
@@ -435,6 +447,7 @@ class Driver:
             self.reasons.heard(message, pending.checkpoint_id if pending is not None else None)
             self.promises.heard(connection.number, message)
             self.shell.slot_said(connection.number, message)
+            self.liveness.heard(message, self.coordinator.attempt)
 
     def connection_lost(self, connection: Connection, reason: str) -> None:
         """Report that a slot's process, or the connection to it, is gone."""
@@ -554,19 +567,9 @@ class Slot:
         if isinstance(message, (m.CommitDone, m.CommitFailed)):
             self.owed.answered(message)
         if isinstance(message, m.TaskFinished) and self.driver.plan.config.checkpoint_dir is not None:
-            self._check_finished(message.task)
+            for owed in owed_at_the_end(self.machine, message.task):
+                self._world.bug(f"{message.task} ends {owed}")
         self.connection.to_driver.send(_from_slot.decode(_encoder.encode(message)))
-
-    def _check_finished(self, ref: TaskId) -> None:
-        """Check that a task that ends has sent all its rows and answered all checkpoints: it can do neither later."""
-        task = self.machine.tasks.get(ref) if self.machine is not None else None  # None: it had finished before
-        for partition in task.partitions if task is not None else ():
-            for sub in partition.subpartitions:
-                waiting = [item for item in (sub.sending, *sub.queue) if isinstance(item, LeasedBatch)]
-                if waiting and not sub.is_local:
-                    self._world.bug(f"{ref} ends, and {len(waiting)} batches to {sub.channel} have not been sent")
-        if task is not None and task._snapshots._unacknowledged:
-            self._world.bug(f"{ref} ends without an answer for checkpoints {sorted(task._snapshots._unacknowledged)}")
 
     def _beat(self) -> None:
         assert self.machine is not None

@@ -26,6 +26,7 @@ from midstream.operators.process_operator import ProcessOperator
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements, nothing, owner_of
 from midstream.sim.regions_at_rest import partly_finished
+from midstream.sim.regions_of_ends import intolerant_saving
 from midstream.state.parts import Redistribute
 from midstream.worker import source
 from midstream.worker.assembly import Deployment
@@ -65,6 +66,17 @@ def late_metadata_completes() -> Replacements:
 def checkpoints_do_not_count() -> Replacements:
     """The same failure ends the job though checkpoints completed in between."""
     return [(Restarts, "progressed", nothing)]
+
+
+def savepoints_count() -> Replacements:
+    """A checkpoint for a savepoint that fails counts against the failures that the job tolerates."""
+    original = Checkpoints._abort
+
+    def abort(self: Any, pending: Any, reason: str, **how: Any) -> None:
+        pending.is_savepoint = False
+        original(self, pending, reason, **how)
+
+    return [(Checkpoints, "_abort", abort)]
 
 
 # ---- rescaling while the job runs
@@ -380,6 +392,9 @@ def zombie_goes_on() -> Replacements:
 
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "savepoints_count": Mutation(
+        "a savepoint that fails counts against the failures that the job tolerates", savepoints_count, intolerant_saving
+    ),
     "metadata_before_acks": Mutation("publish while a task has not answered", metadata_before_acks),
     "commit_before_completion": Mutation("commit before the metadata is durable", commit_before_completion),
     "forget_committables_on_restore": Mutation("forget committables on restore", forget_committables_on_restore),

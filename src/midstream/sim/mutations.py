@@ -86,10 +86,27 @@ EQUIVALENT: Final[Mapping[str, Equivalent]] = {
         "operators that fire in slices are keyed, so they are the first of their task, and a task fires to the end before "
         "it reads more; those behind them fire in one step, and have nothing pending when rows come",
     ),
-    "aborted_final_stands": Equivalent(
-        "the checkpoint that a task has ended with stays the one to wait for although it was aborted",
-        "a task is done when a checkpoint of that number or a higher one completes; the aborted one never does, and "
-        "every later one is joined behind the end of the task's data, too",
+    "first_stop_stays": Equivalent(
+        "a second checkpoint with which the job stops or moves does not replace the one whose abort resumes the source",
+        "the coordinator has one checkpoint in progress, and sends every slot the abort of the one before, or that its "
+        "sources resume, on the connection on which the next trigger follows: a source that is triggered runs",
+    ),
+    "ends_while_the_last_batch_is_sent": Equivalent(
+        "a task does not wait for the rest of a batch of which a part has been sent",
+        "behind its last batch waits the end of its data, which leaves the queue only when the whole batch has left, so "
+        "that the queue is not empty before that",
+    ),
+    "late_acknowledgement_is_deleted": Equivalent(
+        "files of an acknowledgement that comes after its checkpoint was given up are deleted, even if the outcome of a "
+        "checkpoint is unknown",
+        "metadata is written only once every task that takes part has acknowledged, and each of them does so once: no "
+        "acknowledgement of a checkpoint of unknown outcome comes later, and what a later checkpoint refers to is of "
+        "completed ones",
+    ),
+    "capture_behind_the_end": Equivalent(
+        "a channel whose end has come goes on to capture batches",
+        "nothing comes behind the end of a partition, so that nothing more is captured; the capture itself ends with the "
+        "announcement of the end, and the next one finds the end in the queue or nothing to wait for",
     ),
     "valve_begins_again": Equivalent(
         "the valve of a task does not know after a restore how far event time had come",

@@ -21,11 +21,19 @@ NOT_OPENED: Final = "the checkpoint directory cannot be opened"
 
 
 class Promises:
-    """The checks of one driver. `is_open` has the numbers of the slots whose connections are open."""
+    """The checks of one driver. `is_open` has the numbers of the slots whose connections are open. `is_for_savepoint`:
+    whether the checkpoint that is being triggered is for a savepoint.
+    """
 
     def __init__(
-        self, config: JobConfig, is_open: Container[int], now_us: Callable[[], int], bug: Callable[[str], None]
+        self,
+        config: JobConfig,
+        is_open: Container[int],
+        now_us: Callable[[], int],
+        is_for_savepoint: Callable[[], bool],
+        bug: Callable[[str], None],
     ) -> None:
+        self._is_for_savepoint = is_for_savepoint
         self._root = config.checkpoint_dir
         self._pause_us = int(config.min_pause_s * 1000) * 1000
         self._is_open = is_open
@@ -51,6 +59,10 @@ class Promises:
         """
         self._acknowledged: dict[tuple[int, TaskId], int] = {}
         """The newest checkpoint that each task has acknowledged, by attempt and task."""
+        self._finished: set[tuple[int, TaskId]] = set()
+        """The tasks that have acknowledged a checkpoint as finished, by attempt."""
+        self._for_savepoints: set[int] = set()
+        """The checkpoints that were triggered for savepoints, whose failures do not count."""
 
     # ---- requests and answers
 
@@ -92,7 +104,8 @@ class Promises:
                 number in self._triggered[-1:] and number not in self._failed
             ):
                 self._ended_us = self._now_us()
-                self._failed.add(number)
+                if number not in self._for_savepoints:
+                    self._failed.add(number)
             case _:  # no other message is checked
                 pass
 
@@ -110,6 +123,8 @@ class Promises:
     def _triggers(self, number: int) -> None:
         """Check that a checkpoint that was not requested keeps the minimum pause after the previous one."""
         self._triggered.append(number)
+        if self._is_for_savepoint():
+            self._for_savepoints.add(number)
         is_wanted = (
             self._is_ending
             or self._moves
@@ -144,7 +159,11 @@ class Promises:
                 del self._deployed[slot]
             case m.TaskEndOfData() | m.TaskFinished():
                 self._is_ending = True
-            case m.CheckpointAck(attempt, number, task, metrics=metrics):
+            case m.CheckpointAck(attempt, number, task, metrics=metrics, finished=finished):
+                if finished:
+                    self._finished.add((attempt, task))
+                elif (attempt, task) in self._finished:
+                    self._bug(f"task {task} is in checkpoint {number} as running, and had finished in an earlier one")
                 self._rows_read[task] = number, None if metrics is None else metrics.operators[0][2]
                 newest = self._acknowledged.setdefault((attempt, task), number)
                 if number < newest:

@@ -8,9 +8,10 @@ from functools import partial
 from random import Random
 from typing import Final
 
-from midstream.sim import regions
+from midstream.sim import regions, regions_of_ends
 from midstream.sim import regions_at_rest as at_rest
 from midstream.sim import regions_combining as of_combining
+from midstream.sim.extremes import with_extremes
 from midstream.sim.scenario import FAULTS, Scenario, draw
 from midstream.sim.shapes import SHAPES
 
@@ -124,6 +125,9 @@ NAMED: Final[Mapping[str, Callable[[int], Scenario]]] = {
     "partly_finished": at_rest.partly_finished,
     "dropping_late": at_rest.dropping_late,
     "rejoined_with_gaps": at_rest.rejoined_with_gaps,
+    "ending_without_another": regions_of_ends.ending_without_another,
+    "intolerant_saving": regions_of_ends.intolerant_saving,
+    "ending_in_good_time": regions_of_ends.ending_in_good_time,
 }
 VISITS: Final = 0.3
 """Of the runs of the random campaign, how many are drawn from a region; the others from all that there can be."""
@@ -135,8 +139,8 @@ def random_scenario(seed: int) -> Scenario:
     """What the random campaign runs: a pure function of the seed."""
     random = Random(f"region {seed}")
     if random.random() >= VISITS:
-        return draw(seed)
+        return with_extremes(draw(seed), seed)
     if random.random() < VISITS_AT_LARGE:
-        return random.choice((of_one_topology, of_few_kinds))(seed)
+        return with_extremes(random.choice((of_one_topology, of_few_kinds))(seed), seed)
     # Each draws a number and the highest wins, so that a new region takes its share and leaves other seeds as they are.
     return NAMED[max(NAMED, key=lambda name: Random(f"{name} {seed}").random())](seed)

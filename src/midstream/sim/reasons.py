@@ -92,13 +92,20 @@ class Reasons:
 
 def patience_s(scenario: Scenario) -> float:
     """Return a generous bound for the time that a checkpoint of this scenario may take while no fault strikes."""
+    if _overtakes_everywhere(scenario):  # a barrier that overtakes waits only for the rows that a task has taken
+        return _time_s(scenario, min(scenario.rows, 4 * scenario.batch_rows), waits_for_sinks=False)
+    return aligned_s(scenario)
+
+
+def aligned_s(scenario: Scenario) -> float:
+    """Return the same bound for a checkpoint whose barriers wait for all rows of the job, as at the end of its data."""
+    return _time_s(scenario, scenario.rows, waits_for_sinks=scenario.sink_rows > 0)
+
+
+def _time_s(scenario: Scenario, rows: int, *, waits_for_sinks: bool) -> float:
     s, tempo = scenario, scenario.tempo
     hops = len(s.shape)
-    rows = s.rows
-    if _overtakes_everywhere(s):  # a barrier that overtakes waits only for the rows that a task has taken
-        rows = min(rows, 4 * s.batch_rows)
     work_us = hops * rows * (s.row_us + tempo.clock_tick_us)
-    waits_for_sinks = s.sink_rows > 0 and not _overtakes_everywhere(s)
     pause_us = 1e6 * s.sink_pause_s * (rows / s.sink_rows) if waits_for_sinks else 0.0
     way_us = hops * (8 * tempo.data_us + 8 * tempo.control_us + 30 * tempo.io_us + 100 * tempo.mail_us)
     ticks_us = hops * 200 * tempo.clock_tick_us

@@ -22,6 +22,7 @@ from midstream.sim.cluster import Cluster, Driver, MakeCoordinator
 from midstream.sim.disk import Disk
 from midstream.sim.faults import strike
 from midstream.sim.keeper import ROOT, Keeper, Start
+from midstream.sim.liveness import bound_s
 from midstream.sim.network import Network
 from midstream.sim.older_version import as_started, by_version
 from midstream.sim.on_disk import OnDisk
@@ -158,6 +159,7 @@ class Run:
         self.cluster.deployed = self._deployed
         self.cluster.failed = self.recoveries.failed
         self.cluster.patience_s = patience_s(scenario)
+        self.cluster.bound_s = bound_s(scenario)
         self.cluster.denied = self._is_denied
         self._oracle.reported_late = self.cluster.reported_late
         self.outside.finished = self.cluster.finished
@@ -278,6 +280,7 @@ class Run:
         graph = changed(original, shape, self.outside, s.seed, version, generators=s.new_generators)
         if s.has_older:
             graph = as_started(graph, s, job_id)
+        buffers = least_buffers(graph) // 2 if s.is_scant else least_buffers(graph) + s.pool_buffers
         config = JobConfig(
             name=JOB,
             parallelism=graph.slots,
@@ -294,15 +297,15 @@ class Run:
             restart=RestartStrategy(
                 kind="exponential",
                 attempts=0,
-                delay_s=0.001,
-                max_delay_s=0.01,
+                delay_s=s.restart_delay_s,
+                max_delay_s=10 * s.restart_delay_s,
                 same_failures=SAME_FAILURES if s.has_checkpoints else 0,
             ),
             buffer_bytes=s.buffer_bytes,
-            pool_bytes=s.buffer_bytes * (least_buffers(graph) + s.pool_buffers),
+            pool_bytes=s.buffer_bytes * buffers,
             batch_rows=s.batch_rows,
             slot_timeout_s=30.0,
-            heartbeat_timeout_s=3.0,
+            heartbeat_timeout_s=s.heartbeat_timeout_s,
         ).check()
         return JobPlan(
             job_id,
@@ -352,6 +355,8 @@ class Run:
 
     def _look_for_progress(self) -> None:
         """Check for progress: of rows, ending tasks, attempts and faults, and separately of checkpoints."""
+        if self.driver.process.alive and not self.driver.process.paused and self.driver.outcome is None:
+            self.driver.liveness.check()
         moved, ending = 0, 0
         attempts = []
         for slot in self.cluster.live_slots:

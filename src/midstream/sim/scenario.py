@@ -168,7 +168,8 @@ class Scenario:
     pool_buffers: int
     batch_rows: int
     wire_bytes: int
-    interval_s: float
+    interval_s: float | None
+    """None: never, unless a checkpoint is waited for."""
     timeout_s: float
     min_pause_s: float
     retained: int
@@ -196,6 +197,11 @@ class Scenario:
     """Whether half of its starts are by an older midstream (`sim.older_version`)."""
     on_slots: float = 0.0
     """The share of the sinks that commit on slots."""
+    is_scant: bool = False
+    """Whether a slot has no buffer more than its tasks need, whatever `pool_buffers` is."""
+    restart_delay_s: float = 0.001
+    """The pause before the first restart; later ones are up to ten times as long."""
+    heartbeat_timeout_s: float = 3.0
     steps_max: int = 400_000
 
 
@@ -243,7 +249,7 @@ def draw(
         pool_buffers=choice((0, 0, 16, 1024)),
         batch_rows=batch_rows,
         wire_bytes=choice((2048, 16384, 262144)),
-        interval_s=choice((0.0005, 0.002, 0.005, 0.02)),
+        interval_s=(interval_s := choice((0.0005, 0.002, 0.005, 0.02))),
         timeout_s=choice((10.0, 60.0) if clock_tick_us else (0.2, 1.0, 60.0)),
         min_pause_s=choice((0.0, 0.0, 0.002)),
         retained=choice((1, 2, 3)),
@@ -264,7 +270,7 @@ def draw(
         row_us=Random(f"slow {seed}").choice((0, 0, 0, 1000, 4000)),
         has_checkpoints=has_checkpoints,
     )
-    scenario = replace(scenario, interval_s=max(scenario.interval_s, _least_s(scenario) / CHECKPOINTS_MAX))
+    scenario = replace(scenario, interval_s=max(interval_s, _least_s(scenario) / CHECKPOINTS_MAX))
     if topology == "random" and parallelism is None and rescale_to is None and faults is None and rows is None:
         return _with_more(scenario, base, seed)
     deep = Random(f"deep {seed}")

@@ -7,7 +7,8 @@ from contextlib import contextmanager
 from functools import partial
 from unittest.mock import patch
 
-from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US, Event, Watermark
+from midstream.exchange.partition import ResultPartition
 from midstream.graph.origins import Origin
 from midstream.sim.world import World
 from midstream.worker import inputs
@@ -116,5 +117,21 @@ def _siblings(origin: Origin, origins: Sequence[Origin]) -> list[int]:
 
 @contextmanager
 def valves_are_checked(world: World) -> Iterator[None]:
-    with patch.object(inputs, "WatermarkValve", partial(CheckedValve, world)):
+    original = ResultPartition.broadcast
+
+    def broadcast(partition: ResultPartition, event: Event) -> None:
+        """Check that the last watermark leaves the one before it, which is that of the channel once it has ended."""
+        if not isinstance(event, Watermark) or event.timestamp_us != MAX_WATERMARK_US:
+            original(partition, event)
+            return
+        before = [list(sub.queue)[-1:] for sub in partition.subpartitions]
+        original(partition, event)
+        for sub, last in zip(partition.subpartitions, before, strict=True):
+            if last and isinstance(last[0], Watermark) and last[0] not in sub.queue:
+                world.bug(f"{sub.channel}: the last watermark replaces {last[0]}")
+
+    with (
+        patch.object(inputs, "WatermarkValve", partial(CheckedValve, world)),
+        patch.object(ResultPartition, "broadcast", broadcast),
+    ):
         yield

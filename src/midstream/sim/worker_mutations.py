@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any, Final
+from unittest.mock import patch
 
 import msgspec
 
-from midstream.core.elements import MIN_WATERMARK_US, CheckpointBarrier, EndOfPartition
+from midstream.core.elements import MIN_WATERMARK_US, CheckpointBarrier, EndOfPartition, Watermark
 from midstream.exchange.lease import LeasedBatch
+from midstream.exchange.queue import ElementQueue
 from midstream.exchange.subpartition import Subpartition
 from midstream.graph.origins import Origin
 from midstream.operators import progress
 from midstream.sim import regions
 from midstream.sim.mutation import Mutation, Replacements, nothing
 from midstream.sim.regions_at_rest import ending_with_generators
+from midstream.sim.regions_of_ends import ending_without_another
 from midstream.sim.state_mutations import plain
 from midstream.worker import chain, snapshots, task, valve
 from midstream.worker.source import SourceDriver
@@ -130,6 +133,52 @@ def final_by_any_checkpoint() -> Replacements:
             self._become(task.TaskState.AWAITS_SENT, task.TaskEvent.COMPLETED)
 
     return [(task.Task, "_on_completed", on_completed)]
+
+
+def aborted_final_is_forgotten() -> Replacements:
+    """A task whose final checkpoint is aborted waits for one that it joins afterwards, though it has joined a later one."""
+    original = task.Task._on_aborted
+
+    def on_aborted(self: Any, checkpoint_id: int) -> None:
+        original(self, checkpoint_id)
+        if self._final_checkpoint == checkpoint_id:
+            self._final_checkpoint = None
+
+    return [(task.Task, "_on_aborted", on_aborted)]
+
+
+def only_the_first_is_final() -> Replacements:
+    """A task ends only with the very first checkpoint that it has joined since its data ended."""
+    original = task.Task._on_completed
+
+    def on_completed(self: Any, checkpoint_id: int) -> None:
+        if self._final_checkpoint == checkpoint_id or self.state is not task.TaskState.AWAITS_CHECKPOINT:
+            original(self, checkpoint_id)
+
+    return [(task.Task, "_on_completed", on_completed)]
+
+
+def runs_while_it_waits_for_consumers() -> Replacements:
+    """A task whose final checkpoint has completed is in later ones as running."""
+    original = task.Task.take_snapshot
+
+    def snapshot(self: Any, barrier: Any, alignment_ms: float) -> None:
+        with patch.object(task, "_FINISHING", (task.TaskState.AWAITS_CHECKPOINT, task.TaskState.AWAITS_SINKS)):
+            original(self, barrier, alignment_ms)
+
+    return [(task.Task, "take_snapshot", snapshot)]
+
+
+def last_watermark_replaces() -> Replacements:
+    """The end of event time replaces the watermark that waits before it, as any other watermark does."""
+    original = ElementQueue.append
+
+    def append(self: Any, item: Any) -> None:
+        if isinstance(item, Watermark) and self._items and isinstance(self._items[-1], Watermark):
+            self._items.pop()
+        original(self, item)
+
+    return [(ElementQueue, "append", append)]
 
 
 def ends_before_all_is_sent() -> Replacements:
@@ -306,6 +355,24 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "final_by_any_checkpoint": Mutation(
         "a task ends with a checkpoint from before its end", final_by_any_checkpoint, regions.ending("keyed")
+    ),
+    "aborted_final_is_forgotten": Mutation(
+        "a final checkpoint that is aborted is forgotten, and with it the next one, which the task has joined",
+        aborted_final_is_forgotten,
+        ending_without_another,
+    ),
+    "only_the_first_is_final": Mutation(
+        "only the first checkpoint that a task has joined since its end is final",
+        only_the_first_is_final,
+        ending_without_another,
+    ),
+    "runs_while_it_waits_for_consumers": Mutation(
+        "a task that waits for its consumers is in checkpoints as running",
+        runs_while_it_waits_for_consumers,
+        regions.writing_at_the_end,
+    ),
+    "last_watermark_replaces": Mutation(
+        "the last watermark of a channel replaces the one before it", last_watermark_replaces
     ),
     "ends_before_all_is_sent": Mutation(
         "a task ends before all it has emitted is sent", ends_before_all_is_sent, regions.sent_at_the_end

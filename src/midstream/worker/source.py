@@ -20,6 +20,7 @@ import msgspec
 import pyarrow as pa
 
 from midstream.core.arrow_types import to_list
+from midstream.core.errors import InvariantError
 from midstream.core.seams import Done, Failed, Timer
 from midstream.operators.bad_records import TALLY, BadRecords, Tally
 from midstream.operators.base import Splits
@@ -382,7 +383,8 @@ class SourceDriver(Splits):
 
         All rows that it had before have been emitted, because a read begins when the batch before it is taken.
         """
-        assert current.ahead is None, current.split.id
+        if current.ahead is not None:
+            raise InvariantError(f"split {current.split.id} rests, and has rows that were read ahead")
         current.quiet_until_s = self._clock.monotonic_s()
         current.split = msgspec.structs.replace(current.split, offset=offset)
         current.rest_s = min(max(2 * current.rest_s, REST_S_MIN), REST_S_MAX)

@@ -169,7 +169,9 @@ class Task:
         self._paused_after: int | None = None
         """The checkpoint after whose barrier the source is not read, while the task is PAUSED."""
         self._final_checkpoint: int | None = None
-        """The first checkpoint that the task has joined since its data ended, and that has not been aborted."""
+        """The first checkpoint that the task has joined since its data ended. Whichever completes first, this one or a
+        later one, has everything that the task has emitted. If this one is aborted, that says nothing of the later ones,
+        which may have been joined before the abort arrived."""
         self.busy_s = 0.0
         self.backpressured_s = 0.0
         self._backpressured_since: float | None = None
@@ -489,8 +491,6 @@ class Task:
         self._checkpoints.handle(CancelReceived(checkpoint_id))
         self._checkpoints.drop(checkpoint_id)
         self._resume_source(checkpoint_id)
-        if self._final_checkpoint == checkpoint_id:
-            self._final_checkpoint = None
         for operator in self.operators.chain.operators:
             operator.checkpoint_aborted(checkpoint_id)
 

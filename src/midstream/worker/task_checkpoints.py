@@ -37,7 +37,7 @@ from midstream.checkpoint.barriers import (
 from midstream.checkpoint.channel_state import Captured, store_channels
 from midstream.checkpoint.state_files import channel_file
 from midstream.core.elements import CancelCheckpointMarker, CheckpointBarrier
-from midstream.core.errors import StorageError, assert_never
+from midstream.core.errors import InvariantError, StorageError, assert_never
 from midstream.core.ids import ChannelId
 from midstream.core.seams import Done, Failed, Timer
 from midstream.exchange.gate import Arrival
@@ -277,7 +277,8 @@ class TaskCheckpoints:
                 where = Captured(gate.edge.id, gate.channels[index].id.producer, gate.consumer, False)
                 state.inputs.append((where, gate.capture(index, state.barrier.checkpoint_id)))
         # A gate of which nothing is captured has no rest: all its rows before the barrier have been processed.
-        assert not rests, (state.barrier, rests.keys())
+        if rests:
+            raise InvariantError(f"{state.barrier} would lose the rest of a batch at work in the gates {sorted(rests)}")
 
     def _store_if_complete(self, checkpoint_id: int) -> None:
         """Write the captured batches once nothing can be added to them.

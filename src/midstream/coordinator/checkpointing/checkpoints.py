@@ -196,7 +196,8 @@ class Checkpoints:
             self._publish(pending)
 
     def decline(self, message: CheckpointDecline) -> None:
-        assert message.checkpoint_id not in self._completed_ids, message
+        if message.checkpoint_id in self._completed_ids:
+            raise InvariantError(f"{message.task} declines checkpoint {message.checkpoint_id}, which is complete")
         self._cleaning.drop((), message.files)
         pending = self.pending
         if pending is None or not self.outcome_is_known or pending.checkpoint_id != message.checkpoint_id:
@@ -382,7 +383,8 @@ class Checkpoints:
         self, pending: Pending, metadata: CheckpointMetadata, committables: tuple[Committables, ...]
     ) -> None:
         self._over(pending, CheckpointTurn.COMPLETED)
-        assert metadata.checkpoint_id > self._newest_id, (metadata.checkpoint_id, self._newest_id)
+        if metadata.checkpoint_id <= self._newest_id:
+            raise InvariantError(f"checkpoint {metadata.checkpoint_id} completes after {self._newest_id}")
         self.newest = metadata
         self.state_sizes.add(metadata, metadata.completed_ms)
         self._newest_id = metadata.checkpoint_id

@@ -24,7 +24,7 @@ from midstream.coordinator.events import JobPlan
 from midstream.coordinator.failures import Failure, failure_of, failure_of_user_code, warn_if_failed
 from midstream.coordinator.placement.slots import Slots
 from midstream.coordinator.restoring.opening import OpenedStorage
-from midstream.core.errors import StorageError
+from midstream.core.errors import InvariantError, StorageError
 from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed
 from midstream.protocol import messages as m
@@ -90,10 +90,14 @@ class Committing:
 
     def add(self, holder: int, committables: Iterable[Committables]) -> None:
         """Queue `committables` to be committed: checkpoint `holder`, which holds them, is complete."""
-        assert holder >= self._last_holder, (holder, self._last_holder)
+        if holder < self._last_holder:
+            raise InvariantError(f"output of checkpoint {holder} is to be committed after that of {self._last_holder}")
         self._last_holder = holder
         for what in committables:
-            assert what.checkpoint_id <= holder, (what.checkpoint_id, holder)
+            if what.checkpoint_id > holder:
+                raise InvariantError(
+                    f"output of checkpoint {what.checkpoint_id} is in that of {holder}, which is older"
+                )
             if what.items and what.uid in self._committers.sinks:
                 self._commits.append(_Commit(what, holder))
         self._next()

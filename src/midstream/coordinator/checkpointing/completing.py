@@ -105,8 +105,8 @@ def refusal(operators: Iterable[OperatorState], channel_files: Set[str], readabl
     """
     for op in operators:
         if op.finished and not op.fully_finished:
-            for i in op.running:
-                for part in op.subtasks[i].parts:
+            for subtask in op.subtasks:  # what a finished one holds is not restored either
+                for part in subtask.parts:
                     if part.redistribute == Redistribute.UNION.value:
                         return (
                             f"operator {op.name!r} has union state {part.name!r} and only some of its subtasks have "
