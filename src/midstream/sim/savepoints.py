@@ -40,8 +40,8 @@ EXCUSES: Final = (
     "not complete within",
 )
 """A refusal without any of these texts has no valid reason."""
-BEFORE_ALL: Final = "the job was stopped before any task ran"
-"""The reason after another stop; it is valid as long as the job has triggered no checkpoint."""
+AT_REST: Final = "the job was stopped while no task ran"
+"""The reason after another stop, of a job that has not begun or is being restarted: no checkpoint can be taken then."""
 REFUSED: Final = "no savepoint was made: the checkpoint directory: "
 """The reason of a job that does not start, with this program or at all. A stop is answered with the failure itself."""
 AWAY_US: Final = 20_000
@@ -193,10 +193,10 @@ class Savepoints:
             is_denied = THERE in reply.error and (
                 len(driver.cluster.drivers) > 1 or any(disk.denied for disk in self._disks.values())
             )
-            is_early = BEFORE_ALL in reply.error and not driver.triggered
+            is_at_rest = AT_REST in reply.error  # that its output is what its checkpoint holds is checked at its end
             is_failure = driver.coordinator.outcome is not None and reply.error == str(driver.coordinator.outcome[1])
             is_refused = (REFUSED in reply.error or is_failure) and not driver.triggered  # the keeper checks the reason
-            is_excused = is_replaced or is_denied or is_early or is_refused
+            is_excused = is_replaced or is_denied or is_at_rest or is_refused
             if not is_excused and not any(excuse in reply.error for excuse in EXCUSES):
                 self._world.bug(f"{request!r} fails without a reason: {reply.error}")
             number = self._was_to_be_waited_for(driver, client, reply.error)
@@ -222,10 +222,9 @@ class Savepoints:
         path = reply.checkpoint or ""
         number = path.rpartition("chk-")[2]
         if number.isdecimal() and path not in (saved.url for saved in self.saved):
-            by = (
-                driver.plan.job_id if driver.triggered else None
-            )  # a stop before any task ran reports the checkpoint of the start
-            if not self._oracle.has_completed(by, int(number)):
+            # a stop while no task ran may report the checkpoint of the start, which is another's
+            is_of_start = not driver.triggered or path == driver.coordinator.restored_from
+            if not self._oracle.has_completed(None if is_of_start else driver.plan.job_id, int(number)):
                 self._world.bug(f"{request!r} is answered with {reply.checkpoint}, which is not complete")
 
     def _was_to_be_waited_for(self, driver: Driver, client: int, reason: str) -> int | None:

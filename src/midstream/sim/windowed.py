@@ -235,7 +235,7 @@ def _overlapping(contents: Contents, emitted: Spans, held: Spans) -> Bools:
     another = (keys[1:] == keys[:-1]) & ((starts[1:] != starts[:-1]) | (ends[1:] != ends[:-1]))
     found = _marked(len(contents.ids), places[order][1:][another & (starts[1:] <= ends[:-1])])
     latest: dict[int, int] = dict(zip(keys.tolist(), ends.tolist(), strict=True))  # ends ascend with the starts
-    reached = np.array([latest.get(key, 0) for key in contents.keys[held_places].tolist()], np.int64)
+    reached = np.array([latest.get(key, MIN_WATERMARK_US) for key in contents.keys[held_places].tolist()], np.int64)
     waits = held.ends_us > reached  # otherwise it has fired, and is about to be dropped
     return found | _marked(len(contents.ids), held_places[waits & (held.starts_us <= reached)])
 
