@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +14,7 @@ from midstream.core.config import JobConfig, size_bytes
 from midstream.core.errors import ConfigError
 from midstream.exchange.capacity import check_pool, least_buffers
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
+from midstream.sim import run as sim_run
 from midstream.sim.run import run
 from midstream.sim.scenario import draw
 from midstream.worker import assembly
@@ -91,3 +93,16 @@ def test_slots_reserve_no_more_than_that(monkeypatch: pytest.MonkeyPatch) -> Non
     assert len(seen) > 20
     assert all(least - inputs <= reserved <= least for reserved, least, inputs in seen), seen
     assert any(reserved > least - inputs for reserved, least, inputs in seen), "nothing was recovered"
+
+
+@pytest.mark.parametrize("spare", range(8))
+def test_every_pool_that_is_large_enough_can_be_deployed(spare: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows grow with the pool, and leave what else is reserved."""
+
+    def buffers(graph: JobGraph) -> int:
+        return max(least_buffers(graph, slot) for slot in range(graph.slots)) + spare
+
+    monkeypatch.setattr(sim_run, "least_buffers", buffers)
+    for seed in range(4):
+        scenario = draw(seed, topology="keyed_broadcast", parallelism=2, rescale_to=4, rows=20)
+        assert run(replace(scenario, pool_buffers=0, is_scant=False)).failures == []

@@ -179,14 +179,18 @@ class Deployment:
                 self._outgoing.append((slot, partition, index))
 
     def _window(self, graphs: Mapping[TaskId, JobGraph]) -> int:
-        """The credit window of each remote channel, in buffers. All windows together take at most half of the pool."""
+        """The credit window of each remote channel, in buffers. All windows together take at most half of the pool, and
+        leave what outputs have reserved and a buffer of each input for rows to be recovered.
+        """
+        inputs = sum(len(graph.inputs(ref.vertex)) for ref, graph in graphs.items())
+        room = min(self.pool.total // 2, self.pool.shared_free - inputs)
         remote = sum(
             self._slot_of[producer] != self.slot_id
             for ref, graph in graphs.items()
             for edge in graph.inputs(ref.vertex)
             for producer in graph.producers(edge, ref.subtask)
         )
-        share = self.pool.total // (2 * remote) if remote else WINDOW_BUFFERS_MAX
+        share = room // remote if remote else WINDOW_BUFFERS_MAX
         return max(WINDOW_BUFFERS_MIN, min(WINDOW_BUFFERS_MAX, share))
 
     def _gate(self, edge: Edge, ref: TaskId, loaded: Loaded, window: int) -> InputGate:
