@@ -17,7 +17,8 @@ _PER_S: Final[dict[Literal["s", "ms", "us", "ns"], int]] = {"s": 1, "ms": 10**3,
 
 def _integers(kind: pa.DataType, count: int) -> pa.Array[Any]:
     """The extremes first."""
-    low, high = (int(limit) for limit in (np.iinfo(kind.to_pandas_dtype()).min, np.iinfo(kind.to_pandas_dtype()).max))
+    limits: Any = np.iinfo(kind.to_pandas_dtype())
+    low, high = int(limits.min), int(limits.max)
     half = min(count, high - low + 1) // 2
     return pa.array([*range(low, low + half), *range(high - half + 1, high + 1)], kind)
 

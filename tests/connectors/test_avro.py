@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 from contextlib import suppress
-from datetime import date, datetime, time, timezone
+from datetime import UTC, date, datetime, time
 from decimal import Decimal
 from typing import Any, TypeAlias
 
@@ -63,7 +63,7 @@ scalars: list[Kind] = [
     (pa.time32("ms"), st.times().map(lambda at: at.replace(microsecond=at.microsecond // 1000 * 1000))),
     (pa.time64("us"), st.times()),
     (pa.timestamp("us"), st.datetimes()),
-    (pa.timestamp("us", "UTC"), st.datetimes(timezones=st.just(timezone.utc))),
+    (pa.timestamp("us", "UTC"), st.datetimes(timezones=st.just(UTC))),
     (pa.timestamp("ms"), st.datetimes().map(lambda at: at.replace(microsecond=at.microsecond // 1000 * 1000))),
     (pa.decimal128(38, 10), st.decimals(-(10**27), 10**27, places=10)),
     (pa.decimal128(3, 3), st.decimals("-0.999", "0.999", places=3)),
@@ -145,7 +145,7 @@ def test_each_type_of_avro_is_a_column():
         "again": None,
         "id": "not looked at",
         "day": date(2024, 2, 29),
-        "at": datetime(2024, 1, 1, tzinfo=timezone.utc),
+        "at": datetime(2024, 1, 1, tzinfo=UTC),
         "noon": time(12),
         "odd": 5,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
-from datetime import date, datetime, timezone
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
 from types import SimpleNamespace
@@ -320,7 +320,7 @@ def test_values_of_all_types_come_back_as_they_were(table):
             "raw": pa.array([b"\x00\xff", None], pa.large_binary()),
             "day": pa.array([date(1, 1, 1), None]),
             "local": pa.array([moment, None], pa.timestamp("us")),
-            "moment": pa.array([moment.replace(tzinfo=timezone.utc), None], pa.timestamp("ns", "Europe/Berlin")),
+            "moment": pa.array([moment.replace(tzinfo=UTC), None], pa.timestamp("ns", "Europe/Berlin")),
             "texts": pa.array([["a", None, ""], None], pa.large_list(pa.large_string())),
             "inner": pa.array(
                 [{"x": 1, "y": ["z"]}, None], pa.struct([("x", pa.uint32()), ("y", pa.large_list(pa.large_string()))])
@@ -331,7 +331,7 @@ def test_values_of_all_types_come_back_as_they_were(table):
     committer_of(sink, "job-a").commit(1, written(sink, rows))
     expected = rows.to_pylist()
     expected[0]["huge"] = Decimal(2**64 - 1)
-    expected[0]["moment"] = moment.replace(tzinfo=timezone.utc)
+    expected[0]["moment"] = moment.replace(tzinfo=UTC)
     got = DeltaTable(table).to_pyarrow_table().to_pylist()
     assert str(got[0].pop("real")) == str(expected[0].pop("real")) == "nan"
     assert got == expected
@@ -343,7 +343,7 @@ def stats_of(table: Path) -> Any:
 
 
 def test_readers_can_skip_files_by_what_the_log_says_of_them(table):
-    moment = datetime(2024, 1, 1, tzinfo=timezone.utc)
+    moment = datetime(2024, 1, 1, tzinfo=UTC)
     whole = pa.RecordBatch.from_pydict(
         {
             "n": pa.array(range(5)),

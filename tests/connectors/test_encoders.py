@@ -5,7 +5,7 @@ from __future__ import annotations
 import io
 import json
 import math
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 from zoneinfo import ZoneInfo
 
@@ -17,7 +17,6 @@ from hypothesis import strategies as st
 from midstream.connectors.encoders import new_encoder
 from midstream.core.errors import JobError
 
-UTC = timezone.utc
 ZONES = ("UTC", "Europe/Berlin", "Africa/Monrovia", "Asia/Kathmandu", "America/St_Johns", "Pacific/Apia")
 SURELY_INSIDE = (datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinfo=UTC))
 """In the years 1 to 9999 in all zones."""

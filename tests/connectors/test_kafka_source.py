@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pickle
 import re
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -94,7 +94,7 @@ def test_metadata_says_where_when_and_how_a_record_came(kafka):
     kafka.produce(topic, [None])
     wanted = {"topic": "t", "partition": "p", "offset": "o", "timestamp": "at", "key": "k", "headers": "h"}
     first, second = read(source_of(kafka, topic, format="bytes", stop="latest", metadata=wanted))
-    assert first["at"] == datetime(2023, 11, 14, 22, 13, 20, 123000, tzinfo=timezone.utc)
+    assert first["at"] == datetime(2023, 11, 14, 22, 13, 20, 123000, tzinfo=UTC)
     del first["at"], second["at"]
     named = [{"name": "trace", "value": b"\x00\xff"}, {"name": "empty", "value": None}]
     assert first == {"value": b"v", "t": topic, "p": 0, "o": 0, "k": b"k", "h": named}
@@ -146,7 +146,7 @@ def test_reading_goes_on_at_the_offset_of_a_checkpoint(kafka):
 
 def test_where_it_starts_and_where_it_stops(kafka):
     topic = kafka.topic(partitions=2)
-    noon = datetime(2024, 5, 1, 12, tzinfo=timezone.utc)
+    noon = datetime(2024, 5, 1, 12, tzinfo=UTC)
     for n in range(6):
         at_ms = int((noon + timedelta(minutes=n)).timestamp() * 1000)
         kafka.produce(topic, as_json(n), partition=0, timestamp=at_ms)

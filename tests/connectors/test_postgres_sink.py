@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 
@@ -327,7 +327,7 @@ def test_values_of_all_types_come_back_as_they_were(database):
         "day": pa.array([date(1, 1, 1), None]),
         "hour": pa.array([time(23, 59, 59, 999999), None], pa.time64("us")),
         "local": pa.array([moment, None], pa.timestamp("us")),
-        "moment": pa.array([moment.replace(tzinfo=timezone.utc), None], pa.timestamp("us", "Europe/Berlin")),
+        "moment": pa.array([moment.replace(tzinfo=UTC), None], pa.timestamp("us", "Europe/Berlin")),
         "exact": pa.array([moment, None], pa.timestamp("ns")),
         "lasting": pa.array([timedelta(days=-1, microseconds=7), None], pa.duration("ns")),
         "ints": pa.array([[1, None, -3], None], pa.large_list(pa.int64())),

@@ -7,7 +7,7 @@ import json
 import math
 import re
 import uuid
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -66,7 +66,7 @@ VALUES: dict[pa.DataType, list[Any]] = {
     pa.timestamp("us"): [MOMENT, MOMENT.replace(microsecond=500000), MOMENT.replace(microsecond=0), datetime(1, 1, 1),
         datetime(1582, 10, 10), datetime(9999, 12, 31, 23, 59, 59, 999999), 253402300800000000, -62135596800000001],
     pa.timestamp("us", "Europe/Berlin"): [datetime(1880, 1, 1, 12, 0, 0, 7, tzinfo=BERLIN), MOMENT.replace(tzinfo=BERLIN),
-        datetime(2024, 10, 27, 2, 30, fold=1, tzinfo=BERLIN), datetime(1969, 12, 31, 23, 59, 59, 999000, timezone.utc)],
+        datetime(2024, 10, 27, 2, 30, fold=1, tzinfo=BERLIN), datetime(1969, 12, 31, 23, 59, 59, 999000, UTC)],
     pa.large_list(pa.large_string()): [[], [None, "NULL", 'a"b', ""], ["abc"], ["abcd"], ["ab", "abc  "], ["a\0"]],
     pa.large_list(pa.int64()): [[1, None, -3], [2**40]],
     pa.large_list(pa.bool_()): [[True, None, False]],
@@ -105,7 +105,7 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, list) and isinstance(right, list):
         return len(left) == len(right) and all(map(same, left, right))
     if isinstance(left, datetime) and left.tzinfo and isinstance(right, datetime) and right.tzinfo:
-        return left.astimezone(timezone.utc) == right.astimezone(timezone.utc)  # folds do not compare
+        return left.astimezone(UTC) == right.astimezone(UTC)  # folds do not compare
     if isinstance(left, float) and isinstance(right, float):
         return left == right or (math.isnan(left) and math.isnan(right))
     return bool(left == right)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import pickle
 import re
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any
 
 import pyarrow as pa
@@ -279,7 +279,7 @@ def test_columns_are_widened_and_structs_that_are_null_are_not_set():
             "id": (pa.int8(), [1, 2]),
             "at": (
                 pa.timestamp("ms", "Europe/Paris"),
-                [datetime(1969, 12, 31, 23, 59, 59, 999000, timezone.utc), None],
+                [datetime(1969, 12, 31, 23, 59, 59, 999000, UTC), None],
             ),
             "first": (first, [None, {"item": "x"}]),
             "big": (pa.int32(), [None, 5]),

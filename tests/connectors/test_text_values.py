@@ -6,7 +6,7 @@ import json
 import math
 import re
 from collections.abc import Callable
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal, InvalidOperation
 from fractions import Fraction
 from functools import partial
@@ -96,7 +96,7 @@ def _times_in_ns(text: str) -> int:
     whole = datetime.fromisoformat(at + rest)
     if dot and not 1 <= digits.end() <= 9:
         raise ValueError(text)
-    utc = whole if whole.tzinfo is None else whole.astimezone(timezone.utc)
+    utc = whole if whole.tzinfo is None else whole.astimezone(UTC)
     seconds = (utc.replace(tzinfo=None) - datetime(1970, 1, 1)) // timedelta(seconds=1)
     return seconds * 10**9 + int(digits[0].ljust(9, "0"))
 
@@ -343,7 +343,7 @@ def test_a_time_in_a_format_is_the_one_that_python_reads_or_is_refused(tmp_path,
         return
     value = to_python(batches[0].column("v"))[1]
     assert expected, (text, formats, value)
-    found = expected[0] if expected[0].tzinfo is None else expected[0].astimezone(timezone.utc)
+    found = expected[0] if expected[0].tzinfo is None else expected[0].astimezone(UTC)
     assert value == (found.date() if kind == pa.date32() else found), (text, formats)
 
 

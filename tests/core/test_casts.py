@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from datetime import date, datetime, timezone
+from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
 
@@ -48,7 +48,7 @@ AB = pa.struct([("a", pa.int64()), ("b", pa.int64())])
         (pa.array(["a"]), pa.binary(), "string does not fit binary"),
         (pa.array([datetime(2020, 1, 1, 13, 30)]), pa.date32(), "timestamp.* does not fit date32"),
         (pa.array([date(2020, 1, 1)]), pa.timestamp("us"), "date32.* does not fit timestamp"),
-        (pa.array([datetime(2020, 1, 1, tzinfo=timezone.utc)]), pa.timestamp("us"), "has a time zone and .* has none"),
+        (pa.array([datetime(2020, 1, 1, tzinfo=UTC)]), pa.timestamp("us"), "has a time zone and .* has none"),
         (pa.array([datetime(2020, 1, 1)]), pa.timestamp("us", "UTC"), "state which zone is meant"),
         (pa.array([datetime(2020, 1, 1, 0, 0, 0, 1)]), pa.timestamp("ms"), "would lose data"),
         (pa.array([1], pa.int64()), pa.timestamp("us"), "int64 does not fit timestamp"),
@@ -94,7 +94,7 @@ def test_what_would_become_another_value_is_refused(column: pa.Array[Any], kind:
         (pa.array([b"abc", None]), pa.binary(3)),
         (pa.array([date(2020, 1, 1), None]), pa.date64()),
         (pa.array([datetime(2020, 1, 1)]), pa.timestamp("ns")),
-        (pa.array([datetime(2020, 1, 1, tzinfo=timezone.utc)]), pa.timestamp("ms", "Europe/Paris")),
+        (pa.array([datetime(2020, 1, 1, tzinfo=UTC)]), pa.timestamp("ms", "Europe/Paris")),
         (pa.nulls(3), AB),
         (pa.array([{"b": 1, "a": 2}, None, {"a": None, "b": 3}]), AB),
         (pa.array([[{"b": 1, "a": 2}], None, [None]]), pa.large_list(AB)),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter, OrderedDict, defaultdict, namedtuple
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal
 from enum import Enum, IntEnum
 from fractions import Fraction
@@ -22,12 +22,11 @@ from midstream.core.arrow_types import is_list
 from midstream.core.errors import SchemaError
 from midstream.core.values import ValueMisfit, form_of, to_array, to_python
 
-UTC = timezone.utc
 PARIS, TOKYO = ZoneInfo("Europe/Paris"), ZoneInfo("Asia/Tokyo")
 Point = namedtuple("Point", "x y")
 
 
-class Colour(str, Enum):
+class Colour(str, Enum):  # noqa: UP042 - users have such enums
     RED = "red"
 
 

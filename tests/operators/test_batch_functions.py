@@ -5,7 +5,7 @@ from __future__ import annotations
 import traceback
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any, Literal
 
 import polars as pl
@@ -215,7 +215,7 @@ def test_times_of_a_stream_with_a_zone_are_aware() -> None:
     world = World(operator_of(Asks(), input_schema=zoned))
     world.advance(7_000)
     seen = world.operator._function.seen  # type: ignore[attr-defined]
-    assert seen == [datetime(1970, 1, 1, 0, 0, 0, 7000, timezone.utc)]
+    assert seen == [datetime(1970, 1, 1, 0, 0, 0, 7000, UTC)]
 
 
 class OnTime(KeyedBatchFunction):

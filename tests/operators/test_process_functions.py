@@ -6,7 +6,7 @@ import traceback
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pyarrow as pa
@@ -351,9 +351,9 @@ def test_times_of_a_stream_with_a_zone_are_aware_and_an_hour_is_an_hour_when_sum
             return {"k": ctx.key, "what": "row", "n": 0}
 
         def on_timer(self, time: datetime, ctx: Any) -> dict[str, Any]:
-            return {"k": ctx.key, "what": time.astimezone(timezone.utc).isoformat(), "n": 1}
+            return {"k": ctx.key, "what": time.astimezone(UTC).isoformat(), "n": 1}
 
-    before = datetime(2024, 3, 31, 0, 30, tzinfo=timezone.utc)  # half an hour before the clocks change
+    before = datetime(2024, 3, 31, 0, 30, tzinfo=UTC)  # half an hour before the clocks change
     world = World(operator_of(InAnHour(), input_schema=zoned))
     world.process(pa.RecordBatch.from_pylist([{"k": "a", "t": before, "v": 1}], schema=zoned))
     world.advance(MAX_WATERMARK_US)

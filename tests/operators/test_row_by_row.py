@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from pathlib import Path
 from random import Random
@@ -73,7 +73,7 @@ def random_frame(random: Random, rows: int) -> pl.DataFrame:
             case pl.Struct():
                 return {field.name: value(field.dtype) for field in kind.fields}
             case pl.Datetime(time_zone=str()):
-                return datetime(2024, 10, random.randrange(26, 29), random.randrange(24), 30, tzinfo=timezone.utc)
+                return datetime(2024, 10, random.randrange(26, 29), random.randrange(24), 30, tzinfo=UTC)
             case pl.Datetime():
                 return datetime(2024, random.choice((3, 10)), random.randrange(26, 32), random.randrange(5), 30)
         return random.choice(values[type(kind)])

@@ -20,7 +20,7 @@ def test_a_counter_adds_up_and_is_the_same_object_for_its_name():
     calls.inc(4)
     metrics.counter("calls").inc(0)
     metrics.counter("seconds").inc(0.25)
-    metrics.counter("rows").inc(np.int64(7))
+    metrics.counter("rows").inc(np.int64(7))  # type: ignore[arg-type]  # numpy no longer declares its numbers as float
     assert metrics.counters == {"calls": 5, "seconds": 0.25, "rows": 7}
     assert type(metrics.counters["rows"]) is int
 
@@ -32,7 +32,7 @@ def test_a_gauge_is_what_it_was_last_set_to_and_nothing_before():
     depth.set(3)
     depth.set(-1.5)
     assert metrics.gauges == {"queue.depth": -1.5} and metrics.counters == {}
-    metrics.gauge("queue.depth").set(np.float32(0.5))
+    metrics.gauge("queue.depth").set(np.float32(0.5))  # type: ignore[arg-type]  # as above
     assert metrics.gauges == {"queue.depth": 0.5}
 
 

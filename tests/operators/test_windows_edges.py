@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import traceback
 from collections.abc import Mapping
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from math import isnan
 from typing import Any
@@ -165,13 +165,13 @@ def test_windows_before_1970_and_with_an_offset_round_down_in_every_unit(unit: s
 def test_days_are_utc_days_whatever_the_zone_of_the_column() -> None:
     schema = arrow_schema([("k", pa.large_string()), ("t", pa.timestamp("us", "Europe/Berlin")), ("v", pa.int64())])
     world = World(operator_of(tumbling("1 d"), schema))
-    times = [datetime(2024, 3, 31, hour, 30, tzinfo=timezone.utc) for hour in (0, 1, 23)]
+    times = [datetime(2024, 3, 31, hour, 30, tzinfo=UTC) for hour in (0, 1, 23)]
     world.process(pa.RecordBatch.from_pylist([{"k": "a", "t": t, "v": 1} for t in times], schema=schema))
     world.advance(MAX_WATERMARK_US)
     (row,) = world.out.rows()
     assert row["n"] == 3
-    assert row["window_start"].astimezone(timezone.utc) == datetime(2024, 3, 31, tzinfo=timezone.utc)
-    assert row["window_end"].astimezone(timezone.utc) == datetime(2024, 4, 1, tzinfo=timezone.utc)
+    assert row["window_start"].astimezone(UTC) == datetime(2024, 3, 31, tzinfo=UTC)
+    assert row["window_end"].astimezone(UTC) == datetime(2024, 4, 1, tzinfo=UTC)
 
 
 def test_first_and_last_go_by_event_time_and_then_by_arrival() -> None:

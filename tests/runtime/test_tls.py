@@ -8,7 +8,7 @@ import ssl
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -75,7 +75,7 @@ class Authority:
     def _signed(
         self, name: x509.Name, key: EllipticCurvePrivateKey, ends_in: timedelta, *, is_authority: bool
     ) -> x509.Certificate:
-        now = datetime.now(timezone.utc)
+        now = datetime.now(UTC)
         builder = x509.CertificateBuilder().subject_name(name).issuer_name(self._name).public_key(key.public_key())
         return (
             builder.serial_number(x509.random_serial_number())

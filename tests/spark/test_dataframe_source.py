@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta
 from decimal import Decimal
 from time import process_time
 from typing import Any
@@ -157,7 +157,7 @@ def test_without_checkpoints_rows_are_staged_in_a_temporary_directory_that_goes_
 
 def test_every_common_type_comes_through(spark, tmp_path):
     row = (
-        1, "é", 2.5, True, date(2013, 1, 1), datetime(2013, 1, 1, 5, 30, tzinfo=timezone.utc), datetime(9999, 12, 31, 23),
+        1, "é", 2.5, True, date(2013, 1, 1), datetime(2013, 1, 1, 5, 30, tzinfo=UTC), datetime(9999, 12, 31, 23),
         Decimal("1.20"), [1, None], {"x": "y"}, ("z",), b"\x00\xff",
     )  # fmt: skip
     schema = (
@@ -241,7 +241,7 @@ KEPT = {
     "DateType": ("date'0001-01-01'", date(1, 1, 1)),
     "TimestampType": (
         "timestamp'1500-01-01 12:00:00.000001Z'",
-        datetime(1500, 1, 1, 12, 0, 0, 1, tzinfo=timezone.utc),
+        datetime(1500, 1, 1, 12, 0, 0, 1, tzinfo=UTC),
     ),
     "TimestampNTZType": ("timestamp_ntz'9999-12-31 23:59:59.999999'", datetime(9999, 12, 31, 23, 59, 59, 999999)),
     "DayTimeIntervalType": ("interval '-1 02:03:04.000005' day to second", -timedelta(1, 7384, 5)),
@@ -403,8 +403,8 @@ def test_settings_that_change_the_form_of_files_change_no_value(spark, setting, 
     finally:
         spark.conf.unset(setting)
     assert row == {
-        "t": datetime(1500, 1, 1, 0, 0, 0, 123456, tzinfo=timezone.utc),
-        "u": datetime(9999, 12, 31, 0, 0, 0, 1, tzinfo=timezone.utc),
+        "t": datetime(1500, 1, 1, 0, 0, 0, 123456, tzinfo=UTC),
+        "u": datetime(9999, 12, 31, 0, 0, 0, 1, tzinfo=UTC),
         "l": [{"x": [Decimal("1.25")]}],
         "m": [("a", 1)],
     }

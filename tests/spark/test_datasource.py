@@ -6,7 +6,7 @@ import json
 import pickle
 from array import array
 from collections.abc import Iterator
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -214,14 +214,14 @@ LOCAL = datetime(2024, 7, 1, 12, 30, 0, 5)
         ("binary", bytearray(b"\0"), b"\0"),
         ("decimal(5,2)", Decimal("-1.5"), Decimal("-1.50")),
         ("date", date(1, 1, 1), date(1, 1, 1)),
-        ("timestamp", LOCAL.replace(tzinfo=timezone(timedelta(hours=2))), LOCAL.replace(hour=10, tzinfo=timezone.utc)),
-        ("timestamp", LOCAL, LOCAL.astimezone(timezone.utc)),
+        ("timestamp", LOCAL.replace(tzinfo=timezone(timedelta(hours=2))), LOCAL.replace(hour=10, tzinfo=UTC)),
+        ("timestamp", LOCAL, LOCAL.astimezone(UTC)),
         ("timestamp_ntz", LOCAL, LOCAL),
         ("void", None, None),
         ("array<int>", array("i", [1, 2]), [1, 2]),
         ("array<string>", ["a", None], ["a", None]),
         ("map<string,array<int>>", {"a": [1], "b": None}, [("a", [1]), ("b", None)]),
-        ("struct<x:int,y:struct<z:timestamp>>", (1, (LOCAL,)), {"x": 1, "y": {"z": LOCAL.astimezone(timezone.utc)}}),
+        ("struct<x:int,y:struct<z:timestamp>>", (1, (LOCAL,)), {"x": 1, "y": {"z": LOCAL.astimezone(UTC)}}),
         ("struct<x:int,y:string>", Row(y="a", x=1), {"x": 1, "y": "a"}),
         ("struct<x:int,y:string>", {"y": "a", "x": 1}, {"x": 1, "y": "a"}),
     ],
@@ -251,7 +251,7 @@ def test_a_value_of_a_tuple_is_kept_as_it_is(kind, value, back):
             datetime(9999, 12, 31, 23, tzinfo=timezone(-timedelta(hours=2))),
             "it is beyond the years 1 to 9999",
         ),
-        ("timestamp_ntz", datetime(2024, 1, 1, tzinfo=timezone.utc), "zone"),
+        ("timestamp_ntz", datetime(2024, 1, 1, tzinfo=UTC), "zone"),
         ("boolean", 1, "an int is not a bool"),
         ("binary", "a", "a str is not bytes"),
         ("void", 1, "only None fits"),
@@ -320,12 +320,12 @@ def test_timestamps_are_instants():
 
     class TimesReader(DataSourceReader):
         def read(self, partition: InputPartition) -> Iterator[tuple[Any, ...]]:
-            yield (datetime(2020, 1, 1, 12, tzinfo=timezone.utc), 1)
+            yield (datetime(2020, 1, 1, 12, tzinfo=UTC), 1)
 
     source = DataSourceBatchSource(Times)
     assert source.schema == pa.schema([("at", pa.timestamp("us", "UTC")), ("k", pa.int32())])
     (split,) = batch_splits(source)
-    assert read(source, split)[0] == [datetime(2020, 1, 1, 12, tzinfo=timezone.utc)]
+    assert read(source, split)[0] == [datetime(2020, 1, 1, 12, tzinfo=UTC)]
 
 
 def test_a_schema_may_be_text_before_any_session_runs():

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections import OrderedDict
 from collections.abc import Mapping
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from operator import itemgetter
 from typing import Any
@@ -154,7 +154,7 @@ def test_a_value_that_cannot_be_pickled_is_named() -> None:
 @pytest.mark.parametrize(
     "value",
     [
-        {"id": 1, "at": datetime(2024, 5, 1, tzinfo=timezone.utc), "price": Decimal("1.50")},
+        {"id": 1, "at": datetime(2024, 5, 1, tzinfo=UTC), "price": Decimal("1.50")},
         [(b"x", 2.5, True, None), {1, 2}, timedelta(hours=1)],
         OrderedDict(a=1),
     ],

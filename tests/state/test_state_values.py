@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -131,7 +131,7 @@ def test_the_two_hours_at_the_end_of_summer_time_are_two_keys() -> None:
     assert isinstance(state, MapState)
     state[first], state[second] = 1, 2
     assert (state[first], state[second], len(state)) == (1, 2, 2)
-    assert restored(declared, state, form)[first.astimezone(timezone.utc)] == 1
+    assert restored(declared, state, form)[first.astimezone(UTC)] == 1
 
 
 @pytest.mark.parametrize(

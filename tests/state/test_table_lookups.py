@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta, timezone
+from datetime import UTC, date, datetime, timedelta, timezone
 from typing import Any
 from unittest.mock import patch
 
@@ -41,7 +41,7 @@ KINDS: dict[str, tuple[pa.DataType, list[Any]]] = {
     "dates": (pa.date32(), [date(1970, 1, 1), date(1969, 12, 31), date(2024, 2, 29)]),
     "times": (
         pa.timestamp("us", "UTC"),
-        [START.replace(tzinfo=timezone.utc) + timedelta(days=d) for d in (0, 1, -2e4)],
+        [START.replace(tzinfo=UTC) + timedelta(days=d) for d in (0, 1, -2e4)],
     ),
 }
 
@@ -241,7 +241,7 @@ def test_rows_are_due_by_the_clock_in_every_unit_and_zone(unit: str, zone: str |
     berlin = timezone(timedelta(hours=1))
     assert numbers(state.pop_until("at", datetime(2024, 1, 1, 1, tzinfo=berlin) - timedelta(microseconds=1))) == [1]
     assert numbers(state.pop_until("at", datetime(2024, 1, 1, 1, tzinfo=berlin))) == [2]
-    assert numbers(state.pop_until("at", datetime.max.replace(tzinfo=timezone.utc))) == [4]
+    assert numbers(state.pop_until("at", datetime.max.replace(tzinfo=UTC))) == [4]
     assert numbers(state.frame) == [3]  # it is never due
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pyarrow as pa
@@ -93,7 +93,7 @@ def test_timers_fire_when_the_test_says_so():
     assert function.timers[0] == [(NOON + timedelta(seconds=90), "ann")]
     assert function.advance_to("2024-01-01 12:01:30") == [{"user": "ann", "text": "12:01:30"}]
     assert function.timers[0] == []
-    assert function.now == datetime(2000, 1, 1, tzinfo=timezone.utc)
+    assert function.now == datetime(2000, 1, 1, tzinfo=UTC)
     assert function.advance_processing_time("1 h") == [{"user": "ann", "text": "01:00:00"}]
 
 
@@ -232,7 +232,7 @@ def test_an_error_of_the_function_is_raised_as_it_is():
     function = harness(Fails(), {"user": str}, {"n": int}, key="user")
     with pytest.raises(KeyError) as caught:
         function.process({"user": "ann"})
-    assert "{'user': 'ann'}" in " ".join(caught.value.__notes__)  # type: ignore[attr-defined]
+    assert "{'user': 'ann'}" in " ".join(caught.value.__notes__)
     with pytest.raises(JobError, match="has failed"):
         function.process({"user": "ann"})
 
@@ -265,7 +265,7 @@ def test_stop_iteration_of_a_function_reaches_the_test_with_its_place():
     function = harness(First(), {"user": str}, {"user": str}, key="user")
     with pytest.raises(StopIteration) as caught:
         function.process({"user": "ann"})
-    assert "{'user': 'ann'}" in " ".join(caught.value.__notes__)  # type: ignore[attr-defined]
+    assert "{'user': 'ann'}" in " ".join(caught.value.__notes__)
 
 
 class Uncopied(KeyedProcessFunction):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pyarrow as pa
@@ -26,7 +26,6 @@ from midstream import (
 )
 from midstream.inprocess import engine
 
-UTC = timezone.utc
 ROW = {"user": str, "n": int}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import re
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import polars as pl
 import pyarrow as pa
@@ -152,7 +152,7 @@ def test_the_test_holds_processing_time():
         assert job.take() == []
         job.advance_processing_time("1 ms")
         assert job.take() == [{"user": "ann", "at": datetime(2030, 5, 5, 8, 0, 10), "seen": 3}]
-        assert job.now == datetime(2030, 5, 5, 8, 0, 10, tzinfo=timezone.utc)
+        assert job.now == datetime(2030, 5, 5, 8, 0, 10, tzinfo=UTC)
 
 
 def test_at_the_end_all_timers_and_windows_fire():
@@ -304,7 +304,7 @@ def test_a_function_that_raises_raises_in_the_test_with_its_place():
     stream = Environment().from_collection([{"n": 2.0}, {"n": 0.0}]).map(reciprocal).name("reciprocal")
     with pytest.raises(ZeroDivisionError) as caught:
         testing.run(stream)
-    notes = " ".join(caught.value.__notes__)  # type: ignore[attr-defined]
+    notes = " ".join(caught.value.__notes__)
     assert "operator 'reciprocal'" in notes
     assert "{'n': 0.0}" in notes
     assert "row 1 of the input 'collection-1'" in notes
@@ -318,7 +318,7 @@ def test_an_error_behind_a_shuffle_names_the_row_of_the_input_too():
     stream = orders(Environment()).key_by("user").process(Fails(), {"user": str})
     with pytest.raises(LookupError, match="ann") as caught:
         testing.run(stream, [order("ann", 1, 0)])
-    assert "row 0 of the input 'orders'" in " ".join(caught.value.__notes__)  # type: ignore[attr-defined]
+    assert "row 0 of the input 'orders'" in " ".join(caught.value.__notes__)
 
 
 def test_an_error_of_midstreams_own_stays_what_it_is():
@@ -556,7 +556,7 @@ def test_an_operator_that_fails_is_named_by_its_uid():
     stream = numbers.map(lambda row: row).map(failing, {"n": int}).uid("inverted").map(lambda row: row)
     with pytest.raises(ZeroDivisionError) as raised:
         testing.run(stream)
-    assert "uid 'inverted'" in " ".join(raised.value.__notes__)  # type: ignore[attr-defined]
+    assert "uid 'inverted'" in " ".join(raised.value.__notes__)
 
 
 def test_a_result_that_depends_on_chance_is_not_blamed_on_cuts():
@@ -616,7 +616,7 @@ def fail_at_three(failure: BaseException):
 def test_what_a_function_raises_is_shown_with_its_type_and_its_row(kind, failure, text):
     with pytest.raises((NoText, JobError)) as raised:
         testing.run(fail_at_three(failure)[kind])
-    shown = " ".join(raised.value.__notes__)  # type: ignore[attr-defined]
+    shown = " ".join(raised.value.__notes__)
     assert re.search(f"raised {text}", shown)
     assert kind == "map_batches" or re.search(r"'n': 3|\(key 3\)", shown)
 
@@ -629,4 +629,4 @@ def test_arithmetic_with_event_time_before_the_first_watermark_is_explained():
     stream = orders(Environment()).key_by("user").process(WeekAgo(), {"late": bool})
     with pytest.raises(OverflowError) as raised:
         testing.run(stream, [order("ann", 1, 0)])
-    assert "ctx.watermark is datetime.min, as before the first watermark" in " ".join(raised.value.__notes__)  # type: ignore[attr-defined]
+    assert "ctx.watermark is datetime.min, as before the first watermark" in " ".join(raised.value.__notes__)

@@ -41,7 +41,7 @@ def output(job, outer):
         (lambda: time_module.time() + 1, LATER),
         (lambda: now().timestamp(), LATER),
         (lambda: datetime.now().timestamp(), LATER),
-        (lambda: dt.datetime.now(dt.timezone.utc).timestamp(), LATER),
+        (lambda: dt.datetime.now(dt.UTC).timestamp(), LATER),
         (lambda: float(date.today().toordinal()), LATER),
         (lambda: float(dt.date.today().toordinal()), LATER),
         (lambda: sum([datetime.now().timestamp() for _ in range(2)]), LATER),

@@ -9,7 +9,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
 from typing import Any
@@ -216,7 +216,7 @@ def test_all_clocks_of_a_run_say_the_same() -> None:
             at_s = time.time()
             others = [
                 ctx.now.timestamp(),
-                datetime.now(timezone.utc).timestamp(),
+                datetime.now(UTC).timestamp(),
                 time.mktime(time.localtime()),
                 calendar.timegm(time.gmtime()),
                 time.mktime(time.strptime(time.ctime())),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 
 import pyarrow as pa
 import pytest
@@ -39,13 +39,13 @@ def test_a_time_in_the_tests_hand_is_refused(us):
 
 def test_the_wall_clock_goes_to_the_last_moment_and_no_further():
     with testing.job(timed(), now=datetime.max - timedelta(days=1)) as job:
-        assert job.now == datetime.max.replace(tzinfo=timezone.utc) - timedelta(days=1)
+        assert job.now == datetime.max.replace(tzinfo=UTC) - timedelta(days=1)
         job.advance_processing_time("24 h")
-        assert job.now == datetime.max.replace(tzinfo=timezone.utc)
+        assert job.now == datetime.max.replace(tzinfo=UTC)
         with pytest.raises(ConfigError, match=r"advance_processing_time: 1 s from .* is after the year 9999"):
             job.advance_processing_time("1 s")
     with testing.job(timed(), now=datetime.min) as job:
-        assert job.now == datetime.min.replace(tzinfo=timezone.utc)
+        assert job.now == datetime.min.replace(tzinfo=UTC)
 
 
 def test_rows_with_such_a_time_are_in_tables_and_are_named_elsewhere():

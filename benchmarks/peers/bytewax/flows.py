@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
 import bytewax.operators as op
@@ -37,7 +37,7 @@ ROWS_PER_BATCH = 1_000
 COLUMNS_PER_BATCH = 100_000
 DRIFT_MS = 10_000
 """By how much event time of one half may run ahead of the other."""
-EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 KEY_GROUPS = ("0", "4")
 """The columns of a group travel together. Bytewax places these two names on different ones of two workers."""
 TICK = timedelta(milliseconds=1)
@@ -242,7 +242,7 @@ class StampedRows(FixedPartitionedSource[Any, int]):
 class _Stamping(StatefulSourcePartition[Any, int]):
     def __init__(self, part: str, count: int, position: int) -> None:
         self._part, self._count, self._position = part, count, position
-        self._awake = datetime.now(timezone.utc)
+        self._awake = datetime.now(UTC)
 
     def next_batch(self) -> Iterable[Any]:
         if self._position >= self._count:
@@ -254,7 +254,7 @@ class _Stamping(StatefulSourcePartition[Any, int]):
         made_ns = time.time_ns()
         rows = [(str(i % LATENCY_KEYS), (i, made_ns)) for i in range(self._position, due)]
         self._position = measured.read[self._part] = max(due, self._position)
-        self._awake = datetime.now(timezone.utc) + TICK
+        self._awake = datetime.now(UTC) + TICK
         return rows
 
     def next_awake(self) -> datetime:

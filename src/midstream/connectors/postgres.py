@@ -55,9 +55,10 @@ from midstream.core.errors import ConfigError, InvariantError, SchemaError, Stor
 from midstream.operators.sink import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext, decoded
 
 if TYPE_CHECKING:
+    from typing import LiteralString  # in typing from Python 3.11 on
+
     from psycopg import Connection, Copy
     from psycopg.sql import Composable
-    from typing_extensions import LiteralString  # in typing from Python 3.11 on
 
     from midstream.core.seams import Signal
 

@@ -13,9 +13,10 @@ from midstream.connectors.postgres_types import Kept, created_type, why_not
 from midstream.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
 
 if TYPE_CHECKING:
+    from typing import LiteralString  # in typing from Python 3.11 on
+
     from psycopg import Connection, Error
     from psycopg.sql import Composable, Composed
-    from typing_extensions import LiteralString  # in typing from Python 3.11 on
 
 ROW_NUMBER: Final = "midstream_row"
 """The column with the order of staged rows that will be upserted, so that the last one of a key wins."""

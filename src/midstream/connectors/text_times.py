@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, Final
 
 import pyarrow as pa
@@ -139,11 +139,7 @@ def _in_python(text: str, formats: Sequence[str]) -> Iterator[datetime]:
                 found = datetime.strptime(each, format)
             except ValueError:
                 continue
-            yield (
-                found.replace(tzinfo=None)
-                if found.tzinfo is None
-                else found.astimezone(timezone.utc).replace(tzinfo=None)
-            )
+            yield (found.replace(tzinfo=None) if found.tzinfo is None else found.astimezone(UTC).replace(tzinfo=None))
             return
 
 

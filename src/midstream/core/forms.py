@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from datetime import date, datetime, time, timedelta, timezone
+from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Context, Decimal, Inexact, InvalidOperation
 from operator import index as as_index
 from typing import Any, Final
@@ -34,7 +34,7 @@ ARROW_ERRORS: Final = (pa.ArrowException, TypeError, ValueError, OverflowError)
 """The exceptions that pyarrow raises for a value that it cannot convert."""
 
 
-_EPOCH_UTC: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH_UTC: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class ValueMisfit(ValueError):
@@ -407,14 +407,14 @@ class TimestampForm(Form):
                 raise self.misfit(value, f"it has no zone, and the type has {self.kind.tz}; write x.replace(tzinfo=…)")
             kept = self._in_zone(kept)
         if self.kind.unit == "ns":
-            since = kept.replace(tzinfo=timezone.utc) if kept.tzinfo is None else kept
+            since = kept.replace(tzinfo=UTC) if kept.tzinfo is None else kept
             if not -(1 << 63) <= (since - _EPOCH_UTC) // timedelta(microseconds=1) * 1000 < 1 << 63:
                 raise self.misfit(value, "it is beyond what 64 bits of nanoseconds hold (the years 1678 to 2262)")
         return kept
 
     def _in_zone(self, value: datetime) -> datetime:
         try:
-            utc = value.astimezone(timezone.utc)
+            utc = value.astimezone(UTC)
             back = utc.astimezone(value.tzinfo)
             kept = utc.astimezone(self._zone)
         except OverflowError:

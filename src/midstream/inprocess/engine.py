@@ -5,7 +5,6 @@ Each call returns when there is nothing left to do, so that everything that foll
 
 from __future__ import annotations
 
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -455,7 +454,4 @@ def surfaced(failure: InProcessFailure) -> BaseException:
 
 def noted(error: BaseException, note: str) -> None:
     """Make tracebacks show `note` with the exception."""
-    if sys.version_info >= (3, 11):
-        error.add_note(note)
-    elif error.__cause__ is None:
-        error.__cause__ = JobError(note)
+    error.add_note(note)

@@ -19,6 +19,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable
+from datetime import UTC
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import parse_qsl, unquote, urlsplit
@@ -268,9 +269,9 @@ def _aws_credentials(options: dict[str, Any], shown: str) -> Callable[[], dict[s
 
 
 def _soon() -> Any:
-    from datetime import datetime, timedelta, timezone
+    from datetime import datetime, timedelta
 
-    return datetime.now(timezone.utc) + timedelta(minutes=1)
+    return datetime.now(UTC) + timedelta(minutes=1)
 
 
 def _open_gcs(bucket: str, options: dict[str, Any], client: dict[str, Any]) -> Any:

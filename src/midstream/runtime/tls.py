@@ -22,7 +22,7 @@ import tempfile
 import threading
 from collections.abc import Iterable
 from contextlib import suppress
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Final
@@ -302,7 +302,7 @@ def _check_dates(directory: str) -> None:
     path = Path(directory, CERTIFICATE)
     certificate = x509.load_pem_x509_certificate(path.read_bytes())
     ends = certificate.not_valid_after_utc
-    if ends < datetime.now(timezone.utc):
+    if ends < datetime.now(UTC):
         raise ConfigError(f"tls: {path} has expired on {ends:%Y-%m-%d %H:%M} UTC; renew it on every machine")
 
 
@@ -343,7 +343,7 @@ def _new_certificate() -> bytes:
 
     key = generate_private_key(SECP256R1())
     name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "a midstream job")])
-    now = datetime.now(timezone.utc)
+    now = datetime.now(UTC)
     certificate = (
         x509.CertificateBuilder()
         .subject_name(name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from itertools import chain, islice
 from typing import Any, Final
 
@@ -132,7 +132,7 @@ def _plain(value: Any, kind: DataType, nullable: bool, path: str) -> object:
     if isinstance(kind, TimestampType) and isinstance(value, datetime):
         try:
             # Without a zone it is local time, as everywhere in PySpark; with one it is converted where it is checked.
-            return value.astimezone(timezone.utc) if value.tzinfo is None else value
+            return value.astimezone(UTC) if value.tzinfo is None else value
         except (OverflowError, ValueError, OSError) as error:
             raise ValueError(f"{path} has no form in UTC: {error}") from error
     return value

@@ -8,7 +8,7 @@ keys that it has; the column `gone` marks rows of keys that were removed.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, TypeVar
 
 import numpy as np
@@ -29,7 +29,7 @@ T = TypeVar("T")
 _GONE: Final = "gone"
 _LAST: Final = (1 << 63) - 1
 """The number of a removed timer: it comes after those that are set."""
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 def is_instant(kind: pa.DataType) -> bool:

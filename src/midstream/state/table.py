@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from typing import Any, Final, cast
 
 import numpy as np
@@ -30,7 +30,7 @@ PIECES_MAX: Final = 64
 """A frame in more pieces of memory than this is copied into one, since every operation pays for each piece."""
 
 _EPOCH: Final = datetime(1970, 1, 1)
-_EPOCH_UTC: Final = datetime(1970, 1, 1, tzinfo=timezone.utc)
+_EPOCH_UTC: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class TableState(DeclaredState):

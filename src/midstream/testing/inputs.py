@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Any, Final, Literal, TypeAlias, TypeVar
 
 import polars as pl
@@ -63,7 +63,7 @@ def _with_instants(row: Mapping[str, Any], instants: Mapping[str, TimestampType]
 def _datetime(text: str, zone: str | None, where: str) -> datetime:
     at = _parsed(text, where, SchemaError)
     if zone is not None:
-        return at if at.tzinfo is not None else at.replace(tzinfo=timezone.utc)
+        return at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     if at.tzinfo is not None:
         raise SchemaError(f"{where}: {text!r} has a zone, but the column has none")
     return at

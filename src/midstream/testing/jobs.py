@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import UTC, datetime, timedelta
 from itertools import zip_longest
 from typing import Any, Final, TypeAlias
 
@@ -31,7 +31,7 @@ from midstream.testing.states import contents
 
 What: TypeAlias = "Environment | DataStream | Sequence[DataStream]"
 """A job, the stream of a job that a test is about, or several of them."""
-NOW: Final = datetime(2000, 1, 1, tzinfo=timezone.utc)
+NOW: Final = datetime(2000, 1, 1, tzinfo=UTC)
 """The wall clock of a job in a test when it begins."""
 
 
@@ -278,7 +278,7 @@ class RunningJob:
     @property
     def now(self) -> datetime:
         """The wall clock of the job, in UTC."""
-        return datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(microseconds=self._engine.loop.now_us)
+        return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=self._engine.loop.now_us)
 
     # ---- output ----
 

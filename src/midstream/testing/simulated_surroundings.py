@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from datetime import date, datetime, timedelta, timezone, tzinfo
+from datetime import UTC, date, datetime, timedelta, tzinfo
 from types import BuiltinFunctionType, CodeType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 from unittest.mock import patch
@@ -167,12 +167,12 @@ class SimulatedDatetime(datetime, metaclass=_Like):
         ours = _ours()
         if ours is None:
             return datetime.now(tz)
-        at = datetime(1970, 1, 1, tzinfo=timezone.utc) + timedelta(seconds=ours.time_s())
+        at = datetime(1970, 1, 1, tzinfo=UTC) + timedelta(seconds=ours.time_s())
         return at.replace(tzinfo=None) if tz is None else at.astimezone(tz)
 
     @classmethod
     def utcnow(cls) -> Any:
-        return cls.now(timezone.utc).replace(tzinfo=None)
+        return cls.now(UTC).replace(tzinfo=None)
 
     @classmethod
     def today(cls) -> Any:
@@ -194,7 +194,7 @@ _STAND_INS: Final[dict[object, tuple[str, object]]] = {
     date: ("the run's date", SimulatedDate),
 }
 """The replacements: for each item, the name of a variable that no program has, and the substitute."""
-_INDEX_SHIFT: Final = 1 if sys.version_info >= (3, 11) else 0
+_INDEX_SHIFT: Final = 1
 """The shift of LOAD_GLOBAL's argument, whose lowest bit has another meaning since 3.11."""
 _ARGUMENT_MAX: Final = 255
 

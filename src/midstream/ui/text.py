@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.core.row_text import printable as _printable
@@ -62,7 +62,7 @@ def span(seconds: float) -> str:
 def moment(time_us: int) -> str:
     """Format a time in UTC, to the second; the raw number if no calendar reaches it."""
     try:
-        return datetime.fromtimestamp(time_us / 1e6, timezone.utc).strftime("%Y-%m-%d %H:%M:%S")
+        return datetime.fromtimestamp(time_us / 1e6, UTC).strftime("%Y-%m-%d %H:%M:%S")
     except (OverflowError, ValueError, OSError):
         return f"{time_us} µs"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from datetime import datetime, timezone
+from datetime import UTC, datetime
 from typing import Final
 
 import numpy as np
@@ -95,7 +95,7 @@ def q11(events: DataStream) -> DataStream:
 
 
 def _stamped(frame: pl.DataFrame) -> pl.DataFrame:
-    now = datetime.now(timezone.utc).replace(tzinfo=None)
+    now = datetime.now(UTC).replace(tzinfo=None)
     return frame.select("bidder", at=pl.lit(now, pl.Datetime("ms")))
 
 
