@@ -39,7 +39,7 @@ def test_channels_come_back_however_many_there_are() -> None:
     for count in (0, 1, 15, 16, 4095, 4096, 4097, 70_000):
         channels = tuple(
             ChannelState(
-                0, i, i % 3, i % 2 == 0, (file, inline)[: i % 3], i % 4, None, ((0, 1, i),) * (i % 2), i or None
+                0, i % 2, i % 2, i % 2 == 0, (file, inline)[: i % 3], i % 4, None, ((0, 1, i),) * (i % 2), i or None
             )
             for i in range(count)
         )

@@ -23,6 +23,7 @@ import pyarrow as pa
 
 from midstream.checkpoint.extents import Piece, Written, check_extent, placed, write_extents
 from midstream.checkpoint.references import segments_left
+from midstream.core.arrow_bytes import NOT_ARROW, read_batch
 from midstream.core.batch_prefix import PREFIX_BYTES, prefix, read_prefix
 from midstream.core.batches import concat
 from midstream.core.errors import StorageError
@@ -124,9 +125,9 @@ def read_segment(
                 raise StorageError(f"a batch of {length} bytes is announced where {data.nbytes - position} are left")
             if form >= len(forms):
                 raise StorageError(f"a batch of form {form} is announced where there are {len(forms)}")
-            batches.append(pa.ipc.read_record_batch(pa.py_buffer(data[position : position + length]), forms[form]))
+            batches.append(read_batch(data[position : position + length], forms[form]))
             position += length
-    except (StorageError, struct.error, pa.ArrowException, OSError) as error:
+    except (StorageError, struct.error, *NOT_ARROW) as error:
         raise _damaged(segment, place, f"its bytes are intact but are not batches of this edge: {error}") from error
     if len(batches) != segment.batches or sum(batch.num_rows for batch in batches) != segment.rows:
         raise _damaged(segment, place, f"it does not hold {segment.batches} batches of {segment.rows} rows")

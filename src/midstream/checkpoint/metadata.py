@@ -16,6 +16,7 @@ from typing import Final
 import msgspec
 import xxhash
 
+from midstream.checkpoint.metadata_checks import first_problem
 from midstream.core.errors import StorageError
 from midstream.graph.job_graph import Edge, JobGraph
 from midstream.operators.base import Operator
@@ -134,6 +135,8 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _PACKED_FROM_BYTES: Final = 64 * 2**10
+_UNPACKED_BYTES_MAX: Final = 2**30
+"""Of the splits of one source: some millions of files. A few bytes may say that they are packed from any number."""
 _CHANNELS_AT_ONCE: Final = 4096
 _encode: Final = msgspec.msgpack.Encoder().encode
 _decode: Final = msgspec.msgpack.Decoder(CheckpointMetadata).decode
@@ -235,8 +238,14 @@ def decode_metadata(data: bytes, where: str) -> CheckpointMetadata:
     try:
         metadata = _decode(payload)
         sources = tuple(map(_unpacked, metadata.sources))
-    except (msgspec.MsgspecError, zlib.error) as error:
+    except (msgspec.MsgspecError, zlib.error, ValueError) as error:
         raise StorageError(f"{where}: the checksum is correct but the content is invalid: {error}") from error
+    problem = first_problem(metadata)
+    if problem is not None:
+        raise StorageError(
+            f"{where}: the checksum is correct but the content is invalid: {problem}. It is damaged, or midstream has "
+            "not written it; name another checkpoint with --from"
+        )
     return msgspec.structs.replace(metadata, format=version, sources=sources)
 
 
@@ -249,7 +258,13 @@ def _packed(source: SourcePosition) -> SourcePosition:
 def _unpacked(source: SourcePosition) -> SourcePosition:
     if not source.packed:
         return source
-    return msgspec.structs.replace(source, pending=_decode_splits(zlib.decompress(source.packed)), packed=b"")
+    unpacking = zlib.decompressobj()
+    data = unpacking.decompress(source.packed, _UNPACKED_BYTES_MAX)
+    if not unpacking.eof:
+        raise ValueError(
+            f"the splits of source {source.uid!r} take more than {_UNPACKED_BYTES_MAX} bytes, or are cut off"
+        )
+    return msgspec.structs.replace(source, pending=_decode_splits(data), packed=b"")
 
 
 def _checksum(version: int, payload: bytes | memoryview) -> int:

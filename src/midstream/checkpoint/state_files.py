@@ -16,6 +16,7 @@ import numpy as np
 import pyarrow as pa
 
 from midstream.checkpoint.extents import Written, check_extent, placed, write_extents
+from midstream.core.arrow_bytes import NOT_ARROW, read_table
 from midstream.core.errors import InvariantError, StorageError
 from midstream.core.seams import Storage
 from midstream.protocol.messages import ChunkHandle, PartHandle
@@ -289,8 +290,8 @@ class _Files:
         if data.nbytes < COMPRESS_FROM_BYTES:
             data = memoryview(bytes(data))  # the table lies in these bytes: it shall not keep the whole file
         try:
-            table = pa.ipc.open_stream(pa.py_buffer(data)).read_all()
-        except (pa.ArrowException, OSError) as error:
+            table = read_table(data)
+        except NOT_ARROW as error:
             raise self._error(chunk, f"its bytes are intact but are not an Arrow stream: {error}") from error
         if table.num_rows != chunk.rows:
             raise self._error(chunk, f"it holds {table.num_rows} rows, not {chunk.rows}")

@@ -11,8 +11,9 @@ import polars as pl
 import pyarrow as pa
 import xxhash
 
+from midstream.core.arrow_bytes import NOT_ARROW, read_table
 from midstream.core.batches import batch_bytes, check_held_by_polars, to_polars
-from midstream.core.errors import ConfigError, InvariantError, JobError, SchemaError
+from midstream.core.errors import ConfigError, InvariantError, JobError, SchemaError, StorageError
 from midstream.core.values import to_python
 from midstream.operators.sink import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext, decoded
 
@@ -188,8 +189,14 @@ class _CollectCommitter(Committer):
 
     def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
         for committable in committables:
-            found = msgspec.msgpack.decode(committable, type=CollectedRows)
+            try:
+                found = msgspec.msgpack.decode(committable, type=CollectedRows)
+                batches = read_table(found.rows).to_batches()
+            except (msgspec.MsgspecError, *NOT_ARROW) as error:
+                raise StorageError(
+                    f"checkpoint {checkpoint_id}: what collect() stored in it is damaged: {error}"
+                ) from error
             with _committing:
                 if found.id not in _committed:
-                    self._batches.extend(pa.ipc.open_stream(found.rows))
+                    self._batches.extend(batches)
                     _committed.add(found.id)

@@ -18,6 +18,7 @@ import pyarrow as pa
 import xxhash
 
 from midstream.connectors.kafka_client import NO_PARTITION, Record, as_headers
+from midstream.core.arrow_bytes import NOT_ARROW, read_table
 from midstream.core.errors import StorageError
 from midstream.core.seams import Storage
 
@@ -119,8 +120,10 @@ def read_staged(storage: Storage, file: StagedFile) -> list[pa.RecordBatch]:
         raise StorageError(
             f"{file.path} has {len(data)} bytes instead of the {file.bytes} that were written: it is damaged"
         )
-    with pa.ipc.open_stream(data) as reader:
-        return list(reader)
+    try:
+        return read_table(data).to_batches()
+    except NOT_ARROW as error:
+        raise StorageError(f"{file.path}: its bytes are intact but are not an Arrow stream: {error}") from error
 
 
 def delete_staged(storage: Storage, staged: Iterable[StagedRecords]) -> None:

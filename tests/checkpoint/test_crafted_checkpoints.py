@@ -1,0 +1,166 @@
+"""Bytes with a right checksum that midstream has not written are refused before anything is computed with them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pytest
+import xxhash
+
+from checkpoint_samples import metadata_of, pipeline
+from in_memory import MemoryStorage
+from midstream.checkpoint.channel_state import read_segment
+from midstream.checkpoint.metadata import CheckpointMetadata, SourcePosition, decode_metadata, encode_metadata
+from midstream.checkpoint.state_files import read_parts
+from midstream.core.batch_prefix import prefix
+from midstream.core.errors import StorageError
+from midstream.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, PartHandle, Segment
+
+replace = msgspec.structs.replace
+CHUNK = ChunkHandle("c", "shared/f", 0, 10, 7, 3)
+PART = PartHandle("rows", "keyed", (CHUNK,))
+CHANNEL = ChannelState(0, 0, 0, False, (Segment("shared/f", 0, 10, 7, 1, 3),))
+
+
+def with_part(part: PartHandle) -> Callable[[CheckpointMetadata], CheckpointMetadata]:
+    def changed(metadata: CheckpointMetadata) -> CheckpointMetadata:
+        first, *others = metadata.operators
+        subtasks = (OperatorSnapshot(first.uid, (part,)), *first.subtasks[1:])
+        return replace(metadata, operators=(replace(first, subtasks=subtasks), *others))
+
+    return changed
+
+
+def with_chunk(**fields: Any) -> Callable[[CheckpointMetadata], CheckpointMetadata]:
+    return with_part(replace(PART, chunks=(replace(CHUNK, **fields),)))
+
+
+def with_first(name: str, **fields: Any) -> Callable[[CheckpointMetadata], CheckpointMetadata]:
+    def changed(metadata: CheckpointMetadata) -> CheckpointMetadata:
+        first, *others = getattr(metadata, name)
+        return replace(metadata, **{name: (replace(first, **fields), *others)})
+
+    return changed
+
+
+def with_channel(**fields: Any) -> Callable[[CheckpointMetadata], CheckpointMetadata]:
+    return lambda metadata: replace(metadata, channels=(replace(CHANNEL, **fields),))
+
+
+CRAFTED: list[tuple[Callable[[CheckpointMetadata], CheckpointMetadata], str]] = [
+    (lambda m: replace(m, max_parallelism=0), "max_parallelism is 0"),
+    (lambda m: replace(m, max_parallelism=10**9), "max_parallelism is 1000000000"),
+    (lambda m: replace(m, checkpoint_id=-1), "checkpoint_id is -1"),
+    (lambda m: replace(m, files=("../../etc/passwd",)), "not a path within the checkpoint directory"),
+    (lambda m: replace(m, vertices=m.vertices[1:]), "vertex 0 has the id 1"),
+    (lambda m: replace(m, operators=(*m.operators, m.operators[0])), "two operators have the uid"),
+    (with_first("vertices", parallelism=0), "vertex 0 has a parallelism of 0"),
+    (with_first("vertices", parallelism=2**40), "vertex 0 has a parallelism of 1099511627776"),
+    (with_first("edges", target=99), "leads from vertex 0 to 99"),
+    (with_first("edges", partitioning="anyhow"), "the partitioning 'anyhow'"),
+    (with_first("operators", parallelism=7), "has a parallelism of 7"),
+    (with_first("operators", subtasks=()), "has 0 subtasks"),
+    (with_first("operators", vertex=12), "its vertex 12"),
+    (with_first("operators", finished=(1, 0)), "the finished subtasks"),
+    (with_first("operators", finished=(99,)), "the finished subtasks"),
+    (with_part(replace(PART, stride=0)), "the rows from 0 by 0"),
+    (with_part(replace(PART, index=-1)), "the rows from -1 by 1"),
+    (with_part(replace(PART, redistribute="by chance")), "redistributed as 'by chance'"),
+    (with_chunk(key_group_max=10**6), "the key groups"),
+    (with_chunk(key_group_min=5, key_group_max=3), "the key groups"),
+    (with_chunk(rows=-3), "-3 rows"),
+    (with_chunk(offset=-3), "at -3"),
+    (with_chunk(file="/etc/passwd"), "not a path within"),
+    (with_chunk(file="shared/../../x"), "not a path within"),
+    (with_channel(edge=99), "there are"),
+    (with_channel(producer=-1), "it leads from"),
+    (with_channel(consumer=99), "it leads from"),
+    (with_channel(skip=-2), "-2 batches"),
+    (with_channel(key_groups=(5, 10**6)), "the key groups 5 to 1000000"),
+    (with_channel(ahead=((9, 3, 1),)), "the key groups 9 to 3"),
+    (with_channel(segments=(Segment("../f", 0, 1, 7, 1, 1),)), "not a path within"),
+    (with_channel(segments=(Segment("f", 0, 1, 7, 1, 1, combined=2),)), "2 combined batches of 1"),
+    (with_channel(segments=(Segment("f", 0, 1, 7, -1, 1),)), "combined batches of -1"),
+]
+
+
+@pytest.mark.parametrize(("crafted", "message"), CRAFTED, ids=[message for _, message in CRAFTED])
+def test_metadata_that_was_not_written_is_refused_by_its_place(
+    crafted: Callable[[CheckpointMetadata], CheckpointMetadata], message: str
+) -> None:
+    metadata = metadata_of(pipeline())
+    assert decode_metadata(encode_metadata(metadata), "chk-1") == metadata
+    with pytest.raises(StorageError, match=r"^chk-1: the checksum is correct but the content is invalid: ") as refused:
+        decode_metadata(encode_metadata(crafted(metadata)), "chk-1")
+    assert message in str(refused.value)
+
+
+def test_splits_that_would_unpack_to_more_than_their_bytes_account_for_are_refused(monkeypatch: Any) -> None:
+    monkeypatch.setattr("midstream.checkpoint.metadata._UNPACKED_BYTES_MAX", 10**6)
+    packed = zlib.compress(msgspec.msgpack.encode((bytes(10**7),)))
+    metadata = replace(metadata_of(pipeline()), sources=(SourcePosition("read", None, True, (), packed),))
+    with pytest.raises(StorageError, match=r"chk-1: .* the splits of source 'read' take more than"):
+        decode_metadata(encode_metadata(metadata), "chk-1")
+
+
+COLUMNS: dict[str, pa.Array[Any]] = {
+    "text": pa.array(["ab", "cd", "é"]),
+    "large text": pa.array(["ab", "cd", "é"], pa.large_string()),
+    "bytes": pa.array([b"ab", b"cd", b"e"]),
+    "list": pa.array([[1], [2, 3], []]),
+    "large list": pa.array([[1], [2, 3], []], pa.large_list(pa.int64())),
+    "map": pa.array([[("a", 1)], [], [("b", 2)]], pa.map_(pa.string(), pa.int64())),
+    "struct": pa.array([{"a": "x"}, {"a": "yz"}, {"a": ""}]),
+    "text view": pa.array(["ab", "a text that is longer than twelve", "é"], pa.string_view()),
+    "dictionary": pa.array(["a", "b", "a"]).dictionary_encode(),
+}
+
+
+def crafted_bytes(data: bytes) -> list[bytes]:
+    """Each four bytes of them as a large number, and as a negative one."""
+    return [
+        data[:at] + value + data[at + 4 :]
+        for at in range(0, len(data) - 3, 4)
+        for value in (b"\xff\xff\xff\x7f", b"\xf0\xff\xff\xff")
+    ]
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_state_with_a_right_checksum_is_read_whole_or_refused(name: str) -> None:
+    table = pa.table({"x": COLUMNS[name]})
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    refused = 0
+    for data in crafted_bytes(sink.getvalue().to_pybytes()):
+        chunk = ChunkHandle("c", "", 0, len(data), xxhash.xxh3_64_intdigest(data), 3, inline=data)
+        handles = (PartHandle("rows", "union", (chunk,)),)
+        try:
+            [part] = read_parts(MemoryStorage(), handles, range(128), "op").values()
+        except StorageError:
+            refused += 1
+        else:
+            assert [len(each.table.to_pylist()) for each in part.chunks] == [3]
+    assert refused
+
+
+@pytest.mark.parametrize("name", COLUMNS)
+def test_rows_in_flight_with_a_right_checksum_are_read_whole_or_refused(name: str) -> None:
+    if name == "dictionary":
+        return  # a batch in flight has its dictionary outside of itself; no edge carries one
+    batch = pa.record_batch({"x": COLUMNS[name]})
+    refused = 0
+    for message in crafted_bytes(batch.serialize().to_pybytes()):
+        data = prefix(len(message), 0) + message
+        segment = Segment("", 0, len(data), xxhash.xxh3_64_intdigest(data), 1, 3, data)
+        try:
+            [found] = read_segment(MemoryStorage(), segment, [batch.schema], "a channel")
+        except StorageError:
+            refused += 1
+        else:
+            assert len(found.to_pylist()) == 3
+    assert refused
