@@ -19,8 +19,37 @@ from midstream.core.batch_prefix import PREFIX_BYTES, prefix
 
 Tree = Any
 _HEADER = struct.Struct("<8sIQQ")
-INTEGERS = (-(2**63), -(2**31), -2, -1, 0, 1, 2, 3, 7, 255, 65_536, 10**6, 2**31 - 1, 2**31, 2**40, 2**63 - 1, 2**64 - 1)
-TEXTS = ("", "x", "union", "keyed", "../../../etc/passwd", "/etc/passwd", "shared/../_job", "a\0b", "\x1b[31m", "n" * 5000)
+INTEGERS = (
+    -(2**63),
+    -(2**31),
+    -2,
+    -1,
+    0,
+    1,
+    2,
+    3,
+    7,
+    255,
+    65_536,
+    10**6,
+    2**31 - 1,
+    2**31,
+    2**40,
+    2**63 - 1,
+    2**64 - 1,
+)
+TEXTS = (
+    "",
+    "x",
+    "union",
+    "keyed",
+    "../../../etc/passwd",
+    "/etc/passwd",
+    "shared/../_job",
+    "a\0b",
+    "\x1b[31m",
+    "n" * 5000,
+)
 PICKLES = (
     b"\x80\x05\x8fr\x00\x00\x00\x20.",  # an index of the memo
     b"\x80\x05\x8e" + (2**40).to_bytes(8, "little") + b"x.",
@@ -116,7 +145,8 @@ def _other(old: Any, random: Random) -> Any:
     if isinstance(old, bool):
         return not old
     if isinstance(old, int):
-        return random.choice((*INTEGERS, old + 1, old - 1, old * 2, -old))
+        near = (old + 1, old - 1, old * 2, -old)
+        return random.choice((*INTEGERS, *(number for number in near if -(2**63) <= number < 2**64)))
     if isinstance(old, str):
         return random.choice((*TEXTS, old + "x", old[:-1]))
     if isinstance(old, bytes):
@@ -161,7 +191,7 @@ def _data_of(mutant: Mutant, extent: dict[str, Any]) -> bytes:
     inline, file, offset = extent.get("inline"), extent.get("file"), extent.get("offset")
     if isinstance(inline, bytes) and inline:
         return inline
-    if isinstance(file, str) and isinstance(offset, int) and 0 <= offset:
+    if isinstance(file, str) and isinstance(offset, int) and offset >= 0:
         return mutant.files.get(file, b"")[offset : offset + max(extent["length"], 0)]
     return b""
 
@@ -271,7 +301,9 @@ def _buffers(data: bytes, table: pa.Table, random: Random) -> tuple[bytes, str] 
     """Replace numbers within a buffer of a column, such as offsets, where it lies in the stream."""
     at = random.randrange(table.num_columns)
     chunks = table.column(at).chunks
-    buffers = [buffer for buffer in random.choice(chunks).buffers() if buffer is not None and buffer.size] if chunks else []
+    buffers = (
+        [buffer for buffer in random.choice(chunks).buffers() if buffer is not None and buffer.size] if chunks else []
+    )
     found = data.rfind((buffer := random.choice(buffers)).to_pybytes()) if buffers else -1
     if found < 0:
         return None

@@ -67,7 +67,7 @@ class Everything(KeyedProcessFunction):
     thing = ValueState()
     items = ListState(pa.string())
     things = ListState()
-    typed = MapState(pa.string(), pa.decimal128(12, 2))
+    typed = MapState(pa.decimal128(12, 2), key_type=pa.string())
     untyped = MapState()
     most = ReducingState(max)
     nested = ValueState(pa.struct([("a", pa.list_(pa.int32())), ("b", pa.timestamp("us"))]))
@@ -141,9 +141,11 @@ def tables(env: Environment) -> None:
 
 
 def joins(env: Environment) -> None:
-    left, right = _rows(env, "left"), _rows(env, "right").select("k", "at", y="x", other="name")
-    right = right.with_watermarks("at", WatermarkStrategy.bounded("20 s"))
-    left = left.select("k", "name", "x", began="at").with_watermarks("began", WatermarkStrategy.bounded("20 s"))
+    strategy = WatermarkStrategy.bounded("20 s")
+    left = env.from_collection(ROWS, splits=1).uid("left").with_watermarks("at", strategy)
+    right = env.from_collection(ROWS, splits=1).uid("right")
+    right = right.select("k", began=pl.col("at"), other=pl.col("name"))
+    right = right.with_watermarks("began", strategy)
     left.key_by("k").connect(right.key_by("k")).interval_join("-30 s", "10 s").uid("joined").collect()
 
 

@@ -26,14 +26,18 @@ import pyarrow as pa
 import checkpointed_jobs
 from checkpoint_mutations import Mutant, mutate
 from checkpointed_jobs import JOBS, MORE, ROWS
+from in_memory import MemoryStorage
 from midstream import Environment, MidstreamError
 from midstream.checkpoint.channel_state import Captured, store_channels
-from midstream.checkpoint.metadata import VERSION, decode_metadata, encode_metadata, files_of
+from midstream.checkpoint.extents import files_of
+from midstream.checkpoint.metadata import VERSION, decode_metadata, encode_metadata
 from midstream.checkpoint.savepoint import copy_in
 from midstream.checkpoint.state_files import channel_file, state_file
 from midstream.checkpoint.store import load
 from midstream.core.errors import InvariantError
-from midstream.inprocess.engine import MemoryStorage, Snapshot
+from midstream.core.keys import key_group_range, key_groups
+from midstream.graph.job_graph import Edge, Partitioning
+from midstream.inprocess.engine import Snapshot
 from midstream.runtime.storage import FileStorage
 from midstream.testing import job
 from midstream.ui.answer import print_answer
@@ -42,11 +46,12 @@ from midstream.ui.inspecting import inspect_checkpoint
 MEMORY_BYTES = 768 * 2**20
 """How much more than before the first mutant the process may take."""
 TRIAL_S = 20
+KEY_GROUPS = 16
 ENGINE = str(Path(sys.modules[Environment.__module__].__file__ or "").parents[1])
 
 
 def environment(name: str) -> Environment:
-    env = Environment(name, parallelism=2, max_parallelism=16)
+    env = Environment(name, parallelism=2, max_parallelism=KEY_GROUPS)
     JOBS[name](env)
     return env
 
@@ -57,13 +62,12 @@ class Base:
     def __init__(self, name: str) -> None:
         self.name = name
         with job(environment(name), parallelism=2) as running:
-            running.feed_all(dict.fromkeys(running._sources, ROWS), cut="whole")  # noqa: SLF001
+            running.feed_all(dict.fromkeys(running._sources, ROWS), cut="whole")
             snapshot = running.snapshot()
-            graph = running._engine.graph  # noqa: SLF001
+            graph = running._engine.graph
         edges = [edge for edge in graph.edges if edge.partitioning.redistributable and edge.combiner is None]
-        batches = {edge.id: _batch(edge.schema) for edge in edges}
         captured = [
-            Captured(edge.id, 0, consumer, is_output, (batches[edge.id], batches[edge.id]))
+            Captured(edge.id, 0, consumer, is_output, (_batch(edge, consumer), _batch(edge, consumer)))
             for edge in edges
             for consumer, is_output in ((0, False), (1, True))
         ]
@@ -81,10 +85,15 @@ class Base:
         return Mutant(msgspec.msgpack.decode(msgspec.msgpack.encode(self.mutant.metadata)), dict(self.mutant.files))
 
 
-def _batch(schema: pa.Schema) -> pa.RecordBatch:
-    names = {"y": "x", "other": "name", "began": "at"}
-    rows = [{field.name: row[names.get(field.name, field.name)] for field in schema} for row in ROWS[:4]]
-    return pa.RecordBatch.from_pylist(rows, schema=schema)
+def _batch(edge: Edge, consumer: int) -> pa.RecordBatch:
+    """Return rows that may be in flight to a consumer."""
+    names = {"other": "name", "began": "at"}
+    rows = [{field.name: row[names.get(field.name, field.name)] for field in edge.schema} for row in ROWS[:6]]
+    batch = pa.RecordBatch.from_pylist(rows, schema=edge.schema)
+    if edge.partitioning is not Partitioning.KEYED:
+        return batch
+    groups, owned = key_groups(batch, edge.keys, KEY_GROUPS), key_group_range(consumer, 2, KEY_GROUPS)
+    return batch.filter(pa.array((groups >= owned.start) & (groups < owned.stop)))
 
 
 def in_files(mutant: Mutant) -> None:
@@ -138,7 +147,7 @@ class Trials:
             if isinstance(error, InvariantError) or not str(error).strip() or str(error).endswith(": "):
                 yield f"{what}: {traceback.format_exc()}"
         except Exception as error:  # noqa: BLE001 - any other is a finding
-            if _is_of_a_function(error):
+            if _is_of_a_function(error) or isinstance(error, RecursionError):
                 self.outcomes[f"{what}: error of a function"] += 1
             else:
                 yield f"{what}: {traceback.format_exc()}"
@@ -155,7 +164,7 @@ class Trials:
             storage = here
         snapshot = Snapshot(metadata, storage, base.now_us)
         with job(environment(base.name), parallelism=parallelism, restore=snapshot) as running:
-            running.feed_all(dict.fromkeys(running._sources, MORE), cut="whole")  # noqa: SLF001
+            running.feed_all(dict.fromkeys(running._sources, MORE), cut="whole")
             running.snapshot()
             running.end()
             print(str(running.result())[:0], end="")
@@ -178,8 +187,8 @@ def main(first: int, stop: int, seconds: float) -> None:
             for path, data in {**mutant.files, "chk-1/_metadata": mutant.metadata_file(VERSION)}.items():
                 (root / path).parent.mkdir(exist_ok=True)
                 (root / path).write_bytes(data)
-            trials._inspect(directory, False)  # noqa: SLF001
-            trials._restore(base, directory, 2, name == "functions")  # noqa: SLF001
+            trials._inspect(directory, False)
+            trials._restore(base, directory, 2, name == "functions")
             shutil.rmtree(directory)
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + MEMORY_BYTES

@@ -43,7 +43,7 @@ def test_channels_come_back_however_many_there_are() -> None:
             )
             for i in range(count)
         )
-        metadata = msgspec.structs.replace(metadata_of(pipeline()), channels=channels)
+        metadata = msgspec.structs.replace(metadata_of(pipeline(), files=(file.file,)), channels=channels)
         assert decode_metadata(encode_metadata(metadata), "it") == metadata
 
 
