@@ -69,13 +69,13 @@ def test_splits_of_an_older_format_are_read() -> None:
 
 def test_channels_of_an_older_format_are_read() -> None:
     """They say nothing of what consumers share: each has what it refers to for itself."""
-    old = {"edge": 0, "producer": 1, "consumer": 2, "is_output": False, "skip": 3, "key_groups": (4, 8)}
+    old = {"edge": 0, "producer": 1, "consumer": 1, "is_output": False, "skip": 3, "key_groups": (4, 8)}
     segment = {"file": "f", "offset": 1, "length": 2, "checksum": 3, "batches": 4, "rows": 5, "inline": b""}
     content = msgspec.to_builtins(metadata_of(pipeline()), builtin_types=(bytes,))
     payload = msgspec.msgpack.encode({**content, "channels": [{**old, "segments": [segment]}]})
     checksum = xxhash.xxh3_64_intdigest(struct.pack("<IQ", 3, len(payload)) + payload)
     (state,) = decode_metadata(struct.pack("<8sIQQ", MAGIC, 3, len(payload), checksum) + payload, "it").channels
-    assert state == ChannelState(0, 1, 2, False, (Segment("f", 1, 2, 3, 4, 5),), 3, (4, 8))
+    assert state == ChannelState(0, 1, 1, False, (Segment("f", 1, 2, 3, 4, 5),), 3, (4, 8))
     assert state.number is None and state.ahead == ()
 
 

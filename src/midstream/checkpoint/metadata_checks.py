@@ -106,15 +106,14 @@ def problem_of_path(path: str) -> str | None:
 
 def _problems_of_channels(metadata: CheckpointMetadata) -> Iterator[str]:
     vertices, edges = metadata.vertices, metadata.edges
-    subtasks = [(vertices[edge.source].parallelism, vertices[edge.target].parallelism) for edge in edges]
     for channel in metadata.channels:
         where = f"rows in flight on edge {channel.edge} from {channel.producer} to {channel.consumer}"
         if not 0 <= channel.edge < len(edges):
             yield f"{where}: there are {len(edges)} edges"
-        elif not (
-            0 <= channel.producer < subtasks[channel.edge][0] and 0 <= channel.consumer < subtasks[channel.edge][1]
-        ):
-            yield f"{where}: it leads from {subtasks[channel.edge][0]} subtasks to {subtasks[channel.edge][1]}"
+        elif not 0 <= channel.consumer < vertices[edges[channel.edge].target].parallelism:
+            yield f"{where}: it leads to {vertices[edges[channel.edge].target].parallelism} subtasks"
+        if not 0 <= channel.producer < MAX_PARALLELISM_MAX:  # it may be of the parallelism before a rescale
+            yield f"{where}: there is no such producer"
         yield from (f"{where}: {problem}" for problem in _problems_of_channel(channel, metadata.max_parallelism))
 
 
