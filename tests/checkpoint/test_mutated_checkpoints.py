@@ -10,10 +10,11 @@ from collections import Counter
 from pathlib import Path
 
 import msgspec
+import pytest
 
 TESTS = Path(__file__).parent.parent
-SEEDS = 200
-NIGHTLY_SECONDS = float(os.environ.get("MUTANT_SECONDS", "0"))
+SEEDS = 150
+NIGHTLY_SECONDS = float(os.environ.get("MUTANT_SECONDS", "60"))
 
 
 def tried(first: int, stop: int, seconds: float = 0.0) -> tuple[Counter[str], list[str]]:
@@ -49,6 +50,8 @@ def test_a_changed_checkpoint_is_refused_or_restored() -> None:
         assert outcomes[f"{what}: result"] > SEEDS // 10 and outcomes[f"{what}: StorageError"] > SEEDS // 10, outcomes
 
 
+@pytest.mark.nightly
+@pytest.mark.timeout(NIGHTLY_SECONDS + 300)
 def test_changed_checkpoints_of_fresh_seeds() -> None:
     first = time.time_ns() % 2**40
     _, wrong = tried(first, first + 10**9, NIGHTLY_SECONDS)
