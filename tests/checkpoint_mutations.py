@@ -8,6 +8,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -15,6 +16,7 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
+from midstream.checkpoint.metadata import VERSION
 from midstream.core.batch_prefix import PREFIX_BYTES, prefix
 
 Tree = Any
@@ -78,6 +80,11 @@ class Mutant:
     files: dict[str, bytes]
     story: list[str] = field(default_factory=list)
     """What was changed."""
+
+    def write(self, directory: Path) -> None:
+        for path, data in {**self.files, "chk-1/_metadata": self.metadata_file(VERSION)}.items():
+            (directory / path).parent.mkdir(exist_ok=True)
+            (directory / path).write_bytes(data)
 
     def metadata_file(self, version: int) -> bytes:
         payload = msgspec.msgpack.encode(self.metadata)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import faulthandler
 import io
 import resource
-import shutil
 import sys
 import tempfile
 import time
@@ -30,18 +29,27 @@ from in_memory import MemoryStorage
 from midstream import Environment, MidstreamError
 from midstream.checkpoint.channel_state import Captured, store_channels
 from midstream.checkpoint.extents import files_of
-from midstream.checkpoint.metadata import VERSION, decode_metadata, encode_metadata
+from midstream.checkpoint.metadata import (
+    CheckpointMetadata,
+    Committables,
+    SourcePosition,
+    decode_metadata,
+    encode_metadata,
+)
 from midstream.checkpoint.savepoint import copy_in
-from midstream.checkpoint.state_files import channel_file, state_file
+from midstream.checkpoint.state_files import channel_file, state_file, store_parts
 from midstream.checkpoint.store import load
 from midstream.core.errors import InvariantError
 from midstream.core.keys import key_group_range, key_groups
 from midstream.graph.job_graph import Edge, Partitioning
 from midstream.inprocess.engine import Snapshot
+from midstream.operators.source import Split
 from midstream.runtime.storage import FileStorage
+from midstream.state.parts import Chunk, Redistribute, StatePart
 from midstream.testing import job
 from midstream.ui.answer import print_answer
 from midstream.ui.inspecting import inspect_checkpoint
+from midstream.worker.source import SPLITS, SPLITS_SCHEMA
 
 MEMORY_BYTES = 768 * 2**20
 """How much more than before the first mutant the process may take."""
@@ -59,8 +67,9 @@ def environment(name: str) -> Environment:
 class Base:
     """A job, and a checkpoint of it."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, *, has_splits: bool = False) -> None:
         self.name = name
+        self.is_restored = not has_splits
         with job(environment(name), parallelism=2) as running:
             running.feed_all(dict.fromkeys(running._sources, ROWS), cut="whole")
             snapshot = running.snapshot()
@@ -76,6 +85,8 @@ class Base:
         metadata = msgspec.structs.replace(snapshot.metadata, epoch=1, channels=channels)
         self.now_us = snapshot.now_us
         subtasks = [subtask for op in metadata.operators for subtask in op.subtasks]
+        if has_splits:
+            metadata = _with_splits(metadata)
         metadata = msgspec.structs.replace(metadata, files=tuple(sorted(files_of(subtasks, channels))))
         encoded = encode_metadata(metadata)
         assert decode_metadata(encoded, "") == metadata
@@ -96,6 +107,19 @@ def _batch(edge: Edge, consumer: int) -> pa.RecordBatch:
     return batch.filter(pa.array((groups >= owned.start) & (groups < owned.stop)))
 
 
+def _with_splits(metadata: CheckpointMetadata) -> CheckpointMetadata:
+    """Add what the source of a real job has in a checkpoint. Such a checkpoint is only inspected."""
+    splits = [msgspec.msgpack.encode(Split(f"in/{n}.csv", b"payload", n)) for n in range(3)]
+    part = StatePart(Redistribute.SPLIT, (Chunk("splits", pa.table({"split": splits}, schema=SPLITS_SCHEMA)),))
+    parts = store_parts(MemoryStorage(), [{SPLITS: part}], {}, "", 2**20).parts[0]
+    source, *others = metadata.operators
+    subtasks = (msgspec.structs.replace(source.subtasks[0], parts=parts), *source.subtasks[1:])
+    operators = (msgspec.structs.replace(source, subtasks=subtasks, finished=(1,)), *others)
+    waiting = SourcePosition(source.uid, b"5", False, tuple(splits))
+    committables = (Committables(1, "sink", "sink", (b"a", b"b")),)
+    return msgspec.structs.replace(metadata, operators=operators, sources=(waiting,), committables=committables)
+
+
 def in_files(mutant: Mutant) -> None:
     """Put the state of the metadata into files."""
     for operator in mutant.metadata["operators"]:
@@ -112,12 +136,12 @@ def in_files(mutant: Mutant) -> None:
 
 class Trials:
     def __init__(self) -> None:
-        self.bases = {name: Base(name) for name in JOBS}
+        self.bases = [*map(Base, JOBS), Base("tables", has_splits=True)]
         self.outcomes: Counter[str] = Counter()
 
     def mutant(self, seed: int) -> tuple[Base, Mutant, Random]:
         random = Random(seed)
-        base = self.bases[random.choice(list(JOBS))]
+        base = random.choice(self.bases)
         mutant = base.copy()
         if random.random() < 0.3 and base.name != "windows":
             in_files(mutant)
@@ -129,13 +153,11 @@ class Trials:
         """Return what is wrong; "" if nothing is."""
         base, mutant, random = self.mutant(seed)
         with tempfile.TemporaryDirectory() as directory:
-            root = Path(directory)
-            for path, data in {**mutant.files, "chk-1/_metadata": mutant.metadata_file(VERSION)}.items():
-                (root / path).parent.mkdir(exist_ok=True)
-                (root / path).write_bytes(data)
-            wrong = [*self._try("inspect", self._inspect, directory, random.random() < 0.5)]
+            mutant.write(Path(directory))
+            wrong = [*self._try("inspect", self.inspect, directory, random.random() < 0.5)]
             parallelism = random.choice((1, 2, 2, 2, 3))
-            wrong += self._try("restore", self._restore, base, directory, parallelism, random.random() < 0.3)
+            if base.is_restored:
+                wrong += self._try("restore", self.restore, base, directory, parallelism, random.random() < 0.3)
         return "\n".join((f"seed {seed}, {base.name}:", *mutant.story, *wrong)) if wrong else ""
 
     def _try(self, what: str, work: Any, *arguments: Any) -> Iterator[str]:
@@ -152,10 +174,10 @@ class Trials:
             else:
                 yield f"{what}: {traceback.format_exc()}"
 
-    def _inspect(self, directory: str, json: bool) -> None:
+    def inspect(self, directory: str, json: bool) -> None:
         print_answer(inspect_checkpoint(directory), json, io.StringIO())
 
-    def _restore(self, base: Base, directory: str, parallelism: int, copies: bool) -> None:
+    def restore(self, base: Base, directory: str, parallelism: int, copies: bool) -> None:
         storage: Any = FileStorage(directory)
         metadata = load(storage, base.name, "latest")
         if copies:
@@ -180,16 +202,12 @@ def _is_of_a_function(error: BaseException) -> bool:
 def main(first: int, stop: int, seconds: float) -> None:
     faulthandler.enable()
     trials = Trials()
-    for name, base in trials.bases.items():  # what is loaded lazily is loaded; and each of them is right
-        for mutant in (base.mutant,):
-            directory = tempfile.mkdtemp()
-            root = Path(directory)
-            for path, data in {**mutant.files, "chk-1/_metadata": mutant.metadata_file(VERSION)}.items():
-                (root / path).parent.mkdir(exist_ok=True)
-                (root / path).write_bytes(data)
-            trials._inspect(directory, False)
-            trials._restore(base, directory, 2, name == "functions")
-            shutil.rmtree(directory)
+    for base in trials.bases:  # what is loaded lazily is loaded, and each of them is right
+        with tempfile.TemporaryDirectory() as directory:
+            base.mutant.write(Path(directory))
+            trials.inspect(directory, False)
+            if base.is_restored:
+                trials.restore(base, directory, 2, base.name == "functions")
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + MEMORY_BYTES
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

@@ -20,11 +20,10 @@ import msgspec
 import pyarrow as pa
 
 from midstream.core.arrow_types import to_list
-from midstream.core.errors import StorageError
 from midstream.core.seams import Done, Failed, Timer
 from midstream.operators.bad_records import TALLY, BadRecords, Tally
 from midstream.operators.base import Splits
-from midstream.operators.source import Source, Split, SplitReader
+from midstream.operators.source import Source, Split, SplitReader, decoded_splits
 from midstream.state.parts import Chunk, Redistribute, StatePart, check_columns
 from midstream.worker.seams import TaskSeams
 from midstream.worker.source_pace import SourcePace
@@ -45,10 +44,7 @@ def splits_of(part: StatePart) -> list[Split]:
     where = "the splits of a source"
     for chunk in part.chunks:
         check_columns(chunk.table, {"split": pa.binary()}, where)
-    try:
-        return [_decoder.decode(encoded) for encoded in to_list(part.table().column("split"))]
-    except msgspec.MsgspecError as error:
-        raise StorageError(f"{where}: the state in the checkpoint is damaged: {error}") from error
+    return decoded_splits(to_list(part.table().column("split")), where)
 
 
 class Progress(Enum):
