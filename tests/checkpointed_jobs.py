@@ -62,6 +62,10 @@ class Last(Accumulator[Any]):
         return f"{len(accumulator)} {accumulator[-1].content}"
 
 
+def _larger(one: Any, other: Any) -> Any:
+    return max(one, other)
+
+
 class Everything(KeyedProcessFunction):
     number = ValueState(pa.int64(), default=0)
     thing = ValueState()
@@ -69,7 +73,7 @@ class Everything(KeyedProcessFunction):
     things = ListState()
     typed = MapState(pa.decimal128(12, 2), key_type=pa.string())
     untyped = MapState()
-    most = ReducingState(max)
+    most = ReducingState(_larger)
     nested = ValueState(pa.struct([("a", pa.list_(pa.int32())), ("b", pa.timestamp("us"))]))
 
     def process(self, row: Any, ctx: Any) -> Any:

@@ -166,7 +166,7 @@ class Trials:
             self.outcomes[f"{what}: result"] += 1
         except MidstreamError as error:
             self.outcomes[f"{what}: {type(error).__name__}"] += 1
-            if isinstance(error, InvariantError) or not str(error).strip() or str(error).endswith(": "):
+            if isinstance(error, InvariantError) or not str(error) or "MemoryError" in str(error):
                 yield f"{what}: {traceback.format_exc()}"
         except Exception as error:  # noqa: BLE001 - any other is a finding
             if _is_of_a_function(error) or isinstance(error, RecursionError):

@@ -57,11 +57,11 @@ def _instructions() -> re.Pattern[bytes]:
 
 
 _INSTRUCTIONS: Final = _instructions()
-_PLAIN: Final = frozenset(b"".join((*_BYTES_AFTER.values(), _COUNTED, bytes(_LONG), bytes((_FRAME, _STOP))))) - {
-    _LOOKS_UP[0]
-}
+_PLAIN: Final = frozenset(b"".join((*_BYTES_AFTER.values(), _COUNTED, bytes((_FRAME, _STOP))))) - {_LOOKS_UP[0]}
 _OTHERS: Final = re.compile(_any_of(bytes(ord(op.code) for op in pickletools.opcodes if ord(op.code) not in _PLAIN)))
-"""Any byte that may be an instruction which is not allowed, or one that looks something up. Most numbers have none."""
+"""Any byte that may be an instruction which is not allowed, has a long length, or looks something up. Most numbers have
+none.
+"""
 _NESTS: Final = b"\x85\x86\x87t\x91"
 
 
@@ -97,8 +97,8 @@ def check_instructions(data: bytes) -> bool:
 
 
 _TAKES: Final = {
-    **{"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "POP": 1, "SETITEM": 2},
-    **{"STACK_GLOBAL": 2, "REDUCE": 2, "NEWOBJ": 2, "NEWOBJ_EX": 3},
+    "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "POP": 1, "SETITEM": 2,
+    "STACK_GLOBAL": 2, "REDUCE": 2, "NEWOBJ": 2, "NEWOBJ_EX": 3,
 }
 """How many values an instruction takes off the stack, if any."""
 _TAKES_TO_MARK: Final = {"TUPLE", "FROZENSET", "APPENDS", "SETITEMS", "ADDITEMS"}
