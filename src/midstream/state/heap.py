@@ -225,5 +225,10 @@ def _decode(table: pa.Table, name: str, kind: pa.DataType | None, pickles: Pickl
         check_columns(table, {name: expected}, what)
     assert column is not None
     if kind is not None:
-        return to_python(column)
+        try:
+            return to_python(column)
+        except (ValueError, OverflowError) as error:  # no such value is stored
+            raise StorageError(
+                f"{what}: a value in the checkpoint has no form in Python: {error}; it is damaged"
+            ) from error
     return [pickles.loads(value, what) for value in to_list(column)]

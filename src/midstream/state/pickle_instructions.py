@@ -97,8 +97,16 @@ def check_instructions(data: bytes) -> bool:
 
 
 _TAKES: Final = {
-    "TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3, "APPEND": 1, "POP": 1, "SETITEM": 2,
-    "STACK_GLOBAL": 2, "REDUCE": 2, "NEWOBJ": 2, "NEWOBJ_EX": 3,
+    "TUPLE1": 1,
+    "TUPLE2": 2,
+    "TUPLE3": 3,
+    "APPEND": 1,
+    "POP": 1,
+    "SETITEM": 2,
+    "STACK_GLOBAL": 2,
+    "REDUCE": 2,
+    "NEWOBJ": 2,
+    "NEWOBJ_EX": 3,
 }
 """How many values an instruction takes off the stack, if any."""
 _TAKES_TO_MARK: Final = {"TUPLE", "FROZENSET", "APPENDS", "SETITEMS", "ADDITEMS"}
