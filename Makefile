@@ -85,13 +85,14 @@ minimums: setup  ## tests with the oldest dependencies that pyproject.toml allow
 	@tools/test_minimums.sh
 
 nightly: export NIGHTLY = 1
-nightly: check test test-systems release minimums  ## also an hour of fresh seeds, known bugs looked for in random ones, recovery at length, correct jobs over many seeds, Kafka to Kafka with everything killed, a standalone cluster in which something fails sixty times, random programs on processes and on Spark that are killed, frozen and rescaled, jobs on YARN whose drivers and executors are killed, and the tests on real Spark slots, REPEAT=20 times in a row
+nightly: check test test-systems release minimums  ## also an hour of fresh seeds, known bugs looked for in random ones, recovery at length, correct jobs over many seeds, half an hour of mutated checkpoints, Kafka to Kafka with everything killed, a standalone cluster in which something fails sixty times, random programs on processes and on Spark that are killed, frozen and rescaled, jobs on YARN whose drivers and executors are killed, and the tests on real Spark slots, REPEAT=20 times in a row
 	@$(MAKE) simulate SIM_SECONDS=3600
 	@$(BIN)/midstream simulate --mutations
 	@$(BIN)/midstream simulate --topology keyed_broadcast --parallelism 7 --rescale-to 2 --seeds 0:$(RECOVERY_SEEDS)
 	@RECOVERY_REPEAT=$(RECOVERY_REPEAT) $(BIN)/pytest -q tests/spark/test_keyed_broadcast.py
 	@SIMULATED_SEEDS=$(SIMULATED_SEEDS) $(BIN)/pytest -q tests/testing/test_simulated_correct_jobs.py
 	@SOAK_FAULTS=60 $(BIN)/pytest -q -s tests/spark/test_soak.py
+	@MUTANT_SECONDS=1800 $(BIN)/pytest -q tests/checkpoint/test_mutated_checkpoints.py
 	@CHAOS_SECONDS=3600 $(BIN)/pytest -q -s tests/runtime/test_chaos.py
 	@KAFKA_RUNS=$(REPEAT) KAFKA_RECORDS=500000 $(BIN)/pytest -q -s tests/connectors/test_kafka_acceptance.py
 	@KAFKA_KILLS=9 $(BIN)/pytest -q -s tests/connectors/test_kafka_failover.py

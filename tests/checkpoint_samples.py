@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import msgspec
 import pyarrow as pa
 
 from in_memory import NeverRun, NoRows
 from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, SourcePosition, layout_of
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
+from midstream.operators.source import Split
 from midstream.protocol.messages import OperatorSnapshot
 
 SCHEMA = pa.schema([("n", pa.int64())])
 MAX_PARALLELISM = 16
+SPLIT = msgspec.msgpack.encode(Split("file", b"a"))
 
 
 def chain(*uids: str) -> tuple[OperatorSpec, ...]:
@@ -69,7 +72,7 @@ def metadata_of(
         edges=edges,
         operators=tuple(operators),
         sources=tuple(
-            SourcePosition(v.source.uid, b"5", False, (b"split",)) for v in graph.vertices if v.source is not None
+            SourcePosition(v.source.uid, b"5", False, (SPLIT,)) for v in graph.vertices if v.source is not None
         ),
         committables=(),
         state_bytes=0,

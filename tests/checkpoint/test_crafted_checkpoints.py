@@ -19,6 +19,7 @@ from midstream.checkpoint.state_files import read_parts
 from midstream.core.batch_prefix import prefix
 from midstream.core.errors import StorageError
 from midstream.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, PartHandle, Segment
+from midstream.state.parts import KEY_GROUP
 
 replace = msgspec.structs.replace
 CHUNK = ChunkHandle("c", "shared/f", 0, 10, 7, 3)
@@ -60,6 +61,12 @@ CRAFTED: list[tuple[Callable[[CheckpointMetadata], CheckpointMetadata], str]] = 
     (lambda m: replace(m, operators=(*m.operators, m.operators[0])), "two operators have the uid"),
     (with_first("vertices", parallelism=0), "vertex 0 has a parallelism of 0"),
     (with_first("vertices", parallelism=2**40), "vertex 0 has a parallelism of 1099511627776"),
+    (with_first("vertices", uids=()), "vertex 0 has no operators"),
+    (with_chunk(), "file 'shared/f' is referred to, and is not among its files"),
+    (with_channel(), "file 'shared/f' is referred to, and is not among its files"),
+    (with_chunk(offset=2**63 - 1), "in 10 bytes at 9223372036854775807"),
+    (with_channel(segments=(Segment("f", 0, 2**63, 7, 1, 1),)), "in 9223372036854775808 bytes at 0"),
+    (with_channel(segments=(Segment("f", 0, 1, 7, 0, 1),)), "combined batches of 0"),
     (with_first("edges", target=99), "leads from vertex 0 to 99"),
     (with_first("edges", partitioning="anyhow"), "the partitioning 'anyhow'"),
     (with_first("operators", parallelism=7), "has a parallelism of 7"),
@@ -146,6 +153,34 @@ def test_state_with_a_right_checksum_is_read_whole_or_refused(name: str) -> None
         else:
             assert [len(each.table.to_pylist()) for each in part.chunks] == [3]
     assert refused
+
+
+GROUPS = pa.array([1, 2], pa.int32())
+STATE_WITH_WRONG_GROUPS = {
+    "no column": ("keyed", {"x": GROUPS}, "not one column '__key_group'"),
+    "of another type": ("keyed", {KEY_GROUP: pa.array([1, 2])}, "of the type int64 instead of int32"),
+    "null": ("keyed", {KEY_GROUP: pa.array([1, None], pa.int32())}, "1 nulls in column '__key_group'"),
+    "of others": (
+        "keyed",
+        {KEY_GROUP: pa.array([1, 9], pa.int32())},
+        "the key groups 1 to 9, and the metadata says 1 to 2",
+    ),
+    "keyed, and said to be dealt out": ("split", {KEY_GROUP: GROUPS}, "redistributed as 'split'"),
+}
+
+
+@pytest.mark.parametrize("name", STATE_WITH_WRONG_GROUPS)
+def test_state_of_keys_has_the_key_groups_that_the_metadata_says_and_no_other_state_has_any(name: str) -> None:
+    rule, columns, message = STATE_WITH_WRONG_GROUPS[name]
+    table = pa.table(columns)
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    data = sink.getvalue().to_pybytes()
+    chunk = ChunkHandle("c", "", 0, len(data), xxhash.xxh3_64_intdigest(data), 2, 1, 2, inline=data)
+    with pytest.raises(StorageError, match="operator 'x'") as refused:
+        read_parts(MemoryStorage(), (PartHandle("rows", rule, (chunk,)),), range(128), "operator 'x'")
+    assert message in str(refused.value)
 
 
 @pytest.mark.parametrize("name", COLUMNS)

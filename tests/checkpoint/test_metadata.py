@@ -43,7 +43,7 @@ def test_channels_come_back_however_many_there_are() -> None:
             )
             for i in range(count)
         )
-        metadata = msgspec.structs.replace(metadata_of(pipeline()), channels=channels)
+        metadata = msgspec.structs.replace(metadata_of(pipeline(), files=(file.file,)), channels=channels)
         assert decode_metadata(encode_metadata(metadata), "it") == metadata
 
 
@@ -59,7 +59,7 @@ def test_splits_that_wait_come_back_and_many_of_them_take_little_room() -> None:
 
 
 def test_splits_of_an_older_format_are_read() -> None:
-    content = msgspec.to_builtins(metadata_of(pipeline()), builtin_types=(bytes,))
+    content = msgspec.to_builtins(metadata_of(pipeline(), files=("f",)), builtin_types=(bytes,))
     waits = {"uid": "in", "position": b"p", "exhausted": False, "pending": [b"x" * 100_000, b"y"]}
     payload = msgspec.msgpack.encode({**content, "sources": [waits]})
     checksum = xxhash.xxh3_64_intdigest(struct.pack("<IQ", 4, len(payload)) + payload)
@@ -71,7 +71,7 @@ def test_channels_of_an_older_format_are_read() -> None:
     """They say nothing of what consumers share: each has what it refers to for itself."""
     old = {"edge": 0, "producer": 1, "consumer": 1, "is_output": False, "skip": 3, "key_groups": (4, 8)}
     segment = {"file": "f", "offset": 1, "length": 2, "checksum": 3, "batches": 4, "rows": 5, "inline": b""}
-    content = msgspec.to_builtins(metadata_of(pipeline()), builtin_types=(bytes,))
+    content = msgspec.to_builtins(metadata_of(pipeline(), files=("f",)), builtin_types=(bytes,))
     payload = msgspec.msgpack.encode({**content, "channels": [{**old, "segments": [segment]}]})
     checksum = xxhash.xxh3_64_intdigest(struct.pack("<IQ", 3, len(payload)) + payload)
     (state,) = decode_metadata(struct.pack("<8sIQQ", MAGIC, 3, len(payload), checksum) + payload, "it").channels

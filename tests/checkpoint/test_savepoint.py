@@ -11,7 +11,8 @@ import xxhash
 from checkpoint_samples import metadata_of, pipeline
 from in_memory import MemoryStorage
 from midstream.checkpoint.channel_state import segment_bytes
-from midstream.checkpoint.metadata import CheckpointMetadata, Committables, files_of
+from midstream.checkpoint.extents import files_of
+from midstream.checkpoint.metadata import CheckpointMetadata, Committables
 from midstream.checkpoint.savepoint import Place, SavepointFile, claim_place, copy_in, discard, write_savepoint
 from midstream.checkpoint.state_files import StateFile, state_file, verify_chunks
 from midstream.checkpoint.store import (

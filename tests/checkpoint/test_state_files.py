@@ -37,6 +37,8 @@ def table(groups: list[int], values: list[int]) -> pa.Table:
 
 
 def part(rule: Redistribute, *tables: pa.Table, prefix: str = "c") -> StatePart:
+    if rule is not Redistribute.KEYED:  # only keyed state has key groups
+        tables = tuple(t.rename_columns(["g", "v"]) for t in tables)
     return StatePart(rule, tuple(Chunk(f"{prefix}{i}", t) for i, t in enumerate(tables)))
 
 
@@ -201,7 +203,7 @@ def restored(storage: MemoryStorage, snaps: tuple[OperatorSnapshot, ...], new: i
     for j, assigned in enumerate(assign_operator(old, new, graph)):
         parts = read_parts(storage, assigned.parts, key_group_range(j, new, MAX_PARALLELISM), "operator 'x'")
         found = parts["s"].table() if "s" in parts else table([], [])
-        out.append(list(zip(to_list(found.column(KEY_GROUP)), to_list(found.column("v")), strict=True)))
+        out.append(list(zip(to_list(found.column(0)), to_list(found.column("v")), strict=True)))
     return out
 
 

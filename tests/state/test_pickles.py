@@ -500,6 +500,9 @@ HUGE = named("builtins", "range") + b"J\xff\xff\xff\x7f\x85R"
         b"\x80\x05Np1000000000\n.",
         b"\x80\x05\x8e" + (1 << 40).to_bytes(8, "little") + b".",
         b"\x80\x05\x96" + (1 << 40).to_bytes(8, "little") + b".",
+        b"\x80\x05\x8e" + (1 << 28).to_bytes(8, "little") + b".",
+        b"\x80\x05\x96" + (1 << 28).to_bytes(8, "little") + b".",
+        b"\x80\x05B" + (1 << 28).to_bytes(4, "little") + b".",
         b"\x80\x05\x8b\xff\xff\xff\x7f.",
         b"\x80\x05\x95" + (1 << 40).to_bytes(8, "little") + b"N.",
         b"\x80\x05}" + b")" + b"\x85" * 10**5 + b"Ns.",  # the hash of such a tuple overflows the C stack

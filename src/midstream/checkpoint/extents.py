@@ -20,7 +20,7 @@ import msgspec
 import xxhash
 
 from midstream.core.seams import Storage
-from midstream.protocol.messages import ChunkHandle, Segment
+from midstream.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, Segment
 
 Piece = bytes | memoryview
 
@@ -101,6 +101,12 @@ def _noted(encoded: Iterable[Sequence[Piece]], file: str, extents: list[Extent])
 
 def _nbytes(pieces: Sequence[Piece]) -> int:
     return sum(memoryview(piece).nbytes for piece in pieces)
+
+
+def files_of(operators: Iterable[OperatorSnapshot], channels: Iterable[ChannelState] = ()) -> set[str]:
+    """Return the files that these snapshots and states reference."""
+    files = {chunk.file for op in operators for part in op.parts for chunk in part.chunks}
+    return (files | {segment.file for state in channels for segment in state.segments}) - {""}
 
 
 def check_extent(data: memoryview, length: int, checksum: int) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Final
 
 import msgspec
@@ -191,12 +191,6 @@ def names_of(graph: JobGraph) -> dict[str, str]:
 def settings_of(operator: Operator) -> tuple[tuple[str, str, str], ...]:
     """Return what the state of `operator` depends on, to be compared with that of a later program."""
     return tuple((part, what, value) for part, of in operator.state_settings().items() for what, value in of.items())
-
-
-def files_of(operators: Iterable[OperatorSnapshot], channels: Iterable[ChannelState] = ()) -> set[str]:
-    """Return the files that these snapshots and states reference."""
-    files = {chunk.file for op in operators for part in op.parts for chunk in part.chunks}
-    return (files | {segment.file for state in channels for segment in state.segments}) - {""}
 
 
 def encode_metadata(metadata: CheckpointMetadata) -> bytes:

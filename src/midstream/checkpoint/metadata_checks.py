@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
+from midstream.checkpoint.extents import files_of
 from midstream.core.config import MAX_PARALLELISM_MAX
 from midstream.graph.job_graph import Partitioning
 from midstream.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, Segment
@@ -19,6 +20,7 @@ if TYPE_CHECKING:
     from midstream.checkpoint.metadata import CheckpointMetadata
 
 _PARTITIONINGS = frozenset(each.value for each in Partitioning)
+_OFFSET_MAX = 2**63 - 1
 _REDISTRIBUTIONS = frozenset(each.value for each in Redistribute)
 
 
@@ -37,6 +39,9 @@ def _problems(metadata: CheckpointMetadata) -> Iterator[str]:
     yield from _problems_of_operators(metadata)
     yield from (f"files: {problem}" for file in metadata.files if (problem := problem_of_path(file)))
     yield from _problems_of_channels(metadata)
+    missing = files_of((s for op in metadata.operators for s in op.subtasks), metadata.channels) - set(metadata.files)
+    if missing:
+        yield f"file {min(missing)!r} is referred to, and is not among its files"
 
 
 def _problems_of_layout(metadata: CheckpointMetadata) -> Iterator[str]:
@@ -44,6 +49,8 @@ def _problems_of_layout(metadata: CheckpointMetadata) -> Iterator[str]:
     for at, vertex in enumerate(metadata.vertices):
         if vertex.id != at:
             yield f"vertex {at} has the id {vertex.id}"
+        if not vertex.uids:
+            yield f"vertex {at} has no operators"
         if not 1 <= vertex.parallelism <= metadata.max_parallelism:
             yield f"vertex {at} has a parallelism of {vertex.parallelism}, and max_parallelism is {metadata.max_parallelism}"
     for at, edge in enumerate(metadata.edges):
@@ -83,7 +90,7 @@ def _problems_of_parts(snapshot: OperatorSnapshot, key_groups: int) -> Iterator[
 
 
 def _problems_of_extent(extent: ChunkHandle | Segment) -> Iterator[str]:
-    if extent.offset < 0 or extent.length < 0 or extent.rows < 0:
+    if extent.offset < 0 or extent.length < 0 or extent.rows < 0 or extent.offset + extent.length > _OFFSET_MAX:
         yield f"{extent.rows} rows in {extent.length} bytes at {extent.offset}"
     if extent.file and (problem := problem_of_path(extent.file)):
         yield problem
@@ -117,7 +124,7 @@ def _problems_of_channel(channel: ChannelState, key_groups: int) -> Iterator[str
         if not 0 <= low <= high <= key_groups:
             yield f"the key groups {low} to {high} of {key_groups}"
     for segment in channel.segments:
-        if segment.batches < 0 or not 0 <= segment.combined <= segment.batches:
+        if segment.batches < 1 or not 0 <= segment.combined <= segment.batches:
             yield f"{segment.combined} combined batches of {segment.batches}"
         yield from _problems_of_extent(segment)
 

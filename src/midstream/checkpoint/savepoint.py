@@ -21,8 +21,8 @@ from dataclasses import dataclass
 
 import msgspec
 
-from midstream.checkpoint.extents import Handle, check_extent
-from midstream.checkpoint.metadata import CheckpointMetadata, encode_metadata, files_of
+from midstream.checkpoint.extents import Handle, check_extent, files_of
+from midstream.checkpoint.metadata import CheckpointMetadata, encode_metadata
 from midstream.checkpoint.state_files import SHARED, StateFile
 from midstream.checkpoint.store import SAVEPOINT, check_epoch, metadata_path
 from midstream.core.errors import StorageError

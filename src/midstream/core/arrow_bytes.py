@@ -10,7 +10,7 @@ from typing import Final
 
 import pyarrow as pa
 
-NOT_ARROW: Final = (pa.ArrowException, OSError, NotImplementedError)
+NOT_ARROW: Final = (pa.ArrowException, OSError, NotImplementedError, EOFError, UnicodeDecodeError)
 """What is raised for bytes that are not what they are read as."""
 
 

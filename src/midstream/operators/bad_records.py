@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from midstream.core.arrow_types import schema_of
 from midstream.core.errors import SchemaError
-from midstream.state.parts import Chunk, Redistribute, StatePart
+from midstream.state.parts import Chunk, Redistribute, StatePart, check_columns
 
 BAD_RECORDS: Final = "bad records"
 """The tag of the side output of records that a source could not read and was told to drop."""
@@ -89,6 +89,12 @@ class Tally:
         most bad records.
         """
         if self._most is not None:
+            for chunk in part.chunks:
+                check_columns(
+                    chunk.table,
+                    dict(zip(_TALLY_SCHEMA.names, _TALLY_SCHEMA.types, strict=True)),
+                    "the tally of records",
+                )
             found = part.table().to_pylist()
             worst = max(found, key=lambda row: row["bad"])
             self._records, self._bad = worst["records"] % self._most[1], worst["bad"]

@@ -15,7 +15,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from midstream.core.elements import MIN_WATERMARK_US
-from midstream.state.parts import KEY_GROUP
+from midstream.state.parts import KEY_GROUP, check_columns
 
 Int32s = npt.NDArray[np.int32]
 _AT_REST: Final = pa.schema([(KEY_GROUP, pa.int32()), ("watermark", pa.int64())])
@@ -69,6 +69,7 @@ class Progress:
         return pa.Table.from_arrays([self._key_groups, pa.array(self._marks)], schema=_AT_REST)
 
     def restore(self, table: pa.Table) -> None:
+        check_columns(table, dict(zip(_AT_REST.names, _AT_REST.types, strict=True)), "the progress of event time")
         groups = table.column(KEY_GROUP).to_numpy()
         marks = self._marks.copy()
         marks[groups - self._owned.start] = table.column("watermark").to_numpy()

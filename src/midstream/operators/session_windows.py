@@ -63,6 +63,9 @@ class SessionWindowOperator(WindowOperator):
         bounds = [pa.field(name, pa.int64()) for name in (START, END)]
         return pa.schema([*bounds, *self._reduction.part_schema])
 
+    def _state_times(self) -> dict[str, pa.DataType]:
+        return {START: pa.int64(), END: pa.int64()}
+
     # ---- rows ----
 
     def _absorb(self, batch: pa.RecordBatch, times: Int64s, watermark: int) -> None:

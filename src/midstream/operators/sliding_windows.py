@@ -18,6 +18,7 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.core.elements import MIN_WATERMARK_US
+from midstream.core.errors import StorageError
 from midstream.operators import window_base
 from midstream.operators.combiner import COUNT, WindowCombiner
 from midstream.operators.event_time import Int64s
@@ -220,6 +221,11 @@ class SlidingWindowOperator(WindowOperator):
 
     def _thaw(self, table: pa.Table) -> None:
         panes = table.column(PANE).combine_chunks().cast(pa.int64()).to_numpy()
+        if ((panes - self._offset) % self._pane).any():
+            raise StorageError(
+                f"{self._reduction.where}: the state in the checkpoint has parts of no window: it is damaged, or midstream "
+                "has not written it. To go back to an older checkpoint, name it with --from"
+            )
         frame = self._frame_of(table)
         for pane in np.unique(panes).tolist():
             self._log(pane).restore(frame.filter(pl.Series(panes == pane)))

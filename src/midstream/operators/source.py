@@ -8,14 +8,14 @@ makes it exactly-once by construction.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 import pyarrow as pa
 
-from midstream.core.errors import ConfigError
+from midstream.core.errors import ConfigError, StorageError
 from midstream.core.seams import Storage
 from midstream.operators.bad_records import BadRecords
 from midstream.state.pickles import OwnCode
@@ -42,6 +42,9 @@ class Split(msgspec.Struct, frozen=True):
     payload: bytes
     offset: int = 0
     follows: bool = False
+
+
+_decode_split = msgspec.msgpack.Decoder(Split).decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,6 +293,20 @@ class Source(ABC):
 def rows_text(first: int, last: int) -> str:
     """Format which rows are meant, counted from 0: the row itself, or that it is one of several."""
     return f"row {first}" if first == last else f"one of the rows {first} to {last}"
+
+
+def decoded_splits(encoded: Iterable[bytes], where: str) -> list[Split]:
+    """Decode splits of a checkpoint. Raises StorageError for what no source has stored."""
+    try:
+        splits = list(map(_decode_split, encoded))
+    except msgspec.MsgspecError as error:
+        raise StorageError(f"{where}: the splits in the checkpoint are damaged: {error}") from error
+    for split in splits:
+        if split.offset < 0:
+            raise StorageError(
+                f"{where}: the splits in the checkpoint are damaged: the offset of one is {split.offset}"
+            )
+    return splits
 
 
 def decoded(data: bytes, kind: type[T], where: str) -> T:

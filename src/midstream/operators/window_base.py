@@ -24,7 +24,7 @@ from midstream.operators.reduction import Reduction
 from midstream.operators.rows import check_keys, fields_text
 from midstream.operators.window_specs import LATE, WINDOW_END, WINDOW_START, Window
 from midstream.state.columnar import Ordered, StateForm, by_group
-from midstream.state.parts import Chunk, Redistribute, StatePart
+from midstream.state.parts import Chunk, Redistribute, StatePart, check_columns
 
 START: Final = "__start"
 END: Final = "__end"
@@ -113,6 +113,11 @@ class WindowOperator(Operator):
     def _state_log(self) -> pa.Field[Any] | None:
         """Return the column of state that tells its logs apart; None if there is only one."""
         return None
+
+    def _state_times(self) -> dict[str, pa.DataType]:
+        """Return the columns of state that say to which window its rows belong."""
+        log = self._state_log()
+        return {} if log is None else {log.name: log.type}
 
     # ---- life ----
 
@@ -300,6 +305,7 @@ class WindowOperator(Operator):
                             "the operator "
                             "needs a new uid to start without state"
                         )
+                check_columns(chunk.table, self._state_times(), self._reduction.where)
                 self._thaw(chunk.table)
 
     def _frame_of(self, table: pa.Table) -> pl.DataFrame:

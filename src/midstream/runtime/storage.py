@@ -105,8 +105,11 @@ class LocalStorage:
 
     def read_range(self, path: str, offset: int, length: int) -> bytes:
         with self._explained("read", path) as full, open(full, "rb") as file:
+            count = min(length, os.fstat(file.fileno()).st_size - offset)
+            if count <= 0:
+                return b""
             file.seek(offset)
-            return file.read(length)
+            return file.read(count)  # which allocates that much first
 
     def write(self, path: str, parts: Iterable[bytes | memoryview]) -> None:
         with self._explained("write", path) as full:

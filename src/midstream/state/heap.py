@@ -20,7 +20,7 @@ from midstream.core.keys import key_groups
 from midstream.core.values import ValueMisfit, to_array, to_python, zone_of
 from midstream.state.entry_log import GONE, Frozen
 from midstream.state.keyed import ListState, MapState, State, StateRow
-from midstream.state.parts import KEY_GROUP
+from midstream.state.parts import KEY_GROUP, check_columns
 from midstream.state.pickles import OwnCode, Pickles
 from midstream.state.timers import TimerRow
 
@@ -73,6 +73,8 @@ class KeyForm:
         """Return the keys of a table made with `columns`. Raises StorageError if they are of another type."""
         if not self._fields:
             return [None] * table.num_rows
+        if table.schema.get_field_index("key") < 0:
+            check_columns(table, {"key": self._fields[0].type}, f"{self._where}keys")
         column = table.column("key")
         names = [field.name for field in self._fields]
         expected = (
@@ -159,8 +161,8 @@ def state_rows(
     pickles = Pickles(own)
     named: list[Any] = [None] * live.num_rows
     if isinstance(state, MapState):
-        named = _decode(live.column("namespace"), state.key_type, pickles, f"{where}: keys of state {state.name!r}")
-    values = _decode(live.column("value"), state.type, pickles, f"{where}: state {state.name!r}")
+        named = _decode(live, "namespace", state.key_type, pickles, f"{where}: keys of state {state.name!r}")
+    values = _decode(live, "value", state.type, pickles, f"{where}: state {state.name!r}")
     return keys, zip(live_keys, named, values, strict=True)
 
 
@@ -182,6 +184,7 @@ def timers_table(frozen: Frozen, form: KeyForm) -> pa.Table:
 
 def timer_rows(table: pa.Table, form: KeyForm) -> tuple[list[TimerRow], list[TimerRow]]:
     """Return the timers of such a table, removed ones included, and those that are still set."""
+    check_columns(table, {"time_us": pa.int64()}, "timers")
     timers = list(zip(to_list(table.column("time_us")), form.keys(table), strict=True))
     return timers, _live(table, timers)[1]
 
@@ -195,6 +198,7 @@ def _live(table: pa.Table, keys: list[T]) -> tuple[pa.Table, list[T]]:
     """Return the rows of a table, and their entries in `keys`, without the removed keys at the end."""
     if _GONE not in table.column_names:
         return table, keys
+    check_columns(table, {_GONE: pa.bool_()}, "removed keys")
     live = table.num_rows - int(np.count_nonzero(table.column(_GONE).to_numpy()))
     return table.slice(0, live), keys[:live]
 
@@ -211,10 +215,20 @@ def _encode(values: list[Any], nulls: int, kind: pa.DataType | None, pickles: Pi
         raise JobError(f"{what}: {misfit}") from misfit
 
 
-def _decode(column: pa.ChunkedArray[Any], kind: pa.DataType | None, pickles: Pickles, what: str) -> list[Any]:
+def _decode(table: pa.Table, name: str, kind: pa.DataType | None, pickles: Pickles, what: str) -> list[Any]:
     expected = pa.large_binary() if kind is None else kind
-    if column.type != expected:
+    index = table.schema.get_field_index(name)
+    column = table.column(index) if index >= 0 else None
+    if column is not None and column.type != expected:
         raise StorageError(f"{what}: stored as {column.type}, now declared as {kind or 'pickled'}")
+    if column is None or kind is None:
+        check_columns(table, {name: expected}, what)
+    assert column is not None
     if kind is not None:
-        return to_python(column)
+        try:
+            return to_python(column)
+        except (ValueError, OverflowError) as error:  # no such value is stored
+            raise StorageError(
+                f"{what}: a value in the checkpoint has no form in Python: {error}; it is damaged"
+            ) from error
     return [pickles.loads(value, what) for value in to_list(column)]

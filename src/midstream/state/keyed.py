@@ -22,7 +22,7 @@ from typing import Any, ClassVar, Generic, TypeVar, cast
 
 import pyarrow as pa
 
-from midstream.core.errors import JobError, SchemaError
+from midstream.core.errors import JobError, SchemaError, StorageError
 from midstream.core.forms import LEAST_DIGIT, ONE_DIGIT
 from midstream.core.values import Form, ValueMisfit, form_of, is_fixed_zone, is_nan, shown
 from midstream.state.declared import DeclaredState
@@ -513,8 +513,14 @@ class MapState(State, MutableMapping[K, V]):
 
     def thaw(self, rows: Iterable[StateRow]) -> None:
         assert self._entries is not None
-        for key, name, value in rows:
-            self._entries.setdefault(key, {})[name] = value
+        try:
+            for key, name, value in rows:
+                self._entries.setdefault(key, {})[name] = value
+        except Exception as error:  # damaged keys may raise anything from their hash, and so may the job's classes
+            raise StorageError(
+                f"state {self.name!r}: what the checkpoint has as a key of the map cannot be one: "
+                f"{type(error).__name__}: {error}"
+            ) from error
 
 
 class BroadcastState(MapState[K, V]):

@@ -7,12 +7,13 @@ id and not written again.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 
 import pyarrow as pa
 
-from midstream.core.errors import InvariantError
+from midstream.core.errors import InvariantError, StorageError
 
 KEY_GROUP = "__key_group"
 
@@ -56,3 +57,21 @@ class StatePart:
     def table(self) -> pa.Table:
         """Return all chunks as one table. Raises ValueError if there are none."""
         return pa.concat_tables([chunk.table for chunk in self.chunks])
+
+
+def check_columns(table: pa.Table, expected: Mapping[str, pa.DataType], where: str) -> None:
+    """Check that restored state has these columns, with these types and without nulls. Raises StorageError."""
+    for name, kind in expected.items():
+        index = table.schema.get_field_index(name)
+        if index < 0:
+            problem = f"has the columns {', '.join(table.column_names)}, and not one column {name!r}"
+        elif table.schema.field(index).type != kind:
+            problem = f"has a column {name!r} of the type {table.schema.field(index).type} instead of {kind}"
+        elif table.column(index).null_count:
+            problem = f"has {table.column(index).null_count} nulls in column {name!r}, which never has any"
+        else:
+            continue
+        raise StorageError(
+            f"{where}: the state in the checkpoint {problem}: it is damaged, or midstream has not written it. To go back "
+            "to an older checkpoint, name it with --from"
+        )

@@ -57,11 +57,11 @@ def _instructions() -> re.Pattern[bytes]:
 
 
 _INSTRUCTIONS: Final = _instructions()
-_PLAIN: Final = frozenset(b"".join((*_BYTES_AFTER.values(), _COUNTED, bytes(_LONG), bytes((_FRAME, _STOP))))) - {
-    _LOOKS_UP[0]
-}
+_PLAIN: Final = frozenset(b"".join((*_BYTES_AFTER.values(), _COUNTED, bytes((_FRAME, _STOP))))) - {_LOOKS_UP[0]}
 _OTHERS: Final = re.compile(_any_of(bytes(ord(op.code) for op in pickletools.opcodes if ord(op.code) not in _PLAIN)))
-"""Any byte that may be an instruction which is not allowed, or one that looks something up. Most numbers have none."""
+"""Any byte that may be an instruction which is not allowed, has a long length, or looks something up. Most numbers have
+none.
+"""
 _NESTS: Final = b"\x85\x86\x87t\x91"
 
 

@@ -23,7 +23,7 @@ from midstream.core.seams import Ids
 from midstream.state.columnar import Run, StateForm, freeze
 from midstream.state.declared import DeclaredState
 from midstream.state.marked_runs import Int64s, among, distinct
-from midstream.state.parts import KEY_GROUP, Chunk
+from midstream.state.parts import KEY_GROUP, Chunk, check_columns
 from midstream.state.table_runs import LAST_TICK, TableRun, codes_of, compacted
 
 PIECES_MAX: Final = 64
@@ -317,6 +317,9 @@ class TableState(DeclaredState):
         whole = self._thawed(chunks, where)
         self._hold([TableRun(whole)] if whole.height else [], whole)
 
+    def _never_null(self) -> Sequence[str]:
+        return self._form.keys
+
     def _thawed(self, chunks: Sequence[Chunk], where: str) -> pl.DataFrame:
         frames = []
         for chunk in chunks:
@@ -327,6 +330,9 @@ class TableState(DeclaredState):
                     f"{where}: state {self.name!r} in the checkpoint has the columns {stored}; the declared columns are "
                     f"{self.type_text()}. Declare them as they were, or give the operator a new uid to start without state"
                 )
+            check_columns(
+                table, {n: self.schema.field(n).type for n in self._never_null()}, f"{where}: state {self.name!r}"
+            )
             frames.append(to_polars(table))
         return pl.concat(frames, rechunk=True)
 

@@ -106,6 +106,7 @@ class Timeline(TableState):
 
     def __init__(self, schema: SchemaLike, event_time: str, held_us: int) -> None:
         super().__init__(schema)
+        self._event_time = event_time
         self._time_us = pl.col(event_time).dt.epoch("us")
         self._held_us = held_us
         self._dead_until = MIN_WATERMARK_US
@@ -210,6 +211,9 @@ class Timeline(TableState):
     def holds_late(self) -> bool:
         """Whether rows are held that arrived after they should have been dropped; this lasts until the next watermark."""
         return any(run.dead_until < run.first <= self._dead_until for run in self._timed())
+
+    def _never_null(self) -> Sequence[str]:
+        return *self._form.keys, self._event_time
 
     def thaw(self, chunks: Sequence[Chunk], where: str) -> None:
         rows = self._thawed(chunks, where).sort(self._time_us)

@@ -24,8 +24,8 @@ from midstream.core.errors import InvariantError
 from midstream.core.seams import Done, Failed, Timer
 from midstream.operators.bad_records import TALLY, BadRecords, Tally
 from midstream.operators.base import Splits
-from midstream.operators.source import Source, Split, SplitReader
-from midstream.state.parts import Chunk, Redistribute, StatePart
+from midstream.operators.source import Source, Split, SplitReader, decoded_splits
+from midstream.state.parts import Chunk, Redistribute, StatePart, check_columns
 from midstream.worker.seams import TaskSeams
 from midstream.worker.source_pace import SourcePace
 
@@ -41,8 +41,11 @@ _decoder = msgspec.msgpack.Decoder(Split)
 
 
 def splits_of(part: StatePart) -> list[Split]:
-    """The splits in the state part SPLITS."""
-    return [_decoder.decode(encoded) for encoded in to_list(part.table().column("split"))]
+    """The splits in the state part SPLITS. Raises StorageError if they are not what a source has stored."""
+    where = "the splits of a source"
+    for chunk in part.chunks:
+        check_columns(chunk.table, {"split": pa.binary()}, where)
+    return decoded_splits(to_list(part.table().column("split")), where)
 
 
 class Progress(Enum):

@@ -7,11 +7,11 @@ from operator import itemgetter
 
 import msgspec
 
+from midstream.checkpoint.extents import files_of
 from midstream.checkpoint.metadata import (
     CheckpointMetadata,
     Committables,
     OperatorState,
-    files_of,
     layout_of,
     settings_of,
 )

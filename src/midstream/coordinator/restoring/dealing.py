@@ -21,6 +21,7 @@ from midstream.coordinator.events import JobPlan
 from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed
 from midstream.graph.job_graph import JobGraph
+from midstream.operators.source import decoded_splits
 from midstream.protocol.messages import Restored
 
 
@@ -43,6 +44,10 @@ def deal(metadata: CheckpointMetadata, plan: JobPlan) -> Dealt:
     """Deal out the state of a checkpoint. For the I/O pool. Raises ConfigError and StorageError as `assign_state` does."""
     graph = plan.graph
     state = assign_state(metadata, graph, plan.allow_dropped_state)
+    for uid, position in state.sources.items():
+        decoded_splits(
+            position.pending, f"source {uid!r}"
+        )  # the coordinator decodes them one by one, and believes them
     slots = []
     for subtask in range(graph.slots):
         refs = [TaskId(vertex.id, subtask) for vertex in graph.vertices if subtask < vertex.parallelism]

@@ -1,0 +1,61 @@
+"""State whose tables are valid Arrow, and not what midstream has written, is refused when it is restored."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pyarrow as pa
+import pytest
+
+from midstream.core.errors import StorageError
+from midstream.state.heap import KeyForm, state_rows, timer_rows
+from midstream.state.keyed import MapState, State, ValueState
+from midstream.state.pickles import OwnCode
+
+FORM = KeyForm([pa.field("k", pa.int64())], 16)
+KEYS = pa.array([1], pa.int64())
+ONE = pa.array([pickle.dumps(1)], pa.large_binary())
+CRAFTED: dict[str, tuple[State, dict[str, pa.Array[Any]], str]] = {
+    "no key": (ValueState(), {"value": ONE}, "not one column 'key'"),
+    "no value": (ValueState(), {"key": KEYS}, "not one column 'value'"),
+    "no typed value": (ValueState(pa.int64()), {"key": KEYS}, "not one column 'value'"),
+    "no value, but a null": (
+        ValueState(),
+        {"key": KEYS, "value": pa.nulls(1, pa.large_binary())},
+        "1 nulls in column 'value'",
+    ),
+    "no key of a map": (MapState(), {"key": KEYS, "value": ONE}, "not one column 'namespace'"),
+    "marks that are no marks": (
+        ValueState(),
+        {"key": KEYS, "value": ONE, "gone": KEYS},
+        "of the type int64 instead of bool",
+    ),
+    "a date beyond Python's": (
+        ValueState(pa.date32()),
+        {"key": KEYS, "value": pa.array([2**31 - 1], pa.int32()).view(pa.date32())},
+        "no form in Python",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CRAFTED)
+def test_state_that_midstream_has_not_written_is_refused(name: str) -> None:
+    state, columns, message = CRAFTED[name]
+    state.name = "s"
+    with pytest.raises(StorageError) as refused:
+        state_rows(state, pa.table(columns), FORM, OwnCode(), "operator 'x'")
+    assert message in str(refused.value)
+
+
+def test_a_key_of_a_map_that_cannot_be_one_is_refused() -> None:
+    state = MapState[Any, Any]()
+    state.name, state._entries = "s", {}
+    with pytest.raises(StorageError, match="cannot be one: TypeError: unhashable type: 'list'"):
+        state.thaw([(1, [], 2)])
+
+
+@pytest.mark.parametrize("times", [pa.nulls(1, pa.int64()), pa.array(["a"])])
+def test_timers_without_a_time_are_refused(times: pa.Array[Any]) -> None:
+    with pytest.raises(StorageError, match="timers: the state in the checkpoint has"):
+        timer_rows(pa.table({"key": KEYS, "time_us": times}), FORM)
