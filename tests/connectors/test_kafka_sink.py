@@ -200,7 +200,10 @@ def test_columns_that_have_no_form_there_are_refused(columns, arguments, message
 
 
 header = st.fixed_dictionaries(
-    {"name": st.none() | st.text(st.sampled_from("aé\0\U0001f600"), max_size=3), "value": st.none() | st.binary(max_size=3)}
+    {
+        "name": st.none() | st.text(st.sampled_from("aé\0\U0001f600"), max_size=3),
+        "value": st.none() | st.binary(max_size=3),
+    }
 )
 
 

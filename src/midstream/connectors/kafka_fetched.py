@@ -249,16 +249,16 @@ def _client() -> _Client | None:
 
     release, (version, number) = str(confluent_kafka.__version__), confluent_kafka.libversion()
     if (release, version) not in _TRIED:
-        _log.info(_SLOWER, f"confluent-kafka {release} with librdkafka {version} has not been tried otherwise")
+        _log.warning(_SLOWER, f"confluent-kafka {release} with librdkafka {version} has not been tried otherwise")
     elif sys.implementation.name == "cpython" and sys.byteorder == "little" and ctypes.sizeof(ctypes.c_void_p) == 8:
         try:
             client = _Client(confluent_kafka.cimpl.__file__)
         except (AttributeError, OSError) as error:
-            _log.info(_SLOWER, error)
+            _log.warning(_SLOWER, error)
         else:
             if client.version() == number:
                 return client
-            _log.info(_SLOWER, "there is another librdkafka beside that of confluent-kafka")
+            _log.warning(_SLOWER, "there is another librdkafka beside that of confluent-kafka")
     return None
 
 

@@ -168,7 +168,9 @@ class RecordParser:
                 if at in unread:
                     bad.append(self._bad(records, at, where, unread[at], "read it without metadata 'headers'"))
                 else:
-                    text = f"the record's value is not {self._format} of the declared columns: {ROW_NUMBER.sub('', why)}"
+                    text = (
+                        f"the record's value is not {self._format} of the declared columns: {ROW_NUMBER.sub('', why)}"
+                    )
                     bad.append(self._bad(records, at, where, text, "declare other types in schema="))
         if not pieces:
             return self.no_rows, bad

@@ -413,8 +413,9 @@ class Encoding:
 
     def _checked_headers(self, batch: pa.RecordBatch) -> pa.Array[Any]:
         """Return the column of headers. Raises SchemaError for one that is null, or has a name that Kafka cannot have."""
-        column: Any = batch.column(self._sink._headers)
-        each = column.flatten()
+        assert self._sink._headers is not None
+        column: pa.Array[Any] = batch.column(self._sink._headers)
+        each: Any = pc.list_flatten(column)
         names = pc.struct_field(each, "name")
         wrong = pc.or_(names.is_null(), pc.match_substring(names, "\0").fill_null(False))
         at = pc.index(wrong, True).as_py()
