@@ -233,14 +233,11 @@ def test_an_offset_that_is_gone_fails_and_names_the_option_that_goes_on_without(
 
 def test_a_topic_that_is_deleted_is_named_at_the_next_look(kafka):
     topic = kafka.topic()
-    for topics, message in (
-        (topic, f"there is no topic '{topic}'"),
-        (re.compile(topic), f"topic '{topic}' has disappeared"),
-    ):
+    for topics in (topic, re.compile(topic)):
         source = source_of(kafka, topics)
         position = find(source).position
         kafka.delete(topic)
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(ConfigError, match=f"topic '{topic}' has disappeared since the job began to read it"):
             find(source, position)
         source.close()
         kafka.topic()

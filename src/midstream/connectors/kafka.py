@@ -300,10 +300,10 @@ class KafkaSource(Source):
 
     def _newly_found(self, known: Mapping[str, Topic]) -> tuple[dict[str, Topic], list[_Partition]]:
         """Return new topics and partitions, which are read from their beginning."""
-        topics = self._cluster.topics(self._topics)
-        for name in known:
-            # To readers it may only look silent. A listed name was looked up, which would have raised.
-            if isinstance(self._topics, re.Pattern) and self._topics.fullmatch(name) and name not in topics:
+        topics = self._cluster.topics(self._topics, may_be_gone=True)
+        for name in known:  # to readers a topic that is gone may only look silent
+            is_read = self._topics.fullmatch(name) if isinstance(self._topics, re.Pattern) else name in self._topics
+            if is_read and name not in topics:
                 raise ConfigError(
                     f"{self._where}: topic {name!r} has disappeared since the job began to read it; restore it, or "
                     "start without it and with --fresh"
