@@ -22,7 +22,7 @@ from midstream.connectors import kafka_fetched
 from midstream.connectors.kafka import KafkaSource, _Partition, _PartitionReader
 from midstream.connectors.schema_registry import RegistrySilent
 from midstream.core.arrow_types import to_list
-from midstream.core.errors import ConfigError, InvariantError, StorageError
+from midstream.core.errors import ConfigError, InvariantError, SchemaError, StorageError
 from midstream.operators.source import Split
 
 TOPIC = "in"
@@ -91,8 +91,23 @@ class Mock:
             self.producer.produce(TOPIC, b"%d" % n, partition=partition)
         assert self.producer.flush(20) == 0
 
-    def reader(self, partition: int = 1, topic: str = TOPIC) -> _PartitionReader:
-        source = KafkaSource(self.servers, topic, format="bytes", options=OPTIONS)
+    def produce_with_headers(self, value: bytes, headers: list[tuple[bytes, bytes | None]]) -> None:
+        """To partition 1. The names are bytes, which the Python client would refuse."""
+        pointer, text, number, size = ctypes.c_void_p, ctypes.c_char_p, ctypes.c_int, ctypes.c_ssize_t
+        add = _call("rd_kafka_header_add", number, pointer, text, size, text, size)
+        made = _call("rd_kafka_headers_new", pointer, ctypes.c_size_t)(len(headers))
+        for name, content in headers:
+            assert add(made, name, len(name), content, len(content or b"")) == 0
+        handle = ctypes.c_void_p.from_address(id(self.producer) + object.__basicsize__).value
+        of_topic, of_partition, of_value, of_flags, of_headers, copies = 1, 3, 4, 7, 10, 2
+        send = _call("rd_kafka_producev", number, pointer)
+        tagged = [number(of_topic), text(TOPIC.encode()), number(of_partition), ctypes.c_int32(1)]
+        tagged += [number(of_value), text(value), ctypes.c_size_t(len(value)), number(of_flags), number(copies)]
+        assert send(pointer(handle), *tagged, number(of_headers), pointer(made), number(0)) == 0
+        assert self.producer.flush(20) == 0
+
+    def reader(self, partition: int = 1, topic: str = TOPIC, **arguments: Any) -> _PartitionReader:
+        source = KafkaSource(self.servers, topic, format="bytes", options=OPTIONS, **arguments)
         payload = msgspec.msgpack.encode(_Partition(topic, partition, 0))
         reader = source.open_split(Split(f"{topic}:{partition}", payload))
         assert isinstance(reader, _PartitionReader)
@@ -310,6 +325,52 @@ def kept_and_then_bad(mock: Mock) -> None:
     reader.close()
 
 
+def header_names_that_are_not_text(mock: Mock) -> None:
+    """Such a record is a bad record only for a job that reads headers."""
+    reader = mock.reader(metadata=["headers"], on_bad_record="drop")
+    taken(reader, RECORDS)
+    hostile: list[list[tuple[bytes, bytes | None]]] = [
+        [(b"na\xffme", b"1")],
+        [],
+        [(b"a", b"\xff\x00"), (b"a", None), (b"", b"")],
+        [(b"ok", b"1"), (b"\xed\xa0\x80", None)],
+        [(b"n%d" % n, b"x") for n in range(1_000)],
+        [(b"\xc3", b"2")],
+    ]
+    for n, headers in enumerate(hostile, RECORDS):
+        mock.produce_with_headers(b"%d" % n, headers)
+    rows: list[Any] = []
+    bad: list[Any] = []
+
+    def read_all() -> bool:
+        got = reader.read(700)
+        assert got is not None
+        rows.extend(got[0].to_pylist())
+        report = reader.bad_records()
+        if report is not None:
+            bad.extend(report.rows.to_pylist())
+        return len(rows) + len(bad) == len(hostile)
+
+    until("all of them", read_all)
+    assert [int(row["value"]) - RECORDS for row in rows] == [1, 2, 4]
+    for row in rows:
+        wanted = [{"name": name.decode(), "value": value} for name, value in hostile[int(row["value"]) - RECORDS]]
+        assert row["headers"] == wanted
+    assert [(one["source"], one["partition"], one["position"] - RECORDS) for one in bad] == [
+        (TOPIC, 1, at) for at in (0, 3, 5)
+    ]
+    assert [one["bytes"] for one in bad] == [b"%d" % (RECORDS + at) for at in (0, 3, 5)]
+    assert all("name of a header of the record is not UTF-8" in one["error"] for one in bad)
+    reader.close()
+    reader = mock.reader()
+    assert taken(reader, RECORDS + len(hostile)) == [*range(RECORDS + len(hostile))]
+    reader.close()
+    failing = mock.reader(metadata=["headers"])
+    with pytest.raises(SchemaError, match=rf"topic '{TOPIC}', partition 1, offset {RECORDS}: the name of a header"):
+        until("it fails", lambda: failing.read(700) is None)
+    failing.close()
+
+
 def long_topic_name(mock: Mock) -> None:
     for length in (249, 512):
         reader = mock.reader(topic="a" * length)
@@ -378,6 +439,7 @@ CASES = {
         collected_in_a_cycle,
         exit_with_records_out,
         kept_and_then_bad,
+        header_names_that_are_not_text,
         long_topic_name,
         used_after_close,
         heard_raises,

@@ -121,7 +121,7 @@ def test_a_client_that_has_not_been_tried_gives_objects_and_the_log_says_so(monk
 
     def found() -> tuple[Any, str]:
         caplog.clear()
-        with caplog.at_level(logging.INFO, kafka_fetched.__name__):
+        with caplog.at_level(logging.WARNING, kafka_fetched.__name__):
             client = kafka_fetched._client.__wrapped__()
         return client, " | ".join(record.getMessage() for record in caplog.records)
 

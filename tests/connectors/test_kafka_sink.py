@@ -11,10 +11,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 from connector_worlds import Loop, open_writer, prepared
+from hypothesis import given
+from hypothesis import strategies as st
 
 from kafka_broker import BACK_SOON, Broker
 from midstream import ConfigError, SchemaError, StorageError
-from midstream.connectors.kafka_sink import KafkaSink
+from midstream.connectors.kafka_sink import Encoding, KafkaSink
 from waiting import until
 
 ONCE: dict[str, Any] = {"guarantee": "at_least_once"}
@@ -195,6 +197,40 @@ def test_columns_that_have_no_form_there_are_refused(columns, arguments, message
     sink = KafkaSink("127.0.0.1:1", "t", **ONCE, **arguments)
     with pytest.raises(SchemaError, match=re.escape(message)):
         sink.validate(pa.schema(columns), restoring=False)
+
+
+header = st.fixed_dictionaries(
+    {
+        "name": st.none() | st.text(st.sampled_from("aé\0\U0001f600"), max_size=3),
+        "value": st.none() | st.binary(max_size=3),
+    }
+)
+
+
+@given(st.lists(st.none() | st.lists(st.none() | header, max_size=4), max_size=5), st.integers(0, 2), st.booleans())
+def test_headers_are_sent_as_they_are_or_the_row_is_refused(headers, skipped, is_staged):
+    column = pa.array([*[[None]] * skipped, *headers], HEADERS)
+    batch = rows(t=text(*(f"row {at}" for at in range(len(column)))), h=column).slice(skipped)
+    sink = KafkaSink("127.0.0.1:1", "t", format="text", headers="h", **ONCE)
+    encoding = Encoding(sink, batch.schema, "sink out")
+
+    def sent() -> list[Any]:
+        if is_staged:
+            return encoding.staged(batch).column("headers").to_pylist()
+        return [record[3] for record in encoding.records(batch)]
+
+    refused = [
+        at
+        for at, row in enumerate(headers)
+        if any(one is None or one["name"] is None or "\0" in one["name"] for one in row or ())
+    ]
+    if refused:
+        with pytest.raises(SchemaError, match=rf"sink out: in row .*'row {skipped + refused[0]}'.* column 'h'"):
+            sent()
+    elif is_staged:
+        assert sent() == headers
+    else:
+        assert sent() == [[(one["name"], one["value"]) for one in row] if row else None for row in headers]
 
 
 def test_a_topic_that_is_not_there_is_refused_and_not_made(kafka):

@@ -8,6 +8,7 @@ import re
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pytest
 from confluent_kafka import Uuid
@@ -232,14 +233,11 @@ def test_an_offset_that_is_gone_fails_and_names_the_option_that_goes_on_without(
 
 def test_a_topic_that_is_deleted_is_named_at_the_next_look(kafka):
     topic = kafka.topic()
-    for topics, message in (
-        (topic, f"there is no topic '{topic}'"),
-        (re.compile(topic), f"topic '{topic}' has disappeared"),
-    ):
+    for topics in (topic, re.compile(topic)):
         source = source_of(kafka, topics)
         position = find(source).position
         kafka.delete(topic)
-        with pytest.raises(ConfigError, match=message):
+        with pytest.raises(ConfigError, match=f"topic '{topic}' has disappeared since the job began to read it"):
             find(source, position)
         source.close()
         kafka.topic()
@@ -261,6 +259,64 @@ def test_ids_that_brokers_do_not_give_tell_no_topics_apart():
     assert are_two_topics("cUlLlJfVQpK4uiyhoCUpYg", "lVJfVQpK4uiyhoCUpYgcUl")
     for before, now in (("x", "x"), (none, none), (none, "x"), ("x", none), ("", "x")):
         assert not are_two_topics(before, now), (before, now)
+
+
+def resumed(source: KafkaSource) -> KafkaSource:
+    """As on the slots of a job that resumes."""
+    source.prepare("in", None, restoring=True)
+    return source
+
+
+def test_a_live_job_that_resumes_with_a_stop_ends_there(kafka):
+    topic = kafka.topic(partitions=2)
+    noon = datetime(2024, 5, 1, 12, tzinfo=timezone.utc)
+    noon_ms = int(noon.timestamp() * 1000)
+    for n in range(6):
+        kafka.produce(topic, as_json(n), partition=0, timestamp=noon_ms + n)
+    live = find(source_of(kafka, topic))
+    first, second = live.splits
+    kafka.grow(topic, 3)
+    kafka.produce(topic, as_json(20, 21), partition=2, timestamp=noon_ms)
+    for stop, ends, new in (("latest", 6, [20, 21]), (noon + timedelta(milliseconds=4), 4, [20, 21]), (noon, 0, [])):
+        source = resumed(source_of(kafka, topic, stop=stop))
+        found = find(source, live.position)
+        assert found.exhausted
+        assert [value for split in found.splits for value in values(read(source, split))] == new
+        for offset in (2, 5):  # 5 is after one of the stops
+            begun = msgspec.structs.replace(first, offset=offset)
+            assert values(read(source, begun)) == [*range(offset, ends)]
+        assert read(source, second) == [], "it has no records, and ends"
+    source = resumed(source_of(kafka, topic, stop="latest"))
+    kafka.produce(topic, as_json(99), partition=0)
+    kafka.grow(topic, 4)
+    kafka.produce(topic, as_json(99), partition=3)
+    assert [split.id for split in find(source, live.position).splits] == [f"{topic}:2"]
+    assert values(read(source, first)) == [*range(6)], "what came after the resume is not read"
+
+
+def test_a_job_that_had_a_stop_keeps_it_and_does_not_resume_without_one(kafka):
+    topic = kafka.topic()
+    kafka.produce(topic, as_json(0, 1, 2))
+    (split,) = find(source_of(kafka, topic, stop="latest")).splits
+    kafka.produce(topic, as_json(3, 4))
+    begun = msgspec.structs.replace(split, offset=1)
+    assert values(read(resumed(source_of(kafka, topic, stop="latest")), begun)) == [1, 2]
+    source = resumed(source_of(kafka, topic))
+    with pytest.raises(
+        ConfigError, match=rf"with stop=, which ends topic '{topic}', partition 0 at offset 3 .* --fresh"
+    ):
+        source.open_split(begun)
+    source.close()
+
+
+def test_a_start_after_the_end_is_refused_where_it_would_leave_nothing_to_read(kafka):
+    topic = kafka.topic(partitions=2)
+    kafka.produce(topic, as_json(0, 1), partition=1)
+    wrong = refusal(source_of(kafka, topic, start={0: 0, 1: 3}, stop="latest"))
+    assert "start= has offset 3 for partition 1, whose committed records end before offset 2" in wrong
+    source = source_of(kafka, topic, start={0: 0, 1: 2}, stop="latest")
+    source.prepare("in", None, restoring=False)
+    assert read(source) == []
 
 
 BAD = {

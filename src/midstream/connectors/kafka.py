@@ -121,7 +121,8 @@ class KafkaSource(Source):
     `start`: "earliest", "latest", "group" (the committed offsets of the group `group.id`, else the earliest), a
     datetime with a zone (the first record that is not older), or, for a single topic, an offset for each partition.
     `stop`: "latest" (what exists and is committed when the job starts) or a datetime with a zone (up to the first
-    record that is not older); None for never.
+    record that is not older); None for never. A job that resumes keeps the stop that its checkpoint has; if the
+    checkpoint is of a job without one, "latest" is the end at the time of the resume.
     `metadata`: further parts of a record to add as columns: topic, partition, offset, timestamp, key, headers; a dict
     renames them.
     `on_gap`: what to do about offsets that the broker no longer has: "fail", or "skip" to continue after them.
@@ -195,6 +196,10 @@ class KafkaSource(Source):
         self.rows_per_s = rows_per_s
         self._first: tuple[dict[str, Topic], list[_Partition]] | None = None
         """The result of the first discovery."""
+        self._resumed_stops: dict[Place, int] = {}
+        """Where a job with `stop` ends that resumes from a checkpoint of a job without: partitions found before have no
+        stop of their own. Determined once, on the driver, before the source goes to the slots.
+        """
         self._its_cluster: Cluster | None = None
 
     def __getstate__(self) -> dict[str, Any]:
@@ -226,6 +231,18 @@ class KafkaSource(Source):
                     f"{self._where}: start= has offsets for the partitions {_listed(self._start)}, and topic {name!r} has "
                     f"{_listed(range(topic.partitions))}; give one for each"
                 )
+            if self._stop == "latest":
+                ends = self._cluster.offsets([(name, partition) for partition in self._start], LATEST)
+                for (_, partition), end in ends.items():
+                    if self._start[partition] > end:
+                        raise ConfigError(
+                            f"{self._where}: start= has offset {self._start[partition]} for partition {partition}, whose "
+                            f"committed records end before offset {end}, so stop='latest' leaves nothing to read; give "
+                            "an offset up to that one"
+                        )
+        if self._stop is not None and restoring:
+            places = [(name, partition) for name, topic in found.items() for partition in range(topic.partitions)]
+            self._resumed_stops = self._offsets(places, self._stop)
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
         known = _Found() if position is None else decoded(position, _Found, self._where)
@@ -283,10 +300,10 @@ class KafkaSource(Source):
 
     def _newly_found(self, known: Mapping[str, Topic]) -> tuple[dict[str, Topic], list[_Partition]]:
         """Return new topics and partitions, which are read from their beginning."""
-        topics = self._cluster.topics(self._topics)
-        for name in known:
-            # To readers it may only look silent. A listed name was looked up, which would have raised.
-            if isinstance(self._topics, re.Pattern) and self._topics.fullmatch(name) and name not in topics:
+        topics = self._cluster.topics(self._topics, may_be_gone=True)
+        for name in known:  # to readers a topic that is gone may only look silent
+            is_read = self._topics.fullmatch(name) if isinstance(self._topics, re.Pattern) else name in self._topics
+            if is_read and name not in topics:
                 raise ConfigError(
                     f"{self._where}: topic {name!r} has disappeared since the job began to read it; restore it, or "
                     "start without it and with --fresh"
@@ -297,7 +314,9 @@ class KafkaSource(Source):
             if are_two_topics(before.id, topic.id):
                 raise self._recreated(name)
             new = range(before.partitions, topic.partitions)
-            found += [_Partition(name, partition, 0, None, True, topic.id) for partition in new]
+            for partition in new:  # a source that ends does not read what was created after the job had resumed
+                stop = self._resumed_stops.get((name, partition), 0) if self.bounded else None
+                found.append(_Partition(name, partition, 0, stop, True, topic.id))
         return topics, found
 
     def _recreated(self, topic: str) -> ConfigError:
@@ -322,6 +341,20 @@ class KafkaSource(Source):
 
     def open_split(self, split: Split) -> SplitReader:
         part = decoded(split.payload, _Partition, self._where)
+        if part.stop is not None and not self.bounded:
+            raise ConfigError(
+                f"{self._where}: the checkpoint is of a job with stop=, which ends {_where(part)} at offset {part.stop} "
+                "and has no more of the partitions that it has read to their end; resume it with stop=, or start a "
+                "job without stop= with --fresh, and with start= for where it begins"
+            )
+        if part.stop is None and self.bounded:
+            place = part.topic, part.partition
+            if place not in self._resumed_stops:
+                raise ConfigError(
+                    f"{self._where}: {_where(part)} was being read when the checkpoint was taken, and did not exist when "
+                    "the job resumed with stop=; restore the topic, or start without it and with --fresh"
+                )
+            part = msgspec.structs.replace(part, stop=self._resumed_stops[place])
         return _PartitionReader(self, part, split.offset)
 
     def place(self, split: Split, first: int, last: int) -> str:

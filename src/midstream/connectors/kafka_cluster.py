@@ -58,8 +58,10 @@ class Cluster:
         while self._groups:
             self._groups.popitem()[1].close()
 
-    def topics(self, names: Names) -> dict[str, Topic]:
-        """Return topics by name. A pattern leaves out Kafka's internal topics; a name that is not a topic raises."""
+    def topics(self, names: Names, *, may_be_gone: bool = False) -> dict[str, Topic]:
+        """Return topics by name. A pattern leaves out Kafka's internal topics. A name that is not a topic is left out if
+        it `may_be_gone`, else it raises.
+        """
         if isinstance(names, re.Pattern):
             there = self._answer(lambda: self._client().list_topics(timeout=ANSWER_S).topics)
             names = tuple(name for name in sorted(there) if names.fullmatch(name) and not name.startswith("__"))
@@ -67,7 +69,10 @@ class Cluster:
             return {}
 
         return self._answer(
-            lambda: {name: Topic(str(of.topic_id), len(of.partitions)) for name, of in self._described(names).items()}
+            lambda: {
+                name: Topic(str(of.topic_id), len(of.partitions))
+                for name, of in self._described(names, may_be_gone=may_be_gone).items()
+            }
         )
 
     def topic_id(self, name: str, answer_s: float) -> str | None:

@@ -459,7 +459,11 @@ def transaction_timeout_ms(connection: Connection, rows: int) -> int:
 def check_transactions(
     connection: Connection, options: Mapping[str, Any], topic: str, check_id: str, where: str
 ) -> None:
-    """Try everything a commit needs except writing rows, and leave nothing behind. Raises ConfigError or StorageError."""
+    """Try everything a commit needs except writing rows. Raises ConfigError or StorageError.
+
+    No row and no offset remains. Brokers remember the transactional id, and the group of its name, until they expire
+    (`transactional.id.expiration.ms` and `offsets.retention.minutes`, a week by default).
+    """
     producer = TransactionalProducer(
         connection, options, check_id, transaction_timeout_ms(connection, 0), threading.Event(), where
     )

@@ -21,9 +21,10 @@ import ctypes
 import logging
 import sys
 from collections import deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import cache
 from itertools import takewhile
+from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 from weakref import WeakValueDictionary
 
@@ -111,6 +112,10 @@ def new_tap(
 class ObjectRecords:
     def __init__(self, messages: Sequence[Message]) -> None:
         self._messages = messages
+        self._headers: list[list[dict[str, Any]] | str] | None = None
+        """The headers of each record, or why they cannot be read. They are read once: after a failure the client keeps
+        a list with null pointers in it, and would return that list at the second call.
+        """
 
     def __len__(self) -> int:
         return len(self._messages)
@@ -128,8 +133,16 @@ class ObjectRecords:
         if what == "timestamp":
             return pa.array([_known(*message.timestamp()) for message in self._messages], pa.int64()).cast(kind)
         if what == "headers":
-            return pa.array([_headers(message) for message in self._messages], kind)
+            return pa.array([None if isinstance(found, str) else found for found in self._read_headers()], kind)
         return pa.array([getattr(message, what)() for message in self._messages], kind)
+
+    def without_headers(self) -> Mapping[int, str]:
+        return {at: found for at, found in enumerate(self._read_headers()) if isinstance(found, str)}
+
+    def _read_headers(self) -> list[list[dict[str, Any]] | str]:
+        if self._headers is None:
+            self._headers = [_headers(message) for message in self._messages]
+        return self._headers
 
     def bad(self, at: int, text: str) -> BadRecord:
         message = self._messages[at]
@@ -141,9 +154,10 @@ class ObjectRecords:
 
     def cut(self, stop: int) -> None:
         self._messages = [message for at, message in enumerate(self._messages) if self.offset(at) < stop]
+        self._headers = None
 
     def close(self) -> None:
-        self._messages = ()
+        self._messages, self._headers = (), None
 
 
 def _known(kind: int, ms: int) -> int | None:
@@ -151,8 +165,20 @@ def _known(kind: int, ms: int) -> int | None:
     return ms if kind else None
 
 
-def _headers(message: Message) -> list[dict[str, Any]]:
-    headers = message.headers() or []
+_call_headers: Final = methodcaller("headers")
+"""Calls through the interpreter's check of results. For a name that is not UTF-8 the client returns a list with a null
+pointer in it, with an exception set; the interpreter's own fast calls of methods do not check that, and it would crash.
+"""
+
+
+def _headers(message: Message) -> list[dict[str, Any]] | str:
+    try:
+        headers = _call_headers(message) or []
+    except (SystemError, UnicodeDecodeError) as error:
+        cause = error.__cause__ if isinstance(error, SystemError) else error
+        if not isinstance(cause, UnicodeDecodeError):
+            raise
+        return f"the name of a header of the record is not UTF-8: {cause}"
     assert isinstance(headers, list), "only who sends gives a dict"
     return [{"name": name, "value": value} for name, value in headers]
 
@@ -223,16 +249,16 @@ def _client() -> _Client | None:
 
     release, (version, number) = str(confluent_kafka.__version__), confluent_kafka.libversion()
     if (release, version) not in _TRIED:
-        _log.info(_SLOWER, f"confluent-kafka {release} with librdkafka {version} has not been tried otherwise")
+        _log.warning(_SLOWER, f"confluent-kafka {release} with librdkafka {version} has not been tried otherwise")
     elif sys.implementation.name == "cpython" and sys.byteorder == "little" and ctypes.sizeof(ctypes.c_void_p) == 8:
         try:
             client = _Client(confluent_kafka.cimpl.__file__)
         except (AttributeError, OSError) as error:
-            _log.info(_SLOWER, error)
+            _log.warning(_SLOWER, error)
         else:
             if client.version() == number:
                 return client
-            _log.info(_SLOWER, "there is another librdkafka beside that of confluent-kafka")
+            _log.warning(_SLOWER, "there is another librdkafka beside that of confluent-kafka")
     return None
 
 
@@ -288,6 +314,9 @@ class _MemoryRecords:
         if what == "offset":
             return pa.array(self._field(_OFFSET), kind)
         return repeat(pa.scalar(self._topic if what == "topic" else self._partition, kind), count)
+
+    def without_headers(self) -> Mapping[int, str]:
+        raise InvariantError("headers are read from the client's Python objects")
 
     def bad(self, at: int, text: str) -> BadRecord:
         one = self._at[at : at + 1]

@@ -60,6 +60,9 @@ class Records(Protocol):
     def metadata(self, what: str) -> pa.Array[Any]:
         """What of METADATA each of them has."""
 
+    def without_headers(self) -> Mapping[int, str]:
+        """Return the positions, in ascending order, of records whose headers cannot be read, each with the reason."""
+
     def bad(self, at: int, text: str) -> BadRecord: ...
 
 
@@ -148,14 +151,29 @@ class RecordParser:
         values = records.values()
         pieces: list[pa.RecordBatch] = []
         bad: list[BadRecord] = []
+        unread = records.without_headers() if "headers" in self.metadata else {}
+        unread_at = np.fromiter(unread, np.int64, len(unread))
+
+        def parse(first: int, last: int) -> pa.RecordBatch:
+            if np.searchsorted(unread_at, first) < np.searchsorted(unread_at, last):
+                raise pa.ArrowInvalid("headers that cannot be read")
+            return self._parsed(values.slice(first, last - first), where)
+
         try:
-            pieces.append(self._parsed(values, where))
+            pieces.append(parse(0, count))
         except pa.ArrowException as error:
-            for part in parsed_apart(lambda a, b: self._parsed(values.slice(a, b - a), where), 0, count, str(error)):
+            for part in parsed_apart(parse, 0, count, str(error)):
                 if isinstance(part, pa.RecordBatch):
                     pieces.append(part)
+                    continue
+                at, why = part
+                if at in unread:
+                    bad.append(self._bad(records, at, where, unread[at], "read it without metadata 'headers'"))
                 else:
-                    bad.append(self._bad(records, part[0], where, ROW_NUMBER.sub("", part[1])))
+                    text = (
+                        f"the record's value is not {self._format} of the declared columns: {ROW_NUMBER.sub('', why)}"
+                    )
+                    bad.append(self._bad(records, at, where, text, "declare other types in schema="))
         if not pieces:
             return self.no_rows, bad
         columns = [
@@ -168,12 +186,11 @@ class RecordParser:
             beside = [column.take(good) for column in beside]
         return pa.RecordBatch.from_arrays(columns + beside, schema=self.schema), bad
 
-    def _bad(self, records: Records, at: int, where: str, text: str) -> BadRecord:
-        text = f"the record's value is not {self._format} of the declared columns: {text}"
+    def _bad(self, records: Records, at: int, where: str, text: str, advice: str) -> BadRecord:
         if not self._drops:
             raise SchemaError(
-                f"{where}, offset {records.offset(at)}: {text}; declare other types in schema=, or set "
-                "on_bad_record='drop', which drops such records to side_output(BAD_RECORDS)"
+                f"{where}, offset {records.offset(at)}: {text}; {advice}, or set on_bad_record='drop', which drops such "
+                "records to side_output(BAD_RECORDS)"
             )
         return records.bad(at, text)
 

@@ -20,6 +20,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from midstream.connectors.encoders import check_encodable, new_encoder
 from midstream.connectors.extras import require
@@ -378,7 +379,7 @@ class Encoding:
             self._values(batch),
             [None] * rows if key is None else _bytes(batch.column(key)),
             [NO_PARTITION] * rows if partition is None else self._partitions(batch.column(partition)),
-            [None] * rows if headers is None else map(as_headers, batch.column(headers).to_pylist()),
+            [None] * rows if headers is None else map(as_headers, self._checked_headers(batch).to_pylist()),
             strict=True,
         )
 
@@ -392,7 +393,7 @@ class Encoding:
             self._partitions(batch.column(partition))
             columns["partition"] = batch.column(partition)
         if headers is not None:
-            columns["headers"] = batch.column(headers).cast(HEADERS)
+            columns["headers"] = self._checked_headers(batch).cast(HEADERS)
         return pa.RecordBatch.from_pydict(columns)
 
     def _values(self, batch: pa.RecordBatch) -> list[bytes | None]:
@@ -409,6 +410,24 @@ class Encoding:
         if len(lines) != batch.num_rows + 1 or lines[-1]:
             raise InvariantError(f"{self._where}: {batch.num_rows} rows became {len(lines) - 1} lines of JSON")
         return lines[:-1]
+
+    def _checked_headers(self, batch: pa.RecordBatch) -> pa.Array[Any]:
+        """Return the column of headers. Raises SchemaError for one that is null, or has a name that Kafka cannot have."""
+        assert self._sink._headers is not None
+        column: pa.Array[Any] = batch.column(self._sink._headers)
+        each: Any = pc.list_flatten(column)
+        names = pc.struct_field(each, "name")
+        wrong = pc.or_(names.is_null(), pc.match_substring(names, "\0").fill_null(False))
+        at = pc.index(wrong, True).as_py()
+        if at < 0:
+            return column
+        row = pc.list_parent_indices(column)[at].as_py()
+        what = "is null" if not each[at].is_valid else f"has the name {names[at].as_py()!r}"
+        raise SchemaError(
+            f"{self._where}: in row {batch.slice(row, 1).to_pylist()[0]!r:.500}, a header of column "
+            f"{self._sink._headers!r} {what}; a header of Kafka has a name without NUL characters, and only its value "
+            "may be null: filter such headers out first"
+        )
 
     def _partitions(self, column: pa.Array[Any]) -> list[int]:
         numbers = column.to_pylist()
