@@ -269,7 +269,7 @@ def resumed(source: KafkaSource) -> KafkaSource:
 
 def test_a_live_job_that_resumes_with_a_stop_ends_there(kafka):
     topic = kafka.topic(partitions=2)
-    noon = datetime(2024, 5, 1, 12, tzinfo=timezone.utc)
+    noon = datetime(2024, 5, 1, 12, tzinfo=UTC)
     noon_ms = int(noon.timestamp() * 1000)
     for n in range(6):
         kafka.produce(topic, as_json(n), partition=0, timestamp=noon_ms + n)
