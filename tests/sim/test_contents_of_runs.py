@@ -347,7 +347,7 @@ def test_numbers_of_a_key_that_are_not_all_there_once_are_seen(found: list[int])
 def test_only_who_is_behind_an_idle_source_or_an_alarm_may_get_its_rows_late() -> None:
     shape = partly_alarmed(0).shape
     outside = Outside(World(0, draw(0).tempo))
-    sources = [SimSource(outside, number, (1,), keys=1) for number in range(2)]
+    sources = [SimSource(outside, number, (1,), keys=1, ends="") for number in range(2)]
     assert on_time_at(shape, sources)[2:] == [frozenset({0}), frozenset({1}), frozenset(), frozenset({1})]
     beside_idle = on_time_at(SHAPES["timers"], sources)
     assert beside_idle[2:] == [frozenset({0})] * 3
@@ -365,7 +365,7 @@ def test_rows_that_a_timer_has_held_beside_an_idle_source_may_be_late_where_they
         Node(("count",), (Input(5, KEYED), Input(4, KEYED))),
     )
     outside = Outside(World(0, draw(0).tempo))
-    sources = [SimSource(outside, number, (1,), keys=1) for number in range(3)]
+    sources = [SimSource(outside, number, (1,), keys=1, ends="") for number in range(3)]
     one, two, both = frozenset({1}), frozenset({2}), frozenset({1, 2})
     assert on_time_at(shape, sources)[3:] == [one, one, two, both, two]
     without_idle = (Node(("source", "tight")), *shape[1:])

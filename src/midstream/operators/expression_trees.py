@@ -69,7 +69,7 @@ class Trees:
                 return {"Column": f"{_HELD_OUT}{len(self._held_out) - 1}"}
             case {"Literal": {"Dyn": {"Float": None}} | {"Scalar": {"Float64": None} | {"Float32": None}}}:
                 return _NOT_A_NUMBER  # JSON has no NaN and no infinity
-            case _:
+            case _:  # all other parts can be written as they are
                 return node
 
     def _complete(self, node: Tree) -> Tree:
@@ -107,7 +107,7 @@ def without_fields(tree: Tree, struct: Tree) -> Tree:
                 return {"Function": {"input": [struct], "function": {"StructExpr": {"FieldByName": name}}}}
             case {"StructEval": {"expr": inner, **rest}}:  # the rest has fields of `inner`
                 return {"StructEval": {"expr": _replaced(inner, field), **rest}}
-            case _:
+            case _:  # all other parts read no field
                 return node
 
     return _replaced(tree, field)
@@ -122,7 +122,7 @@ def without_elements(tree: Tree, name: str) -> Tree:
                 return {"Column": name}
             case {"Eval": {"expr": inner, **rest}}:  # the rest has elements of `inner`
                 return {"Eval": {"expr": _replaced(inner, element), **rest}}
-            case _:
+            case _:  # all other parts read no element
                 return node
 
     return _replaced(tree, element)
@@ -151,6 +151,8 @@ def without_selectors(trees: Trees, tree: Tree, schema: Mapping[str, pl.DataType
                 if width == 1:
                     every = [column for each in inputs for column in columns(each)]
                     return {"Function": {"input": [_replaced(each, with_all) for each in every], **rest}}
+            case _:  # all other parts take the columns that they name
+                pass
         return node
 
     tree = _replaced(tree, with_all)
@@ -180,7 +182,7 @@ def _in_place(node: Tree, prefix: str, originals: Sequence[Tree]) -> Tree:
     match node:
         case {"Column": str(name)} if name.startswith(prefix):
             return originals[int(name.removeprefix(prefix))]
-        case _:
+        case _:  # all other parts were not held out
             return node
 
 
@@ -194,7 +196,7 @@ def _cut(tree: Tree, depth: int, cut_off: list[Tree]) -> Tree:
             return {key: _cut(value, depth - 1, cut_off) for key, value in tree.items()}
         case list() if not _is_bytes(tree):
             return [_cut(value, depth - 1, cut_off) for value in tree]
-        case _:
+        case _:  # texts and numbers have no parts
             return tree
 
 

@@ -190,7 +190,7 @@ class _Parts:
                 return self._schema.get(name)
             case {"Literal": {"Dyn": _} | {"Scalar": _}} if "Categorical" not in str(tree):
                 return _kind_of(self._trees.expr(tree), pl.DataFrame())
-            case _:
+            case _:  # what has parts is evaluated
                 inner = _named(tree)
         if inner is not None:
             return self.visit(inner)
@@ -213,7 +213,7 @@ class _Parts:
                     elements = {} if kind is None else {"element": kind}
                     _Parts(self._trees, elements, of_many_rows=True).visit(without_elements(evaluation, "element"))
                 return [lists]
-            case _:
+            case _:  # all other parts read rows of the stream
                 return children
 
     def _is_kept(self, child: Tree) -> bool:
@@ -223,7 +223,7 @@ class _Parts:
                 return "Categorical" not in str(child)
             case {"Column": str(name)} if not self._trees.is_held_out(name):
                 return False
-            case _:
+            case _:  # what has parts is evaluated
                 text = self._trees.text(child)
         if any(each in text for each in (b'{"Column":', b'"Len"', b"Categorical")) or _has_function(text):
             return False
@@ -264,7 +264,7 @@ def _is_function(name: str, tree: Tree) -> bool:
             return called == name
         case {"Function": {"function": dict(called)}}:
             return name in called
-        case _:
+        case _:  # it calls no function
             return False
 
 
@@ -273,7 +273,7 @@ def _named(tree: Tree) -> Tree:
     match tree:
         case {"Alias": [inner, _]} | {"KeepName": inner} | {"RenameAlias": {"expr": inner}}:
             return inner
-        case _:
+        case _:  # it renames nothing
             return None
 
 
@@ -363,7 +363,7 @@ def _check_names(tree: Tree) -> None:
                 fault = Fault("is a function that returns an expression for each batch", _BUILD)
             case {"Eval": {"variant": {"Cumulative": _}}}:
                 fault = Fault("looks at the rows before", _OTHER_ROWS)
-            case _:
+            case _:  # it is judged by what it does
                 continue
         raise _Found(fault)
 

@@ -52,9 +52,7 @@ _from_slot: Final = msgspec.msgpack.Decoder(m.FromSlot)
 _encoder: Final = msgspec.msgpack.Encoder()
 
 _RESTART: Final = re.compile(r"^Restart (\d+) in ", re.MULTILINE)
-_IN_A_ROW: Final = re.compile(
-    r"the same failure(?:, of the same row,)? (\d+) times in a row without a checkpoint in between"
-)
+_IN_A_ROW: Final = re.compile(r"the same failure(?:, of the same row,)? (\d+) times in a row without a checkpoint")
 
 MakeCoordinator = Callable[[JobPlan, int, Callable[[str], Storage], Signal], CheckedMachine]
 

@@ -332,6 +332,8 @@ class Run:
             self._after_end()
         if step >= self._next_look:
             self._next_look += STILL_STEPS
+            if self.driver.process.alive and not self.driver.process.paused and self.driver.outcome is None:
+                self.driver.liveness.check()
             self._look_for_progress()
         return keeper.is_over or (self._still > 0 and self._is_stuck)
 
@@ -355,8 +357,6 @@ class Run:
 
     def _look_for_progress(self) -> None:
         """Check for progress: of rows, ending tasks, attempts and faults, and separately of checkpoints."""
-        if self.driver.process.alive and not self.driver.process.paused and self.driver.outcome is None:
-            self.driver.liveness.check()
         moved, ending = 0, 0
         attempts = []
         for slot in self.cluster.live_slots:
