@@ -26,7 +26,7 @@ from midstream.coordinator.events import (
 )
 from midstream.core.errors import ClusterError, InvariantError, JobError
 from midstream.protocol.framing import MESSAGE, ProtocolViolation, frame
-from midstream.protocol.handshake import Dialer, Identity, Refused, Role
+from midstream.protocol.handshake import Dialer, Identity, Role
 from midstream.protocol.messages import Deployed, DoStop, GetStatus, Register, SlotStatus
 from midstream.runtime import registry
 from midstream.runtime.client import Client
@@ -302,7 +302,7 @@ def test_who_does_not_know_the_secret_gets_nowhere_and_who_knows_another_jobs_is
     entry = registry.list_jobs()[0]
     with pytest.raises((ClusterError, ProtocolViolation)):
         Client(msgspec.structs.replace(entry, keys=JobKeys(bytes(32))))
-    with pytest.raises(Refused, match="this is the driver of job job-0001"):
+    with pytest.raises(ClusterError, match="not its driver: this is the driver of job job-0001"):
         Client(msgspec.structs.replace(entry, job_id="another"))
     with Client(entry) as client:
         assert client.ask(GetStatus()).status is not None

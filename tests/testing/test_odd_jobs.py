@@ -281,7 +281,7 @@ def test_a_function_that_exits_does_not_end_the_test_run():
 
     stream = Environment().from_collection([{"n": 1}]).map(leaves)
     for call in (lambda: testing.run(stream), stream.preview):
-        with pytest.raises(JobError, match="SystemExit: 3") as caught:
+        with pytest.raises(JobError, match=r"SystemExit for the row \{'n': 1\}: 3") as caught:
             call()
         assert isinstance(caught.value.__cause__, SystemExit)
 

@@ -49,7 +49,7 @@ def duration_s(value: Duration, name: str) -> float:
         match = _NUMBER_UNIT.fullmatch(value) if isinstance(value, str) else None
         unit = match.group(2).lower() if match else ""
         if match is None or (unit and unit not in _DURATION_S):
-            if isinstance(value, str) and value.lstrip().startswith("-"):
+            if isinstance(value, str) and _NUMBER_UNIT.fullmatch(value.strip().removeprefix("-")) and "-" in value:
                 raise ConfigError(f"{name}: {value!r} must not be negative")
             raise ConfigError(f"{name}: {value!r} {_HOW_TO_WRITE}")
         seconds = float(match.group(1)) * _DURATION_S[unit or "s"]

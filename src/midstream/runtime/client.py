@@ -85,6 +85,8 @@ class Client:
                 raise _ClosedError(f"job {entry.name}: the connection broke: {error.strerror or error}") from error
             if isinstance(error, OSError):
                 raise ClusterError(f"job {entry.name}: the connection broke: {error.strerror or error}") from error
+            if isinstance(error, _ClosedError):  # which is tried again
+                raise
             if isinstance(error, ClusterError) and entry.job_id not in str(error):
                 raise ClusterError(
                     f"job {entry.name} ({entry.job_id}): what answers at {entry.host}:{entry.port} is not its driver: {error}"
