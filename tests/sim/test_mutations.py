@@ -40,7 +40,7 @@ TENTH = None if os.environ.get("NIGHTLY") else _tenth()
 """All of them take five minutes of a core: a nightly run looks for all."""
 LOOKED_FOR = [name for name in FIRST_SEEDS if TENTH is None or zlib.crc32(name.encode()) % TENTHS == TENTH]
 HOLES = [name for name in SEARCHES if name not in FIRST_SEEDS]
-"""Bugs that the simulator has not found yet, none as of now: docs/simulation.md says what it would have to see."""
+"""Bugs that the simulator does not find as of now."""
 
 
 def test_no_mutation_hides_another_of_its_name() -> None:
