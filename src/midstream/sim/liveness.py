@@ -27,12 +27,16 @@ COMMITS_MAX: Final = 3
 """How many commits may be in front of what is owed: those of the checkpoints before, one under way, and its own."""
 
 
+SLOTS_S: Final = 30.0
+"""The `slot_timeout` of all simulated jobs."""
+
+
 def bound_s(scenario: Scenario) -> float:
     """Return how long a job that is not disturbed may owe something.
 
     That is two checkpoints, one under way and its own, whose barriers wait for all rows of the job, and the commits of
-    both and of the one before. Infinite if a checkpoint may run out of time without a fault: then it is not known how
-    often it does.
+    both and of the one before; and slots that come late, for which a job waits up to its limit. Infinite if a checkpoint
+    may run out of time without a fault: then it is not known how often it does.
     """
     s = scenario
     checkpoint_s = aligned_s(s)
@@ -40,7 +44,7 @@ def bound_s(scenario: Scenario) -> float:
         return math.inf
     sinks = sum("sink" in kind for node in s.shape for kind in node.chain)
     commit_s = sinks * (max(WAIT_US_MAX) / 1e6 if s.on_slots else 0.0)
-    return 2 * checkpoint_s + COMMITS_MAX * commit_s + RETRY_MS / 1000
+    return 2 * checkpoint_s + COMMITS_MAX * commit_s + RETRY_MS / 1000 + SLOTS_S
 
 
 def owed_at_the_end(slot: SlotMachine | None, ref: TaskId) -> Iterator[str]:
