@@ -142,6 +142,8 @@ class Driver:
         self.replies: dict[int, m.Reply] = {}
         self.slots_late = 0
         """How many of the next requested slots start only after their timeout."""
+        self.has_late_slots = False
+        """Whether a slot was requested that starts only after its timeout."""
         patience_s = patience_of(plan.graph, cluster.patience_s)
         self.reasons = Reasons(cluster.struck_us, patience_s, cluster.denied, self._has_no_reason)
         self.liveness = Liveness(cluster.bound_s, cluster.struck_us, lambda: world.now_us, self._has_no_reason)
@@ -278,6 +280,7 @@ class Driver:
         delay_us = 500 + world.delay(LAUNCH_US)
         if self.slots_late:
             self.slots_late -= 1
+            self.has_late_slots = True
             delay_us = int(self.plan.config.slot_timeout_s * 1.1e6)
         world.schedule(delay_us, None, Kind.CLUSTER, partial(self._launch, request), f"launch slot for {request}")
 

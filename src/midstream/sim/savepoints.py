@@ -44,6 +44,8 @@ AT_REST: Final = "the job was stopped while no task ran"
 """The reason after another stop, of a job that has not begun or is being restarted: no checkpoint can be taken then."""
 REFUSED: Final = "no savepoint was made: the checkpoint directory: "
 """The reason of a job that does not start, with this program or at all. A stop is answered with the failure itself."""
+SLOTS_LATE: Final = " came within "
+"""The reason of an attempt that fails because its slots did not come before `slot_timeout`."""
 AWAY_US: Final = 20_000
 """The longest time for which the disk of a place is full or gone."""
 
@@ -196,7 +198,8 @@ class Savepoints:
             is_at_rest = AT_REST in reply.error  # that its output is what its checkpoint holds is checked at its end
             is_failure = driver.coordinator.outcome is not None and reply.error == str(driver.coordinator.outcome[1])
             is_refused = (REFUSED in reply.error or is_failure) and not driver.triggered  # the keeper checks the reason
-            is_excused = is_replaced or is_denied or is_at_rest or is_refused
+            is_late = SLOTS_LATE in reply.error and driver.has_late_slots
+            is_excused = is_replaced or is_denied or is_at_rest or is_refused or is_late
             if not is_excused and not any(excuse in reply.error for excuse in EXCUSES):
                 self._world.bug(f"{request!r} fails without a reason: {reply.error}")
             number = self._was_to_be_waited_for(driver, client, reply.error)
