@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 import threading
 from datetime import datetime, timedelta
@@ -12,6 +13,7 @@ import pyarrow as pa
 import pytest
 
 import midstream
+import midstream.connectors
 from midstream import (
     LATE,
     BroadcastProcessFunction,
@@ -38,6 +40,7 @@ from midstream import (
 from midstream.core.arrow_types import schema_of
 from midstream.graph.build import build_job_graph
 from midstream.graph.job_graph import JobGraph, Partitioning
+from midstream.ui import beginning
 
 ROWS = [{"t": datetime(2020, 1, 1), "k": "a", "v": 1, "x": 1.5}]
 HERE = Path(__file__).name
@@ -98,17 +101,39 @@ class Enrich(BroadcastProcessFunction):
 # ---- schemas
 
 
-def test_every_exported_name_can_be_imported():
-    for name in midstream.__all__:
-        assert getattr(midstream, name) is not None
-    text = Path(midstream.__file__).read_text(encoding="utf-8")
-    declared = {line.split(" as ")[-1].strip() for line in text.splitlines() if line.startswith("    from midstream")}
-    assert declared == set(midstream.__all__)
+@pytest.mark.parametrize("module", [midstream, midstream.connectors, testing])
+def test_every_exported_name_can_be_imported(module):
+    for name in module.__all__:
+        assert getattr(module, name) is not None
+    text = Path(module.__file__).read_text(encoding="utf-8")
+    declared = {
+        line.split(" as ")[-1].strip() for line in text.splitlines() if line.lstrip().startswith("from midstream.")
+    }
+    assert declared == set(module.__all__)
+    listed = dir(module)
+    assert set(module.__all__) <= set(listed) and len(listed) == len(set(listed))
     with pytest.raises(AttributeError, match="no attribute 'nope'"):
-        _ = midstream.nope  # type: ignore[attr-defined]  # what is not there, or private
-    assert midstream.__version__.startswith("0.")
-    listed = dir(midstream)
-    assert {*midstream.__all__, "__version__"} <= set(listed) and len(listed) == len(set(listed))
+        _ = module.nope
+
+
+def test_the_version_is_exported():
+    assert midstream.__version__.startswith("0.") and "__version__" in dir(midstream)
+
+
+IMPORT = re.compile(r"^(?:\s|>|\.)*(?:from|import) +(midstream(?:\.\w+)*)", re.MULTILINE)
+ROOT = Path(__file__).parents[2]
+
+
+def test_users_are_shown_no_import_but_from_the_public_modules():
+    """In the README, the docs, the examples, new projects and docstrings; records of decisions are about the inside."""
+    public = {"midstream", "midstream.connectors", "midstream.testing"}
+    pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.py")]
+    shown = {page.relative_to(ROOT).as_posix(): page.read_text() for page in pages}
+    shown |= {"a new job": beginning.JOB, "its test": beginning.TEST}
+    for file in sorted((ROOT / "src" / "midstream").rglob("*.py")):
+        shown[file.relative_to(ROOT).as_posix()] = "\n".join(re.findall(r"^ *>>> .*", file.read_text(), re.MULTILINE))
+    found = [(name, module) for name, text in shown.items() for module in IMPORT.findall(text) if module not in public]
+    assert found == []
 
 
 def test_the_schema_is_known_after_every_step():

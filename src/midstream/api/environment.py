@@ -177,7 +177,7 @@ class Environment:
 
         Returns a stream with the columns of the source's `schema`. Raises JobError for anything that is not a Source.
 
-            >>> from midstream.connectors.files import FileSource
+            >>> from midstream.connectors import FileSource
             >>> pl.DataFrame({"n": [1, 2]}).write_parquet("numbers.parquet")
             >>> env.source(FileSource("numbers.parquet")).uid("numbers").preview().rows
             [{'n': 1}, {'n': 2}]

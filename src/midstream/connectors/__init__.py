@@ -1,10 +1,56 @@
-"""Both ends of a job: sources and sinks for files and memory; PostgreSQL and Delta tables as extras.
+"""Both ends of a job: sources and sinks for files, memory and Kafka; PostgreSQL and Delta tables as extras.
+
+The classes of the built-in sources and sinks are imported from here, when they are first used; most jobs use the methods
+of Environment and DataStream instead (`env.read_kafka`, `stream.write_kafka`).
 
 Owns what a sink has prepared until it is committed, and nothing else. Packages of extras are imported only where they
 are used (`extras`). May import `core`, `state`, `operators`. Discovery, validation and commits run on the driver's I/O
 pool; readers and encoders on a slot's I/O pool; on the loop thread, a writer only appends to a queue.
 
 Reading order: `files` (with `filesystem`, `formats`, `parquet`, `text`, `cursor`), `generator`, `collection`; `queued`,
-`rolling`, `file_sink` (with `encoders`), `collect`, `print_sink`; `postgres` (with `postgres_tables`, `postgres_rows`),
+`rolling`, `file_sink` (with `encoders`), `collect`, `print_sink`; `kafka` and `kafka_sink` (with the other files that
+begin with `kafka_`, and `avro`, `protobuf`, `schema_registry`); `postgres` (with `postgres_tables`, `postgres_rows`),
 `delta` (with `delta_tables`).
 """
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from midstream.connectors.collection import CollectionSource as CollectionSource
+    from midstream.connectors.delta import DeltaSink as DeltaSink
+    from midstream.connectors.file_sink import FileSink as FileSink
+    from midstream.connectors.files import FileSource as FileSource
+    from midstream.connectors.generator import GeneratorSource as GeneratorSource
+    from midstream.connectors.kafka import KafkaSource as KafkaSource
+    from midstream.connectors.kafka_sink import KafkaSink as KafkaSink
+    from midstream.connectors.postgres import PostgresSink as PostgresSink
+    from midstream.connectors.print_sink import PrintSink as PrintSink
+
+_MODULE_OF = {
+    "CollectionSource": "collection",
+    "DeltaSink": "delta",
+    "FileSink": "file_sink",
+    "FileSource": "files",
+    "GeneratorSource": "generator",
+    "KafkaSink": "kafka_sink",
+    "KafkaSource": "kafka",
+    "PostgresSink": "postgres",
+    "PrintSink": "print_sink",
+}
+
+__all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - the same names as above; a test compares
+
+
+if not TYPE_CHECKING:  # a type checker knows the names above, and that there are no others
+
+    def __getattr__(name: str) -> object:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        value = getattr(import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -82,7 +82,7 @@ class FileSink(Sink):
 
     Raises ConfigError for invalid arguments; a directory that is in use is refused when the job starts.
 
-        >>> from midstream.connectors.file_sink import FileSink
+        >>> from midstream.connectors import FileSink
         >>> _ = orders.sink(FileSink("orders", format="jsonl", roll_size="16 MiB")).uid("kept")
     """
 

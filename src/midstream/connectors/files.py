@@ -94,7 +94,7 @@ class FileSource(Source):
     Raises ConfigError (no file, unknown format), StorageError (unreadable or incomplete file) or SchemaError (files
     disagree): for the first file at once, for others when they are found or read.
 
-        >>> from midstream.connectors.files import FileSource
+        >>> from midstream.connectors import FileSource
         >>> pl.DataFrame({"n": [1, 2]}).write_parquet("numbers.parquet")
         >>> FileSource("*.parquet").schema.names
         ['n']

@@ -23,7 +23,7 @@ class PrintSink(Sink):
 
     Raises ConfigError for a limit that is not a whole number.
 
-        >>> from midstream.connectors.print_sink import PrintSink
+        >>> from midstream.connectors import PrintSink
         >>> _ = orders.sink(PrintSink("order: ", limit=10))
     """
 

@@ -94,8 +94,14 @@ class ClusterError(MidstreamError):
 
 
 class UnavailableError(ClusterError):
-    """The environment in which the job runs has ended or is not available; the same program may run when it is started
-    again later.
+    """The environment in which the job runs has ended or is not available.
+
+    The same program may run when it is started again later, for example:
+
+        try:
+            env.execute()
+        except UnavailableError:
+            ...  # Spark has no free core within `slot_timeout`: try again in some minutes
     """
 
 
@@ -111,7 +117,7 @@ def is_permanent(error: BaseException) -> bool:
 def assert_never(value: NoReturn) -> NoReturn:
     """Mark a place that no value can reach: mypy refuses the call while a case is missing.
 
-    `typing.assert_never` exists from Python 3.11 on. Raises InvariantError if a value arrives in a running program.
+    Raises InvariantError, unlike `typing.assert_never`, if a value arrives in a running program.
     """
     raise InvariantError(f"no case handles {value!r}, a {type(value).__name__}")
 

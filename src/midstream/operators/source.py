@@ -33,7 +33,7 @@ class Split(msgspec.Struct, frozen=True):
     those too. Event time does not wait until it is assigned if all splits that were found with it and before it are of
     that same line; the coordinator keeps the mark only then.
 
-        >>> from midstream.operators.source import Split
+        >>> from midstream import Split
         >>> Split("file-7", b"in/file-7").offset
         0
     """
@@ -148,7 +148,7 @@ class Source(ABC):
     exhausted. `rows_per_s`: emit at most so many rows per second over all subtasks (None: no limit); up to a second in
     which a subtask could not emit is made up for.
 
-        >>> from midstream.operators.source import Discovery, Source, Split, SplitReader
+        >>> from midstream import Discovery, Source, Split, SplitReader
         >>> class CountdownReader(SplitReader):
         ...     def __init__(self, done):
         ...         self.done = done

@@ -143,7 +143,6 @@ class Driver:
         self.slots_late = 0
         """How many of the next requested slots start only after their timeout."""
         self.has_late_slots = False
-        """Whether a slot was requested that starts only after its timeout."""
         patience_s = patience_of(plan.graph, cluster.patience_s)
         self.reasons = Reasons(cluster.struck_us, patience_s, cluster.denied, self._has_no_reason)
         self.liveness = Liveness(cluster.bound_s, cluster.struck_us, lambda: world.now_us, self._has_no_reason)

@@ -44,7 +44,7 @@ def check_sink(
     subtasks that overwrite each other.
 
         >>> from tempfile import mkdtemp
-        >>> from midstream.connectors.file_sink import FileSink
+        >>> from midstream.connectors import FileSink
         >>> def target():
         ...     directory = Path(mkdtemp(dir=".")).absolute()
         ...     def read():

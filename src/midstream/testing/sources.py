@@ -44,7 +44,7 @@ def check_source(source: Source, *, rows_max: int = 10_000, discoveries: int = 3
     offset that was returned resumes exactly after the preceding rows, in batches of any size; all of this holds for a
     copy without knowledge of earlier calls.
 
-        >>> from midstream.connectors.files import FileSource
+        >>> from midstream.connectors import FileSource
         >>> pl.DataFrame({"n": [1, 2, 3]}).write_parquet("numbers.parquet")
         >>> testing.check_source(FileSource("numbers.parquet")).column("n").to_pylist()
         [1, 2, 3]
