@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import midstream
+from machine import limit_s
 from midstream import testing
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,7 +36,7 @@ def site(tmp_path_factory):
         ROOT,
         out / "html",
     ]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=limit_s(300), check=False)
     assert done.returncode == 0, done.stderr
     return out / "html"
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from machine import limit_s
 from midstream import DataError, Environment, JobError, MidstreamError
 from midstream.runtime.processes import ProcessSlots
 from waiting import until
@@ -61,7 +62,7 @@ def test_a_running_job_ends_within_seconds(tmp_path: Path, happens: Callable[[Pa
     happens(directory)
     began_s = time.monotonic()
     with pytest.raises(MidstreamError, match=expected) as raised:
-        job.wait(timeout_s=60)
+        job.wait(timeout_s=limit_s(60))
     assert time.monotonic() - began_s < ENDS_WITHIN_S
     status = job.status()
     assert status.state == "failed"

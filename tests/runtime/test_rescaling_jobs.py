@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from backpressured import Backpressured, check_exact, rows_in_flight, rows_out, until_more_rows
+from machine import limit_s
 from midstream.api.restarts import fixed_restarts
 from midstream.core.errors import JobError
 from midstream.runtime.job import Job
@@ -75,7 +76,7 @@ def test_rows_in_flight_go_on_from_a_checkpoint_at_another_parallelism(
     job = first.start(before, ProcessSlots())
     running.append(job)
     until_more_rows(job, "slow")
-    path = job.stop(timeout_s=60)
+    path = job.stop(timeout_s=limit_s(60))
     assert path is not None and rows_in_flight(path) > 100
     seen = first.frame()
     second = Backpressured(tmp_path, None, row_us=0.0, checkpoint_interval="200 ms")
