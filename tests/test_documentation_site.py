@@ -46,6 +46,7 @@ def test_all_that_is_public_is_in_the_reference():
     assert sorted(listed) == sorted([*midstream.__all__, *testing.__all__])
 
 
+@pytest.mark.systems
 def test_parameters_are_lists_and_examples_are_code(site):
     text = (site / "docs" / "site" / "reference.html").read_text()
     assert re.search(r"<li><p><code [^>]*>(<span [^>]*>)?predicate(</span>)?</code>: a boolean polars expression", text)

@@ -243,6 +243,7 @@ def totals_of(directory: Path, parallelism: int, function: Totals, rows_per_s: f
     return env, made.collect()
 
 
+@pytest.mark.systems
 def test_a_table_goes_on_from_a_savepoint_at_another_parallelism_and_inspect_shows_it(
     running: list[Job], tmp_path: Path
 ) -> None:

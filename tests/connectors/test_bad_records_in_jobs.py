@@ -36,6 +36,7 @@ def committed(out: Path, column: str) -> list[object]:
     return sorted(pl.read_parquet(out)[column].to_list()) if out.exists() and any(out.iterdir()) else []
 
 
+@pytest.mark.systems
 def test_good_and_bad_lines_are_each_written_once_although_a_slot_is_killed(tmp_path, inputs):
     env = Environment("bad", parallelism=2, checkpoint_dir=tmp_path / "checkpoints", checkpoint_interval="200 ms")
     stream = env.read_files(

@@ -47,6 +47,7 @@ def copying(tmp_path: Path, inputs: Path, *, watch: bool, rows_per_s: float | No
     return env
 
 
+@pytest.mark.systems
 def test_files_are_copied_exactly_once_although_a_slot_is_killed(tmp_path, inputs):
     for part in range(4):
         add_file(inputs, f"{part}.parquet", range(part * 5000, part * 5000 + 5000))
@@ -61,6 +62,7 @@ def test_files_are_copied_exactly_once_although_a_slot_is_killed(tmp_path, input
     assert pending(out) == []
 
 
+@pytest.mark.systems
 def test_a_watched_directory_goes_on_after_stop_and_restore_with_files_that_came_meanwhile(
     tmp_path, inputs, monkeypatch
 ):

@@ -95,6 +95,7 @@ def tables(draw: st.DrawFn) -> tuple[str, list[list[Any]], Any]:
     return name, files, draw(st.sampled_from(some) | others if some else others)
 
 
+@pytest.mark.systems
 @pytest.mark.timeout(600)
 @settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drawn=tables(), op=st.sampled_from(sorted(OPERATORS)), partitioned=st.booleans())

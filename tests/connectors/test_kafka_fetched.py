@@ -74,6 +74,7 @@ def test_bytes_are_copied_from_wherever_they_are(wanted, gap, data):
 # ---- with a cluster inside the client ----
 
 
+@pytest.mark.systems
 @pytest.mark.parametrize("case", CASES)
 def test_it_goes_as_well_as_with_objects(way, case):
     """In a process of its own: what goes wrong with memory ends it, or hangs it for ever."""

@@ -20,6 +20,8 @@ from midstream.runtime.processes import ProcessSlots
 from postgres_server import PASSWORD, Server
 from waiting import until
 
+pytestmark = pytest.mark.systems
+
 
 class Running(KeyedProcessFunction):
     """Of each key the greatest number so far, and how many there were."""

@@ -66,6 +66,7 @@ def test_a_users_exception_ends_the_job_with_its_traceback(running: list[Job]) -
     assert "fails" in text
 
 
+@pytest.mark.systems
 def test_after_a_users_exception_the_job_goes_on_from_its_checkpoint(running: list[Job], tmp_path: Path) -> None:
     numbers = NumbersJob(200_000, rows_per_s=100_000, fails_at=150_000, checkpoint_dir=str(tmp_path))
     status = start(running, numbers).wait(limit_s(60))
@@ -73,6 +74,7 @@ def test_after_a_users_exception_the_job_goes_on_from_its_checkpoint(running: li
     assert numbers.numbers() == list(range(200_000))
 
 
+@pytest.mark.systems
 def test_a_slot_keeps_nothing_of_older_attempts(tmp_path: Path) -> None:
     """Tasks and their state refer to each other: left to Python's collector they stay for dozens of restarts."""
 
@@ -113,6 +115,7 @@ def test_a_stopped_job_goes_on_where_it_stopped(running: list[Job], tmp_path: Pa
     check_gapless([*seen, *second.numbers()])
 
 
+@pytest.mark.systems
 def test_a_stopped_job_has_done_nothing_that_it_does_again(running: list[Job], tmp_path: Path) -> None:
     """Its sources hold still behind the barrier, so that what has effects of its own sees no row twice."""
     settings: dict[str, Any] = {"checkpoint_dir": str(tmp_path / "checkpoints"), "witness": tmp_path / "seen"}
@@ -135,6 +138,7 @@ def test_a_drained_job_has_finished_all_it_read(running: list[Job]) -> None:
     assert len(rows) == len(set(rows)) > 0
 
 
+@pytest.mark.systems
 def test_a_function_that_takes_longer_than_the_heartbeat_timeout_costs_no_slot(
     running: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -149,6 +153,7 @@ def test_a_function_that_takes_longer_than_the_heartbeat_timeout_costs_no_slot(
     assert numbers.numbers() == list(range(2_000))
 
 
+@pytest.mark.systems
 def test_the_last_counts_of_a_stopped_job_are_those_of_what_it_has_committed(
     running: list[Job], tmp_path: Path
 ) -> None:

@@ -68,6 +68,7 @@ def test_a_rescale_that_cannot_be_leaves_the_job_as_it_is(running: list[Job], tm
         job.rescale(3)
 
 
+@pytest.mark.systems
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (3, 2), (4, 2)])
 def test_rows_in_flight_go_on_from_a_checkpoint_at_another_parallelism(
     before: int, after: int, running: list[Job], tmp_path: Path
@@ -87,6 +88,7 @@ def test_rows_in_flight_go_on_from_a_checkpoint_at_another_parallelism(
     check_exact(first.rows, seen, second.frame())
 
 
+@pytest.mark.systems
 def test_a_job_killed_again_and_again_while_it_recovers_gets_ahead_each_time(
     running: list[Job], tmp_path: Path
 ) -> None:
