@@ -13,6 +13,7 @@ import numpy as np
 import polars as pl
 
 from jobs import check_gapless
+from machine import limit_s
 from midstream import CollectSink, Environment, KeyedProcessFunction, ValueState
 from midstream.checkpoint.metadata import CheckpointMetadata, decode_metadata
 from midstream.checkpoint.state_files import StateFile
@@ -143,7 +144,7 @@ class Backpressured:
     def drain(self, job: Job) -> None:
         """A job whose source has no end finishes what it has read, and no row takes long any more."""
         with ThreadPoolExecutor(1) as thread:
-            drained = thread.submit(job.stop, drain=True, timeout_s=60)
+            drained = thread.submit(job.stop, drain=True, timeout_s=limit_s(60))
             self.hurry()
             drained.result()
 

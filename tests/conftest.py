@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from machine import limit_s
+
 if TYPE_CHECKING:
     from midstream.runtime.driver import Driver
     from midstream.runtime.job import Job
@@ -97,7 +99,9 @@ def no_job_is_left() -> Iterator[None]:
     for job in left:
         job.cancel("its test is over")
     for job in left:
-        assert job.ended.wait(30), f"job {job.plan.config.name!r}, which the test has left running, does not end"
+        assert job.ended.wait(limit_s(30)), (
+            f"job {job.plan.config.name!r}, which the test has left running, does not end"
+        )
     assert not left, f"the test has left jobs running: {sorted(job.plan.config.name for job in left)}"
 
 

@@ -9,4 +9,4 @@ _SHARE = 1 if os.environ.get("NIGHTLY") else 3
 
 def examples(nightly: int) -> int:
     """For `max_examples` of hypothesis."""
-    return max(nightly // _SHARE, 20)
+    return max(nightly // _SHARE, 10)

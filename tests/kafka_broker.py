@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tools"))
 
 from kafka_server import PASSWORD, USER, Broker, find_jars, quiet, running_brokers
 
+from machine import limit_s
 from waiting import until
 
 __all__ = ["BACK_SOON", "PASSWORD", "USER", "Broker", "Kafka", "find_jars", "quiet", "running_brokers"]
@@ -40,13 +41,13 @@ class Kafka:
         new = NewTopic(
             topic, num_partitions=partitions, config=settings
         )  # on as many brokers as the cluster's default says
-        self.admin.create_topics([new])[topic].result(30)
+        self.admin.create_topics([new])[topic].result(limit_s(30))
         until(f"{topic} is known", lambda: self._partitions(topic) == partitions)
         return topic
 
     def delete(self, topic: str) -> None:
-        self.admin.delete_topics([topic])[topic].result(30)
-        until(f"{topic} is gone", lambda: topic not in self.admin.list_topics(timeout=10).topics)
+        self.admin.delete_topics([topic])[topic].result(limit_s(30))
+        until(f"{topic} is gone", lambda: topic not in self.admin.list_topics(timeout=limit_s(10)).topics)
 
     def allow(self, name: str, *operations: str, kind: str = "topic") -> None:
         """To USER; `name` is that of a topic, or what those of another kind (group, transactional_id) begin with."""
@@ -71,16 +72,16 @@ class Kafka:
             for operation in operations
         ]
         for done in self.admin.create_acls(bindings).values():
-            done.result(30)
+            done.result(limit_s(30))
 
     def grow(self, topic: str, partitions: int) -> None:
         from confluent_kafka.admin import NewPartitions
 
-        self.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(30)
+        self.admin.create_partitions([NewPartitions(topic, partitions)])[topic].result(limit_s(30))
         until(f"{topic} has {partitions} partitions", lambda: self._partitions(topic) == partitions)
 
     def _partitions(self, topic: str) -> int:
-        found = self.admin.list_topics(topic, timeout=10).topics[topic].partitions.values()
+        found = self.admin.list_topics(topic, timeout=limit_s(10)).topics[topic].partitions.values()
         return sum(partition.leader >= 0 for partition in found)
 
     def forget(self, topic: str, before: int, partition: int = 0) -> None:
@@ -88,7 +89,7 @@ class Kafka:
         from confluent_kafka import TopicPartition
 
         at = TopicPartition(topic, partition, before)
-        self.admin.delete_records([at])[at].result(30)
+        self.admin.delete_records([at])[at].result(limit_s(30))
 
     def produce(self, topic: str, values: Sequence[bytes | None], **more: Any) -> None:
         """`more`: what `Producer.produce` takes, or `config`."""
@@ -156,7 +157,7 @@ class Kafka:
         def ends_for(isolation: str) -> dict[int, tuple[int, int]]:
             asking = Consumer({**options, "isolation.level": isolation})  # anew: one keeps asking a broker that is gone
             try:
-                partitions = self.admin.list_topics(topic, timeout=10).topics[topic].partitions
+                partitions = self.admin.list_topics(topic, timeout=limit_s(10)).topics[topic].partitions
                 return {each: asking.get_watermark_offsets(TopicPartition(topic, each), 5) for each in partitions}
             except KafkaException:  # as while a partition has no leader
                 return {}

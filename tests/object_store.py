@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 from pyarrow import fs
 
+from machine import limit_s
+
 KEY, SECRET = "key-of-the-tests", "a-secret-that-is-shown-nowhere"
 BUCKET = "bucket"
 
@@ -89,7 +91,7 @@ class ObjectStore:
         self._closing.set()
         self._server.shutdown()
         self._server.server_close()
-        self._thread.join(10)
+        self._thread.join(limit_s(10))
 
     def _answer(self, environ: Environ, start: Answer) -> Any:
         line = f"{environ['PATH_INFO']}?{environ['QUERY_STRING']}"
@@ -106,12 +108,12 @@ class ObjectStore:
                 return self._cut(environ, start)
             case "together":
                 with contextlib.suppress(threading.BrokenBarrierError):
-                    self._two.wait(20)
+                    self._two.wait(limit_s(20))
                 return self._done(environ, start)
             case "cut":
                 return self._cut(environ, start)
             case "wait":
-                self._closing.wait(60)
+                self._closing.wait(limit_s(60))
                 return self._cut(environ, start)
             case status:
                 code = status.partition(" ")[2]

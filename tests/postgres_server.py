@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from machine import limit_s
+
 PASSWORD = "a-secret-that-is-shown-nowhere"
 
 
@@ -73,7 +75,7 @@ class Server:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
-            timeout=90,
+            timeout=limit_s(90),
         )
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from machine import limit_s
+
 SOURCE = Path(__file__).parent.parent / "src" / "midstream"
 
 ROOMS = (
@@ -336,7 +338,9 @@ def test_public_functions_say_what_they_are_for():
 @pytest.mark.parametrize("module", ["midstream", "midstream.ui.cli"])
 def test_importing_starts_without_pyspark(module):
     code = f"import sys, {module}; sys.exit('pyspark' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=limit_s(60), check=False
+    )
     assert done.returncode == 0, done.stderr or f"import {module} imports pyspark"
 
 

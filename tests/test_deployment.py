@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from machine import limit_s
 from midstream import Environment
 from midstream.ui.answer import Exit
 from midstream.ui.cli import app
@@ -90,7 +91,7 @@ def test_systemd_finds_nothing_wrong_with_the_unit(tmp_path: Path) -> None:
         path = tmp_path / "midstream-job.service"
         path.write_text(content)
         return subprocess.run(
-            ["systemd-analyze", "verify", path], capture_output=True, text=True, check=False, timeout=120
+            ["systemd-analyze", "verify", path], capture_output=True, text=True, check=False, timeout=limit_s(120)
         )
 
     broken = verified(here.replace("KillMode=mixed", "KillMode=sometimes"))

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 import midstream
+from machine import limit_s
 from midstream import testing
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -35,7 +36,7 @@ def site(tmp_path_factory):
         ROOT,
         out / "html",
     ]
-    done = subprocess.run(words, capture_output=True, text=True, timeout=300, check=False)
+    done = subprocess.run(words, capture_output=True, text=True, timeout=limit_s(300), check=False)
     assert done.returncode == 0, done.stderr
     return out / "html"
 
@@ -45,6 +46,7 @@ def test_all_that_is_public_is_in_the_reference():
     assert sorted(listed) == sorted([*midstream.__all__, *testing.__all__])
 
 
+@pytest.mark.systems
 def test_parameters_are_lists_and_examples_are_code(site):
     text = (site / "docs" / "site" / "reference.html").read_text()
     assert re.search(r"<li><p><code [^>]*>(<span [^>]*>)?predicate(</span>)?</code>: a boolean polars expression", text)

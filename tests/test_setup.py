@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from machine import limit_s
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -31,7 +33,7 @@ def setup(tmp_path: Path):
             capture_output=True,
             text=True,
             check=False,
-            timeout=60,
+            timeout=limit_s(60),
         )
         return done.returncode, done.stdout + done.stderr
 

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from machine import limit_s
+
 ROOT = Path(__file__).parent.parent
 EXCLUDED = re.search(r"^exclude = (\[.*?\])", (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE)
 assert EXCLUDED is not None
@@ -31,7 +33,9 @@ def names(files: set[Path]) -> list[str]:
 def simulate_without_them(*arguments: str) -> subprocess.CompletedProcess[str]:
     kept = set((ROOT / "src" / "midstream" / "sim").glob("[!_]*.py")) - LEFT_OUT
     code = WITHOUT_THEM.format(left_out=names(LEFT_OUT), kept=names(kept), arguments=list(arguments))
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    return subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=limit_s(120), check=False
+    )
 
 
 def test_every_file_of_mutations_is_left_out() -> None:

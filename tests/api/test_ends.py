@@ -14,6 +14,7 @@ import pyarrow as pa
 import pytest
 
 from jobs import Held
+from machine import limit_s
 from midstream import Environment, KeyedBatchFunction, KeyedProcessFunction, ListState, Sink, TableState, no_restart
 from midstream.connectors.generator import GeneratorSource
 from midstream.operators.sink import SinkWriter
@@ -80,7 +81,7 @@ def test_an_operator_that_had_finished_runs_nothing_after_failures(tmp_path: Pat
     kill_a_slot(job, 1)
     kill_a_slot(job, 2)
     rest.touch()
-    assert job.wait(60).state == "finished"
+    assert job.wait(limit_s(60)).state == "finished"
     found = [row["sum"] for row in out.rows() if row["sum"] >= 0]
     assert len(found) == 2 and sum(found) == sum(range(100))
     assert out.frame()["sum"].to_list().count(-1) == 3_000
@@ -105,7 +106,7 @@ def test_a_subtask_that_had_finished_runs_nothing_after_a_failure_while_others_s
     until("one in a checkpoint", lambda: job.status().checkpoints_completed and finished_subtasks(state, "logged") == 1)
     kill_a_slot(job, 1)
     rest.touch()
-    assert job.wait(60).state == "finished"
+    assert job.wait(limit_s(60)).state == "finished"
     assert sorted(row["n"] for row in out.rows()) == list(range(2_000))
     assert sorted(log.read_text().splitlines().count(f"writer {i}") for i in range(2)) == [1, 2]
 

@@ -474,6 +474,7 @@ class Sums(KeyedProcessFunction):
         return {"k": ctx.key, "total": self.total.value}
 
 
+@pytest.mark.systems
 def test_a_stopped_job_goes_on_where_it_was(tmp_path):
     def program() -> tuple[Environment, CollectSink]:
         env = Environment("goes on", parallelism=2, checkpoint_dir=tmp_path / "c", checkpoint_interval="50 ms")

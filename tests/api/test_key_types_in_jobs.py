@@ -13,6 +13,7 @@ import pytest
 
 from jobs import Held
 from key_samples import FOLD_S, key_samples
+from machine import limit_s
 from midstream import (
     Count,
     Environment,
@@ -127,13 +128,13 @@ def test_counts_are_those_of_an_uninterrupted_run(family: str, name: str, tmp_pa
 
     job, _ = job_at(1)
     until("a checkpoint with rows in it", lambda: job.status().checkpoints_completed >= 3, 60)
-    job.stop(timeout_s=60)
+    job.stop(timeout_s=limit_s(60))
     job, sink = job_at(2, restore_from="latest")
     done = job.status().checkpoints_completed
     until("another checkpoint", lambda: job.status().checkpoints_completed > done, 60)
     fault.touch()
     rest.touch()
-    status = job.wait(60)
+    status = job.wait(limit_s(60))
     assert status.state == "finished" and status.restarts == 1
     times = 2 if family == "sliding" else 1
     made = sink.table()

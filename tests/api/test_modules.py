@@ -14,6 +14,7 @@ from pathlib import Path
 import cloudpickle
 import pytest
 
+from machine import limit_s
 from midstream import ConfigError, JobError
 from midstream.api import modules
 from midstream.api.loading import load_job
@@ -95,7 +96,7 @@ def test_a_job_of_a_usual_project_runs_in_slots_that_know_none_of_its_directorie
     sys.path.insert(0, str(tmp_path))
     env = load_job(tmp_path / "jobs" / "mods_job.py")
     rows = env.program.graph.nodes[-1].operator
-    env.start(slots=ProcessSlots()).wait(60)
+    env.start(slots=ProcessSlots()).wait(limit_s(60))
     assert sorted(row["n"] for row in rows.sink.rows()) == [7, 14, 21]  # type: ignore[union-attr]  # of the operator that it is
 
 

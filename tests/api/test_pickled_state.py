@@ -8,6 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from machine import limit_s
 from midstream import JobError
 from midstream.api.loading import load_job
 from midstream.runtime.processes import ProcessSlots
@@ -96,7 +97,7 @@ def test_values_of_the_jobs_own_classes_are_of_these_again_after_a_new_start(tmp
     until("two checkpoints", lambda: job.status().checkpoints_completed >= 2)
     job.stop()
     job = load_job(job_file(tmp_path, rate=None)).start(slots=ProcessSlots(), restore_from="latest")
-    job.wait(60)
+    job.wait(limit_s(60))
     written = pl.read_ndjson(str(tmp_path / "out" / "*.jsonl"))
     assert sorted(written.rows()) == [(k, nth) for k in range(5) for nth in range(1, 4_001)]
 
@@ -105,11 +106,11 @@ def test_a_value_that_could_not_be_read_back_fails_the_job_naming_state_and_way_
     monkeypatch.syspath_prepend(str(tmp_path))
     file = job_file(tmp_path, function="Held()", held="np.random.default_rng(0)", more=", tolerable_failures=0")
     with pytest.raises(JobError, match=r"state 'held'.*trusted_packages=\['numpy'\]"):
-        load_job(file).start(slots=ProcessSlots()).wait(60)
+        load_job(file).start(slots=ProcessSlots()).wait(limit_s(60))
 
 
 def test_a_package_that_the_job_trusts_may_be_in_its_state(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     more = ", trusted_packages=['numpy'], tolerable_failures=0"
     file = job_file(tmp_path, function="Held()", held="np.random.default_rng(0)", rate=None, more=more)
-    load_job(file).start(slots=ProcessSlots()).wait(60)
+    load_job(file).start(slots=ProcessSlots()).wait(limit_s(60))

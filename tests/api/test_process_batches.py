@@ -13,6 +13,7 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from machine import limit_s
 from midstream import (
     CoBatchFunction,
     CollectSink,
@@ -242,6 +243,7 @@ def totals_of(directory: Path, parallelism: int, function: Totals, rows_per_s: f
     return env, made.collect()
 
 
+@pytest.mark.systems
 def test_a_table_goes_on_from_a_savepoint_at_another_parallelism_and_inspect_shows_it(
     running: list[Job], tmp_path: Path
 ) -> None:
@@ -249,7 +251,7 @@ def test_a_table_goes_on_from_a_savepoint_at_another_parallelism_and_inspect_sho
     job = env.start(slots=ProcessSlots())
     running.append(job)
     until("some rows", lambda: len(before.rows()) > 1_000)
-    assert job.stop(savepoint=tmp_path / "saved", timeout_s=60) == str(tmp_path / "saved")
+    assert job.stop(savepoint=tmp_path / "saved", timeout_s=limit_s(60)) == str(tmp_path / "saved")
 
     report = read_report(str(tmp_path / "saved"))
     (operator,) = [operator for operator in report.operators if operator.uid == "totals"]
@@ -259,12 +261,12 @@ def test_a_table_goes_on_from_a_savepoint_at_another_parallelism_and_inspect_sho
     changed, _ = totals_of(tmp_path / "other", 3, OfText(), None)
     was = r"table state 'totals' was k int64, total int64, now it is k int64, total large_string"
     with pytest.raises(ConfigError, match=was):
-        changed.start(slots=ProcessSlots(), restore_from=str(tmp_path / "saved")).wait(60)
+        changed.start(slots=ProcessSlots(), restore_from=str(tmp_path / "saved")).wait(limit_s(60))
 
     env, after = totals_of(tmp_path / "other", 3, Totals(), None)
     job = env.start(slots=ProcessSlots(), restore_from=str(tmp_path / "saved"))
     running.append(job)
-    job.wait(60)
+    job.wait(limit_s(60))
     n = np.arange(COUNT)
     expected = sorted((k, total) for k in range(KEYS) for total in np.cumsum(n[n % KEYS == k]).tolist())
     assert sorted(values(before, "k", "total") + values(after, "k", "total")) == expected

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from machine import limit_s
 from midstream import Environment, fixed_restarts
 from midstream.core.errors import ClusterError
 from midstream.protocol.messages import GetLogs
@@ -48,7 +49,7 @@ def test_a_failure_shows_the_row_and_where_it_is_and_a_crash_shows_what_was_said
     assert (printed.operator, printed.subtask) == ("map", 0)
     seen.touch()
     with pytest.raises(ClusterError) as ended:
-        job.wait(60)
+        job.wait(limit_s(60))
     assert "ended with status 7" in str(ended.value)
     assert str(ended.value).endswith("Its last lines:\nat 700\nthe last thing")
 

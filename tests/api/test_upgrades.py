@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import Held
+from machine import limit_s
 from midstream import (
     CollectSink,
     ConfigError,
@@ -119,7 +120,7 @@ def ran_for_a_while(job: Job, rows: int = 2_000) -> None:
 def stopped(program: Program, running: list[Job], savepoint: Path) -> None:
     job = program.start(running)
     ran_for_a_while(job)
-    assert job.stop(savepoint=savepoint, timeout_s=60) == str(savepoint)
+    assert job.stop(savepoint=savepoint, timeout_s=limit_s(60)) == str(savepoint)
     assert job.status().state == "stopped"
     assert 0 < len(program.rows) < len(ALL_ROWS)
 
@@ -132,7 +133,7 @@ def test_a_changed_program_goes_on_exactly_where_a_savepoint_was_made(running: l
     (tmp_path / "elsewhere").mkdir()
     shutil.move(tmp_path / "saved", tmp_path / "elsewhere" / "moved")
     after = Program(tmp_path / "after", parallelism=3, second=True)
-    after.start(running, str(tmp_path / "elsewhere" / "moved")).wait(60)
+    after.start(running, str(tmp_path / "elsewhere" / "moved")).wait(limit_s(60))
     assert sorted(before.rows + after.rows) == ALL_ROWS
     fresh = sorted((row["k"], row["nth"]) for row in after.copies.rows())
     assert {k: max(nth for key, nth in fresh if key == k) for k in range(KEYS)} == {
@@ -149,12 +150,12 @@ def test_state_that_a_program_has_no_use_for_is_named_with_its_size_and_dropped_
     with pytest.raises(
         ConfigError, match=r"state of 'totals' \(process: [\d,]+ bytes, 7 rows\), which the job no longer"
     ):
-        after.start(running, str(tmp_path / "saved")).wait(60)
+        after.start(running, str(tmp_path / "saved")).wait(limit_s(60))
     renamed = Program(tmp_path / "state", uid="count", second=True)
     with pytest.raises(ConfigError, match=r"'counts' .*was it renamed to 'count'\?"):
-        renamed.start(running, str(tmp_path / "saved")).wait(60)
+        renamed.start(running, str(tmp_path / "saved")).wait(limit_s(60))
     after = Program(tmp_path / "state")
-    after.start(running, str(tmp_path / "saved"), allow_dropped_state=True).wait(60)
+    after.start(running, str(tmp_path / "saved"), allow_dropped_state=True).wait(limit_s(60))
     assert sorted(before.rows + after.rows) == ALL_ROWS
 
 
@@ -166,9 +167,9 @@ def test_state_that_a_program_would_read_wrongly_is_refused_before_anything_runs
     with pytest.raises(
         ConfigError, match=r"operator 'process' \(uid 'counts'\).* value state 'seen' was int64, now it is"
     ):
-        Program(tmp_path / "state", function=CountsAsText()).start(running, saved).wait(60)
+        Program(tmp_path / "state", function=CountsAsText()).start(running, saved).wait(limit_s(60))
     with pytest.raises(ConfigError, match="max_parallelism 128, but the job has 64"):
-        Program(tmp_path / "state", max_parallelism=64).start(running, saved).wait(60)
+        Program(tmp_path / "state", max_parallelism=64).start(running, saved).wait(limit_s(60))
     assert sorted(path.name for path in (tmp_path / "state").glob("chk-*")) == ["chk-1"]
 
 
@@ -198,7 +199,7 @@ def test_windows_of_another_size_do_not_take_over_the_state_of_those_before(runn
     job = env.start(slots=ProcessSlots())
     running.append(job)
     until("a window", lambda: job.checkpoint() and sink.rows())
-    job.stop(timeout_s=60)
+    job.stop(timeout_s=limit_s(60))
     env, _ = hours(tmp_path, "2 h")
     with pytest.raises(ConfigError, match="the window was tumbling windows of 1 h, now it is tumbling windows of 2 h"):
         env.execute(slots=ProcessSlots(), restore_from="latest")
@@ -206,7 +207,7 @@ def test_windows_of_another_size_do_not_take_over_the_state_of_those_before(runn
     env, later = hours(tmp_path, "1 h")
     job = env.start(slots=ProcessSlots(), restore_from="latest")
     running.append(job)
-    job.wait(60)
+    job.wait(limit_s(60))
     windows = {(row["k"], row["window_start"]): row["rows"] for row in [*sink.rows(), *later.rows()]}
     assert len(windows) == len(sink.rows()) + len(later.rows()) == 3 * 6
     assert set(windows.values()) == {1200}
@@ -248,7 +249,7 @@ def test_state_is_not_given_to_the_keys_of_another_column(
     job = by_column(tmp_path / "state", *before).start(slots=ProcessSlots())
     running.append(job)
     ran_for_a_while(job, 100)
-    job.stop(savepoint=tmp_path / "saved", timeout_s=60)
+    job.stop(savepoint=tmp_path / "saved", timeout_s=limit_s(60))
     for restore in ("latest", str(tmp_path / "saved")):
         with pytest.raises(ConfigError, match=f"{what}; .* rename it back before key_by"):
             by_column(tmp_path / "state", *after).execute(slots=ProcessSlots(), restore_from=restore)
@@ -289,7 +290,7 @@ def half_finished(running: list[Job], tmp_path: Path) -> Callable[[], list[int]]
     job = env.start(slots=ProcessSlots())
     running.append(job)
     until("the bounded side has finished", lambda: any(v.states.get("finished") == 2 for v in job.status().vertices))
-    job.stop(savepoint=tmp_path / "saved", timeout_s=60)
+    job.stop(savepoint=tmp_path / "saved", timeout_s=limit_s(60))
     assert len(lookups.rows()) == 3
     return lambda: [row["nth"] for row in sink.rows()]
 
@@ -300,7 +301,7 @@ def test_what_has_finished_is_not_run_again_by_a_changed_program(
     env, (sink, lookups) = with_lookup(tmp_path / "next", tmp_path / "small.parquet", sum_too=True)
     job = env.start(slots=ProcessSlots(), restore_from=str(tmp_path / "saved"), parallelism=3)
     running.append(job)
-    assert job.wait(60).state == "finished"
+    assert job.wait(limit_s(60)).state == "finished"
     assert lookups.rows() == []
     assert len(half_finished()) + len(sink.rows()) == ROWS
 
@@ -336,7 +337,7 @@ def test_a_source_of_which_one_subtask_had_finished_goes_on_with_the_rest(
     job = env.start(slots=ProcessSlots())
     running.append(job)
     until("one has finished", lambda: job.status().vertices[0].states.get("finished") == 1)
-    job.stop(savepoint=tmp_path / "saved", timeout_s=60)
+    job.stop(savepoint=tmp_path / "saved", timeout_s=limit_s(60))
     report = read_report(str(tmp_path / "saved"))
     assert [operator.finished_subtasks for operator in report.operators if operator.uid == "rows"] == [1]
     (tmp_path / "rest").touch()
@@ -367,7 +368,7 @@ def test_a_place_that_cannot_be_had_leaves_the_job_running(running: list[Job], t
         job.savepoint("")
     assert job.status().state == "running"
     (tmp_path / "rest").touch()
-    assert job.wait(60).restarts == 0
+    assert job.wait(limit_s(60)).restarts == 0
     assert program.rows == ALL_ROWS
 
 
@@ -382,12 +383,12 @@ def test_a_savepoint_that_fails_half_way_leaves_the_job_running_and_its_sources_
     ran_for_a_while(job, 1)
     monkeypatch.setattr(savepoints, "write_savepoint", full)
     with pytest.raises(JobError, match=r"no savepoint was made: .*disk is full; the job continues"):
-        job.stop(savepoint=tmp_path / "saved", timeout_s=60)
+        job.stop(savepoint=tmp_path / "saved", timeout_s=limit_s(60))
     assert list((tmp_path / "saved").iterdir()) == []
     monkeypatch.undo()
-    assert Path(job.savepoint(timeout_s=60)) == tmp_path / "state" / "savepoints" / "1"
+    assert Path(job.savepoint(timeout_s=limit_s(60))) == tmp_path / "state" / "savepoints" / "1"
     (tmp_path / "rest").touch()
-    assert job.wait(60).restarts == 0
+    assert job.wait(limit_s(60)).restarts == 0
     assert program.rows == ALL_ROWS
 
 
@@ -414,7 +415,7 @@ def test_the_command_line_makes_one_shows_it_and_stops_with_one(
     assert counts["settings"] == ["value state 'seen' int64", "the key int64", "the key's column k"]
     assert "give only one" in said("stop", job.job_id, "--drain", "--savepoint", "more", status=2)["error"]
     assert said("stop", job.job_id, "--savepoint", "more")["savepoint"] == str(tmp_path / "more")
-    job.wait(60)
+    job.wait(limit_s(60))
     assert "no running job" in said("stop", job.job_id, status=2)["error"]
     assert said("inspect", "more")["savepoint"] is True
 
@@ -422,9 +423,9 @@ def test_the_command_line_makes_one_shows_it_and_stops_with_one(
 def test_a_savepoint_is_not_taken_for_a_checkpoint_directory(running: list[Job], tmp_path: Path) -> None:
     stopped(Program(tmp_path / "state", rows_per_s=SLOWLY), running, tmp_path / "saved")
     with pytest.raises(MidstreamError, match="holds a savepoint, which a job must not change"):
-        Program(tmp_path / "saved").start(running, "latest").wait(60)
+        Program(tmp_path / "saved").start(running, "latest").wait(limit_s(60))
     with pytest.raises(MidstreamError, match="there is no such directory, or nothing is in it"):
-        Program(tmp_path / "state").start(running, str(tmp_path / "sived")).wait(60)
+        Program(tmp_path / "state").start(running, str(tmp_path / "sived")).wait(limit_s(60))
 
 
 def test_where_a_job_cannot_go_on_from_is_said_before_spark_is_started(

@@ -84,6 +84,7 @@ def test_payloads_are_as_long_as_they_should_be_and_their_numbers_those_of_the_e
     assert texts.numbers_sum() == sum(int(payload[:4], 16) for payload in largest.values())
 
 
+@pytest.mark.systems
 @pytest.mark.parametrize("benchmark", [window, udf, keyed_process, strings, sliding, exchange])
 def test_a_benchmark_of_few_events_has_a_right_result_and_figures(benchmark, monkeypatch):
     monkeypatch.setattr(benchmark, "WARM_UP_PER_SUBTASK", 100)
@@ -153,6 +154,7 @@ def test_rows_of_the_checkpoint_benchmark_have_their_size():
     assert batch.get_total_buffer_size() - 4 * 8 == 3 * checkpoint.ROW_BYTES
 
 
+@pytest.mark.systems
 def test_a_mode_of_the_checkpoint_benchmark_has_figures_and_rows_in_flight():
     figures = checkpoint._measured("process", 0, 5, 5)
     assert (figures.checkpoints, figures.failed) == (5, 0)

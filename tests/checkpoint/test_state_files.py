@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from checkpoint_samples import MAX_PARALLELISM, metadata_of, pipeline
+from effort import examples
 from in_memory import MemoryStorage
 from midstream.checkpoint.assign import assign_operator
 from midstream.checkpoint.extents import INLINE_JOB_BYTES_MAX, KINDS, inline_bytes_max
@@ -207,7 +208,7 @@ def restored(storage: MemoryStorage, snaps: tuple[OperatorSnapshot, ...], new: i
     return out
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(rows=st.lists(rows_of_subtask, min_size=1, max_size=4), new=st.integers(1, 5))
 def test_keyed_rows_reach_the_owner_of_their_key_group_once(rows: list[list[list[tuple[int, int]]]], new: int) -> None:
     old = len(rows)
@@ -222,7 +223,7 @@ def test_keyed_rows_reach_the_owner_of_their_key_group_once(rows: list[list[list
         assert all(group in owned for group, _ in task)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(rows=st.lists(rows_of_subtask, min_size=1, max_size=4), new=st.integers(1, 5))
 def test_split_rows_are_dealt_out_evenly_and_once(rows: list[list[list[tuple[int, int]]]], new: int) -> None:
     storage = MemoryStorage()
@@ -235,7 +236,7 @@ def test_split_rows_are_dealt_out_evenly_and_once(rows: list[list[list[tuple[int
         assert [sorted(task) for task in after] == [sorted(r for chunk in task for r in chunk) for task in rows]
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(rows=st.lists(rows_of_subtask, min_size=1, max_size=4), new=st.integers(1, 5))
 def test_union_rows_reach_everybody(rows: list[list[list[tuple[int, int]]]], new: int) -> None:
     storage = MemoryStorage()

@@ -10,6 +10,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from machine import limit_s
 from midstream import BAD_RECORDS, Count, Environment, JobError, WatermarkStrategy, tumbling
 from midstream.runtime.processes import ProcessSlots
 from waiting import until
@@ -35,6 +36,7 @@ def committed(out: Path, column: str) -> list[object]:
     return sorted(pl.read_parquet(out)[column].to_list()) if out.exists() and any(out.iterdir()) else []
 
 
+@pytest.mark.systems
 def test_good_and_bad_lines_are_each_written_once_although_a_slot_is_killed(tmp_path, inputs):
     env = Environment("bad", parallelism=2, checkpoint_dir=tmp_path / "checkpoints", checkpoint_interval="200 ms")
     stream = env.read_files(
@@ -48,7 +50,7 @@ def test_good_and_bad_lines_are_each_written_once_although_a_slot_is_killed(tmp_
     until("the restart", lambda: job.status().restarts)
     good = [n for n in range(ROWS) if not is_bad(n)]
     until("every good one is committed", lambda: len(committed(tmp_path / "good", "n")) >= len(good))
-    job.stop(drain=True, timeout_s=60)
+    job.stop(drain=True, timeout_s=limit_s(60))
     status = job.status()
     assert committed(tmp_path / "good", "n") == good
     found = pl.read_parquet(tmp_path / "bad")

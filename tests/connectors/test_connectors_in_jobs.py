@@ -11,6 +11,7 @@ import polars as pl
 import pytest
 
 from jobs import Held
+from machine import limit_s
 from midstream import ConfigError, Environment, JobError, StorageError
 from midstream.connectors import watched
 from midstream.connectors.files import FileSource
@@ -46,6 +47,7 @@ def copying(tmp_path: Path, inputs: Path, *, watch: bool, rows_per_s: float | No
     return env
 
 
+@pytest.mark.systems
 def test_files_are_copied_exactly_once_although_a_slot_is_killed(tmp_path, inputs):
     for part in range(4):
         add_file(inputs, f"{part}.parquet", range(part * 5000, part * 5000 + 5000))
@@ -55,11 +57,12 @@ def test_files_are_copied_exactly_once_although_a_slot_is_killed(tmp_path, input
     os.kill(next(pid for pid in job.status().slot_pids if pid), signal.SIGKILL)
     until("the restart", lambda: job.status().restarts)
     until("everything committed", lambda: len(committed(out)) >= 20_000)
-    job.stop(drain=True, timeout_s=60)
+    job.stop(drain=True, timeout_s=limit_s(60))
     assert committed(out) == list(range(20_000))
     assert pending(out) == []
 
 
+@pytest.mark.systems
 def test_a_watched_directory_goes_on_after_stop_and_restore_with_files_that_came_meanwhile(
     tmp_path, inputs, monkeypatch
 ):
@@ -68,7 +71,7 @@ def test_a_watched_directory_goes_on_after_stop_and_restore_with_files_that_came
     add_file(inputs, "5.parquet", range(5000))
     job = copying(tmp_path, inputs, watch=True, rows_per_s=20_000).start(slots=ProcessSlots())
     until("something committed", lambda: len(committed(out)) > 0)
-    job.stop(timeout_s=60)
+    job.stop(timeout_s=limit_s(60))
     first = committed(out)
     assert first == sorted(set(first))
     assert pending(out) == []
@@ -82,7 +85,7 @@ def test_a_watched_directory_goes_on_after_stop_and_restore_with_files_that_came
     until("all files read", lambda: len(committed(out)) >= 6000)
     add_file(inputs, "9.parquet", range(6000, 6500))
     until("the last file read", lambda: len(committed(out)) >= 6500)
-    job.stop(drain=True, timeout_s=60)
+    job.stop(drain=True, timeout_s=limit_s(60))
     assert committed(out) == list(range(6500))
     assert pending(out) == []
 
@@ -97,7 +100,7 @@ def test_after_a_plain_stop_the_output_may_go_to_another_directory(tmp_path):
 
     job = writing_to("v1").start(slots=ProcessSlots())
     until("rows", lambda: job.status().vertices[0].operators[0].rows_out)
-    job.stop(timeout_s=60)  # its checkpoint, the only one, holds all that is in v1
+    job.stop(timeout_s=limit_s(60))  # its checkpoint, the only one, holds all that is in v1
     first = committed(tmp_path / "v1")
     (tmp_path / "rest").touch()
     assert writing_to("v2").execute(slots=ProcessSlots(), restore_from="latest").restarts == 0

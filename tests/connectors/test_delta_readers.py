@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from committers import committer_of
+from effort import examples
 from midstream.connectors.delta import DeltaSink
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
@@ -94,8 +95,9 @@ def tables(draw: st.DrawFn) -> tuple[str, list[list[Any]], Any]:
     return name, files, draw(st.sampled_from(some) | others if some else others)
 
 
+@pytest.mark.systems
 @pytest.mark.timeout(600)
-@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(25), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(drawn=tables(), op=st.sampled_from(sorted(OPERATORS)), partitioned=st.booleans())
 def test_a_filter_finds_the_rows_that_it_is_true_for(drawn, op, partitioned):
     (name, files, other), compare = drawn, OPERATORS[op]

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from midstream.connectors.encoders import new_encoder
 from midstream.core.errors import JobError
 
@@ -74,7 +75,7 @@ def test_a_time_whose_text_would_be_another_is_refused(kind, ticks, shown, is_ne
         lines_of(column)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(
     st.sampled_from(ZONES),
     st.lists(

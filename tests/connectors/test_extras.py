@@ -7,6 +7,7 @@ import sys
 
 import pytest
 
+from machine import limit_s
 from midstream import ConfigError, Environment
 
 EXTRAS = {"psycopg": "postgres", "deltalake": "delta", "confluent_kafka": "kafka"}
@@ -18,7 +19,9 @@ def test_modules_are_imported_without_any_extra():
         "import midstream, midstream.api.stream, midstream.connectors.postgres, midstream.connectors.delta\n"
         "import midstream.connectors.kafka, midstream.connectors.kafka_sink\n"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=limit_s(60), check=False
+    )
     assert done.returncode == 0, done.stderr
 
 

@@ -21,6 +21,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from committers import committer_of
+from effort import examples
 from midstream.connectors.file_sink import FileSink, PendingFile
 from midstream.core.arrow_types import schema_of
 from midstream.core.errors import ConfigError, SchemaError, StorageError
@@ -558,7 +559,7 @@ def histories() -> st.SearchStrategy[list[str]]:
     )
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(history=histories())
 def test_whatever_fails_the_committed_files_hold_each_row_once(tmp_path_factory, history):
     out = tmp_path_factory.mktemp("sink") / "out"

@@ -18,6 +18,7 @@ from connector_worlds import all_splits, read_all, read_split, values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from midstream.connectors import files, watched
 from midstream.connectors.files import FileSource
 from midstream.connectors.filesystem import find_files
@@ -37,7 +38,7 @@ def parquet_file(path: Path, start: int, stop: int, row_group_size: int = 1000) 
     return path
 
 
-@settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     rows=st.integers(0, 60),
     group=st.integers(1, 20),

@@ -18,6 +18,7 @@ from connector_worlds import all_splits, read_all, read_split, values
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from midstream import Environment
 from midstream.connectors import files, lines
 from midstream.connectors.files import CsvOptions, FileSource
@@ -88,7 +89,7 @@ def test_offsets_hold_when_blocks_are_cut_elsewhere(tmp_path, monkeypatch):
 texts_of_lines = st.lists(st.text("abc é,\t", max_size=12), min_size=1, max_size=40)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     texts=texts_of_lines,
     split_bytes=st.integers(1, 90),

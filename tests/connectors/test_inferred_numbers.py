@@ -12,6 +12,7 @@ from connector_worlds import read_all
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from midstream.connectors.files import FileSource
 from midstream.core.arrow_types import schema_of
 from midstream.core.errors import SchemaError
@@ -95,7 +96,7 @@ def test_the_types_that_the_message_gives_keep_the_integers(tmp_path):
             assert [row["x"] for row in read_all(FileSource(file, schema=declared), 10)] == values
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(["csv", "jsonl"]),
     st.lists(

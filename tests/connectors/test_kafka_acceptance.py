@@ -20,6 +20,7 @@ import pytest
 from kafka_job import WHO, assert_counted_once
 
 from kafka_broker import Broker
+from machine import limit_s
 from waiting import until
 
 RECORDS = int(os.environ.get("KAFKA_RECORDS", "20000"))
@@ -92,7 +93,7 @@ class Driver:
 
     def kill(self) -> None:
         self.process.kill()
-        self.process.wait(30)
+        self.process.wait(limit_s(30))
 
     def has_finished(self) -> bool:
         """Starts it again if it has ended before that."""

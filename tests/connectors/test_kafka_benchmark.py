@@ -7,6 +7,7 @@ import json
 import polars as pl
 import pytest
 
+from machine import limit_s
 from midstream.bench import kafka as bench
 from midstream.core.errors import ConfigError, InvariantError
 
@@ -17,13 +18,13 @@ def test_its_figures_are_of_a_run_whose_rows_are_right(kafka, monkeypatch):
     monkeypatch.setattr(bench, "LATENCY_S", 2.0)
     monkeypatch.setattr(bench, "WARM_UP_S", 0.5)
     monkeypatch.setattr(bench, "SHORTFALL_MAX", 0.9)  # figures of a busy machine will do here
-    before = set(kafka.admin.list_topics(timeout=10).topics)
+    before = set(kafka.admin.list_topics(timeout=limit_s(10)).topics)
     result = bench.run("process", events=40_000, rate=200)
     assert (result.correct, result.events, result.result_rows) == (True, 40_000, 10_000)
     assert result.latency_rows >= 50
     assert 0 < result.latency_p50_ms <= result.latency_p99_ms <= result.latency_max_ms
     assert result.checkpoints.completed >= 1
-    made = {name for name in kafka.admin.list_topics(timeout=10).topics if name not in before}
+    made = {name for name in kafka.admin.list_topics(timeout=limit_s(10)).topics if name not in before}
     assert [name for name in made if name.startswith("bench-")] == []
 
 

@@ -17,6 +17,7 @@ from connector_worlds import Loop, open_writer
 
 from committers import committer_of
 from kafka_broker import BACK_SOON, PASSWORD, USER, Broker, Kafka
+from machine import limit_s
 from midstream import ConfigError, Environment, JobError, SchemaError, StorageError
 from midstream.connectors import kafka_committer, kafka_staged_writer
 from midstream.connectors.kafka_committer import KafkaCommitter
@@ -299,7 +300,7 @@ def test_an_attempt_that_ends_waits_for_no_broker(tmp_path, monkeypatch):
 def forget_marker(kafka: Kafka, items: Sequence[bytes]) -> None:
     """As the brokers do in time."""
     group = decode(items[0]).transactional_id
-    kafka.admin.delete_consumer_groups([group])[group].result(30)
+    kafka.admin.delete_consumer_groups([group])[group].result(limit_s(30))
 
 
 def set_marker(kafka: Kafka, items: Sequence[bytes], checkpoint_id: int) -> None:
@@ -567,7 +568,7 @@ def test_without_checkpoints_it_is_refused_and_at_least_once_is_not(kafka, runni
     ):
         job().start(slots=ProcessSlots())
     running.append(job(guarantee="at_least_once").start(slots=ProcessSlots()))
-    running[0].wait(60)
+    running[0].wait(limit_s(60))
     assert len(kafka.read(topic)) == 10
 
 

@@ -17,6 +17,7 @@ import pytest
 from kafka_job import WHO, assert_counted_once, counting
 
 from kafka_broker import Broker, Kafka, find_jars, quiet, running_brokers
+from machine import limit_s
 from midstream.runtime.processes import ProcessSlots
 from waiting import until
 
@@ -86,13 +87,13 @@ class Feeding:
 
 def leader_of(kafka: Kafka, topic: str, partition: int = 0) -> int:
     """The broker's number; 0 if there is none at the moment."""
-    found = kafka.admin.list_topics(topic, timeout=10).topics[topic].partitions[partition]
+    found = kafka.admin.list_topics(topic, timeout=limit_s(10)).topics[topic].partitions[partition]
     return max(found.leader, 0)
 
 
 def knows(broker: Kafka, topics: set[str]) -> bool:
     """Whether it has heard of them."""
-    return topics <= set(broker.admin.list_topics(timeout=10).topics)
+    return topics <= set(broker.admin.list_topics(timeout=limit_s(10)).topics)
 
 
 def has_come_to(kafka: Kafka, topic: str, n: int) -> bool:
@@ -102,7 +103,7 @@ def has_come_to(kafka: Kafka, topic: str, n: int) -> bool:
 
 def is_whole(kafka: Kafka, brokers: list[Broker]) -> bool:
     """Whether every partition is in sync on all brokers: then any of them may go."""
-    topics = kafka.admin.list_topics(timeout=10).topics.values()
+    topics = kafka.admin.list_topics(timeout=limit_s(10)).topics.values()
     return all(len(part.isrs) == len(brokers) for topic in topics for part in topic.partitions.values())
 
 

@@ -21,6 +21,7 @@ from kafka_on_mock import CASES
 from test_kafka_source import Taker, as_json, read, source_of
 
 from kafka_broker import Kafka
+from machine import limit_s
 from midstream import SchemaError
 from midstream.connectors import kafka_fetched
 from midstream.connectors.kafka import _PartitionReader
@@ -73,11 +74,12 @@ def test_bytes_are_copied_from_wherever_they_are(wanted, gap, data):
 # ---- with a cluster inside the client ----
 
 
+@pytest.mark.systems
 @pytest.mark.parametrize("case", CASES)
 def test_it_goes_as_well_as_with_objects(way, case):
     """In a process of its own: what goes wrong with memory ends it, or hangs it for ever."""
     command = [sys.executable, str(Path(__file__).with_name("kafka_on_mock.py")), case, way]
-    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=limit_s(60))
     assert done.returncode == 0 and done.stdout.endswith("over\n"), done.stderr[-3000:]
     assert "ignored" not in done.stderr and "Traceback" not in done.stderr, done.stderr[-3000:]
 

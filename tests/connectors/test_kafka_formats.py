@@ -17,6 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_kafka_records import Record
 
+from effort import examples
 from midstream.connectors import schema_registry
 from midstream.connectors.avro import AvroEncoder
 from midstream.connectors.kafka_avro import AvroWriting
@@ -73,7 +74,7 @@ CSV_ODD = [
 
 
 @given(st.lists(st.sampled_from(CSV_VALUES + CSV_ODD), min_size=1, max_size=8))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_csv_of_a_batch_comes_out_as_each_would_alone(values):
     parser = RecordParser("csv", SCHEMA, (), True, "test")
     rows, bad = split(parser, values)

@@ -12,6 +12,7 @@ import polars as pl
 import pyarrow as pa
 
 from kafka_broker import Kafka
+from machine import limit_s
 from midstream import BAD_RECORDS, Environment
 from midstream.connectors.avro import AvroEncoder
 from midstream.connectors.kafka_fetched import ObjectRecords
@@ -85,7 +86,7 @@ def test_avro_goes_in_and_out_and_what_is_bad_goes_aside_once(
         until("all rows", lambda: len(read(tmp_path / "good")) >= ROWS * 9 // 10 + 1, 120)
         assert job.status().restarts >= 1
         until("it is not any more", lambda: gone not in {wait.what for wait in job.status().waiting})
-        job.stop(timeout_s=60)
+        job.stop(timeout_s=limit_s(60))
         good = read(tmp_path / "good")
         assert sorted(good["n"].drop_nulls().to_list()) == [n for n in range(ROWS) if not is_bad(n)]
         assert good["t"].drop_nulls().to_list() == ["x"]
@@ -130,7 +131,7 @@ def test_protobuf_goes_in_and_out_once_with_the_key_beside_it(kafka: Kafka, tmp_
         until("its end is noticed", lambda: job.status().restarts)
         send(300, 600)
         until("all rows are committed", lambda: len(kafka.read(target)) >= 600, 90)
-        job.stop(drain=True, timeout_s=60)
+        job.stop(drain=True, timeout_s=limit_s(60))
         written = kafka.read(target)
         parser = RecordParser("protobuf", None, (), False, "test", registry=where, message=Order)
         rows, _ = parser.rows(ObjectRecords(written), "target")

@@ -15,6 +15,7 @@ import pytest
 
 from jobs import Held
 from kafka_broker import BACK_SOON, PASSWORD, USER, Broker, Kafka
+from machine import limit_s
 from midstream import Count as Rows
 from midstream import Environment, KeyedProcessFunction, ProcessContext, ValueState, WatermarkStrategy, tumbling
 from midstream.connectors.collection import from_rows
@@ -87,7 +88,7 @@ def test_a_live_job_that_resumes_with_a_stop_ends_by_itself(kafka, tmp_path, run
     kafka.produce(topic, records(70, 100), partition=2)
     ending = job(kafka, topic, tmp_path, stop="latest").start(slots=ProcessSlots(), restore_from="latest")
     running.append(ending)
-    assert ending.wait(60).state == "finished"
+    assert ending.wait(limit_s(60)).state == "finished"
     check_each_once(tmp_path, 100)
 
 
@@ -101,7 +102,7 @@ def test_every_row_is_there_once_although_a_slot_is_killed(kafka, tmp_path, runn
     kill_a_slot(running[0])
     until("the restart", lambda: running[0].status().restarts)
     until("everything is written", lambda: len(written(tmp_path)) >= 12_000, 90)
-    running[0].stop(drain=True, timeout_s=60)
+    running[0].stop(drain=True, timeout_s=limit_s(60))
     check_each_once(tmp_path, 12_000)
 
 
@@ -110,7 +111,7 @@ def test_records_that_are_gone_end_the_job_until_it_is_told_to_go_on_without_the
     kafka.produce(topic, records(0, 1000))
     running.append(job(kafka, topic, tmp_path).start(slots=ProcessSlots()))
     until("all is written", lambda: len(written(tmp_path)) == 1000)
-    running[0].stop(timeout_s=60)
+    running[0].stop(timeout_s=limit_s(60))
     kafka.produce(topic, records(1000, 3000))
     kafka.forget(topic, before=2000)
     failing = job(kafka, topic, tmp_path).start(slots=ProcessSlots(), restore_from="latest")
@@ -119,11 +120,11 @@ def test_records_that_are_gone_end_the_job_until_it_is_told_to_go_on_without_the
         rf"topic '{topic}', partition 0: reading was to resume at offset 1000, and the broker has 2000 to 2999: 1000 "
     )
     with pytest.raises(MidstreamError, match=expected):
-        failing.wait(60)
+        failing.wait(limit_s(60))
     assert failing.status().restarts == 0, "trying again would not bring them back"
     running.append(job(kafka, topic, tmp_path, on_gap="skip").start(slots=ProcessSlots(), restore_from="latest"))
     until("the rest is written", lambda: len(written(tmp_path)) == 2000)
-    running[2].stop(drain=True, timeout_s=60)
+    running[2].stop(drain=True, timeout_s=limit_s(60))
     assert sorted(written(tmp_path)["n"].to_list()) == [*range(1000), *range(2000, 3000)]
 
 
@@ -139,10 +140,10 @@ def test_a_topic_that_is_recreated_while_a_job_reads_it_ends_the_job_and_every_o
     kafka.produce(topic, records(5000, 7000))
     recreated = f"topic '{topic}' was deleted and recreated"
     with pytest.raises(MidstreamError, match=f"{recreated}|topic '{topic}'.* has disappeared"):  # as discovery met it
-        running[0].wait(60)
+        running[0].wait(limit_s(60))
     running.append(job(kafka, topic, tmp_path).start(slots=ProcessSlots(), restore_from="latest"))
     with pytest.raises(MidstreamError, match=recreated):
-        running[1].wait(60)
+        running[1].wait(limit_s(60))
 
 
 def test_a_job_with_an_end_does_not_resume_in_a_topic_that_was_recreated(kafka, tmp_path, running):
@@ -151,7 +152,7 @@ def test_a_job_with_an_end_does_not_resume_in_a_topic_that_was_recreated(kafka, 
     first = job(kafka, topic, tmp_path, stop="latest", rows_per_s=200)
     running.append(first.start(slots=ProcessSlots()))
     until("something is written", lambda: len(written(tmp_path)) > 0)
-    running[0].stop(timeout_s=60)
+    running[0].stop(timeout_s=limit_s(60))
     before = len(written(tmp_path))
     assert before < 1000
     kafka.delete(topic)
@@ -160,7 +161,7 @@ def test_a_job_with_an_end_does_not_resume_in_a_topic_that_was_recreated(kafka, 
     again = job(kafka, topic, tmp_path, stop="latest")
     running.append(again.start(slots=ProcessSlots(), restore_from="latest"))
     with pytest.raises(MidstreamError, match=f"topic '{topic}' was deleted and recreated"):
-        running[1].wait(60)
+        running[1].wait(limit_s(60))
     assert running[1].status().restarts == 0, "trying again would not bring its records back"
     assert len(written(tmp_path)) == before
 
@@ -179,7 +180,7 @@ def test_new_partitions_a_rescale_and_a_broker_that_crashes_cost_no_row(kafka, k
     kafka_broker.start()
     kafka.produce(topic, records(2000, 3000), partition=3)
     until("those after the crash are", lambda: len(written(tmp_path)) == 3000, 90)
-    running[0].stop(drain=True, timeout_s=60)
+    running[0].stop(drain=True, timeout_s=limit_s(60))
     check_each_once(tmp_path, 3000)
 
 
@@ -215,7 +216,7 @@ def test_a_job_goes_on_from_its_checkpoint_and_the_group_says_how_far_it_is(kafk
     kafka.produce(topic, records(0, 3000))
     running.append(job(kafka, topic, tmp_path, options=options).start(slots=ProcessSlots()))
     until("all is written", lambda: len(written(tmp_path)) == 3000)
-    running[0].stop(timeout_s=60)
+    running[0].stop(timeout_s=limit_s(60))
     kafka.produce(topic, records(3000, 5000))
     again = job(kafka, topic, tmp_path, options=options, start="latest")
     running.append(again.start(slots=ProcessSlots(), restore_from="latest", parallelism=3))
@@ -224,12 +225,12 @@ def test_a_job_goes_on_from_its_checkpoint_and_the_group_says_how_far_it_is(kafk
     places = [TopicPartition(topic, partition) for partition in range(4)]
 
     def lag() -> int:
-        ends = [watcher.get_watermark_offsets(place, timeout=10)[1] for place in places]
-        return sum(ends) - sum(max(at.offset, 0) for at in watcher.committed(places, timeout=10))
+        ends = [watcher.get_watermark_offsets(place, timeout=limit_s(10))[1] for place in places]
+        return sum(ends) - sum(max(at.offset, 0) for at in watcher.committed(places, timeout=limit_s(10)))
 
     until("the group has no lag", lambda: lag() == 0)
     watcher.close()
-    running[1].stop(drain=True, timeout_s=60)
+    running[1].stop(drain=True, timeout_s=limit_s(60))
     check_each_once(tmp_path, 5000)
 
 
@@ -252,7 +253,7 @@ def test_a_sink_has_every_row_at_least_once_and_in_order_of_its_key(kafka, tmp_p
         return [json.loads(message.value()) for message in kafka.read(sink)]
 
     until("every row is there", lambda: {row["n"] for row in found()} >= set(range(8000)), 90)
-    running[0].stop(drain=True, timeout_s=60)
+    running[0].stop(drain=True, timeout_s=limit_s(60))
     rows = found()
     assert {row["n"] for row in rows} == set(range(8000))
     for who in range(WHO):
@@ -303,7 +304,7 @@ def test_a_password_opens_the_door_and_is_nowhere_else(
     caplog.set_level("DEBUG")
     running.append(env.start(slots=ProcessSlots()))
     until("there is a checkpoint", lambda: any(tmp_path.glob("**/*")))
-    shown += [repr(running[0].status()), repr(running[0].wait(60)), caplog.text]
+    shown += [repr(running[0].status()), repr(running[0].wait(limit_s(60))), caplog.text]
     assert len(kafka.read(sink)) == 500
     assert not [text for text in shown if PASSWORD in text]
     files = [path for path in tmp_path.glob("**/*") if path.is_file()]

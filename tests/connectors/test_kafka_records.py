@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from midstream.connectors.kafka_fetched import ObjectRecords
 from midstream.connectors.kafka_records import RecordParser
 from midstream.core.arrow_types import schema_of
@@ -110,7 +111,7 @@ records = st.lists(st.none() | st.sampled_from(HALVES) | made_up, min_size=1, ma
 
 
 @given(records)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_records_of_a_batch_come_out_as_each_would_alone(values):
     single = [row for offset, value in enumerate(values) for row in alone(value, offset)]
     assert parse(values, "drop") == single
@@ -123,7 +124,7 @@ def test_records_of_a_batch_come_out_as_each_would_alone(values):
 
 
 @given(records)
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_what_is_taken_for_an_object_is_one(values):
     for value in values:
         assert not alone(value, 0) or is_object(value), value

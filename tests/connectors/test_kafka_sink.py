@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from kafka_broker import BACK_SOON, Broker
+from machine import limit_s
 from midstream import ConfigError, SchemaError, StorageError
 from midstream.connectors.kafka_sink import Encoding, KafkaSink
 from waiting import until
@@ -236,7 +237,7 @@ def test_headers_are_sent_as_they_are_or_the_row_is_refused(headers, skipped, is
 def test_a_topic_that_is_not_there_is_refused_and_not_made(kafka):
     with pytest.raises(ConfigError, match="there is no topic 'no-such-sink'"):
         KafkaSink(kafka.servers, "no-such-sink", **ONCE).validate(rows(n=[1]).schema, restoring=False)
-    assert "no-such-sink" not in kafka.admin.list_topics(timeout=10).topics
+    assert "no-such-sink" not in kafka.admin.list_topics(timeout=limit_s(10)).topics
 
 
 def test_options_are_looked_at_and_a_cluster_that_does_not_answer_is_named(monkeypatch):

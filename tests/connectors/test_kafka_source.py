@@ -15,6 +15,7 @@ from confluent_kafka import Uuid
 from connector_worlds import all_splits, values
 
 from kafka_broker import BACK_SOON, PASSWORD, USER, Broker, Kafka
+from machine import limit_s
 from midstream import ConfigError, SchemaError, StorageError
 from midstream.connectors.kafka import KafkaSource
 from midstream.connectors.kafka_cluster import Topic, are_two_topics
@@ -435,7 +436,7 @@ def test_what_the_cluster_has_not_is_said_when_the_job_starts(kafka):
     assert 'No such configuration property: "compresion"' in refusal(
         source_of(kafka, topic, options={"compresion": "x"})
     )
-    assert "no-such-topic" not in kafka.admin.list_topics(timeout=10).topics, "asking makes none"
+    assert "no-such-topic" not in kafka.admin.list_topics(timeout=limit_s(10)).topics, "asking makes none"
 
 
 def test_a_cluster_that_does_not_answer_is_named(monkeypatch):

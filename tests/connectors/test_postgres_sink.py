@@ -17,6 +17,7 @@ from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, written
 from psycopg import sql
 
 from committers import committer_of
+from machine import limit_s
 from midstream import Environment
 from midstream.connectors import postgres
 from midstream.connectors.postgres import PostgresSink, StagedRows
@@ -243,7 +244,7 @@ def test_the_commit_of_a_zombie_waits_for_that_of_its_successor_and_finds_nothin
         commits = [pool.submit(committer_of(sink, job).commit, 1, committables) for job in ("job-a", "job-b", "job-a")]
         blocker.commit()
     for commit in commits:
-        commit.result(30)
+        commit.result(limit_s(30))
     pool.shutdown()
     assert numbers(database) == [1, 2, 3]
 

@@ -14,6 +14,7 @@ from connector_worlds import all_splits, read_all, read_split
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from midstream.connectors import files, lines
 from midstream.connectors.files import CsvOptions, FileSource
 from midstream.core.arrow_types import schema_of
@@ -22,7 +23,7 @@ from midstream.core.errors import ConfigError
 BOM = b"\xef\xbb\xbf"
 PIECES = ["a", "b,", "\t", ";", '"', '""', "\n", "\r\n", "\r", "é", "\ufeff", " ", "x" * 9, ","]
 VALUES = st.lists(st.sampled_from(PIECES), max_size=4).map("".join)
-PLACES = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+PLACES = settings(max_examples=examples(80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
 
 def written(text: str, *, compress: str | None, with_bom: bool) -> bytes:

@@ -20,6 +20,7 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from test_kafka_records import Record
 
+from effort import examples
 from midstream.connectors.encoders import new_encoder
 from midstream.connectors.files import CsvOptions, FileSource
 from midstream.connectors.kafka_fetched import ObjectRecords
@@ -28,7 +29,7 @@ from midstream.core.arrow_types import schema_of, to_list
 from midstream.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
 from midstream.core.values import to_python
 
-MANY = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+MANY = settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 KINDS: list[pa.DataType] = [
     *(pa.int8(), pa.int64(), pa.uint8(), pa.uint64(), pa.float32(), pa.float64(), pa.bool_(), pa.large_string()),
     *(pa.decimal128(5, 2), pa.decimal128(38, 0), pa.date32(), pa.time32("s"), pa.time64("us"), pa.large_binary()),
@@ -245,7 +246,7 @@ def test_any_text_is_itself_in_a_column_of_text(tmp_path):
 # ---- inferred types ----
 
 
-@settings(MANY, max_examples=100)
+@settings(MANY, max_examples=examples(100))
 @given(texts=st.lists(TEXT, min_size=1, max_size=4), later=st.lists(TEXT, max_size=3))
 @example(texts=["1", "0xFF"], later=[])
 @example(texts=["1"], later=["0xFF"])
@@ -472,7 +473,7 @@ def test_brackets_in_strings_are_not_nested(tmp_path):
     assert len(read_all(FileSource(tmp_path / "a.jsonl"), 1000)) == 120
 
 
-@settings(MANY, max_examples=60)
+@settings(MANY, max_examples=examples(60))
 @given(
     times=st.lists(st.none() | st.times(), min_size=1, max_size=5),
     unit=st.sampled_from(["us", "ns"]),

@@ -14,10 +14,13 @@ import pytest
 from transactional_jobs import COMMITTERS, ROWS, Target, after_commit
 
 from jobs import check_gapless
+from machine import limit_s
 from midstream import Environment, KeyedProcessFunction, ProcessContext, SchemaError, ValueState
 from midstream.runtime.processes import ProcessSlots
 from postgres_server import PASSWORD, Server
 from waiting import until
+
+pytestmark = pytest.mark.systems
 
 
 class Running(KeyedProcessFunction):
@@ -53,7 +56,7 @@ def test_every_row_is_there_once_although_a_slot_is_killed(target, tmp_path):
     kill_a_slot(job)
     until("the restart", lambda: job.status().restarts)
     until("more is committed", lambda: len(target.rows()) > before + ROWS)
-    job.stop(drain=True, timeout_s=90)
+    job.stop(drain=True, timeout_s=limit_s(90))
     check_gapless(target.rows())
     if target.kind == "postgres":  # a Delta table is cleaned up by VACUUM
         assert target.pending() == []
@@ -81,12 +84,12 @@ def test_a_driver_that_dies_between_a_commit_and_the_word_of_it_goes_on_without_
     checkpoints = tmp_path / "checkpoints"
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     program = [sys.executable, transactional_jobs.__file__, target.kind, target.place, str(checkpoints)]
-    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(program, env=environment, capture_output=True, text=True, timeout=limit_s(90), check=False)
     assert done.returncode == 9, done.stderr
     before = target.rows()
     assert is_once(before)
     assert 0 < len(before) < ROWS
-    status = target.job(checkpoints).start(slots=ProcessSlots(), restore_from="latest").wait(90)
+    status = target.job(checkpoints).start(slots=ProcessSlots(), restore_from="latest").wait(limit_s(90))
     assert status.state == "finished"
     assert target.rows() == list(range(ROWS))
     if target.kind == "postgres":
@@ -97,13 +100,13 @@ def test_a_drained_job_leaves_nothing_pending_and_a_stopped_one_goes_on(target, 
     checkpoints = tmp_path / "checkpoints"
     job = target.job(checkpoints, count=None).start(slots=ProcessSlots())
     until("something is committed", target.rows)
-    job.stop(timeout_s=60)
+    job.stop(timeout_s=limit_s(60))
     stopped = target.rows()
     assert is_once(stopped)
     assert target.pending() == []
     job = target.job(checkpoints, count=None).start(slots=ProcessSlots(), restore_from="latest", parallelism=3)
     until("more is committed", lambda: len(target.rows()) > len(stopped))
-    job.stop(drain=True, timeout_s=60)
+    job.stop(drain=True, timeout_s=limit_s(60))
     assert job.status().state == "finished"
     drained = target.rows()
     assert is_once(drained) and set(stopped) < set(drained)
@@ -123,7 +126,7 @@ def test_a_server_that_crashes_in_mid_job_costs_no_row(database, postgres_server
     finally:
         postgres_server.start()
     until("more is committed", lambda: len(target.rows()) > before + ROWS)
-    job.stop(drain=True, timeout_s=90)
+    job.stop(drain=True, timeout_s=limit_s(90))
     check_gapless(target.rows())
     assert target.pending() == []
 
@@ -148,7 +151,7 @@ def test_rows_replace_each_other_by_key_although_a_slot_is_killed(database, tmp_
     until("the restart", lambda: job.status().restarts)
     before = committed()
     until("more is committed", lambda: committed() > before)
-    job.stop(drain=True, timeout_s=90)
+    job.stop(drain=True, timeout_s=limit_s(90))
     numbers = [row["n"] for row in read.rows()]
     check_gapless(numbers)
     of_each = {who: [n for n in numbers if n % 7 == who] for who in range(7)}
@@ -173,7 +176,7 @@ def test_a_commit_that_fails_for_good_fails_the_job_by_name_and_its_rows_are_kep
     assert target.pending(), "what the checkpoint holds waits in its staging tables"
     with psycopg.connect(database) as connection:
         connection.execute("ALTER TABLE numbers DROP CONSTRAINT numbers_n_fkey")
-    target.job(checkpoints).start(slots=ProcessSlots(), restore_from="latest").wait(90)
+    target.job(checkpoints).start(slots=ProcessSlots(), restore_from="latest").wait(limit_s(90))
     assert target.rows() == list(range(ROWS))
     assert target.pending() == []
 
@@ -185,7 +188,7 @@ def test_the_password_is_in_no_file_status_or_output(database, tmp_path, capfd, 
     until("something is committed", Target("postgres", database).rows)
     kill_a_slot(job)
     until("the restart", lambda: job.status().restarts)
-    job.stop(drain=True, timeout_s=90)
+    job.stop(drain=True, timeout_s=limit_s(90))
     status = job.status()
     assert status.failures
     assert PASSWORD not in msgspec.json.encode(status).decode()

@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import midstream
+from machine import limit_s
 from midstream.ui.cli import main
 
 CARTS = Path(__file__).parents[2] / "examples" / "carts"
@@ -24,7 +25,7 @@ def pytest_in(directory: Path, *arguments: str) -> str:
         env={**os.environ, "PYTHONPATH": path, "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=limit_s(120),
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

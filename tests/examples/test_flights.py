@@ -56,6 +56,7 @@ def check(made: pl.DataFrame, directory: Path) -> None:
     assert_frame_equal(made, expected.select(made.columns), check_exact=False, rel_tol=1e-9)
 
 
+@pytest.mark.systems
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("kills", [pytest.param(0, marks=pytest.mark.nightly), 1])
 def test_the_year_of_flights_equals_one_query_over_it(kills, tmp_path, monkeypatch):

@@ -15,6 +15,7 @@ import pytest
 
 import midstream
 from kafka_broker import find_jars
+from machine import limit_s
 from waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -67,7 +68,7 @@ def test_a_demo_that_is_terminated_leaves_nothing_behind(environment, tmp_path):
         assert process.stdout.readline().startswith("produced ")
         assert process.stdout.readline().startswith("started ")
         process.send_signal(signal.SIGTERM)
-        assert process.wait(120) == 128 + signal.SIGTERM
+        assert process.wait(limit_s(120)) == 128 + signal.SIGTERM
     finally:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_exchange import SCHEMA, batch
 
+from effort import examples
 from midstream.core.arrow_types import to_list
 from midstream.core.elements import CheckpointBarrier, Event, Watermark
 from midstream.exchange import combining
@@ -163,7 +164,7 @@ def test_what_a_checkpoint_holds_of_a_joined_batch_is_all_of_it() -> None:
     assert all(world.gate.is_clear(producer, barrier) for producer in range(2))
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 30)), max_size=60),
     st.lists(st.integers(1, 60), min_size=1, max_size=20),

@@ -6,6 +6,7 @@ import pyarrow as pa
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from midstream.connectors.collection import CollectionSource
 from midstream.core.ids import TaskId
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
@@ -54,7 +55,7 @@ def graphs(draw: st.DrawFn) -> JobGraph:
     return graph(nodes)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(graphs())
 def test_a_channel_is_within_another_exactly_if_all_that_its_idleness_depends_on_is(job: JobGraph) -> None:
     for vertex in job.vertices:

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_world import Parts, World, restored
 
+from effort import examples
 from midstream.core.arrow_types import TimestampType, schema_of
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.errors import JobError, SchemaError
@@ -90,7 +91,7 @@ STEP = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.lists(STEP, max_size=15))
 def test_rows_are_held_and_numbered_as_in_plain_python_through_snapshots_and_rescales(
     plan: list[tuple[str, Any]],

@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_world import Parts, World, restored
 
+from effort import examples
 from in_memory import CountingIds
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.errors import JobError
@@ -59,7 +60,7 @@ SIZES = st.sampled_from([(262_144, 8_192), (8, 3), (3, 1)])
 """From how many rows on a run is not merged, and is a chunk of its own."""
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(st.lists(STEP, max_size=16), st.integers(-12, 12), st.integers(0, 12), st.booleans(), SIZES)
 def test_pairs_are_those_with_all_rows_that_are_held(
     plan: list[tuple[str, Any]], lower: int, width: int, with_late: bool, sizes: tuple[int, int]

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_world import World, deal_out
 
+from effort import examples
 from midstream.core.arrow_types import schema_of
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.errors import JobError, SchemaError
@@ -135,7 +136,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(steps)
 def test_states_and_timers_equal_plain_python_through_snapshots_and_rescales(plan: list[tuple[str, Any]]) -> None:
     expected = EverythingInPython()

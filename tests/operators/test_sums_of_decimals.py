@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_world import World, restored
 
+from effort import examples
 from midstream.core.arrow_types import schema_of
 from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.errors import JobError
@@ -99,7 +100,7 @@ def test_parts_of_many_panes_are_merged_as_they_are(window: Sliding | Session) -
     assert {row["sum"] for row in world.out.rows()} == {value(LARGEST, 5)}
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(
     st.lists(
         st.lists(st.one_of(st.integers(-LARGEST, LARGEST), st.sampled_from([LARGEST, -LARGEST, 1, -1])), max_size=9),

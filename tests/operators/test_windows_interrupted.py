@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from operator_world import Parts, World, restored
 from window_oracle import Oracle, Row, SessionOracle, SlidingOracle
 
+from effort import examples
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.core.keys import key_groups, subtask_of
 from midstream.operators import window_base
@@ -210,7 +211,7 @@ def small_slices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("small_slices")
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     st.sampled_from([(10, 10, 0), (20, 5, 0), (15, 10, 0), (7, 3, 2), (40, 10, 0)]),
     st.sampled_from([0, 0, 5, 25]),
@@ -227,7 +228,7 @@ def test_tumbling_and_sliding_windows(
 
 
 @pytest.mark.usefixtures("small_slices")
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(st.sampled_from([1, 5, 20]), st.sampled_from([0, 0, 5, 25]), keys, steps)
 @example(5, 0, tuple(KEYS), half_fired_twice)
 def test_session_windows(gap: int, lateness: int, of_keys: tuple[int, ...], plan: Plan) -> None:

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from operator_world import World, restored
 from window_oracle import Oracle, Row, SessionOracle, SlidingOracle
 
+from effort import examples
 from midstream.core.arrow_types import schema_of
 from midstream.core.batches import concat
 from midstream.core.elements import MAX_WATERMARK_US
@@ -177,7 +178,7 @@ def ms(time: Any) -> int:
     return value
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(
     st.sampled_from([(10, 10, 0), (10, 10, 3), (20, 5, 0), (15, 10, 0), (7, 3, 2), (40, 10, 0)]),
     st.sampled_from([0, 0, 5, 25]),
@@ -197,13 +198,13 @@ def test_combined_batches_that_were_joined_are_one_window(times: list[int]) -> N
     check(Session(5_000), SessionOracle(5, 0), 0, plan)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.sampled_from([1, 5, 20]), st.sampled_from([0, 0, 5, 25]), steps)
 def test_session_windows(gap: int, lateness: int, plan: list[tuple[str, Any]]) -> None:
     check(Session(gap * 1000), SessionOracle(gap, lateness), lateness, plan)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 @given(
     st.integers(5, 12),
     st.integers(0, 12),

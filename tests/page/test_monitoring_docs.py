@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from test_page_metrics import full
 
+from machine import limit_s
 from midstream.page.metrics import families, metrics_text
 
 ROOT = Path(__file__).parent.parent.parent
@@ -82,7 +83,7 @@ def test_prometheus_itself_reads_the_expressions_of_the_dashboard(tmp_path: Path
         [PROMTOOL, "check", "rules", str(tmp_path / "rules.yml")],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=limit_s(120),
         check=False,
     )
     assert done.returncode == 0, f"{done.stdout}{done.stderr}"
@@ -97,6 +98,6 @@ def test_prometheus_itself_takes_the_metrics_and_fires_the_alerts_when_it_should
         (["test", "rules", str(Path(__file__).parent / "alerts_test.yml")], ""),
     ):
         done = subprocess.run(
-            [PROMTOOL, *arguments], input=given, capture_output=True, text=True, timeout=120, check=False
+            [PROMTOOL, *arguments], input=given, capture_output=True, text=True, timeout=limit_s(120), check=False
         )
         assert done.returncode == 0, f"{done.stdout}{done.stderr}"

@@ -23,6 +23,7 @@ import pytest
 import watched_jobs
 from served import TOKEN, FakeJob
 
+from machine import limit_s
 from midstream import Environment
 from midstream.page.address import PageAddress
 from midstream.page.server import PageServer
@@ -385,7 +386,7 @@ def test_a_skewed_key_shows_its_subtask_and_the_job_can_be_helped_by_buttons(
     tab.act("Stop")
     tab.shows("#answers", r"Stop .* done: .*chk-\d+")
     tab.shows("#title", "stopped")
-    assert job.wait(60).state == "stopped"
+    assert job.wait(limit_s(60)).state == "stopped"
     tab.shows("#notice", "The job has ended: it is stopped")
     tab.problems[:] = [said for said in tab.problems if "ERR_CONNECTION_REFUSED" not in said]
 
@@ -489,7 +490,7 @@ def test_a_failing_function_is_shown_by_its_own_lines_and_nothing_in_it_is_run(
     assert tab.page.title().startswith("✖ prices: ")
     assert tab.page.locator("#failures img, #failures script").count() == 0
     assert job.page is not None
-    with urllib.request.urlopen(f"{job.page.partition('#')[0]}status.json", timeout=30) as answer:
+    with urllib.request.urlopen(f"{job.page.partition('#')[0]}status.json", timeout=limit_s(30)) as answer:
         assert len(json.load(answer)["failures"]) >= 2
     tab.page.get_by_role("button", name="What functions printed before it").first.click()
     tab.shows("#failures .logs", r"\d+ lines? from the two minutes before it, from all slots")

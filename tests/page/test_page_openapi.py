@@ -13,6 +13,7 @@ import msgspec
 import pytest
 from served import TOKEN, WITH_TOKEN, Asking, FakeJob
 
+from machine import limit_s
 from midstream import Environment
 from midstream.page.documents import Action, Logs, LogsQuery, document, logs_of
 from midstream.page.http import Request, Response
@@ -294,7 +295,7 @@ def test_a_program_reads_the_logs_of_a_real_job_and_stops_it_with_a_savepoint(
     def asked(path: str, action: object = None) -> dict[str, Any]:
         body = None if action is None else json.dumps(action).encode()
         headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": "application/json"}
-        with urllib.request.urlopen(urllib.request.Request(base + path, body, headers), timeout=60) as answer:
+        with urllib.request.urlopen(urllib.request.Request(base + path, body, headers), timeout=limit_s(60)) as answer:
             found: dict[str, Any] = json.loads(answer.read())
         return found
 
@@ -306,5 +307,5 @@ def test_a_program_reads_the_logs_of_a_real_job_and_stops_it_with_a_savepoint(
     assert more["lines"][0]["number"] > logs["lines"][-1]["number"]
     saved = str(tmp_path / "gespeichert")
     asked("actions", {"action": "stop", "savepoint": saved})
-    job.wait(timeout_s=120)
+    job.wait(timeout_s=limit_s(120))
     assert job.status().state == "stopped" and (tmp_path / "gespeichert" / "_savepoint").exists()

@@ -17,6 +17,7 @@ import pytest
 from served import TOKEN, FakeJob
 
 from jobs import NumbersJob
+from machine import limit_s
 from midstream import Environment
 from midstream.api.submit import StartOptions
 from midstream.core.errors import ConfigError
@@ -32,12 +33,12 @@ from waiting import until
 
 
 def get(page: PageServer, path: str = "status.json") -> bytes:
-    with urllib.request.urlopen(page.url + path, timeout=30) as answer:
+    with urllib.request.urlopen(page.url + path, timeout=limit_s(30)) as answer:
         return bytes(answer.read())
 
 
 def connected(page: PageServer) -> socket.socket:
-    return socket.create_connection((page.address.host, page.address.port), timeout=30)
+    return socket.create_connection((page.address.host, page.address.port), timeout=limit_s(30))
 
 
 def is_closed_by_the_page(sock: socket.socket) -> bool:
@@ -65,7 +66,7 @@ def test_the_page_is_served(served: tuple[PageServer, FakeJob]):
     assert b"<title>midstream</title>" in get(page, "")
     assert msgspec.json.decode(get(page), type=JobStatus) == sample()
     assert b"midstream_job_slots" in get(page, "metrics?subtasks=1")
-    with urllib.request.urlopen(urllib.request.Request(page.url, method="HEAD"), timeout=30) as answer:
+    with urllib.request.urlopen(urllib.request.Request(page.url, method="HEAD"), timeout=limit_s(30)) as answer:
         assert answer.read() == b"" and int(answer.headers["Content-Length"]) > 500
     with pytest.raises(urllib.error.HTTPError) as refused:
         get(page, "nothing")
@@ -188,7 +189,7 @@ def test_a_page_that_fails_costs_the_job_nothing(
     assert page is not None
     job = start_job(numbers.plan(), ProcessSlots(), page)
     running.append(job)
-    assert job.wait(60).state == "finished" and numbers.numbers() == list(range(1_000))
+    assert job.wait(limit_s(60)).state == "finished" and numbers.numbers() == list(range(1_000))
     assert page.ended(30)
     assert "the page of the job has failed; the job continues without it" in caplog.text
 

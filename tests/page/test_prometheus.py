@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from test_monitoring_docs import ALERTS, EXPRESSIONS
 
+from machine import limit_s
 from midstream import Environment, KeyedProcessFunction
 from midstream.runtime.processes import ProcessSlots
 from waiting import until
@@ -33,7 +34,7 @@ class Counted(KeyedProcessFunction):
 def asked(url: str) -> Any:
     """The answer's data; None while nobody answers."""
     try:
-        with urllib.request.urlopen(url, timeout=10) as answer:
+        with urllib.request.urlopen(url, timeout=limit_s(10)) as answer:
             found = json.load(answer)
     except OSError:
         return None

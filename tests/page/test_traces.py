@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from machine import limit_s
 from midstream import Environment
 from midstream.core.errors import ConfigError
 from midstream.page import traces
@@ -159,7 +160,7 @@ def collected() -> Iterator[tuple[str, list[Any]]]:
     yield f"http://127.0.0.1:{server.server_port}", spans
     server.shutdown()
     server.server_close()
-    thread.join(30)
+    thread.join(limit_s(30))
 
 
 def attribute(span: Any, name: str) -> Any:
@@ -175,8 +176,8 @@ def test_spans_of_a_real_job_reach_a_collector(collected: Any, monkeypatch: pyte
     env = Environment(parallelism=1, name="getraced ü", checkpoint_dir=tmp_path / "state", checkpoint_interval=None)
     env.generate(lambda i: {"n": i}, count=10_000_000, rows_per_s=100).map(lambda row: row, {"n": int}).print()
     job = env.start(slots=ProcessSlots())
-    path = job.checkpoint(timeout_s=120)
-    job.stop(timeout_s=120)
+    path = job.checkpoint(timeout_s=limit_s(120))
+    job.stop(timeout_s=limit_s(120))
     until("all spans have come", lambda: len(spans) >= 6)
     checkpoints = [span for span in spans if span.name == "checkpoint"]
     assert len(checkpoints) == 2 and path.endswith(f"chk-{attribute(checkpoints[0], 'midstream.checkpoint.id')}")
@@ -240,7 +241,7 @@ def test_a_job_whose_status_cannot_be_read_ends_its_traces_and_nothing_else(capl
     closed: list[bool] = []
     Traces(None, lambda: closed.append(True)).begin(Broken())  # type: ignore[arg-type]
     (thread,) = [each for each in traces._threads if each not in before]
-    thread.join(30)
+    thread.join(limit_s(30))
     assert not thread.is_alive() and "the traces of job broken have failed" in caplog.text
     assert closed == [True]
     traces.send_last()  # of a job that has not ended nothing is waited for
@@ -280,5 +281,5 @@ def test_a_collector_that_is_not_there_keeps_no_job_from_ending(monkeypatch: pyt
     env = Environment(parallelism=1, name="alone", checkpoint_dir=str(tmp_path / "state"))
     env.generate(lambda i: {"n": i}, count=10).map(lambda row: row, {"n": int}).print()
     job = env.start(slots=ProcessSlots())
-    job.wait(timeout_s=120)
+    job.wait(timeout_s=limit_s(120))
     assert job.status().state == "finished"

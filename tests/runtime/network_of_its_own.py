@@ -15,6 +15,7 @@ from types import SimpleNamespace
 from typing import Any
 
 from jobs import NumbersJob
+from machine import limit_s
 from midstream.runtime import processes
 from midstream.runtime.job import Job, start_job
 from midstream.runtime.ports import Ports
@@ -69,7 +70,7 @@ def cut(stack: ExitStack, nodes: Nodes, directory: Path) -> dict[str, Any]:
     nodes.cut(True)
     failures = until("word of the cut", lambda: job.status().failures, 60)
     nodes.cut(False)
-    status = job.wait(120)
+    status = job.wait(limit_s(120))
     return {
         "failure": failures[0].summary,
         "state": status.state,
@@ -80,7 +81,7 @@ def cut(stack: ExitStack, nodes: Nodes, directory: Path) -> dict[str, Any]:
 
 def end(job: Job) -> None:
     if not job.ended:
-        job.stop(drain=True, timeout_s=60)
+        job.stop(drain=True, timeout_s=limit_s(60))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ import slot_committing
 from slot_committing import book_of, hold, job, rows_at
 
 from jobs import check_gapless
+from machine import limit_s
 from midstream.runtime.processes import ProcessSlots
 from waiting import alive, until
 
@@ -50,7 +51,7 @@ def test_commits_run_in_slots_each_lane_in_its_own_and_in_the_order_of_checkpoin
     until("slots are there", lambda: len(set(running.status().slot_pids) - {0}) == 2)
     slots = set(running.status().slot_pids)
     until("rows are committed", lambda: len(rows_at(place)) >= ROWS)
-    running.stop(drain=True, timeout_s=60)
+    running.stop(drain=True, timeout_s=limit_s(60))
     status = running.status()
     assert status.state == "finished" and status.restarts == 0
     check_gapless(rows_at(place))
@@ -73,7 +74,7 @@ def test_a_slot_that_is_killed_in_the_midst_of_a_commit_leaves_no_row_behind_and
     until("the job restarts", lambda: running.status().restarts >= 1)
     (place / "hold").unlink()
     until("rows are committed", lambda: len(rows_at(place)) >= ROWS)
-    running.stop(drain=True, timeout_s=60)
+    running.stop(drain=True, timeout_s=limit_s(60))
     assert running.status().state == "finished"
     check_gapless(rows_at(place))
     again = [line for line in book_of(place) if line["what"] == "end" and line["checkpoint"] == victim["checkpoint"]]
@@ -90,7 +91,7 @@ def test_commits_are_told_to_stop_with_their_attempt_and_their_committers_closed
     until("the other's is closed", lambda: {"what": "close", "pid": other} in book_of(place))
     (place / "hold").unlink()
     until("rows are committed", lambda: len(rows_at(place)) >= ROWS)
-    running.stop(drain=True, timeout_s=60)
+    running.stop(drain=True, timeout_s=limit_s(60))
     assert running.status().state == "finished"
     check_gapless(rows_at(place))
 
@@ -111,7 +112,7 @@ def test_what_a_killed_driver_has_not_committed_is_committed_by_slots_of_the_nex
         until("a commit is held", lambda: held(place))
     finally:
         driver.kill()
-        driver.wait(30)
+        driver.wait(limit_s(30))
     orphans = {line["pid"] for line in book_of(place)}
     until("its slots have ended", lambda: not any(map(alive, orphans)))
     before = rows_at(place)
@@ -119,7 +120,7 @@ def test_what_a_killed_driver_has_not_committed_is_committed_by_slots_of_the_nex
     (place / "hold").unlink()
     running = job(place, checkpoints).start(slots=ProcessSlots(), restore_from="latest")
     until("more is committed", lambda: len(rows_at(place)) > len(before) + ROWS)
-    running.stop(drain=True, timeout_s=60)
+    running.stop(drain=True, timeout_s=limit_s(60))
     assert running.status().state == "finished"
     assert set(before) < set(rows_at(place))
     check_gapless(rows_at(place))
@@ -129,13 +130,13 @@ def test_what_a_killed_driver_has_not_committed_is_committed_by_slots_of_the_nex
 def test_a_stopped_job_has_committed_all_of_its_last_checkpoint_and_goes_on_at_another_parallelism(place, checkpoints):
     running = job(place, checkpoints, rows_per_s=4_000).start(slots=ProcessSlots())
     until("something is committed", lambda: rows_at(place))
-    running.stop(timeout_s=60)
+    running.stop(timeout_s=limit_s(60))
     assert not held(place)
     stopped = rows_at(place)
     check_gapless(stopped)
     running = job(place, checkpoints).start(slots=ProcessSlots(), restore_from="latest", parallelism=3)
     until("more is committed", lambda: len(rows_at(place)) > len(stopped) + ROWS)
-    running.stop(drain=True, timeout_s=60)
+    running.stop(drain=True, timeout_s=limit_s(60))
     assert running.status().state == "finished"
     check_gapless(rows_at(place))
     assert {line["lane"] for line in book_of(place) if line["what"] == "end"} == {0, 1, 2}

@@ -16,6 +16,7 @@ from typing import Any
 
 import pytest
 
+from machine import limit_s
 from midstream.core.errors import ClusterError, ConfigError
 from midstream.protocol.framing import LENGTH, UNAUTHENTICATED_FRAME_BYTES_MAX, frame
 from midstream.protocol.handshake import HELLO, MAGIC, VERSION, Dialer, Identity, Role
@@ -85,13 +86,13 @@ class Loops:
                 done.set()
 
         loop.post(mail)
-        assert done.wait(10), "the loop is stuck"
+        assert done.wait(limit_s(10)), "the loop is stuck"
         return results[0]
 
     def close(self) -> None:
         for loop, thread in self._running:
             loop.stop()
-            thread.join(10)
+            thread.join(limit_s(10))
             assert not thread.is_alive()
             loop.close()
         assert not self.fatal, self.fatal
@@ -122,7 +123,7 @@ class Server:
         self.came.append((connection, identity))
 
     def stranger(self) -> socket.socket:
-        sock = socket.create_connection((self.listener.host, self.listener.port), timeout=10)
+        sock = socket.create_connection((self.listener.host, self.listener.port), timeout=limit_s(10))
         sock.settimeout(10)
         return sock
 
@@ -352,10 +353,10 @@ def test_a_peer_that_does_not_read_holds_back_the_sender_and_a_priority_frame_ov
 
     def block() -> None:
         stop.set()
-        go.wait(20)
+        go.wait(limit_s(20))
 
     server.loop.post(block)
-    assert stop.wait(10)
+    assert stop.wait(limit_s(10))
     count, body = 4000, bytes(32 * 2**10)
 
     def send() -> None:
@@ -406,7 +407,7 @@ def test_finish_sends_everything_before_it_closes(loops: Loops) -> None:
         connection.finish(finished.set)
 
     loops.call(loop, send)
-    assert finished.wait(10)
+    assert finished.wait(limit_s(10))
     until("the other end", lambda: there.reasons)
     assert len(there.received) == 100 and not here.reasons
 
@@ -526,7 +527,7 @@ def test_another_thread_may_send_whole_frames_while_the_loop_is_busy(loops: Loop
         slots.send(0, here, link, bytes(100_000))
     until("all frames of the loop", lambda: sum(len(body) == 100_001 for body in there.received) == 50)
     stop.set()
-    thread.join(10)
+    thread.join(limit_s(10))
     assert {bytes(body[1:]) for body in there.received} <= {b"first", b"aside", bytes(100_000)}, "none is torn"
     assert sent and not here.reasons and not there.reasons
     slots.close()

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 import msgspec
 import pytest
 
+from machine import limit_s
 from midstream.coordinator.events import (
     ClientAsked,
     CloseSlot,
@@ -61,7 +62,7 @@ def start() -> Iterator[Start]:
     yield begin
     for driver in drivers:
         driver.cancel("the test is over")
-        assert driver.ended.wait(20)
+        assert driver.ended.wait(limit_s(20))
 
 
 def test_slots_register_say_that_they_live_and_are_gone_when_the_job_ends(start: Start) -> None:
@@ -132,7 +133,7 @@ def test_the_coordinator_is_told_when_no_slot_can_be_had_any_more() -> None:
     told = until("the news", lambda: made[0].of_type(SlotsGone))
     assert told[0] == SlotsGone("what they ran on has ended")
     driver.cancel("the test is over")
-    assert driver.ended.wait(20)
+    assert driver.ended.wait(limit_s(20))
 
 
 def test_more_slots_than_there_can_be_are_refused_before_anything_starts() -> None:
@@ -182,7 +183,7 @@ def test_a_bug_in_the_coordinator_ends_the_job_and_its_slots() -> None:
     driver = Driver(plan(slots=1), slots, Broken)
     driver.start()
     with pytest.raises(InvariantError, match="ZeroDivisionError: a bug"):
-        Job(driver).wait(20)
+        Job(driver).wait(limit_s(20))
     assert not slots.pids
     assert "ZeroDivisionError" in Job(driver).status().failures[0].details
 
@@ -224,7 +225,7 @@ class Rude(threading.Thread):
     def close(self) -> None:
         self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
-        self.join(10)
+        self.join(limit_s(10))
 
     def _copy(self, source: socket.socket, target: socket.socket) -> None:
         with contextlib.suppress(OSError):
@@ -254,7 +255,7 @@ def test_a_message_before_registering_or_a_second_registration_ends_the_line(sta
     until("the slot", lambda: coordinator.slots)
     (entry,) = registry.list_jobs()
     for said in (Deployed(0), Register("127.0.0.1", 1, 1, "3.11", "unheard-of")):
-        with socket.create_connection((entry.host, entry.port), timeout=10) as sock:
+        with socket.create_connection((entry.host, entry.port), timeout=limit_s(10)) as sock:
             dialer = Dialer(entry.keys.secret, Identity(Role.SLOT_CONTROL, entry.job_id), os.urandom(32))
             sock.sendall(dialer.start())
             sock.sendall(dialer.receive(memoryview(sock.recv(4096))[4:]))
@@ -267,7 +268,7 @@ def test_a_message_before_registering_or_a_second_registration_ends_the_line(sta
 
 def test_a_slot_imports_the_library_that_starts_threads_only_after_they_are_limited() -> None:
     program = "import sys, midstream.spark.slots, midstream.runtime.processes; assert 'polars' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=limit_s(60))
 
 
 # ---- the command line's way in ---------------------------------------------------
@@ -278,8 +279,8 @@ def test_a_client_finds_the_job_by_name_and_asks(start: Start) -> None:
     with Client(registry.find("flights")) as client:
         status = client.ask(GetStatus()).status
         assert status is not None and status.job_id == "job-0001"
-        assert client.ask(GetStatus(), timeout_s=5).status is not None
-        assert client.ask(DoStop(), timeout_s=10).error == ""
+        assert client.ask(GetStatus(), timeout_s=limit_s(5)).status is not None
+        assert client.ask(DoStop(), timeout_s=limit_s(10)).error == ""
     until("the entry to be withdrawn", lambda: not registry.list_jobs())
 
 
@@ -292,7 +293,7 @@ def test_two_jobs_at_once_do_not_meet(start: Start) -> None:
         registry.find("aaaa")
     with Client(registry.find("aaaa-2")) as client:
         client.ask(DoStop())
-    assert second.ended.wait(10) and not first.ended.is_set()
+    assert second.ended.wait(limit_s(10)) and not first.ended.is_set()
     assert not other.lost
     assert [entry.job_id for entry in registry.list_jobs()] == ["aaaa-1"]
 

@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 from jobs import NumbersJob
+from machine import limit_s
 from midstream.core.errors import JobError
 from midstream.protocol.job_status import FailureStatus, JobStatus
 from midstream.runtime import history, registry
@@ -46,7 +47,7 @@ def kept(status: JobStatus) -> None:
 def test_a_job_that_ends_is_kept_as_it_ended(home: Path) -> None:
     job = start_job(NumbersJob(1_000).plan(), ProcessSlots())
     until("the job to be recorded while it runs", lambda: bool(history.records()[0]), 30)
-    final = job.wait(60)
+    final = job.wait(limit_s(60))
     ((record,), unreadable) = history.records()
     assert (record.seen, unreadable) == (final, 0)
     assert record.seen.state == "finished" and not record.runs

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from jobs import NumbersJob, check_gapless
+from machine import limit_s
 from midstream import Environment, KeyedProcessFunction, ValueState
 from midstream.checkpoint.store import list_checkpoints
 from midstream.core.errors import MidstreamError, StorageError
@@ -59,7 +60,7 @@ def test_a_killed_slot_costs_no_row_and_doubles_none(store: ObjectStore, running
     until("the restart", lambda: job.status().restarts == 1)
     before = len(result.rows())
     until("more rows", lambda: len(result.rows()) > before)
-    job.stop(drain=True, timeout_s=60)
+    job.stop(drain=True, timeout_s=limit_s(60))
     status = job.status()
     assert status.state == "finished" and status.restarts == 1
     rows = result.rows()
@@ -78,21 +79,21 @@ def test_a_stopped_job_goes_on_and_its_savepoint_too(store: ObjectStore, running
     job = start_job(first.plan(), ProcessSlots())
     running.append(job)
     before = until("some rows", first.numbers, 60)
-    saved = job.savepoint(timeout_s=30)
-    job.stop(timeout_s=30)
+    saved = job.savepoint(timeout_s=limit_s(30))
+    job.stop(timeout_s=limit_s(30))
     seen = first.numbers()
     second = NumbersJob(None, **settings)
     job = start_job(second.plan("latest"), ProcessSlots())
     running.append(job)
     until("more rows", second.numbers)
-    job.stop(drain=True, timeout_s=60)
+    job.stop(drain=True, timeout_s=limit_s(60))
     check_gapless([*seen, *second.numbers()])
     assert FileStorage(saved).exists("_savepoint") and SECRET not in saved
     third = NumbersJob(None, **{**settings, "checkpoint_dir": "s3://bucket/jobs/from-savepoint"})
     job = start_job(third.plan(saved), ProcessSlots())
     running.append(job)
     until("rows that the savepoint does not hold", third.numbers)
-    job.stop(drain=True, timeout_s=60)
+    job.stop(drain=True, timeout_s=limit_s(60))
     rest = third.numbers()
     assert len(rest) == len(set(rest)) and not set(rest) & set(before)
     check_gapless({*seen, *rest})
@@ -109,20 +110,20 @@ def test_of_two_drivers_that_start_at_once_one_goes_on_and_the_other_says_that_i
     handles: list[Job] = []
 
     def begin(numbers: NumbersJob) -> None:
-        together.wait(30)
+        together.wait(limit_s(30))
         handles.append(start_job(numbers.plan(), ProcessSlots()))
 
     threads = [threading.Thread(target=begin, args=(numbers,)) for numbers in jobs]
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(60)
+        thread.join(limit_s(60))
     running.extend(handles)
     loser, winner = until(
         "one has ended", lambda: [sorted(handles, key=lambda h: not h.ended) for h in handles if h.ended], 90
     )[0]
     with pytest.raises(StorageError, match="another coordinator has taken over this job's checkpoint directory"):
-        loser.wait(10)
+        loser.wait(limit_s(10))
     until("the winner continues", lambda: winner.status().checkpoints_completed >= 2, 60)
     assert not winner.ended
     assert [name for name in FileStorage(where).list("epochs") if "." not in name] == ["00000001", "00000002"]
@@ -141,7 +142,7 @@ def test_a_store_that_is_away_in_mid_job_costs_no_row(store: ObjectStore, runnin
     until("the store takes writes again", lambda: writes.met > writes.times, 120)
     before = len(numbers.numbers())
     until("more rows", lambda: len(numbers.numbers()) > before, 60)
-    job.stop(drain=True, timeout_s=60)
+    job.stop(drain=True, timeout_s=limit_s(60))
     assert job.status().state == "finished"
     check_gapless(numbers.numbers())
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from jobs import NumbersJob, check_gapless
+from machine import limit_s
 from midstream import Environment, KeyedProcessFunction, ValueState, fixed_restarts
 from midstream.core.config import RestartStrategy
 from midstream.core.errors import JobError, StorageError
@@ -33,7 +34,7 @@ def start(running: list[Job], numbers: NumbersJob, restore: str | None = None) -
 
 def test_every_row_of_a_bounded_job_arrives_once(running: list[Job]) -> None:
     numbers = NumbersJob(300_000)
-    status = start(running, numbers).wait(60)
+    status = start(running, numbers).wait(limit_s(60))
     assert status.state == "finished" and status.restarts == 0
     assert numbers.numbers() == list(range(300_000))
 
@@ -48,7 +49,7 @@ def test_a_slot_killed_in_mid_stream_costs_no_row_and_doubles_none(running: list
     assert before[0] in job.status().slot_pids
     seen = len(numbers.numbers())
     until("more rows", lambda: len(numbers.numbers()) > seen)
-    job.stop(drain=True, timeout_s=60)
+    job.stop(drain=True, timeout_s=limit_s(60))
     status = job.status()
     assert status.state == "finished" and status.restarts == 1
     assert "is lost" in status.failures[0].summary
@@ -59,19 +60,21 @@ def test_a_slot_killed_in_mid_stream_costs_no_row_and_doubles_none(running: list
 def test_a_users_exception_ends_the_job_with_its_traceback(running: list[Job]) -> None:
     numbers = NumbersJob(100_000, fails_at=77_777, fails_always=True, restart=RestartStrategy(kind="none"))
     with pytest.raises(JobError) as caught:
-        start(running, numbers).wait(60)
+        start(running, numbers).wait(limit_s(60))
     text = str(caught.value)
     assert "ValueError: row 77777 is bad" in text and 'raise ValueError(f"row {self._n} is bad")' in text
     assert "fails" in text
 
 
+@pytest.mark.systems
 def test_after_a_users_exception_the_job_goes_on_from_its_checkpoint(running: list[Job], tmp_path: Path) -> None:
     numbers = NumbersJob(200_000, rows_per_s=100_000, fails_at=150_000, checkpoint_dir=str(tmp_path))
-    status = start(running, numbers).wait(60)
+    status = start(running, numbers).wait(limit_s(60))
     assert status.state == "finished" and status.restarts == 1
     assert numbers.numbers() == list(range(200_000))
 
 
+@pytest.mark.systems
 def test_a_slot_keeps_nothing_of_older_attempts(tmp_path: Path) -> None:
     """Tasks and their state refer to each other: left to Python's collector they stay for dozens of restarts."""
 
@@ -102,23 +105,24 @@ def test_a_stopped_job_goes_on_where_it_stopped(running: list[Job], tmp_path: Pa
     job = start(running, first)
     assert job.checkpoint(30).endswith("chk-1")
     until("some rows", first.numbers)
-    path = job.stop(timeout_s=30)
+    path = job.stop(timeout_s=limit_s(30))
     assert path is not None and Path(path).is_dir() and job.status().state == "stopped"
     seen = first.numbers()
     second = NumbersJob(None, **settings)
     job = start(running, second, restore="latest")
     until("more rows", second.numbers)
-    job.stop(drain=True, timeout_s=30)
+    job.stop(drain=True, timeout_s=limit_s(30))
     check_gapless([*seen, *second.numbers()])
 
 
+@pytest.mark.systems
 def test_a_stopped_job_has_done_nothing_that_it_does_again(running: list[Job], tmp_path: Path) -> None:
     """Its sources hold still behind the barrier, so that what has effects of its own sees no row twice."""
     settings: dict[str, Any] = {"checkpoint_dir": str(tmp_path / "checkpoints"), "witness": tmp_path / "seen"}
     for restore in (None, "latest"):
         job = start(running, NumbersJob(None, rows_per_s=1_000_000, **settings), restore)
         until("a checkpoint", lambda job=job: job.status().checkpoints_completed, 60)  # type: ignore[misc]  # mypy infers no lambda with defaults
-        job.stop(timeout_s=30)
+        job.stop(timeout_s=limit_s(30))
         assert job.status().state == "stopped"
     seen = np.concatenate([np.fromfile(path, np.int64) for path in tmp_path.glob("seen-*")])
     assert 0 < len(seen) == len(np.unique(seen))
@@ -128,12 +132,13 @@ def test_a_drained_job_has_finished_all_it_read(running: list[Job]) -> None:
     numbers = NumbersJob(None, rows_per_s=50_000)
     job = start(running, numbers)
     until("some rows", lambda: any(o.rows_in for v in job.status().vertices for o in v.operators), 60)
-    assert job.stop(drain=True, timeout_s=30) is None
+    assert job.stop(drain=True, timeout_s=limit_s(30)) is None
     assert job.status().state == "finished"
     rows = numbers.numbers()
     assert len(rows) == len(set(rows)) > 0
 
 
+@pytest.mark.systems
 def test_a_function_that_takes_longer_than_the_heartbeat_timeout_costs_no_slot(
     running: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,11 +148,12 @@ def test_a_function_that_takes_longer_than_the_heartbeat_timeout_costs_no_slot(
     calls = until("the call", lambda: [wait for wait in job.status().waiting if "'slow'" in wait.what], 60)
     assert calls[0].what.startswith("operator 'slow' (subtask ") and calls[0].is_call
     assert "jobs.py" in calls[0].what and calls[0].what.endswith("in process)")
-    status = job.wait(60)
+    status = job.wait(limit_s(60))
     assert status.state == "finished" and status.restarts == 0 and status.warnings == ()
     assert numbers.numbers() == list(range(2_000))
 
 
+@pytest.mark.systems
 def test_the_last_counts_of_a_stopped_job_are_those_of_what_it_has_committed(
     running: list[Job], tmp_path: Path
 ) -> None:
@@ -185,7 +191,7 @@ def test_a_job_that_cannot_be_announced_runs_all_the_same_and_says_so(
     numbers = NumbersJob(1000)
     job = start(running, numbers)
     assert "running" in repr(job) or "created" in repr(job) or "deploying" in repr(job) or "finished" in repr(job)
-    status = job.wait(60)
+    status = job.wait(limit_s(60))
     assert numbers.numbers() == list(range(1000))
     said = caplog.text
     assert "cannot announce the job" in said and "set MIDSTREAM_HOME" in said and "the job runs nevertheless" in said

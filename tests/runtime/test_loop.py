@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from machine import limit_s
 from midstream.core.seams import Done, Failed
 from midstream.runtime import loop as loop_module
 from midstream.runtime.loop import EventLoop
@@ -155,9 +156,9 @@ def test_a_mail_from_another_thread_wakes_a_sleeping_loop(loop: EventLoop) -> No
     thread.start()
     for _ in range(2000):
         loop.post(answers.release)
-        assert answers.acquire(timeout=5), "a wake-up was lost"
+        assert answers.acquire(timeout=limit_s(5)), "a wake-up was lost"
     loop.stop()
-    thread.join(5)
+    thread.join(limit_s(5))
     assert not thread.is_alive()
 
 
@@ -183,7 +184,7 @@ def test_work_reports_its_value_or_its_error_on_the_loop_thread(loop: EventLoop)
 
 def test_io_that_hangs_does_not_keep_the_process(loop: EventLoop) -> None:
     release = threading.Event()
-    loop.post(lambda: loop.submit(lambda: release.wait(30), lambda _: None))
+    loop.post(lambda: loop.submit(lambda: release.wait(limit_s(30)), lambda _: None))
     loop.post(loop.stop)
     loop.run()
     began_s = time.monotonic()

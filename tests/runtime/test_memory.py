@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from machine import limit_s
 from midstream.runtime.memory import memory_limit
 
 FAULTS = """
@@ -37,7 +38,7 @@ def faults(**environment: str) -> int:
         capture_output=True,
         text=True,
         check=True,
-        timeout=60,
+        timeout=limit_s(60),
     )
     return int(run.stdout)
 
@@ -84,5 +85,7 @@ print(memory_limit())
 
 
 def test_sparks_limit_of_a_worker_counts() -> None:
-    run = subprocess.run([sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True, timeout=60)
+    run = subprocess.run(
+        [sys.executable, "-c", LIMITED], capture_output=True, text=True, check=True, timeout=limit_s(60)
+    )
     assert int(run.stdout) <= 3 * 2**30

@@ -13,6 +13,8 @@ from typing import Any
 
 import pytest
 
+from machine import limit_s
+
 pytestmark = pytest.mark.systems
 
 SCRIPT = Path(__file__).parent / "network_of_its_own.py"
@@ -43,7 +45,7 @@ def done_in_a_network_of_its_own(what: str, directory: Path) -> dict[str, Any]:
         check=False,
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=limit_s(150),
         env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
     )
     assert done.returncode == 0, done.stderr

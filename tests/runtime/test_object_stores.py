@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from machine import limit_s
 from midstream.core.errors import ConfigError, StorageError
 from midstream.runtime import conditional
 from midstream.runtime.storage import FileStorage, RemoteStorage, check_can_create
@@ -54,7 +55,7 @@ def test_prefixes(store: ObjectStore, path: str) -> None:
 def _create(url: str, rounds: int, start: Any, won: Any, who: int) -> None:
     storage = FileStorage(url)
     for number in range(rounds):
-        start.wait(60)
+        start.wait(limit_s(60))
         if storage.create(f"epochs/{number:08}", b"the same content"):
             won.put((number, who))
 
@@ -66,7 +67,7 @@ def test_of_eight_processes_that_create_one_file_at_once_one_wins(store: ObjectS
     for creator in creators:
         creator.start()
     for creator in creators:
-        creator.join(120)
+        creator.join(limit_s(120))
     assert [creator.exitcode for creator in creators] == [0] * 8
     winners: dict[int, int] = {}
     while not won.empty():
@@ -402,4 +403,4 @@ def test_google_and_azure_are_asked_in_their_own_words(
     finally:
         server.shutdown()
         server.server_close()
-        thread.join(10)
+        thread.join(limit_s(10))

@@ -8,6 +8,7 @@ from typing import cast
 import pytest
 
 from in_memory import NoRows
+from machine import limit_s
 from midstream.core.arrow_types import schema_of
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from midstream.operators.base import Operator
@@ -72,7 +73,7 @@ def test_the_first_subtask_that_has_rows_answers_and_the_others_are_dropped() ->
     world.looks.shown(of_batch(0, 0))
     world.looks.shown(of_batch(99, 0))
     assert world.answers == {1: Reply(rows=LiveRows("map-1", "map", "map", of_batch(0, 1)))}
-    world.wait(60)
+    world.wait(limit_s(60))
 
 
 def test_when_nothing_passes_that_is_the_answer() -> None:

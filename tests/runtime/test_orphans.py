@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from machine import limit_s
 from midstream.runtime.registry import list_jobs
 from waiting import alive, until
 
@@ -35,13 +36,13 @@ def started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callabl
         processes.append(process)
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert line.startswith("ready "), process.communicate(timeout=30)
+        assert line.startswith("ready "), process.communicate(timeout=limit_s(30))
         return process, [int(word) for word in line.split()[1:]]
 
     yield start
     for process in processes:
         process.kill()
-        process.communicate(timeout=20)
+        process.communicate(timeout=limit_s(20))
 
 
 def test_a_driver_that_is_killed_takes_its_slots_along_and_its_entry_is_stale(
@@ -50,7 +51,7 @@ def test_a_driver_that_is_killed_takes_its_slots_along_and_its_entry_is_stale(
     process, pids = started("wait")
     assert len(list_jobs()) == 1
     process.kill()
-    process.wait(10)
+    process.wait(limit_s(10))
     until("the end of the slots", lambda: not any(map(alive, pids)), 5)
     assert list_jobs() == [] and not list(tmp_path.glob("jobs/*"))
 
@@ -66,14 +67,14 @@ def test_slots_of_a_driver_that_hangs_end_after_the_heartbeat_timeout(started: C
 def test_ctrl_c_ends_the_slots_in_good_order(started: Callable[[str], Started], tmp_path: Path) -> None:
     process, pids = started("wait")
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=limit_s(20))
     assert "KeyboardInterrupt" in errors and "lost its driver" not in errors
     assert not any(map(alive, pids)) and not list(tmp_path.glob("jobs/*"))
 
 
 def test_a_program_that_ends_ends_its_job(started: Callable[[str], Started], tmp_path: Path) -> None:
     process, pids = started("leave")
-    _, errors = process.communicate(timeout=20)
+    _, errors = process.communicate(timeout=limit_s(20))
     assert process.returncode == 0 and errors == ""
     assert not any(map(alive, pids)) and not list(tmp_path.glob("jobs/*"))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from backpressured import Backpressured, check_exact, rows_in_flight, rows_out, until_more_rows
+from machine import limit_s
 from midstream.api.restarts import fixed_restarts
 from midstream.core.errors import JobError
 from midstream.runtime.job import Job
@@ -67,6 +68,7 @@ def test_a_rescale_that_cannot_be_leaves_the_job_as_it_is(running: list[Job], tm
         job.rescale(3)
 
 
+@pytest.mark.systems
 @pytest.mark.parametrize(("before", "after"), [(1, 2), (2, 1), (3, 2), (4, 2)])
 def test_rows_in_flight_go_on_from_a_checkpoint_at_another_parallelism(
     before: int, after: int, running: list[Job], tmp_path: Path
@@ -75,7 +77,7 @@ def test_rows_in_flight_go_on_from_a_checkpoint_at_another_parallelism(
     job = first.start(before, ProcessSlots())
     running.append(job)
     until_more_rows(job, "slow")
-    path = job.stop(timeout_s=60)
+    path = job.stop(timeout_s=limit_s(60))
     assert path is not None and rows_in_flight(path) > 100
     seen = first.frame()
     second = Backpressured(tmp_path, None, row_us=0.0, checkpoint_interval="200 ms")
@@ -86,6 +88,7 @@ def test_rows_in_flight_go_on_from_a_checkpoint_at_another_parallelism(
     check_exact(first.rows, seen, second.frame())
 
 
+@pytest.mark.systems
 def test_a_job_killed_again_and_again_while_it_recovers_gets_ahead_each_time(
     running: list[Job], tmp_path: Path
 ) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow.fs
 import pytest
 
+from machine import limit_s
 from midstream.core.errors import ConfigError, StorageError
 from midstream.runtime.storage import TEMPORARY, FileStorage, RemoteStorage
 from permissions import unprivileged
@@ -66,7 +67,7 @@ def test_of_many_that_create_one_file_at_once_one_wins(tmp_path: Path) -> None:
     start, won = threading.Barrier(8), []
 
     def create(who: int) -> None:
-        start.wait(10)
+        start.wait(limit_s(10))
         if storage.create("epochs/1", b"%d" % who):
             won.append(who)
 
@@ -74,7 +75,7 @@ def test_of_many_that_create_one_file_at_once_one_wins(tmp_path: Path) -> None:
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(10)
+        thread.join(limit_s(10))
     assert len(won) == 1 and storage.read("epochs/1") == b"%d" % won[0]
     assert everything_below(tmp_path) == ["epochs/1"]
 

@@ -26,6 +26,7 @@ from cryptography.hazmat.primitives.serialization import (
 )
 
 from jobs import check_gapless
+from machine import limit_s
 from midstream import Environment, KeyedProcessFunction
 from midstream.core.errors import ClusterError, ConfigError
 from midstream.protocol.framing import ProtocolViolation, frame
@@ -135,7 +136,7 @@ class Side:
 
     def close(self) -> None:
         self.loop.stop()
-        self._thread.join(10)
+        self._thread.join(limit_s(10))
         assert not self._thread.is_alive()
         self.loop.close()
         assert not self.fatal, self.fatal
@@ -186,7 +187,7 @@ def test_a_stranger_without_a_certificate_is_not_let_in(sides: tuple[Side, Side]
     listener = sides[0].listen(OURS)
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
-    plain = socket.create_connection((listener.host, listener.port), timeout=10)
+    plain = socket.create_connection((listener.host, listener.port), timeout=limit_s(10))
     with context.wrap_socket(plain) as sock, pytest.raises(ssl.SSLError, match="CERTIFICATE_REQUIRED"):
         sock.recv(1)
     until("it to be forgotten", lambda: listener.unauthenticated == 0)
@@ -220,7 +221,7 @@ def test_a_man_in_the_middle_with_a_certificate_of_the_same_authority_cannot_pas
         plain.settimeout(10)
         with tls.wrap(plain, accepted=True) as victim:
             victim.do_handshake()
-            with tls.connect(socket.create_connection(("127.0.0.1", port), timeout=10)) as target:
+            with tls.connect(socket.create_connection(("127.0.0.1", port), timeout=limit_s(10))) as target:
                 target.sendall(victim.recv(4096))  # HELLO
                 victim.sendall(target.recv(4096))  # CHALLENGE
                 target.sendall(victim.recv(4096))  # PROOF, of a connection that ends at another certificate
@@ -305,7 +306,7 @@ def test_a_renewed_certificate_is_used_at_once_and_a_half_renewed_one_not_at_all
         """The certificate that the listener shows now."""
         tls = tls_of(peer)
         assert tls is not None
-        with tls.connect(socket.create_connection((listener.host, listener.port), timeout=10)) as sock:
+        with tls.connect(socket.create_connection((listener.host, listener.port), timeout=limit_s(10))) as sock:
             found = sock.getpeercert(binary_form=True)
         assert found is not None
         return found
@@ -431,7 +432,7 @@ def test_a_command_sees_the_job_and_who_listens_sees_nothing_of_it(tls: str, run
     tap.start()
     with Client(msgspec.structs.replace(entry, port=tap.port)) as client:
         status = client.ask(GetStatus()).status
-    tap.join(10)
+    tap.join(limit_s(10))
     assert status is not None and status.name == "a-name-to-look-for" and status.tls == tls
     assert (b"a-name-to-look-for" in tap.seen) == (tls == "off")
     if tls == "on":
@@ -468,6 +469,6 @@ def test_a_job_with_encrypted_connections_loses_nothing_when_a_slot_is_killed(
     until("the restart", lambda: job.status().restarts == 1)
     before = len(written())
     until("more rows", lambda: len(written()) > before)
-    job.stop(drain=True, timeout_s=60)
+    job.stop(drain=True, timeout_s=limit_s(60))
     check_gapless(written())
     assert job.status().restarts == 1

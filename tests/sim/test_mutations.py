@@ -52,6 +52,7 @@ def test_every_mutation_was_measured() -> None:
     assert sorted(SEARCHES) == sorted(MUTATIONS)
 
 
+@pytest.mark.systems
 @pytest.mark.timeout(1200)  # one that is not found any more takes hundreds of seeds
 @pytest.mark.parametrize("name", LOOKED_FOR)
 def test_the_simulator_finds(name: str) -> None:

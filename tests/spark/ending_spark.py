@@ -9,6 +9,7 @@ from __future__ import annotations
 import sys
 
 from jobs import NumbersJob
+from machine import limit_s
 from midstream.core.errors import ClusterError
 from midstream.runtime.job import Job, start_job
 from midstream.spark.session import get_session
@@ -25,7 +26,7 @@ def begin(master: str, directory: str) -> Job:
 
 def say_how_it_ended(job: Job) -> None:
     try:
-        job.wait(30)
+        job.wait(limit_s(30))
     except ClusterError as error:
         print("error:", error, flush=True)
 

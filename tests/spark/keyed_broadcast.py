@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 
 import backpressured
 from backpressured import KEYS, PADDING, check_exact, rows_in_flight
+from machine import limit_s
 from midstream import BroadcastProcessFunction, BroadcastState, CollectSink, Environment, ValueState
 from midstream.runtime.job import Job
 from midstream.spark.session import get_session
@@ -82,7 +83,7 @@ def go(session: SparkSession, directory: Path, is_struck: bool) -> None:
             lambda: any(taken.in_flight_bytes > PILED_UP_BYTES for taken in job.status().checkpoints),
             60,
         )
-        path = job.stop(timeout_s=60)
+        path = job.stop(timeout_s=limit_s(60))
         assert path is not None and rows_in_flight(path) > 100, path
         env, second = job_of(directory, 0.0002)
         job = env.start(parallelism=2, slots=SparkSlots(session), restore_from="latest")
@@ -92,7 +93,7 @@ def go(session: SparkSession, directory: Path, is_struck: bool) -> None:
         assert rows_in_flight(during) > 0, "it was to be taken during recovery"
         if is_struck:
             os.kill(job.status().slot_pids[0], signal.SIGKILL)
-        status = job.wait(120)
+        status = job.wait(limit_s(120))
         assert status.restarts == int(is_struck)
         check_exact(ROWS, first.frame(), second.frame())
     finally:

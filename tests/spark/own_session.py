@@ -14,6 +14,7 @@ import psutil
 from pyspark.sql import SparkSession
 
 from jobs import NumbersJob, check_gapless
+from machine import limit_s
 from midstream.runtime.driver import Driver
 from midstream.runtime.job import Job, start_job
 from midstream.spark.session import get_session
@@ -32,7 +33,7 @@ def numbers_with_a_killed_slot(session: SparkSession, directory: str) -> None:
     assert sibling in job.status().slot_pids and alive(sibling)
     before = len(numbers.numbers())
     until("more rows", lambda: len(numbers.numbers()) > before)
-    job.stop(drain=True, timeout_s=60)
+    job.stop(drain=True, timeout_s=limit_s(60))
     assert job.status().restarts == 1
     check_gapless(numbers.numbers())
 
@@ -54,8 +55,8 @@ def numbers_off_a_drained_node(session: SparkSession, directory: str) -> None:
         60,
         found=job.status,
     )
-    executor.wait(60)
-    job.stop(timeout_s=60)
+    executor.wait(limit_s(60))
+    job.stop(timeout_s=limit_s(60))
     ended = job.status()
     assert (ended.restarts, ended.failures) == (0, ()), ended.failures
     assert any("is being vacated: Spark ends its executor" in warning for warning in ended.warnings), ended.warnings
@@ -81,7 +82,7 @@ def main(master: str, directory: str | None) -> None:
     coordinator = made[0]
     until("two slots", lambda: len(coordinator.slots) == 2, 60)
     print("ready", *coordinator.slots.values(), flush=True)
-    Job(driver).wait(60)
+    Job(driver).wait(limit_s(60))
 
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from typing import Any, Final
 import psutil
 import pyspark
 
+from machine import limit_s
 from nodes import DRIVER, Nodes, command
 from waiting import alive, until
 
@@ -204,7 +205,7 @@ class Soak:
         before = self.status()
         os.kill(self.workers[number].pid, signal.SIGPWR)
         until("the move", lambda: pid not in self.status().get("slot_pids", [pid]), SETTLED_S)
-        executor.wait(60)
+        executor.wait(limit_s(60))
         after = self.status()
         assert (after["job_id"], after["restarts"]) == (before["job_id"], before["restarts"]), after["failures"]
         end(self.workers[number])
@@ -272,7 +273,7 @@ def main(directory: Path, faults: int, seed: int) -> dict[str, Any]:
             sizes.append(soak.check_sizes(soak.settled()))
             print(f"{number + 1}: {name}; well again after {time.monotonic() - began_s:.0f} s; {sizes[-1]}", flush=True)
         assert soak.ask("stop", "soak", "--drain"), soak._log("job")[-3000:]
-        soak.supervisor.wait(120)
+        soak.supervisor.wait(limit_s(120))
         output = soak.output()
         expected = [(n, n // 1000 + 1) for n in range(len(output))]
         return {

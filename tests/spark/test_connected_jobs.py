@@ -21,6 +21,7 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import LongType, StructField, StructType
 
+from machine import limit_s
 from midstream import Environment
 from midstream.runtime.processes import ProcessSlots
 from waiting import until
@@ -124,14 +125,14 @@ def test_data_sources_at_both_ends_lose_and_double_nothing(tmp_path):
     rows_at_source(10_000)
     until("more committed", lambda: len(committed(out)) > before)
     until("the source is told of a range that is read to its end", (source / "forgotten").exists)
-    job.stop(timeout_s=60)
+    job.stop(timeout_s=limit_s(60))
     seen = committed(out)
     assert seen == sorted(set(seen))
     assert int((source / "forgotten").read_text()) <= len(seen)
     rows_at_source(12_000)
     job = counting(None).start(slots=ProcessSlots(), restore_from="latest")
     until("everything committed", lambda: len(committed(out)) >= 12000)
-    job.stop(drain=True, timeout_s=60)
+    job.stop(drain=True, timeout_s=limit_s(60))
     assert committed(out) == list(range(12000))
     assert int((source / "forgotten").read_text()) > 0
 

@@ -24,6 +24,7 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import StructType
 
 from committers import committer_of
+from machine import limit_s
 from midstream.core.arrow_types import schema_of, to_list
 from midstream.core.errors import ConfigError, InvariantError, JobError, SchemaError, StorageError
 from midstream.operators.sink import Sink, SinkWriter, WriterContext
@@ -206,7 +207,7 @@ def test_closing_ends_the_write_and_its_thread_without_a_word(tmp_path):
     writer.write(rows(1))
     (thread,) = [t for t in threading.enumerate() if t.name.startswith("midstream-write-out")]
     writer.close()
-    thread.join(10)
+    thread.join(limit_s(10))
     assert not thread.is_alive()
     assert loop.failures == []
     assert list(tmp_path.iterdir()) == []
@@ -221,7 +222,7 @@ class SlowWriter(DataSourceStreamWriter):
     gate = threading.Event()
 
     def write(self, iterator: Iterator[Row]) -> Message:
-        self.gate.wait(10)
+        self.gate.wait(limit_s(10))
         return Message("", sum(1 for _ in iterator))
 
 

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from machine import limit_s
 from midstream.runtime.registry import list_jobs
 from waiting import alive, until
 
@@ -52,7 +53,7 @@ def test_a_job_whose_spark_ends_fails_at_once_and_says_where_to_go_on(
         killed = process.stdout.readline()
         assert time.monotonic() - killed_s < 15
         rest = process.stdout.read()
-        assert process.wait(30) == 0, (tmp_path / "errors").read_text()
+        assert process.wait(limit_s(30)) == 0, (tmp_path / "errors").read_text()
     finally:
         process.kill()
         process.communicate()

@@ -13,6 +13,7 @@ import pytest
 from pyspark import SparkConf
 
 import midstream
+from machine import limit_s
 from midstream import Environment
 from midstream.connectors.file_sink import FileSink
 from midstream.core.errors import ClusterError, ConfigError, UnavailableError
@@ -113,7 +114,7 @@ def test_settings_for_spark_submit_do_not_keep_a_program_from_being_its_own_driv
         env={**os.environ, "SPARK_CONF_DIR": str(tmp_path), "PYTHONPATH": str(Path(midstream.__file__).parents[1])},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=limit_s(120),
         check=False,
     )
     assert (done.stdout, done.returncode) == ("3\n", 0), done.stderr

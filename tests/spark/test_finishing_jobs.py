@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from jobs import Held, check_gapless
+from machine import limit_s
 from midstream import CollectSink, Environment, KeyedProcessFunction, ValueState
 from midstream.connectors.generator import GeneratorSource
 from midstream.core.arrow_types import to_list
@@ -77,7 +78,7 @@ def test_checkpoints_go_on_after_one_of_two_sources_has_ended_and_are_restored(
     os.kill(job.status().slot_pids[0], signal.SIGKILL)
     until("the restart", lambda: job.status().restarts)
     rest.touch()
-    status = job.wait(60)
+    status = job.wait(limit_s(60))
     assert status.state == "finished" and status.restarts == 1
     assert status.restored_from is not None
     assert written(tmp_path / "out") == numbered([*range(70), *range(60_000)])
@@ -104,7 +105,7 @@ def test_a_job_stops_with_a_savepoint_goes_on_at_another_parallelism_and_drains(
 
     job = start("state", "out", 2, None)
     ran(job, 2_000)
-    assert job.stop(savepoint=tmp_path / "saved", timeout_s=60) == str(tmp_path / "saved")
+    assert job.stop(savepoint=tmp_path / "saved", timeout_s=limit_s(60)) == str(tmp_path / "saved")
     before, saved = written(tmp_path / "out"), read("out")
     assert len(before) >= 2_000 and has_no_gaps(before)
 
@@ -112,18 +113,18 @@ def test_a_job_stops_with_a_savepoint_goes_on_at_another_parallelism_and_drains(
     (tmp_path / "state").rename(tmp_path / "gone")
     job = start("next", "out", 3, str(tmp_path / "moved"))
     ran(job, 1_000)
-    job.stop(drain=True, timeout_s=60)
+    job.stop(drain=True, timeout_s=limit_s(60))
     assert job.status().state == "finished"
     after = written(tmp_path / "out")
     assert len(after) >= len(before) + 1_000 and has_no_gaps(after)
     check_gapless(read("out"))
     assert after == numbered(read("out"))
-    assert start("next", "out", 2, "latest").wait(60).state == "finished"
+    assert start("next", "out", 2, "latest").wait(limit_s(60)).state == "finished"
     assert written(tmp_path / "out") == after
 
     fork = start("fork", "rest", 3, str(tmp_path / "moved"))
     ran(fork, 1_000)
-    fork.stop(drain=True, timeout_s=60)
+    fork.stop(drain=True, timeout_s=limit_s(60))
     assert fork.status().state == "finished"
     numbers = [*saved, *read("rest")]
     check_gapless(numbers)
@@ -188,7 +189,7 @@ def test_a_bounded_job_killed_in_its_final_checkpoint_commits_every_row_once(
     first = job.checkpoint()
     (tmp_path / "armed").touch()  # there is no other checkpoint from here on but the final one
     rest.touch()
-    status = job.wait(60)
+    status = job.wait(limit_s(60))
     assert not (tmp_path / "armed").exists()
     assert status.state == "finished" and status.restarts == 1
     assert status.restored_from == first

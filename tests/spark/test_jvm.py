@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import midstream
+from machine import limit_s
 from midstream.core.arrow_types import to_list
 from midstream.spark.jvm import Copier, log_option
 
@@ -63,7 +64,7 @@ def test_a_job_runs_wherever_it_its_data_and_midstream_itself_lie(tmp_path: Path
         capture_output=True,
         text=True,
         check=False,
-        timeout=180,
+        timeout=limit_s(180),
     )
     assert done.returncode == 0, done.stderr
     assert rows_in(here / "out") == rows_in(here / "staged") == list(range(100))
@@ -86,7 +87,7 @@ def test_what_the_jvm_prints_is_copied_but_for_its_word_about_incubator_modules(
     copier.start()
     os.write(writing, b"WARNING: Using incubator modules: jdk.incubator.vector\n{'n': 1}\nno newline at the end")
     os.close(writing)
-    copier.join(10)
+    copier.join(limit_s(10))
     assert capsys.readouterr().err == "{'n': 1}\nno newline at the end"
 
 
@@ -97,7 +98,7 @@ def test_at_the_end_what_was_printed_before_is_copied_and_nothing_after(capsys: 
     os.write(writing, b"last row\n")
     copier.finish(lambda words: os.write(writing, f"{words}\nERROR while Spark stops\n".encode()))
     os.close(writing)
-    copier.join(10)
+    copier.join(limit_s(10))
     assert capsys.readouterr().err == "last row\n"
 
 
@@ -111,5 +112,5 @@ def test_an_end_does_not_wait_for_a_jvm_that_hangs(
     copier.finish(lambda words: None)
     os.write(writing, b"too late\n")
     os.close(writing)
-    copier.join(10)
+    copier.join(limit_s(10))
     assert capsys.readouterr().err == ""

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from machine import limit_s
 from midstream.api.loading import load_job
 
 pytestmark = pytest.mark.spark
@@ -38,7 +39,7 @@ def test_an_edited_module_that_was_loaded_again_is_what_the_next_job_runs(
             importlib.reload(sys.modules["mods_project.lib"])
         env = load_job(tmp_path / "jobs" / "job.py")
         rows = env.program.graph.nodes[-1].operator.sink  # type: ignore[union-attr]  # of the operator that it is
-        env.start().wait(60)
+        env.start().wait(limit_s(60))
         seen.append(sorted(row["n"] for row in rows.rows()))
     for name in ("mods_project", "mods_project.lib"):
         del sys.modules[name]

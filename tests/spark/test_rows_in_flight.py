@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from backpressured import Backpressured, check_exact, rows_in_flight, rows_still_to_recover, until_more_rows
+from machine import limit_s
 from midstream.runtime.job import Job
 from midstream.spark.slots import SparkSlots
 from waiting import alive, until
@@ -107,7 +108,7 @@ def test_rows_in_flight_survive_a_killed_slot_a_rescale_and_a_restart(
     status = job.status()
     assert status.slots == 3 and status.restarts == 1 and before[0] in status.slot_pids
     until_more_rows(job, "slow")
-    stopped = job.stop(timeout_s=60)
+    stopped = job.stop(timeout_s=limit_s(60))
     assert stopped is not None
     path = stopped
     assert path is not None and rows_in_flight(path) > 100

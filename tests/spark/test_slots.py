@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from machine import limit_s
 from midstream.core.errors import ClusterError, ConfigError
 from midstream.runtime.driver import Driver
 from midstream.runtime.job import Job
@@ -49,7 +50,7 @@ def world(spark: Any) -> Iterator[World]:
     world = World(spark, 3, heartbeat_timeout_s=3.0)
     yield world
     world.driver.cancel("the test is over")
-    assert world.driver.ended.wait(20)
+    assert world.driver.ended.wait(limit_s(20))
 
 
 def test_a_slot_killed_outright_leaves_its_siblings_alive_and_is_replaced(world: World) -> None:
@@ -77,7 +78,7 @@ def test_a_slot_that_hangs_is_given_up_and_its_core_is_free_again(spark: Any) ->
 
 def test_the_cores_are_free_for_others_when_the_job_has_ended(world: World, spark: Any) -> None:
     until("three slots", lambda: len(world.pids) == 3, 60)
-    Job(world.driver).stop(timeout_s=20)
+    Job(world.driver).stop(timeout_s=limit_s(20))
     until_spark_is_idle(spark)
     assert spark.range(100, numPartitions=4).count() == 100
 
@@ -170,7 +171,7 @@ def program(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str
         processes.append(process)
         assert process.stdout is not None
         line = process.stdout.readline()
-        assert line.startswith("ready "), process.communicate(timeout=60)
+        assert line.startswith("ready "), process.communicate(timeout=limit_s(60))
         pids = [int(word) for word in line.split()[1:]]
         assert len(pids) == 2 and all(map(alive, pids))
         return process, pids
@@ -178,7 +179,7 @@ def program(tmp_path: Path) -> Iterator[Callable[..., tuple[subprocess.Popen[str
     yield start
     for process in processes:
         process.kill()
-        process.communicate(timeout=60)
+        process.communicate(timeout=limit_s(60))
 
 
 @pytest.mark.timeout(400)
@@ -188,7 +189,7 @@ def test_a_job_survives_the_loss_of_a_slot_and_ctrl_c_leaves_no_worker(
 ) -> None:
     process, pids = program(master, str(tmp_path / "checkpoints"))
     process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=limit_s(60))
     assert "KeyboardInterrupt" in errors
     until("the end of the workers", lambda: not any(map(alive, pids)), 10)
     assert not list(tmp_path.glob("jobs/*"))

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from jobs import NumbersJob, check_gapless
+from machine import limit_s
 from midstream.runtime.job import start_job
 from midstream.spark.slots import SparkSlots
 from waiting import alive, until, until_spark_is_idle
@@ -30,7 +31,7 @@ def test_a_slot_killed_in_mid_stream_costs_no_row_and_doubles_none(spark: Any, t
         assert {before[0], before[2]} < set(after) and before[1] not in after
         seen = len(numbers.numbers())
         until("more rows", lambda: len(numbers.numbers()) > seen)
-        job.stop(drain=True, timeout_s=60)
+        job.stop(drain=True, timeout_s=limit_s(60))
         status = job.status()
         assert status.state == "finished" and status.restarts == 1
         check_gapless(numbers.numbers())
@@ -50,7 +51,7 @@ def test_a_stopped_slot_is_given_up_and_the_job_goes_on(spark: Any, tmp_path: Pa
         until("the restart", lambda: job.status().restarts >= 1 and job.status().state == "running")
         seen = len(numbers.numbers())
         until("more rows", lambda: len(numbers.numbers()) > seen)
-        job.stop(drain=True, timeout_s=60)
+        job.stop(drain=True, timeout_s=limit_s(60))
         assert job.status().state == "finished"
         check_gapless(numbers.numbers())
     finally:

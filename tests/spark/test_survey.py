@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from machine import limit_s
 from midstream.core.errors import ClusterError
 from midstream.runtime.ports import ANY_PORT, Ports, listen
 from midstream.runtime.processes import ProcessSlots
@@ -51,7 +52,7 @@ def test_every_slot_says_what_it_is_and_reaches_all_others_and_the_storage(spark
 
 
 def test_those_that_come_are_looked_at_when_there_are_too_few_cores_and_all_cores_are_free_again(spark: Any) -> None:
-    found = look(spark, 5, timeout_s=8)
+    found = look(spark, 5, timeout_s=limit_s(8))
     assert len(found.slots) == 4
     assert all(slot.tried is not None and not slot.tried.unreachable for slot in found.slots)
     until_spark_is_idle(spark)

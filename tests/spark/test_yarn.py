@@ -26,6 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "tools"))
 
 from yarn_cluster import YarnCluster, find_jars, running_below, running_yarn
 
+from machine import limit_s
+
 pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 USERS: Final = 1000
@@ -120,7 +122,9 @@ class Place:
     def status(self, job: str) -> dict[str, Any]:
         """Nothing if the job is not there."""
         words = [sys.executable, "-m", "midstream", "status", job, "--json"]
-        done = subprocess.run(words, capture_output=True, text=True, env=self.environment, timeout=60, check=False)
+        done = subprocess.run(
+            words, capture_output=True, text=True, env=self.environment, timeout=limit_s(60), check=False
+        )
         said: dict[str, Any] = json.loads(done.stdout)
         return {} if "error" in said else said
 

@@ -15,6 +15,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
+from effort import examples
 from midstream.core.errors import InvariantError
 from midstream.operators.base import never_stored
 from midstream.state import entry_log
@@ -225,7 +226,7 @@ class Checkpoints(RuleBasedStateMachine):
 
 
 TestCheckpoints = Checkpoints.TestCase
-TestCheckpoints.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+TestCheckpoints.settings = settings(max_examples=examples(150), stateful_step_count=40, deadline=None)
 
 
 def written(log: EntryLog, stored: set[str], ids: Iterator[int]) -> int:

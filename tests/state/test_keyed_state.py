@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
+from effort import examples
 from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.core.errors import JobError, StorageError
 from midstream.operators.base import never_stored
@@ -121,7 +122,7 @@ def _without_empty(entries: Mapping[str, Any]) -> dict[str, Any]:
 
 
 TestStates = States.TestCase
-TestStates.settings = settings(max_examples=60, stateful_step_count=30, deadline=None)
+TestStates.settings = settings(max_examples=examples(60), stateful_step_count=30, deadline=None)
 
 
 def test_a_state_that_is_not_bound_or_has_no_key_says_so() -> None:

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from in_memory import CountingIds
 from midstream.core.arrow_types import schema_of
 from midstream.core.keys import key_groups
@@ -115,7 +116,7 @@ class Beside:
         self.stored.append(([run.frame for run in living], merged(self.parts)))
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(steps)
 def test_an_index_has_what_a_list_of_parts_has(plan: list[tuple[str, Any]]) -> None:
     beside = Beside()
@@ -123,7 +124,7 @@ def test_an_index_has_what_a_list_of_parts_has(plan: list[tuple[str, Any]]) -> N
         beside.step(step, argument)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(steps)
 def test_keys_with_the_same_hash_are_told_apart(plan: list[tuple[str, Any]]) -> None:
     def hashes(_: object, frame: pl.DataFrame) -> Any:

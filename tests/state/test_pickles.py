@@ -31,6 +31,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from midstream.core.errors import JobError, StorageError
 from midstream.operators.process import KeyedProcessFunction
 from midstream.state import pickled_arrays
@@ -161,7 +162,7 @@ VALUES = st.recursive(
 
 
 @given(VALUES, st.sampled_from([BY_VALUE, BY_NAME]))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_what_is_written_comes_back_as_it_was(value: Any, pickles: Pickles) -> None:
     found = round_trip(pickles, value)
     assert found == value and type(found) is type(value)
@@ -425,7 +426,7 @@ NO_PICKLE = (
 
 
 @given(st.binary(max_size=60))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_what_is_read_without_a_lookup_has_none(data: bytes) -> None:
     class Asked(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
@@ -441,7 +442,7 @@ def test_what_is_read_without_a_lookup_has_none(data: bytes) -> None:
 
 
 @given(st.lists(st.sampled_from(pickletools.opcodes), max_size=12), st.binary(min_size=60, max_size=60))
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 def test_what_is_allowed_is_what_pickletools_reads(ops: list[Any], arguments: bytes) -> None:
     """No instruction hides in the arguments of another, or behind a length."""
     data = b"".join(op.code.encode("latin-1") + arguments[5 * at : 5 * at + 5] for at, op in enumerate(ops)) + b"."
@@ -543,7 +544,7 @@ def test_tuples_within_each_other_are_read_up_to_a_depth() -> None:
 
 
 @given(st.binary(max_size=60), st.integers(0, 200))
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_damaged_pickles_are_storage_errors_or_values(data: bytes, at: int) -> None:
     whole = BY_VALUE.dumps(Price([1, "x"]), "state 'n'")
     for damaged in (data, whole[: at % len(whole)]):

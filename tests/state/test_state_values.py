@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 sys.path.append(str(Path(__file__).parent.parent / "core"))
 from test_values import KINDS, ODD, SCALAR_KEYS, SCALARS, VALUES, copied, equals, fitting, same
 
+from effort import examples
 from midstream.core.errors import JobError, SchemaError
 from midstream.operators.base import never_stored
 from midstream.state.heap import KeyForm, state_rows, state_table
@@ -74,13 +75,13 @@ def try_all(value: Any, kind: pa.DataType) -> None:
         held_or_refused(states(kind, pa.large_string()), lambda state: state.update({"a": copied(value)}), {"a": value})
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(kind=KINDS, value=VALUES)
 def test_any_value_in_a_state_of_any_type_is_kept_or_refused(kind: pa.DataType, value: Any) -> None:
     try_all(value, kind)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(data=st.data(), kind=KINDS)
 def test_values_that_nearly_fit_a_state_are_kept_or_refused(data: st.DataObject, kind: pa.DataType) -> None:
     try_all(data.draw(fitting(kind)), kind)
@@ -99,7 +100,7 @@ def test_every_odd_value_as_a_value_and_as_a_key() -> None:
             held_or_refused(MapState(pa.int64(), kind), lambda state, value=value: state.update({value: 1}), {value: 1})
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(data=st.data(), kind=st.sampled_from(SCALAR_KEYS))
 def test_keys_of_a_map_stay_apart_or_are_refused(data: st.DataObject, kind: pa.DataType) -> None:
     """Each key that was put in is found again, and a restore makes neither two of one nor one of two."""

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from effort import examples
 from in_memory import CountingIds
 from midstream.core.errors import JobError, SchemaError
 from midstream.core.keys import key_groups
@@ -153,7 +154,7 @@ STEPS = st.lists(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     plan=STEPS,
     run_rows=st.sampled_from([1, 4, 16, 1000]),

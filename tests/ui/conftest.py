@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 from answering import Answering, Start, begun
 
+from machine import limit_s
 from midstream.protocol.job_status import JobStatus
 from sample_status import sample
 
@@ -28,4 +29,4 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     yield begin
     for job in jobs:
         job.driver.cancel("the test is over")
-        assert job.driver.ended.wait(20)
+        assert job.driver.ended.wait(limit_s(20))

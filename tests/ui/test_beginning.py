@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import midstream
+from machine import limit_s
 from midstream.ui.cli import main
 
 
@@ -25,7 +26,7 @@ def test_what_is_written_passes_its_own_tests_and_can_be_looked_at(tmp_path, mon
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=limit_s(120),
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr

@@ -14,6 +14,7 @@ from urllib.request import urlopen
 import msgspec
 import pytest
 
+from machine import limit_s
 from midstream.protocol.job_status import FailureStatus, JobStatus
 from midstream.runtime import registry
 from midstream.runtime.history import Keeper
@@ -81,11 +82,11 @@ def test_the_page_of_a_job_that_has_ended_is_served_until_ctrl_c(failed: JobStat
         try:
             assert serving.stdout is not None
             link = json.loads(serving.stdout.readline())["page"].partition("#")[0]
-            with urlopen(f"{link}status.json", timeout=10) as answer:
+            with urlopen(f"{link}status.json", timeout=limit_s(10)) as answer:
                 assert msgspec.json.decode(answer.read(), type=JobStatus) == failed
         finally:
             serving.send_signal(signal.SIGINT)
-        assert serving.wait(30) == 128 + signal.SIGINT
+        assert serving.wait(limit_s(30)) == 128 + signal.SIGINT
 
 
 def test_two_running_jobs_of_one_name_are_told_apart_and_no_record_is_shown_instead(

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import midstream
+from machine import limit_s
 
 TESTS = """
 from midstream import Environment
@@ -40,7 +41,7 @@ def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         env={**os.environ, "PYTHONPATH": path},
         capture_output=True,
         text=True,
-        timeout=150,
+        timeout=limit_s(150),
         check=False,
     )
 

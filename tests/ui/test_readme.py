@@ -13,6 +13,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
+from machine import limit_s
 from midstream.runtime.registry import list_jobs
 from midstream.ui.cli import main
 from waiting import until
@@ -78,7 +79,7 @@ def test_the_commands_about_the_second_job_do_what_is_said(files, capfd):
                 for each in others:
                     assert main([*each, *(["--seconds", "1"] if each[0] == "simulate" else [])]) == 0, each
             process.send_signal(signal.SIGINT)
-            assert process.wait(120) == 128 + signal.SIGINT
+            assert process.wait(limit_s(120)) == 128 + signal.SIGINT
         finally:
             process.kill()
             process.wait()

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 from answering import said
 
+from machine import limit_s
 from midstream.core.errors import ClusterError
 from midstream.protocol.messages import DoCheckpoint, DoRescale, DoSavepoint, DoStop, GetStatus, Logged, LogLine
 from midstream.runtime.client import Client
@@ -199,7 +200,7 @@ def test_logs_are_followed_until_the_job_ends(start, capsys, monkeypatch):
         then = next(later, None)
         if then is None:
             job.driver.cancel("the test ends it")
-            job.driver.ended.wait(30)
+            job.driver.ended.wait(limit_s(30))
         else:
             then()
 
@@ -213,12 +214,12 @@ def test_a_job_is_watched_until_it_ends(start, capsys):
 
     def stop_later() -> None:
         until("the job to be watched", lambda: GetStatus() in answering.asked)
-        assert answering.driver.ask(DoStop()).result(20).checkpoint == "/data/chk-5"
+        assert answering.driver.ask(DoStop()).result(limit_s(20)).checkpoint == "/data/chk-5"
 
     stopping = threading.Thread(target=stop_later)
     stopping.start()
     out = said(["top", "flights"], capsys)
-    stopping.join(20)
+    stopping.join(limit_s(20))
     assert "flights running" in out and out.endswith("flights stopped; midstream history aaaa1111 has all of it")
 
 
@@ -242,6 +243,6 @@ def test_machines_get_a_status_on_each_line(start, capsys):
     stopping = threading.Timer(0.5, stop_later)
     stopping.start()
     assert main(["top", "aaaa", "--json"]) == 0
-    stopping.join(20)
+    stopping.join(limit_s(20))
     states = [json.loads(line)["state"] for line in capsys.readouterr().out.splitlines()]
     assert states[0] == "running" and states[-1] == "stopped"

@@ -12,6 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from answering import TOKEN, Start, said
 
+from machine import limit_s
 from midstream.core.errors import ClusterError
 from midstream.page import line as page_line
 from midstream.page.documents import ActionState, document
@@ -58,7 +59,7 @@ def test_the_answer_to_a_stop_arrives_though_the_driver_ends(
     job = start("aaaa1111", "flights", has_page=True)
     assert says in said(["stop", job.link, *arguments], capsys)
     assert asked in job.asked
-    assert job.driver.ended.wait(20)
+    assert job.driver.ended.wait(limit_s(20))
 
 
 def test_what_fails_is_a_failed_request_and_says_why(start: Start, capsys: pytest.CaptureFixture[str]) -> None:
@@ -104,12 +105,12 @@ def test_a_job_is_watched_until_it_ends(machine: list[str], start: Start, capsys
 
     def stop_later() -> None:
         until("the job to be watched", lambda: job.asked.count(GetStatus()) > 2)
-        job.driver.ask(DoStop()).result(20)
+        job.driver.ask(DoStop()).result(limit_s(20))
 
     stopping = threading.Thread(target=stop_later)
     stopping.start()
     out = said(["top", job.link, *machine], capsys)
-    stopping.join(20)
+    stopping.join(limit_s(20))
     assert out.endswith("flights stopped") if not machine else '"state":"stopped"' in out
 
 

@@ -15,6 +15,7 @@ import psutil
 import pyarrow.parquet as pq
 import pytest
 
+from machine import limit_s
 from midstream.core.arrow_types import to_list
 from midstream.protocol.messages import GetStatus
 from midstream.runtime.client import Client
@@ -80,7 +81,7 @@ def rows_in(directory: Path) -> list[int]:
 
 
 def test_a_job_runs_to_its_end_and_is_summed_up(start, tmp_path):
-    out, err = start().communicate(timeout=120)
+    out, err = start().communicate(timeout=limit_s(120))
     assert re.search(r"counting finished: 2,000 rows read in \d", out), err
     assert "counting running" in err
     assert rows_in(tmp_path / "out") == list(range(2000))
@@ -88,7 +89,7 @@ def test_a_job_runs_to_its_end_and_is_summed_up(start, tmp_path):
 
 def test_a_function_that_raises_again_and_again_is_shown_with_its_traceback_and_status_1(start):
     process = start(bad=77)
-    _, err = process.communicate(timeout=120)
+    _, err = process.communicate(timeout=limit_s(120))
     assert process.returncode == 1, err
     assert "in checked" in err
     assert err.index("ValueError: row 77 is bad") < err.index("error: ")
@@ -101,12 +102,12 @@ def test_ctrl_c_stops_at_a_checkpoint_from_which_the_job_goes_on_without_loss(st
         if "counting running" in line:
             break
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=limit_s(120))
     assert process.returncode == 130, err
     assert "resume with: midstream run job.py --master 'local[2]' --from latest" in out
     assert len(rows_in(tmp_path / "out")) < 6000
     again = start("--from", "latest", "--json", count=6000, rate=100_000)
-    out, err = again.communicate(timeout=120)
+    out, err = again.communicate(timeout=limit_s(120))
     assert again.returncode == 0, err
     status = json.loads(out)  # one object on stdout, whatever Spark prints
     assert (status["state"], status["checkpoints_failed"]) == ("finished", 0)
@@ -131,7 +132,7 @@ def test_a_slot_that_is_killed_on_an_executor_is_told_as_it_happens_and_spark_ad
     asking.close()
     assert status is not None
     os.kill(status.slot_pids[0], signal.SIGKILL)
-    out, err = process.communicate(timeout=120)
+    out, err = process.communicate(timeout=limit_s(120))
     assert process.returncode == 0, err
     assert re.search(r"job counting: slot \d+ .* is lost: ", err), err
     assert re.search(r"finished: .*1 restart,", out)
@@ -147,7 +148,7 @@ def test_a_signal_while_spark_starts_ends_it_at_once_and_leaves_no_jvm(number, s
     children = driver.children()
     sent_s = time.monotonic()
     process.send_signal(number)
-    out, err = process.communicate(timeout=60)
+    out, err = process.communicate(timeout=limit_s(60))
     assert time.monotonic() - sent_s < 10
     assert (process.returncode, out) == (128 + number, "")
     assert err.splitlines()[1:] == ["error: interrupted"]

@@ -20,6 +20,7 @@ import psutil
 import pytest
 
 import waiting
+from machine import limit_s
 from midstream.runtime.registry import list_jobs
 from midstream.ui.cli import main
 from midstream.ui.supervising import BackOff, Signals, supervise
@@ -87,7 +88,7 @@ def start(home: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     yield begin
     for process in started:
         process.kill()
-        process.communicate(timeout=240)
+        process.communicate(timeout=limit_s(240))
     for job in list_jobs():
         os.kill(job.pid, signal.SIGKILL)
 
@@ -123,7 +124,7 @@ def has_ended(pid: int) -> bool:
 def drain(supervisor: subprocess.Popen[str]) -> str:
     """End a job that has no end of its own, and check what has come of it; what it said on standard error."""
     assert main(["stop", "--drain", "watched"]) == 0
-    _, err = supervisor.communicate(timeout=240)
+    _, err = supervisor.communicate(timeout=limit_s(240))
     assert supervisor.returncode == 0, err
     is_exactly_once()
     return err
@@ -195,7 +196,7 @@ def test_a_signal_while_it_waits_to_start_again_ends_it() -> None:
     assert process.stderr is not None
     assert "is started again in 60 s" in process.stderr.readline()
     process.send_signal(signal.SIGTERM)
-    assert process.wait(240) == 143
+    assert process.wait(limit_s(240)) == 143
     process.stderr.close()
 
 
@@ -219,7 +220,7 @@ def test_a_driver_killed_again_and_again_at_any_moment_loses_and_doubles_nothing
             time.sleep(dice.uniform(0, 1.5))
         if not alive(driver):
             supervisor.kill()
-            pytest.fail(f"driver {driver} has died by itself: {supervisor.communicate(timeout=60)}")
+            pytest.fail(f"driver {driver} has died by itself: {supervisor.communicate(timeout=limit_s(60))}")
         slots |= {child.pid for child in psutil.Process(driver).children()}
         os.kill(driver, signal.SIGKILL)
         until("its end", partial(has_ended, driver))
@@ -253,7 +254,7 @@ def test_sigterm_stops_at_a_checkpoint_and_resume_goes_on_from_it(start: Callabl
     supervisor = start(run("--supervise"), count=None)
     until("a checkpoint", checkpoints)
     supervisor.send_signal(signal.SIGTERM)
-    out, err = supervisor.communicate(timeout=240)
+    out, err = supervisor.communicate(timeout=limit_s(240))
     assert supervisor.returncode == 143, err
     assert "watched stopped" in out and "started again" not in err
     newest = checkpoints()
@@ -262,7 +263,7 @@ def test_sigterm_stops_at_a_checkpoint_and_resume_goes_on_from_it(start: Callabl
     err = drain(again)
     assert f"job watched resumes from checkpoint {newest} in {Path.cwd()}/state" in err
     finished = start(run("--supervise"), count=None)
-    out, err = finished.communicate(timeout=240)
+    out, err = finished.communicate(timeout=limit_s(240))
     assert finished.returncode == 0, err
     assert "it had finished before" in out
 
@@ -275,7 +276,7 @@ def test_a_second_signal_kills_the_driver_and_its_slots_end(start: Callable[...,
     driver.suspend()  # it neither stops at a checkpoint nor hears any signal
     supervisor.send_signal(signal.SIGINT)
     supervisor.send_signal(signal.SIGTERM)
-    assert supervisor.wait(240) == 143
+    assert supervisor.wait(limit_s(240)) == 143
     until("the end of the slots", lambda: not any(map(alive, pids)))
 
 
@@ -286,7 +287,9 @@ def test_a_supervisor_that_is_killed_takes_its_driver_along_which_stops_at_a_che
     until("a checkpoint", checkpoints)
     driver = driver_of(supervisor)
     supervisor.kill()
-    out, err = supervisor.communicate(timeout=240)  # until its driver, which has its outputs, has ended as well
+    out, err = supervisor.communicate(
+        timeout=limit_s(240)
+    )  # until its driver, which has its outputs, has ended as well
     assert not alive(driver) and "watched stopped" in out, err
     newest = checkpoints()
     again = start(run("--resume"), count=None)
@@ -298,7 +301,7 @@ def test_a_job_that_fails_by_its_own_fault_is_not_started_again_and_machines_get
     start: Callable[..., subprocess.Popen[str]],
 ) -> None:
     supervisor = start(run("--supervise", "--json"), bad=500)
-    out, err = supervisor.communicate(timeout=240)
+    out, err = supervisor.communicate(timeout=limit_s(240))
     assert supervisor.returncode == 1, err
     assert "started again" not in err
     answer = json.loads(out)
@@ -312,7 +315,7 @@ def test_machines_get_the_answer_of_the_last_driver_alone(start: Callable[..., s
     os.kill(driver_of(supervisor), signal.SIGKILL)
     until("another checkpoint", lambda: checkpoints() > newest + 1)
     assert main(["stop", "--drain", "watched"]) == 0
-    out, err = supervisor.communicate(timeout=240)
+    out, err = supervisor.communicate(timeout=limit_s(240))
     assert supervisor.returncode == 0, err
     answer = json.loads(out)
     assert answer["state"] == "finished" and re.search(r"chk-\d+$", answer["restored_from"])
@@ -324,7 +327,7 @@ def test_a_job_that_is_started_twice_is_left_to_the_later_one(start: Callable[..
     first = start(run("--supervise"), count=None)
     until("a checkpoint", checkpoints)
     second = start(run("--supervise"), count=None)
-    _, err = first.communicate(timeout=240)
+    _, err = first.communicate(timeout=limit_s(240))
     assert first.returncode == 1
     assert "another coordinator has taken over" in err and "started again" not in err
     assert "resume with" not in err, "that would take the job away again"
@@ -346,7 +349,7 @@ def test_where_to_start_from_is_not_for_a_driver_that_is_started_again(
 
 def test_a_job_that_is_refused_is_not_started_again(start: Callable[..., subprocess.Popen[str]]) -> None:
     supervisor = start([*COMMAND, "run", "nowhere.py", "--supervise=true"])
-    _, err = supervisor.communicate(timeout=240)
+    _, err = supervisor.communicate(timeout=limit_s(240))
     assert supervisor.returncode == 2
     assert "nowhere.py" in err and "started again" not in err
 

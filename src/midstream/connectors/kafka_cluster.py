@@ -166,12 +166,12 @@ class Cluster:
                 )
 
     def _described(
-        self, names: Sequence[str], answer_s: float = ANSWER_S, *, may_be_gone: bool = False, **options: bool
+        self, names: Sequence[str], answer_s: float | None = None, *, may_be_gone: bool = False, **options: bool
     ) -> dict[str, TopicDescription]:
         """Return what brokers know of topics. One that does not exist is left out if it `may_be_gone`, else it raises."""
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
-        asked = self._client().describe_topics(TopicCollection(list(names)), request_timeout=answer_s, **options)
+        asked = self._client().describe_topics(TopicCollection(list(names)), request_timeout=answer_s or ANSWER_S, **options)
         found = {}
         for name in names:
             try:
