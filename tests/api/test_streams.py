@@ -268,10 +268,10 @@ def test_unknown_columns_in_expressions_name_the_column_and_what_there_is():
 def test_expressions_must_compute_each_row_on_its_own():
     with refused(SchemaError, "a filter must be boolean"):
         stream().filter(pl.col("v"))
-    with refused(JobError, "3 is not a function"):
+    with refused(JobError, "3 is not a column or a polars expression"):
         stream().filter(3)  # type: ignore[arg-type]  # the mistake under test
     with refused(JobError, "is not a polars expression"):
-        stream().with_columns(y=3)  # type: ignore[arg-type]  # the mistake under test
+        stream().with_columns(y=[3])  # type: ignore[arg-type]  # the mistake under test
     with refused(JobError, "select: name at least one"):
         stream().select()
     with refused(JobError, "each row on its own"):

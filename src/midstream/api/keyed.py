@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Never, overload
 
 import pyarrow as pa
 
 from midstream.api.core import StreamCore
+from midstream.api.hints import OF_KEYED_STREAMS, OF_WINDOWS, Hinted
 from midstream.api.program import located
 from midstream.api.shipping import check_shippable
 from midstream.api.stream import BroadcastStream, DataStream, main_output
@@ -30,7 +31,7 @@ if TYPE_CHECKING:
     from midstream.api.connected import BroadcastConnectedStreams, ConnectedStreams
 
 
-class KeyedStream(Writable):
+class KeyedStream(Writable, Hinted):
     """A stream partitioned by the values of `keys`, as `DataStream.key_by` returns it. Its methods process each key on
     its own.
 
@@ -42,6 +43,8 @@ class KeyedStream(Writable):
         >>> testing.run(per_user.process(Total(), {"user": str, "total": int})).rows
         [{'user': 'ann', 'total': 3}, {'user': 'bob', 'total': 5}, {'user': 'ann', 'total': 7}]
     """
+
+    _hints = OF_KEYED_STREAMS
 
     def __init__(self, core: StreamCore) -> None:
         super().__init__(core)
@@ -167,7 +170,7 @@ class KeyedStream(Writable):
         raise JobError("connect: a keyed stream connects with another keyed stream (key_by) or with a broadcast() one")
 
 
-class WindowedStream:
+class WindowedStream(Hinted):
     """Rows in event-time windows; `aggregate` computes the result.
 
     A window is emitted when the watermark reaches its end.
@@ -176,6 +179,8 @@ class WindowedStream:
         >>> [row["n"] for row in testing.run(hours.aggregate(n=Count())).rows]
         [2]
     """
+
+    _hints = OF_WINDOWS
 
     def __init__(self, core: StreamCore, window: Window, allowed_lateness: Duration = 0) -> None:
         if not isinstance(window, (Sliding, Session)):
@@ -213,10 +218,11 @@ class WindowedStream:
         return WindowedStream(self._core, self._window, lateness)
 
     @located
-    def aggregate(self, **aggregates: AnyAggregate) -> DataStream:
+    def aggregate(self, *unnamed: Never, **aggregates: AnyAggregate) -> DataStream:
         """Compute one row per key and window.
 
         `aggregates`: the name of each column with its aggregate: `n=Count(), total=Sum("price")`.
+        `unnamed`: nothing; an aggregate without the name of its column is refused.
 
         Returns a stream of the key columns, `window_start`, `window_end`, and a column per aggregate. Rows that came
         too late are in its `side_output(LATE)`, unchanged. It has no event time; to window it again, declare one:
@@ -230,6 +236,8 @@ class WindowedStream:
             ann 2024-01-01 12:00:00 1 2024-01-01 12:00:00
             ann 2024-01-01 12:02:00 1 2024-01-01 12:02:00
         """
+        if unnamed:
+            raise JobError(f"aggregate: {unnamed[0]!r} has no column; give it one, for example aggregate(n=Count())")
         core = self._core
         event_time = core.event_time
         assert event_time is not None

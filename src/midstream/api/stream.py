@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Literal, overload
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
 
 import polars as pl
 import pyarrow as pa
 import pyarrow.fs
 
 from midstream.api.arguments import columns_text, require_callable, require_column
+from midstream.api.columns import Columns, all_of, expressions, renamed, without
+from midstream.api.columns import Literal as Constant
 from midstream.api.core import StreamCore
+from midstream.api.hints import OF_STREAMS, Hinted
 from midstream.api.program import Handle, MakeOperator, located
 from midstream.api.shipping import check_shippable
 from midstream.api.writable import Writable
@@ -39,7 +42,7 @@ if TYPE_CHECKING:
     from midstream.inprocess.preview import Preview
 
 
-class DataStream(Handle, Writable):
+class DataStream(Handle, Writable, Hinted):
     """A stream of rows with one schema. Streams are created by an Environment and by methods of other streams.
 
     Each method adds an operator and returns the stream of its output; the stream itself stays as it is, and may be used
@@ -54,6 +57,8 @@ class DataStream(Handle, Writable):
         ['user', 'cents']
     """
 
+    _hints = OF_STREAMS
+
     def __init__(self, core: StreamCore, node: int | None = None) -> None:
         Handle.__init__(self, core.program, node)
         Writable.__init__(self, core)
@@ -63,34 +68,39 @@ class DataStream(Handle, Writable):
     # ---- rows to rows
 
     @located
-    def filter(self, predicate: pl.Expr | Callable[[Row], object]) -> DataStream:
-        """Keep the rows for which `predicate` is true; rows for which it is null are dropped.
+    def filter(self, *predicates: Columns | Callable[[Row], object], **equal: Constant) -> DataStream:
+        """Keep the rows for which all predicates are true; rows for which one is null are dropped.
 
-        `predicate`: a boolean polars expression that computes each row on its own, or a function that takes a row as a
+        `predicates`: boolean polars expressions that compute each row on its own; or one function that takes a row as a
         dict and returns a truth value.
+        `equal`: columns that must have a value: `filter(user="ann")`.
 
         Returns a stream with the same columns. Raises SchemaError for an expression that names an unknown column or is
-        not boolean, JobError for one that does not compute each row on its own, and for a function that cannot be sent
-        to the slots.
+        not boolean, JobError for one that does not compute each row on its own, for a function that cannot be sent to
+        the slots, and if there is no predicate.
 
-            >>> testing.run(orders.filter(pl.col("price") > 4)).rows
-            [{'user': 'bob', 'price': 5}]
+            >>> testing.run(orders.filter(pl.col("price") > 3, pl.col("price") < 9)).rows
+            [{'user': 'bob', 'price': 5}, {'user': 'ann', 'price': 4}]
             >>> testing.run(orders.filter(lambda row: row["user"] == "ann")).rows
             [{'user': 'ann', 'price': 3}, {'user': 'ann', 'price': 4}]
         """
-        if not isinstance(predicate, pl.Expr):
-            require_callable(predicate, "filter", "write for example filter(pl.col('x') > 0) or filter(lambda row: …)")
+        functions = [one for one in predicates if callable(one) and not isinstance(one, pl.Expr)]
+        if functions and (len(predicates) > 1 or equal):
+            raise JobError("filter: a function is the only argument; call filter() once for each condition")
+        predicate = functions[0] if functions else all_of(self.schema, cast("Sequence[Columns]", predicates), equal)
+        if functions:
             check_shippable(predicate, "filter")
         return self._then("filter", lambda name: FilterOperator(name, predicate, self.schema))
 
     @located
-    def select(self, *columns: str | pl.Expr, **named: pl.Expr) -> DataStream:
+    def select(self, *columns: Columns, **named: pl.Expr | Constant) -> DataStream:
         """Keep only these columns, in this order.
 
-        `columns`: names of columns, or polars expressions. An expression computes each row on its own; one whose value
-        depends on other rows of its batch, such as `pl.col("price").sum()`, or on the process, is refused. It is
-        evaluated on a few rows to find out, with the Python functions in it.
-        `named`: further expressions, each with the name of its column: `total=pl.col("price") * 2`.
+        `columns`: names of columns, or polars expressions, or lists of them. An expression computes each row on its
+        own; one whose value depends on other rows of its batch, such as `pl.col("price").sum()`, or on the process, is
+        refused. It is evaluated on a few rows to find out, with the Python functions in it.
+        `named`: further columns, each with its name: an expression (`total=pl.col("price") * 2`), the name of a column
+        (`who="user"`), or a constant that is not text (`one=1`; text is `pl.lit("text")`).
 
         Returns a stream of these columns. Raises SchemaError for an unknown column, JobError for an argument that is
         not an expression or does not compute each row on its own, and if there is none.
@@ -98,15 +108,48 @@ class DataStream(Handle, Writable):
             >>> testing.run(orders.select("user", double=pl.col("price") * 2)).rows
             [{'user': 'ann', 'double': 6}, {'user': 'bob', 'double': 10}, {'user': 'ann', 'double': 8}]
         """
-        exprs = _expressions("select", columns, named)
+        exprs = expressions("select", columns, named)
         return self._then("select", lambda name: ProjectOperator(name, exprs, self.schema, keep=False))
 
     @located
-    def with_columns(self, *columns: pl.Expr, **named: pl.Expr) -> DataStream:
+    def drop(self, *columns: Columns) -> DataStream:
+        """Keep all columns but these.
+
+        `columns`: names of columns, polars selectors, or lists of them.
+
+        Returns a stream of the other columns, in their order. Raises SchemaError for an unknown column, JobError for an
+        argument that is not a column, if there is none, and if no column is left.
+
+            >>> testing.run(orders.drop("price")).rows
+            [{'user': 'ann'}, {'user': 'bob'}, {'user': 'ann'}]
+        """
+        exprs = without(self.schema, columns)
+        return self._then("drop", lambda name: ProjectOperator(name, exprs, self.schema, keep=False))
+
+    @located
+    def rename(self, mapping: Mapping[str, str]) -> DataStream:
+        """Give columns other names.
+
+        `mapping`: the new name of each column by its name.
+
+        Returns a stream of all columns in their order. The event-time column stays the event time under its new name.
+        Raises SchemaError for an unknown column and for two columns of one name, JobError for another mapping.
+
+            >>> testing.run(orders.rename({"user": "who"})).rows[0]
+            {'who': 'ann', 'price': 3}
+        """
+        names = renamed(self.schema, mapping)
+        exprs = [pl.col(name).alias(new) for name, new in names.items()]
+        made = self._then("rename", lambda name: ProjectOperator(name, exprs, self.schema, keep=False))
+        event_time = None if self.event_time is None else names[self.event_time]
+        return main_output(replace(made.core, event_time=event_time))
+
+    @located
+    def with_columns(self, *columns: Columns, **named: pl.Expr | Constant) -> DataStream:
         """Keep all columns, and add or replace those that the expressions compute.
 
-        `columns`: polars expressions that compute each row on its own, as for `select`.
-        `named`: further expressions, each with the name of its column.
+        `columns`: polars expressions that compute each row on its own, as for `select`, or lists of them.
+        `named`: further columns, each with its name, as for `select`.
 
         Returns a stream with the columns as they were, replaced ones in their place and new ones behind them. Raises as
         `select` does.
@@ -114,7 +157,7 @@ class DataStream(Handle, Writable):
             >>> testing.run(orders.with_columns(is_dear=pl.col("price") > 4)).rows
             [{'user': 'ann', 'price': 3, 'is_dear': False}, {'user': 'bob', 'price': 5, 'is_dear': True}, {'user': 'ann', 'price': 4, 'is_dear': False}]
         """
-        exprs = _expressions("with_columns", columns, named)
+        exprs = expressions("with_columns", columns, named)
         return self._then("with_columns", lambda name: ProjectOperator(name, exprs, self.schema, keep=True))
 
     @located
@@ -487,19 +530,6 @@ def main_output(core: StreamCore) -> DataStream:
     """Return the stream of an operator's main output, on which the operator is named and configured."""
     [origin] = core.origins
     return DataStream(core, origin.node)
-
-
-def _expressions(kind: str, columns: tuple[str | pl.Expr, ...], named: Mapping[str, pl.Expr]) -> list[pl.Expr]:
-    exprs = [pl.col(column) if isinstance(column, str) else column for column in columns]
-    for name, expr in named.items():
-        if not isinstance(expr, pl.Expr):
-            raise JobError(
-                f"{kind}: {name}={expr!r} is not a polars expression; write for example pl.col('x') or pl.lit(1)"
-            )
-        exprs.append(expr.alias(name))
-    if not exprs:
-        raise JobError(f"{kind}: name at least one column or expression")
-    return exprs
 
 
 def _difference(first: pa.Schema, second: pa.Schema) -> str:

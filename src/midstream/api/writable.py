@@ -54,6 +54,17 @@ class Writable:
         self.schema = core.schema
         """The columns, as an Arrow schema."""
 
+    @property
+    def columns(self) -> list[str]:
+        """The names of the columns, in their order."""
+        return self.schema.names
+
+    def __repr__(self) -> str:
+        parts = [f"{field.name}: {field.type}" for field in self.schema]
+        parts += [f"event_time={self.core.event_time!r}"] if self.core.event_time is not None else []
+        parts += [f"keys={list(self.core.keys)!r}"] if self.core.keys else []
+        return f"{type(self).__name__}({', '.join(parts)})"
+
     @located
     def sink(self, sink: Sink) -> StreamSink:
         """Write the rows to a sink.

@@ -171,7 +171,9 @@ class Cluster:
         """Return what brokers know of topics. One that does not exist is left out if it `may_be_gone`, else it raises."""
         from confluent_kafka import KafkaError, KafkaException, TopicCollection
 
-        asked = self._client().describe_topics(TopicCollection(list(names)), request_timeout=answer_s or ANSWER_S, **options)
+        asked = self._client().describe_topics(
+            TopicCollection(list(names)), request_timeout=answer_s or ANSWER_S, **options
+        )
         found = {}
         for name in names:
             try:

@@ -26,7 +26,7 @@ class JobError(MidstreamError):
         >>> orders.filter("price > 3")
         Traceback (most recent call last):
             ...
-        midstream.core.errors.JobError: ...filter: 'price > 3' is not a function; write for example filter(pl.col('x') > 0) or filter(lambda row: …)
+        midstream.core.errors.JobError: ...filter: 'price > 3' is not a column (user, price); a condition is a polars expression, such as pl.col('x') > 0, also from SQL: pl.sql_expr('price > 3')
     """
 
     row: int | None = None

@@ -1,0 +1,161 @@
+"""What people who know polars, PySpark or Flink type: it works, or names what to use."""
+
+from __future__ import annotations
+
+import re
+from datetime import date, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import polars.selectors as cs
+import pytest
+
+from midstream import (
+    Count,
+    DataStream,
+    Environment,
+    JobError,
+    KeyedStream,
+    SchemaError,
+    WatermarkStrategy,
+    WindowedStream,
+    testing,
+    tumbling,
+)
+from midstream.api import hints as hints_of
+
+HERE = re.escape(Path(__file__).name)
+ROWS = [{"t": datetime(2024, 1, 1), "k": "a", "v": 1, "x": 0.5}]
+
+
+def stream() -> DataStream:
+    return Environment("polars").from_collection(ROWS)
+
+
+def refused(kind: type[Exception], part: str):
+    """The message begins with this file and the line of the call, and contains `part`."""
+    return pytest.raises(kind, match=rf"(?s)^{HERE}:\d+: .*{part}")
+
+
+def test_select_and_with_columns_take_what_polars_takes():
+    made = stream().select(["k", pl.col("v")], ["t"]).columns
+    assert made == ["k", "v", "t"]
+    given = stream().with_columns([(pl.col("v") * 2).alias("twice")], who="k", one=1, none=None, day=date(2024, 1, 1))
+    expected = pl.DataFrame(
+        {"twice": [2], "who": ["a"], "one": [1], "none": [None], "day": [date(2024, 1, 1)]},
+        schema_overrides={"one": pl.Int32},
+    )
+    assert pl.DataFrame(given.schema.empty_table()).select(expected.columns).schema == expected.schema
+    assert stream().select(cs.integer()).columns == ["v"]
+    for wrong in (3, b"v", {"v": 1}, pl.Series([1]), None):
+        with refused(JobError, "is not a column or a polars expression"):
+            stream().select("k", wrong)
+    others: dict[str, Any] = {"v": [1], "w": object(), "x": {"a": 1}}
+    for name, value in others.items():
+        with refused(JobError, f"{name}=.* is not a polars expression"):
+            stream().with_columns(**{name: value})
+    with refused(JobError, "name at least one"):
+        stream().select([])
+
+
+def test_a_filter_takes_several_conditions_and_values():
+    rows = [{"k": k, "v": v} for k in "ab" for v in range(4)] + [{"k": None, "v": 1}]
+    every = Environment("conditions").from_collection(rows, schema={"k": str, "v": int})
+    found = [
+        testing.run(made).rows
+        for made in (
+            every.filter(pl.col("v") > 0, pl.col("v") < 3, k="a"),
+            every.filter([pl.col("v") > 0, pl.col("v") < 3], pl.col("k") == "a"),
+            every.filter(pl.col("v") > 0).filter(pl.col("v") < 3).filter(lambda row: row["k"] == "a"),
+        )
+    ]
+    assert found == [[{"k": "a", "v": 1}, {"k": "a", "v": 2}]] * 3
+    flags = every.with_columns(is_one=pl.col("v") == 1)
+    assert len(testing.run(flags.filter("is_one")).rows) == 3
+    with refused(JobError, r"filter: k=None is not a value .*filter\(pl.col\('k'\).is_null\(\)\)"):
+        every.filter(k=None)
+    with refused(JobError, "a function is the only argument"):
+        every.filter(lambda row: True, pl.col("v") > 0)
+    with refused(JobError, "a function is the only argument"):
+        every.filter(lambda row: True, v=1)
+    with refused(JobError, "name at least one condition"):
+        every.filter()
+    with refused(SchemaError, "must be boolean; this one is int64"):
+        every.filter("v")
+    with refused(SchemaError, "column 'w' is not in the stream's schema"):
+        every.filter(w=1)
+
+
+def test_columns_are_dropped_and_renamed():
+    made = stream().drop("v").columns
+    assert "v" not in made and "k" in made
+    assert stream().drop(["v", "k"], cs.temporal()).columns == [
+        name for name in stream().columns if name not in ("v", "k", "t")
+    ]
+    not_columns: list[tuple[Any, type[Exception]]] = [("w", SchemaError), (pl.col("v") + 1, JobError), (3, JobError)]
+    for wrong, error in not_columns:
+        with refused(error, "drop: "):
+            stream().drop(wrong)
+    with refused(JobError, "no column is left"):
+        stream().drop(*stream().columns)
+    with refused(JobError, "name at least one column"):
+        stream().drop()
+
+    timed = stream().with_watermarks("t", WatermarkStrategy.monotonous())
+    swapped = timed.rename({"t": "at", "k": "v", "v": "k"})
+    assert swapped.event_time == "at" and swapped.columns[:3] == ["at", "v", "k"]
+    assert timed.drop("t").event_time is None and timed.drop("v").event_time == "t"
+    not_names: list[Any] = [{}, "k", {"k": 3}, {"k": ""}, {3: "k"}]
+    for wrong in not_names:
+        with refused(JobError, "rename: "):
+            stream().rename(wrong)
+    with refused(SchemaError, "'w' is not in the stream's schema"):
+        stream().rename({"w": "x"})
+    with refused(SchemaError, ".*'v'"):
+        stream().rename({"k": "v"})
+
+
+def test_windows_use_an_event_time_that_was_renamed():
+    at = datetime(2024, 1, 1)
+    rows = [{"k": "a", "t": at + timedelta(seconds=n)} for n in range(4)]
+    timed = Environment("renamed").from_collection(rows).with_watermarks("t", WatermarkStrategy.monotonous())
+    counted = timed.rename({"t": "at", "k": "t"}).key_by("t").window(tumbling("2 s")).aggregate(n=Count())
+    assert [(row["t"], row["n"]) for row in testing.run(counted).rows] == [("a", 2), ("a", 2)]
+
+
+def test_names_of_other_systems_are_refused_with_the_name_to_use():
+    made = stream()
+    keyed = made.key_by("k")
+    windows = made.with_watermarks("t", WatermarkStrategy.monotonous()).key_by("k").window(tumbling("1 s"))
+    for one, name, use in (
+        (made, "where", r"filter\("),
+        (made, "withColumn", r"with_columns\("),
+        (made, "groupBy", r"key_by\("),
+        (made, "withWatermark", r"with_watermarks\("),
+        (made, "show", r"preview\("),
+        (made, "join", "interval_join"),
+        (keyed, "agg", r"window\("),
+        (keyed, "filter", r"before key_by\("),
+        (windows, "count", r"aggregate\(n=Count"),
+    ):
+        with pytest.raises(AttributeError, match=f"has no attribute '{name}'; use .*{use}"):
+            getattr(one, name)
+        assert not hasattr(one, name)
+    for hints, kind in ((hints_of.OF_STREAMS, DataStream), (hints_of.OF_KEYED_STREAMS, KeyedStream)):
+        assert not [name for name in hints if name in dir(kind)], "a hint for a method that there is"
+        used = {name for hint in hints.values() for name in re.findall(r"(?:^|, |or )(\w+)\(", hint)}
+        assert all(
+            hasattr(DataStream, name) or hasattr(KeyedStream, name) or hasattr(WindowedStream, name) for name in used
+        )
+    with pytest.raises(AttributeError, match=r"^DataStream has no attribute 'nope'$"):
+        _ = made.nope  # type: ignore[attr-defined]
+    with refused(JobError, r"aggregate: .*Count.* has no column; give it one"):
+        windows.aggregate(Count())  # type: ignore[arg-type]  # the mistake under test
+
+
+def test_a_stream_shows_its_columns():
+    timed = stream().with_watermarks("t", WatermarkStrategy.monotonous())
+    assert repr(timed) == "DataStream(t: timestamp[us], k: large_string, v: int64, x: double, event_time='t')"
+    assert re.fullmatch(r"KeyedStream\(.*keys=\['k'\]\)", repr(timed.key_by("k")))
+    assert timed.columns == timed.schema.names
