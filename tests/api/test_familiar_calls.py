@@ -48,7 +48,8 @@ def test_select_and_with_columns_take_what_polars_takes():
     )
     assert pl.DataFrame(given.schema.empty_table()).select(expected.columns).schema == expected.schema
     assert stream().select(cs.integer()).columns == ["v"]
-    for wrong in (3, b"v", {"v": 1}, pl.Series([1]), None):
+    not_columns: list[Any] = [3, b"v", {"v": 1}, pl.Series([1]), None]
+    for wrong in not_columns:
         with refused(JobError, "is not a column or a polars expression"):
             stream().select("k", wrong)
     others: dict[str, Any] = {"v": [1], "w": object(), "x": {"a": 1}}
