@@ -7,7 +7,6 @@ from datetime import datetime, timedelta
 from pathlib import Path
 
 import polars as pl
-import pyarrow as pa
 
 from midstream import (
     LATE,
@@ -29,8 +28,8 @@ PATIENCE = timedelta(minutes=30)
 class AbandonedCarts(KeyedProcessFunction):
     """Emits a row for each cart that is not empty and has not changed for PATIENCE."""
 
-    cart = MapState(pa.int64(), key_type=pa.string())
-    last = ValueState(pa.timestamp("us"))
+    cart = MapState(key=str, value=int)
+    last = ValueState(datetime)
 
     def process(self, row, ctx):
         if row["action"] == "add":

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from datetime import date, datetime, time, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Optional, TypedDict, get_type_hints
 
 import polars as pl
 import pyarrow as pa
@@ -13,6 +14,7 @@ import pytest
 from midstream import Environment
 from midstream.api.arguments import calling_file, calling_place, check_uid, raised_at
 from midstream.core.arrow_types import schema_of
+from midstream.core.batches import canonical_schema
 from midstream.core.config import duration_s
 from midstream.core.errors import ConfigError, JobError, SchemaError
 from midstream.core.schemas import as_schema
@@ -55,9 +57,41 @@ def test_a_schema_may_be_written_with_python_arrow_and_polars_types():
     assert as_schema(written, "here") == schema_of(list(expected.items()))
 
 
+@dataclass
+class Point:
+    x: float
+    tags: list[str]
+    seen: dict[str, int] | None = None
+
+
+class Order(TypedDict):
+    at: datetime
+    where: Point
+    note: Optional[str]  # noqa: UP045 - the older form
+
+
+def test_a_dataclass_or_typed_dict_is_a_schema():
+    point = pa.schema(
+        [("x", pa.float64()), ("tags", pa.list_(pa.string())), ("seen", pa.map_(pa.large_string(), pa.int64()))]
+    )
+    assert as_schema(Point, "here") == canonical_schema(point)
+    order = pa.schema([("at", pa.timestamp("us")), ("where", pa.struct(list(point))), ("note", pa.string())])
+    assert as_schema(Order, "here") == canonical_schema(order) == as_schema({**get_type_hints(Order)}, "here")
+
+
 def test_arrow_and_polars_schemas_are_taken_in_canonical_form():
     assert as_schema(pa.schema({"s": pa.string()}), "here") == pa.schema({"s": pa.large_string()})
     assert as_schema(pl.Schema({"s": pl.String}), "here") == pa.schema({"s": pa.large_string()})
+
+
+@dataclass
+class Unfinished:
+    later: Later  # type: ignore[name-defined]  # noqa: F821 - the mistake under test
+
+
+@dataclass
+class Empty:
+    pass
 
 
 @pytest.mark.parametrize(
@@ -66,8 +100,12 @@ def test_arrow_and_polars_schemas_are_taken_in_canonical_form():
         ({}, r"here: \{\} is not a schema; write for example"),
         (pa.schema([]), "here: the schema has no columns"),
         ("n int", "'n int' is not a schema"),
-        ({"n": "int"}, "column 'n': 'int' is not a type; use a pyarrow type, a polars type, or one of bool, int"),
-        ({"n": dict}, "column 'n': <class 'dict'> is not a type"),
+        ({"n": "int"}, "column 'n': 'int' is not a type; use a pyarrow type, a polars type, one of bool, int"),
+        ({"n": dict}, "column 'n': <class 'dict'> is not a type; say what is in it"),
+        ({"n": int | str}, r"column 'n': int \| str is not a type"),
+        ({"n": list[object]}, "column 'n': <class 'object'> is not a type"),
+        (Unfinished, "here: the fields of Unfinished: name 'Later' is not defined"),
+        (Empty, "here: .* is not a schema"),
         ({1: int}, "1 is not a column name"),
         ({"o": pl.Object}, "column 'o': the polars type Object has no Arrow form"),
         (pa.schema([("n", pa.int64()), ("n", pa.int8())]), "here: has more than one column 'n'; rename one"),

@@ -33,23 +33,23 @@ ROWS = schema_of([("at", pa.timestamp("us")), ("user", pa.string()), ("n", pa.in
 
 class Remembers(KeyedProcessFunction):
     seen = ValueState(pa.int64())
-    names = MapState(pa.string(), key_type=pa.int64())
+    names = MapState(key=pa.int64(), value=pa.string())
 
 
 class RemembersMore(KeyedProcessFunction):
     seen = ValueState(pa.int64())
-    names = MapState(pa.string(), key_type=pa.int64())
+    names = MapState(key=pa.int64(), value=pa.string())
     last = ListState()
 
 
 class RemembersText(KeyedProcessFunction):
     seen = ValueState(pa.string())
-    names = MapState(pa.string(), key_type=pa.int64())
+    names = MapState(key=pa.int64(), value=pa.string())
 
 
 class RemembersPickles(KeyedProcessFunction):
     seen = ValueState()
-    names = MapState(pa.string(), key_type=pa.int64())
+    names = MapState(key=pa.int64(), value=pa.string())
 
 
 class RemembersNoNames(KeyedProcessFunction):
@@ -58,7 +58,7 @@ class RemembersNoNames(KeyedProcessFunction):
 
 class RemembersOtherKeys(KeyedProcessFunction):
     seen = ValueState(pa.int64())
-    names = MapState(pa.string())
+    names = MapState(value=pa.string())
 
 
 def windows(

@@ -240,7 +240,7 @@ class Counts(KeyedProcessFunction):
 
     value = ValueState[int](pa.int64(), default=0)
     listed = ListState[int](pa.int64())
-    mapped = MapState[int, int](pa.int64(), pa.int64())
+    mapped = MapState[int, int](key=pa.int64(), value=pa.int64())
     reduced = ReducingState[int](lambda a, b: a + b)
 
     def process(self, row: dict[str, Any], ctx: Any) -> None:

@@ -65,7 +65,7 @@ class CountedOnce(KeyedProcessFunction):
 
     rows = ValueState(pa.int64(), default=0)
     total = ValueState(pa.int64(), default=0)
-    seen = MapState(pa.int64(), pa.int64())
+    seen = MapState(key=pa.int64(), value=pa.int64())
 
     def __init__(self, is_distinct: bool) -> None:
         self.is_distinct = is_distinct
@@ -87,7 +87,7 @@ class CountedOnce(KeyedProcessFunction):
 class SummedByTimers(KeyedProcessFunction):
     """Emits a sum over each 100 ms, when event time is there."""
 
-    sums = MapState(pa.int64(), pa.timestamp("us"))
+    sums = MapState(key=pa.timestamp("us"), value=pa.int64())
     ids = ListState(pa.int64())
 
     def process(self, row: Row, ctx: ProcessContext) -> None:

@@ -42,7 +42,7 @@ class Keeper:
         self.value: ValueState[int | None] = ValueState(pa.int64()).bound("value", self.scope)
         self.any: ValueState[Any] = ValueState(default=[]).bound("any", self.scope)
         self.list: ListState[int] = ListState(pa.int64()).bound("list", self.scope)
-        self.map: MapState[int, list[int]] = MapState(key_type=pa.int64()).bound("map", self.scope)
+        self.map: MapState[int, list[int]] = MapState(key=pa.int64()).bound("map", self.scope)
         self.timers = TimerQueue()
 
     @property

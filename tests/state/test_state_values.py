@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import polars as pl
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -72,7 +73,9 @@ def try_all(value: Any, kind: pa.DataType) -> None:
     held_or_refused(ListState(kind), lambda state: state.set([copied(value)]), [value])
     held_or_refused(ListState(kind), lambda state: state.extend([copied(value)]), [value])
     for states in (MapState, BroadcastState):
-        held_or_refused(states(kind, pa.large_string()), lambda state: state.update({"a": copied(value)}), {"a": value})
+        held_or_refused(
+            states(key=pa.large_string(), value=kind), lambda state: state.update({"a": copied(value)}), {"a": value}
+        )
 
 
 @settings(max_examples=examples(150), deadline=None)
@@ -97,7 +100,9 @@ def test_every_odd_value_as_a_value_and_as_a_key() -> None:
                 hash(value)
             except TypeError:
                 continue
-            held_or_refused(MapState(pa.int64(), kind), lambda state, value=value: state.update({value: 1}), {value: 1})
+            held_or_refused(
+                MapState(key=kind, value=pa.int64()), lambda state, value=value: state.update({value: 1}), {value: 1}
+            )
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -105,7 +110,7 @@ def test_every_odd_value_as_a_value_and_as_a_key() -> None:
 def test_keys_of_a_map_stay_apart_or_are_refused(data: st.DataObject, kind: pa.DataType) -> None:
     """Each key that was put in is found again, and a restore makes neither two of one nor one of two."""
     keys = data.draw(st.lists(fitting(kind).filter(lambda key: key is None or key.__hash__), max_size=5))
-    declared: MapState[Any, int] = MapState(pa.int64(), kind)
+    declared: MapState[Any, int] = MapState(key=kind, value=pa.int64())
     state, form = bound(declared)
     put = {}
     for number, key in enumerate(keys):
@@ -126,8 +131,8 @@ def test_the_two_hours_at_the_end_of_summer_time_are_two_keys() -> None:
     paris = ZoneInfo("Europe/Paris")
     first, second = (datetime(2024, 10, 27, 2, 30, tzinfo=paris, fold=fold) for fold in (0, 1))
     with pytest.raises(SchemaError, match="the repeated hour at the end of daylight saving time"):
-        MapState(pa.int64(), pa.timestamp("us", "Europe/Paris"))
-    declared: MapState[datetime, int] = MapState(pa.int64(), pa.timestamp("us", "UTC"))
+        MapState(key=pa.timestamp("us", "Europe/Paris"), value=pa.int64())
+    declared: MapState[datetime, int] = MapState(key=pa.timestamp("us", "UTC"), value=pa.int64())
     state, form = bound(declared)
     assert isinstance(state, MapState)
     state[first], state[second] = 1, 2
@@ -135,13 +140,30 @@ def test_the_two_hours_at_the_end_of_summer_time_are_two_keys() -> None:
     assert restored(declared, state, form)[first.astimezone(UTC)] == 1
 
 
+def test_types_are_written_as_in_schemas() -> None:
+    assert ValueState(int).type == pa.int64() and ListState(str).type == pa.large_string()
+    mapped: MapState[date, dict[str, int]] = MapState(key=date, value=dict[str, int])
+    assert mapped.key_type == pa.date32() and mapped.type == pa.map_(pa.large_string(), pa.int64())
+    assert ReducingState(max, pl.Int16).type == pa.int16() and ValueState(pa.string()).type == pa.string()
+
+
 @pytest.mark.parametrize(
     ("declare", "message"),
     [
         (lambda: ValueState(pa.int64(), default=0.5), "ValueState: the default: 0.5, declared as int64"),
-        (lambda: ValueState(int), r"ValueState: <class 'int'> is not an Arrow type; write for example pa.int64\(\)"),  # type: ignore[arg-type]  # the mistake under test
+        (lambda: ValueState(object), "ValueState: <class 'object'> is not a type; use a pyarrow type"),
+        (
+            lambda: ListState(list),
+            r"ListState: <class 'list'> is not a type; say what is in it, for example list\[int\]",
+        ),
+        (lambda: ValueState(int | str), r"ValueState: int \| str is not a type"),
+        (
+            lambda: MapState(pa.int64(), pa.string()),  # type: ignore[arg-type]  # the mistake under test
+            r"the types have names: write for example MapState\(key=str, value=int\)",
+        ),
+        (lambda: MapState(key=object), "MapState: <class 'object'> is not a type"),
         (lambda: ValueState(pa.month_day_nano_interval()), "ValueState: there are no Python values"),
-        (lambda: MapState(pa.int64(), pa.list_(pa.int64())), "MapState: the keys of a dict cannot be list"),
+        (lambda: MapState(key=pa.list_(pa.int64()), value=pa.int64()), "MapState: the keys of a dict cannot be list"),
     ],
 )
 def test_a_state_that_cannot_be_kept_is_refused_where_it_is_declared(declare: Any, message: str) -> None:
@@ -150,7 +172,7 @@ def test_a_state_that_cannot_be_kept_is_refused_where_it_is_declared(declare: An
 
 
 def test_a_key_that_equals_nothing_is_refused() -> None:
-    state, _ = bound(MapState(pa.int64()))
+    state, _ = bound(MapState(value=pa.int64()))
     assert isinstance(state, MapState)
     with pytest.raises(JobError, match="'held': nan as a key equals nothing"):
         state[float("nan")] = 1
@@ -179,7 +201,7 @@ def test_what_reads_the_list_that_it_extends_loses_nothing() -> None:
 
 
 def test_setdefault_gives_what_is_kept() -> None:
-    state, _ = bound(MapState(pa.float64()))
+    state, _ = bound(MapState(value=pa.float64()))
     assert isinstance(state, MapState)
     assert same(state.setdefault("a", 1), 1.0)
     assert same(state.setdefault("a", 2), 1.0)

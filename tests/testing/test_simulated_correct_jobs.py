@@ -134,7 +134,7 @@ def values(rows: DataStream) -> DataStream:
 class Largest(KeyedProcessFunction):
     largest = ReducingState(max, pa.float64())
     ids = ListState(pa.int64())
-    names = MapState(pa.int64(), pa.string())
+    names = MapState(key=pa.string(), value=pa.int64())
 
     def process(self, row: Row, ctx: Any) -> Row:
         self.largest.add(row["value"])

@@ -92,7 +92,7 @@ class Remembering(KeyedProcessFunction):
 
 class DeclaredAndGlobal(Remembering):
     seen = ListState(pa.int64())
-    known = MapState(pa.int64(), pa.int64())
+    known = MapState(key=pa.int64(), value=pa.int64())
 
     def process(self, row: Row, ctx: Any) -> Row:
         self.add(row)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 from datetime import date, datetime, time, timedelta
-from typing import Any, Final, TypeAlias
+from types import NoneType, UnionType
+from typing import Any, Final, TypeAlias, TypeGuard, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 import polars as pl
 import pyarrow as pa
@@ -12,8 +14,12 @@ import pyarrow as pa
 from midstream.core.batches import canonical_schema, canonical_type, check_column_name, frame_schema
 from midstream.core.errors import SchemaError
 
-SchemaLike: TypeAlias = "pa.Schema | pl.Schema | Mapping[str, Any]"
-"""An Arrow or polars schema, or column names with Arrow types, polars types or Python types (int, str, datetime …)."""
+TypeLike: TypeAlias = Any
+"""A type of values: of Arrow or polars, or of Python: bool, int, float, str, bytes, datetime, date, time, timedelta,
+`list[T]`, `dict[K, V]`, `T | None`, or a dataclass or TypedDict of such types for a struct, whose values are dicts.
+"""
+SchemaLike: TypeAlias = "pa.Schema | pl.Schema | Mapping[str, TypeLike] | type"
+"""An Arrow or polars schema, column names with their types, or a dataclass or TypedDict whose fields are the columns."""
 
 DEPTH_MAX: Final = 50
 """How deep a column may be nested; libraries end the process, or raise a RecursionError, at some unknown depth."""
@@ -42,9 +48,14 @@ def as_declared(spec: SchemaLike, where: str) -> pa.Schema:
     """Return the same as `as_schema`, for sources, which also keep what was declared with `nullable=False`."""
     if isinstance(spec, pa.Schema):
         schema = spec
+    elif _is_record(spec):
+        return as_declared(_fields_of(spec, where), where)
     elif isinstance(spec, Mapping) and spec:
         schema = pa.schema(
-            [pa.field(checked_name(name, where), _arrow_type(name, kind, where)) for name, kind in spec.items()]
+            [
+                pa.field(checked_name(name, where), as_type(kind, f"{where}: column {name!r}"))
+                for name, kind in spec.items()
+            ]
         )
     else:
         raise SchemaError(
@@ -110,19 +121,47 @@ def checked_name(name: object, where: str) -> str:
     return name
 
 
-def _arrow_type(name: str, kind: Any, where: str) -> pa.DataType:
+def as_type(kind: TypeLike, where: str) -> pa.DataType:
+    """Return the canonical Arrow type of what the user declared. Raises SchemaError, beginning with `where`, if it is none."""
     if isinstance(kind, pa.DataType):
         return canonical_type(kind)
     if isinstance(kind, type) and kind in _PYTHON_TYPES:
         return _PYTHON_TYPES[kind]
     if isinstance(kind, pl.DataType) or (isinstance(kind, type) and issubclass(kind, pl.DataType)):
         if kind in (pl.Object, pl.Unknown):
-            raise SchemaError(f"{where}: column {name!r}: the polars type {kind} has no Arrow form")
+            raise SchemaError(f"{where}: the polars type {kind} has no Arrow form")
         try:
-            return frame_schema(pl.DataFrame(schema={name: kind})).types[0]
+            return frame_schema(pl.DataFrame(schema={"value": kind})).types[0]
         except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
-            raise SchemaError(f"{where}: column {name!r}: the polars type {kind} has no Arrow form: {error}") from error
+            raise SchemaError(f"{where}: the polars type {kind} has no Arrow form: {error}") from error
+    if _is_record(kind):
+        return pa.struct([(name, as_type(of, where)) for name, of in _fields_of(kind, where).items()])
+    origin: Any = get_origin(kind)
+    of = get_args(kind)
+    if origin in (Union, UnionType):
+        some = [one for one in of if one is not NoneType]
+        if len(some) == 1:  # each column may be null
+            return as_type(some[0], where)
+    elif origin is list and len(of) == 1:
+        return canonical_type(pa.list_(as_type(of[0], where)))
+    elif origin is dict and len(of) == 2:
+        return canonical_type(pa.map_(as_type(of[0], where), as_type(of[1], where)))
     known = ", ".join(python.__name__ for python in _PYTHON_TYPES)
+    advice = "; say what is in it, for example list[int]" if kind in (list, dict) else ""
     raise SchemaError(
-        f"{where}: column {name!r}: {kind!r} is not a type; use a pyarrow type, a polars type, or one of {known}"
+        f"{where}: {kind!r} is not a type{advice}; use a pyarrow type, a polars type, one of {known}, or list[…], dict[…, …] or "
+        "a dataclass of these"
     )
+
+
+def _is_record(kind: object) -> TypeGuard[type]:
+    return isinstance(kind, type) and (is_dataclass(kind) or is_typeddict(kind))
+
+
+def _fields_of(kind: type, where: str) -> dict[str, TypeLike]:
+    """Return the fields of a dataclass or TypedDict with their types. Raises SchemaError for one that names no type."""
+    try:
+        hints = get_type_hints(kind)
+    except NameError as error:
+        raise SchemaError(f"{where}: the fields of {kind.__name__}: {error}; import the type in that module") from error
+    return {field.name: hints[field.name] for field in fields(kind)} if is_dataclass(kind) else hints

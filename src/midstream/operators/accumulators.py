@@ -8,8 +8,8 @@ from typing import Any, TypeVar
 import polars as pl
 import pyarrow as pa
 
-from midstream.core.batches import canonical_type
 from midstream.core.errors import MidstreamError, SchemaError
+from midstream.core.schemas import as_type
 from midstream.core.values import form_of, to_array, to_python
 from midstream.operators.aggregates import Accumulator, Aggregate, Columns
 from midstream.operators.expressions import empty_frame
@@ -21,8 +21,8 @@ T = TypeVar("T")
 
 class AccumulatorAggregate(Aggregate):
     def __init__(self, accumulator: Accumulator[Any], where: str) -> None:
-        if not isinstance(getattr(accumulator, "type", None), pa.DataType):
-            raise SchemaError(f"{where}: {type(accumulator).__name__}.type must be the Arrow type of its result")
+        if getattr(accumulator, "type", None) is None:
+            raise SchemaError(f"{where}: {type(accumulator).__name__} has no type; write for example type = int")
         self.columns = tuple(accumulator.columns)
         self._accumulator = accumulator
         self._where = where
@@ -32,7 +32,7 @@ class AccumulatorAggregate(Aggregate):
         """The exception that ended the run, usually from a user's function: an exception that passes through polars
         loses its traceback.
         """
-        self._kind = canonical_type(accumulator.type)
+        self._kind = as_type(accumulator.type, f"{where}: {type(accumulator).__name__}.type")
         try:
             form_of(self._kind)
         except SchemaError as error:

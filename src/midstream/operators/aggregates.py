@@ -18,6 +18,7 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.core.errors import SchemaError
+from midstream.core.schemas import TypeLike
 from midstream.operators.folds import Fold
 
 Columns: TypeAlias = Callable[[str], pl.Expr]
@@ -359,12 +360,12 @@ class Accumulator(ABC, Generic[A]):
     """An aggregate in plain Python, for what expressions cannot compute; it is 100 to 200 times slower.
 
     The accumulator is a plain value or an object of a class of your own, as in untyped state. `add` and `merge` may
-    change and return their first argument. `columns`: the input columns that are read; `type`: the Arrow type of the
+    change and return their first argument. `columns`: the input columns that are read; `type`: the type of the
     result.
 
         >>> class Words(Accumulator):
         ...     columns = ("text",)
-        ...     type = pa.int64()
+        ...     type = int
         ...     def init(self):
         ...         return set()
         ...     def add(self, accumulator, row):
@@ -378,7 +379,7 @@ class Accumulator(ABC, Generic[A]):
     """
 
     columns: tuple[str, ...] = ()
-    type: pa.DataType
+    type: TypeLike
 
     @abstractmethod
     def init(self) -> A:

@@ -63,7 +63,7 @@ class Typed(_Function, CoProcessFunction):
     mask: ValueState[Decimal] = ValueState(pa.decimal128(9, 2), default=Decimal(0))
     ids: ListState[int] = ListState(pa.int64())
     total: ReducingState[timedelta] = ReducingState(lambda total, more: total + more, pa.duration("us"))
-    marks: MapState[str, list[int]] = MapState(pa.list_(pa.int64()), key_type=pa.large_string())
+    marks: MapState[str, list[int]] = MapState(key=pa.large_string(), value=pa.list_(pa.int64()))
 
     def process1(self, row: Row, ctx: ProcessContext) -> Row:
         number = self._take(row)
@@ -140,7 +140,7 @@ def _mark(marks: MapState[Any, list[int]], name: Any, number: int) -> None:
 class Rules(_Function, BroadcastProcessFunction):
     """Forwards and counts the rows of port 0; every subtask keeps the same broadcast state from the rows of port 1."""
 
-    marks: BroadcastState[int, str] = BroadcastState(pa.large_string(), key_type=pa.int64())
+    marks: BroadcastState[int, str] = BroadcastState(key=pa.int64(), value=pa.large_string())
     lists: BroadcastState[tuple[int, ...], list[int]] = BroadcastState()
     count: ValueState[int] = ValueState(pa.int64(), default=0)
 

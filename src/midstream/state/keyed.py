@@ -18,13 +18,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMappin
 from datetime import date, datetime, time, timedelta
 from decimal import Decimal
 from itertools import chain
-from typing import Any, ClassVar, Generic, TypeVar, cast
+from typing import Any, ClassVar, Generic, Never, TypeVar, cast
 
 import pyarrow as pa
 
 from midstream.core.errors import JobError, SchemaError, StorageError
 from midstream.core.forms import LEAST_DIGIT, ONE_DIGIT
-from midstream.core.values import Form, ValueMisfit, form_of, is_fixed_zone, is_nan, shown
+from midstream.core.schemas import TypeLike, as_type
+from midstream.core.values import Form, ValueMisfit, form_of, is_fixed_zone, is_nan
 from midstream.state.declared import DeclaredState
 from midstream.state.entry_log import GONE, EntryLog, Frozen
 
@@ -57,14 +58,15 @@ class KeyScope:
 class State(DeclaredState):
     """Base of the states that have one entry per key.
 
-    `type`: the Arrow type of the values at rest; without one they are pickled.
+    `type`: the type of the values; without one they are pickled.
     """
 
     is_keyed: ClassVar[bool] = True
     is_many_rows: ClassVar[bool] = False
     """An entry is a collection, stored as one row for each of its items; it may have none."""
 
-    def __init__(self, type: pa.DataType | None = None) -> None:
+    def __init__(self, type: TypeLike | None = None) -> None:
+        type = _type_of(self, type)
         self.type = type
         self.name = ""
         self._form = _form_of(self, type)
@@ -200,13 +202,13 @@ class _Single(State, Generic[T]):
 class ValueState(_Single[T]):
     """One value per key, for process functions; declared as an attribute of the class.
 
-    `type`: the Arrow type of the value at rest; a value of another type is refused. Without it the value is pickled.
+    `type`: the type of the value; a value of another type is refused. Without it the value is pickled.
     `default`: what reading returns for a key without a value.
 
     Raises SchemaError for a type without a Python form, and if the default does not fit the type.
 
         >>> class Total(KeyedProcessFunction):
-        ...     total = ValueState(pa.int64(), default=0)
+        ...     total = ValueState(int, default=0)
         ...     def process(self, row, ctx):
         ...         self.total.value += row["price"]
         ...         return {"user": ctx.key, "total": self.total.value}
@@ -217,7 +219,7 @@ class ValueState(_Single[T]):
 
     kind = "value"
 
-    def __init__(self, type: pa.DataType | None = None, default: T = _NONE) -> None:
+    def __init__(self, type: TypeLike | None = None, default: T = _NONE) -> None:
         super().__init__(type)
         try:
             self.default: T = default if self._form is None else self._form.keep(default)
@@ -241,12 +243,12 @@ class ReducingState(_Single[T]):
 
     `reduce`: takes the value and the added one, and returns the new value. The first value that is added is the first
     value.
-    `type`: the Arrow type of the value at rest; without it the value is pickled.
+    `type`: the type of the value; without it the value is pickled.
 
     Raises SchemaError for a type without a Python form.
 
         >>> class Highest(KeyedProcessFunction):
-        ...     highest = ReducingState(max, pa.int64())
+        ...     highest = ReducingState(max, int)
         ...     def process(self, row, ctx):
         ...         self.highest.add(row["price"])
         ...         return {"user": ctx.key, "highest": self.highest.value}
@@ -257,7 +259,7 @@ class ReducingState(_Single[T]):
 
     kind = "reducing"
 
-    def __init__(self, reduce: Callable[[T, T], T], type: pa.DataType | None = None) -> None:
+    def __init__(self, reduce: Callable[[T, T], T], type: TypeLike | None = None) -> None:
         super().__init__(type)
         self._reduce = reduce
 
@@ -283,12 +285,12 @@ class ListState(State, Generic[T]):
 
     It is read by iterating and by `len()`. A checkpoint writes the lists of keys whose lists were read or changed.
 
-    `type`: the Arrow type of the items at rest; an item of another type is refused. Without it items are pickled.
+    `type`: the type of the items; an item of another type is refused. Without it items are pickled.
 
     Raises SchemaError for a type without a Python form.
 
         >>> class LastTwo(KeyedProcessFunction):
-        ...     prices = ListState(pa.int64())
+        ...     prices = ListState(int)
         ...     def process(self, row, ctx):
         ...         self.prices.append(row["price"])
         ...         self.prices.set(list(self.prices)[-2:])
@@ -367,14 +369,15 @@ class MapState(State, MutableMapping[K, V]):
 
     It is read and changed like a dict. A checkpoint writes all entries of a key of which one was changed.
 
-    `type`: the Arrow type of the values at rest; a value of another type is refused. Without it they are pickled.
-    `key_type`: the Arrow type of the map's keys at rest; without it they are pickled.
+    `key`: the type of the map's keys; a key of another type is refused. Without it they are pickled.
+    `value`: the type of the values; a value of another type is refused. Without it they are pickled.
+    `wrong`: nothing; types without a name are refused.
 
     Raises SchemaError for a type without a Python form, and for keys of a nested type or of a time zone with daylight
     saving time.
 
         >>> class Visits(KeyedProcessFunction):
-        ...     pages = MapState(pa.int64(), pa.string())
+        ...     pages = MapState(key=str, value=int)
         ...     def process(self, row, ctx):
         ...         self.pages[row["page"]] = self.pages.get(row["page"], 0) + 1
         ...         return {"user": ctx.key, "pages": len(self.pages)}
@@ -387,8 +390,12 @@ class MapState(State, MutableMapping[K, V]):
 
     kind = "map"
 
-    def __init__(self, type: pa.DataType | None = None, key_type: pa.DataType | None = None) -> None:
-        super().__init__(type)
+    def __init__(self, *wrong: Never, key: TypeLike | None = None, value: TypeLike | None = None) -> None:
+        name = type(self).__name__
+        if wrong:
+            raise SchemaError(f"{name}: the types have names: write for example {name}(key=str, value=int)")
+        super().__init__(value)
+        key_type = _type_of(self, key)
         self.key_type = key_type
         self._key_form = _form_of(self, key_type)
         if key_type is not None and pa.types.is_timestamp(key_type) and not is_fixed_zone(key_type):
@@ -526,13 +533,14 @@ class MapState(State, MutableMapping[K, V]):
 class BroadcastState(MapState[K, V]):
     """A dict that is the same in every subtask, for BroadcastProcessFunction; written only in `process_broadcast`.
 
-    `type`: the Arrow type of the values at rest; a value of another type is refused. Without it they are pickled.
-    `key_type`: the Arrow type of the map's keys at rest; without it they are pickled.
+    `key`: the type of the map's keys; a key of another type is refused. Without it they are pickled.
+    `value`: the type of the values; a value of another type is refused. Without it they are pickled.
+    `wrong`: nothing; types without a name are refused.
 
     Raises SchemaError as MapState does; writing elsewhere raises JobError.
 
         >>> class Known(BroadcastProcessFunction):
-        ...     users = BroadcastState(pa.bool_(), pa.string())
+        ...     users = BroadcastState(key=str, value=bool)
         ...     def process_broadcast(self, row, ctx):
         ...         self.users[row["user"]] = True
         ...     def process(self, row, ctx):
@@ -548,19 +556,18 @@ class BroadcastState(MapState[K, V]):
     is_keyed = False
 
 
+def _type_of(state: State, kind: TypeLike | None) -> pa.DataType | None:
+    """Return the Arrow type that was declared. One of Arrow stays as it is: strings that are not large, for example."""
+    return kind if kind is None or isinstance(kind, pa.DataType) else as_type(kind, state.__class__.__name__)
+
+
 def _form_of(state: State, type: pa.DataType | None) -> Form | None:
     """Return the form of values of `type`; None if values are pickled, which accepts any type.
 
-    Raises SchemaError for a type that is not an Arrow type or has no Python form.
+    Raises SchemaError for a type that has no Python form.
     """
-    if type is None:
-        return None
-    if not isinstance(type, pa.DataType):
-        raise SchemaError(
-            f"{state.__class__.__name__}: {shown(type)} is not an Arrow type; write for example pa.int64()"
-        )
     try:
-        return form_of(type)
+        return None if type is None else form_of(type)
     except SchemaError as error:
         raise SchemaError(f"{state.__class__.__name__}: {error}") from None
 

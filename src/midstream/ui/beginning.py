@@ -29,8 +29,6 @@ JOB: Final = '''\
 from datetime import datetime, timedelta
 from pathlib import Path
 
-import pyarrow as pa
-
 from midstream import DataStream, Environment, KeyedProcessFunction, ListState, ValueState, WatermarkStrategy
 
 ORDER = {"user": str, "price": int, "at": datetime}
@@ -40,8 +38,8 @@ HOUR = timedelta(hours=1)
 
 
 class Spending(KeyedProcessFunction):
-    spent = ValueState(pa.int64(), default=0)
-    times = ListState(pa.timestamp("us"))
+    spent = ValueState(int, default=0)
+    times = ListState(datetime)
 
     def process(self, row, ctx):
         self.spent.value += row["price"]
