@@ -29,7 +29,6 @@ from midstream.sim.checked import CheckedMachine, CheckedShell
 from midstream.sim.connection import Connection
 from midstream.sim.liveness import CANCEL_ENDS, Liveness, owed_at_the_end
 from midstream.sim.network import SIM, Network, SimTransport
-from midstream.sim.older_version import patience_of
 from midstream.sim.pickling import Pickler
 from midstream.sim.promises import NOT_OPENED, OwedCommits, Promises
 from midstream.sim.reasons import Reasons
@@ -144,8 +143,7 @@ class Driver:
         """How many of the next requested slots start only after their timeout."""
         self.has_late_slots = False
         """Whether a slot was requested that starts only after its timeout."""
-        patience_s = patience_of(plan.graph, cluster.patience_s)
-        self.reasons = Reasons(cluster.struck_us, patience_s, cluster.denied, self._has_no_reason)
+        self.reasons = Reasons(cluster.struck_us, cluster.patience_s, cluster.denied, self._has_no_reason)
         self.liveness = Liveness(cluster.bound_s, cluster.struck_us, lambda: world.now_us, self._has_no_reason)
         self.completed: set[int] = set()
         """The checkpoints whose completion was reported to slots."""
