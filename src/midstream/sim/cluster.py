@@ -167,8 +167,7 @@ class Driver:
         self.promises = Promises(
             plan.config, self.connections, lambda: world.now_us, self._is_for_savepoint, self._has_no_reason
         )
-        self._slot_count = 0
-        self._clients = 0
+        self._slot_count = self._clients = 0
         self._processes: dict[str, list[Slot]] = {}
         """The processes that were started for each request: its task may be run more than once."""
         self.process.on_death.append(self._died)
