@@ -52,6 +52,8 @@ def versions(*flags: str) -> None:
             refuse(f"HEAD has no tag v{version}; create it: git tag v{version}")
         if newest is not None and newest[2] == "unreleased":
             refuse(f"CHANGELOG.md calls {version} unreleased; put the date there")
+        if not (ROOT / f"tests/released/{version}.zip").exists():
+            refuse(f"tests/released has no checkpoint of {version}; store it: .venv/bin/python tests/released_job.py")
         if git("status", "--porcelain"):
             refuse("there are uncommitted changes")
 

@@ -239,7 +239,7 @@ class CountsBoth(CoProcessFunction):
 @pytest.mark.parametrize(
     ("before", "after", "what"),
     [
-        (("k", None), ("other", None), "the key's column was k, now it is other"),
+        (("k", None), ("other", None), "the key was k int64, now it is other int64"),
         (("k", "k"), ("k", "other"), "the key of the second stream was k int64, now it is other int64"),
     ],
 )
@@ -412,7 +412,7 @@ def test_the_command_line_makes_one_shows_it_and_stops_with_one(
     shown = said("inspect", "saved")
     assert shown["savepoint"] is True and shown["problems"] == []
     (counts,) = (op for op in shown["operators"] if op["uid"] == "counts")
-    assert counts["settings"] == ["value state 'seen' int64", "the key int64", "the key's column k"]
+    assert counts["settings"] == ["value state 'seen' int64", "the key k int64"]
     assert "give only one" in said("stop", job.job_id, "--drain", "--savepoint", "more", status=2)["error"]
     assert said("stop", job.job_id, "--savepoint", "more")["savepoint"] == str(tmp_path / "more")
     job.wait(limit_s(60))

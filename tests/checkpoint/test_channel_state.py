@@ -245,15 +245,6 @@ def test_a_length_that_lies_is_refused_before_memory_is_taken() -> None:
             read_segment(storage, lying, [SCHEMA], "here")
 
 
-def test_rows_are_stored_as_they_were_before_there_were_combined_batches() -> None:
-    """So checkpoints of older versions can be read: the prefix of rows is their length alone."""
-    storage, rows = MemoryStorage(), batch([(1, 1), (2, 2)])
-    (state,) = store(storage, [Captured(0, 0, 0, False, (rows,))], FILE)
-    message = rows.serialize().to_pybytes()
-    assert storage.files[FILE] == len(message).to_bytes(8, "little") + message
-    assert state.segments[0].combined == 0
-
-
 def test_combined_batches_come_back_as_such_and_are_counted() -> None:
     storage, rows, combiner = MemoryStorage(), batch([(1, 1), (2, 2)]), SameRows()
     sent = (rows, combiner.combine(rows), combiner.combine(rows), rows)

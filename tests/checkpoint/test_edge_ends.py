@@ -9,7 +9,7 @@ from recovering import SCHEMA
 
 
 def edge(number: int, source: int, target: int, port: int = 0, tag: str | None = None) -> EdgeLayout:
-    return EdgeLayout(number, source, target, "rebalance", (), port, tag)
+    return EdgeLayout(number, source, target, "rebalance", (), port, tag, ())
 
 
 def test_ends_are_operators_ports_and_side_outputs_and_edges_alike_are_counted() -> None:

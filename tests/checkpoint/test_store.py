@@ -214,16 +214,6 @@ def test_a_mark_that_is_there_already_or_whose_making_is_reported_as_failed_coun
     assert not storage.exists("chk-1")
 
 
-def test_what_an_older_version_says_of_where_it_began_still_counts() -> None:
-    storage = MemoryStorage()
-    opened(storage)
-    for checkpoint_id in (1, 2, 3):
-        made(storage, checkpoint_id)
-    storage.files["epochs/00000002"] = b'{"job_id":"id"}'
-    storage.files["epochs/00000002.from"] = b'{"newest":2}'
-    assert [entry.checkpoint_id for entry in list_checkpoints(storage)] == [1, 2]
-
-
 def test_a_copy_of_a_checkpoint_that_was_dropped_is_not_taken_for_one_that_was_gone_back_behind() -> None:
     storage = MemoryStorage()
     opened(storage)
@@ -528,17 +518,6 @@ def test_a_wrong_digit_does_not_hide_the_newest_checkpoint() -> None:
     storage.files[path] = storage.files[path].replace(b'"newest":3', b'"newest":2')
     with pytest.raises(StorageError, match=r"epochs/00000002.from: the checksum is wrong.*Restore it from a copy"):
         opened(storage, "latest")
-
-
-def test_small_files_of_older_versions_are_read() -> None:
-    storage = small_files()
-    storage.files["_job"] = b'{"job":"job"}'
-    storage.files["epochs/00000001"] = b'{"job_id":"id"}'
-    storage.files["epochs/00000001.from"] = b'{"newest":0}'
-    storage.files["chk-1/_owner"] = b"1"
-    assert check_records(storage) == []
-    found = opened(storage, "latest").restore
-    assert found is not None and found.checkpoint_id == 1
 
 
 def test_an_id_that_was_claimed_is_never_used_again_by_those_who_come_later() -> None:

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -20,6 +21,7 @@ from confluent_kafka import Consumer, KafkaError, Producer, cimpl
 
 from midstream.connectors import kafka_fetched
 from midstream.connectors.kafka import KafkaSource, _Partition, _PartitionReader
+from midstream.connectors.kafka_cluster import _NO_ID, Cluster
 from midstream.connectors.schema_registry import RegistrySilent
 from midstream.core.arrow_types import to_list
 from midstream.core.errors import ConfigError, InvariantError, SchemaError, StorageError
@@ -61,6 +63,7 @@ class Mock:
         self.servers: str = _call("rd_kafka_mock_cluster_bootstraps", ctypes.c_char_p, ctypes.c_void_p)(
             self._cluster
         ).decode()
+        patch.object(Cluster, "topic_id", return_value=_NO_ID).start()  # the mock does not describe topics
         self.create(2)
         self.produce(0, RECORDS)
         self.produce(1, RECORDS)
@@ -108,7 +111,7 @@ class Mock:
 
     def reader(self, partition: int = 1, topic: str = TOPIC, **arguments: Any) -> _PartitionReader:
         source = KafkaSource(self.servers, topic, format="bytes", options=OPTIONS, **arguments)
-        payload = msgspec.msgpack.encode(_Partition(topic, partition, 0))
+        payload = msgspec.msgpack.encode(_Partition(topic, partition, 0, None, False, _NO_ID))
         reader = source.open_split(Split(f"{topic}:{partition}", payload))
         assert isinstance(reader, _PartitionReader)
         return reader

@@ -219,13 +219,8 @@ def test_a_symbolic_link_does_not_lead_out_of_the_table(table, tmp_path):
     assert len(list((tmp_path / "outside").iterdir())) == 1
 
 
-def test_committables_of_before_places_were_noted_are_the_sinks_own(table):
+def test_what_another_kind_of_sink_has_prepared_is_refused(table):
     sink = new_sink(table)
-    (committable,) = written(sink, batch(1))
-    old = msgspec.msgpack.encode(msgspec.msgpack.decode(committable)[:7])
-    sink.check_committables(1, [old])
-    committer_of(sink, "job-b").commit(1, [old])
-    assert numbers(table) == [1]
     with pytest.raises(StorageError, match="not prepared by a Delta sink"):
         sink.check_committables(1, [msgspec.msgpack.encode(["id", b"rows"])])
 
@@ -712,21 +707,6 @@ def test_partition_names_that_are_unfit_for_a_folder_are_encoded_there(table, na
     committer_of(sink, "job-a").commit(1, written(sink, rows))
     assert DeltaTable(table).to_pyarrow_table(filters=[(name, "=", "v")])["n"].to_pylist() == [1]
     assert len(list(table.glob("*/*.parquet"))) == 1, "one folder below the table"
-
-
-def test_files_in_folders_with_encoded_names_of_columns_are_still_committed(table):
-    """Sinks wrote such folders before they left the names of partition columns as they are."""
-    rows = pa.record_batch({"größe": pa.array(["v w"], pa.large_string()), "n": pa.array([1])})
-    sink = new_sink(table, rows.schema, partition_by=["größe"])
-    (committable,) = written(sink, rows)
-    now = msgspec.msgpack.decode(committable, type=WrittenFile)
-    before = msgspec.structs.replace(now, name=now.name.replace("größe", "gr%C3%B6%C3%9Fe"))
-    (table / before.name).parent.mkdir()
-    (table / now.name).rename(table / before.name)
-    committer_of(sink, "job-b").commit(1, [msgspec.msgpack.encode(before)])
-    later = written(sink, rows, 2, job_id="job-b")
-    committer_of(sink, "job-b").commit(2, later)
-    assert DeltaTable(table).to_pyarrow_table(columns=["größe"])["größe"].to_pylist() == ["v w"] * 2
 
 
 def test_partition_values_that_just_fit_come_back(table):

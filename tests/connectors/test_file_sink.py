@@ -447,17 +447,6 @@ def test_what_another_kind_of_sink_has_prepared_is_refused(out):
         FileSink(out).check_committables(1, [msgspec.msgpack.encode(["id", b"rows"])])
 
 
-def test_committables_of_before_places_were_noted_are_the_sinks_own(out):
-    sink, loop = FileSink(out), Loop()
-    writer = open_writer(sink, SCHEMA, loop)
-    writer.write(batch(1))
-    (committable,) = prepared(writer, 1)
-    old = msgspec.msgpack.encode(msgspec.msgpack.decode(committable)[:6])
-    sink.check_committables(1, [old])
-    committer_of(sink, "job-b").commit(1, [old])
-    assert visible(out) == [1]
-
-
 def test_bad_settings_and_targets_are_named(tmp_path):
     with pytest.raises(ConfigError, match="format 'xml' is not one of parquet, jsonl"):
         FileSink(tmp_path / "out", format="xml")  # type: ignore[arg-type]  # the mistake under test

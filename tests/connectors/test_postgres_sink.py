@@ -608,15 +608,6 @@ def test_a_checkpoint_cannot_have_any_other_table_moved_or_dropped(database, tab
         sink.check_committables(1, [msgspec.msgpack.encode(["id", b"rows"])])
 
 
-def test_committables_of_before_places_were_noted_are_the_sinks_own(database):
-    sink = new_sink(database)
-    (committable,) = written(sink, batch(1))
-    old = msgspec.msgpack.encode(msgspec.msgpack.decode(committable)[:5])
-    sink.check_committables(1, [old])
-    committer_of(sink, "job-b").commit(1, [old])
-    assert numbers(database) == [1]
-
-
 # ---- what is refused at the start -------------------------------------------
 
 

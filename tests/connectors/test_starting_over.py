@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 from going_back_world import ROOT, World, committed
 
-from midstream.checkpoint import store
 from midstream.coordinator.events import JobPlan, NewerOutput
 from midstream.coordinator.restoring import opening
 from midstream.coordinator.restoring.opening import check_start, find_start, open_checkpoints
@@ -180,21 +178,6 @@ def test_a_savepoint_that_was_not_copied_completely_has_to_be_named_again(world:
     world.start(url, None if is_empty else "take-back").complete(1)
     assert world.start("latest", resume=True).row == 3
     assert world.rows() == list(range(3))
-
-
-def test_what_older_versions_have_not_recorded_is_as_it_was(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    committed(world, 1).complete(2)
-    record = store.say_where_from
-
-    def older(*given: Any, source: int | None, keeps: bool, **more: Any) -> store.TakenOver:
-        assert (source, keeps) == (1, True)
-        return record(*given, **more)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(opening, "say_where_from", older)
-        world.start("1", "keep")
-    assert "source" not in world.storage.files["epochs/00000002.from"].decode()
-    assert world.start("latest").row == 4
 
 
 def test_a_start_that_resumes_is_refused_behind_what_is_committed_as_latest_is(world: World) -> None:

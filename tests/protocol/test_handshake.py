@@ -178,7 +178,7 @@ def test_garbage_is_refused_by_both_sides(garbage: bytes) -> None:
 
 
 def test_another_version_is_named() -> None:
-    with pytest.raises(ProtocolViolation, match="version 9 of the protocol, and this is version 2"):
+    with pytest.raises(ProtocolViolation, match="version 9 of the protocol, and this is version 1"):
         acceptor().receive(memoryview(b"\x01MDSTREAM\x09" + b"x" * 32))
 
 

@@ -103,9 +103,9 @@ def test_what_another_has_created_is_not_claimed_though_the_answer_was_lost(
 
 
 def test_what_another_has_written_without_a_name_is_not_claimed(store: ObjectStore, proven: RemoteStorage) -> None:
-    proven.write("epochs/1", [b"by an older version"])
+    proven.write("epochs/1", [b"by another program"])
     store.fault("PUT", "/epochs/1", "lose")
-    assert not proven.create("epochs/1", b"by an older version")
+    assert not proven.create("epochs/1", b"by another program")
 
 
 @pytest.mark.parametrize("fault", ["503 SlowDown", "500 InternalError", "429 TooManyRequests", "cut"])

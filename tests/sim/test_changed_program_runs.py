@@ -111,7 +111,7 @@ def test_a_subtask_rests_if_all_that_shares_its_task_had_finished(before: list[O
 def test_an_edge_that_leads_only_to_new_operators_has_no_place_in_the_original_program() -> None:
     """An operator whose rows go nowhere may be followed by new ones, in a task of their own."""
     vertices = tuple(VertexLayout(i, uid, 2, (uid,), None) for i, uid in enumerate(("pass1", f"{NEW}1-1", "sink2")))
-    to_new, to_sink = (EdgeLayout(i, 0, i + 1, "forward", (), 0, None) for i in (0, 1))
+    to_new, to_sink = (EdgeLayout(i, 0, i + 1, "forward", (), 0, None, ()) for i in (0, 1))
     metadata = CheckpointMetadata(
         job_name="job",
         job_id="job1",

@@ -213,7 +213,7 @@ def test_a_start_may_name_a_checkpoint_that_the_leader_before_it_deletes_when_it
 ) -> None:
     """Driver 0 is presumed dead while it deletes checkpoint 1, and driver 1 is to resume from that.
 
-    It makes no mark before, as older versions do not: with one the start would rarely choose that checkpoint.
+    It makes no mark before: with one the start would rarely choose that checkpoint.
     """
 
     def drop(storage: Storage, epoch: int, checkpoints: Iterable[int], files: Iterable[str]) -> None:

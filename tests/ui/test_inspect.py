@@ -71,7 +71,7 @@ def make_checkpoint(root: Path) -> Path:
                 VertexLayout(0, "read → window", 1, ("read", "window"), "read"),
                 VertexLayout(1, "write", 2, ("write",), None),
             ),
-            edges=(EdgeLayout(0, 0, 1, "rebalance", (), 0, None),),
+            edges=(EdgeLayout(0, 0, 1, "rebalance", (), 0, None, ()),),
             operators=(
                 OperatorState("read", "read files", 0, 1, (snapshots["read"],)),
                 OperatorState("window", "window", 0, 1, (snapshots["window"],)),

@@ -68,8 +68,6 @@ def test_a_job_shows_what_has_passed_each_edge_and_how_large_batches_were(status
     unused = msgspec.structs.replace(status, flows=(FlowStatus(0, 0, 0),))
     (line,) = [line for line in render(job_view(unused)).splitlines() if "keyed" in line]
     assert line.split()[-4:] == ["0", "0", "B", "–"]
-    of_an_older_version = msgspec.structs.replace(status, flows=())
-    assert "keyed" not in render(job_view(of_an_older_version))
 
 
 def test_what_holds_event_time_back_is_named_once_and_only_when_it_is_far_behind(status):

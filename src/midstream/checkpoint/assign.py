@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from midstream.checkpoint.assign_channels import assign_channels
-from midstream.checkpoint.compatible import check_hashes, check_settings, dropped_state
+from midstream.checkpoint.compatible import check_settings, dropped_state
 from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, SourcePosition
 from midstream.checkpoint.state_files import rule_of
 from midstream.core.elements import MIN_WATERMARK_US
@@ -62,7 +62,6 @@ def assign_state(metadata: CheckpointMetadata, graph: JobGraph, allow_dropped_st
         )
     old = {op.uid: op for op in metadata.operators}
     dropped = dropped_state(metadata, graph, allow_dropped_state)
-    check_hashes(metadata, graph)
     check_settings(metadata, graph)
     vertices = finished_vertices(old, graph)
     channels = assign_channels(metadata, graph, allow_dropped_state)

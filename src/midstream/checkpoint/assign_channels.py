@@ -181,7 +181,7 @@ def _each_once(
 
 def _check_columns(metadata: CheckpointMetadata, ends: EdgeEnds, old: EdgeLayout, edge: Edge) -> None:
     now = columns_of(edge)
-    if old.columns in ((), now):
+    if old.columns == now:
         return
     then = ", ".join(f"{name} {kind}" for name, kind in old.columns)
     raise ConfigError(

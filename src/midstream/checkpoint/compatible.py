@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from difflib import get_close_matches
-from typing import Final
 
-import pyarrow as pa
-
-from midstream.checkpoint.metadata import CANONICAL_KEYS, CheckpointMetadata, OperatorState
+from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState
 from midstream.core.errors import ConfigError
 from midstream.graph.job_graph import JobGraph
 from midstream.operators.base import KEY
@@ -66,34 +63,6 @@ def _lost(metadata: CheckpointMetadata, uid: str, new: list[str]) -> str:
     close = get_close_matches(uid, new, n=1)
     renamed = f"; was it renamed to {close[0]!r}?" if close else ""
     return f"{uid!r} ({name}: {', '.join(what)}{renamed})"
-
-
-_OTHER_HASHES: Final = frozenset(
-    str(kind) for kind in (pa.time32("s"), pa.time32("ms"), pa.time64("us"), pa.duration("s"), pa.date64())
-)
-"""Types whose values had another hash before keys had a canonical form."""
-
-
-def check_hashes(metadata: CheckpointMetadata, graph: JobGraph) -> None:
-    """Raise ConfigError if an older version distributed keys by another hash: their state would not be found."""
-    if metadata.format >= CANONICAL_KEYS:
-        return
-    old = {op.uid for op in metadata.operators}
-    then = {(metadata.vertices[e.target].uids[0], e.port): dict(e.columns) for e in metadata.edges}
-    for edge in graph.edges:
-        uid = graph.vertices[edge.target].specs[0].uid
-        if uid not in old:
-            continue
-        for name in edge.keys:
-            now = str(edge.schema.field(name).type)
-            kind = then.get((uid, edge.port), {}).get(name, now)
-            if not _OTHER_HASHES.isdisjoint((kind, now)):
-                raise ConfigError(
-                    f"checkpoint {metadata.checkpoint_id} was written by an older midstream, which distributed rows "
-                    f"keyed by {name!r}, a {kind}, to operator {uid!r} in another way: let that version drain the "
-                    "job, or give the operator a new uid, with which it begins without state (and use "
-                    "--allow-dropped-state)"
-                )
 
 
 def check_settings(metadata: CheckpointMetadata, graph: JobGraph) -> None:

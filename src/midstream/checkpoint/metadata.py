@@ -3,7 +3,7 @@
     magic (8) | format version (u32) | payload length (u64) | xxh3_64 (u64) | payload (msgpack)
 
 All numbers are little-endian; the checksum covers version, length and payload, so that a damaged version cannot be
-mistaken for a newer one. The header is the same in all versions. Pure functions: bytes in, structs out.
+mistaken for another one. The header is the same in all versions. Pure functions: bytes in, structs out.
 """
 
 from __future__ import annotations
@@ -23,15 +23,9 @@ from midstream.operators.base import Operator
 from midstream.protocol.messages import ChannelState, OperatorSnapshot
 
 MAGIC: Final = b"MIDSTRM\x00"
-VERSION: Final = 7
-"""The current format. Since 6, the state of process functions has several chunks, of which newer ones supersede older
-ones; since 7, rows in flight may be combined.
-"""
+VERSION: Final = 1
 _HEADER: Final = struct.Struct("<8sIQQ")
 _COVERED: Final = struct.Struct("<IQ")
-
-CANONICAL_KEYS: Final = 4
-"""From this format on, a key's hash is that of its canonical form."""
 
 
 class VertexLayout(msgspec.Struct, frozen=True):
@@ -53,7 +47,7 @@ class EdgeLayout(msgspec.Struct, frozen=True):
     keys: tuple[str, ...]
     port: int
     tag: str | None
-    columns: tuple[tuple[str, str], ...] = ()
+    columns: tuple[tuple[str, str], ...]
     """The name and type of each column: rows in flight can only be read as those."""
     combined: tuple[tuple[str, str], ...] = ()
     """What combined rows in flight depend on, as `OperatorState.settings`; empty if the edge combines none."""
@@ -123,8 +117,6 @@ class CheckpointMetadata(msgspec.Struct, frozen=True, kw_only=True):
     state_bytes: int
     files: tuple[str, ...]
     """All state files that the checkpoint references, sorted; older checkpoints may share them."""
-    format: int = VERSION
-    """The format of the file from which it was read."""
     channels: tuple[ChannelState, ...] = ()
     """The rows in flight. The order of one consumer's input parts is significant."""
 
@@ -224,10 +216,10 @@ def decode_metadata(data: bytes, where: str) -> CheckpointMetadata:
         raise StorageError(f"{where}: {payload.nbytes - length} bytes too long: the file is damaged")
     if _checksum(version, payload) != checksum:
         raise StorageError(f"{where}: the checksum is wrong: the file is damaged")
-    if version > VERSION:
+    if version != VERSION:
         raise StorageError(
-            f"{where}: written by a newer midstream (format {version}; this one reads up to {VERSION}): "
-            "use that version or a later one"
+            f"{where}: written in format {version} by another version of midstream, and this one reads format {VERSION}; "
+            "resume with the version that wrote it"
         )
     try:
         metadata = _decode(payload)
@@ -240,7 +232,7 @@ def decode_metadata(data: bytes, where: str) -> CheckpointMetadata:
             f"{where}: the checksum is correct but the content is invalid: {problem}. It is damaged, or midstream has "
             "not written it; name another checkpoint with --from"
         )
-    return msgspec.structs.replace(metadata, format=version, sources=sources)
+    return msgspec.structs.replace(metadata, sources=sources)
 
 
 def _packed(source: SourcePosition) -> SourcePosition:

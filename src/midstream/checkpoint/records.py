@@ -1,9 +1,8 @@
 """The small files of a checkpoint directory: its job, the starts of the job, where they began, and the maker of each
 checkpoint.
 
-Each is a line of JSON, whose last field is a checksum of the rest and of the file's name. Older versions wrote them
-without. A wrong digit in one of them could hide the newest checkpoint, so a damaged file is an error that says what the
-file is for and what to do.
+Each is a line of JSON, whose last field is a checksum of the rest and of the file's name. A wrong digit in one of them
+could hide the newest checkpoint, so a damaged file is an error that says what the file is for and what to do.
 """
 
 from __future__ import annotations
@@ -35,23 +34,23 @@ class FromFile(msgspec.Struct, frozen=True, omit_defaults=True):
 
     Newer ones of earlier coordinators do not count from then on.
     """
-    fresh: bool = False
-    """The job began at the beginning, although there were checkpoints."""
-    first: int = 0
+    first: int
     """The id from which its own checkpoints are numbered, so that later coordinators begin no lower.
 
     Ids that were claimed and never completed are invisible after they have been cleaned up, but their owner may still
-    write them. 0 in files of older versions.
+    write them.
     """
-    counted: tuple[int, ...] | None = None
-    """The ids of all checkpoints that counted when this coordinator started. None in files of older versions.
+    counted: tuple[int, ...]
+    """The ids of all checkpoints that counted when this coordinator started.
 
     One of an earlier coordinator that is missing here was written later, when its files might have been deleted.
     """
     source: int | None = None
     """The id of the checkpoint from which the job resumes, which may be a copy that is still to be published. None if it
-    began at the beginning, and in files of older versions.
+    began at the beginning.
     """
+    fresh: bool = False
+    """The job began at the beginning, although there were checkpoints."""
     keeps: bool = False
     """The user has said that output which is newer than `source` is kept, although its rows are made once more."""
     takes_back: bool = False
@@ -83,15 +82,14 @@ def sealed(path: str, record: msgspec.Struct) -> bytes:
 def unsealed(data: bytes, kind: type[_Record], path: str) -> _Record:
     """Decode a record. Raises StorageError for anything that was not written there."""
     match = _SEALED.fullmatch(data)
-    if match is not None and _checksum(path, match[1]) != match[2]:
+    if match is None:
+        raise StorageError(f"{path}: not what midstream writes there: the file is damaged. {_REMEDIES[kind]}")
+    if _checksum(path, match[1]) != match[2]:
         raise StorageError(f"{path}: the checksum is wrong: the file is damaged. {_REMEDIES[kind]}")
     try:
-        record = msgspec.json.decode(data if match is None else match[1] + b"}", type=kind)
+        return msgspec.json.decode(match[1] + b"}", type=kind)
     except msgspec.MsgspecError as error:
         raise StorageError(f"{path}: not what midstream writes there: {error}. {_REMEDIES[kind]}") from error
-    if match is None and msgspec.json.encode(record) != data:  # without a checksum only what older versions wrote
-        raise StorageError(f"{path}: not what midstream writes there: the file is damaged. {_REMEDIES[kind]}")
-    return record
 
 
 def _checksum(path: str, content: bytes) -> bytes:

@@ -23,7 +23,7 @@ again after that. A later coordinator takes its epoch before it lists the checkp
 and it begins without that checkpoint, or the one that made the mark sees the epoch, and deletes nothing. A mark
 therefore does not count when a coordinator of a higher epoch has recorded that the checkpoint counts.
 
-These small files carry a checksum each, with their own name in it. Older versions wrote them without.
+These small files carry a checksum each, with their own name in it.
 
 Everything here blocks: for `RunIo` only.
 """
@@ -156,7 +156,7 @@ def say_where_from(
     counting = tuple(entry for entry in taken.listed if entry.checkpoint_id <= newest)
     counted = tuple(entry.checkpoint_id for entry in counting)
     path = f"{_EPOCHS}/{taken.epoch:08}.from"
-    storage.create(path, sealed(path, FromFile(newest, fresh, first, counted, source, keeps, takes_back)))
+    storage.create(path, sealed(path, FromFile(newest, first, counted, source, fresh, keeps, takes_back)))
     return TakenOver(taken.epoch, counting, first)
 
 
@@ -328,7 +328,7 @@ def _owner(storage: Storage, checkpoint_id: int) -> int | None:
     data = _read_if_there(storage, path)
     if data is None:
         return None
-    return int(data) if data.isdigit() else unsealed(data, OwnerFile, path).epoch  # digits: an older version's
+    return unsealed(data, OwnerFile, path).epoch
 
 
 def is_superseded(storage: Storage, metadata: CheckpointMetadata) -> bool:
@@ -341,12 +341,7 @@ def _superseded(made_by: int, checkpoint_id: int, starts: Mapping[int, FromFile]
 
     It may be older than the newest one that counted: its maker had given up writing it, and completed the next.
     """
-    return any(epoch > made_by and not _counts(checkpoint_id, start) for epoch, start in starts.items())
-
-
-def _counts(checkpoint_id: int, start: FromFile) -> bool:
-    """Whether a checkpoint of an earlier coordinator counted when this one began."""
-    return checkpoint_id <= start.newest if start.counted is None else checkpoint_id in start.counted
+    return any(epoch > made_by and checkpoint_id not in start.counted for epoch, start in starts.items())
 
 
 def _is_being_deleted(names: Iterable[str], checkpoint_id: int, starts: Mapping[int, FromFile]) -> bool:
@@ -355,7 +350,7 @@ def _is_being_deleted(names: Iterable[str], checkpoint_id: int, starts: Mapping[
     One that marked it when a later coordinator, for which it counts, had taken its epoch does not: see `drop`.
     """
     marked_by = max((int(match[1]) for name in names if (match := _DROPPED.fullmatch(name))), default=0)
-    counted_by = max((epoch for epoch, start in starts.items() if _counts(checkpoint_id, start)), default=0)
+    counted_by = max((epoch for epoch, start in starts.items() if checkpoint_id in start.counted), default=0)
     return marked_by > 0 and marked_by >= counted_by
 
 
@@ -394,11 +389,10 @@ def begun_since(storage: Storage, newest: CheckpointMetadata | None) -> Begun | 
     made_by, newest_id = (0, 0) if newest is None else (newest.epoch, newest.checkpoint_id)
     since = {epoch: start for epoch, start in _starts(storage).items() if epoch > made_by}
     last = since.get(max(since, default=0))
-    if last is not None and last.source is not None:
-        begun = Begun(last.source, "take-back" if last.takes_back else "keep" if last.keeps else None, last.first)
-        return None if last.source == newest_id and begun.newer_output is None else begun
-    # Older versions recorded only whether a start began at the beginning.
-    return Begun(None) if any(start.fresh for start in since.values()) else None
+    if last is None or last.source is None:
+        return Begun(None) if last is not None and last.fresh else None
+    begun = Begun(last.source, "take-back" if last.takes_back else "keep" if last.keeps else None, last.first)
+    return None if last.source == newest_id and begun.newer_output is None else begun
 
 
 def check_records(storage: Storage) -> list[str]:

@@ -40,7 +40,6 @@ from midstream.connectors.delta_tables import (
     first_beyond_years,
     first_too_long,
     fitted,
-    is_in_partition,
     nan_columns,
     parquet_schema,
     partition_folder,
@@ -92,8 +91,8 @@ class WrittenFile(msgspec.Struct, frozen=True, array_like=True):
     rows: int
     partition: dict[str, str | None]
     statistics: str
-    place: str = ""
-    """The table's place, see `place_of`; empty, as written by older versions, for the sink's own place."""
+    place: str
+    """The table's place, see `place_of`."""
 
 
 class DeltaSink(Sink):
@@ -322,7 +321,7 @@ class DeltaSink(Sink):
         """
         from deltalake import DeltaTable
 
-        if place in ("", self.place):
+        if place == self.place:
             return self
         directory = directory_of(place, self.filesystem, self._where)
         if directory is None or not self._uri.endswith(self.directory):
@@ -590,7 +589,7 @@ def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, str], list[W
     for committable in committables:
         file = decoded(committable, WrittenFile, "a Delta sink", "DeltaSink")
         folder, slash, name = file.name.rpartition("/")
-        if not (_NAME.fullmatch(name) and is_in_partition(folder + slash, file.partition)):
+        if not (_NAME.fullmatch(name) and folder + slash == partition_folder(file.partition)):
             raise StorageError(
                 f"DeltaSink: no Delta sink writes a file {file.name!r}; the checkpoint is corrupt or forged"
             )

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from datetime import date, datetime
 from decimal import Decimal
-from functools import partial
 from math import isinf
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import quote
@@ -268,17 +267,9 @@ def partition_folder(partition: Mapping[str, str | None]) -> str:
 
     Polars wants the column's name as it is, as deltalake writes it, and the value encoded.
     """
-    return _folder(partition, lambda name: _UNFIT_FOR_FOLDERS.sub(lambda found: quote(found[0], safe=""), name))
-
-
-def is_in_partition(folder: str, partition: Mapping[str, str | None]) -> bool:
-    """Whether a sink writes files of this partition to `folder`, or has done so before it left names as they are."""
-    return folder in (partition_folder(partition), _folder(partition, partial(quote, safe="")))
-
-
-def _folder(partition: Mapping[str, str | None], name_of: Callable[[str], str]) -> str:
     pieces = [
-        f"{name_of(name)}={_NULL_FOLDER if value is None else quote(value, safe='')}/"
+        f"{_UNFIT_FOR_FOLDERS.sub(lambda found: quote(found[0], safe=''), name)}="
+        f"{_NULL_FOLDER if value is None else quote(value, safe='')}/"
         for name, value in partition.items()
     ]
     return "".join(pieces)

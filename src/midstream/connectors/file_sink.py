@@ -62,8 +62,8 @@ class PendingFile(msgspec.Struct, frozen=True, array_like=True):
     name: str
     size: int
     rows: int
-    place: str = ""
-    """The directory's place, see `place_of`; empty, as written by older versions, for the sink's own place."""
+    place: str
+    """The directory's place, see `place_of`."""
 
 
 class FileSink(Sink):
@@ -331,7 +331,7 @@ class _FileCommitter(Committer):
         for place in places:
             if place.committed(_folder_of(file)) >= checkpoint_id:
                 return place, False  # it was committed, and a reader has removed it since, as readers may
-        if len(places) == 1 and file.place and file.place != place_of(self._own.filesystem, self._own.directory):
+        if len(places) == 1 and file.place != place_of(self._own.filesystem, self._own.directory):
             raise ConfigError(
                 f"{file.rows} rows were to be committed with checkpoint {checkpoint_id} to {file.place}, and the "
                 f"sink now writes to {place_of(self._own.filesystem, self._own.directory)}, from where it cannot "
@@ -346,7 +346,7 @@ class _FileCommitter(Committer):
 
     def places(self, file: PendingFile) -> list[_Place]:
         """Return the places where the file may be."""
-        if file.place in ("", place_of(self._own.filesystem, self._own.directory)):
+        if file.place == place_of(self._own.filesystem, self._own.directory):
             return [self._own]
         directory = directory_of(file.place, self._own.filesystem, "FileSink")
         return [self._own] if directory is None else [_Place(self._own.filesystem, directory), self._own]

@@ -84,14 +84,12 @@ class _Partition(msgspec.Struct, frozen=True, array_like=True):
     topic: str
     partition: int
     start: int
-    stop: int | None = None
+    stop: int | None
     """Records from this offset on are not read; None: without end."""
-    from_earliest: bool = False
+    from_earliest: bool
     """The split begins where the broker's records begin when it is opened; `start` is where that was."""
-    topic_id: str = ""
-    """The id of the topic in which the offsets are. Empty: an earlier version of midstream, which did not record it,
-    found the split.
-    """
+    topic_id: str
+    """The id of the topic in which the offsets are."""
 
 
 class _Found(msgspec.Struct, frozen=True, array_like=True):
@@ -506,13 +504,12 @@ class _PartitionReader(SplitReader):
         there. No topic gets the id of an earlier one: if it has not changed, all that was read before is of one topic.
         """
         part = self._part
-        if part.topic_id:
-            with closing(Cluster(self._source._connection, self._where)) as cluster:
-                found = cluster.topic_id(part.topic, _CHECK_S)
-            if found is None and not may_be_gone:
-                raise self._gone()
-            if found is not None and are_two_topics(part.topic_id, found):
-                raise self._source._recreated(part.topic)
+        with closing(Cluster(self._source._connection, self._where)) as cluster:
+            found = cluster.topic_id(part.topic, _CHECK_S)
+        if found is None and not may_be_gone:
+            raise self._gone()
+        if found is not None and are_two_topics(part.topic_id, found):
+            raise self._source._recreated(part.topic)
         self._is_checked = True
 
     def _assign(self, offset: int | None) -> None:

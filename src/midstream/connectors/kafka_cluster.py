@@ -40,7 +40,7 @@ _NO_ID: Final = "A" * 22
 
 def are_two_topics(before: str, now: str) -> bool:
     """Whether a name had the id `before` and has another one `now`; false if either is not known."""
-    return before != now and not {before, now} & {"", _NO_ID}
+    return before != now and _NO_ID not in (before, now)
 
 
 class Cluster:

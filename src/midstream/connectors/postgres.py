@@ -122,8 +122,7 @@ class StagedRows(msgspec.Struct, frozen=True, array_like=True):
     attempt: int
     table: str
     rows: int
-    place: _Place | None = None
-    """The place of the rows; None, as written by older versions, for the sink's own place."""
+    place: _Place
 
 
 class PostgresSink(Sink):
@@ -227,8 +226,8 @@ class PostgresSink(Sink):
         where = f"{self._where}: cannot commit checkpoint {checkpoint_id}"
         groups = _grouped(committables)
         with self._connected(where) as connection:
-            for (job_id, uid, noted), group in groups.items():
-                place, _ = self._at(connection, noted)
+            for (job_id, uid, place), group in groups.items():
+                self._table_of(connection, place)  # raises if there is none
                 commits = find_table(connection, place.staging, _COMMITS)
                 if commits is None or _committed(connection, place, job_id, uid)[1] < checkpoint_id:
                     for part in group:
@@ -254,8 +253,7 @@ class PostgresSink(Sink):
             ).fetchone()
             newest = found[0] or 0 if found is not None else 0
             for checkpoint_id, committable in output.held:
-                for (_, _, noted), (part,) in _grouped([committable]).items():
-                    at, _ = self._at(connection, noted)
+                for (_, _, at), (part,) in _grouped([committable]).items():
                     if find_table(connection, at.staging, part.table) is None:
                         newest = max(newest, checkpoint_id)  # committed, here or at an earlier target
         return max(0, newest)
@@ -329,13 +327,9 @@ class PostgresSink(Sink):
     def _place(self, table: Table) -> _Place:
         return _Place(self.staging_schema or table.schema, table.schema, table.name, self.key)
 
-    def _at(self, connection: Connection[Any], noted: _Place | None) -> tuple[_Place, Table]:
-        """Return where rows are staged, and the table to which they go; the sink's own if that is missing, perhaps
-        renamed.
-        """
-        table = find_table(connection, noted.schema, noted.table) if noted is not None else None
-        own = self._find(connection) if table is None else table
-        return noted or self._place(own), own
+    def _table_of(self, connection: Connection[Any], place: _Place) -> Table:
+        """Return the table to which rows of `place` go; the sink's own if that is missing, perhaps renamed."""
+        return find_table(connection, place.schema, place.table) or self._find(connection)
 
     def _check_columns(self, schema: pa.Schema) -> None:
         if len(schema) == 0:
@@ -471,8 +465,8 @@ class _PostgresCommitter(Committer):
         where = f"{self._sink._where}: cannot commit checkpoint {checkpoint_id}"
         groups = _grouped(committables)
         with self._sink._connected(where, _PATIENCE_S) as connection:
-            for (job_id, uid, noted), group in groups.items():
-                place, table = self._sink._at(connection, noted)
+            for (job_id, uid, place), group in groups.items():
+                table = self._sink._table_of(connection, place)
                 self._move(connection, place, table, job_id, uid, checkpoint_id, group, where)
         if any(job_id == self._job_id for job_id, _, _ in groups):
             self._predecessors.clear()  # `_move` has swept them
@@ -480,8 +474,7 @@ class _PostgresCommitter(Committer):
     def _abort(self, committables: Sequence[bytes]) -> None:
         groups = _grouped(committables)
         with self._sink._connected(f"{self._sink._where}: cannot clean up", _PATIENCE_S) as connection:
-            for (_, _, noted), group in groups.items():
-                place, _ = self._sink._at(connection, noted)
+            for (_, _, place), group in groups.items():
                 for staged in group:
                     _drop(connection, place, staged.table)
 
@@ -583,9 +576,9 @@ def _gone(place: _Place, part: StagedRows, where: str) -> StorageError:
     )
 
 
-def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, _Place | None], list[StagedRows]]:
+def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, _Place], list[StagedRows]]:
     """Group committables by job, uid and place. Raises StorageError for what no PostgreSQL sink has staged."""
-    groups: defaultdict[tuple[str, str, _Place | None], list[StagedRows]] = defaultdict(list)
+    groups: defaultdict[tuple[str, str, _Place], list[StagedRows]] = defaultdict(list)
     for committable in committables:
         staged = decoded(committable, StagedRows, "a PostgreSQL sink", "PostgresSink")
         if not re.fullmatch(f"{_token(staged.job_id, staged.uid)}_{staged.attempt}_[0-9]+_[0-9]+", staged.table):

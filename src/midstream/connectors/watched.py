@@ -20,7 +20,7 @@ import numpy as np
 import numpy.typing as npt
 import xxhash
 
-from midstream.core.errors import DataError
+from midstream.core.errors import DataError, StorageError
 from midstream.operators.source import decoded
 
 GONE_S: Final = 3600
@@ -40,63 +40,51 @@ def _no_hashes() -> Hashes:
 class _Stored(msgspec.Struct, frozen=True, array_like=True):
     files: int
     newest_ns: int
-    """The newest modification time. Older versions had bytes in this place, which distinguishes the two forms: older
-    versions refuse this one, and this version reads theirs as `_StoredBefore`.
-    """
     seen: bytes
-    gone: bytes = b""
-    since_s: tuple[int, ...] = ()
+    gone: bytes
+    since_s: tuple[int, ...]
     """For each missing file, when it was first missing."""
-    states: bytes = b""
-    """For each of `seen`, its state; empty if an older version has written this."""
-
-
-class _StoredBefore(msgspec.Struct, frozen=True, array_like=True):
-    """The form up to 0.1: `seen` is 16 bytes per file, of which the first 8 are its hash in this version."""
-
-    files: int
-    seen: bytes
+    states: bytes
+    """For each of `seen`, its state."""
 
 
 @dataclass(frozen=True)
 class Position:
     files: int = 0
     """The number of files taken so far."""
-    newest_ns: int | None = 0
-    """The newest modification time; None: unknown."""
+    newest_ns: int = 0
+    """The newest modification time."""
     seen: Hashes = field(default_factory=_no_hashes)
     """Sorted hashes of files taken, including those that have disappeared."""
     gone: Hashes = field(default_factory=_no_hashes)
     since_s: tuple[int, ...] = ()
     states: States = field(default_factory=lambda: np.empty(0, np.uint16))
-    """The states of `seen` when these were taken; empty if all are unknown."""
+    """The states of `seen` when these were taken."""
 
     def encoded(self) -> bytes:
         states = self.states.astype("<u2").tobytes()
         return msgspec.msgpack.encode(
-            _Stored(self.files, self.newest_ns or 0, _packed(self.seen), _packed(self.gone), self.since_s, states)
+            _Stored(self.files, self.newest_ns, _packed(self.seen), _packed(self.gone), self.since_s, states)
         )
 
     def states_of(self, hashes: Hashes) -> States:
         """Return the state of each file with one of these hashes when it was taken."""
         found = np.zeros(len(hashes), np.uint16)
-        if len(self.states):
-            is_known = _contains(self.seen, hashes)
-            found[is_known] = self.states[np.searchsorted(self.seen, hashes[is_known])]
+        is_known = _contains(self.seen, hashes)
+        found[is_known] = self.states[np.searchsorted(self.seen, hashes[is_known])]
         return found
 
 
 def decoded_position(data: bytes | None, where: str) -> Position:
-    """Decode a position. Raises ConfigError if another kind of source wrote it."""
+    """Decode a position. Raises ConfigError if another kind of source wrote it, StorageError if it is damaged."""
     if data is None:
         return Position()
-    try:
-        stored = msgspec.msgpack.decode(data, type=_Stored)
-    except msgspec.DecodeError:
-        before = decoded(data, _StoredBefore, where)
-        pairs = np.frombuffer(before.seen[: len(before.seen) // 16 * 16], ">u8").astype(np.uint64)
-        return Position(before.files, None, np.sort(pairs[::2]))
+    stored = decoded(data, _Stored, where)
     seen, states = _unpacked(stored.seen), np.frombuffer(stored.states, "<u2").astype(np.uint16)
+    if len(states) != len(seen):
+        raise StorageError(
+            f"{where}: the position in the checkpoint is damaged: it has {len(states)} states of {len(seen)} files"
+        )
     return Position(stored.files, stored.newest_ns, seen, _unpacked(stored.gone), stored.since_s, states)
 
 
@@ -168,7 +156,7 @@ class Watch:
         listed = now.hashes[is_known]
         seen, gone, gone_since_s = _forget(known, listed, int(now_ns / 1e9))
         counted = is_known | is_taken
-        newest_ns = max(known.newest_ns or 0, int(now.modified_ns[counted].max()) if counted.any() else 0)
+        newest_ns = max(known.newest_ns, int(now.modified_ns[counted].max()) if counted.any() else 0)
         seen = np.union1d(seen, now.hashes[is_taken])
         all_states = known.states_of(seen)
         all_states[np.searchsorted(seen, now.hashes[counted])] = states[counted]
@@ -204,8 +192,7 @@ class Watch:
         self, now: Listing, is_known: npt.NDArray[np.bool_], known: Position, changed: npt.NDArray[np.bool_]
     ) -> None:
         """Raise DataError for a file that has changed since it was taken. `changed`: by the states in the position."""
-        if known.newest_ns is not None:
-            changed |= is_known & (now.modified_ns > known.newest_ns)
+        changed |= is_known & (now.modified_ns > known.newest_ns)
         if len(self._last.hashes):
             at = np.minimum(np.searchsorted(self._last.hashes, now.hashes), len(self._last.hashes) - 1)
             differs = (self._last.sizes[at] != now.sizes) | (self._last.modified_ns[at] != now.modified_ns)

@@ -2,8 +2,7 @@
 
     uint64, little-endian:   form (8 bits, the highest) | length in bytes (56 bits)
 
-The form is the index of its schema among those that batches of the edge may have. It is 0 for rows, as it was before
-there were combined batches.
+The form is the index of its schema among those that batches of the edge may have; it is 0 for rows.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from midstream.core.elements import MAX_WATERMARK_US
 from midstream.core.errors import JobError, MidstreamError, SchemaError
 from midstream.core.seams import Timer
 from midstream.core.values import kind_of
-from midstream.operators.base import KEY, NOTHING, OperatorContext, Output, Snapshot, SnapshotResult
+from midstream.operators.base import NOTHING, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.operators.function_operator import FunctionOperator, Port
 from midstream.operators.process_context import Context, Timers
 from midstream.operators.rows import (
@@ -99,15 +99,6 @@ class ProcessOperator(FunctionOperator):
                 )
 
     # ---- life ----
-
-    def _key_settings(self) -> dict[str, str]:
-        found = super()._key_settings()
-        if len(self._key_fields) == 1:
-            # The name is a setting of its own: older checkpoints have only the type, and a setting that a checkpoint
-            # lacks is not compared.
-            field = self._key_fields[0]
-            found |= {KEY: str(field.type), f"{KEY}'s column": field.name}
-        return found
 
     def open(self, context: OperatorContext, out: Output) -> None:
         super().open(context, out)

@@ -205,8 +205,7 @@ def _of_edges(status: JobStatus) -> Iterator[Family]:
         (("edge", str(number)), ("source", uids[source]), ("target", uids[target]), ("partitioning", partitioning))
         for number, (source, target, partitioning) in enumerate(status.edges)
     ]
-    # records of older versions have no flows
-    found = list(zip(labels, status.flows, strict=True)) if status.flows else []
+    found = list(zip(labels, status.flows, strict=True))
     again = "Rows emitted again after a failure count again."
     yield _counter("edge_rows_total", f"Rows that passed the edge. {again}", [(at, one.rows) for at, one in found])
     yield _counter("edge_bytes_total", f"Their bytes in memory. {again}", [(at, one.bytes) for at, one in found])

@@ -32,7 +32,7 @@ from midstream.core.errors import ClusterError
 from midstream.protocol.framing import ProtocolViolation, frame
 
 MAGIC: Final = b"MDSTREAM"
-VERSION: Final = 2
+VERSION: Final = 1
 NONCE_BYTES: Final = 32
 SECRET_BYTES: Final = 32
 MAC_BYTES: Final = 32

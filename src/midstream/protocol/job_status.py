@@ -394,7 +394,7 @@ class JobStatus(msgspec.Struct, frozen=True, kw_only=True):
     state_growth: tuple[StateSize, ...] = ()
     """Up to 65 completed checkpoints from the job's beginning to the newest one, oldest first."""
     flows: tuple[FlowStatus, ...] = ()
-    """The flow on each of `edges`, in their order; empty in records of jobs that older versions ran."""
+    """The flow on each of `edges`, in their order."""
 
     @property
     def has_ended(self) -> bool:

@@ -371,7 +371,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         "a barrier overtakes rows of a broadcast", overtakes_what_is_shared, regions.backpressured
     ),
     "clear_while_recovering": Mutation(
-        "recovered rows are not waited for where none may be in flight", clear_while_recovering, regions.outdated
+        "recovered rows are not waited for where none may be in flight",
+        clear_while_recovering,
+        regions.held_and_changed,
     ),
     "clear_while_working": Mutation(
         "the batch in process is not waited for where none may be in flight",

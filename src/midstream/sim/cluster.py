@@ -29,7 +29,6 @@ from midstream.sim.checked import CheckedMachine, CheckedShell
 from midstream.sim.connection import Connection
 from midstream.sim.liveness import CANCEL_ENDS, Liveness, owed_at_the_end
 from midstream.sim.network import SIM, Network, SimTransport
-from midstream.sim.older_version import patience_of
 from midstream.sim.pickling import Pickler
 from midstream.sim.promises import NOT_OPENED, OwedCommits, Promises
 from midstream.sim.reasons import Reasons
@@ -143,8 +142,8 @@ class Driver:
         self.slots_late = 0
         """How many of the next requested slots start only after their timeout."""
         self.has_late_slots = False
-        patience_s = patience_of(plan.graph, cluster.patience_s)
-        self.reasons = Reasons(cluster.struck_us, patience_s, cluster.denied, self._has_no_reason)
+        """Whether a slot was requested that starts only after its timeout."""
+        self.reasons = Reasons(cluster.struck_us, cluster.patience_s, cluster.denied, self._has_no_reason)
         self.liveness = Liveness(cluster.bound_s, cluster.struck_us, lambda: world.now_us, self._has_no_reason)
         self.completed: set[int] = set()
         """The checkpoints whose completion was reported to slots."""
@@ -168,8 +167,7 @@ class Driver:
         self.promises = Promises(
             plan.config, self.connections, lambda: world.now_us, self._is_for_savepoint, self._has_no_reason
         )
-        self._slot_count = 0
-        self._clients = 0
+        self._slot_count = self._clients = 0
         self._processes: dict[str, list[Slot]] = {}
         """The processes that were started for each request: its task may be run more than once."""
         self.process.on_death.append(self._died)

@@ -21,7 +21,7 @@ from midstream.sim.cluster import Cluster, Driver
 from midstream.sim.disk import Disk
 from midstream.sim.lines import After
 from midstream.sim.network import SIM
-from midstream.sim.older_version import in_flight_where_none_may_be
+from midstream.sim.on_disk import overtaken_where_none_may_be
 from midstream.sim.oracle import CHECKPOINT, Cut, Oracle
 from midstream.sim.programs import contradictions, ends_in_flight
 from midstream.sim.savepoints import Saved, Savepoints
@@ -383,7 +383,7 @@ class Keeper:
             self._is_restored = True
             self.savepoints_restored += 1
         complaints = self._oracle.check_checkpoint(metadata, self._start.copies if is_copy else None)
-        return complaints if is_copy else complaints + in_flight_where_none_may_be(metadata, self._scenario)
+        return complaints if is_copy else complaints + overtaken_where_none_may_be(metadata)
 
     def completed(self, path: str | None) -> CheckpointMetadata | None:
         """Return the metadata of the checkpoint at this path, if one was completed there."""

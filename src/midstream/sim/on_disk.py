@@ -16,10 +16,14 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import Final
 
+import pyarrow as pa
+
 from midstream.checkpoint.metadata import CheckpointMetadata, decode_metadata
 from midstream.checkpoint.records import OwnerFile, unsealed
 from midstream.checkpoint.state_files import StateFile
 from midstream.checkpoint.store import is_superseded, jobs_of
+from midstream.graph.job_graph import Edge, JobGraph, Partitioning, Vertex
+from midstream.graph.overtaking import overtakable
 from midstream.sim.cluster import Driver
 from midstream.sim.disk import Disk
 from midstream.sim.oracle import CHECKPOINT
@@ -32,6 +36,21 @@ TRIES: Final = 4
 """How often a coordinator tries to delete a file before the job ends: once and again when it is not needed any more, and
 once and again at the end. Only the next coordinator deletes it if all of these fail."""
 CLAIM: Final = re.compile(r"chk-\d+/_owner")
+
+
+def overtaken_where_none_may_be(metadata: CheckpointMetadata) -> list[str]:
+    """Return complaints about rows in flight in a checkpoint, on edges on which barriers do not overtake."""
+    if not metadata.channels:
+        return []
+    vertices = tuple(Vertex(vertex.id, vertex.parallelism, None, ()) for vertex in metadata.vertices)
+    edges = tuple(
+        Edge(edge.id, edge.source, edge.target, Partitioning(edge.partitioning), pa.schema([]))
+        for edge in metadata.edges
+    )
+    may_be = overtakable(JobGraph(vertices, edges, metadata.max_parallelism))
+    wrong = sorted({state.edge for state in metadata.channels} - may_be)
+    where = f"checkpoint {metadata.checkpoint_id}: rows in flight on edge"
+    return [f"{where} {edge}, on which barriers do not overtake" for edge in wrong]
 
 
 class OnDisk:

@@ -63,7 +63,7 @@ NAMED: Final[Mapping[str, Callable[[int], Scenario]]] = {
     "given_up": regions.given_up,
     "saving": regions.saving,
     "held": regions.held,
-    "outdated": regions.outdated,
+    "held_and_changed": regions.held_and_changed,
     "stalled": regions.stalled,
     "timed_out": regions.timed_out,
     "shared": regions.shared,

@@ -455,11 +455,11 @@ def held(seed: int) -> Scenario:
     return replace(slow, aligned_timeout_s=0.0, interval_s=0.005, min_pause_s=0.0, timeout_s=60.0)
 
 
-def outdated(seed: int) -> Scenario:
-    """The same; with rows in flight the job continues in another version of midstream, where not all of them could be."""
+def held_and_changed(seed: int) -> Scenario:
+    """The same; with rows in flight the job mostly continues in another program, where not all of them could be."""
     kill_driver = WITH_IN_FLIGHT.index("kill_driver")
     kills = tuple(Fault(100 * i, IN_FLIGHT, kill_driver + len(WITH_IN_FLIGHT) * (31 * seed + i)) for i in range(1, 7))
-    return replace(held(seed), has_older=True, timeout_s=1.0, faults=kills)
+    return replace(held(seed), changes=0.8, faults=kills)
 
 
 def stalled(seed: int) -> Scenario:

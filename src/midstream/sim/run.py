@@ -24,7 +24,6 @@ from midstream.sim.faults import strike
 from midstream.sim.keeper import ROOT, Keeper, Start
 from midstream.sim.liveness import bound_s
 from midstream.sim.network import Network
-from midstream.sim.older_version import as_started, by_version
 from midstream.sim.on_disk import OnDisk
 from midstream.sim.oracle import CHECKPOINT, Oracle
 from midstream.sim.programs import changed
@@ -114,7 +113,7 @@ class Outcome:
 def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeCoordinator | None = None) -> Outcome:
     """Run a scenario. The outcome is a pure function of the scenario and the code."""
     prepared = Run(scenario, keep_trace, make_coordinator or Coordinator)
-    with chunk_sizes_of(scenario), valves_are_checked(prepared.world), by_version(scenario):
+    with chunk_sizes_of(scenario), valves_are_checked(prepared.world):
         if not keep_trace:
             return prepared.go()
         with following_elements(prepared.world.note):
@@ -278,8 +277,6 @@ class Run:
         s = self.scenario
         original = job_graph(shape, self.outside, list(self.sources.values()), self._sink, s.key_groups)
         graph = changed(original, shape, self.outside, s.seed, version, generators=s.new_generators)
-        if s.has_older:
-            graph = as_started(graph, s, job_id)
         buffers = least_buffers(graph) // 2 if s.is_scant else least_buffers(graph) + s.pool_buffers
         config = JobConfig(
             name=JOB,

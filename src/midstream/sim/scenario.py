@@ -193,8 +193,6 @@ class Scenario:
     """Whether chunks are small; a tenth of the other runs have small chunks by chance (`sim.chunk_sizes`)."""
     combined_rows_min: int = 0
     """The rows from which on every batch is combined; 0: that is drawn, and that more than a share of them must be spared."""
-    has_older: bool = False
-    """Whether half of its starts are by an older midstream (`sim.older_version`)."""
     on_slots: float = 0.0
     """The share of the sinks that commit on slots."""
     is_scant: bool = False
@@ -344,9 +342,6 @@ BEHIND_NODES_MAX: Final = 9
 CHANGED: Final = 0.25
 """The share of runs without given arguments, but with checkpoints, that have starts with changed programs."""
 
-OLDER: Final = 0.1
-"""The share of the same runs that have starts by an older midstream."""
-
 COMMIT_ON_SLOTS: Final = 0.25
 """The share of runs without given arguments that have sinks which commit on slots."""
 
@@ -367,8 +362,6 @@ def _with_more(scenario: Scenario, base: Shape, seed: int) -> Scenario:
     changes = Random(f"changes {seed}")
     if scenario.has_checkpoints and changes.random() < CHANGED:
         scenario = replace(scenario, changes=changes.choice((0.3, 0.8)))
-    if scenario.has_checkpoints and Random(f"older {seed}").random() < OLDER:
-        scenario = replace(scenario, has_older=True)
     on_slots = Random(f"on slots {seed}")
     if on_slots.random() < COMMIT_ON_SLOTS:
         scenario = with_commits_on_slots(scenario, on_slots)

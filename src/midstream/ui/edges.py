@@ -16,8 +16,8 @@ SILENT_MS = 20_000
 
 
 def edge_table(status: JobStatus, names: dict[str, str]) -> Table | None:
-    """Return a table with one line per edge; `names` are those of operators by uid. None if nothing is known of edges."""
-    if not status.edges or not status.flows:
+    """Return a table with one line per edge; `names` are those of operators by uid. None if there are none."""
+    if not status.edges:
         return None
     table = Table(box=None, pad_edge=False, header_style="dim", expand=False, collapse_padding=True)
     table.add_column("edge", no_wrap=True)
