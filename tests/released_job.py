@@ -105,7 +105,7 @@ class Keyed(KeyedProcessFunction):
     thing = ValueState()
     items = ListState(pa.string())
     things = ListState()
-    typed = MapState(pa.decimal128(12, 2), key_type=pa.string())
+    typed = MapState(key=pa.string(), value=pa.decimal128(12, 2))
     untyped = MapState()
     most = ReducingState(larger)
     nested = ValueState(pa.struct([("a", pa.list_(pa.int32())), ("b", pa.timestamp("us"))]))
