@@ -255,6 +255,15 @@ def test_what_looks_at_its_row_alone_is_accepted(expr: pl.Expr) -> None:
     check_row_by_row([expr], SCHEMA, "here")
 
 
+@pytest.mark.parametrize("name", ["number of the probe row", "midstream literal 0", "row", "operand 0", "result"])
+def test_a_column_may_have_any_name(name: str) -> None:
+    schema, column = {name: pl.Int64(), "b": pl.Int64()}, pl.col(name)
+    for expr in (column + 1, column.is_in(pl.Series([1, 2])), pl.struct(name, z=pl.col("b") + 1), cs.integer() * 2):
+        assert not faults_of([expr], schema)
+    [(_, fault)] = faults_of([column - column.sum() + pl.col("b")], schema)
+    assert "among others" in fault.reason
+
+
 def test_nulls_of_no_type_become_nulls_of_the_declared_type() -> None:
     schema = schema_of([("n", pa.large_list(pa.int64()))])
     world = World(ProjectOperator("p", [pl.col("n").list.diff().alias("d")], schema, keep=False))
