@@ -20,9 +20,10 @@ import msgspec
 import pyarrow as pa
 
 from midstream.core.arrow_types import to_list
-from midstream.core.batches import text_not_utf8
-from midstream.core.errors import DataError, InvariantError
+from midstream.core.batches import conform, text_not_utf8
+from midstream.core.errors import DataError, InvariantError, JobError
 from midstream.core.seams import Done, Failed, Timer
+from midstream.core.values import kind_of
 from midstream.operators.bad_records import TALLY, BadRecords, Tally
 from midstream.operators.base import Splits
 from midstream.operators.source import Source, Split, SplitReader, decoded_splits
@@ -426,15 +427,28 @@ def _move_past(current: _OpenSplit, ahead: _Ahead | None) -> None:
 
 
 def _read(source: Source, split: Split, reader: SplitReader, rows_max: int) -> _Ahead | None:
-    """Read the next batch of the split. Raises DataError if a text in it is not UTF-8."""
+    """Read the next batch of the split. Raises SchemaError if it has other columns than the source, and DataError if a text
+    in it is not UTF-8.
+    """
     found = reader.read(rows_max)
     if found is None:
         return None
-    wrong = text_not_utf8(found[0])
+    match found:
+        case (pa.RecordBatch() as batch, int(offset)):
+            pass
+        case _:
+            kinds = f"a tuple of {', '.join(map(kind_of, found))}" if isinstance(found, tuple) else kind_of(found)
+            raise JobError(
+                f"{type(source).__name__}: read() returned {kinds}; it must return a pyarrow.RecordBatch and the offset after "
+                "it, as a tuple, or None"
+            )
+    if not batch.schema.equals(source.schema):
+        batch = conform(batch, source.schema, source.place(split, 0, batch.num_rows - 1))
+    wrong = text_not_utf8(batch)
     if wrong is not None:
         row, name, text = wrong
         raise DataError(
             f"{source.place(split, row, row)}: column {name!r} has the text {text!r:.200}, which is not UTF-8; write it in "
             "UTF-8, or as a column of bytes"
         )
-    return _Ahead(*found, reader.bad_records())
+    return _Ahead(batch, offset, reader.bad_records())
