@@ -215,9 +215,13 @@ def test_columns_from_spark_are_checked():
             arrow_schema(StructType([StructField(name, LongType()) for name in names]), "data source 'x'")
 
 
-@pytest.mark.parametrize("kind", [pa.string(), pa.list_(pa.int64()), pa.timestamp("s"), pa.dictionary(pa.int8(), pa.string())])
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.list_(pa.int64()), pa.timestamp("s"), pa.dictionary(pa.int8(), pa.string())]
+)
 def test_a_source_declares_types_as_rows_of_a_job_have_them(world, kind):
-    with pytest.raises(SchemaError, match=r"column 'v' of Own is .*; declare (large_string|large_list|timestamp\[ms\])"):
+    with pytest.raises(
+        SchemaError, match=r"column 'v' of Own is .*; declare (large_string|large_list|timestamp\[ms\])"
+    ):
         world.env.source(Own(pa.schema([pa.field("v", kind)])))
     for schema in ({"v": int}, None):
         with pytest.raises(SchemaError, match=r"the schema of Own is .*; it must be a pyarrow\.Schema"):
@@ -231,7 +235,10 @@ BATCH = pa.record_batch({"v": [1, 2]})
 @pytest.mark.parametrize(
     ("returned", "message"),
     [
-        ((pa.record_batch({"v": ["x"]}), 1), r"split all, row 0 after offset 0: column 'v' is string, declared as int64"),
+        (
+            (pa.record_batch({"v": ["x"]}), 1),
+            r"split all, row 0 after offset 0: column 'v' is string, declared as int64",
+        ),
         ((pa.record_batch({"v": [2.5]}), 1), r"column 'v' is double, declared as int64"),
         ((pa.record_batch({"w": [1]}), 1), r"column 'v' is missing; got w"),
         ((pa.record_batch({"v": [1], "w": [1]}), 1), r"column 'w' is not in the declared schema"),

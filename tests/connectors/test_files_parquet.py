@@ -573,7 +573,9 @@ def test_a_text_that_is_not_utf8_is_refused_with_file_row_and_bytes(tmp_path, gr
     texts = pa.Array.from_buffers(pa.string(), len(latin), written.buffers())
     pq.write_table(pa.table({"s": texts}), tmp_path / "a.parquet", row_group_size=group)
     read = Environment("latin").read_files(tmp_path / "a.parquet").with_columns(u=pl.col("s").str.to_uppercase())
-    with pytest.raises(DataError, match=r"a\.parquet, row \d.*: column 's' has the text b'\\xfc.*', which is not UTF-8"):
+    with pytest.raises(
+        DataError, match=r"a\.parquet, row \d.*: column 's' has the text b'\\xfc.*', which is not UTF-8"
+    ):
         read.preview()
 
 

@@ -59,7 +59,9 @@ def test_many_chunks_become_one_batch_and_none_an_empty_one() -> None:
     assert single_batch(uneven).to_pydict() == {"x": [1, 2, 3], "y": [1, 2, 3]}
 
 
-BYTES = st.none() | st.sampled_from([b"a", b"", "é".encode(), b"caf\xe9", b"\xc3", b"\xa9", b"\xed\xa0\x80"]) | st.binary()
+BYTES = (
+    st.none() | st.sampled_from([b"a", b"", "é".encode(), b"caf\xe9", b"\xc3", b"\xa9", b"\xed\xa0\x80"]) | st.binary()
+)
 
 
 @settings(deadline=None)

@@ -106,9 +106,9 @@ def _is_utf8(values: pa.Array[Any]) -> bool:
         return True
     if pa.types.is_large_string(kind):
         _, offsets, data = values.buffers()
-        ends = np.frombuffer(offsets, np.int64)  # type: ignore[call-overload]  # a buffer, as its stub does not have it
-        part = slice(ends[values.offset], ends[values.offset + len(values)])
-        if data is None or not len(found := np.frombuffer(data, np.int8)[part]) or found.min() >= 0:
+        ends = np.frombuffer(memoryview(offsets), np.int64)  # type: ignore[arg-type]  # the stub has no buffers of pyarrow
+        found = np.frombuffer(memoryview(data or b""), np.int8)[ends[values.offset] : ends[values.offset + len(values)]]
+        if not len(found) or found.min() >= 0:
             return True
     try:
         values.validate(full=True)

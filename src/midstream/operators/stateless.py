@@ -263,7 +263,9 @@ def made_batch(made: Any, schema: pa.Schema, where: str, what: str) -> pa.Record
         wrong = text_not_utf8(batch)
         if wrong is not None:
             row, name, text = wrong
-            raise JobError(f"{where}: row {row} of the result of {what} has {text!r:.200} as the text {name!r}: it is not UTF-8")
+            raise JobError(
+                f"{where}: row {row} of the result of {what} has {text!r:.200} as the text {name!r}: it is not UTF-8"
+            )
         return conform(batch, schema, f"{where}: the result of {what}")
     raise JobError(
         f"{where}: {what} returned {kind_of(made)}; return a polars DataFrame, or an Arrow RecordBatch or Table"
