@@ -323,6 +323,9 @@ def test_a_call_costs_few_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     check_row_by_row([expr.alias("same") for expr in wide[:1]], SCHEMA, "here")
     assert 0 < len(calls) < 25, "parts are remembered"
     calls.clear()
+    check_row_by_row([pl.col("s").is_in([str(number) for number in range(10_000)])], SCHEMA, "here")
+    assert 0 < len(calls) < 25, "a part that is the whole is evaluated once, since it may have a large literal"
+    calls.clear()
     check_row_by_row(wide, SCHEMA, "here")
     assert 0 < len(calls) < 25 * 50, (
         "a part is evaluated once for all columns of a type, the whole once for all columns"

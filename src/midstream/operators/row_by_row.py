@@ -148,8 +148,11 @@ def _check_parts(expr: pl.Expr, schema: Mapping[str, pl.DataType], *, of_many_ro
     try:
         tree = trees.tree(expr)
         _check_names(tree)
+        judged = 0
         for each in without_selectors(trees, tree, schema):
-            _Parts(trees, schema, of_many_rows=of_many_rows).visit_whole(each)
+            parts = _Parts(trees, schema, of_many_rows=of_many_rows)
+            parts.visit_whole(each)
+            judged = max(judged, parts.judged)
     except _Found:
         raise
     except RecursionError:  # it is hundreds of parts deep
@@ -163,6 +166,8 @@ def _check_parts(expr: pl.Expr, schema: Mapping[str, pl.DataType], *, of_many_ro
             if not _is_in_list(part):
                 _check_parts(part, schema, of_many_rows=of_many_rows)
         return True
+    if judged == 1 and not expr.meta.has_multiple_outputs():
+        return False  # the part is the whole
     # Functions were called with probes already. Ranges may be as long as what is computed from probes is large.
     text = trees.text(tree)
     return not _has_function(text) and not any(each in text for each in _MAY_BE_LONG)
@@ -180,6 +185,8 @@ class _Parts:
         self._whole: Tree = None
         self._of_many_rows = of_many_rows
         """Whether rows may depend on each other, as the elements of a list and the rows of an aggregate do."""
+        self.judged = 0
+        """How many parts have been evaluated."""
 
     def visit_whole(self, tree: Tree) -> None:
         while (inner := _named(tree)) is not None:
@@ -234,6 +241,7 @@ class _Parts:
         return _is_constant(text)
 
     def _judge(self, tree: Tree, operands: Sequence[tuple[Tree, pl.DataType]]) -> pl.DataType | None:
+        self.judged += 1
         kind, fault = self._judged(tree, operands)
         if fault is None and kind is None:  # it does not fit its operands, or not columns that stand in place of them
             kind = _kind_of(read_expr(self._trees.text(tree)), pl.DataFrame(schema=self._schema))
