@@ -223,7 +223,8 @@ def test_a_source_declares_types_as_rows_of_a_job_have_them(world, kind):
         SchemaError, match=r"column 'v' of Own is .*; declare (large_string|large_list|timestamp\[ms\])"
     ):
         world.env.source(Own(pa.schema([pa.field("v", kind)])))
-    for schema in ({"v": int}, None):
+    others: list[Any] = [{"v": int}, None]
+    for schema in others:
         with pytest.raises(SchemaError, match=r"the schema of Own is .*; it must be a pyarrow\.Schema"):
             world.env.source(Own(schema))
 

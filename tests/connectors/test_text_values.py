@@ -512,7 +512,7 @@ def test_a_compressed_file_without_the_suffix_is_refused_by_its_beginning(tmp_pa
         with zipfile.ZipFile(packed, "w") as file:
             file.writestr(name, text)
     else:
-        kind = {"gz": "gzip", "zst": "zstd", "lz4": "lz4"}[suffix]
+        kind: Any = {"gz": "gzip", "zst": "zstd", "lz4": "lz4"}[suffix]
         with pa.CompressedOutputStream(pa.OSFile(str(packed), "wb"), kind) as stream:
             stream.write(text)
     assert read_all(FileSource(packed), 10) == [{"v": 1}]
