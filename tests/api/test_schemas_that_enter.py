@@ -74,6 +74,27 @@ class Own(Source):
         raise NotImplementedError
 
 
+class Returning(Own, SplitReader):
+    """Returns one thing as all of its rows."""
+
+    blocking = False
+
+    def __init__(self, schema: pa.Schema, returned: Any) -> None:
+        super().__init__(schema)
+        self.returned = returned
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        return Discovery((Split("all", b""),) if position is None else (), b"all", exhausted=True)
+
+    def open_split(self, split: Split) -> SplitReader:
+        self.read_already = split.offset
+        return self
+
+    def read(self, rows_max: int) -> Any:
+        self.read_already += 1
+        return self.returned if self.read_already == 1 else None
+
+
 class Function(KeyedProcessFunction):
     def process(self, row: Any, ctx: Any) -> None: ...
 
@@ -192,3 +213,48 @@ def test_columns_from_spark_are_checked():
     ):
         with pytest.raises(SchemaError, match=why):
             arrow_schema(StructType([StructField(name, LongType()) for name in names]), "data source 'x'")
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string(), pa.list_(pa.int64()), pa.timestamp("s"), pa.dictionary(pa.int8(), pa.string())]
+)
+def test_a_source_declares_types_as_rows_of_a_job_have_them(world, kind):
+    with pytest.raises(
+        SchemaError, match=r"column 'v' of Own is .*; declare (large_string|large_list|timestamp\[ms\])"
+    ):
+        world.env.source(Own(pa.schema([pa.field("v", kind)])))
+    others: list[Any] = [{"v": int}, None]
+    for schema in others:
+        with pytest.raises(SchemaError, match=r"the schema of Own is .*; it must be a pyarrow\.Schema"):
+            world.env.source(Own(schema))
+
+
+V = pa.schema([pa.field("v", pa.int64())])
+BATCH = pa.record_batch({"v": [1, 2]})
+
+
+@pytest.mark.parametrize(
+    ("returned", "message"),
+    [
+        (
+            (pa.record_batch({"v": ["x"]}), 1),
+            r"split all, row 0 after offset 0: column 'v' is string, declared as int64",
+        ),
+        ((pa.record_batch({"v": [2.5]}), 1), r"column 'v' is double, declared as int64"),
+        ((pa.record_batch({"w": [1]}), 1), r"column 'v' is missing; got w"),
+        ((pa.record_batch({"v": [1], "w": [1]}), 1), r"column 'w' is not in the declared schema"),
+        (BATCH, r"Returning: read\(\) returned a RecordBatch; it must return a pyarrow.RecordBatch and the offset"),
+        ((pa.table({"v": [1]}), 1), r"Returning: read\(\) returned a tuple of a Table, an int; it must"),
+        (({"v": 1}, 1), r"Returning: read\(\) returned a tuple of a dict, an int; it must"),
+        ((BATCH, None), r"Returning: read\(\) returned a tuple of a RecordBatch, None; it must"),
+    ],
+)
+def test_what_a_source_reads_is_checked_against_what_it_declared(world, returned, message):
+    read = world.env.source(Returning(V, returned)).with_columns(w=pl.col("v") + 1)
+    with pytest.raises(MidstreamError, match=message):
+        read.preview()
+
+
+def test_rows_of_a_source_get_the_types_that_it_declared(world):
+    batch = pa.record_batch({"v": pa.array([1, 2], pa.int16())})
+    assert world.env.source(Returning(V, (batch, 1))).preview().table.schema == V

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import polars as pl
 import pyarrow as pa
 import pyarrow.fs
 import pyarrow.parquet as pq
@@ -19,11 +20,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from effort import examples
+from midstream import Environment, testing
 from midstream.connectors import files, watched
 from midstream.connectors.files import FileSource
 from midstream.connectors.filesystem import find_files
 from midstream.core.arrow_types import schema_of
-from midstream.core.errors import ConfigError, SchemaError, StorageError
+from midstream.core.errors import ConfigError, DataError, JobError, SchemaError, StorageError
 from midstream.operators.source import DiscoveryContext, Split
 from permissions import unprivileged
 
@@ -562,3 +564,27 @@ def test_a_struct_with_none_of_the_declared_fields_or_without_a_schema_must_be_t
     pq.write_table(pa.table({"v": pa.array([{"x": 1}])}), tmp_path / "2.parquet")
     with pytest.raises(SchemaError, match=r"2\.parquet: column 'v' is .*in other files as .*: it has no field 'y'"):
         read_all(FileSource(tmp_path))
+
+
+@pytest.mark.parametrize("group", [1, 3])
+def test_a_text_that_is_not_utf8_is_refused_with_file_row_and_bytes(tmp_path, group):
+    """polars relies on UTF-8: str.to_uppercase() of other bytes ended the process."""
+    latin = ["a", "b", "ü" * 20, "café"]
+    written = pa.array([text.encode("latin-1") for text in latin], pa.binary())
+    texts = pa.Array.from_buffers(pa.string(), len(latin), written.buffers())
+    pq.write_table(pa.table({"s": texts}), tmp_path / "a.parquet", row_group_size=group)
+    read = Environment("latin").read_files(tmp_path / "a.parquet").with_columns(u=pl.col("s").str.to_uppercase())
+    with pytest.raises(
+        DataError, match=r"a\.parquet, row \d.*: column 's' has the text b'\\xfc.*', which is not UTF-8"
+    ):
+        read.preview()
+
+
+def test_a_text_that_is_not_utf8_is_refused_from_every_source_and_function():
+    texts = pa.Array.from_buffers(pa.string(), 2, pa.array([b"x", b"caf\xe9"]).buffers())
+    env = Environment("latin")
+    with pytest.raises(DataError, match=r"^row 1 of the input .*, counted from 0: column 's' has the text b'caf\\xe9'"):
+        testing.run(env.from_collection(pa.table({"s": texts}), splits=1))
+    made = env.from_collection([{"n": 1}]).map_batches(lambda _: pa.table({"s": texts}), schema={"s": str})
+    with pytest.raises(JobError, match=r"row 1 of the result of .* has b'caf\\xe9' as the text 's': it is not UTF-8"):
+        testing.run(made)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import zipfile
 from collections.abc import Callable
 from datetime import UTC, date, datetime, time, timedelta, timezone
 from decimal import Decimal, InvalidOperation
@@ -26,7 +27,7 @@ from midstream.connectors.files import CsvOptions, FileSource
 from midstream.connectors.kafka_fetched import ObjectRecords
 from midstream.connectors.kafka_records import RecordParser
 from midstream.core.arrow_types import schema_of, to_list
-from midstream.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
+from midstream.core.errors import ConfigError, DataError, MidstreamError, SchemaError, StorageError
 from midstream.core.values import to_python
 
 MANY = settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -502,6 +503,24 @@ def test_the_mark_of_another_encoding_is_named(tmp_path, name, encoding, schema)
     (tmp_path / name).write_bytes(("v,n\nx,1\n" if name == "a.csv" else '{"v":"x","n":1}\n').encode(encoding))
     with pytest.raises(StorageError, match=r"a\.\w+: begins with the byte order mark of UTF-16 or UTF-32"):
         read_all(FileSource(tmp_path / name, schema=schema, on_bad_record="drop"), 10)
+
+
+@pytest.mark.parametrize("suffix", ["gz", "zst", "lz4", "zip"])
+@pytest.mark.parametrize(("name", "text"), [("a.csv", b"v\n1\n"), ("a.jsonl", b'{"v":1}\n')])
+def test_a_compressed_file_without_the_suffix_is_refused_by_its_beginning(tmp_path, name, text, suffix):
+    packed = tmp_path / f"{name}.{suffix}"
+    if suffix == "zip":
+        with zipfile.ZipFile(packed, "w") as file:
+            file.writestr(name, text)
+    else:
+        kind: Any = {"gz": "gzip", "zst": "zstd", "lz4": "lz4"}[suffix]
+        with pa.CompressedOutputStream(pa.OSFile(str(packed), "wb"), kind) as stream:
+            stream.write(text)
+    assert read_all(FileSource(packed), 10) == [{"v": 1}]
+    packed.rename(tmp_path / name)
+    for schema in (None, pa.schema([("v", pa.int64())])):
+        with pytest.raises(DataError, match=rf"{name}: begins as \.{suffix} files do; .* let it end in \.{suffix}"):
+            read_all(FileSource(tmp_path / name, schema=schema, on_bad_record="drop"), 10)
 
 
 def test_text_that_is_not_utf8_is_refused_with_its_line_and_never_inferred_as_bytes(tmp_path):

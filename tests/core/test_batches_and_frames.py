@@ -9,8 +9,10 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from midstream.core.batches import from_polars, single_batch, to_polars
+from midstream.core.batches import from_polars, single_batch, text_not_utf8, to_polars
 
 COLUMNS: dict[str, pa.Array[Any]] = {
     "small integers": pa.array([-1, None, 3], pa.int8()),
@@ -55,3 +57,34 @@ def test_many_chunks_become_one_batch_and_none_an_empty_one() -> None:
     assert single_batch(pa.schema([("x", pa.int64())]).empty_table()).num_rows == 0
     uneven = pa.table({"x": pa.chunked_array([[1], [2, 3]]), "y": pa.chunked_array([[1, 2], [3]])})
     assert single_batch(uneven).to_pydict() == {"x": [1, 2, 3], "y": [1, 2, 3]}
+
+
+BYTES = (
+    st.none() | st.sampled_from([b"a", b"", "é".encode(), b"caf\xe9", b"\xc3", b"\xa9", b"\xed\xa0\x80"]) | st.binary()
+)
+
+
+@settings(deadline=None)
+@given(texts=st.lists(BYTES, max_size=12), first=st.integers(0, 3), nested=st.sampled_from(["", "struct", "list"]))
+def test_the_first_text_that_python_cannot_decode_is_found(texts: list[bytes | None], first: int, nested: str) -> None:
+    column: pa.Array[Any] = _as_text(pa.array(texts, pa.large_binary()))
+    if nested == "struct":
+        column = pa.StructArray.from_arrays([column, column], names=["a", "b"])
+    elif nested == "list":
+        column = pa.LargeListArray.from_arrays(pa.array(range(len(texts) + 1), pa.int64()), column)
+    batch = pa.record_batch({"n": pa.array(range(len(texts)), pa.int64()), "t": column}).slice(first)
+    wrong = [(row, "t", text) for row, text in enumerate(texts[first:]) if not _is_utf8(text)]
+    assert text_not_utf8(batch) == (wrong[0] if wrong else None)
+
+
+def _is_utf8(text: bytes | None) -> bool:
+    try:
+        (text or b"").decode()
+    except UnicodeDecodeError:
+        return False
+    return True
+
+
+def _as_text(values: pa.Array[Any]) -> pa.Array[Any]:
+    """Declare bytes to be text, which Arrow does not check."""
+    return pa.Array.from_buffers(pa.large_string(), len(values), values.buffers(), values.null_count)

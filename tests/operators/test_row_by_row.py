@@ -255,6 +255,15 @@ def test_what_looks_at_its_row_alone_is_accepted(expr: pl.Expr) -> None:
     check_row_by_row([expr], SCHEMA, "here")
 
 
+@pytest.mark.parametrize("name", ["number of the probe row", "midstream literal 0", "row", "operand 0", "result"])
+def test_a_column_may_have_any_name(name: str) -> None:
+    schema, column = {name: pl.Int64(), "b": pl.Int64()}, pl.col(name)
+    for expr in (column + 1, column.is_in(pl.Series([1, 2])), pl.struct(name, z=pl.col("b") + 1), cs.integer() * 2):
+        assert not faults_of([expr], schema)
+    [(_, fault)] = faults_of([column - column.sum() + pl.col("b")], schema)
+    assert "among others" in fault.reason
+
+
 def test_nulls_of_no_type_become_nulls_of_the_declared_type() -> None:
     schema = schema_of([("n", pa.large_list(pa.int64()))])
     world = World(ProjectOperator("p", [pl.col("n").list.diff().alias("d")], schema, keep=False))
@@ -281,6 +290,14 @@ def test_a_refusal_names_the_expression_the_reason_and_the_way_out(expr: pl.Expr
         ProjectOperator("p", [expr], SCHEMA, keep=True)
 
 
+@pytest.mark.parametrize("given", [["a", "b"], [ANY + 1], (ANY,)])
+def test_expressions_in_a_list_are_to_be_given_one_by_one(given: Any) -> None:
+    with pytest.raises(
+        JobError, match=r"here: .* is a (list|tuple) of expressions; give them one by one, as in \*exprs"
+    ):
+        check_row_by_row([given], SCHEMA, "here")
+
+
 def test_a_filter_cannot_have_another_number_of_rows() -> None:
     with pytest.raises(JobError, match=r'"tags"\)\.explode\(.*returned 2 rows for 1; use flat_map'):
         FilterOperator("f", pl.col("tags").explode() != "a", SCHEMA)
@@ -305,6 +322,9 @@ def test_a_call_costs_few_evaluations(monkeypatch: pytest.MonkeyPatch) -> None:
     calls.clear()
     check_row_by_row([expr.alias("same") for expr in wide[:1]], SCHEMA, "here")
     assert 0 < len(calls) < 25, "parts are remembered"
+    calls.clear()
+    check_row_by_row([pl.col("s").is_in([str(number) for number in range(10_000)])], SCHEMA, "here")
+    assert 0 < len(calls) < 25, "a part that is the whole is evaluated once, since it may have a large literal"
     calls.clear()
     check_row_by_row(wide, SCHEMA, "here")
     assert 0 < len(calls) < 25 * 50, (

@@ -12,8 +12,9 @@ import pyarrow as pa
 
 from midstream.api.arguments import calling_place, check_name, check_uid
 from midstream.api.modules import JobFile, check_extra, collect
+from midstream.core.batches import canonical_schema
 from midstream.core.config import JobConfig, is_whole
-from midstream.core.errors import ConfigError, JobError, MidstreamError
+from midstream.core.errors import ConfigError, JobError, MidstreamError, SchemaError
 from midstream.core.schemas import check_schema
 from midstream.graph.logical import Input, LogicalGraph, Node
 from midstream.operators.base import Operator
@@ -65,7 +66,16 @@ class Program:
         self.modules += check_extra(paths)
 
     def add_source(self, kind: str, source: Source) -> Node:
+        own = type(source).__name__
+        if not isinstance(source.schema, pa.Schema):
+            raise SchemaError(f"{kind}: the schema of {own} is {source.schema!r}; it must be a pyarrow.Schema")
         check_schema(source.schema, kind)
+        for field, canonical in zip(source.schema, canonical_schema(source.schema), strict=True):
+            if field.type != canonical.type:
+                raise SchemaError(
+                    f"{kind}: column {field.name!r} of {own} is {field.type}; declare {canonical.type} in its schema, the form "
+                    "in which rows of a job have such values"
+                )
         return self.graph.add(Node(kind, schema=source.schema, source=source, place=calling_place()))
 
     def add(

@@ -30,6 +30,8 @@ MISSES_VALUE = "has no value, though it is declared with nullable=False"
 _NOT_UTF8 = ("invalid UTF8", "Invalid UTF8", "'utf-8' codec")
 _OTHER_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 """The byte order marks of UTF-16 and UTF-32."""
+_COMPRESSED_STARTS = {b"\x1f\x8b": ".gz", b"\x28\xb5\x2f": ".zst", b"PK\x03": ".zip", b"\x04\x22\x4d": ".lz4"}
+"""How compressed files begin, as far as no text does."""
 _OF_VALUES = (
     MISSES_VALUE,
     "conversion error",
@@ -85,7 +87,12 @@ def what_is_wrong(where: str, format: Format, text: str) -> SchemaError | DataEr
 
 
 def check_encoding(head: bytes, path: str) -> None:
-    """Raise DataError for a text file that begins with the mark of another encoding than UTF-8."""
+    """Raise DataError for a text file that begins with the mark of another encoding than UTF-8, or is compressed."""
+    for start, suffix in _COMPRESSED_STARTS.items():
+        if head.startswith(start):
+            raise DataError(
+                f"{path}: begins as {suffix} files do; a file is decompressed as its name says: let it end in {suffix}"
+            )
     if head.startswith(_OTHER_MARKS):
         raise DataError(
             f"{path}: begins with the byte order mark of UTF-16 or UTF-32, and only UTF-8 can be read; convert the file, for "

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow.lib import concat_batches
 
-from midstream.core.arrow_types import is_list_of_any_length, is_text
+from midstream.core.arrow_types import is_list_of_any_length, is_text, leaves
 from midstream.core.casts import CastRefused, cast_exactly
 from midstream.core.errors import SchemaError
 
@@ -79,6 +79,42 @@ def conform(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBa
     if extra:
         raise SchemaError(f"{where}: column {extra[0]!r} is not in the declared schema")
     return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def text_not_utf8(batch: pa.RecordBatch) -> tuple[int, str, bytes] | None:
+    """Return row, column and bytes of the first text that is not UTF-8, if there is one.
+
+    Arrow, and so Parquet, does not look at the bytes of a text. polars relies on them: of others it returns wrong
+    characters, or reads memory that it does not own.
+    """
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        is_flat = column.type.num_fields == 0
+        if _is_utf8(column) if is_flat else all(map(_is_utf8, leaves(column))):
+            continue
+        for row in range(len(column)):
+            for values in leaves(column.slice(row, 1)):
+                for each in (values.slice(at, 1) for at in range(len(values))):
+                    if not _is_utf8(each):
+                        return row, name, each.cast(pa.large_binary())[0].as_py()
+    return None
+
+
+def _is_utf8(values: pa.Array[Any]) -> bool:
+    """Whether all texts are UTF-8; true of other values. Those in ASCII are recognized together, at the speed of memory."""
+    kind = values.type
+    if not is_text(kind) or not len(values):
+        return True
+    if pa.types.is_large_string(kind):
+        _, offsets, data = values.buffers()
+        ends = np.frombuffer(memoryview(offsets), np.int64)  # type: ignore[arg-type]  # the stub has no buffers of pyarrow
+        found = np.frombuffer(memoryview(data or b""), np.int8)[ends[values.offset] : ends[values.offset + len(values)]]
+        if not len(found) or found.min() >= 0:
+            return True
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
 
 
 _PLAIN: Final = frozenset(

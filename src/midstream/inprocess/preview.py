@@ -221,7 +221,11 @@ class _PacedReader(SplitReader):
 
     def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
         found = self._reader.read(min(rows_max, self._pace.rows()))
-        self._pace.has_read(0 if found is None else found[0].num_rows)
+        match found:
+            case (pa.RecordBatch() as batch, _):
+                self._pace.has_read(batch.num_rows)
+            case _:  # no rows, or something else, which is refused where it is taken
+                self._pace.has_read(0)
         return found
 
     def bad_records(self) -> BadRecords | None:

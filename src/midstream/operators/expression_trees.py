@@ -23,8 +23,9 @@ _NOT_A_NUMBER: Final = {
         "right": {"Literal": {"Dyn": {"Float": 0.0}}},
     }
 }
-_HELD_OUT: Final = "midstream literal "
-_CUT_OFF: Final = "midstream part "
+_HELD_OUT: Final = "\0literal "
+_CUT_OFF: Final = "\0part "
+"""The names of columns that stand in place of parts begin with these; no column of a stream has a NUL in its name."""
 _READ_DEPTH: Final = 60
 """The depth at which trees are cut off to be read: polars reads at most 128 levels of JSON, two or three for a part."""
 

@@ -17,7 +17,8 @@ import polars as pl
 ROWS: Final = 12
 """The number of probe rows."""
 
-ROW: Final = "number of the probe row"
+ROW: Final = "\0row"
+"""A column with the numbers of the probe rows; no column of a stream has a NUL in its name."""
 
 _INTEGERS: Final = [2, None, 0, 2, 40, 7, -3, None, 1, 3, 0, 5]
 _FLOATS: Final = [2.0, None, float("nan"), 2.0, 0.5, -7.25, 0.0, float("nan"), float("inf"), -0.0, 1.0, 3.5]

@@ -11,7 +11,7 @@ Behaviour shows nothing of what a Python function does for other values than the
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
@@ -83,6 +83,10 @@ def check_row_by_row(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) ->
     The engine decides where batches are cut and in which process a row is processed, so such a result would be arbitrary.
     """
     for expr in exprs:
+        if isinstance(expr, (list, tuple)):
+            raise JobError(
+                f"{where}: {expr!r:.100} is a {type(expr).__name__} of expressions; give them one by one, as in *exprs"
+            )
         if not isinstance(expr, pl.Expr):
             raise JobError(f"{where}: {expr!r} is not a polars expression; write for example pl.col('x') + 1")
     exprs = [expr for expr in exprs if not is_plain_column(expr)]
@@ -144,8 +148,11 @@ def _check_parts(expr: pl.Expr, schema: Mapping[str, pl.DataType], *, of_many_ro
     try:
         tree = trees.tree(expr)
         _check_names(tree)
+        judged = 0
         for each in without_selectors(trees, tree, schema):
-            _Parts(trees, schema, of_many_rows=of_many_rows).visit_whole(each)
+            parts = _Parts(trees, schema, of_many_rows=of_many_rows)
+            parts.visit_whole(each)
+            judged = max(judged, parts.judged)
     except _Found:
         raise
     except RecursionError:  # it is hundreds of parts deep
@@ -159,6 +166,8 @@ def _check_parts(expr: pl.Expr, schema: Mapping[str, pl.DataType], *, of_many_ro
             if not _is_in_list(part):
                 _check_parts(part, schema, of_many_rows=of_many_rows)
         return True
+    if judged == 1 and not expr.meta.has_multiple_outputs():
+        return False  # the part is the whole
     # Functions were called with probes already. Ranges may be as long as what is computed from probes is large.
     text = trees.text(tree)
     return not _has_function(text) and not any(each in text for each in _MAY_BE_LONG)
@@ -176,6 +185,8 @@ class _Parts:
         self._whole: Tree = None
         self._of_many_rows = of_many_rows
         """Whether rows may depend on each other, as the elements of a list and the rows of an aggregate do."""
+        self.judged = 0
+        """How many parts have been evaluated."""
 
     def visit_whole(self, tree: Tree) -> None:
         while (inner := _named(tree)) is not None:
@@ -230,6 +241,7 @@ class _Parts:
         return _is_constant(text)
 
     def _judge(self, tree: Tree, operands: Sequence[tuple[Tree, pl.DataType]]) -> pl.DataType | None:
+        self.judged += 1
         kind, fault = self._judged(tree, operands)
         if fault is None and kind is None:  # it does not fit its operands, or not columns that stand in place of them
             kind = _kind_of(read_expr(self._trees.text(tree)), pl.DataFrame(schema=self._schema))
@@ -389,14 +401,56 @@ def _is_in_list(part: pl.Expr) -> bool:
 
 
 def _probes(kinds: Mapping[str, pl.DataType], text: str) -> pl.DataFrame:
-    return probe_frame(kinds, close_together="range" in text.lower())
+    return _arrangements(tuple(kinds.items()), _is_range(text)).all
+
+
+def _is_range(text: str) -> bool:
+    return "range" in text.lower()
+
+
+@dataclass(frozen=True)
+class _Arrangements:
+    """Probe rows as they are evaluated: all, each alone, and in several orders."""
+
+    all: pl.DataFrame
+    alone: list[pl.DataFrame]
+    in_orders: list[tuple[list[int], pl.DataFrame]]
+
+
+@lru_cache(maxsize=256)
+def _arrangements(kinds: tuple[tuple[str, pl.DataType], ...], close_together: bool) -> _Arrangements:
+    rows = probe_frame(dict(kinds), close_together=close_together)
+    as_they_are, *others = _orders(ROWS)
+    alone = [rows.slice(row, 1) for row in range(ROWS)]
+    return _Arrangements(rows, alone, [(as_they_are, rows), *((order, rows[order]) for order in others)])
+
+
+def _orders(rows: int) -> list[list[int]]:
+    """Return the positions of rows as they are, reversed, in halves, and with more rows than there were."""
+    positions = list(range(rows))
+    half = rows // 2
+    return [
+        positions,
+        positions[::-1],
+        positions[:half],
+        positions[half:],
+        positions[1::2] + positions[::2] + positions,
+    ]
+
+
+def _in_orders(rows: _Arrangements, chosen: list[int]) -> Iterable[tuple[list[int], pl.DataFrame]]:
+    """Return those rows in several orders, each with its positions among them."""
+    if len(chosen) == ROWS:
+        return rows.in_orders
+    found = rows.all[chosen]
+    return ((order, found[order]) for order in _orders(len(chosen)))
 
 
 def _difference(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType], text: str) -> Fault | int:
     """Return how results of rows together differ from those of each row alone; else how many rows have a result."""
-    probes = _probes(schema, text)
-    alone = [_outcome(exprs, probes.slice(row, 1)) for row in range(ROWS)]
-    together = _outcome(exprs, probes)
+    rows = _arrangements(tuple(schema.items()), _is_range(text))
+    alone = [_outcome(exprs, row) for row in rows.alone]
+    together = _outcome(exprs, rows.all)
     for outcome in (*alone, together):
         if isinstance(outcome, Fault):
             return outcome
@@ -415,12 +469,8 @@ def _difference(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType], tex
     if any(isinstance(kind, pl.Object) for kind in kinds.values()):
         return 0  # polars cannot compare them, and a column cannot have them
     whole = pl.concat([_cast(result, kinds) for result in expected])
-    positions = list(range(len(expected)))
-    half = len(positions) // 2
-    odd_first = positions[1::2] + positions[::2]
-    for order in (positions, positions[::-1], positions[:half], positions[half:], odd_first + positions):
-        rows = probes[[list(results)[position] for position in order]]
-        outcome = _outcome(exprs, rows)
+    for order, arranged in _in_orders(rows, list(results)):
+        outcome = together if arranged is rows.all else _outcome(exprs, arranged)
         if isinstance(outcome, Fault):
             return outcome
         if not isinstance(outcome, pl.DataFrame):
@@ -431,7 +481,7 @@ def _difference(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType], tex
             return fault
         outcome = _cast(outcome, kinds)
         if not outcome.equals(whole[order]):
-            return _values(rows, whole[order], outcome)
+            return _values(arranged, whole[order], outcome)
     return len(results)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Literal, TypeAlias
 import polars as pl
 import pyarrow as pa
 
-from midstream.core.batches import canonical_schema, conform, from_polars, single_batch, to_polars
+from midstream.core.batches import canonical_schema, conform, from_polars, single_batch, text_not_utf8, to_polars
 from midstream.core.errors import JobError, MidstreamError, SchemaError
 from midstream.core.row_text import row_text
 from midstream.core.values import kind_of
@@ -260,6 +260,12 @@ def made_batch(made: Any, schema: pa.Schema, where: str, what: str) -> pa.Record
         return from_polars(made, schema, f"{where}: the result of {what}")
     if isinstance(made, (pa.Table, pa.RecordBatch)):
         batch = single_batch(made) if isinstance(made, pa.Table) else made
+        wrong = text_not_utf8(batch)
+        if wrong is not None:
+            row, name, text = wrong
+            raise JobError(
+                f"{where}: row {row} of the result of {what} has {text!r:.200} as the text {name!r}: it is not UTF-8"
+            )
         return conform(batch, schema, f"{where}: the result of {what}")
     raise JobError(
         f"{where}: {what} returned {kind_of(made)}; return a polars DataFrame, or an Arrow RecordBatch or Table"

@@ -20,8 +20,10 @@ import msgspec
 import pyarrow as pa
 
 from midstream.core.arrow_types import to_list
-from midstream.core.errors import InvariantError
+from midstream.core.batches import conform, text_not_utf8
+from midstream.core.errors import DataError, InvariantError, JobError
 from midstream.core.seams import Done, Failed, Timer
+from midstream.core.values import kind_of
 from midstream.operators.bad_records import TALLY, BadRecords, Tally
 from midstream.operators.base import Splits
 from midstream.operators.source import Source, Split, SplitReader, decoded_splits
@@ -331,20 +333,18 @@ class SourceDriver(Splits):
         """The next batch of the split, or None if there is none now. The split's offset moves past it."""
         if self._source.blocking:
             ahead, current.ahead = current.ahead, None
+            _move_past(current, ahead)
             if current.state in (_IDLE, _AHEAD):
                 self._read_ahead(current)
-        elif current.state is _AT_END:
-            ahead = None
-        else:
-            if current.reader is None:
-                current.reader = self._source.open_split(current.split)
-            ahead = _read(current.reader, self._pace.rows_max)
-            if ahead is None:
-                current.state = _AT_END
-        if ahead is None:
+            return ahead
+        if current.state is _AT_END:
             return None
-        current.before = current.split
-        current.split = msgspec.structs.replace(current.split, offset=ahead.offset)
+        if current.reader is None:
+            current.reader = self._source.open_split(current.split)
+        ahead = _read(self._source, current.split, current.reader, self._pace.rows_max)
+        if ahead is None:
+            current.state = _AT_END
+        _move_past(current, ahead)
         return ahead
 
     def _read_ahead(self, current: _OpenSplit) -> None:
@@ -353,11 +353,11 @@ class SourceDriver(Splits):
 
         def work() -> tuple[SplitReader, _Ahead | None]:
             if reader is not None:
-                return reader, _read(reader, rows_max)
+                return reader, _read(source, split, reader, rows_max)
             with ExitStack() as stack:
                 opened = source.open_split(split)
                 stack.callback(opened.close)  # a reader whose first read fails is not returned, and must be closed
-                ahead = _read(opened, rows_max)
+                ahead = _read(source, split, opened, rows_max)
                 stack.pop_all()
             return opened, ahead
 
@@ -420,6 +420,35 @@ class SourceDriver(Splits):
         self._wake()
 
 
-def _read(reader: SplitReader, rows_max: int) -> _Ahead | None:
+def _move_past(current: _OpenSplit, ahead: _Ahead | None) -> None:
+    if ahead is not None:
+        current.before = current.split
+        current.split = msgspec.structs.replace(current.split, offset=ahead.offset)
+
+
+def _read(source: Source, split: Split, reader: SplitReader, rows_max: int) -> _Ahead | None:
+    """Read the next batch of the split. Raises SchemaError if it has other columns than the source, and DataError if a text
+    in it is not UTF-8.
+    """
     found = reader.read(rows_max)
-    return None if found is None else _Ahead(*found, reader.bad_records())
+    if found is None:
+        return None
+    match found:
+        case (pa.RecordBatch() as batch, int(offset)):
+            pass
+        case _:
+            kinds = f"a tuple of {', '.join(map(kind_of, found))}" if isinstance(found, tuple) else kind_of(found)
+            raise JobError(
+                f"{type(source).__name__}: read() returned {kinds}; it must return a pyarrow.RecordBatch and the offset after "
+                "it, as a tuple, or None"
+            )
+    if not batch.schema.equals(source.schema):
+        batch = conform(batch, source.schema, source.place(split, 0, batch.num_rows - 1))
+    wrong = text_not_utf8(batch)
+    if wrong is not None:
+        row, name, text = wrong
+        raise DataError(
+            f"{source.place(split, row, row)}: column {name!r} has the text {text!r:.200}, which is not UTF-8; write it in "
+            "UTF-8, or as a column of bytes"
+        )
+    return _Ahead(batch, offset, reader.bad_records())
