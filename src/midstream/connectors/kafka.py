@@ -25,7 +25,8 @@ import pyarrow as pa
 from midstream.connectors.bad_records import BadRecord, BadRecordsMax, OnBadRecord, check_on_bad_record, reported
 from midstream.connectors.kafka_client import ANSWER_S, Connection, OptionValue, Silence, explained, made
 from midstream.connectors.kafka_cluster import EARLIEST, LATEST, Cluster, Names, Place, Topic, are_two_topics
-from midstream.connectors.kafka_fetched import Fetched, Note, new_tap
+from midstream.connectors.kafka_fetched import Fetched, Note
+from midstream.connectors.kafka_probe import new_tap
 from midstream.connectors.kafka_records import KafkaFormat, RecordParser
 from midstream.connectors.outside import Wait
 from midstream.connectors.schema_registry import RegistrySilent

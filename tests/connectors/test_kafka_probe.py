@@ -1,0 +1,91 @@
+"""Records are read from the client's memory only if a probe shows that this is right; else the log and the status say why."""
+
+from __future__ import annotations
+
+import logging
+import re
+from pathlib import Path
+from typing import Any
+
+import confluent_kafka
+import pytest
+from test_kafka_in_jobs import job, records, written
+
+from kafka_broker import Kafka
+from midstream.connectors import kafka_fetched, kafka_probe, outside
+from midstream.runtime.processes import ProcessSlots
+
+OTHERWISE = {
+    "values are where keys are": ("k._VALUE, k._KEY = k._KEY, k._VALUE", "signal|was read in place of"),
+    "each field is one word later": (
+        "k._VALUE, k._VALUE_BYTES, k._KEY, k._KEY_BYTES, k._OFFSET = 4, 5, 6, 7, 8",
+        "signal|was read in place of",
+    ),
+    "offsets are numbers of partitions": ("k._OFFSET = 2", "was read in place of"),
+    "a value of 13 bytes has 12": (
+        "c = k.copied; k.copied = lambda at, size: c(at, size - (size == 13))",
+        "of record 7",
+    ),
+    "the handle is elsewhere": ("k.object = type('o', (), {'__basicsize__': 24})", "has its handle in another place"),
+    "errors come to the client's own callback": ("k.Client.hear_errors = lambda *_: None", "signal 6"),
+    "a call is missing": ("k._typed = lambda *_: k.ctypes.CDLL(None).rd_kafka_none", "rd_kafka_none"),
+    "records come through another queue": ("k.MemoryTap.assign = k.ObjectTap.assign; k.MemoryTap._place = 0", "failed"),
+    "it hangs": ("import threading; k.MemoryTap.take = lambda *_: threading.Event().wait()", "did not end within 4 s"),
+    "it ends too early": ("raise SystemExit", "other libraries: ''"),
+    "it is another client": ("import confluent_kafka; confluent_kafka.__version__ = '0'", 'other libraries: .*"0"'),
+    "there are two of librdkafka": (
+        "import confluent_kafka; confluent_kafka.libversion = lambda: ('0', 0)",
+        "another librdkafka",
+    ),
+}
+
+
+def test_the_installed_client_is_read_from_memory() -> None:
+    assert kafka_probe.refusal() is None
+    assert isinstance(kafka_probe.probed_client(), kafka_fetched.Client)
+
+
+@pytest.mark.systems
+@pytest.mark.parametrize("how", OTHERWISE)
+def test_a_client_that_is_otherwise_ends_or_fails_the_probe_and_not_this_process(how: str) -> None:
+    change, reason = OTHERWISE[how]
+    program = f"from midstream.connectors import kafka_fetched as k\n{change}\n{kafka_probe._PROBE}"
+    why = kafka_probe.refusal(program, 4 if "hangs" in how else 60)
+    assert why is not None and re.search(reason, why), why
+
+
+def test_a_probe_that_cannot_be_started_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", "/no/such/python")
+    assert "could not be started: " in (kafka_probe.refusal() or "")
+
+
+def test_what_is_refused_is_logged_and_reported_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(kafka_probe, "refusal", lambda: "it has failed")
+    monkeypatch.setattr(outside, "_warnings", {})
+    kafka_probe._probed.cache_clear()
+    try:
+        with caplog.at_level(logging.WARNING, kafka_probe.__name__):
+            assert [kafka_probe.probed_client(), kafka_probe.probed_client()] == [None, None]
+    finally:
+        kafka_probe._probed.cache_clear()
+    (text,) = outside.warnings()
+    assert text.startswith("records of Kafka are read as Python objects") and text.endswith("and it has failed")
+    assert str(confluent_kafka.__version__) in text
+    assert [record.getMessage() for record in caplog.records] == [text]
+
+
+def test_a_job_whose_slots_must_not_read_from_memory_says_so_in_its_status_and_reads_all(
+    kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuses = "import sys\nif any('kafka_probe' in part for part in sys.orig_argv): raise SystemExit('not here')\n"
+    (tmp_path / "sitecustomize.py").write_text(refuses, encoding="utf-8")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path), prepend=":")
+    topic = kafka.topic(partitions=2)
+    kafka.produce(topic, records(0, 50), partition=0)
+    kafka.produce(topic, records(50, 100), partition=1)
+    status: Any = job(kafka, topic, tmp_path, stop="latest").execute(slots=ProcessSlots())
+    assert sorted(written(tmp_path)["n"].to_list()) == [*range(100)]
+    (warning,) = [text for text in status.warnings if "records of Kafka are read as Python objects" in text]
+    assert warning.startswith("slot ") and "the probe failed" in warning
