@@ -123,7 +123,7 @@ class KafkaSource(Source):
     datetime with a zone (the first record that is not older), or, for a single topic, an offset for each partition.
     `stop`: "latest" (what exists and is committed when the job starts) or a datetime with a zone (up to the first
     record that is not older); None for never. A job that resumes keeps the stop that its checkpoint has; if the
-    checkpoint is of a job without one, "latest" is the end at the time of the resume.
+    checkpoint is of a job without one, "latest" is the end at the time of the resume, from its first checkpoint on.
     `metadata`: further parts of a record to add as columns: topic, partition, offset, timestamp, key, headers; a dict
     renames them.
     `on_gap`: what to do about offsets that the broker no longer has: "fail", or "skip" to continue after them.
@@ -199,7 +199,8 @@ class KafkaSource(Source):
         """The result of the first discovery."""
         self._resumed_stops: dict[Place, int] = {}
         """Where a job with `stop` ends that resumes from a checkpoint of a job without: partitions found before have no
-        stop of their own. Determined once, on the driver, before the source goes to the slots.
+        stop of their own. Determined once, on the driver, before the source goes to the slots; the splits of all later
+        checkpoints have it.
         """
         self._its_cluster: Cluster | None = None
 
@@ -225,25 +226,44 @@ class KafkaSource(Source):
             raise ConfigError(
                 f"{self._where}: no topic matches; a job with stop= reads the topics that exist when it starts"
             )
-        if isinstance(self._start, Mapping) and not restoring:
-            ((name, topic),) = found.items()
+        if not restoring:
+            self._check_start(found)
+        elif self._stop is not None:
+            self._resumed_stops = self._offsets(_places(found), self._stop)
+
+    def _check_start(self, topics: Mapping[str, Topic]) -> None:
+        """Raise ConfigError for an offset after the end of its partition. With `stop` nothing would be read, without a
+        word; without it, the reader would report that records were lost.
+        """
+        if isinstance(self._start, Mapping):
+            ((name, topic),) = topics.items()
             if set(self._start) != set(range(topic.partitions)):
                 raise ConfigError(
                     f"{self._where}: start= has offsets for the partitions {_listed(self._start)}, and topic {name!r} has "
                     f"{_listed(range(topic.partitions))}; give one for each"
                 )
-            if self._stop == "latest":
-                ends = self._cluster.offsets([(name, partition) for partition in self._start], LATEST)
-                for (_, partition), end in ends.items():
-                    if self._start[partition] > end:
-                        raise ConfigError(
-                            f"{self._where}: start= has offset {self._start[partition]} for partition {partition}, whose "
-                            f"committed records end before offset {end}, so stop='latest' leaves nothing to read; give "
-                            "an offset up to that one"
-                        )
-        if self._stop is not None and restoring:
-            places = [(name, partition) for name, topic in found.items() for partition in range(topic.partitions)]
-            self._resumed_stops = self._offsets(places, self._stop)
+        elif self._start != "group":
+            return
+        starts = self._offsets(_places(topics), self._start)
+        leaves_nothing = isinstance(self._start, Mapping) and self._stop == "latest"
+        # a group may have read further than the committed records reach, without read_committed
+        ends = self._cluster.offsets([*starts], LATEST, committed=leaves_nothing)
+        for place, end in ends.items():
+            topic_name, partition = place
+            if starts[place] <= end:
+                continue
+            if self._start == "group":
+                raise ConfigError(
+                    f"{self._where}: group {self._group!r} has committed offset {starts[place]} of topic {topic_name!r}, "
+                    f"partition {partition}, which ends before offset {end}: the topic was recreated, or brokers have "
+                    "lost records. Reset the group's offsets, or give another start="
+                )
+            why = ", so stop='latest' leaves nothing to read" if leaves_nothing else ""
+            raise ConfigError(
+                f"{self._where}: start= has offset {starts[place]} for partition {partition}, whose "
+                f"{'committed ' if leaves_nothing else ''}records end before offset {end}{why}; give an offset up to "
+                "that one"
+            )
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
         known = _Found() if position is None else decoded(position, _Found, self._where)
@@ -292,7 +312,7 @@ class KafkaSource(Source):
 
     def _first_found(self) -> tuple[dict[str, Topic], list[_Partition]]:
         topics = self._cluster.topics(self._topics)
-        places = [(name, partition) for name, topic in topics.items() for partition in range(topic.partitions)]
+        places = _places(topics)
         starts = self._offsets(places, self._start)
         stops = dict.fromkeys(places) if self._stop is None else self._offsets(places, self._stop)
         is_earliest = self._start == "earliest"
@@ -340,6 +360,14 @@ class KafkaSource(Source):
 
     # ---- on the subtasks ----
 
+    def begin_split(self, split: Split) -> Split:
+        if not self._resumed_stops:
+            return split
+        part = decoded(split.payload, _Partition, self._where)
+        stop = self._resumed_stops.get((part.topic, part.partition)) if part.stop is None else part.stop
+        bounded = msgspec.structs.replace(part, stop=stop)
+        return msgspec.structs.replace(split, payload=msgspec.msgpack.encode(bounded))
+
     def open_split(self, split: Split) -> SplitReader:
         part = decoded(split.payload, _Partition, self._where)
         if part.stop is not None and not self.bounded:
@@ -349,13 +377,10 @@ class KafkaSource(Source):
                 "job without stop= with --fresh, and with start= for where it begins"
             )
         if part.stop is None and self.bounded:
-            place = part.topic, part.partition
-            if place not in self._resumed_stops:
-                raise ConfigError(
-                    f"{self._where}: {_where(part)} was being read when the checkpoint was taken, and did not exist when "
-                    "the job resumed with stop=; restore the topic, or start without it and with --fresh"
-                )
-            part = msgspec.structs.replace(part, stop=self._resumed_stops[place])
+            raise ConfigError(
+                f"{self._where}: {_where(part)} was being read when the checkpoint was taken, and did not exist when "
+                "the job resumed with stop=; restore the topic, or start without it and with --fresh"
+            )
         return _PartitionReader(self, part, split.offset)
 
     def place(self, split: Split, first: int, last: int) -> str:
@@ -594,6 +619,10 @@ class _PartitionReader(SplitReader):
             f"{self._where}: has disappeared since the job began to read it, at offset {self._next}; restore the "
             "topic, or start without it and with --fresh"
         )
+
+
+def _places(topics: Mapping[str, Topic]) -> list[Place]:
+    return [(name, partition) for name, topic in topics.items() for partition in range(topic.partitions)]
 
 
 def _where(part: _Partition) -> str:
