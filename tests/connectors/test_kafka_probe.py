@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import re
 from pathlib import Path
-from typing import Any
 
 import confluent_kafka
 import pytest
@@ -13,7 +12,9 @@ from test_kafka_in_jobs import job, records, written
 
 from kafka_broker import Kafka
 from midstream.connectors import kafka_fetched, kafka_probe, outside
+from midstream.runtime.job import Job
 from midstream.runtime.processes import ProcessSlots
+from waiting import until
 
 OTHERWISE = {
     "values are where keys are": ("k._VALUE, k._KEY = k._KEY, k._VALUE", "signal|was read in place of"),
@@ -66,7 +67,7 @@ def test_what_is_refused_is_logged_and_reported_once(
 
 
 def test_a_job_whose_slots_must_not_read_from_memory_says_so_in_its_status_and_reads_all(
-    kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, running: list[Job]
 ) -> None:
     refuses = "import sys\nif any('kafka_probe' in part for part in sys.orig_argv): raise SystemExit('not here')\n"
     (tmp_path / "sitecustomize.py").write_text(refuses, encoding="utf-8")
@@ -74,7 +75,13 @@ def test_a_job_whose_slots_must_not_read_from_memory_says_so_in_its_status_and_r
     topic = kafka.topic(partitions=2)
     kafka.produce(topic, records(0, 50), partition=0)
     kafka.produce(topic, records(50, 100), partition=1)
-    status: Any = job(kafka, topic, tmp_path, stop="latest").execute(slots=ProcessSlots())
-    assert sorted(written(tmp_path)["n"].to_list()) == [*range(100)]
-    (warning,) = [text for text in status.warnings if "records of Kafka are read as Python objects" in text]
+    live = job(kafka, topic, tmp_path).start(slots=ProcessSlots())
+    running.append(live)
+
+    def warnings() -> list[str]:
+        return [text for text in live.status().warnings if "records of Kafka are read as Python objects" in text]
+
+    until("the status shows it", warnings)
+    until("all rows are there", lambda: sorted(written(tmp_path)["n"].to_list()) == [*range(100)])
+    (warning,) = warnings()
     assert warning.startswith("slot ") and "the probe failed" in warning
