@@ -51,7 +51,7 @@ def produce(kafka: Kafka, topic: str, steps: list[Any]) -> list[dict[str, Any]]:
     """Write plain records and transactions; return what a reader of committed records is to find."""
     servers = {"bootstrap.servers": kafka.servers, "linger.ms": 2}
     plain, transactional = Producer(servers), Producer({**servers, "transactional.id": topic})
-    transactional.init_transactions(30)
+    transactional.init_transactions(120)
     ends = [0] * PARTITIONS
     wanted = []
     for kind, records in steps:
@@ -65,9 +65,9 @@ def produce(kafka: Kafka, topic: str, steps: list[Any]) -> list[dict[str, Any]]:
                 named = [{"name": name, "value": content} for name, content in its_headers]
                 wanted.append({"value": value, "key": key, "headers": named, **place})
             ends[partition] += 1
-        assert producer.flush(30) == 0
+        assert producer.flush(120) == 0
         if kind != "plain":
-            (transactional.commit_transaction if kind == "commit" else transactional.abort_transaction)(30)
+            (transactional.commit_transaction if kind == "commit" else transactional.abort_transaction)(120)
             for partition in {partition for partition, *_ in records}:
                 ends[partition] += 1  # the control record
     until("the transactions are over", lambda: [*_ends(kafka, topic)] == ends)

@@ -23,15 +23,25 @@ import msgspec
 import pyarrow as pa
 
 from midstream.connectors.bad_records import BadRecord, BadRecordsMax, OnBadRecord, check_on_bad_record, reported
+from midstream.connectors.kafka_bounds import (
+    Start,
+    Stop,
+    Topics,
+    checked_start,
+    checked_topics,
+    is_time,
+    listed,
+    topics_text,
+)
 from midstream.connectors.kafka_client import ANSWER_S, Connection, OptionValue, Silence, explained, made
-from midstream.connectors.kafka_cluster import EARLIEST, LATEST, Cluster, Names, Place, Topic, are_two_topics
+from midstream.connectors.kafka_cluster import EARLIEST, LATEST, Cluster, Place, Topic, are_two_topics
 from midstream.connectors.kafka_fetched import Fetched, Note
 from midstream.connectors.kafka_probe import new_tap
 from midstream.connectors.kafka_records import KafkaFormat, RecordParser
 from midstream.connectors.outside import Wait
 from midstream.connectors.schema_registry import RegistrySilent
 from midstream.connectors.text_parsers import CsvOptions
-from midstream.core.config import Duration, interval_s, is_whole
+from midstream.core.config import Duration, interval_s
 from midstream.core.errors import ConfigError, StorageError
 from midstream.operators.bad_records import BadRecords
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
@@ -39,9 +49,6 @@ from midstream.operators.source import Discovery, DiscoveryContext, Source, Spli
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError
 
-Topics: TypeAlias = str | Sequence[str] | re.Pattern[str]
-Start: TypeAlias = Literal["earliest", "latest", "group"] | datetime | Mapping[int, int]
-Stop: TypeAlias = Literal["latest"] | datetime
 OnGap: TypeAlias = Literal["fail", "skip"]
 
 _OURS: Final = {
@@ -164,8 +171,8 @@ class KafkaSource(Source):
         interval: Duration = "30 s",
         rows_per_s: float | None = None,
     ) -> None:
-        self._topics = _checked_topics(topics)
-        self._where = f"KafkaSource of {_topics_text(self._topics)}"
+        self._topics = checked_topics(topics)
+        self._where = f"KafkaSource of {topics_text(self._topics)}"
         self._connection = Connection(servers, options, _OURS, self._where)
         check_on_bad_record(on_bad_record, bad_records_max, self._where)
         self.drops_bad_records, self.bad_records_max = on_bad_record == "drop", bad_records_max
@@ -187,8 +194,8 @@ class KafkaSource(Source):
         self._on_gap: OnGap = on_gap
         group = self._connection.option("group.id")
         self._group = None if group is None else str(group)
-        self._start = _checked_start(start, self._topics, self._group, self._where)
-        if not (stop is None or stop == "latest" or _is_time(stop)):
+        self._start = checked_start(start, self._topics, self._group, self._where)
+        if not (stop is None or stop == "latest" or is_time(stop)):
             raise ConfigError(f"{self._where}: stop {stop!r} is not 'latest', a datetime with a time zone, or None")
         self._stop = stop
         self.bounded = stop is not None
@@ -239,8 +246,8 @@ class KafkaSource(Source):
             ((name, topic),) = topics.items()
             if set(self._start) != set(range(topic.partitions)):
                 raise ConfigError(
-                    f"{self._where}: start= has offsets for the partitions {_listed(self._start)}, and topic {name!r} has "
-                    f"{_listed(range(topic.partitions))}; give one for each"
+                    f"{self._where}: start= has offsets for the partitions {listed(self._start)}, and topic {name!r} has "
+                    f"{listed(range(topic.partitions))}; give one for each"
                 )
         elif self._start != "group":
             return
@@ -627,44 +634,3 @@ def _places(topics: Mapping[str, Topic]) -> list[Place]:
 
 def _where(part: _Partition) -> str:
     return f"topic {part.topic!r}, partition {part.partition}"
-
-
-def _checked_topics(topics: Topics) -> Names:
-    if isinstance(topics, re.Pattern):
-        return topics
-    names = (topics,) if isinstance(topics, str) else tuple(topics)
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise ConfigError(f"KafkaSource: topics={topics!r} is neither a name, nor a list of them, nor re.compile(…)")
-    if len(set(names)) < len(names):
-        raise ConfigError(f"KafkaSource: topics={topics!r} names a topic twice")
-    return names
-
-
-def _topics_text(topics: Names) -> str:
-    return f"topics {topics.pattern!r}" if isinstance(topics, re.Pattern) else ", ".join(topics)
-
-
-def _checked_start(start: Start, topics: Names, group: object, where: str) -> Start:
-    if isinstance(start, Mapping):
-        if isinstance(topics, re.Pattern) or len(topics) != 1:
-            raise ConfigError(
-                f"{where}: start= with offsets is for a single topic; use a separate source for each topic"
-            )
-        if not start or not all(is_whole(key) and is_whole(value) for key, value in start.items()):
-            raise ConfigError(f"{where}: start={start!r} is not a dict of partitions to offsets")
-        return dict(start)
-    if start == "group" and group is None:
-        raise ConfigError(f"{where}: start='group' needs the group: options={{'group.id': …}}")
-    if start not in ("earliest", "latest", "group") and not _is_time(start):
-        raise ConfigError(
-            f"{where}: start {start!r} is not 'earliest', 'latest', 'group', a datetime with a time zone, or a dict of offsets"
-        )
-    return start
-
-
-def _is_time(value: object) -> bool:
-    return isinstance(value, datetime) and value.tzinfo is not None
-
-
-def _listed(numbers: Mapping[int, int] | range) -> str:
-    return ", ".join(map(str, sorted(numbers)))
