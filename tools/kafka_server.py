@@ -102,6 +102,7 @@ class Broker:
             "auto.create.topics.enable": "true",  # so that tests see who makes topics by asking for them
             "log.retention.check.interval.ms": 1000,
             "log.segment.delete.delay.ms": 0,
+            "log.cleaner.backoff.ms": 100,  # by default 15 s, for which a test would wait until a topic is compacted
             "broker.session.timeout.ms": 3000,  # by default 9 s, in which a broker that was killed leads its partitions
             "broker.heartbeat.interval.ms": 500,
         }

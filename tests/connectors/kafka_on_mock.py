@@ -19,7 +19,7 @@ import msgspec
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, cimpl
 
-from midstream.connectors import kafka_fetched
+from midstream.connectors import kafka_fetched, kafka_probe
 from midstream.connectors.kafka import KafkaSource, _Partition, _PartitionReader
 from midstream.connectors.kafka_cluster import _NO_ID, Cluster
 from midstream.connectors.schema_registry import RegistrySilent
@@ -243,7 +243,7 @@ def queue_not_cut_off(mock: Mock) -> None:
     reader = mock.reader()
     tap: Any = reader._tap
     taken(reader, RECORDS)
-    if isinstance(tap, kafka_fetched._MemoryTap):
+    if isinstance(tap, kafka_fetched.MemoryTap):
         client = tap._client
         queue_of = _call("rd_kafka_queue_get_consumer", ctypes.c_void_p, ctypes.c_void_p)
         client.forward(tap._queue, queue_of(client.handle_at(id(reader._consumer))))
@@ -271,7 +271,7 @@ def failing_with_records_out(mock: Mock) -> None:
     """Between the client's call and whoever wants its records."""
     reader = mock.reader()
     until("records have come", lambda: queued(reader) >= RECORDS)
-    patched = "_followed" if isinstance(reader._tap, kafka_fetched._MemoryTap) else "ObjectRecords"
+    patched = "_followed" if isinstance(reader._tap, kafka_fetched.MemoryTap) else "ObjectRecords"
     original = getattr(kafka_fetched, patched)
 
     def fails(*_: Any) -> Any:
@@ -383,7 +383,7 @@ def long_topic_name(mock: Mock) -> None:
         mock.reader(topic="a" * 513)
     reader = mock.reader()
     tap: Any = reader._tap
-    if isinstance(tap, kafka_fetched._MemoryTap):
+    if isinstance(tap, kafka_fetched.MemoryTap):
         tap._place = "a" * 513, 0
         with pytest.raises(StorageError, match="no queue"):
             tap.assign(0)
@@ -401,7 +401,7 @@ def used_after_close(mock: Mock) -> None:
     reader.close()
     reader = mock.reader()
     reader._tap.close()
-    if isinstance(reader._tap, kafka_fetched._MemoryTap):
+    if isinstance(reader._tap, kafka_fetched.MemoryTap):
         with pytest.raises(InvariantError):
             reader._tap.take(10)
     reader.close()
@@ -415,7 +415,7 @@ def heard_raises(mock: Mock) -> None:
 
     config = {"bootstrap.servers": mock.servers, "group.id": "g", "error_cb": heard, **OPTIONS}
     consumer = Consumer(config)
-    tap = kafka_fetched.new_tap(consumer, TOPIC, 1, (), heard)
+    tap = kafka_probe.new_tap(consumer, TOPIC, 1, (), heard)
     tap.assign(0)
     mock.delete()
     with pytest.raises(StorageError, match="topic does not exist"):
@@ -451,10 +451,8 @@ CASES = {
 
 if __name__ == "__main__":
     faulthandler.enable()
-    if sys.argv[2] == "objects":
-        kafka_fetched._client = lambda: None  # type: ignore[assignment]
-    else:
-        assert kafka_fetched._client() is not None
+    read_by = None if sys.argv[2] == "objects" else kafka_fetched.Client(cimpl.__file__)
+    kafka_probe.probed_client = lambda: read_by
     cluster = Mock()
     CASES[sys.argv[1]](cluster)
     print("over", flush=True)

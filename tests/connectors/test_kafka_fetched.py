@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-import logging
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import confluent_kafka
 import numpy as np
 import psutil
 import pyarrow as pa
@@ -23,12 +21,12 @@ from test_kafka_source import Taker, as_json, read, source_of
 from kafka_broker import Kafka
 from machine import limit_s
 from midstream import SchemaError
-from midstream.connectors import kafka_fetched
+from midstream.connectors import kafka_fetched, kafka_probe
 from midstream.connectors.kafka import _PartitionReader
 from midstream.connectors.schema_registry import RegistrySilent
 from waiting import until
 
-WAYS = {"memory": kafka_fetched._MemoryTap, "objects": kafka_fetched._ObjectTap}
+WAYS = {"memory": kafka_fetched.MemoryTap, "objects": kafka_fetched.ObjectTap}
 SIZES = [0, 1, 3, 4, 5, 11, 12, 13, 63, 64, 1000, 65_536, 900_000]
 ODD: list[bytes | None] = [None, *(bytes(at % 251 for at in range(size)) for size in SIZES), None, b"\n", b"{}\r\n"]
 METADATA = ("topic", "partition", "offset", "timestamp", "key")
@@ -37,7 +35,7 @@ METADATA = ("topic", "partition", "offset", "timestamp", "key")
 @pytest.fixture(params=list(WAYS))
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "objects":
-        monkeypatch.setattr(kafka_fetched, "_client", lambda: None)
+        monkeypatch.setattr(kafka_probe, "probed_client", lambda: None)
     name: str = request.param
     return name
 
@@ -114,41 +112,14 @@ def test_that_is_how_they_come(kafka: Kafka, way):
     assert values(taker.take(1)) == [1]
     reader.close()
     taker, reader = taker_of(source_of(kafka, topic, metadata=["headers"]))
-    assert type(reader._tap) is kafka_fetched._ObjectTap, "only these have headers"
+    assert type(reader._tap) is kafka_fetched.ObjectTap, "only these have headers"
     reader.close()
-
-
-def test_a_client_that_has_not_been_tried_gives_objects_and_the_log_says_so(monkeypatch, caplog):
-    assert kafka_fetched._client() is not None, "the installed one has been tried"
-
-    def found() -> tuple[Any, str]:
-        caplog.clear()
-        with caplog.at_level(logging.WARNING, kafka_fetched.__name__):
-            client = kafka_fetched._client.__wrapped__()
-        return client, " | ".join(record.getMessage() for record in caplog.records)
-
-    assert found()[1] == ""
-    for name, value in (("__version__", "2.99.0"), ("libversion", lambda: ("2.99.0", 0x026300FF))):
-        with monkeypatch.context() as patch:
-            patch.setattr(f"confluent_kafka.{name}", value)
-            client, log = found()
-            assert client is None
-            assert log.startswith("records of Kafka come as Python objects, which is slower: confluent-kafka 2.")
-            assert "2.99.0" in log and "has not been tried" in log and " | " not in log
-    version, number = confluent_kafka.libversion()
-    with monkeypatch.context() as patch:
-        patch.setattr("confluent_kafka.libversion", lambda: (version, number + 1))
-        client, log = found()
-        assert client is None and "another librdkafka" in log
-    monkeypatch.setattr(kafka_fetched, "_Client", lambda path: ctypes.CDLL(path).rd_kafka_no_such_call)
-    client, log = found()
-    assert client is None and "rd_kafka_no_such_call" in log
 
 
 def test_a_handle_that_belongs_to_another_object_is_not_taken(kafka: Kafka):
     from confluent_kafka import Consumer
 
-    client = kafka_fetched._client()
+    client = kafka_probe.probed_client()
     assert client is not None
     consumer = Consumer({"bootstrap.servers": kafka.servers, "group.id": "g"})
     handle = client.handle_at(id(consumer))

@@ -12,7 +12,7 @@ from test_kafka_source import Taker, as_json, source_of
 from kafka_broker import Kafka
 from midstream import ConfigError, StorageError
 from midstream.connectors import kafka as kafka_module
-from midstream.connectors import kafka_fetched
+from midstream.connectors import kafka_probe
 from midstream.connectors.kafka import _Partition
 from midstream.connectors.kafka_cluster import Cluster
 from midstream.operators.source import Split
@@ -24,9 +24,9 @@ RECREATED = "was deleted and recreated since the job began to read it; .* start 
 @pytest.fixture(params=["memory", "objects"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "objects":
-        monkeypatch.setattr(kafka_fetched, "_client", lambda: None)
+        monkeypatch.setattr(kafka_probe, "probed_client", lambda: None)
     else:
-        assert kafka_fetched._client() is not None
+        assert kafka_probe.probed_client() is not None
 
 
 def recreate(kafka: Kafka, topic: str, records: list[bytes | None]) -> None:

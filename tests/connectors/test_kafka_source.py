@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 import pytest
-from confluent_kafka import Uuid
+from confluent_kafka import Producer, Uuid
 from connector_worlds import all_splits, values
 
 from kafka_broker import BACK_SOON, PASSWORD, USER, Broker, Kafka
@@ -284,15 +284,23 @@ def test_a_live_job_that_resumes_with_a_stop_ends_there(kafka):
         assert found.exhausted
         assert [value for split in found.splits for value in values(read(source, split))] == new
         for offset in (2, 5):  # 5 is after one of the stops
-            begun = msgspec.structs.replace(first, offset=offset)
+            begun = source.begin_split(msgspec.structs.replace(first, offset=offset))
             assert values(read(source, begun)) == [*range(offset, ends)]
-        assert read(source, second) == [], "it has no records, and ends"
+        assert read(source, source.begin_split(second)) == [], "it has no records, and ends"
     source = resumed(source_of(kafka, topic, stop="latest"))
     kafka.produce(topic, as_json(99), partition=0)
     kafka.grow(topic, 4)
     kafka.produce(topic, as_json(99), partition=3)
     assert [split.id for split in find(source, live.position).splits] == [f"{topic}:2"]
-    assert values(read(source, first)) == [*range(6)], "what came after the resume is not read"
+    begun = source.begin_split(first)
+    assert values(read(source, begun)) == [*range(6)], "what came after the resume is not read"
+    again = resumed(source_of(kafka, topic, stop="latest"))
+    assert again.begin_split(begun) == begun
+    assert values(read(again, begun)) == [*range(6)], "a later resume keeps the end of the first one"
+    live_again = resumed(source_of(kafka, topic))
+    with pytest.raises(ConfigError, match="the checkpoint is of a job with stop="):
+        live_again.open_split(live_again.begin_split(begun))
+    live_again.close()
 
 
 def test_a_job_that_had_a_stop_keeps_it_and_does_not_resume_without_one(kafka):
@@ -318,6 +326,43 @@ def test_a_start_after_the_end_is_refused_where_it_would_leave_nothing_to_read(k
     source = source_of(kafka, topic, start={0: 0, 1: 2}, stop="latest")
     source.prepare("in", None, restoring=False)
     assert read(source) == []
+
+
+@pytest.mark.parametrize(
+    "stop", [None, "latest", datetime(2024, 5, 1, 12, tzinfo=UTC)], ids=["never", "latest", "time"]
+)
+def test_an_offset_after_the_end_is_refused_whatever_it_comes_from(kafka, stop):
+    topic = kafka.topic(partitions=2)
+    kafka.produce(topic, as_json(0, 1), partition=1)
+    refused = refusal(source_of(kafka, topic, start={0: 0, 1: 3}, stop=stop))
+    assert "start= has offset 3 for partition 1, whose" in refused and "records end before offset 2" in refused
+    group = {"group.id": f"{topic}-group"}
+    behind = source_of(kafka, topic, start="group", stop=stop, options=group)
+    for offset, is_there in ((1, True), (2, True), (3, False), (2**40, False)):
+        behind._cluster.commit(group["group.id"], {(topic, 1): offset})
+        if is_there:
+            behind.prepare("in", None, restoring=False)
+            continue
+        refused = refusal(behind)
+        assert f"group '{topic}-group' has committed offset {offset} of topic '{topic}', partition 1" in refused
+        assert "which ends before offset 2: " in refused and "Reset the group's offsets" in refused
+        behind.prepare("in", None, restoring=True)  # a checkpoint has offsets of its own
+    behind.close()
+
+
+def test_a_group_may_have_read_records_that_are_not_committed_yet(kafka):
+    topic = kafka.topic()
+    producer = Producer({"bootstrap.servers": kafka.servers, "transactional.id": topic})
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(topic, b"{}")
+    assert producer.flush(30) == 0
+    group = {"group.id": f"{topic}-group"}
+    source = source_of(kafka, topic, start="group", stop="latest", options=group)
+    source._cluster.commit(group["group.id"], {(topic, 0): 1})
+    source.prepare("in", None, restoring=False)
+    assert read(source) == []
+    producer.abort_transaction(30)
 
 
 BAD = {

@@ -220,6 +220,16 @@ def test_what_slots_wait_for_outside_is_said_once_for_all_of_them() -> None:
     assert sentences(bench) == []
 
 
+def test_what_slots_warn_of_is_shown_once_for_all_of_them() -> None:
+    bench = Bench(checkpoint_interval_s=None).run()
+    for slot in (1, 0, 1):
+        bench.feed_from(slot, m.SlotStatus(0, (), warnings=("records are read slowly",)))
+    (warning,) = bench.status.warnings
+    assert warning.startswith("slot 1 ") and warning.endswith(": records are read slowly")
+    bench.feed_from(0, m.SlotStatus(0, (), warnings=("records are read slowly", "and another")))
+    assert [text.partition(": ")[2] for text in bench.status.warnings] == ["records are read slowly", "and another"]
+
+
 def test_a_slot_that_is_given_up_in_a_long_call_is_so_with_that_reason() -> None:
     bench = Bench(checkpoint_interval_s=None).run()
     bench.answers[m.Cancel] = False

@@ -177,6 +177,25 @@ def test_a_snapshot_at_any_point_goes_on_exactly_behind_what_was_emitted(blockin
     assert not parts, "nothing is left of a source that has ended"
 
 
+class Ending(Numbers):
+    """Splits that were found without an end get one from the job that reads them."""
+
+    def begin_split(self, split: Split) -> Split:
+        return split if ":" in split.id else Split(f"{split.id}:9", split.payload, split.offset)
+
+
+@pytest.mark.parametrize("blocking", [True, False])
+def test_a_checkpoint_has_a_split_as_the_job_reads_it_even_before_anything_is_read(blocking: bool) -> None:
+    reader = Reader(Ending(blocking, 2), World())
+    reader.give("0", "3:5")
+    stored = reader.driver.snapshot(lambda: "chunk")
+    assert sorted(split.id for split in splits_of(stored[SPLITS])) == ["0:9", "3:5"]
+    restored = Reader(Ending(blocking, 2), World())
+    restored.driver.restore(stored)
+    restored.run(20)
+    assert sorted(restored.rows) == sorted([*range(9), 3, 4])
+
+
 def test_a_split_is_asked_for_once_and_again_when_it_is_read() -> None:
     reader = Reader(Numbers(blocking=False), World())
     assert reader.run(3) is Progress.WAITING

@@ -48,7 +48,8 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from midstream.api.submit import StartOptions, Submission
-    from midstream.connectors.kafka import OnGap, Start, Stop, Topics
+    from midstream.connectors.kafka import OnGap
+    from midstream.connectors.kafka_bounds import Start, Stop, Topics
     from midstream.connectors.kafka_client import OptionValue
     from midstream.connectors.kafka_records import KafkaFormat
     from midstream.coordinator.events import NewerOutput

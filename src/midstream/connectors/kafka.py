@@ -23,14 +23,25 @@ import msgspec
 import pyarrow as pa
 
 from midstream.connectors.bad_records import BadRecord, BadRecordsMax, OnBadRecord, check_on_bad_record, reported
+from midstream.connectors.kafka_bounds import (
+    Start,
+    Stop,
+    Topics,
+    checked_start,
+    checked_topics,
+    is_time,
+    listed,
+    topics_text,
+)
 from midstream.connectors.kafka_client import ANSWER_S, Connection, OptionValue, Silence, explained, made
-from midstream.connectors.kafka_cluster import EARLIEST, LATEST, Cluster, Names, Place, Topic, are_two_topics
-from midstream.connectors.kafka_fetched import Fetched, Note, new_tap
+from midstream.connectors.kafka_cluster import EARLIEST, LATEST, Cluster, Place, Topic, are_two_topics
+from midstream.connectors.kafka_fetched import Fetched, Note
+from midstream.connectors.kafka_probe import new_tap
 from midstream.connectors.kafka_records import KafkaFormat, RecordParser
 from midstream.connectors.outside import Wait
 from midstream.connectors.schema_registry import RegistrySilent
 from midstream.connectors.text_parsers import CsvOptions
-from midstream.core.config import Duration, interval_s, is_whole
+from midstream.core.config import Duration, interval_s
 from midstream.core.errors import ConfigError, StorageError
 from midstream.operators.bad_records import BadRecords
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
@@ -38,9 +49,6 @@ from midstream.operators.source import Discovery, DiscoveryContext, Source, Spli
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError
 
-Topics: TypeAlias = str | Sequence[str] | re.Pattern[str]
-Start: TypeAlias = Literal["earliest", "latest", "group"] | datetime | Mapping[int, int]
-Stop: TypeAlias = Literal["latest"] | datetime
 OnGap: TypeAlias = Literal["fail", "skip"]
 
 _OURS: Final = {
@@ -120,7 +128,7 @@ class KafkaSource(Source):
     datetime with a zone (the first record that is not older), or, for a single topic, an offset for each partition.
     `stop`: "latest" (what exists and is committed when the job starts) or a datetime with a zone (up to the first
     record that is not older); None for never. A job that resumes keeps the stop that its checkpoint has; if the
-    checkpoint is of a job without one, "latest" is the end at the time of the resume.
+    checkpoint is of a job without one, "latest" is the end at the time of the resume, from its first checkpoint on.
     `metadata`: further parts of a record to add as columns: topic, partition, offset, timestamp, key, headers; a dict
     renames them.
     `on_gap`: what to do about offsets that the broker no longer has: "fail", or "skip" to continue after them.
@@ -161,8 +169,8 @@ class KafkaSource(Source):
         interval: Duration = "30 s",
         rows_per_s: float | None = None,
     ) -> None:
-        self._topics = _checked_topics(topics)
-        self._where = f"KafkaSource of {_topics_text(self._topics)}"
+        self._topics = checked_topics(topics)
+        self._where = f"KafkaSource of {topics_text(self._topics)}"
         self._connection = Connection(servers, options, _OURS, self._where)
         check_on_bad_record(on_bad_record, bad_records_max, self._where)
         self.drops_bad_records, self.bad_records_max = on_bad_record == "drop", bad_records_max
@@ -184,8 +192,8 @@ class KafkaSource(Source):
         self._on_gap: OnGap = on_gap
         group = self._connection.option("group.id")
         self._group = None if group is None else str(group)
-        self._start = _checked_start(start, self._topics, self._group, self._where)
-        if not (stop is None or stop == "latest" or _is_time(stop)):
+        self._start = checked_start(start, self._topics, self._group, self._where)
+        if not (stop is None or stop == "latest" or is_time(stop)):
             raise ConfigError(f"{self._where}: stop {stop!r} is not 'latest', a datetime with a time zone, or None")
         self._stop = stop
         self.bounded = stop is not None
@@ -196,7 +204,8 @@ class KafkaSource(Source):
         """The result of the first discovery."""
         self._resumed_stops: dict[Place, int] = {}
         """Where a job with `stop` ends that resumes from a checkpoint of a job without: partitions found before have no
-        stop of their own. Determined once, on the driver, before the source goes to the slots.
+        stop of their own. Determined once, on the driver, before the source goes to the slots; the splits of all later
+        checkpoints have it.
         """
         self._its_cluster: Cluster | None = None
 
@@ -222,25 +231,44 @@ class KafkaSource(Source):
             raise ConfigError(
                 f"{self._where}: no topic matches; a job with stop= reads the topics that exist when it starts"
             )
-        if isinstance(self._start, Mapping) and not restoring:
-            ((name, topic),) = found.items()
+        if not restoring:
+            self._check_start(found)
+        elif self._stop is not None:
+            self._resumed_stops = self._offsets(_places(found), self._stop)
+
+    def _check_start(self, topics: Mapping[str, Topic]) -> None:
+        """Raise ConfigError for an offset after the end of its partition. With `stop` nothing would be read, without a
+        word; without it, the reader would report that records were lost.
+        """
+        if isinstance(self._start, Mapping):
+            ((name, topic),) = topics.items()
             if set(self._start) != set(range(topic.partitions)):
                 raise ConfigError(
-                    f"{self._where}: start= has offsets for the partitions {_listed(self._start)}, and topic {name!r} has "
-                    f"{_listed(range(topic.partitions))}; give one for each"
+                    f"{self._where}: start= has offsets for the partitions {listed(self._start)}, and topic {name!r} has "
+                    f"{listed(range(topic.partitions))}; give one for each"
                 )
-            if self._stop == "latest":
-                ends = self._cluster.offsets([(name, partition) for partition in self._start], LATEST)
-                for (_, partition), end in ends.items():
-                    if self._start[partition] > end:
-                        raise ConfigError(
-                            f"{self._where}: start= has offset {self._start[partition]} for partition {partition}, whose "
-                            f"committed records end before offset {end}, so stop='latest' leaves nothing to read; give "
-                            "an offset up to that one"
-                        )
-        if self._stop is not None and restoring:
-            places = [(name, partition) for name, topic in found.items() for partition in range(topic.partitions)]
-            self._resumed_stops = self._offsets(places, self._stop)
+        elif self._start != "group":
+            return
+        starts = self._offsets(_places(topics), self._start)
+        leaves_nothing = isinstance(self._start, Mapping) and self._stop == "latest"
+        # a group may have read further than the committed records reach, without read_committed
+        ends = self._cluster.offsets([*starts], LATEST, committed=leaves_nothing)
+        for place, end in ends.items():
+            topic_name, partition = place
+            if starts[place] <= end:
+                continue
+            if self._start == "group":
+                raise ConfigError(
+                    f"{self._where}: group {self._group!r} has committed offset {starts[place]} of topic {topic_name!r}, "
+                    f"partition {partition}, which ends before offset {end}: the topic was recreated, or brokers have "
+                    "lost records. Reset the group's offsets, or give another start="
+                )
+            why = ", so stop='latest' leaves nothing to read" if leaves_nothing else ""
+            raise ConfigError(
+                f"{self._where}: start= has offset {starts[place]} for partition {partition}, whose "
+                f"{'committed ' if leaves_nothing else ''}records end before offset {end}{why}; give an offset up to "
+                "that one"
+            )
 
     def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
         known = _Found() if position is None else decoded(position, _Found, self._where)
@@ -289,7 +317,7 @@ class KafkaSource(Source):
 
     def _first_found(self) -> tuple[dict[str, Topic], list[_Partition]]:
         topics = self._cluster.topics(self._topics)
-        places = [(name, partition) for name, topic in topics.items() for partition in range(topic.partitions)]
+        places = _places(topics)
         starts = self._offsets(places, self._start)
         stops = dict.fromkeys(places) if self._stop is None else self._offsets(places, self._stop)
         is_earliest = self._start == "earliest"
@@ -337,6 +365,14 @@ class KafkaSource(Source):
 
     # ---- on the subtasks ----
 
+    def begin_split(self, split: Split) -> Split:
+        if not self._resumed_stops:
+            return split
+        part = decoded(split.payload, _Partition, self._where)
+        stop = self._resumed_stops.get((part.topic, part.partition)) if part.stop is None else part.stop
+        bounded = msgspec.structs.replace(part, stop=stop)
+        return msgspec.structs.replace(split, payload=msgspec.msgpack.encode(bounded))
+
     def open_split(self, split: Split) -> SplitReader:
         part = decoded(split.payload, _Partition, self._where)
         if part.stop is not None and not self.bounded:
@@ -346,13 +382,10 @@ class KafkaSource(Source):
                 "job without stop= with --fresh, and with start= for where it begins"
             )
         if part.stop is None and self.bounded:
-            place = part.topic, part.partition
-            if place not in self._resumed_stops:
-                raise ConfigError(
-                    f"{self._where}: {_where(part)} was being read when the checkpoint was taken, and did not exist when "
-                    "the job resumed with stop=; restore the topic, or start without it and with --fresh"
-                )
-            part = msgspec.structs.replace(part, stop=self._resumed_stops[place])
+            raise ConfigError(
+                f"{self._where}: {_where(part)} was being read when the checkpoint was taken, and did not exist when "
+                "the job resumed with stop=; restore the topic, or start without it and with --fresh"
+            )
         return _PartitionReader(self, part, split.offset)
 
     def place(self, split: Split, first: int, last: int) -> str:
@@ -592,46 +625,9 @@ class _PartitionReader(SplitReader):
         )
 
 
+def _places(topics: Mapping[str, Topic]) -> list[Place]:
+    return [(name, partition) for name, topic in topics.items() for partition in range(topic.partitions)]
+
+
 def _where(part: _Partition) -> str:
     return f"topic {part.topic!r}, partition {part.partition}"
-
-
-def _checked_topics(topics: Topics) -> Names:
-    if isinstance(topics, re.Pattern):
-        return topics
-    names = (topics,) if isinstance(topics, str) else tuple(topics)
-    if not names or not all(isinstance(name, str) and name for name in names):
-        raise ConfigError(f"KafkaSource: topics={topics!r} is neither a name, nor a list of them, nor re.compile(…)")
-    if len(set(names)) < len(names):
-        raise ConfigError(f"KafkaSource: topics={topics!r} names a topic twice")
-    return names
-
-
-def _topics_text(topics: Names) -> str:
-    return f"topics {topics.pattern!r}" if isinstance(topics, re.Pattern) else ", ".join(topics)
-
-
-def _checked_start(start: Start, topics: Names, group: object, where: str) -> Start:
-    if isinstance(start, Mapping):
-        if isinstance(topics, re.Pattern) or len(topics) != 1:
-            raise ConfigError(
-                f"{where}: start= with offsets is for a single topic; use a separate source for each topic"
-            )
-        if not start or not all(is_whole(key) and is_whole(value) for key, value in start.items()):
-            raise ConfigError(f"{where}: start={start!r} is not a dict of partitions to offsets")
-        return dict(start)
-    if start == "group" and group is None:
-        raise ConfigError(f"{where}: start='group' needs the group: options={{'group.id': …}}")
-    if start not in ("earliest", "latest", "group") and not _is_time(start):
-        raise ConfigError(
-            f"{where}: start {start!r} is not 'earliest', 'latest', 'group', a datetime with a time zone, or a dict of offsets"
-        )
-    return start
-
-
-def _is_time(value: object) -> bool:
-    return isinstance(value, datetime) and value.tzinfo is not None
-
-
-def _listed(numbers: Mapping[int, int] | range) -> str:
-    return ", ".join(map(str, sorted(numbers)))

@@ -109,11 +109,12 @@ class Cluster:
 
         return self._answer(ask)
 
-    def offsets(self, places: list[Place], when_ms: int) -> dict[Place, int]:
+    def offsets(self, places: list[Place], when_ms: int, *, committed: bool = True) -> dict[Place, int]:
         """Return offsets of committed records: the first (EARLIEST), the one after the last (LATEST), or the first not
         before a time.
 
-        For a time later than all records, that is the offset after the last one.
+        For a time later than all records, that is the offset after the last one. `committed` false: also of records in
+        open transactions.
         """
         from confluent_kafka import IsolationLevel, TopicPartition
         from confluent_kafka.admin import OffsetSpec  # type: ignore[attr-defined]  # its package exports nothing explicitly
@@ -130,14 +131,14 @@ class Cluster:
         def ask() -> dict[Place, int]:
             asked = self._client().list_offsets(
                 {TopicPartition(*place): spec for place in places},
-                isolation_level=IsolationLevel.READ_COMMITTED,
+                isolation_level=IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED,
                 request_timeout=ANSWER_S,
             )
             return {(at.topic, at.partition): answer.result().offset for at, answer in asked.items()}
 
         found = self._answer(ask)
         later = [place for place, offset in found.items() if offset < 0]
-        return {**found, **self.offsets(later, LATEST)} if later else found
+        return {**found, **self.offsets(later, LATEST, committed=committed)} if later else found
 
     def committed(self, group: str, places: list[Place]) -> dict[Place, int]:
         """Return the offsets that the group has committed."""

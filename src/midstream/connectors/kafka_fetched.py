@@ -6,8 +6,7 @@ follows the pointers, and Arrow copies all keys or values at once, which takes a
 
 The call needs the client's handle. confluent-kafka has it as the first field of a consumer and does not expose it, so
 the place is checked: librdkafka must confirm that the handle found there belongs to this very object. Records are read
-as Python objects where anything differs (another Python, a version of the client that was not tested, a system on which
-the calls are not found), and for headers.
+as Python objects for headers, and where `kafka_probe` finds that reading from memory is not right.
 
 The call takes only from the partition's queue, which is therefore no longer forwarded to the consumer's. Everything
 else still arrives through the consumer, whose callbacks only work during calls that confluent-kafka itself makes. Of
@@ -18,11 +17,8 @@ another callback.
 from __future__ import annotations
 
 import ctypes
-import logging
-import sys
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import cache
+from collections.abc import Callable, Mapping, Sequence
 from itertools import takewhile
 from operator import methodcaller
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
@@ -47,8 +43,6 @@ _NOTES_MAX: Final = 100
 """The largest number of reports that one `take` accepts from the consumer."""
 _AT_ONCE: Final = 4_096
 """The number of records that are released before Python may let another thread run."""
-_TOPIC_BYTES_MAX: Final = 512
-"""For longer names the client returns a null pointer, which confluent-kafka does not expect. Brokers allow up to 249."""
 _ERR, _VALUE, _VALUE_BYTES, _KEY, _KEY_BYTES, _OFFSET = 0, 3, 4, 5, 6, 7
 """Indices of the fields in librdkafka's `rd_kafka_message_t`, as words of 8 bytes; the first field is an int of 4 bytes.
 
@@ -59,14 +53,6 @@ _INLINE_BYTES: Final = 12
 """Arrow stores a value of up to this length in the view itself."""
 _WINDOW_BITS: Final = 30
 """A view reaches 2 GiB into its buffer: half of that is for the window, and the other half for a record at its end."""
-_TRIED: Final = frozenset({("2.16.0", "2.16.0"), ("2.16.1", "2.16.0")})
-"""Versions of confluent-kafka, and of the librdkafka in it, with which the tests of this module have passed.
-
-Another version may make callbacks on other occasions, which would abort the process. It is added here once it has
-passed the tests.
-"""
-_SLOWER: Final = "records of Kafka come as Python objects, which is slower: %s"
-_log = logging.getLogger(__name__)
 
 
 class Fetched(Records, Protocol):
@@ -89,21 +75,6 @@ class Tap(Protocol):
 
     def close(self) -> None:
         """Close the records that were taken last. To be called before the consumer is closed."""
-
-
-def new_tap(
-    consumer: Consumer, topic: str, partition: int, metadata: Collection[str], heard: Callable[[KafkaError], None]
-) -> Tap:
-    """`metadata`: the parts of records that are needed besides their values. `heard`: the `error_cb` of the consumer."""
-    if len(topic.encode()) > _TOPIC_BYTES_MAX:
-        raise StorageError(f"Kafka's client cannot read a topic of so long a name: {topic}")
-    client = _client()
-    if client is not None and "headers" not in metadata:
-        handle = client.handle_at(id(consumer))
-        if handle is not None:
-            return _MemoryTap(consumer, client, handle, topic, partition, heard)
-        _log.info(_SLOWER, "the client's handle is not where it was")
-    return _ObjectTap(consumer, topic, partition)
 
 
 # ---- as Python objects ----
@@ -183,7 +154,7 @@ def _headers(message: Message) -> list[dict[str, Any]] | str:
     return [{"name": name, "value": value} for name, value in headers]
 
 
-class _ObjectTap:
+class ObjectTap:
     def __init__(self, consumer: Consumer, topic: str, partition: int) -> None:
         self._consumer = consumer
         self._place = topic, partition
@@ -208,7 +179,7 @@ def _notes(messages: Sequence[Message]) -> list[Note]:
 # ---- from the client's memory ----
 
 
-class _Client:
+class Client:
     """The calls of librdkafka that are needed. Raises OSError or AttributeError where they are not found."""
 
     def __init__(self, path: str) -> None:
@@ -243,27 +214,8 @@ def _typed(call: Any, returns: Any, *takes: Any) -> Any:
     return call
 
 
-@cache
-def _client() -> _Client | None:
-    import confluent_kafka
-
-    release, (version, number) = str(confluent_kafka.__version__), confluent_kafka.libversion()
-    if (release, version) not in _TRIED:
-        _log.warning(_SLOWER, f"confluent-kafka {release} with librdkafka {version} has not been tried otherwise")
-    elif sys.implementation.name == "cpython" and sys.byteorder == "little" and ctypes.sizeof(ctypes.c_void_p) == 8:
-        try:
-            client = _Client(confluent_kafka.cimpl.__file__)
-        except (AttributeError, OSError) as error:
-            _log.warning(_SLOWER, error)
-        else:
-            if client.version() == number:
-                return client
-            _log.warning(_SLOWER, "there is another librdkafka beside that of confluent-kafka")
-    return None
-
-
 class _MemoryRecords:
-    def __init__(self, client: _Client, topic: str, partition: int, records_max: int) -> None:
+    def __init__(self, client: Client, topic: str, partition: int, records_max: int) -> None:
         self._client = client
         self._topic = topic
         self._partition = partition
@@ -353,12 +305,11 @@ def _error(code: int, text: bytes | None) -> KafkaError:
     return KafkaError(code, (text or b"").decode(errors="replace"))
 
 
-class _MemoryTap:
+class MemoryTap:
     def __init__(
         self,
         consumer: Consumer,
-        client: _Client,
-        handle: int,
+        client: Client,
         topic: str,
         partition: int,
         heard: Callable[[KafkaError], None],
@@ -374,21 +325,24 @@ class _MemoryTap:
         self._failed: BaseException | None = None
         """An exception that could not be raised in the callback."""
         _taps[id(consumer)] = self
-        client.hear_errors(handle)
+        client.hear_errors(self._handle())
 
     def assign(self, offset: int) -> None:
         from confluent_kafka import TopicPartition
 
         self.close()  # a topic that was recreated has a new queue
         topic, partition = self._place
-        handle = self._client.handle_at(id(self._consumer))
-        if handle is None:
-            raise InvariantError("the consumer is closed")
-        self._queue = self._client.queue_of(handle, topic.encode(), partition)
+        self._queue = self._client.queue_of(self._handle(), topic.encode(), partition)
         if self._queue is None:
             raise StorageError(f"Kafka's client has no queue for partition {partition} of {topic}")
         self._client.forward(self._queue, None)
         self._consumer.assign([TopicPartition(topic, partition, offset)])
+
+    def _handle(self) -> int:
+        handle = self._client.handle_at(id(self._consumer))
+        if handle is None:
+            raise InvariantError("the consumer is closed, or has its handle in another place")
+        return handle
 
     def take(self, records_max: int) -> tuple[Fetched, list[Note]]:
         if self._queue is None:
@@ -438,7 +392,7 @@ class _MemoryTap:
     """For a reader that was not closed: its consumer is closed after the tap, and would wait for ever."""
 
 
-_taps: WeakValueDictionary[int, _MemoryTap] = WeakValueDictionary()
+_taps: WeakValueDictionary[int, MemoryTap] = WeakValueDictionary()
 """Taps by the address of their consumer."""
 _ON_ERROR: Final = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p)
 

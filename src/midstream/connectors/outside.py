@@ -1,4 +1,4 @@
-"""Waits of this process's sources and sinks for the outside world, such as brokers that do not answer.
+"""Waits of this process's sources and sinks for the outside world, such as brokers that do not answer, and warnings.
 
 Heartbeats of the slot report them, and the job's status shows them. They are recorded per process rather than passed
 through tasks, since a wait may be in any thread of the I/O pool, or in a commit that belongs to no task.
@@ -13,6 +13,8 @@ from collections.abc import Callable
 _numbers = itertools.count()
 _begun: dict[int, tuple[str, float]] = {}
 """What each wait is for, and its beginning. Each access is a single operation, so threads need no lock."""
+
+_warnings: dict[str, None] = {}
 
 
 class Wait:
@@ -51,3 +53,13 @@ def waits(now_s: float) -> list[tuple[str, int]]:
         since[what] = min(since_s, since.get(what, since_s))
     longest = sorted(since.items(), key=lambda item: item[1])
     return [(what, max(0, round((now_s - since_s) * 1000))) for what, since_s in longest]
+
+
+def warn(text: str) -> None:
+    """Report a condition that holds until the process ends: the job's status shows the text once for all slots."""
+    _warnings[text] = None
+
+
+def warnings() -> list[str]:
+    """Return what this process has reported, oldest first."""
+    return list(_warnings)

@@ -229,6 +229,19 @@ class Source(ABC):
                 return CountdownReader(split.offset)
         """
 
+    def begin_split(self, split: Split) -> Split:
+        """Return the split as this job reads it, which is how later checkpoints have it. Must not block.
+
+        Called in a subtask that is given a split, or restores it, before anything is read. By default it is unchanged;
+        a source may add where a split ends that was found by an earlier job.
+
+        `split`: as `discover` or an earlier call of this method returned it, with its offset.
+
+            def begin_split(self, split):
+                return Split(split.id, split.payload or self.bounds[split.id], split.offset)
+        """
+        return split
+
     def place(self, split: Split, first: int, last: int) -> str:
         """Describe, for people who look for them, where rows are that failed. Must not block.
 

@@ -335,13 +335,15 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
 
 
 SLOT_WAITS_MAX: Final = 20
+SLOT_WARNINGS_MAX: Final = 20
 WAIT_CHARS_MAX: Final = 500
+_Text: TypeAlias = Annotated[str, msgspec.Meta(max_length=WAIT_CHARS_MAX)]
 
 
 class SlotWait(msgspec.Struct, frozen=True):
     """Something outside of the job that the slot waits for, such as brokers that do not answer."""
 
-    what: Annotated[str, msgspec.Meta(max_length=WAIT_CHARS_MAX)]
+    what: _Text
     """The text that completes "waiting for …"."""
     for_ms: int
 
@@ -357,6 +359,8 @@ class SlotStatus(msgspec.Struct, frozen=True, tag="slot_status"):
     """The memory limit of the process, see `runtime.memory`; 0 if unknown."""
     waits: Annotated[tuple[SlotWait, ...], msgspec.Meta(max_length=SLOT_WAITS_MAX)] = ()
     """What the process waits for outside of the job, longest first."""
+    warnings: Annotated[tuple[_Text, ...], msgspec.Meta(max_length=SLOT_WARNINGS_MAX)] = ()
+    """Conditions of the process that the job's status has to show."""
 
 
 class InCall(msgspec.Struct, frozen=True, tag="in_call"):

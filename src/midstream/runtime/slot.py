@@ -29,6 +29,7 @@ from midstream.protocol.handshake import NONCE_BYTES, Dialer, Identity, Role
 from midstream.protocol.live_rows import ShowRows
 from midstream.protocol.messages import (
     SLOT_WAITS_MAX,
+    SLOT_WARNINGS_MAX,
     WAIT_CHARS_MAX,
     Cancel,
     Deploy,
@@ -240,6 +241,7 @@ class _SlotProcess:
             memory_bytes=self._memory().rss,
             memory_limit_bytes=self._memory_limit_bytes,
             waits=waits,
+            warnings=tuple(text[:WAIT_CHARS_MAX] for text in outside.warnings()[:SLOT_WARNINGS_MAX]),
         )
         self._channel.send(status)
 

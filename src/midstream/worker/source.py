@@ -310,7 +310,8 @@ class SourceDriver(Splits):
 
     # ---- emitting ----
 
-    def _add(self, split: Split) -> None:
+    def _add(self, found: Split) -> None:
+        split = self._source.begin_split(found)
         self._splits.append(_OpenSplit(split, self._opened, split))
         self._opened += 1
         self._changed = True

@@ -94,6 +94,8 @@ class Slots:
         self.late = Dropped(graph, late_rows)
         self.timers = Dropped(graph, late_timers)
         self.bad = Dropped(graph, bad_records)
+        self._warned: set[str] = set()
+        """What slots have warned of. Each text is shown once, although most slots report the same."""
         self.job_has_run = False
         """Whether the job has had all its slots once, so that the cluster has room for it."""
         self._effects = effects
@@ -318,6 +320,10 @@ class Slots:
             return
         self.live[slot].status = status
         self.live[slot].in_call = None
+        for text in status.warnings:
+            if text not in self._warned:
+                self._warned.add(text)
+                self._effects.facts.warned(f"{self.live[slot]}: {text}")
         if status.attempt != attempt:
             return
         for metrics in status.tasks:
