@@ -113,12 +113,13 @@ def always_due(seed: int) -> Scenario:
 
 
 def quiet(topology: str) -> Callable[[int], Scenario]:
-    """The only split of a job is idle now and then, and timers hold rows of it then."""
+    """The only split of a job, which has lulls, is idle now and then, and timers hold rows of it then."""
 
     def scenario(seed: int) -> Scenario:
         drawn = draw(seed, topology=topology, parallelism=2 + seed % 3, faults=(), rows=100)
         tempo = replace(drawn.tempo, io_us=100)
-        return replace(drawn, splits=1, rounds=1, blocking=True, batch_rows=3, interval_s=0.002, tempo=tempo)
+        drawn = replace(drawn, splits=1, rounds=1, blocking=True, batch_rows=3, interval_s=0.002, tempo=tempo)
+        return replace(drawn, has_lulls=True)
 
     return scenario
 
