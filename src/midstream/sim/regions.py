@@ -113,7 +113,7 @@ def always_due(seed: int) -> Scenario:
 
 
 def quiet(topology: str) -> Callable[[int], Scenario]:
-    """The only split of a job, which has lulls, is idle now and then, and timers hold rows of it then."""
+    """The only split of a job, which has many lulls, is idle now and then, and timers hold rows of it then."""
 
     def scenario(seed: int) -> Scenario:
         drawn = draw(seed, topology=topology, parallelism=2 + seed % 3, faults=(), rows=100)

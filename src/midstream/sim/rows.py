@@ -175,7 +175,7 @@ class SimSource(Source):
 
     schema = SCHEMA
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what scenarios draw
         self,
         outside: Outside,
         number: int,
@@ -192,12 +192,14 @@ class SimSource(Source):
         has_chaff: bool = False,
         is_found_late: bool = False,
     ) -> None:
-        """`ends`: "bounded", "splits" if only those end, "" if neither, as far as the job knows; or "lulls", if then there
-        are no rows of a split for a while now and then. `has_chaff`: at the start of a split and in lulls there may be rows
-        that `Sieve` removes. `is_found_late`: some discoveries after the first find nothing for a while.
+        """`ends`: "bounded", "splits" if only those end, "" if neither, as far as the job knows; or "lulls" or "many
+        lulls", if then there are no rows of a split for a while now and then. `has_chaff`: at the start of a split and in
+        lulls there may be rows that `Sieve` removes. `is_found_late`: some discoveries after the first find nothing for a
+        while.
         """
         self.outside = outside
-        self.bounded, self.splits_end, self.lulls = ends == "bounded", ends == "splits", ends == "lulls"
+        self.bounded, self.splits_end = ends == "bounded", ends == "splits"
+        self._lulls = {"lulls": 2, "many lulls": 12}.get(ends, 0)
         self._lull_ends_us: dict[tuple[int, int], int] = {}
         """When the lull at an offset of a split that has begun is over."""
         self.has_chaff = has_chaff
@@ -222,7 +224,7 @@ class SimSource(Source):
         self.outside.world.io_point()
         done = int(position) if position else 0
         total = len(self.rows)
-        if self._is_found_late and done:
+        if self._is_found_late and position is not None:
             now_us, late_us = self.outside.world.now_us, Random(f"late {self.number} {done}").choice((0, 5_000, 30_000))
             if now_us < self._found_us.setdefault(done, now_us + late_us):
                 return Discovery((), position, exhausted=False)
@@ -275,10 +277,10 @@ class SimSource(Source):
 
     def lull(self, split: int, start: int, stop: int) -> int:
         """Return where a batch from `start` to `stop` is cut: at the next lull, or at `start` during one."""
-        if not self.lulls:
+        if not self._lulls:
             return stop
         random = Random(f"lulls {self.number} {split}")
-        for at in sorted({random.randrange(self.rows[split]), random.randrange(self.rows[split])}):
+        for at in sorted({random.randrange(self.rows[split]) for _ in range(self._lulls)}):
             lasts_us = random.choice((500, 5_000, 30_000))
             if start < at:
                 return min(at, stop)

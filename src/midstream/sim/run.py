@@ -201,7 +201,7 @@ class Run:
                 kinds = ("bounded", "splits", endless, endless) if is_timed else ("bounded", "bounded", endless)
                 ends = idle.choice(kinds)
                 if is_timed and s.has_lulls:
-                    ends = "lulls"
+                    ends = "many lulls"
                 if is_timed and idle.random() < 0.3 and len(splits) > 1:
                     splits[-1] += splits[0]
                     splits[0] = 0

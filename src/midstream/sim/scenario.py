@@ -201,7 +201,7 @@ class Scenario:
     is_scant: bool = False
     """Whether a slot has no buffer more than its tasks need, whatever `pool_buffers` is."""
     has_lulls: bool = False
-    """Whether every source that may be idle has no end and lulls; otherwise that is drawn."""
+    """Whether every source that may be idle has no end and many lulls; otherwise that is drawn."""
     restart_delay_s: float = 0.001
     """The pause before the first restart; later ones are up to ten times as long."""
     heartbeat_timeout_s: float = 3.0

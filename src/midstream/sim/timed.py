@@ -139,7 +139,9 @@ class Timestamps(TimestampsOperator):
             begun_us = self._begun_us.get(current.number, self._outside.world.now_us)
             _, came_us = self._read.get(current.number, (0, begun_us))
             if read_us > came_us + idle_after_us + SLACK_US and current.number not in self._idle_splits:
-                self._bug(f"split {current.split.id} had no rows after {came_us} µs, nor at {read_us} µs, and is not idle")
+                self._bug(
+                    f"split {current.split.id} had no rows after {came_us} µs, nor at {read_us} µs, and is not idle"
+                )
 
     def _check_timer(self) -> None:
         """Check that splits which hold event time back are examined again."""

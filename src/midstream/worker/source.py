@@ -24,7 +24,7 @@ from midstream.core.errors import InvariantError
 from midstream.core.seams import Done, Failed, Timer
 from midstream.operators.bad_records import TALLY, BadRecords, Tally
 from midstream.operators.base import Splits
-from midstream.operators.source import Source, Split, SplitReader, decoded_splits
+from midstream.operators.source import Source, Split, SplitReader, checked_count, checked_read, decoded_splits
 from midstream.state.parts import Chunk, Redistribute, StatePart, check_columns
 from midstream.worker.seams import TaskSeams
 from midstream.worker.source_pace import SourcePace
@@ -145,8 +145,9 @@ class SourceDriver(Splits):
         self._request_split = request_split
         self._wake = wake
         self._fail = fail
-        self._splits_wanted = source.splits_per_reader(parallelism)
-        rows_per_s = source.rows_per_s / source.readers_max(parallelism) if source.rows_per_s else None
+        self._splits_wanted = checked_count(source.splits_per_reader(parallelism), "splits_per_reader")
+        readers = checked_count(source.readers_max(parallelism), "readers_max")
+        rows_per_s = source.rows_per_s / readers if source.rows_per_s else None
         self._pace = SourcePace(seams.config.batch_rows, rows_per_s)
         self._timer: Timer | None = None
         """Fires when the rate allows the next batch."""
@@ -338,7 +339,7 @@ class SourceDriver(Splits):
         else:
             if current.reader is None:
                 current.reader = self._source.open_split(current.split)
-            ahead = _read(current.reader, self._pace.rows_max)
+            ahead = _read(current.reader, self._pace.rows_max, self._source.schema, current.split.id)
             if ahead is None:
                 current.state = _AT_END
         if ahead is None:
@@ -353,11 +354,11 @@ class SourceDriver(Splits):
 
         def work() -> tuple[SplitReader, _Ahead | None]:
             if reader is not None:
-                return reader, _read(reader, rows_max)
+                return reader, _read(reader, rows_max, source.schema, split.id)
             with ExitStack() as stack:
                 opened = source.open_split(split)
                 stack.callback(opened.close)  # a reader whose first read fails is not returned, and must be closed
-                ahead = _read(opened, rows_max)
+                ahead = _read(opened, rows_max, source.schema, split.id)
                 stack.pop_all()
             return opened, ahead
 
@@ -420,6 +421,9 @@ class SourceDriver(Splits):
         self._wake()
 
 
-def _read(reader: SplitReader, rows_max: int) -> _Ahead | None:
+def _read(reader: SplitReader, rows_max: int, schema: pa.Schema, split_id: str) -> _Ahead | None:
     found = reader.read(rows_max)
-    return None if found is None else _Ahead(*found, reader.bad_records())
+    if found is None:
+        return None
+    batch, offset = checked_read(found, schema, f"split {split_id!r}")
+    return _Ahead(batch, offset, reader.bad_records())
