@@ -22,7 +22,8 @@ from midstream.operators.source import (
     decoded_splits,
 )
 
-SCHEMA = pa.schema([pa.field("n", pa.int64()), pa.field("word", pa.large_string())])
+COLUMNS: dict[str, pa.DataType] = {"n": pa.int64(), "word": pa.large_string()}
+SCHEMA = pa.schema(COLUMNS)
 ROW = pa.record_batch({"n": pa.array([1]), "word": pa.array(["a"], pa.large_string())}, schema=SCHEMA)
 ANYTHING = st.one_of(
     st.none(),
