@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
 
+from midstream.coordinator.events import CancelRequested
 from midstream.core.config import RestartStrategy
 from midstream.core.ids import TaskId
 from midstream.protocol import messages as m
@@ -131,6 +132,19 @@ def test_a_checkpoint_timeout_that_is_longer_prolongs_the_other_limits() -> None
     assert bench.state == "running"
     bench.wait(30)
     assert "not returned within 1000 s" in bench.error
+
+
+def test_a_drain_that_waits_for_a_restart_shows_that_and_a_cancel_ends_it() -> None:
+    bench = Bench(checkpoint_interval_s=None, restart=RestartStrategy(delay_s=20.0)).run()
+    draining = bench.ask(m.DoStop(drain=True))
+    bench.fail(READ0)
+    bench.wait(10)
+    assert bench.state == "restarting"
+    assert [sentence.partition(",")[0] for sentence in sentences(bench)] == ["waiting for the restart after a failure"]
+    assert sentences(bench)[0].endswith("cancel the job to end it without, 9 s so far")
+    bench.feed(CancelRequested("somebody has cancelled it"))
+    assert bench.ended is not None and bench.ended.state == "stopped"
+    assert "somebody has cancelled it" in bench.replies[draining].error
 
 
 def test_a_source_that_does_not_answer_fails_the_job() -> None:

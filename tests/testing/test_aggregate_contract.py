@@ -193,3 +193,39 @@ def test_a_column_that_is_not_there_is_refused():
 def test_too_few_rows_are_refused():
     with pytest.raises(AssertionError, match="at least three rows"):
         testing.check_aggregate(Count(), ROWS[:2])
+
+
+def test_accumulators_may_be_instances_of_every_class_of_the_main_file():
+    program = """
+from collections import namedtuple
+from dataclasses import dataclass
+from enum import Enum
+import pyarrow as pa
+from midstream.operators.aggregates import Accumulator
+
+Pair = namedtuple("Pair", "n kind")
+class Kind(Enum):
+    ONE = 1
+@dataclass
+class Count:
+    n: int = 0
+    kind: Kind = Kind.ONE
+
+class Counting(Accumulator):
+    columns, type = ("n",), pa.int64()
+    def __init__(self, empty):
+        self.empty = empty
+    def init(self):
+        return self.empty(0, Kind.ONE)
+    def add(self, accumulator, row):
+        return self.empty(accumulator.n + 1, Kind.ONE)
+    def merge(self, first, second):
+        return self.empty(first.n + second.n, Kind.ONE)
+    def result(self, accumulator):
+        return accumulator.n
+"""
+    main = {"__name__": "__main__"}
+    exec(program, main)
+    for empty in ("Pair", "Count"):
+        aggregate = main["Counting"](main[empty])
+        assert testing.check_aggregate(aggregate, [{"n": 1}, {"n": 2}, {"n": 3}]) == 3, empty

@@ -15,7 +15,7 @@ from midstream.connectors.collection import from_rows
 from midstream.connectors.generator import GeneratorSource
 from midstream.core.arrow_types import to_list
 from midstream.core.config import JobConfig
-from midstream.core.errors import SchemaError, StorageError
+from midstream.core.errors import ConfigError, SchemaError, StorageError
 from midstream.core.seams import Done, Failed, Mail
 from midstream.operators.bad_records import TALLY, BadRecords
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
@@ -213,6 +213,28 @@ def test_a_split_that_is_gone_fails_the_task_with_its_reason() -> None:
     reader.give("gone")
     reader.run(5)
     assert [str(error) for error in reader.failures] == ["gone: no such file"]
+
+
+class Misread(Numbers):
+    """Its reader returns something else than rows and an offset."""
+
+    def open_split(self, split: Split) -> SplitReader:
+        reader = super().open_split(split)
+        reader.read = lambda rows_max: {"n": [1]}  # type: ignore[method-assign, assignment, return-value]
+        return reader
+
+
+def test_a_read_that_returns_no_rows_fails_the_task_and_not_its_process() -> None:
+    reader = Reader(Misread(blocking=True), World())
+    reader.give("0:3")
+    with pytest.raises(ConfigError, match="split '0:3': read returned dict"):
+        reader.run(5)  # the I/O pool of these tests catches what storage raises only
+
+
+@pytest.mark.parametrize("wanted", [0, -1])
+def test_a_source_that_would_read_no_split_is_refused(wanted: int) -> None:
+    with pytest.raises(ConfigError, match=f"splits_per_reader returned {wanted}"):
+        Reader(Numbers(blocking=True, side_by_side=wanted), World())
 
 
 def test_closing_while_a_read_is_under_way_closes_the_reader_once() -> None:

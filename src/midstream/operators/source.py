@@ -10,17 +10,20 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from operator import index
+from typing import Final, TypeVar
 
 import msgspec
 import pyarrow as pa
 
+from midstream.core.batches import conform
 from midstream.core.errors import ConfigError, StorageError
 from midstream.core.seams import Storage
 from midstream.operators.bad_records import BadRecords
 from midstream.state.pickles import OwnCode
 
 T = TypeVar("T")
+OFFSET_MAX: Final = 2**63 - 1
 
 
 class Split(msgspec.Struct, frozen=True):
@@ -102,8 +105,8 @@ class SplitReader(ABC):
 
         `rows_max`: the number of rows at most.
 
-        Return the batch, which has exactly the columns of the source's `schema`, and the offset after it; None at the
-        end of the split. A batch without rows from a `blocking` source means that there are none at present: it is
+        Return the batch, which has exactly the columns of the source's `schema`, and the offset after it, a whole number
+        from 0 on; None at the end of the split. A batch without rows from a `blocking` source means that there are none at present: it is
         asked again soon. Return one within a second if no row comes: only then can a split without an end be idle
         (`idle_after`). A read that has not returned may still have rows.
 
@@ -301,6 +304,60 @@ class Source(ABC):
             def close(self):
                 self.client.close()
         """
+
+
+def checked_discovery(found: object) -> Discovery:
+    """Check what `discover` has returned: it becomes part of checkpoints. Raises ConfigError."""
+    if not isinstance(found, Discovery):
+        raise ConfigError(f"discover returned {found!r}, not a Discovery")
+    if not isinstance(found.exhausted, bool):
+        raise ConfigError(f"discover returned exhausted={found.exhausted!r}, not True or False")
+    ids = set[str]()
+    for split in found.splits:
+        if not isinstance(split, Split):
+            raise ConfigError(f"discover returned {split!r} in place of a Split")
+        if not isinstance(split.id, str) or not isinstance(split.payload, bytes):
+            raise ConfigError(f"split {split!r} needs an id that is a str, and a payload that is bytes")
+        if split.id in ids:
+            raise ConfigError(f"discover returned two splits with the id {split.id!r}; each needs its own")
+        ids.add(split.id)
+        _check_offset(split.offset, f"split {split.id!r}")
+    if not isinstance(found.position, bytes) and (found.position is not None or ids):
+        raise ConfigError(
+            f"discover returned the position {found.position!r}; it must be bytes, with which discover continues "
+            "after a restart"
+        )
+    return found
+
+
+def checked_read(found: object, schema: pa.Schema, where: str) -> tuple[pa.RecordBatch, int]:
+    """Check what `read` has returned before the end. Raises ConfigError, and SchemaError for other columns."""
+    if isinstance(found, (tuple, list)) and len(found) == 2 and isinstance(found[0], pa.RecordBatch):
+        return conform(found[0], schema, where), _check_offset(found[1], where)
+    kinds = ", ".join(type(each).__name__ for each in found) if isinstance(found, tuple) else None
+    raise ConfigError(
+        f"{where}: read returned {type(found).__name__ if kinds is None else f'({kinds})'}; return a tuple of a pyarrow.RecordBatch and the offset after it, or "
+        "None at the end"
+    )
+
+
+def checked_count(count: object, what: str) -> int:
+    """Check how many splits or subtasks a source wants. Raises ConfigError."""
+    if not isinstance(count, int) or count < 1:
+        raise ConfigError(f"{what} returned {count!r}; return a whole number from 1 on")
+    return count
+
+
+def _check_offset(offset: object, where: str) -> int:
+    try:
+        number = index(offset)  # type: ignore[arg-type]  # other types are refused
+    except TypeError:
+        number = -1
+    if isinstance(offset, bool) or not 0 <= number <= OFFSET_MAX:
+        raise ConfigError(
+            f"{where}: the offset is {offset!r}; checkpoints hold it, so it must be a whole number from 0 to 2**63 - 1"
+        )
+    return number
 
 
 def rows_text(first: int, last: int) -> str:

@@ -113,12 +113,16 @@ def always_due(seed: int) -> Scenario:
 
 
 def quiet(topology: str) -> Callable[[int], Scenario]:
-    """The only split of a job is idle now and then, and timers hold rows of it then."""
+    """The only split of a job, which has many lulls, is idle now and then, and timers hold rows of it then.
+
+    The rows take their time from task to task, so that one way may be two lulls behind another.
+    """
 
     def scenario(seed: int) -> Scenario:
         drawn = draw(seed, topology=topology, parallelism=2 + seed % 3, faults=(), rows=100)
-        tempo = replace(drawn.tempo, io_us=100)
-        return replace(drawn, splits=1, rounds=1, blocking=True, batch_rows=3, interval_s=0.002, tempo=tempo)
+        tempo = replace(drawn.tempo, mail_us=5, control_us=50, data_us=3000, io_us=100, clock_tick_us=0, interleave=0.0)
+        drawn = replace(drawn, splits=1, rounds=1, blocking=True, batch_rows=3, interval_s=0.02, tempo=tempo)
+        return replace(drawn, has_lulls=True, inline_bytes=2**16, row_us=0)
 
     return scenario
 

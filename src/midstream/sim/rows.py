@@ -175,7 +175,7 @@ class SimSource(Source):
 
     schema = SCHEMA
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - what scenarios draw
         self,
         outside: Outside,
         number: int,
@@ -189,14 +189,23 @@ class SimSource(Source):
         readers: int = 1,
         rows_per_s: float | None = None,
         ends: str = "bounded",
+        has_chaff: bool = False,
+        is_found_late: bool = False,
     ) -> None:
-        """`ends`: "bounded", "splits" if only those end, "" if neither, as far as the job knows; or "lulls", if then there
-        are no rows of a split for a while now and then.
+        """`ends`: "bounded", "splits" if only those end, "" if neither, as far as the job knows; or "lulls" or "many
+        lulls", if then there are no rows of a split for a while now and then. `has_chaff`: at the start of a split and in
+        lulls there may be rows that `Sieve` removes. `is_found_late`: some discoveries after the first find nothing for a
+        while.
         """
         self.outside = outside
-        self.bounded, self.splits_end, self.lulls = ends == "bounded", ends == "splits", ends == "lulls"
+        self.bounded, self.splits_end = ends == "bounded", ends == "splits"
+        self._lulls = {"lulls": 2, "many lulls": 12}.get(ends, 0)
         self._lull_ends_us: dict[tuple[int, int], int] = {}
         """When the lull at an offset of a split that has begun is over."""
+        self.has_chaff = has_chaff
+        self._is_found_late = is_found_late
+        self._found_us: dict[int, int] = {}
+        """When the next splits are found, by the number of those found before."""
         self.number = number
         self.rows = tuple(rows)
         self.keys = keys
@@ -215,6 +224,10 @@ class SimSource(Source):
         self.outside.world.io_point()
         done = int(position) if position else 0
         total = len(self.rows)
+        if self._is_found_late and position is not None:
+            now_us, late_us = self.outside.world.now_us, Random(f"late {self.number} {done}").choice((0, 5_000, 30_000))
+            if now_us < self._found_us.setdefault(done, now_us + late_us):
+                return Discovery((), position, exhausted=False)
         end = min(total, done + max(1, -(-total // self.rounds)))
         splits = tuple(
             Split(
@@ -264,10 +277,10 @@ class SimSource(Source):
 
     def lull(self, split: int, start: int, stop: int) -> int:
         """Return where a batch from `start` to `stop` is cut: at the next lull, or at `start` during one."""
-        if not self.lulls:
+        if not self._lulls:
             return stop
         random = Random(f"lulls {self.number} {split}")
-        for at in sorted({random.randrange(self.rows[split]), random.randrange(self.rows[split])}):
+        for at in sorted({random.randrange(self.rows[split]) for _ in range(self._lulls)}):
             lasts_us = random.choice((500, 5_000, 30_000))
             if start < at:
                 return min(at, stop)
@@ -275,6 +288,12 @@ class SimSource(Source):
             if start == at and now_us < self._lull_ends_us.setdefault((split, at), now_us + lasts_us):
                 return start
         return stop
+
+    def chaff(self, split: int, read: int, *, is_lull: bool) -> bool:
+        """Return whether this read of a reader has nothing but rows that a filter removes."""
+        random = Random(f"chaff {self.number} {split}")
+        in_lulls, at_start = random.random() < 0.7, random.choice((0, 1, 10))
+        return self.has_chaff and ((is_lull and in_lulls) or read < at_start)
 
     def columns(self, split: int, stop: int) -> tuple[Int64s, Int64s, Int64s]:
         """Return the ids, keys and sequence numbers of the first `stop` rows of a split."""
@@ -298,11 +317,20 @@ class SimSource(Source):
         return ids, keys, sequence
 
 
+CHAFF: Final = pa.RecordBatch.from_pylist(
+    [{"id": -1, "key": 0, "sequence": 0, "ts": 0, "n": 0, "text": ""}] * 3, schema=SCHEMA
+)
+"""Rows that a filter removes."""
+
+
 class _Reader(SplitReader):
     def __init__(self, source: SimSource, plan: _Plan, offset: int) -> None:
         self._source = source
         self._plan = plan
         self._offset = offset
+        self._reads = 0
+        self.without_rows_us = (0, 0)
+        """When the last two reads returned no rows, or only such as a filter removes."""
 
     def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
         outside = self._source.outside
@@ -312,15 +340,38 @@ class _Reader(SplitReader):
                 outside.read_failures -= 1
                 raise StorageError(f"cannot read split {self._plan.split} {SIM}")
         stop = min(self._plan.rows, self._offset + rows_max)
-        if stop == self._offset:
+        is_at_end = stop == self._offset
+        if not is_at_end:
+            stop = self._source.lull(self._plan.split, self._offset, stop)
+        self._reads += 1
+        is_lull = not is_at_end and stop == self._offset
+        is_chaff = self._source.chaff(self._plan.split, self._reads - 1, is_lull=is_lull)
+        if is_chaff or is_lull:
+            self.without_rows_us = self.without_rows_us[1], outside.world.now_us
+        if is_chaff:
+            return CHAFF, self._offset
+        if is_at_end:
             return None
-        stop = self._source.lull(self._plan.split, self._offset, stop)
         batch = self._source.batch(self._plan.split, self._offset, stop)
         self._offset = stop
         return batch, stop
 
 
 # ---- operators -------------------------------------------------------------
+
+
+class Sieve(Operator):
+    """Removes the chaff of a source."""
+
+    keeps_splits = True
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        self._out = out
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        kept = batch.filter(pa.array(batch.column("id").to_numpy() >= 0))
+        if kept.num_rows:
+            self._out.emit(kept)
 
 
 class Pass(Operator):

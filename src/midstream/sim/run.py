@@ -199,6 +199,8 @@ class Run:
                 endless = "lulls" if is_timed and s.blocking else ""
                 kinds = ("bounded", "splits", endless, endless) if is_timed else ("bounded", "bounded", endless)
                 ends = idle.choice(kinds)
+                if is_timed and s.has_lulls:
+                    ends = "many lulls"
                 if is_timed and idle.random() < 0.3 and len(splits) > 1:
                     splits[-1] += splits[0]
                     splits[0] = 0
@@ -213,6 +215,8 @@ class Run:
                     rounds=s.rounds,
                     readers=s.readers,
                     ends=ends,
+                    has_chaff="sieve" in node.chain,
+                    is_found_late=is_timed and idle.random() < 0.3,
                 )
         return sources
 

@@ -17,6 +17,7 @@ from midstream.sim.topologies import (
     varied,
     with_ends,
     with_parallelism,
+    with_sieves,
     with_states,
     with_tables,
 )
@@ -197,6 +198,8 @@ class Scenario:
     """The share of the sinks that commit on slots."""
     is_scant: bool = False
     """Whether a slot has no buffer more than its tasks need, whatever `pool_buffers` is."""
+    has_lulls: bool = False
+    """Whether every source that may be idle has no end and many lulls; otherwise that is drawn."""
     restart_delay_s: float = 0.001
     """The pause before the first restart; later ones are up to ten times as long."""
     heartbeat_timeout_s: float = 3.0
@@ -290,6 +293,7 @@ def _shapes(
         base = with_states(base, Random(f"states {seed}"))
     else:
         base = COMBINED[topology] if topology in COMBINED else SHAPES[topology]
+    base = with_sieves(base, Random(f"sieves {seed}"))
     wide = Random(f"wide {seed}")
     if parallelism is None and wide.random() < 0.05:
         limit = wide.choice((5, 6, 7, 8))

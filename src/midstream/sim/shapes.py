@@ -39,7 +39,7 @@ class Input:
 class Node:
     """A chain of operators. The kinds of operators in `chain` are:
 
-    "source", "pass", "side" (rows whose id is divisible by 3 go to the side output), "count" (keyed), "share" (keyed on
+    "source", "sieve" (removes the chaff of its source, directly after it), "pass", "side" (rows whose id is divisible by 3 go to the side output), "count" (keyed), "share" (keyed on
     port 0, broadcast state of port 1), "times", "tight", "idle" (watermarks), "timer" (keyed, holds rows until a timer
     fires), "alarm" (the same by the wall clock), "total" (keyed, emits at its end how many rows it has received),
     "table" (the same as "timer" in tables, on both ports, with a count of each key), "window", "slide", "session"

@@ -187,6 +187,22 @@ def read_under_way_is_idle() -> Replacements:
     return [(task, "is_bounded", lambda graph, vertex: False), (SourceDriver, "quiet_until_s", quiet_until_s)]
 
 
+def open_split_is_never_idle() -> Replacements:
+    """A split that is open holds event time back, of a source without an end as well."""
+    return [(SourceDriver, "quiet_until_s", lambda self, split: float("-inf"))]
+
+
+def filtered_rows_are_no_evidence() -> Replacements:
+    """Rows that a filter removes do not show that a split has no others."""
+    original = SourceDriver._emit_timed
+
+    def emit_timed(self: Any, current: Any, batch: Any) -> None:
+        current.quiet_until_s = float("-inf")
+        original(self, current, batch)
+
+    return [(SourceDriver, "_emit_timed", emit_timed)]
+
+
 def assignment_is_a_row() -> Replacements:
     """A subtask that has read its splits to the end becomes idle `idle_after` later, though none of them had rows."""
     original = TimestampsOperator._begin
@@ -269,6 +285,10 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
     ),
     "restored_splits_are_all": Mutation("event time does not wait for other splits", restored_splits_are_all, _in_line),
     "read_under_way_is_idle": Mutation("a split is idle while it is being read", read_under_way_is_idle, _idling),
+    "open_split_is_never_idle": Mutation("a split is never idle", open_split_is_never_idle, _idling),
+    "filtered_rows_are_no_evidence": Mutation(
+        "a split is not idle while a filter removes all of its rows", filtered_rows_are_no_evidence, _idling
+    ),
     "assignment_is_a_row": Mutation("splits without rows keep a subtask from being idle", assignment_is_a_row, _idling),
     "nothing_waits_unanswered": Mutation(
         "a subtask is idle while it requests a split", nothing_waits_unanswered, _idling

@@ -83,6 +83,8 @@ class Timestamps(TimestampsOperator):
         """Whether the splits of the source in the same task end."""
         self._outside = outside
         self._rule = STRATEGIES[kind]
+        self._begun_us: dict[int, int] = {}
+        """When each split was assigned."""
         self._read: dict[int, tuple[int, int]] = {}
         """The time of each split's latest row, and when it last had rows.
 
@@ -104,6 +106,9 @@ class Timestamps(TimestampsOperator):
         self._check_timer()
 
     def _splits_changed(self) -> None:
+        assert self._splits is not None
+        for split in self._splits.open:
+            self._begun_us.setdefault(split, self._outside.world.now_us)
         super()._splits_changed()
         self._check_not_held_back()
 
@@ -111,6 +116,7 @@ class Timestamps(TimestampsOperator):
         super()._check_idle()
         if not self._ended:
             self._check_not_held_back()
+            self._check_open_splits()
             self._check_timer()
 
     def _check_not_held_back(self) -> None:
@@ -122,6 +128,20 @@ class Timestamps(TimestampsOperator):
             silent_us = self._outside.world.now_us - self._newest_us
             if silent_us > idle_after_us + SLACK_US:
                 self._bug(f"no row came for {silent_us} µs, no split is left, and it holds event time back")
+
+    def _check_open_splits(self) -> None:
+        """Check the same of splits that are open, right after each of them was examined."""
+        idle_after_us, splits = self._rule.idle_after_us, self._splits
+        if idle_after_us is None or self._context.is_bounded or self.splits_end or not isinstance(splits, SourceDriver):
+            return
+        for current in splits._splits:
+            read_us, _ = getattr(current.reader, "without_rows_us", (0, 0))  # of two such reads the first was processed
+            begun_us = self._begun_us.get(current.number, self._outside.world.now_us)
+            _, came_us = self._read.get(current.number, (0, begun_us))
+            if read_us > came_us + idle_after_us + SLACK_US and current.number not in self._idle_splits:
+                self._bug(
+                    f"split {current.split.id} had no rows after {came_us} µs, nor at {read_us} µs, and is not idle"
+                )
 
     def _check_timer(self) -> None:
         """Check that splits which hold event time back are examined again."""

@@ -21,7 +21,7 @@ from midstream.sim.joins import Joined
 from midstream.sim.key_types import FORMS, PLAIN, Form, Plain, Rekey
 from midstream.sim.ledger import LedgerSink
 from midstream.sim.on_time import behind_timers, on_time_at
-from midstream.sim.rows import SCHEMA, Count, Outside, Pass, SimSource
+from midstream.sim.rows import SCHEMA, Count, Outside, Pass, Sieve, SimSource
 from midstream.sim.shapes import (
     BROADCAST,
     FORWARD,
@@ -72,6 +72,16 @@ def random_shape(random: Random) -> Shape:
             if tag not in read or (random.random() < 0.1 and "pack" not in node.chain):
                 nodes.append(Node(("sink",), (Input(index, random.choice((FORWARD, REBALANCE, GLOBAL)), 0, tag),)))
     return _without_doubled_broadcast(tuple(nodes))
+
+
+def with_sieves(shape: Shape, random: Random) -> Shape:
+    """Put a filter before some of the generators of watermarks that know idle splits."""
+    return tuple(
+        replace(node, chain=("source", "sieve", *node.chain[1:]))
+        if node.chain[:2] == ("source", "idle") and random.random() < 0.3
+        else node
+        for node in shape
+    )
 
 
 def with_tables(shape: Shape, random: Random) -> Shape:
@@ -512,6 +522,8 @@ def _operator(  # noqa: PLR0912 - one arm for each kind of operator
             return Rekey(outside, FORMS[kind])
         case "pass":
             return Pass(outside)
+        case "sieve":
+            return Sieve()
         case "side":
             return Pass(outside, SIDE)
         case "count":

@@ -81,9 +81,10 @@ def _time_column(columns: pa.Schema) -> pa.Field[Any]:
 
 def _reduction(aggregate: AnyAggregate, schema: pa.Schema, name: str) -> Reduction:
     """Return the reduction that a window in one slot would use."""
-    reduction = Reduction(name, (), schema.names[-1], {RESULT: as_sent(aggregate, name)}, schema)
+    sent = as_sent(aggregate, name)
+    reduction = Reduction(name, (), schema.names[-1], {RESULT: sent}, schema)
     reduction.check_expressions()
-    reduction.pickles_of(own_code(aggregate))
+    reduction.pickles_of(own_code(sent))  # it may have copies of the classes of the program's main file
     return reduction
 
 

@@ -20,13 +20,12 @@ import msgspec
 import pyarrow as pa
 
 from midstream.core.arrow_types import to_list
-from midstream.core.batches import conform, text_not_utf8
-from midstream.core.errors import DataError, InvariantError, JobError
+from midstream.core.batches import text_not_utf8
+from midstream.core.errors import DataError, InvariantError
 from midstream.core.seams import Done, Failed, Timer
-from midstream.core.values import kind_of
 from midstream.operators.bad_records import TALLY, BadRecords, Tally
 from midstream.operators.base import Splits
-from midstream.operators.source import Source, Split, SplitReader, decoded_splits
+from midstream.operators.source import Source, Split, SplitReader, checked_count, checked_read, decoded_splits
 from midstream.state.parts import Chunk, Redistribute, StatePart, check_columns
 from midstream.worker.seams import TaskSeams
 from midstream.worker.source_pace import SourcePace
@@ -147,8 +146,9 @@ class SourceDriver(Splits):
         self._request_split = request_split
         self._wake = wake
         self._fail = fail
-        self._splits_wanted = source.splits_per_reader(parallelism)
-        rows_per_s = source.rows_per_s / source.readers_max(parallelism) if source.rows_per_s else None
+        self._splits_wanted = checked_count(source.splits_per_reader(parallelism), "splits_per_reader")
+        readers = checked_count(source.readers_max(parallelism), "readers_max")
+        rows_per_s = source.rows_per_s / readers if source.rows_per_s else None
         self._pace = SourcePace(seams.config.batch_rows, rows_per_s)
         self._timer: Timer | None = None
         """Fires when the rate allows the next batch."""
@@ -434,17 +434,7 @@ def _read(source: Source, split: Split, reader: SplitReader, rows_max: int) -> _
     found = reader.read(rows_max)
     if found is None:
         return None
-    match found:
-        case (pa.RecordBatch() as batch, int(offset)):
-            pass
-        case _:
-            kinds = f"a tuple of {', '.join(map(kind_of, found))}" if isinstance(found, tuple) else kind_of(found)
-            raise JobError(
-                f"{type(source).__name__}: read() returned {kinds}; it must return a pyarrow.RecordBatch and the offset after "
-                "it, as a tuple, or None"
-            )
-    if not batch.schema.equals(source.schema):
-        batch = conform(batch, source.schema, source.place(split, 0, batch.num_rows - 1))
+    batch, offset = checked_read(found, source.schema, f"split {split.id!r}")
     wrong = text_not_utf8(batch)
     if wrong is not None:
         row, name, text = wrong

@@ -32,7 +32,7 @@ from midstream.coordinator.restoring.opening import OpenedStorage
 from midstream.core.ids import TaskId
 from midstream.core.seams import Done, Failed, Storage
 from midstream.graph.job_graph import JobGraph, SourceSpec
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split
+from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, checked_discovery
 from midstream.protocol.messages import AssignSplit, NoMoreSplits, PartHandle, SplitsAssigned
 from midstream.worker.source import SPLITS, splits_of
 
@@ -323,7 +323,7 @@ class Sources:
         elif self._discovers and not state.exhausted and state.timer is None and not state.pending:
             state.busy = state.called = True
             context = DiscoveryContext(state.spec.uid, state.parallelism, self.storage)
-            work_discover = partial(state.spec.source.discover, state.position, context)
+            work_discover = partial(_discover, state.spec.source, state.position, context)
             self._effects.run_io(
                 IoKind.DISCOVER,
                 work_discover,
@@ -378,6 +378,10 @@ class Sources:
             what = f"source {state.spec.name!r} to be closed"
             closed = partial(warn_if_failed, self._effects, f"source {state.spec.name!r}: closing it failed")
             self._effects.run_io(IoKind.CLOSE, state.spec.source.close, closed, about=state.spec.uid, waits_for=what)
+
+
+def _discover(source: Source, position: bytes | None, context: DiscoveryContext) -> Discovery:
+    return checked_discovery(source.discover(position, context))
 
 
 def _in_turn(state: _State) -> TaskId | None:

@@ -7,6 +7,7 @@
 | slots that cancel their tasks | `heartbeat_timeout`, see `attempts` |
 | slots that read state and open operators, tasks that start | `limit_s`; then the attempt fails |
 | the checkpoint directory, a sink's committer, a source's enumerator | `limit_s`; then the job fails for good |
+| a restart, before a drain can end | none: a failure that is temporary is over at some time, and clients see the wait |
 | all other I/O at the end of the job | `machine.END_TIMEOUT_S` |
 | savepoints that are copied, files that are deleted, the plan of a rescale | none: the job runs on meanwhile |
 | brokers and other services that slots report as not answering | none: the source or sink that uses them has its own |
@@ -137,6 +138,9 @@ class Waiting:
             case Phase.CANCELLING if attempt is not None and attempt.unanswered:
                 what = f"{_slots(attempt.unanswered)} to cancel the tasks"
                 yield WaitStatus(what, for_ms, round(config.heartbeat_timeout_s * 1000))
+            case Phase.GATHERING if job.requests.draining and job.restarts.delayed:
+                what = "the restart after a failure, since a drain ends once the job processes everything"
+                yield WaitStatus(f"{what}; cancel the job to end it without", for_ms)
             case Phase.GATHERING | Phase.DEPLOYING | Phase.CANCELLING:
                 pass  # nothing is missing
             case Phase.CREATED | Phase.OPENING | Phase.RUNNING | Phase.ENDING | Phase.ENDED:
