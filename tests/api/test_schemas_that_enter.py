@@ -238,15 +238,15 @@ BATCH = pa.record_batch({"v": [1, 2]})
     [
         (
             (pa.record_batch({"v": ["x"]}), 1),
-            r"split all, row 0 after offset 0: column 'v' is string, declared as int64",
+            r"Returning: split 'all': column 'v' is string, declared as int64",
         ),
         ((pa.record_batch({"v": [2.5]}), 1), r"column 'v' is double, declared as int64"),
         ((pa.record_batch({"w": [1]}), 1), r"column 'v' is missing; got w"),
         ((pa.record_batch({"v": [1], "w": [1]}), 1), r"column 'w' is not in the declared schema"),
-        (BATCH, r"Returning: read\(\) returned a RecordBatch; it must return a pyarrow.RecordBatch and the offset"),
-        ((pa.table({"v": [1]}), 1), r"Returning: read\(\) returned a tuple of a Table, an int; it must"),
-        (({"v": 1}, 1), r"Returning: read\(\) returned a tuple of a dict, an int; it must"),
-        ((BATCH, None), r"Returning: read\(\) returned a tuple of a RecordBatch, None; it must"),
+        (BATCH, r"Returning: split 'all': read returned RecordBatch; return a tuple of a pyarrow.RecordBatch and the offset"),
+        ((pa.table({"v": [1]}), 1), r"read returned \(Table, int\); return"),
+        (({"v": 1}, 1), r"read returned \(dict, int\); return"),
+        ((BATCH, None), r"Returning: split 'all': the offset is None"),
     ],
 )
 def test_what_a_source_reads_is_checked_against_what_it_declared(world, returned, message):

@@ -72,7 +72,7 @@ def test_a_source_with_a_rate_does_not_keep_people_waiting():
 def test_a_window_of_an_endless_stream_fires_with_event_time():
     stream = Environment().generate(lambda i: {"n": i, "at": pa.array(i * 1_000_000, pa.timestamp("us"))})
     window = stream.with_watermarks("at", WatermarkStrategy.monotonous()).window_all(tumbling("1 min"))
-    preview = window.aggregate(n=Count()).preview(2)
+    preview = window.aggregate(n=Count()).preview(2, seconds=60)
     assert [row["n"] for row in preview.rows] == [60, 60]
     assert preview.note == ""
 

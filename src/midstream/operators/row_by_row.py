@@ -83,10 +83,6 @@ def check_row_by_row(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) ->
     The engine decides where batches are cut and in which process a row is processed, so such a result would be arbitrary.
     """
     for expr in exprs:
-        if isinstance(expr, (list, tuple)):
-            raise JobError(
-                f"{where}: {expr!r:.100} is a {type(expr).__name__} of expressions; give them one by one, as in *exprs"
-            )
         if not isinstance(expr, pl.Expr):
             raise JobError(f"{where}: {expr!r} is not a polars expression; write for example pl.col('x') + 1")
     exprs = [expr for expr in exprs if not is_plain_column(expr)]

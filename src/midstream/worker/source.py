@@ -434,7 +434,7 @@ def _read(source: Source, split: Split, reader: SplitReader, rows_max: int) -> _
     found = reader.read(rows_max)
     if found is None:
         return None
-    batch, offset = checked_read(found, source.schema, f"split {split.id!r}")
+    batch, offset = checked_read(found, source.schema, f"{type(source).__name__}: split {split.id!r}")
     wrong = text_not_utf8(batch)
     if wrong is not None:
         row, name, text = wrong
