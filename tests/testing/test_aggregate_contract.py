@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from datetime import datetime
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
@@ -224,7 +225,7 @@ class Counting(Accumulator):
     def result(self, accumulator):
         return accumulator.n
 """
-    main = {"__name__": "__main__"}
+    main: dict[str, Any] = {"__name__": "__main__"}
     exec(program, main)
     for empty in ("Pair", "Count"):
         aggregate = main["Counting"](main[empty])
