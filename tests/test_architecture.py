@@ -261,6 +261,7 @@ LONG_FUNCTIONS = {
 }
 ATTRIBUTES_MAX = 20
 LARGE_CLASSES = {
+    "sim/rows.py SimSource": "each of them is drawn by scenarios",
     "coordinator/machine.py Coordinator": "the parts that it connects; what they have in common is in facts.py",
     "coordinator/placement/slots.py Slots": "the wait for slots, and what is known of those that came",
     "inprocess/engine.py Engine": "stands for a driver, a cluster and a slot at once",

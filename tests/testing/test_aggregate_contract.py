@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from typing import Any
 from datetime import datetime
+from typing import Any
 
 import polars as pl
 import pyarrow as pa
