@@ -243,7 +243,10 @@ BATCH = pa.record_batch({"v": [1, 2]})
         ((pa.record_batch({"v": [2.5]}), 1), r"column 'v' is double, declared as int64"),
         ((pa.record_batch({"w": [1]}), 1), r"column 'v' is missing; got w"),
         ((pa.record_batch({"v": [1], "w": [1]}), 1), r"column 'w' is not in the declared schema"),
-        (BATCH, r"Returning: split 'all': read returned RecordBatch; return a tuple of a pyarrow.RecordBatch and the offset"),
+        (
+            BATCH,
+            r"Returning: split 'all': read returned RecordBatch; return a tuple of a pyarrow.RecordBatch and the offset",
+        ),
         ((pa.table({"v": [1]}), 1), r"read returned \(Table, int\); return"),
         (({"v": 1}, 1), r"read returned \(dict, int\); return"),
         ((BATCH, None), r"Returning: split 'all': the offset is None"),

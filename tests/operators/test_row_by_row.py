@@ -290,14 +290,6 @@ def test_a_refusal_names_the_expression_the_reason_and_the_way_out(expr: pl.Expr
         ProjectOperator("p", [expr], SCHEMA, keep=True)
 
 
-@pytest.mark.parametrize("given", [["a", "b"], [ANY + 1], (ANY,)])
-def test_expressions_in_a_list_are_to_be_given_one_by_one(given: Any) -> None:
-    with pytest.raises(
-        JobError, match=r"here: .* is a (list|tuple) of expressions; give them one by one, as in \*exprs"
-    ):
-        check_row_by_row([given], SCHEMA, "here")
-
-
 def test_a_filter_cannot_have_another_number_of_rows() -> None:
     with pytest.raises(JobError, match=r'"tags"\)\.explode\(.*returned 2 rows for 1; use flat_map'):
         FilterOperator("f", pl.col("tags").explode() != "a", SCHEMA)
