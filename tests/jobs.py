@@ -16,6 +16,7 @@ from midstream.connectors.collect import CollectSink
 from midstream.connectors.generator import GeneratorSource
 from midstream.coordinator.events import JobPlan
 from midstream.core.config import JobConfig
+from midstream.core.pickling import pickled
 from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from midstream.operators.base import Operator, OperatorContext, Output
 from midstream.operators.sinks import SinkOperator
@@ -162,7 +163,7 @@ class NumbersJob:
         import jobs
 
         cloudpickle.register_pickle_by_value(jobs)  # slots of Spark do not find the tests
-        return JobPlan(secrets.token_hex(4), self.graph, cloudpickle.dumps(self.graph), self.config, restore)
+        return JobPlan(secrets.token_hex(4), self.graph, pickled(self.graph), self.config, restore)
 
     def numbers(self) -> list[int]:
         return [int(n) for n in np.sort(self.sink.table().column("n").to_numpy())]

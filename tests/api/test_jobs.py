@@ -525,7 +525,7 @@ def test_what_a_checkpoint_holds_must_fit_the_job_that_goes_on_from_it(tmp_path)
     env = program()
     counted(env, key=str)
     with pytest.raises(
-        ConfigError, match=r"operator 'process' \(uid 'sums'\): .* the key was int64, now it is .*a new uid"
+        ConfigError, match=r"operator 'process' \(uid 'sums'\): .* the key was k int64, now it is .*a new uid"
     ):
         env.execute(restore_from="latest", slots=ProcessSlots())
 

@@ -258,7 +258,7 @@ def test_a_topic_that_is_made_anew_is_not_taken_for_the_old_one(kafka):
 def test_ids_that_brokers_do_not_give_tell_no_topics_apart():
     none = str(Uuid(0, 0))
     assert are_two_topics("cUlLlJfVQpK4uiyhoCUpYg", "lVJfVQpK4uiyhoCUpYgcUl")
-    for before, now in (("x", "x"), (none, none), (none, "x"), ("x", none), ("", "x")):
+    for before, now in (("x", "x"), (none, none), (none, "x"), ("x", none)):
         assert not are_two_topics(before, now), (before, now)
 
 

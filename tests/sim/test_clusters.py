@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
+from effort import some
 from midstream.coordinator import Coordinator
 from midstream.coordinator import events as ev
 from midstream.sim.run import Run, run
@@ -25,7 +26,7 @@ class Listening(Coordinator):
 def test_slots_are_lost_with_word_and_without_and_their_tasks_run_again() -> None:
     Listening.lost.clear()
     turned_away = 0
-    for seed in range(24):
+    for seed in some(range(24)):
         drawn = draw(seed, topology="keyed", parallelism=2, faults=(), rows=60)
         kinds = ("kill_slot", "cut_control", "stop_slot")
         faults = tuple(Fault(150 + 120 * i, kinds[(seed + i) % 3], 3 * seed + i) for i in range(4))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from effort import known, some
 from midstream.checkpoint import savepoint, store
 from midstream.checkpoint.metadata import decode_metadata
 from midstream.checkpoint.state_files import StateFile
@@ -104,7 +105,7 @@ def test_a_start_that_went_back_and_completed_nothing_is_begun_again_and_nothing
 
     monkeypatch.setattr(Keeper, "begins", count)
     monkeypatch.setattr(Keeper, "after_end", note)
-    for seed in range(100, 140):
+    for seed in known((105, 111, 113, 119), range(100, 140)):
         outcome = run(going_back_and_forth(seed))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
     assert all(resumed[way] > 0 for way in ("take-back", "keep", "None", "fresh")), resumed
@@ -114,7 +115,7 @@ def test_a_start_that_went_back_and_completed_nothing_is_begun_again_and_nothing
 @pytest.mark.parametrize("topology", ["window", "totals", "tables", "random"])
 def test_state_of_every_kind_is_that_of_the_checkpoint_that_is_gone_back_to(topology: str) -> None:
     went_back = 0
-    for seed in range(6):
+    for seed in some(range(6)):
         outcome = run(draw(seed, topology=topology, faults=("go_back", "savepoint", "kill_slot"), rows=80))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
         went_back += outcome.went_back
@@ -123,7 +124,7 @@ def test_state_of_every_kind_is_that_of_the_checkpoint_that_is_gone_back_to(topo
 
 def test_a_driver_that_is_frozen_before_it_writes_metadata_disturbs_nobody_when_it_wakes_up() -> None:
     late = 0
-    for seed in range(8):
+    for seed in some(range(8)):
         outcome = run(frozen(seed), keep_trace=True)
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
         assert outcome.trace is not None
@@ -134,14 +135,14 @@ def test_a_driver_that_is_frozen_before_it_writes_metadata_disturbs_nobody_when_
 
 def test_an_id_that_a_frozen_driver_has_claimed_is_not_used_by_the_third_one() -> None:
     """It would overwrite that one's checkpoint when it wakes up."""
-    for seed in range(20, 30):
+    for seed in some(range(20, 30)):
         outcome = run(draw(seed, topology="keyed", faults=("go_back", "freeze_at_publish", "kill_slot"), rows=80))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
 
 
 def test_files_that_are_said_not_to_be_written_are_not_left_behind() -> None:
     lied = 0
-    for seed in range(8):
+    for seed in some(range(8)):
         drawn = draw(seed, topology="keyed", faults=(), rows=100)
         faults = tuple(Fault(60 + 40 * i, "storage_lies", seed + i) for i in range(4))
         outcome = run(replace(drawn, faults=faults))
@@ -198,7 +199,7 @@ def test_a_driver_that_wakes_up_between_two_commits_commits_nothing_of_a_line_th
 def test_a_job_goes_on_from_what_the_start_that_started_it_over_completes_before_the_next_start_takes_over() -> None:
     """Driver 1 starts the job over, is presumed dead, and wakes up before driver 2 is the leader."""
     found = 0
-    for seed in range(85, 115):  # about one of thirty has this order
+    for seed in known((90,), range(85, 115)):
         outcome = run(replace(random_scenario(110_123_539), seed=seed), keep_trace=True)
         assert not outcome.failures, (seed, outcome.failures[0])
         assert outcome.trace is not None
@@ -232,8 +233,7 @@ def test_a_start_may_name_a_checkpoint_that_the_leader_before_it_deletes_when_it
 def test_that_the_checkpoint_from_which_the_last_start_began_is_deleted_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Which seeds come to it depends on how many rows batches have: of thirty, three do."""
-    scenarios = [cancelled_and_frozen(seed) for seed in range(60, 90)]
+    scenarios = [cancelled_and_frozen(seed) for seed in known((65, 74, 75, 82), range(60, 90))]
     assert not [failure for scenario in scenarios for failure in run(scenario).failures]
 
     def retain(self: Any, uncommitted: int | None, for_savepoint: int | None) -> None:

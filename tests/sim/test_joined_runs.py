@@ -6,6 +6,7 @@ from collections import Counter
 
 import pytest
 
+from effort import some
 from midstream.exchange.gate import InputGate
 from midstream.exchange.lease import LeasedBatch
 from midstream.sim.regions import joining
@@ -35,7 +36,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_channels_are_read_together_while_others_that_have_rows_are_blocked(monkeypatch: pytest.MonkeyPatch) -> None:
     found = counted(monkeypatch)
     with_blocked = 0
-    for seed in range(SEEDS):
+    for seed in some(range(SEEDS)):
         before = found["blocked"]
         outcome = run(joining(seed))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
@@ -46,7 +47,7 @@ def test_channels_are_read_together_while_others_that_have_rows_are_blocked(monk
 
 def test_channels_are_read_together_in_random_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     found = counted(monkeypatch)
-    for seed in range(40):
+    for seed in some(range(40)):
         run(draw(seed))
         if found["joined"]:
             return

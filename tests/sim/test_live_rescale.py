@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from effort import some
 from midstream.graph.job_graph import Partitioning
 from midstream.sim.faults import PARALLELISMS
 from midstream.sim.run import run
@@ -31,7 +32,7 @@ def backpressured(seed: int, topology: str, parallelism: int, **changes: object)
 @pytest.mark.parametrize(("parallelism", "to"), PAIRS)
 def test_a_running_job_goes_on_at_another_parallelism_with_its_rows_in_flight(parallelism: int, to: int) -> None:
     rescales = in_flight = 0
-    for seed in range(3):
+    for seed in some(range(3)):
         faults = tuple(rescaled_at(200 + 100 * i, to) for i in range(4))
         outcome = run(backpressured(seed, "keyed_broadcast", parallelism, faults=faults))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
@@ -45,7 +46,7 @@ def test_a_running_job_goes_on_at_another_parallelism_with_its_rows_in_flight(pa
 @pytest.mark.parametrize("kind", ["rescale_struck", "slots_late", "drain_struck"])
 def test_nothing_is_lost_or_doubled_by_what_happens_around_a_request(kind: str) -> None:
     struck: Counter[str] = Counter()
-    for seed in range(40, 50):
+    for seed in some(range(40, 50)):
         outcome = run(draw(seed, topology="keyed", faults=(kind,), rows=80))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
         struck += outcome.faults
@@ -55,7 +56,7 @@ def test_nothing_is_lost_or_doubled_by_what_happens_around_a_request(kind: str) 
 def test_edges_that_are_forward_at_one_parallelism_only_are_rescaled_too() -> None:
     """The checkpoint for it is aligned then: rows in flight would have nowhere to go."""
     rescales = 0
-    for seed in range(4):
+    for seed in some(range(4)):
         faults = (rescaled_at(250, 2), rescaled_at(600, 3), rescaled_at(900, 1))
         outcome = run(backpressured(seed, "tally", 3, faults=faults))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
@@ -88,7 +89,7 @@ def test_every_kind_of_edge_and_of_parallelism_is_drawn() -> None:
 def test_without_faults_a_checkpoint_that_may_overtake_does_not_wait_for_a_sink_that_takes_nothing() -> None:
     """Rows wait for credit all the time; if a barrier waited with them, its checkpoint would expire."""
     checkpoints = 0
-    for seed in range(2):
+    for seed in some(range(2)):
         scenario = backpressured(
             seed, "pipeline", 2, sink_pause_s=90.0, interval_s=20.0, timeout_s=60.0, text_bytes=2000, batch_rows=10
         )

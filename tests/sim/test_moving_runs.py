@@ -8,6 +8,7 @@ from random import Random
 
 import pytest
 
+from effort import some
 from midstream.coordinator import Coordinator
 from midstream.sim.faults import PARALLELISMS
 from midstream.sim.run import Run, run
@@ -57,7 +58,7 @@ AT_THE_SAME_TIME = (
 @pytest.mark.parametrize("kind", AT_THE_SAME_TIME)
 def test_nothing_is_lost_or_doubled_whatever_befalls_a_job_that_moves(kind: str) -> None:
     struck: Counter[str] = Counter()
-    for seed in range(2):
+    for seed in some(range(2)):
         random = Random(f"{kind} {seed}")
         faults = [Fault(random.randrange(80, 500), LEAVING, random.randrange(1 << 20)) for _ in range(2)]
         faults += [Fault(fault.step + random.randrange(1, 80), kind, random.randrange(1 << 20)) for fault in faults]

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from effort import some
 from midstream.coordinator import Coordinator
 from midstream.protocol.messages import DoStop
 from midstream.sim.cluster import Driver
@@ -56,7 +57,7 @@ def test_a_savepoint_is_all_that_a_job_needs_to_go_on(topology: str, seen: Count
 def test_a_savepoint_that_fails_leaves_its_place_free_and_the_job_running() -> None:
     """The rules of the run: the place is free, the sources read on, nothing but the savepoint fails."""
     failed = struck = 0
-    for seed in range(20):
+    for seed in some(range(20)):
         outcome = run(draw(seed, topology="keyed", faults=("savepoint_fails",), rows=100))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
         assert outcome.launches == 1 or outcome.savepoints > 0, "the job has stopped without one"
@@ -76,7 +77,7 @@ def test_a_stop_with_a_savepoint_before_any_task_runs_is_answered_when_another_s
 
 def test_every_state_of_a_savepoint_meets_failures_of_all_kinds(seen: Counter[str]) -> None:
     made = failed = 0
-    for seed in range(25):
+    for seed in some(range(25)):
         outcome = run(draw(seed, topology="keyed", faults=(*SAVEPOINTS, "kill_slot", "kill_driver"), rows=100))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
         made += outcome.savepoints
@@ -100,7 +101,7 @@ def _scenario(seed: int) -> Scenario:
 
 
 def test_a_fork_from_an_old_savepoint_has_what_it_stands_for_and_the_rest() -> None:
-    for seed in range(12):
+    for seed in some(range(12)):
         outcome = _Forked(_scenario(seed), False, Coordinator).go()
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
     assert _Forked.forks > 0
@@ -119,7 +120,7 @@ def test_a_fork_that_is_stopped_before_its_tasks_are_deployed_has_what_its_savep
         stopped.append(self.driver)
 
     monkeypatch.setattr(Keeper, "fork", fork_and_stop)
-    for seed in range(12):
+    for seed in some(range(12)):
         outcome = _Forked(draw(seed, topology="random", faults=SAVING, rows=100), False, Coordinator).go()
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
     early = [driver for driver in stopped if (driver.plan.job_id, 0) not in driver.cluster.finished]  # not deployed

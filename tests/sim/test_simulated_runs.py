@@ -11,6 +11,7 @@ from dataclasses import replace
 
 import pytest
 
+from effort import some
 from midstream.sim.run import run
 from midstream.sim.scenario import FAULTS, Fault, draw
 from midstream.sim.shapes import COMBINED, SHAPES
@@ -20,7 +21,7 @@ from midstream.worker.task import Task
 @pytest.mark.parametrize("topology", [*SHAPES, *COMBINED, "random"])
 def test_without_faults_the_output_is_exact_and_checkpoints_are_consistent_cuts(topology: str) -> None:
     checkpoints = 0
-    for seed in range(4):
+    for seed in some(range(4)):
         outcome = run(draw(seed, topology=topology, faults=(), rows=60))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
         assert outcome.launches == 1
@@ -31,7 +32,7 @@ def test_without_faults_the_output_is_exact_and_checkpoints_are_consistent_cuts(
 @pytest.mark.parametrize("kind", FAULTS)
 def test_nothing_is_lost_or_doubled_through_a_fault_of_one_kind(kind: str) -> None:
     struck = 0
-    for seed in range(100, 106):
+    for seed in some(range(100, 106)):
         outcome = run(draw(seed, topology="keyed", faults=(kind,), rows=80))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
         struck += outcome.faults[kind]
@@ -80,7 +81,7 @@ def test_rows_get_on_although_tasks_are_never_out_of_mail(
 @pytest.mark.parametrize(("parallelism", "rescale_to"), [(1, 2), (2, 1), (2, 3), (3, 2), (7, 2)])
 def test_a_job_that_was_stopped_goes_on_at_another_parallelism(parallelism: int, rescale_to: int) -> None:
     rescaled = 0
-    for seed in range(2):
+    for seed in some(range(2)):
         scenario = draw(
             seed, topology="keyed_broadcast", parallelism=parallelism, rescale_to=rescale_to, faults=(), rows=200
         )
@@ -93,7 +94,7 @@ def test_a_job_that_was_stopped_goes_on_at_another_parallelism(parallelism: int,
 @pytest.mark.parametrize("kind", ["kill_slot", "cut_control", "user_error", "open_fails", "slot_fails"])
 def test_a_job_without_checkpoints_begins_again_and_commits_once(kind: str) -> None:
     struck = 0
-    for seed in range(200, 208):
+    for seed in some(range(200, 208)):
         scenario = replace(draw(seed, topology="keyed", faults=(kind,), rows=60), has_checkpoints=False)
         outcome = run(scenario)
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
@@ -105,7 +106,7 @@ def test_a_job_without_checkpoints_begins_again_and_commits_once(kind: str) -> N
 @pytest.mark.parametrize("topology", ["window", "sliding", "session", "timers"])
 def test_windows_and_timers_hold_every_row_through_restores_with_rows_in_flight(topology: str) -> None:
     in_flight = rescaled = 0
-    for seed in range(40, 52):
+    for seed in some(range(40, 52)):
         scenario = replace(draw(seed, topology=topology, rows=60), aligned_timeout_s=0.0)
         outcome = run(scenario)
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
