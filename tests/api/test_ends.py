@@ -63,6 +63,7 @@ def kill_a_slot(job: Job, restarts: int) -> None:
     until("the job runs again", lambda: job.status().restarts == restarts and job.status().state == "running")
 
 
+@pytest.mark.systems
 def test_an_operator_that_had_finished_runs_nothing_after_failures(tmp_path: Path, running: list[Job]) -> None:
     state, rest, log = tmp_path / "state", tmp_path / "rest", tmp_path / "log"
     env = Environment("ends", parallelism=2, checkpoint_dir=state, checkpoint_interval="100 ms", batch_rows=50)
@@ -91,6 +92,7 @@ def test_an_operator_that_had_finished_runs_nothing_after_failures(tmp_path: Pat
     ]
 
 
+@pytest.mark.systems
 def test_a_subtask_that_had_finished_runs_nothing_after_a_failure_while_others_still_run(
     tmp_path: Path, running: list[Job]
 ) -> None:

@@ -73,6 +73,7 @@ def at(minutes: float) -> datetime:
 # ---- rows to rows
 
 
+@pytest.mark.systems
 def test_operators_without_state_and_every_partitioning():
     env = Environment("stateless", parallelism=2)
     numbers = env.generate(lambda i: {"n": i}, count=100)
@@ -439,6 +440,7 @@ def test_a_schema_that_the_function_breaks_ends_the_job_at_once():
         env.execute(slots=ProcessSlots())
 
 
+@pytest.mark.systems
 def test_rows_stay_exactly_once_through_a_failure(tmp_path):
     trap = tmp_path / "sprung"
 

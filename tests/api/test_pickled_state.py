@@ -90,6 +90,7 @@ def job_file(
     return file
 
 
+@pytest.mark.systems
 def test_values_of_the_jobs_own_classes_are_of_these_again_after_a_new_start(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(tmp_path))
     file = job_file(tmp_path)

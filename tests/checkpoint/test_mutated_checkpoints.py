@@ -43,6 +43,7 @@ def tried(first: int, stop: int, seconds: float = 0.0) -> tuple[Counter[str], li
     return outcomes, wrong
 
 
+@pytest.mark.systems
 def test_a_changed_checkpoint_is_refused_or_restored() -> None:
     outcomes, wrong = tried(0, SEEDS)
     assert not wrong, "\n\n".join(wrong)

@@ -63,6 +63,7 @@ def test_good_and_bad_lines_are_each_written_once_although_a_slot_is_killed(tmp_
     assert any("has skipped" in warning and "BAD_RECORDS" in warning for warning in status.warnings)
 
 
+@pytest.mark.systems
 def test_dropped_lines_are_counted_although_nobody_takes_them(inputs):
     env = Environment("bad", parallelism=1)
     rows = env.read_files(inputs, schema={"n": int}, on_bad_record="drop").collect()
@@ -80,6 +81,7 @@ def test_one_too_many_ends_the_job_at_once_and_names_it(tmp_path, inputs):
         env.execute(slots=ProcessSlots())
 
 
+@pytest.mark.systems
 def test_taking_bad_records_aside_leaves_event_time_to_each_split(tmp_path):
     """Watermarks are made in the task of the source, where splits are known, whoever takes bad records aside."""
     (tmp_path / "in").mkdir()

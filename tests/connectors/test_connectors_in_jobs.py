@@ -90,6 +90,7 @@ def test_a_watched_directory_goes_on_after_stop_and_restore_with_files_that_came
     assert pending(out) == []
 
 
+@pytest.mark.systems
 def test_after_a_plain_stop_the_output_may_go_to_another_directory(tmp_path):
     def writing_to(name: str) -> Environment:
         env = Environment("moved", checkpoint_dir=tmp_path / "checkpoints", checkpoint_interval=None)

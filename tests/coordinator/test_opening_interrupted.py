@@ -407,6 +407,7 @@ class Zombie:
             self._storage.write(path, [encode_metadata(self._metadata)])
 
 
+@pytest.mark.systems
 @pytest.mark.parametrize("withdraws", [False, True])
 @pytest.mark.parametrize("way", ["latest", pytest.param("copy", marks=pytest.mark.nightly)])
 def test_what_an_old_start_claims_while_another_begins_costs_a_third_one_nothing(

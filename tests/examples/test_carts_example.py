@@ -9,6 +9,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import midstream
 from machine import limit_s
 from midstream.ui.cli import main
@@ -32,6 +34,7 @@ def pytest_in(directory: Path, *arguments: str) -> str:
     return done.stdout
 
 
+@pytest.mark.systems
 def test_its_tests_pass(tmp_path):
     copied = shutil.copytree(CARTS, tmp_path / "carts")
     assert "7 passed" in pytest_in(tmp_path, str(copied))

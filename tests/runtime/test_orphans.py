@@ -64,6 +64,7 @@ def test_slots_of_a_driver_that_hangs_end_after_the_heartbeat_timeout(started: C
     assert time.monotonic() - began_s >= 1.0
 
 
+@pytest.mark.systems
 def test_ctrl_c_ends_the_slots_in_good_order(started: Callable[[str], Started], tmp_path: Path) -> None:
     process, pids = started("wait")
     process.send_signal(signal.SIGINT)
@@ -72,6 +73,7 @@ def test_ctrl_c_ends_the_slots_in_good_order(started: Callable[[str], Started], 
     assert not any(map(alive, pids)) and not list(tmp_path.glob("jobs/*"))
 
 
+@pytest.mark.systems
 def test_a_program_that_ends_ends_its_job(started: Callable[[str], Started], tmp_path: Path) -> None:
     process, pids = started("leave")
     _, errors = process.communicate(timeout=limit_s(20))

@@ -440,6 +440,7 @@ def test_a_command_sees_the_job_and_who_listens_sees_nothing_of_it(tls: str, run
             Client(msgspec.structs.replace(entry, keys=JobKeys(entry.keys.secret)))
 
 
+@pytest.mark.systems
 def test_a_job_with_encrypted_connections_loses_nothing_when_a_slot_is_killed(
     running: list[Job], authority: Authority, tmp_path: Path
 ) -> None:

@@ -24,6 +24,7 @@ def test_good_seeds_are_summed_up() -> None:
     assert seen == [1, 2, 3, 4, 5, 6]
 
 
+@pytest.mark.systems
 def test_two_processes_find_what_one_finds() -> None:
     one = simulate(seeds="0:8", topology="keyed", rows=40, jobs=1).data
     two = simulate(seeds="0:8", topology="keyed", rows=40, jobs=2).data

@@ -172,6 +172,7 @@ def test_every_kind_of_fault_is_drawn_strikes_and_has_words() -> None:
     assert WORDS.keys() - struck == set()
 
 
+@pytest.mark.systems
 def test_two_processes_find_what_one_finds() -> None:
     env = Environment("wrong")
     env.from_collection(ROWS, splits=1).filter(lambda row: random.random() < 0.5).print()

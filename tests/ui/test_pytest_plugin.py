@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 import midstream
 from machine import limit_s
 
@@ -53,6 +55,7 @@ def _is_registered() -> bool:
     return any(entry.value == "midstream.ui.pytest_plugin" for entry in entry_points(group="pytest11"))
 
 
+@pytest.mark.systems
 def test_the_fixture_finds_a_mistake_and_blames_no_right_job(tmp_path):
     (tmp_path / "test_jobs.py").write_text(TESTS)
     done = run(tmp_path, "--midstream-seeds", "3:12")
@@ -62,6 +65,7 @@ def test_the_fixture_finds_a_mistake_and_blames_no_right_job(tmp_path):
     assert "test_jobs.py:11: keeps state in an attribute of the function object: self.count += 1" in done.stdout
 
 
+@pytest.mark.systems
 def test_seeds_that_are_none_are_refused(tmp_path):
     (tmp_path / "test_jobs.py").write_text(TESTS)
     done = run(tmp_path, "--midstream-seeds", "many")
