@@ -414,7 +414,7 @@ def test_uids_names_and_parallelisms_are_checked_and_need_an_operator():
         stream().parallelism(0)
     with refused(ConfigError, "name '' is not a text"):
         stream().name("")
-    with refused(JobError, r"uid\(\) belongs directly behind an operator"):
+    with refused(JobError, r"uid\(\) configures the operator that it is called on"):
         stream().rebalance().uid("x")
     with refused(JobError, "runs in one subtask"):
         timed().window_all(tumbling("1 h")).aggregate(n=Count()).parallelism(2)

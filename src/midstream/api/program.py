@@ -53,7 +53,7 @@ class Program:
         self.config = config
         self.file = file
         self.modules = modules
-        """Paths of modules that are shipped beside those that the job uses."""
+        """Paths of modules that are shipped in addition to those that the job uses."""
         self.graph = LogicalGraph()
         self._makers: dict[int, MakeOperator] = {}
 
@@ -150,7 +150,7 @@ class Handle:
         of these (`window-1`, `window-2` …); it changes if one of that kind is added before it.
 
         Returns the same object. Raises ConfigError for another uid, JobError if there is no operator directly before
-        it, as behind a union. A uid that occurs twice is refused when the job starts.
+        it, as after a union. A uid that occurs twice is refused when the job starts.
 
             >>> dear = orders.filter(pl.col("price") > 4).uid("dear")
             >>> list(testing.run(dear))
@@ -198,7 +198,7 @@ class Handle:
     def _named(self, method: str) -> int:
         if self.node is None:
             raise JobError(
-                f"{method}() belongs directly behind an operator; a union, a side output, or a stream behind "
-                "rebalance(), forward(), global_() or broadcast() is none"
+                f"{method}() configures the operator that it is called on; a union, a side output, rebalance(), forward(), "
+                f"global_() and broadcast() are not operators: call {method}() on the stream before"
             )
         return self.node

@@ -261,7 +261,7 @@ class DataStream(Handle, Writable, Hinted):
         `others`: streams with the same columns in the same order, and the same event time, as this one.
 
         Returns the stream of all rows. Raises SchemaError for a stream with other columns, JobError for one with
-        another event time, of another Environment or behind `rebalance()` and the like, and if none is given.
+        another event time, of another Environment, or one to which `rebalance()` or the like was applied, and if none is given.
 
             >>> more = env.from_collection([{"user": "eve", "price": 1}])
             >>> len(testing.run(orders.union(more)).rows)
@@ -279,10 +279,10 @@ class DataStream(Handle, Writable, Hinted):
             if other.event_time != self.event_time:
                 raise JobError(
                     f"union: one stream has event time {self.event_time!r}, another {other.event_time!r}; "
-                    "call with_watermarks() behind the union, or on all of its streams"
+                    "call with_watermarks() after the union, or on each of its streams"
                 )
             if other.core.partitioning is not self.core.partitioning:
-                raise JobError("union: call rebalance(), broadcast(), global_() or forward() behind the union")
+                raise JobError("union: call rebalance(), broadcast(), global_() or forward() after the union")
         origins = tuple(origin for stream in (self, *others) for origin in stream.core.origins)
         return DataStream(replace(self.core, origins=origins, side_outputs={}))
 

@@ -435,11 +435,10 @@ class _Lane:
         return StorageError(
             f"{self._where}: the brokers have forgotten up to which checkpoint its rows are in topic {staged.topic!r} (group "
             f"{self._id!r} has no offset of partition 0), so it cannot be determined whether the {staged.rows} rows "
-            "of checkpoint "
-            f"{staged.checkpoint} are. Has the job been down for longer than the brokers' offsets.retention.minutes, was the "
-            "topic made anew, or does the sink write to another cluster now? The rows are kept. Look whether the topic has "
-            f"them, then commit offset {staged.checkpoint} for that group if it has, or {staged.after} if it has not "
-            f"({NO_OFFSET}), and start the job with --from latest"
+            f"of checkpoint {staged.checkpoint} are there. Possible causes: the job was down for longer than the brokers' "
+            "offsets.retention.minutes, the topic was created again, or the sink now writes to another cluster. The rows are "
+            f"kept. Check whether the topic has them; commit offset {staged.checkpoint} for that group if it does, or "
+            f"{staged.after} if it does not ({NO_OFFSET}), and start the job with --from latest"
         )
 
 
