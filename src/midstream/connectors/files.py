@@ -86,8 +86,8 @@ class FileSource(Source):
     `csv`: how CSV files are written.
     `on_bad_record`: for CSV and JSON lines: "fail", or "drop" to drop lines that cannot be read, which then go to the
     stream's `side_output(BAD_RECORDS)`.
-    `bad_records_max`: with "drop", (bad, lines): the job fails if more than `bad` of any `lines` consecutive
-    lines that a subtask reads are bad; None for no limit.
+    `bad_records_max`: with "drop", (bad, lines): the job fails if more than `bad` lines are bad within a block of
+    `lines` lines that a subtask reads, one block after the other; None for no limit.
     `filesystem`: a pyarrow filesystem, with `path` in it; by default that of the path.
     `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
 

@@ -134,8 +134,8 @@ class KafkaSource(Source):
     `on_gap`: what to do about offsets that the broker no longer has: "fail", or "skip" to continue after them.
     `on_bad_record`: "fail", or "drop" to drop records that do not have the format, which then go to the stream's
     `side_output(BAD_RECORDS)`.
-    `bad_records_max`: with "drop", (bad, records): the job fails if more than `bad` of any `records` consecutive
-    records that a subtask reads are bad; None for no limit.
+    `bad_records_max`: with "drop", (bad, records): the job fails if more than `bad` records are bad within a block of
+    `records` records that a subtask reads, one block after the other; None for no limit.
     `options`: librdkafka's options, such as security; values `env:NAME` and `file:/path` are replaced by the variable
     or file where the job connects.
     `interval`: how often new matching topics, and new partitions of all topics, are looked for; they are read from

@@ -51,7 +51,7 @@ class BadRecords:
 class Tally:
     """Counts the bad records of one subtask, and fails when there are too many.
 
-    `most`: (bad, records): the number of bad records allowed in each window of so many records that the subtask reads.
+    `most`: (bad, records): how many bad records are allowed in each block of `records` records that the subtask reads.
     The position in the window is in the checkpoint with the splits, so records that are read again are not counted
     twice.
     """
