@@ -49,7 +49,7 @@ def test_all_that_is_public_is_in_the_reference():
 @pytest.mark.systems
 def test_parameters_are_lists_and_examples_are_code(site):
     text = (site / "docs" / "site" / "reference.html").read_text()
-    assert re.search(r"<li><p><code [^>]*>(<span [^>]*>)?predicate(</span>)?</code>: a boolean polars expression", text)
+    assert re.search(r"<li><p><code [^>]*>(<span [^>]*>)?predicates(</span>)?</code>: boolean polars expressions", text)
     environment = text[text.index('id="midstream.Environment"') :].split('id="midstream.Environment.')[0]
     assert '<div class="highlight-python' in environment
 

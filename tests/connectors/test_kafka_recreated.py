@@ -137,17 +137,3 @@ def test_a_partition_is_not_at_its_end_while_no_broker_names_the_topic(kafka, mo
     assert values(taker.rows) == [*range(10)]
     taker.reader.close()
     source.close()
-
-
-def test_a_split_of_an_earlier_version_is_read_on(kafka):
-    topic = kafka.topic()
-    kafka.produce(topic, as_json(*range(10)))
-    source = source_of(kafka, topic, stop="latest")
-    (split,) = all_splits(source)
-    name, partition, start, stop, from_earliest, _ = msgspec.msgpack.decode(split.payload)
-    old = msgspec.structs.replace(split, payload=msgspec.msgpack.encode([name, partition, start, stop, from_earliest]))
-    taker = Taker(source, at(old, 4))
-    assert values(taker.take(6)) == [*range(4, 10)]
-    until("the end of the split", taker.look)
-    taker.reader.close()
-    source.close()
