@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from effort import examples
 from midstream.connectors.collection import CollectionSource, from_arrow, from_polars, from_rows
-from midstream.connectors.generator import GeneratorSource
+from midstream.connectors.generator import GeneratorSource, call_generator
 from midstream.core.arrow_types import schema_of, to_list
 from midstream.core.config import JobConfig
 from midstream.core.errors import ConfigError, JobError, SchemaError
@@ -277,3 +277,16 @@ def test_a_source_is_asked_once_and_says_that_there_is_no_more():
         found = source.discover(None, context)
         assert found.exhausted
         assert source.discover(found.position, context).splits == ()
+
+
+@pytest.mark.parametrize("column", ["abcd", b"abcd", 1, np.int64(1), None, {1, 2, 3, 4}, {"a": 1}, iter([1, 2, 3, 4])])
+def test_a_column_of_the_generator_is_not_a_text_or_a_single_value(column: Any) -> None:
+    with pytest.raises(
+        JobError, match=r"column 'c' is .*; return an array, a list or a Series with a value for each index"
+    ):
+        call_generator(lambda i: {"i": i, "c": column}, np.arange(4))
+
+
+@pytest.mark.parametrize("column", [[1, 2], (1, 2), range(1, 3), pl.Series([1, 2]), pa.array([1, 2]), np.array([1, 2])])
+def test_a_column_of_the_generator_is_anything_with_a_value_for_each_index(column: Any) -> None:
+    assert call_generator(lambda i: {"c": column}, np.arange(2)).column("c").to_pylist() == [1, 2]

@@ -14,6 +14,7 @@ import pyarrow.fs
 
 from midstream.api.arguments import calling_file, calling_module, calling_place, require_callable
 from midstream.api.core import Origin, StreamCore
+from midstream.api.hints import OF_ENVIRONMENTS, Hinted
 from midstream.api.modules import check_extra, job_file, note_modules
 from midstream.api.program import Program, located
 from midstream.api.shipping import check_shippable
@@ -61,7 +62,7 @@ FILES_BEING_LOADED: list[str] = []
 """Paths of the job files that are being loaded, innermost last; their environments must not start by themselves."""
 
 
-class Environment:
+class Environment(Hinted):
     """One job: begin with a source, end with sinks, then call `execute()` or `start()`.
 
     Durations are texts such as "250 ms", "10 s", "5 min", "1 h", numbers of seconds, or timedeltas; sizes are numbers
@@ -102,6 +103,8 @@ class Environment:
         env.read_files("in/*.parquet").filter(pl.col("ms") > 0).write_parquet("out")
         env.execute()
     """
+
+    _hints = OF_ENVIRONMENTS
 
     @located
     def __init__(  # noqa: PLR0913 - what users may choose

@@ -237,7 +237,9 @@ class WindowedStream(Hinted):
             ann 2024-01-01 12:02:00 1 2024-01-01 12:02:00
         """
         if unnamed:
-            raise JobError(f"aggregate: {unnamed[0]!r} has no column; give it one, for example aggregate(n=Count())")
+            raise JobError(
+                f"aggregate: {type(unnamed[0]).__name__} has no column; name one: aggregate(n=Count(), total=Sum('x'))"
+            )
         core = self._core
         event_time = core.event_time
         assert event_time is not None

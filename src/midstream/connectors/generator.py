@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -16,6 +16,7 @@ from midstream.core.batches import canonical_schema, conform, single_batch, to_a
 from midstream.core.config import is_whole
 from midstream.core.errors import ConfigError, JobError, SchemaError
 from midstream.core.schemas import check_schema, checked_name
+from midstream.core.values import kind_of, shown
 from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
 
 Rows: TypeAlias = pa.RecordBatch | Mapping[str, Any] | pl.DataFrame
@@ -168,16 +169,25 @@ def call_generator(fn: Generate, indices: npt.NDArray[np.int64]) -> pa.RecordBat
     return batch
 
 
+def _column(name: str, column: Any) -> pa.Array[Any]:
+    if isinstance(column, pa.ChunkedArray):
+        combined: pa.Array[Any] = column.combine_chunks()
+        return combined
+    if isinstance(column, np.ndarray):
+        return pa.array(column.copy())  # a function may fill the same array again for the next batch
+    is_array = hasattr(column, "__array__") or hasattr(column, "__arrow_c_array__") or isinstance(column, Sequence)
+    if not is_array or isinstance(column, (str, bytes, bytearray, np.generic)):  # a text is a sequence of characters
+        raise JobError(
+            f"GeneratorSource: column {name!r} is {kind_of(column)}: {shown(column)}; return an array, a list or a Series with a "
+            f"value for each index, for a constant [value] * len(indices)"
+        )
+    return pa.array(column)
+
+
 def _from_columns(columns: Mapping[str, Any]) -> pa.RecordBatch:
     if not columns:
         raise SchemaError("GeneratorSource: the function returned no columns")
-    arrays = [
-        # A function may fill the same numpy array again for the next batch.
-        column.combine_chunks()
-        if isinstance(column, pa.ChunkedArray)
-        else pa.array(column.copy() if isinstance(column, np.ndarray) else column)
-        for column in columns.values()
-    ]
+    arrays = [_column(name, column) for name, column in columns.items()]
     for name, array in zip(columns, arrays, strict=True):
         if len(array) != len(arrays[0]):
             raise SchemaError(

@@ -267,7 +267,7 @@ def _misfit(row: Any, schema: pa.Schema) -> str:
         return f"is {kind_of(row)}; return a dict with the columns {', '.join(names)}"
     missing = [name for name in names if name not in row]
     if missing:
-        return f"has no column {missing[0]!r}; the declared columns are {', '.join(names)}"
+        return f"has no column {missing[0]!r}; the columns are {', '.join(names)}: those of schema=, or else of the stream itself"
     extra = [name for name in row if name not in names]
     if extra:
         return f"has column {extra[0]!r}, which is not declared ({', '.join(names)}); declare what is returned with `schema=`"
