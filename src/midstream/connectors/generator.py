@@ -171,17 +171,17 @@ def call_generator(fn: Generate, indices: npt.NDArray[np.int64]) -> pa.RecordBat
 
 def _column(name: str, column: Any) -> pa.Array[Any]:
     if isinstance(column, pa.ChunkedArray):
-        combined: pa.Array[Any] = column.combine_chunks()
-        return combined
+        column = column.combine_chunks()
     if isinstance(column, np.ndarray):
-        return pa.array(column.copy())  # a function may fill the same array again for the next batch
+        column = column.copy()  # a function may fill the same array again for the next batch
     is_array = hasattr(column, "__array__") or hasattr(column, "__arrow_c_array__") or isinstance(column, Sequence)
     if not is_array or isinstance(column, (str, bytes, bytearray, np.generic)):  # a text is a sequence of characters
         raise JobError(
             f"GeneratorSource: column {name!r} is {kind_of(column)}: {shown(column)}; return an array, a list or a Series with a "
-            f"value for each index, for a constant [value] * len(indices)"
+            "value for each index, for a constant [value] * len(indices)"
         )
-    return pa.array(column)
+    made: pa.Array[Any] = pa.array(column)
+    return made
 
 
 def _from_columns(columns: Mapping[str, Any]) -> pa.RecordBatch:
