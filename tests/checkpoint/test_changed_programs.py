@@ -201,7 +201,9 @@ def test_another_key_column_of_the_same_type_is_refused_with_the_way_out_though_
 
 def test_state_that_is_declared_no_more_is_refused_and_new_state_begins_empty() -> None:
     metadata = checkpoint_with(process(Remembers()), "value:seen", "map:names")
-    with pytest.raises(ConfigError, match=r"holds map state 'names' \(int64 to large_string\), which it does not have now"):
+    with pytest.raises(
+        ConfigError, match=r"holds map state 'names' \(int64 to large_string\), which it does not have now"
+    ):
         assign_state(metadata, graph_with(process(RemembersNoNames())))
     assign_state(metadata, graph_with(process(RemembersMore())))
 
