@@ -94,6 +94,33 @@ class Empty:
     pass
 
 
+@dataclass
+class Person:
+    name: str
+    children: list[Person] | None
+
+
+class Tree(TypedDict):
+    left: Node
+    right: Node
+
+
+@dataclass
+class Node:
+    of: dict[str, Tree]
+
+
+@dataclass
+class Misspelt:
+    at: datetime.now  # type: ignore[valid-type]  # the mistakes under test
+    kind: pa.nothing  # type: ignore[name-defined]
+
+
+@dataclass
+class Unreadable:
+    n: "1 +"  # type: ignore  # noqa: F722
+
+
 @pytest.mark.parametrize(
     ("written", "message"),
     [
@@ -106,6 +133,10 @@ class Empty:
         ({"n": list[object]}, "column 'n': <class 'object'> is not a type"),
         (Unfinished, "here: the fields of Unfinished: name 'Later' is not defined"),
         (Empty, "here: .* is not a schema"),
+        (Person, "column 'children': Person contains itself"),
+        ({"n": Tree}, "column 'n': Tree contains itself"),
+        (Misspelt, "here: the fields of Misspelt: module 'pyarrow' has no attribute 'nothing'"),
+        (Unreadable, "here: the fields of Unreadable: "),
         ({1: int}, "1 is not a column name"),
         ({"o": pl.Object}, "column 'o': the polars type Object has no Arrow form"),
         (pa.schema([("n", pa.int64()), ("n", pa.int8())]), "here: has more than one column 'n'; rename one"),

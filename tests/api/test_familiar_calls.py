@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 from datetime import date, datetime, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import polars as pl
 import polars.selectors as cs
+import pyarrow as pa
 import pytest
 
 from midstream import (
@@ -115,6 +118,71 @@ def test_columns_are_dropped_and_renamed():
         stream().rename({"w": "x"})
     with refused(SchemaError, ".*'v'"):
         stream().rename({"k": "v"})
+
+
+@pytest.mark.parametrize("name", ["*", "^v.*$", "^.*$", "v 1", "literal", "element"])
+def test_columns_may_have_names_that_are_patterns_in_polars(name: str):
+    rows = [{name: n, "v1": 10 + n, "v2": 20 + n, "z": 30 + n} for n in range(3)]
+    every = Environment("patterns").from_collection(rows)
+    for dropped in (["z"], ["v1", "z"], [name]):
+        assert testing.run(every.drop(dropped)).rows == [
+            {each: row[each] for each in row if each not in dropped} for row in rows
+        ]
+    for new in ({"z": "y"}, {name: "z", "z": name}, {"v1": "^z$", "v2": "q"}):
+        assert testing.run(every.rename(new)).rows == [{new.get(each, each): row[each] for each in row} for row in rows]
+    assert testing.run(every.filter(**{name: 1})).rows == [rows[1]]
+    assert testing.run(every.filter(**{name: 7})).rows == []
+    flags = every.with_columns(z=pl.col("v1") == 11).rename({"z": "^v$"})
+    assert [row["v1"] for row in testing.run(flags.filter("^v$")).rows] == [11]
+
+
+@pytest.mark.parametrize(
+    "kind",
+    [pa.time32("s"), pa.decimal256(50, 2), pa.binary(3), pa.map_(pa.string(), pa.int8()), pa.timestamp("us", "+02:00")],
+    ids=str,
+)
+def test_columns_that_are_dropped_or_renamed_keep_their_types(kind: pa.DataType):
+    every = Environment("types").from_collection([{"k": 1, "c": None}], schema=pa.schema({"k": pa.int64(), "c": kind}))
+    for made, name in ((every.drop("k"), "c"), (every.rename({"k": "j"}), "c"), (every.rename({"c": "d"}), "d")):
+        assert made.schema.field(name).type == every.schema.field("c").type
+        assert testing.run(made).rows[0][name] is None
+
+
+def test_drop_takes_what_polars_drops():
+    columns = stream().columns
+    every: list[Any] = [pl.col("k"), pl.col("k", "v"), pl.col("^k|v$"), pl.exclude("t"), pl.nth(0), ~cs.by_name("k")]
+    for dropped in every:
+        assert stream().drop(dropped).columns == [
+            name for name in columns if name in pl.DataFrame(ROWS).drop(dropped).columns
+        ]
+    assert stream().drop(cs.by_dtype(pl.Int8)).columns == columns
+    with refused(SchemaError, r"drop: .*not found .*t, k, v, x"):
+        stream().drop(cs.by_name("w"))
+
+
+def test_constants_of_numpy_are_constants_and_others_are_refused():
+    given: dict[str, Any] = {
+        "a": np.int8(1),
+        "b": np.bool_(True),
+        "c": np.float32(0.5),
+        "d": np.datetime64("2024-01-01"),
+    }
+    assert testing.run(stream().select(**given)).rows == pl.DataFrame(ROWS).select(**given).to_dicts()
+    assert len(testing.run(stream().filter(v=np.int64(1))).rows) == 1
+    others: list[Any] = [Decimal("NaN"), np.complex128(1), np.datetime64("NaT")]
+    for value in others:
+        with refused(JobError, "x=.* is not a polars expression"):
+            stream().with_columns(x=value)
+        with refused(JobError, "k=.* is not a value that a column equals"):
+            stream().filter(k=value)
+    for call in (
+        lambda name: stream().select(name),
+        lambda name: stream().with_columns(**{name: 1}),
+        lambda name: stream().rename({"k": name}),
+    ):
+        for name in ("a\ud800", "a\0"):
+            with refused(SchemaError, "has a (lone surrogate|NUL) in its name"):
+                call(name)
 
 
 def test_windows_use_an_event_time_that_was_renamed():

@@ -169,14 +169,14 @@ OTHER_KEY = ROWS.set(1, pa.field("user", pa.int64()))
             "n int64, m int64",
             "m int64, n int64",
         ),
-        (process(Remembers()), process(RemembersText()), "value state 'seen'", "int64", "string"),
+        (process(Remembers()), process(RemembersText()), "value state 'seen'", "int64", "large_string"),
         (process(Remembers()), process(RemembersPickles()), "value state 'seen'", "int64", "pickled"),
         (
             process(Remembers()),
             process(RemembersOtherKeys()),
             "map state 'names'",
-            "int64 to string",
-            "pickled to string",
+            "int64 to large_string",
+            "pickled to large_string",
         ),
     ],
 )
@@ -201,7 +201,9 @@ def test_another_key_column_of_the_same_type_is_refused_with_the_way_out_though_
 
 def test_state_that_is_declared_no_more_is_refused_and_new_state_begins_empty() -> None:
     metadata = checkpoint_with(process(Remembers()), "value:seen", "map:names")
-    with pytest.raises(ConfigError, match=r"holds map state 'names' \(int64 to string\), which it does not have now"):
+    with pytest.raises(
+        ConfigError, match=r"holds map state 'names' \(int64 to large_string\), which it does not have now"
+    ):
         assign_state(metadata, graph_with(process(RemembersNoNames())))
     assign_state(metadata, graph_with(process(RemembersMore())))
 

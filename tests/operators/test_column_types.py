@@ -21,7 +21,7 @@ from midstream.operators.base import Operator
 from midstream.operators.batch_functions import BatchFunctionOperator, KeyedBatchFunction
 from midstream.operators.function_operator import Port
 from midstream.operators.interval_join import interval_join_operator
-from midstream.operators.stateless import FilterOperator, ProjectOperator
+from midstream.operators.stateless import ColumnsOperator, FilterOperator, ProjectOperator
 from midstream.operators.windows import session, sliding, tumbling, window_operator
 from midstream.state.table import TableState
 
@@ -133,6 +133,7 @@ BESIDE: dict[str, Callable[[pa.Schema], Operator]] = {
     "select as it is": lambda schema: ProjectOperator("it", [pl.col("x")], schema, keep=False),
     "with_columns": lambda schema: ProjectOperator("it", [(pl.col("k") + 1).alias("n")], schema, keep=True),
     "with_columns as it is": lambda schema: ProjectOperator("it", [pl.col("x")], schema, keep=True),
+    "rename": lambda schema: ColumnsOperator("it", {"x": "x", "k": "n"}, schema),
     "with a literal": lambda schema: ProjectOperator("it", [pl.lit(1).alias("n")], schema, keep=True),
 }
 

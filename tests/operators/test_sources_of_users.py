@@ -59,7 +59,7 @@ def test_an_offset_that_numpy_has_counted_is_a_whole_number(kind: Any) -> None:
 def test_a_discovery_that_is_accepted_can_be_read_from_a_checkpoint(splits: Any, position: Any, exhausted: Any) -> None:
     found = Discovery(tuple(splits), position, exhausted)
     try:
-        assert checked_discovery(found) is found
+        assert checked_discovery(found) == found
     except ConfigError:
         return
     decoded = decoded_splits([msgspec.msgpack.encode(split) for split in found.splits], "here")
@@ -83,6 +83,26 @@ def test_two_splits_of_one_name_are_refused_since_their_rows_could_be_the_same()
 def test_splits_without_a_position_are_refused_since_a_restart_would_find_them_again() -> None:
     with pytest.raises(ConfigError, match="the position None"):
         checked_discovery(Discovery((Split("a", b""),), None, exhausted=True))  # type: ignore[arg-type]
+
+
+def test_splits_that_are_found_are_those_that_are_read_and_stored() -> None:
+    every = [Split("a", b""), Split("b", b"")]
+    for splits in (
+        every,
+        tuple(every),
+        iter(every),
+        (each for each in every),
+        {each.id: each for each in every}.values(),
+    ):
+        found: Any = splits  # also what can be iterated over only once
+        assert checked_discovery(Discovery(found, b"", exhausted=True)).splits == tuple(every)
+    number: Any = np.int64(3)
+    (split,) = checked_discovery(Discovery((Split("a", b"", number),), b"", exhausted=True)).splits
+    assert split.offset == 3 and type(split.offset) is int
+    others: list[Any] = [None, every[0], "ab", (Split("a\ud800", b""),), (Split("a", b"", follows=1),)]  # type: ignore[arg-type]  # the mistake under test
+    for other in others:
+        with pytest.raises(ConfigError, match="discover returned"):
+            checked_discovery(Discovery(other, b"", exhausted=True))
 
 
 @pytest.mark.parametrize(

@@ -7,16 +7,19 @@ from datetime import date, time, timedelta
 from decimal import Decimal
 from typing import Any, Final, TypeAlias
 
+import numpy as np
 import polars as pl
 import polars.selectors as cs
 import pyarrow as pa
 
 from midstream.api.arguments import columns_text, require_column
-from midstream.core.errors import JobError
+from midstream.core.batches import check_column_name
+from midstream.core.errors import JobError, SchemaError
+from midstream.operators.expressions import EXPRESSION_ERRORS, empty_frame
 
 Columns: TypeAlias = "str | pl.Expr | Iterable[str | pl.Expr]"
 """A name, an expression or a selector, or several of them in a list."""
-Literal: TypeAlias = "str | bool | int | float | bytes | Decimal | date | time | timedelta | None"
+Literal: TypeAlias = "str | bool | int | float | bytes | Decimal | date | time | timedelta | np.generic | None"
 """A constant; `date` includes `datetime`."""
 
 _EXAMPLES: Final = {
@@ -25,7 +28,7 @@ _EXAMPLES: Final = {
     "with_columns": "write for example pl.col('x'), and with_columns(name=1) for a constant",
     "drop": "give the names of columns",
 }
-_LITERALS: Final = (bool, int, float, bytes, Decimal, date, time, timedelta)
+_LITERALS: Final = (bool, int, float, bytes, Decimal, date, time, timedelta, np.generic)
 
 
 def expressions(method: str, columns: Iterable[Columns], named: Mapping[str, pl.Expr | Literal]) -> list[pl.Expr]:
@@ -33,8 +36,9 @@ def expressions(method: str, columns: Iterable[Columns], named: Mapping[str, pl.
 
     Raises JobError for other arguments, and if there is none.
     """
-    exprs = [pl.col(column) if isinstance(column, str) else column for column in _flat(method, columns)]
+    exprs = [_column(method, one) if isinstance(one, str) else one for one in _flat(method, columns)]
     for name, value in named.items():
+        check_column_name(name, f"{method}: column")
         exprs.append(_expression(method, name, value).alias(name))
     if not exprs:
         raise JobError(f"{method}: name at least one column or expression")
@@ -53,12 +57,14 @@ def all_of(schema: pa.Schema, predicates: Iterable[Columns], equal: Mapping[str,
                 f"filter: {one!r} is not a column ({columns_text(schema)}); a condition is a polars expression, such as "
                 f"pl.col('x') > 0, also from SQL: pl.sql_expr({one!r})"
             )
-        found.append(pl.col(one) if isinstance(one, str) else one)
+        found.append(_exactly(one) if isinstance(one, str) else one)
     for name, value in equal.items():
-        if not isinstance(value, (str, *_LITERALS)):
+        require_column(schema, name, "filter", "column", "Name columns of the stream.")
+        constant = _constant(value) if isinstance(value, (str, *_LITERALS)) else None
+        if constant is None:
             instead = f"pl.col({name!r}).is_null()" if value is None else f"pl.col({name!r}) == …"
             raise JobError(f"filter: {name}={value!r} is not a value that a column equals; write filter({instead})")
-        found.append(pl.col(name) == value)
+        found.append(_exactly(name) == constant)
     if not found:
         raise JobError("filter: name at least one condition, for example filter(pl.col('x') > 0)")
     condition, *others = found
@@ -67,23 +73,31 @@ def all_of(schema: pa.Schema, predicates: Iterable[Columns], equal: Mapping[str,
     return condition
 
 
-def without(schema: pa.Schema, dropped: Iterable[Columns]) -> list[pl.Expr]:
-    """Return the columns that are left. Raises SchemaError for an unknown column, JobError if none is named or left."""
-    names: list[str] = []
-    for column in _flat("drop", dropped):
+def without(schema: pa.Schema, dropped: Iterable[Columns]) -> dict[str, str]:
+    """Return the name of each column that is left, by its name, in order.
+
+    Raises SchemaError for an unknown column, JobError for what selects no columns, and if none is named or left.
+    """
+    columns = _flat("drop", dropped)
+    names: set[str] = set()
+    for column in columns:
         if isinstance(column, pl.Expr):
-            if not cs.is_selector(column):
-                raise JobError(f"drop: {column} is an expression; give names of columns, or a selector")
-            frame = pl.from_arrow(schema.empty_table())
-            assert isinstance(frame, pl.DataFrame)
-            names += cs.expand_selector(frame, column)
+            frame = empty_frame(schema, "drop")
+            try:
+                names.update(set(schema.names).difference(frame.drop(column).columns))  # type: ignore[arg-type]  # the stub omits pl.col
+            except EXPRESSION_ERRORS as error:
+                kind = SchemaError if isinstance(error, pl.exceptions.ColumnNotFoundError) else JobError
+                raise kind(
+                    f"drop: {column}: {str(error).splitlines()[0]} ({columns_text(schema)}); give names of columns, or "
+                    "a selector"
+                ) from error
         else:
             require_column(schema, column, "drop", "column", "Name columns of the stream.")
-            names.append(column)
-    left = [pl.col(name) for name in schema.names if name not in names]
-    if not names or not left:
-        raise JobError("drop: " + ("name at least one column" if not names else "no column is left"))
-    return left
+            names.add(column)
+    left = [name for name in schema.names if name not in names]
+    if not columns or not left:
+        raise JobError("drop: " + ("name at least one column" if not columns else "no column is left"))
+    return {name: name for name in left}
 
 
 def renamed(schema: pa.Schema, mapping: object) -> dict[str, str]:
@@ -94,6 +108,7 @@ def renamed(schema: pa.Schema, mapping: object) -> dict[str, str]:
         require_column(schema, old, "rename", "column", "Name columns of the stream.")
         if not isinstance(new, str) or not new:
             raise JobError(f"rename: {new!r} is not a column name, as that of column {old!r}")
+        check_column_name(new, "rename: column")
     return {name: mapping.get(name, name) for name in schema.names}
 
 
@@ -109,11 +124,35 @@ def _flat(method: str, columns: Iterable[Any]) -> list[str | pl.Expr]:
     return flat
 
 
+def _column(method: str, name: str) -> pl.Expr:
+    check_column_name(name, f"{method}: column")
+    return pl.col(name)
+
+
+def _exactly(name: str) -> pl.Expr:
+    """Return the column of that name, also if polars reads that name as a pattern."""
+    column = pl.col(name)
+    return cs.by_name(name) if column.meta.has_multiple_outputs() else column
+
+
 def _expression(method: str, name: str, value: object) -> pl.Expr:
     if isinstance(value, pl.Expr):
         return value
     if isinstance(value, str):
-        return pl.col(value)
-    if value is None or isinstance(value, _LITERALS):
-        return pl.lit(value)
-    raise JobError(f"{method}: {name}={value!r} is not a polars expression; write for example pl.col('x') or pl.lit(1)")
+        return _column(method, value)
+    constant = _constant(value) if value is None or isinstance(value, _LITERALS) else None
+    if constant is None:
+        raise JobError(
+            f"{method}: {name}={value!r} is not a polars expression; write for example pl.col('x') or pl.lit(1)"
+        )
+    return constant
+
+
+def _constant(value: object) -> pl.Expr | None:
+    """Return the constant as an expression; None if polars has none: for a decimal that is NaN, for example."""
+    try:
+        constant = pl.lit(value)
+        pl.select(constant)
+    except EXPRESSION_ERRORS:
+        return None
+    return constant

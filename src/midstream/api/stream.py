@@ -27,6 +27,7 @@ from midstream.graph.job_graph import Partitioning
 from midstream.operators.bad_records import BAD_RECORDS
 from midstream.operators.rows import Row
 from midstream.operators.stateless import (
+    ColumnsOperator,
     FilterOperator,
     FlatMapOperator,
     MapBatchesOperator,
@@ -115,7 +116,7 @@ class DataStream(Handle, Writable, Hinted):
     def drop(self, *columns: Columns) -> DataStream:
         """Keep all columns but these.
 
-        `columns`: names of columns, polars selectors, or lists of them.
+        `columns`: names of columns, polars selectors or `pl.col(…)`, or lists of them.
 
         Returns a stream of the other columns, in their order. Raises SchemaError for an unknown column, JobError for an
         argument that is not a column, if there is none, and if no column is left.
@@ -123,8 +124,8 @@ class DataStream(Handle, Writable, Hinted):
             >>> testing.run(orders.drop("price")).rows
             [{'user': 'ann'}, {'user': 'bob'}, {'user': 'ann'}]
         """
-        exprs = without(self.schema, columns)
-        return self._then("drop", lambda name: ProjectOperator(name, exprs, self.schema, keep=False))
+        left = without(self.schema, columns)
+        return self._then("drop", lambda name: ColumnsOperator(name, left, self.schema))
 
     @located
     def rename(self, mapping: Mapping[str, str]) -> DataStream:
@@ -139,8 +140,7 @@ class DataStream(Handle, Writable, Hinted):
             {'who': 'ann', 'price': 3}
         """
         names = renamed(self.schema, mapping)
-        exprs = [pl.col(name).alias(new) for name, new in names.items()]
-        made = self._then("rename", lambda name: ProjectOperator(name, exprs, self.schema, keep=False))
+        made = self._then("rename", lambda name: ColumnsOperator(name, names, self.schema))
         event_time = None if self.event_time is None else names[self.event_time]
         return main_output(replace(made.core, event_time=event_time))
 

@@ -121,8 +121,11 @@ def checked_name(name: object, where: str) -> str:
     return name
 
 
-def as_type(kind: TypeLike, where: str) -> pa.DataType:
-    """Return the canonical Arrow type of what the user declared. Raises SchemaError, beginning with `where`, if it is none."""
+def as_type(kind: TypeLike, where: str, within: tuple[type, ...] = ()) -> pa.DataType:
+    """Return the canonical Arrow type of what the user declared. Raises SchemaError, beginning with `where`, if it is none.
+
+    `within`: the dataclasses and TypedDicts of which it is part.
+    """
     if isinstance(kind, pa.DataType):
         return canonical_type(kind)
     if isinstance(kind, type) and kind in _PYTHON_TYPES:
@@ -135,17 +138,21 @@ def as_type(kind: TypeLike, where: str) -> pa.DataType:
         except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
             raise SchemaError(f"{where}: the polars type {kind} has no Arrow form: {error}") from error
     if _is_record(kind):
-        return pa.struct([(name, as_type(of, where)) for name, of in _fields_of(kind, where).items()])
+        if kind in within:
+            raise SchemaError(
+                f"{where}: {kind.__name__} contains itself, and rows are nested to a fixed depth; refer to it by an id"
+            )
+        return pa.struct([(name, as_type(of, where, (*within, kind))) for name, of in _fields_of(kind, where).items()])
     origin: Any = get_origin(kind)
     of = get_args(kind)
     if origin in (Union, UnionType):
         some = [one for one in of if one is not NoneType]
         if len(some) == 1:  # each column may be null
-            return as_type(some[0], where)
+            return as_type(some[0], where, within)
     elif origin is list and len(of) == 1:
-        return canonical_type(pa.list_(as_type(of[0], where)))
+        return canonical_type(pa.list_(as_type(of[0], where, within)))
     elif origin is dict and len(of) == 2:
-        return canonical_type(pa.map_(as_type(of[0], where), as_type(of[1], where)))
+        return canonical_type(pa.map_(as_type(of[0], where, within), as_type(of[1], where, within)))
     known = ", ".join(python.__name__ for python in _PYTHON_TYPES)
     advice = "; say what is in it, for example list[int]" if kind in (list, dict) else ""
     raise SchemaError(
@@ -162,6 +169,6 @@ def _fields_of(kind: type, where: str) -> dict[str, TypeLike]:
     """Return the fields of a dataclass or TypedDict with their types. Raises SchemaError for one that names no type."""
     try:
         hints = get_type_hints(kind)
-    except NameError as error:
+    except Exception as error:  # of any kind: texts in the user's class are evaluated
         raise SchemaError(f"{where}: the fields of {kind.__name__}: {error}; import the type in that module") from error
     return {field.name: hints[field.name] for field in fields(kind)} if is_dataclass(kind) else hints

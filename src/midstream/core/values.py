@@ -11,6 +11,7 @@ whether the job was restored in between.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import is_dataclass
 from functools import lru_cache
 from typing import Any, Final
 
@@ -333,7 +334,7 @@ def _key_of_map(form: Form, key: Any) -> Any:
 
 
 def _not_a_dict(value: object) -> str:
-    return f"{kind_of(value)} is not a dict; write dict(x)"
+    return f"{kind_of(value)} is not a dict; write {'dataclasses.asdict' if is_dataclass(value) else 'dict'}(x)"
 
 
 def _inner(form: Form, items: list[Any], offsets: np.ndarray[Any, Any], path: Callable[[int], str]) -> pa.Array[Any]:

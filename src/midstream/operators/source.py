@@ -307,27 +307,34 @@ class Source(ABC):
 
 
 def checked_discovery(found: object) -> Discovery:
-    """Check what `discover` has returned: it becomes part of checkpoints. Raises ConfigError."""
+    """Return what `discover` has returned as checkpoints hold it. Raises ConfigError for what they cannot hold."""
     if not isinstance(found, Discovery):
         raise ConfigError(f"discover returned {found!r}, not a Discovery")
     if not isinstance(found.exhausted, bool):
         raise ConfigError(f"discover returned exhausted={found.exhausted!r}, not True or False")
-    ids = set[str]()
+    if isinstance(found.splits, (Split, str)) or not isinstance(found.splits, Iterable):
+        raise ConfigError(f"discover returned {found.splits!r} as splits; return a tuple of them, also if it is one")
+    splits: dict[str, Split] = {}
     for split in found.splits:
         if not isinstance(split, Split):
             raise ConfigError(f"discover returned {split!r} in place of a Split")
         if not isinstance(split.id, str) or not isinstance(split.payload, bytes):
             raise ConfigError(f"split {split!r} needs an id that is a str, and a payload that is bytes")
-        if split.id in ids:
+        if split.id in splits:
             raise ConfigError(f"discover returned two splits with the id {split.id!r}; each needs its own")
-        ids.add(split.id)
-        _check_offset(split.offset, f"split {split.id!r}")
-    if not isinstance(found.position, bytes) and (found.position is not None or ids):
+        offset = _check_offset(split.offset, f"split {split.id!r}")
+        if type(split.offset) is not int:
+            split = msgspec.structs.replace(split, offset=offset)
+        try:
+            splits[split.id] = _decode_split(msgspec.msgpack.encode(split))
+        except (msgspec.MsgspecError, TypeError, ValueError) as error:
+            raise ConfigError(f"discover returned {split!r}, which checkpoints cannot hold: {error}") from error
+    if not isinstance(found.position, bytes) and (found.position is not None or splits):
         raise ConfigError(
             f"discover returned the position {found.position!r}; it must be bytes, with which discover continues "
             "after a restart"
         )
-    return found
+    return Discovery(tuple(splits.values()), found.position, found.exhausted)
 
 
 def checked_read(found: object, schema: pa.Schema, where: str) -> tuple[pa.RecordBatch, int]:

@@ -6,7 +6,7 @@ job runs. `schema` is always the schema of what an operator emits.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from types import GeneratorType
 from typing import Any, Literal, TypeAlias
 
@@ -146,6 +146,19 @@ class ProjectOperator(Stateless):
             made = from_polars(frame, self._made, self._where)
         columns = [(made if is_made else batch).column(name) for name, is_made in self._sources]
         self._out.emit(pa.RecordBatch.from_arrays(columns, schema=self.schema))
+
+
+class ColumnsOperator(Stateless):
+    """Passes on the columns that `names` has as keys, each under its new name. Nothing passes through polars."""
+
+    keeps_rows = True
+
+    def __init__(self, name: str, names: Mapping[str, str], schema: pa.Schema) -> None:
+        super().__init__(name, pa.schema([schema.field(old).with_name(new) for old, new in names.items()]))
+        self._names = tuple(names)
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        self._out.emit(pa.RecordBatch.from_arrays([batch.column(name) for name in self._names], schema=self.schema))
 
 
 class MapOperator(Stateless):

@@ -63,7 +63,7 @@ class Typed(_Function, CoProcessFunction):
     mask: ValueState[Decimal] = ValueState(pa.decimal128(9, 2), default=Decimal(0))
     ids: ListState[int] = ListState(pa.int64())
     total: ReducingState[timedelta] = ReducingState(lambda total, more: total + more, pa.duration("us"))
-    marks: MapState[str, list[int]] = MapState(key=pa.large_string(), value=pa.list_(pa.int64()))
+    marks: MapState[str, list[int]] = MapState(key=str, value=list[int])
 
     def process1(self, row: Row, ctx: ProcessContext) -> Row:
         number = self._take(row)
@@ -286,7 +286,7 @@ TYPES: Final[Mapping[str, pa.DataType]] = {
     "value:mask": pa.decimal128(9, 2),
     "list:ids": pa.int64(),
     "reducing:total": pa.duration("us"),
-    "map:marks": pa.list_(pa.int64()),
+    "map:marks": pa.large_list(pa.int64()),
     "broadcast:marks": pa.large_string(),
     "value:count": pa.int64(),
     "value:more": pa.int64(),

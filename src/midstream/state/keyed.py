@@ -73,7 +73,7 @@ class State(DeclaredState):
         self._plain = None if self._form is None else self._form.plain
         """Each value of exactly this class fits and cannot be changed in place."""
         self._whole = int if type == pa.int64() else None
-        self._text = str if type in (pa.string(), pa.large_string()) else None
+        self._text = str if type == pa.large_string() else None
         """An int fits if it has 64 bits, and a text if it is ASCII; a call would cost as much as the rest of a write."""
         self._kept: Callable[[Any], Any] | None = None
         """Converts all other values, once the state is bound; raises ValueMisfit."""
@@ -557,8 +557,8 @@ class BroadcastState(MapState[K, V]):
 
 
 def _type_of(state: State, kind: TypeLike | None) -> pa.DataType | None:
-    """Return the Arrow type that was declared. One of Arrow stays as it is: strings that are not large, for example."""
-    return kind if kind is None or isinstance(kind, pa.DataType) else as_type(kind, state.__class__.__name__)
+    """Return the type that was declared, the same for `str`, `pa.string()` and `pl.String`: a job may write another."""
+    return None if kind is None else as_type(kind, state.__class__.__name__)
 
 
 def _form_of(state: State, type: pa.DataType | None) -> Form | None:
