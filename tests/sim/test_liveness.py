@@ -10,7 +10,7 @@ import pytest
 from midstream.coordinator.checkpointing.due import FINAL_RETRY_MS
 from midstream.protocol import messages as m
 from midstream.sim.extremes import EXTREMES, SHARE, with_extremes
-from midstream.sim.liveness import JOB_ENDS, Liveness, bound_s
+from midstream.sim.liveness import COMMIT_S_MAX, JOB_ENDS, Liveness, bound_s
 from midstream.sim.reasons import LASTS_US
 from midstream.sim.regions_of_ends import ending_in_good_time, ending_without_another
 from midstream.sim.run import run
@@ -68,6 +68,19 @@ def test_a_fault_an_attempt_and_a_failed_checkpoint_give_more_time_and_then_no_m
     watched.liveness.check()
     assert not watched.bugs
     watched.after(0.2)
+    watched.liveness.check()
+    assert len(watched.bugs) == 1
+
+
+def test_commits_that_were_waiting_give_more_time() -> None:
+    watched = Watched()
+    watched.liveness.uncommitted = lambda: 5
+    watched.liveness.owes(JOB_ENDS)
+    watched.liveness.uncommitted = lambda: 1000
+    watched.after(2.0 + 5 * COMMIT_S_MAX)
+    watched.liveness.check()
+    assert not watched.bugs
+    watched.after(0.1)
     watched.liveness.check()
     assert len(watched.bugs) == 1
 

@@ -139,12 +139,11 @@ class Driver:
         self._restarts_told = 0
         self.is_cancelled = False
         self.replies: dict[int, m.Reply] = {}
-        self.slots_late = 0
-        """How many of the next requested slots start only after their timeout."""
-        self.has_late_slots = False
-        """Whether a slot was requested that starts only after its timeout."""
+        self.slots_late, self.has_late_slots = 0, False
+        """How many of the next requested slots start only after their timeout, and whether any did before."""
         self.reasons = Reasons(cluster.struck_us, cluster.patience_s, cluster.denied, self._has_no_reason)
         self.liveness = Liveness(cluster.bound_s, cluster.struck_us, lambda: world.now_us, self._has_no_reason)
+        self.liveness.uncommitted = lambda: len(self.coordinator.committing.uncommitted)
         self.completed: set[int] = set()
         """The checkpoints whose completion was reported to slots."""
         self.uncertain: dict[int, frozenset[str]] = {}

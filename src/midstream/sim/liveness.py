@@ -24,7 +24,8 @@ from midstream.worker.slot import SlotMachine
 JOB_ENDS: Final = "the end of the job, all of whose tasks are at the end of their data"
 CANCEL_ENDS: Final = "the end of the job, which was cancelled"
 COMMITS_MAX: Final = 3
-"""How many commits may be in front of what is owed: those of the checkpoints before, one under way, and its own."""
+"""How many checkpoints' commits may be added in front of what is owed: one under way, one more, and its own."""
+COMMIT_S_MAX: Final = max(WAIT_US_MAX) / 1e6
 
 
 SLOTS_S: Final = 30.0
@@ -35,7 +36,7 @@ def bound_s(scenario: Scenario) -> float:
     """Return how long a job that is not disturbed may owe something.
 
     That is two checkpoints, one under way and its own, whose barriers wait for all rows of the job, and the commits of
-    both and of the one before; and slots that come late, for which a job waits up to its limit. Infinite if a checkpoint
+    both and of one more; and slots that come late, for which a job waits up to its limit. Infinite if a checkpoint
     may run out of time without a fault: then it is not known how often it does.
     """
     s = scenario
@@ -43,7 +44,7 @@ def bound_s(scenario: Scenario) -> float:
     if s.timeout_s < checkpoint_s:
         return math.inf
     sinks = sum("sink" in kind for node in s.shape for kind in node.chain)
-    commit_s = sinks * (max(WAIT_US_MAX) / 1e6 if s.on_slots else 0.0)
+    commit_s = sinks * (COMMIT_S_MAX if s.on_slots else 0.0)
     return 2 * checkpoint_s + COMMITS_MAX * commit_s + RETRY_MS / 1000 + SLOTS_S
 
 
@@ -71,18 +72,20 @@ class Liveness:
         self._struck_us = struck_us
         self._now_us = now_us
         self._bug = bug
-        self._owed: dict[object, tuple[str, int]] = {}
-        """What is owed and since when, by client; or by itself."""
+        self.uncommitted: Callable[[], int] = lambda: 0
+        """How many commits are waiting: where they are slower than checkpoints, those of many checkpoints do."""
+        self._owed: dict[object, tuple[str, int, int]] = {}
+        """What is owed, since when, and how many commits were in front of it then, by client; or by itself."""
         self._disturbed_us = 0
         """When an attempt began or a checkpoint failed last, for which `Reasons` demands a reason."""
         self._pause_s = 0.0
         """The longest pause that may follow that."""
 
     def asked(self, client: int, request: m.ClientRequest) -> None:
-        self._owed[client] = f"an answer to {request!r}", self._now_us()
+        self._owed[client] = f"an answer to {request!r}", self._now_us(), self.uncommitted()
 
     def owes(self, what: str) -> None:
-        self._owed.setdefault(what, (what, self._now_us()))
+        self._owed.setdefault(what, (what, self._now_us(), self.uncommitted()))
 
     def heard(self, message: m.FromSlot, attempt: Attempt | None) -> None:
         """Note that the job owes its end once all its tasks are at the end of their data."""
@@ -111,13 +114,13 @@ class Liveness:
 
     def check(self) -> None:
         """Check that nothing is owed for too long."""
-        for what, since_us in list(self._owed.values()):
-            self._check(what, since_us)
+        for owed in list(self._owed.values()):
+            self._check(*owed)
 
-    def _check(self, what: str, since_us: int) -> None:
+    def _check(self, what: str, since_us: int, commits: int) -> None:
         quiet_us = max(since_us, self._disturbed_us, max(self._struck_us, default=-LASTS_US) + LASTS_US)
         taken_s = (self._now_us() - quiet_us) / 1e6
-        limit_s = self._limit_s + self._pause_s
+        limit_s = self._limit_s + self._pause_s + commits * COMMIT_S_MAX
         self.longest = max(self.longest, taken_s / limit_s)
         if taken_s > limit_s:
             self._bug(
