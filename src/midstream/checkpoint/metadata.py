@@ -3,7 +3,7 @@
     magic (8) | format version (u32) | payload length (u64) | xxh3_64 (u64) | payload (msgpack)
 
 All numbers are little-endian; the checksum covers version, length and payload, so that a damaged version cannot be
-mistaken for another one. The header is the same in all versions. Pure functions: bytes in, structs out.
+mistaken for another one. The header has this form in every format. Pure functions: bytes in, structs out.
 """
 
 from __future__ import annotations
