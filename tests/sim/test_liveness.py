@@ -72,11 +72,12 @@ def test_a_fault_an_attempt_and_a_failed_checkpoint_give_more_time_and_then_no_m
     assert len(watched.bugs) == 1
 
 
-def test_commits_that_were_waiting_give_more_time() -> None:
+def test_each_commit_that_is_done_gives_more_time() -> None:
     watched = Watched()
-    watched.liveness.uncommitted = lambda: 5
+    watched.liveness.heard(m.CommitDone(0), None)
     watched.liveness.owes(JOB_ENDS)
-    watched.liveness.uncommitted = lambda: 1000
+    for request in range(5):
+        watched.liveness.heard(m.CommitDone(request), None)
     watched.after(2.0 + 5 * COMMIT_S_MAX)
     watched.liveness.check()
     assert not watched.bugs

@@ -8,7 +8,6 @@ from typing import Protocol
 
 from midstream.checkpoint.metadata import CheckpointMetadata
 from midstream.coordinator.checkpointing.checkpoints import Checkpoints
-from midstream.coordinator.checkpointing.committing import Committing
 from midstream.coordinator.effects import IoKind, TimerKind, io_kind, timer_kind
 from midstream.coordinator.events import (
     ClientAsked,
@@ -46,9 +45,6 @@ class CheckedMachine(CoordinatorMachine, Protocol):
 
     @property
     def checkpoints(self) -> Checkpoints: ...
-
-    @property
-    def committing(self) -> Committing: ...
 
     def check(self) -> None: ...
 

@@ -143,7 +143,6 @@ class Driver:
         """How many of the next requested slots start only after their timeout, and whether any did before."""
         self.reasons = Reasons(cluster.struck_us, cluster.patience_s, cluster.denied, self._has_no_reason)
         self.liveness = Liveness(cluster.bound_s, cluster.struck_us, lambda: world.now_us, self._has_no_reason)
-        self.liveness.uncommitted = lambda: len(self.coordinator.committing.uncommitted)
         self.completed: set[int] = set()
         """The checkpoints whose completion was reported to slots."""
         self.uncertain: dict[int, frozenset[str]] = {}

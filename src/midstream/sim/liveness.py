@@ -72,23 +72,24 @@ class Liveness:
         self._struck_us = struck_us
         self._now_us = now_us
         self._bug = bug
-        self.uncommitted: Callable[[], int] = lambda: 0
-        """How many commits are waiting: where they are slower than checkpoints, those of many checkpoints do."""
+        self._committed = 0
+        """How many commits slots have done: where they are slower than checkpoints, those of many checkpoints wait."""
         self._owed: dict[object, tuple[str, int, int]] = {}
-        """What is owed, since when, and how many commits were in front of it then, by client; or by itself."""
+        """What is owed, since when, and how many commits were done before, by client; or by itself."""
         self._disturbed_us = 0
         """When an attempt began or a checkpoint failed last, for which `Reasons` demands a reason."""
         self._pause_s = 0.0
         """The longest pause that may follow that."""
 
     def asked(self, client: int, request: m.ClientRequest) -> None:
-        self._owed[client] = f"an answer to {request!r}", self._now_us(), self.uncommitted()
+        self._owed[client] = f"an answer to {request!r}", self._now_us(), self._committed
 
     def owes(self, what: str) -> None:
-        self._owed.setdefault(what, (what, self._now_us(), self.uncommitted()))
+        self._owed.setdefault(what, (what, self._now_us(), self._committed))
 
     def heard(self, message: m.FromSlot, attempt: Attempt | None) -> None:
-        """Note that the job owes its end once all its tasks are at the end of their data."""
+        """Note that a commit is done, and that the job owes its end once all its tasks are at the end of their data."""
+        self._committed += isinstance(message, m.CommitDone)
         if isinstance(message, m.TaskEndOfData) and attempt is not None and attempt.at_end_of_data:
             self.owes(JOB_ENDS)
 
@@ -120,7 +121,7 @@ class Liveness:
     def _check(self, what: str, since_us: int, commits: int) -> None:
         quiet_us = max(since_us, self._disturbed_us, max(self._struck_us, default=-LASTS_US) + LASTS_US)
         taken_s = (self._now_us() - quiet_us) / 1e6
-        limit_s = self._limit_s + self._pause_s + commits * COMMIT_S_MAX
+        limit_s = self._limit_s + self._pause_s + (self._committed - commits) * COMMIT_S_MAX
         self.longest = max(self.longest, taken_s / limit_s)
         if taken_s > limit_s:
             self._bug(
