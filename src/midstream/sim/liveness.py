@@ -30,6 +30,8 @@ COMMIT_S_MAX: Final = max(WAIT_US_MAX) / 1e6
 
 SLOTS_S: Final = 30.0
 """The `slot_timeout` of all simulated jobs."""
+LATE_SLOTS_MAX: Final = 2
+"""How many slots, one after the other, a fault lets come late: each costs an attempt its `slot_timeout`."""
 
 
 def bound_s(scenario: Scenario) -> float:
@@ -45,7 +47,7 @@ def bound_s(scenario: Scenario) -> float:
         return math.inf
     sinks = sum("sink" in kind for node in s.shape for kind in node.chain)
     commit_s = sinks * (COMMIT_S_MAX if s.on_slots else 0.0)
-    return 2 * checkpoint_s + COMMITS_MAX * commit_s + RETRY_MS / 1000 + SLOTS_S
+    return 2 * checkpoint_s + COMMITS_MAX * commit_s + RETRY_MS / 1000 + LATE_SLOTS_MAX * SLOTS_S
 
 
 def owed_at_the_end(slot: SlotMachine | None, ref: TaskId) -> Iterator[str]:
