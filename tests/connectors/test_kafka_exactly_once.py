@@ -323,7 +323,7 @@ def test_without_a_marker_nothing_is_guessed_and_the_user_can_say_what_is_so(kaf
     forget_marker(kafka, first)
     expected = (
         r"cannot commit checkpoint 1 of subtask 0: the brokers have forgotten .* \(group 'midstream-job-a-.*-0' has no offset of "
-        r"partition 0\), .* whether the 1 rows of checkpoint 1 are.* then commit offset 1 for that group if it has, or 0 if it"
+        r"partition 0\), .* whether the 1 rows of checkpoint 1 are.* commit offset 1 for that group if it does, or 0 if it does not"
     )
     for _ in range(2):
         with pytest.raises(StorageError, match=expected):
@@ -332,7 +332,7 @@ def test_without_a_marker_nothing_is_guessed_and_the_user_can_say_what_is_so(kaf
     staging.committer("job-b").commit(1, first)
     assert in_any_order(kafka, staging) == [1]
     forget_marker(kafka, second)
-    with pytest.raises(StorageError, match="then commit offset 2 for that group if it has, or 1 if it has not"):
+    with pytest.raises(StorageError, match="commit offset 2 for that group if it does, or 1 if it does not"):
         staging.committer("job-b").commit(2, second)
     set_marker(kafka, second, 1)
     staging.committer("job-b").commit(2, second)
