@@ -19,7 +19,7 @@ LINK = re.compile(r"\]\(([^)\s]+)\)")
 FILE = re.compile(r"(?<![\w./-])(?:docs|tests|src|benchmarks|examples|tools)/[\w./-]*\w")
 MODULE = re.compile(r"`([\w/]+\.py)`")
 EXAMPLES = {"visits.py"}
-"""Files that a reader of docs/upgrade.md makes."""
+"""Files that a reader of docs/guide/upgrades.md makes."""
 
 
 def anchor(heading: str) -> str:

@@ -1,4 +1,4 @@
-"""docs/state-machines.md is what the tables say, and no table is left out of it and of the coverage report."""
+"""docs/internals/state-machines.md is what the tables say, and no table is left out of it and of the coverage report."""
 
 from __future__ import annotations
 

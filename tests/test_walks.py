@@ -1,4 +1,4 @@
-"""The walks in docs/walks.md lead through code that exists."""
+"""The walks in docs/internals/walks.md lead through code that exists."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 SOURCE = ROOT / "src" / "midstream"
-WALKS = (ROOT / "docs" / "walks.md").read_text(encoding="utf-8")
+WALKS = (ROOT / "docs" / "internals" / "walks.md").read_text(encoding="utf-8")
 HEAD = "| step | where | what is done |\n|---|---|---|\n"
 QUOTED = re.compile(r"`([^`]+)`")
 WALKED = {

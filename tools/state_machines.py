@@ -1,4 +1,4 @@
-"""Writes docs/state-machines.md anew, from the tables on which the state machines run."""
+"""Writes docs/internals/state-machines.md anew, from the tables on which the state machines run."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from midstream.sim.pairs import MACHINES
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "midstream"
-PAGE = ROOT / "docs" / "state-machines.md"
+PAGE = ROOT / "docs" / "internals" / "state-machines.md"
 COMMAND = "python tools/state_machines.py"
 INTRODUCTION = f"""# State machines
 
-Each of these machines runs on a table ([decision 060](decisions/060-tables-that-are-executed.md)): it looks up every
+Each of these machines runs on a table ([decision 060](../decisions/060-tables-that-are-executed.md)): it looks up every
 event, refuses one that has no row in its state, and may only come to a state that the row names. The error of a refused
 event names the machine, the state, the event and the events before it. The coverage of the simulator
 ([simulation.md](simulation.md)) reports which rows its runs have met.

@@ -1,4 +1,4 @@
-"""Every Python block of docs/api.md and docs/sinks.md runs as it stands, on plain processes instead of Spark."""
+"""Every Python block of docs/guide/streams.md and docs/guide/sinks.md runs as it stands, on plain processes instead of Spark."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ def blocks(page: str) -> list[tuple[str, str]]:
 
 def test_the_page_has_an_example_for_each_part():
     assert {"Sources", "Windows", "Two inputs", "Sinks", "Sources and sinks of your own", "Testing"} <= {
-        heading for heading, _ in blocks("api.md")
+        heading for heading, _ in blocks("guide/streams.md")
     }
-    assert [heading for heading, _ in blocks("sinks.md")] == ["Delta", "A sink of your own"]
+    assert [heading for heading, _ in blocks("guide/sinks.md")] == ["Delta", "A sink of your own"]
 
 
 @pytest.mark.parametrize(
-    "code", [pytest.param(code, id=heading) for page in ("api.md", "sinks.md") for heading, code in blocks(page)]
+    "code", [pytest.param(code, id=heading) for page in ("guide/streams.md", "guide/sinks.md") for heading, code in blocks(page)]
 )
 def test_the_example_runs(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -304,7 +304,7 @@ def forget_marker(kafka: Kafka, items: Sequence[bytes]) -> None:
 
 
 def set_marker(kafka: Kafka, items: Sequence[bytes], checkpoint_id: int) -> None:
-    """What docs/kafka.md says."""
+    """What docs/guide/kafka.md says."""
     from confluent_kafka import Consumer, TopicPartition
 
     staged = decode(items[0])

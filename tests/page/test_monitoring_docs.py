@@ -1,4 +1,4 @@
-"""docs/monitoring.md, its alert rules, and the metrics that there are, say the same."""
+"""docs/operations/monitoring.md, its alert rules, and the metrics that there are, say the same."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from machine import limit_s
 from midstream.page.metrics import families, metrics_text
 
 ROOT = Path(__file__).parent.parent.parent
-PAGE = ROOT / "docs" / "monitoring.md"
+PAGE = ROOT / "docs" / "operations" / "monitoring.md"
 ALERTS = ROOT / "docs" / "monitoring" / "alerts.yml"
 DASHBOARD: dict[str, Any] = json.loads((PAGE.parent / "monitoring" / "dashboard.json").read_text(encoding="utf-8"))
 NAMES = {family.name for family in families(full(), per_subtask=True)}

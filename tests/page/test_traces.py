@@ -22,7 +22,7 @@ from midstream.runtime.processes import ProcessSlots
 from sample_status import sample
 from waiting import until
 
-MONITORING = Path(__file__).parents[2] / "docs" / "monitoring.md"
+MONITORING = Path(__file__).parents[2] / "docs" / "operations" / "monitoring.md"
 DONE = CheckpointStatus(4, "completed", 1_000, 200, 5_000, "", 70, 40.0, 30, 6, 6, "write/1")
 FAILED = CheckpointStatus(5, "failed", 2_000, 500, 0, "the disk is full", tasks=6, tasks_done=2, last="read/0")
 UNDER_WAY = CheckpointStatus(6, "in_progress", 3_000, 10, 0)

@@ -1,4 +1,4 @@
-"""The examples of docs/testing.md are one file, and its tests pass."""
+"""The examples of docs/guide/testing.md are one file, and its tests pass."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "testing.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guide" / "testing.md"
 CODE = "\n\n".join(re.findall(r"^```python\n(.*?)^```$", PAGE.read_text(encoding="utf-8"), re.M | re.S))
 TESTS = re.findall(r"^def (test_\w+)", CODE, re.M)
 

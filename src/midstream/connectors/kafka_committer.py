@@ -45,7 +45,7 @@ _TIMEOUT_MAX_MS: Final = 900_000
 _ROWS_PER_S_MIN: Final = 5_000
 """A transaction may take as long as this rate requires."""
 TIMEOUT: Final = "transaction.timeout.ms"
-NO_OFFSET: Final = "docs/kafka.md, 'a marker that is gone'"
+NO_OFFSET: Final = "docs/guide/kafka.md, 'a marker that is gone'"
 
 
 def marker_place(topic: str) -> Place:

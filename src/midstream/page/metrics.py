@@ -2,7 +2,7 @@
 
 Names and labels follow its conventions: base units, `_total` for what only grows, one name for one meaning. Metrics are
 per operator (`operator` is its uid, which stays the same over restarts of the program) and per task (a chain of
-operators; `task` is its name on the page); per subtask only on request, as there may be thousands. docs/monitoring.md
+operators; `task` is its name on the page); per subtask only on request, as there may be thousands. docs/operations/monitoring.md
 explains each.
 """
 
