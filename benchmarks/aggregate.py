@@ -19,12 +19,12 @@ from collections.abc import Callable, Iterator
 import numpy as np
 import pyarrow as pa
 
-from midstream.core.elements import MAX_WATERMARK_US
-from midstream.core.keys import key_group_range
-from midstream.operators.aggregates import Count, First, Last, Max, Mean, Min, Sum
-from midstream.operators.base import Operator, OperatorContext, never_stored
-from midstream.operators.window_base import WindowOperator
-from midstream.operators.windows import Window, session, sliding, tumbling, window_operator
+from midstream.engine.core.elements import MAX_WATERMARK_US
+from midstream.engine.core.key_groups import key_group_range
+from midstream.engine.operators.windows.aggregates import Count, First, Last, Max, Mean, Min, Sum
+from midstream.engine.operators.base import Operator, OperatorContext, never_stored
+from midstream.engine.operators.windows.window_operator import WindowOperator
+from midstream.engine.operators.windows.windows import Window, session, sliding, tumbling, window_operator
 
 KEYS = 10_000
 

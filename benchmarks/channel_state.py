@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 
-from midstream.checkpoint.channel_state import Captured, read_segment, rows_of, store_channels
-from midstream.graph.job_graph import Edge, Partitioning
-from midstream.protocol.messages import ChannelState
-from midstream.runtime.storage import FileStorage
-from midstream.runtime.threads import limit_threads
+from midstream.engine.checkpoint.channel_state import Captured, read_segment, rows_of, store_channels
+from midstream.engine.graph.job_graph import Edge, Partitioning
+from midstream.engine.protocol.messages import ChannelState
+from midstream.runtime.storage.file_storage import FileStorage
+from midstream.runtime.process.thread_limits import limit_threads
 
 TOTAL_BYTES = 64 * 2**20
 BUFFER_BYTES = (4 * 2**10, 32 * 2**10, 256 * 2**10)

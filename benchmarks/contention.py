@@ -30,8 +30,8 @@ import polars as pl
 import psutil
 
 from midstream import CollectSink, Count, Environment, Sum, WatermarkStrategy, no_restart, tumbling
-from midstream.bench.checkpoint import await_running, take
-from midstream.bench.measuring import start_on
+from midstream_lab.bench.checkpoint import await_running, take
+from midstream_lab.bench.measuring import start_on
 
 PARALLELISMS = (2, 4, 8, 16)
 QUEUE_TIMES = ("default", "none")

@@ -18,11 +18,11 @@ import numpy as np
 import pyarrow as pa
 from aggregate import opened
 
-from midstream.operators.base import SnapshotResult
-from midstream.operators.function_operator import Port
-from midstream.operators.process import KeyedProcessFunction, ProcessContext
-from midstream.operators.process_operator import ProcessOperator
-from midstream.state.keyed import ValueState
+from midstream.engine.operators.base import SnapshotResult
+from midstream.engine.operators.functions.function_operator import Port
+from midstream.engine.operators.functions.process_functions import KeyedProcessFunction, ProcessContext
+from midstream.engine.operators.functions.process_operator import ProcessOperator
+from midstream.engine.state.keyed_states import ValueState
 
 SCHEMA = pa.schema([("ts", pa.timestamp("us")), ("key", pa.int64()), ("value", pa.int64())])
 BATCH_ROWS = 10_000

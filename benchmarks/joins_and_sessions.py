@@ -24,11 +24,11 @@ import numpy as np
 import pyarrow as pa
 from aggregate import opened
 
-from midstream.operators.aggregates import Count, Sum
-from midstream.operators.base import Operator
-from midstream.operators.function_operator import Port
-from midstream.operators.interval_join import interval_join_operator
-from midstream.operators.windows import session, window_operator
+from midstream.engine.operators.windows.aggregates import Count, Sum
+from midstream.engine.operators.base import Operator
+from midstream.engine.operators.functions.function_operator import Port
+from midstream.engine.operators.functions.interval_join import interval_join_operator
+from midstream.engine.operators.windows.windows import session, window_operator
 
 HOUR_US = 3_600_000_000
 FIRST = pa.schema([("k", pa.int64()), ("t", pa.timestamp("us")), ("a", pa.int64())])

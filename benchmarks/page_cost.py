@@ -19,7 +19,7 @@ import threading
 import urllib.request
 from typing import Any, Final
 
-CLI: Final = "import sys; from midstream.ui.cli import main; sys.exit(main())"
+CLI: Final = "import sys; from midstream.cli.main import main; sys.exit(main())"
 EVERY_S: Final = 1.0
 TOKEN: Final = "a-token-of-the-benchmark"
 FIGURES: Final = {"window": ("events_per_s",), "latency": ("p50_ms", "p90_ms", "p99_ms")}

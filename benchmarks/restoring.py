@@ -24,19 +24,19 @@ from typing import TypeVar
 import msgspec
 import pyarrow as pa
 
-from midstream.checkpoint.assign import assign_state
-from midstream.checkpoint.metadata import CheckpointMetadata, decode_metadata, encode_metadata
-from midstream.checkpoint.references import InFlight
-from midstream.coordinator.checkpointing.completing import build_metadata, operator_states, refusal
-from midstream.coordinator.checkpointing.pending import Pending
-from midstream.coordinator.events import JobPlan
-from midstream.coordinator.placement.attempt import Attempt
-from midstream.coordinator.placement.deploying import deployments
-from midstream.coordinator.restoring.dealing import deal
-from midstream.core.config import JobConfig
-from midstream.core.ids import TaskId
-from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
-from midstream.protocol.messages import (
+from midstream.engine.checkpoint.redistribute_state import assign_state
+from midstream.engine.checkpoint.metadata import CheckpointMetadata, decode_metadata, encode_metadata
+from midstream.engine.checkpoint.segment_references import InFlight
+from midstream.engine.coordinator.checkpoints.metadata_builder import build_metadata, operator_states, refusal
+from midstream.engine.coordinator.checkpoints.pending_checkpoint import Pending
+from midstream.engine.coordinator.events import JobPlan
+from midstream.engine.coordinator.placement.attempt import Attempt
+from midstream.engine.coordinator.placement.deploy_messages import deployments
+from midstream.engine.coordinator.restore.distribute import deal
+from midstream.engine.core.config import JobConfig
+from midstream.engine.core.ids import TaskId
+from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
+from midstream.engine.protocol.messages import (
     ChannelState,
     CheckpointAck,
     ChunkHandle,

@@ -19,22 +19,22 @@ import msgspec
 
 from midstream import Environment
 from midstream.api.submit import StartOptions, rescaled
-from midstream.checkpoint.metadata import decode_metadata
-from midstream.coordinator import Coordinator
-from midstream.coordinator.effects import IoKind, io_kind
-from midstream.coordinator.events import Instruction, JobEnded, JobPlan, RunIo
-from midstream.coordinator.placement.slots import PYTHON
-from midstream.coordinator.shell import Shell
-from midstream.core.ids import TaskId
-from midstream.core.pickling import pickled
-from midstream.core.seams import Done, Failed, Mail
-from midstream.graph.logical import LogicalGraph
-from midstream.page.metrics import metrics_text
-from midstream.protocol import messages as m
-from midstream.protocol.task_metrics import EdgeMetrics, InputMetrics, TaskMetrics
-from midstream.runtime.control import SharedEncoding
-from midstream.runtime.processes import ProcessSlots
-from midstream.runtime.storage import FileStorage
+from midstream.engine.checkpoint.metadata import decode_metadata
+from midstream.engine.coordinator import Coordinator
+from midstream.engine.coordinator.effects import IoKind, io_kind
+from midstream.engine.coordinator.events import Instruction, JobEnded, JobPlan, RunIo
+from midstream.engine.coordinator.placement.slots import PYTHON
+from midstream.engine.coordinator.shell import Shell
+from midstream.engine.core.ids import TaskId
+from midstream.engine.core.job_pickle import pickled
+from midstream.engine.core.interfaces import Done, Failed, Mail
+from midstream.engine.graph.logical_graph import LogicalGraph
+from midstream.page.prometheus import metrics_text
+from midstream.engine.protocol import messages as m
+from midstream.engine.protocol.task_metrics import EdgeMetrics, InputMetrics, TaskMetrics
+from midstream.runtime.network.message_channel import SharedEncoding
+from midstream.runtime.process.process_slots import ProcessSlots
+from midstream.runtime.storage.file_storage import FileStorage
 
 PARALLELISMS: Final = (64, 256, 1024, 4096)
 KEY_GROUPS: Final = 8192

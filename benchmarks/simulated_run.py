@@ -18,11 +18,11 @@ from functools import partial
 from types import FrameType
 
 import midstream
-from midstream.bench.simulate import WARM_UP_RUNS, random, small
-from midstream.runtime.threads import limit_threads
-from midstream.sim.campaign import collect, collecting_rarely
-from midstream.sim.run import run
-from midstream.sim.scenario import Scenario
+from midstream_lab.bench.simulate import WARM_UP_RUNS, random, small
+from midstream.runtime.process.thread_limits import limit_threads
+from midstream_lab.campaign import collect, collecting_rarely
+from midstream_lab.run import run
+from midstream_lab.scenarios.scenario import Scenario
 
 HOME = os.path.dirname(midstream.__file__) + os.sep
 SCENARIOS: dict[str, Callable[[int], Scenario]] = {
@@ -48,11 +48,11 @@ def place(frame: FrameType | None) -> str:
         path = frame.f_code.co_filename
         if path.startswith(HOME):
             file, name = path[len(HOME) :], frame.f_code.co_name
-            if file == "sim/oracle.py":
+            if file == "lab/midstream_lab/checkers/checkpoint_checker.py":
                 return "sim: the oracle"
             if name == "check" and not file.startswith("sim/"):
                 return "invariants of the engine"
-            if (file, name) == ("sim/campaign.py", "collect"):
+            if (file, name) == ("lab/midstream_lab/campaign.py", "collect"):
                 return "sim: freeing a run"
             inner = inner or file
         frame = frame.f_back

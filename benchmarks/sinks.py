@@ -17,12 +17,12 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from midstream.connectors.delta import DeltaSink
-from midstream.connectors.kafka_sink import KafkaSink
-from midstream.connectors.postgres import PostgresSink
-from midstream.core.seams import Done, Storage, Timer
-from midstream.operators.sink import CommitterContext, Sink, WriterContext
-from midstream.runtime.storage import FileStorage
+from midstream.connectors.delta.delta_sink import DeltaSink
+from midstream.connectors.kafka.kafka_sink import KafkaSink
+from midstream.connectors.postgres.postgres_sink import PostgresSink
+from midstream.engine.core.interfaces import Done, Storage, Timer
+from midstream.engine.operators.sink_api import CommitterContext, Sink, WriterContext
+from midstream.runtime.storage.file_storage import FileStorage
 
 ROWS = 1_000_000
 BATCH_ROWS = 65_536

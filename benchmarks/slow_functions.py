@@ -17,8 +17,8 @@ from typing import Any
 import polars as pl
 
 from midstream import CollectSink, DataStream, Environment, no_restart
-from midstream.bench.checkpoint import await_running, take
-from midstream.bench.measuring import start_on
+from midstream_lab.bench.checkpoint import await_running, take
+from midstream_lab.bench.measuring import start_on
 
 SETTLED_S = 6.0
 """Sizes of batches and queues have found their place; a time, as it is what comes of them that is measured."""

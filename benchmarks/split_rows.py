@@ -11,8 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from midstream.core.keys import key_groups, subtask_of
-from midstream.exchange.partition import split_rows
+from midstream.engine.core.key_groups import key_groups, subtask_of
+from midstream.engine.exchange.result_partition import split_rows
 
 ROWS = 131_072
 

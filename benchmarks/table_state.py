@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import polars as pl
 
-from midstream.state.table import TableState
+from midstream.engine.state.table_state import TableState
 
 ROWS = 10_000
 KEYS = (10_000, 100_000, 1_000_000, 4_000_000)

@@ -18,7 +18,7 @@ CLI: Final = """
 import inspect, sys
 from midstream import Environment
 inspect.unwrap(Environment.__init__).__kwdefaults__["tls"] = sys.argv.pop(1)
-from midstream.ui.cli import main
+from midstream.cli.main import main
 sys.exit(main())
 """
 FIGURES: Final = {"exchange": ("events_per_s",), "latency": ("p50_ms", "p99_ms"), "window": ("events_per_s",)}

@@ -16,13 +16,13 @@ from typing import Any
 
 import pyarrow as pa
 
-from midstream.core.keys import key_group_range
-from midstream.operators.base import OperatorContext
-from midstream.operators.function_operator import Port
-from midstream.operators.process import KeyedProcessFunction
-from midstream.operators.process_operator import ProcessOperator
-from midstream.operators.rows import map_rows, to_batch
-from midstream.state.keyed import KeyScope, ValueState
+from midstream.engine.core.key_groups import key_group_range
+from midstream.engine.operators.base import OperatorContext
+from midstream.engine.operators.functions.function_operator import Port
+from midstream.engine.operators.functions.process_functions import KeyedProcessFunction
+from midstream.engine.operators.functions.process_operator import ProcessOperator
+from midstream.engine.operators.row_conversion import map_rows, to_batch
+from midstream.engine.state.keyed_states import KeyScope, ValueState
 
 ROWS = 2_000
 ROUNDS = 300

@@ -16,8 +16,8 @@ import msgspec
 import pyarrow as pa
 import xxhash
 
-from midstream.checkpoint.metadata import VERSION
-from midstream.core.batch_prefix import PREFIX_BYTES, prefix
+from midstream.engine.checkpoint.metadata import VERSION
+from midstream.engine.core.batch_framing import PREFIX_BYTES, prefix
 
 Tree = Any
 _HEADER = struct.Struct("<8sIQQ")

@@ -8,10 +8,10 @@ import msgspec
 import pyarrow as pa
 
 from in_memory import NeverRun, NoRows
-from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, SourcePosition, layout_of
-from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
-from midstream.operators.source import Split
-from midstream.protocol.messages import OperatorSnapshot
+from midstream.engine.checkpoint.metadata import CheckpointMetadata, OperatorState, SourcePosition, layout_of
+from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
+from midstream.engine.operators.source_api import Split
+from midstream.engine.protocol.messages import OperatorSnapshot
 
 SCHEMA = pa.schema([("n", pa.int64())])
 MAX_PARALLELISM = 16

@@ -5,11 +5,11 @@ from __future__ import annotations
 import threading
 from typing import TYPE_CHECKING, Any
 
-from midstream.operators.sink import CommitterContext
+from midstream.engine.operators.sink_api import CommitterContext
 
 if TYPE_CHECKING:
-    from midstream.core.seams import Storage
-    from midstream.operators.sink import Sink
+    from midstream.engine.core.interfaces import Storage
+    from midstream.engine.operators.sink_api import Sink
 
 
 def committer_of(sink: Sink, job_id: str, *, uid: str = "out", storage: Storage | None = None) -> Any:

@@ -14,8 +14,8 @@ import pytest
 from machine import limit_s
 
 if TYPE_CHECKING:
-    from midstream.runtime.driver import Driver
-    from midstream.runtime.job import Job
+    from midstream.runtime.driver.driver import Driver
+    from midstream.runtime.driver.job import Job
 
 os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
 os.environ.setdefault("POLARS_MAX_THREADS", "1")
@@ -90,7 +90,7 @@ def no_job_is_left() -> Iterator[None]:
     """A job that outlives its test, as when the test is out of time, is ended, so that only this test fails."""
 
     def running() -> set[Driver]:
-        driver = sys.modules.get("midstream.runtime.driver")
+        driver = sys.modules.get("midstream.runtime.driver.driver")
         return {job for job in driver._running if not job.ended.is_set()} if driver is not None else set()
 
     before = running()

@@ -8,9 +8,9 @@ from itertools import count
 
 import pyarrow as pa
 
-from midstream.core.errors import StorageError
-from midstream.operators.base import Operator
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.engine.core.errors import StorageError
+from midstream.engine.operators.base import Operator
+from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
 
 TORN = "torn-"
 """Names that begin so are of files that were never finished."""

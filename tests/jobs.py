@@ -12,15 +12,15 @@ import cloudpickle
 import numpy as np
 import pyarrow as pa
 
-from midstream.connectors.collect import CollectSink
-from midstream.connectors.generator import GeneratorSource
-from midstream.coordinator.events import JobPlan
-from midstream.core.config import JobConfig
-from midstream.core.pickling import pickled
-from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
-from midstream.operators.base import Operator, OperatorContext, Output
-from midstream.operators.sinks import SinkOperator
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.connectors.memory.collect_sink import CollectSink
+from midstream.connectors.memory.generator_source import GeneratorSource
+from midstream.engine.coordinator.events import JobPlan
+from midstream.engine.core.config import JobConfig
+from midstream.engine.core.job_pickle import pickled
+from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
+from midstream.engine.operators.base import Operator, OperatorContext, Output
+from midstream.engine.operators.sink_operator import SinkOperator
+from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
 
 SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.int64())])
 

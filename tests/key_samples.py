@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 import numpy as np
 import pyarrow as pa
 
-from midstream.core.arrow_types import TimestampType, TimeType
+from midstream.engine.core.arrow_types import TimestampType, TimeType
 
 FOLD_S: Final = 1_793_511_000
 """05:30 UTC on 1 November 2026: in New York half an hour after one o'clock, as an hour later once more."""

@@ -27,29 +27,29 @@ from checkpoint_mutations import Mutant, mutate
 from checkpointed_jobs import JOBS, MORE, ROWS
 from in_memory import MemoryStorage
 from midstream import Environment, MidstreamError
-from midstream.checkpoint.channel_state import Captured, store_channels
-from midstream.checkpoint.extents import files_of
-from midstream.checkpoint.metadata import (
+from midstream.engine.checkpoint.channel_state import Captured, store_channels
+from midstream.engine.checkpoint.extents import files_of
+from midstream.engine.checkpoint.metadata import (
     CheckpointMetadata,
     Committables,
     SourcePosition,
     decode_metadata,
     encode_metadata,
 )
-from midstream.checkpoint.savepoint import copy_in
-from midstream.checkpoint.state_files import channel_file, state_file, store_parts
-from midstream.checkpoint.store import load
-from midstream.core.errors import InvariantError
-from midstream.core.keys import key_group_range, key_groups
-from midstream.graph.job_graph import Edge, Partitioning
+from midstream.engine.checkpoint.savepoint import copy_in
+from midstream.engine.checkpoint.state_files import channel_file, state_file, store_parts
+from midstream.engine.checkpoint.store import load
+from midstream.engine.core.errors import InvariantError
+from midstream.engine.core.key_groups import key_group_range, key_groups
+from midstream.engine.graph.job_graph import Edge, Partitioning
 from midstream.inprocess.engine import Snapshot
-from midstream.operators.source import Split
-from midstream.runtime.storage import FileStorage
-from midstream.state.parts import Chunk, Redistribute, StatePart
+from midstream.engine.operators.source_api import Split
+from midstream.runtime.storage.file_storage import FileStorage
+from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
 from midstream.testing import job
-from midstream.ui.answer import print_answer
-from midstream.ui.inspecting import inspect_checkpoint
-from midstream.worker.source import SPLITS, SPLITS_SCHEMA
+from midstream.cli.output import print_answer
+from midstream.cli.commands.inspect_checkpoint import inspect_checkpoint
+from midstream.engine.worker.source_driver import SPLITS, SPLITS_SCHEMA
 
 MEMORY_BYTES = 768 * 2**20
 """How much more than before the first mutant the process may take."""

@@ -11,7 +11,7 @@ import subprocess
 from contextlib import ExitStack
 from typing import Any
 
-from midstream.runtime.ports import Ports
+from midstream.runtime.network.ports import Ports
 
 DRIVER = "10.77.0.1"
 

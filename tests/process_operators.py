@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 
 import pyarrow as pa
 
-from midstream.operators.function_operator import Port
-from midstream.operators.process import BroadcastProcessFunction, KeyedProcessFunction
-from midstream.operators.process_operator import ProcessOperator
+from midstream.engine.operators.functions.function_operator import Port
+from midstream.engine.operators.functions.process_functions import BroadcastProcessFunction, KeyedProcessFunction
+from midstream.engine.operators.functions.process_operator import ProcessOperator
 
 
 def process_operator(

@@ -9,16 +9,16 @@ from typing import Any
 import pyarrow as pa
 
 from in_memory import CountingIds, MemoryStorage
-from midstream.checkpoint.channel_state import Captured, store_channels
-from midstream.core.arrow_types import to_list
-from midstream.core.config import JobConfig
-from midstream.core.seams import Done, Failed, Mail, Storage, Timer, WallClockExecutor
-from midstream.exchange.lease import LeasedBatch
-from midstream.exchange.pool import BufferPool
-from midstream.graph.job_graph import Edge
-from midstream.protocol.messages import ChannelState
-from midstream.worker.recovery import GateRecovery
-from midstream.worker.seams import TaskSeams
+from midstream.engine.checkpoint.channel_state import Captured, store_channels
+from midstream.engine.core.arrow_types import to_list
+from midstream.engine.core.config import JobConfig
+from midstream.engine.core.interfaces import Done, Failed, Mail, Storage, Timer, WallClockExecutor
+from midstream.engine.exchange.batch_lease import LeasedBatch
+from midstream.engine.exchange.buffer_pool import BufferPool
+from midstream.engine.graph.job_graph import Edge
+from midstream.engine.protocol.messages import ChannelState
+from midstream.engine.worker.gate_recovery import GateRecovery
+from midstream.engine.worker.interfaces import TaskSeams
 from standing_clock import StandingClock
 
 SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.int64())])

@@ -45,9 +45,9 @@ from midstream import (
     sliding,
     tumbling,
 )
-from midstream.checkpoint.metadata import CheckpointMetadata, decode_metadata
-from midstream.connectors import file_sink
-from midstream.runtime.processes import ProcessSlots
+from midstream.engine.checkpoint.metadata import CheckpointMetadata, decode_metadata
+from midstream.connectors.files import file_sink
+from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
 
 FOLDER = Path(__file__).parent / "released"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from midstream.protocol.job_status import (
+from midstream.engine.protocol.job_status import (
     CheckpointStatus,
     FailureStatus,
     FlowStatus,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from in_memory import NoRows
-from midstream.coordinator.events import (
+from midstream.engine.coordinator.events import (
     CancelRequested,
     ClientAsked,
     CloseSlot,
@@ -21,10 +21,10 @@ from midstream.coordinator.events import (
     SlotRequestFailed,
     Started,
 )
-from midstream.core.config import JobConfig
-from midstream.graph.job_graph import JobGraph, SourceSpec, Vertex
-from midstream.protocol.job_status import JobStatus
-from midstream.protocol.messages import DoStop, Reply
+from midstream.engine.core.config import JobConfig
+from midstream.engine.graph.job_graph import JobGraph, SourceSpec, Vertex
+from midstream.engine.protocol.job_status import JobStatus
+from midstream.engine.protocol.messages import DoStop, Reply
 
 
 def plan(slots: int = 2, job_id: str = "job-0001", **config: Any) -> JobPlan:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.core.errors import StorageError
-from midstream.core.seams import Storage
+from midstream.engine.core.errors import StorageError
+from midstream.engine.core.interfaces import Storage
 
 
 def check_promises(storage: Storage) -> None:

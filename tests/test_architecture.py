@@ -44,7 +44,7 @@ SUB_ROOMS = {"coordinator": ("restoring", "placement", "checkpointing", "request
 """Within a room, low to high. Files of the room itself that import one of them lie above them all, the others below."""
 
 PROTOCOL_ROOMS = ("core", "state", "operators", "exchange", "checkpoint", "worker", "coordinator", "protocol")
-"""Pure steps: time, chance, threads and the outside world reach them through core.seams alone."""
+"""Pure steps: time, chance, threads and the outside world reach them through engine.core.interfaces alone."""
 
 OUTSIDE_MODULES = {
     "asyncio",
@@ -234,7 +234,7 @@ def _reaches_outside(file: Path) -> Iterator[str]:
     for found in imports_of(file):
         parents = {found.module.rsplit(".", n)[0] for n in range(found.module.count(".") + 1)}
         for outside in parents & OUTSIDE_MODULES:
-            yield f"{name_of(file)}:{found.line}: imports {outside}; use midstream.core.seams"
+            yield f"{name_of(file)}:{found.line}: imports {outside}; use midstream.engine.core.interfaces"
     for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.Call) and (called := _dotted(node.func)) in OUTSIDE_CALLS:
             yield f"{name_of(file)}:{node.lineno}: calls {called}(); use core.seams"
@@ -253,30 +253,30 @@ are long, since they have all parameters and an example.
 FUNCTION_LINES_MAX = 60
 """Its docstring not counted."""
 LONG_FUNCTIONS = {
-    "coordinator/facts.py who_hears": "one table, whose order is the point",
-    "sim/command.py simulate": "what is printed of a campaign, line by line",
-    "sim/scenario.py draw": "one field of the scenario after the other, in the order in which they are drawn",
-    "ui/doctor.py _look_at_settings": "one setting of Spark after the other",
-    "ui/simulate_command.py simulate": "one flag each, with its help",
+    "engine/coordinator/notifications.py who_hears": "one table, whose order is the point",
+    "lab/midstream_lab/simulate.py simulate": "what is printed of a campaign, line by line",
+    "lab/midstream_lab/scenarios/scenario.py draw": "one field of the scenario after the other, in the order in which they are drawn",
+    "cli/commands/doctor.py _look_at_settings": "one setting of Spark after the other",
+    "lab/midstream_lab/simulate_parameters.py simulate": "one flag each, with its help",
 }
 ATTRIBUTES_MAX = 20
 LARGE_CLASSES = {
-    "sim/rows.py SimSource": "each of them is drawn by scenarios",
-    "coordinator/machine.py Coordinator": "the parts that it connects; what they have in common is in facts.py",
-    "coordinator/placement/slots.py Slots": "the wait for slots, and what is known of those that came",
+    "simulation/recorded_rows.py SimSource": "each of them is drawn by scenarios",
+    "engine/coordinator/coordinator.py Coordinator": "the parts that it connects; what they have in common is in facts.py",
+    "engine/coordinator/placement/slots.py Slots": "the wait for slots, and what is known of those that came",
     "inprocess/engine.py Engine": "stands for a driver, a cluster and a slot at once",
-    "runtime/connection.py Connection": "handshake, sending and receiving of one socket share its buffers",
-    "sim/campaign.py Summary": "one count each",
-    "sim/cluster.py Driver": "what is checked of a driver, one by one",
-    "sim/disk.py Disk": "one way to fail each",
-    "sim/keeper.py Keeper": "what a run has come to, one by one",
-    "sim/oracle.py Oracle": "what is remembered of older checkpoints, one by one",
-    "sim/run.py Run": "the parts of one world",
-    "testing/simulated_run.py _Run": "the parts of one world",
+    "runtime/network/connection.py Connection": "handshake, sending and receiving of one socket share its buffers",
+    "lab/midstream_lab/campaign.py Summary": "one count each",
+    "simulation/cluster.py Driver": "what is checked of a driver, one by one",
+    "simulation/disk.py Disk": "one way to fail each",
+    "lab/midstream_lab/restarter.py Keeper": "what a run has come to, one by one",
+    "lab/midstream_lab/checkers/checkpoint_checker.py Oracle": "what is remembered of older checkpoints, one by one",
+    "lab/midstream_lab/run.py Run": "the parts of one world",
+    "testing/simulation/simulated_run.py _Run": "the parts of one world",
 }
 """What is longer or larger has a reason."""
 
-USERS_CLASSES = {"api/environment.py", "api/stream.py", "api/keyed.py", "api/connected.py"}
+USERS_CLASSES = {"api/environment.py", "api/data_stream.py", "api/keyed_streams.py", "api/connected_streams.py"}
 """What users call: every public method is documented."""
 
 UNDOCUMENTED_LINES_MAX = 25
@@ -336,7 +336,7 @@ def test_public_functions_say_what_they_are_for():
     assert [offence for file in files() for offence in _undocumented(file)] == []
 
 
-@pytest.mark.parametrize("module", ["midstream", "midstream.ui.cli"])
+@pytest.mark.parametrize("module", ["midstream", "midstream.cli.main"])
 def test_importing_starts_without_pyspark(module):
     code = f"import sys, {module}; sys.exit('pyspark' in sys.modules)"
     done = subprocess.run(

@@ -15,8 +15,8 @@ import pytest
 
 from machine import limit_s
 from midstream import Environment
-from midstream.ui.answer import Exit
-from midstream.ui.cli import app
+from midstream.cli.output import Exit
+from midstream.cli.main import app
 
 DEPLOY = Path(__file__).parent.parent / "docs" / "deploy"
 UNIT = DEPLOY / "midstream-job.service"
@@ -186,7 +186,7 @@ def test_the_job_of_the_page_on_standalone_can_be_started(tmp_path: Path, monkey
     (program,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "job.py").write_text(program)
-    from midstream.api.loading import load_job
+    from midstream.api.job_file import load_job
     from midstream.api.submit import StartOptions
 
     submission = load_job(Path("job.py"), []).submission(StartOptions(resume=True))

@@ -12,10 +12,10 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 
-from midstream.checkpoint.barriers import BarrierInstruction, Block, CaptureComplete, Resume, TakeSnapshot
-from midstream.core.elements import Batch, Element, Watermark
-from midstream.core.errors import InvariantError, assert_never
-from midstream.exchange.partition import ResultPartition
+from midstream.engine.checkpoint.barrier_handler import BarrierInstruction, Block, CaptureComplete, Resume, TakeSnapshot
+from midstream.engine.core.elements import Batch, Element, Watermark
+from midstream.engine.core.errors import InvariantError, assert_never
+from midstream.engine.exchange.result_partition import ResultPartition
 
 SOURCE = Path(__file__).parent.parent / "src" / "midstream"
 FILES = sorted(SOURCE.rglob("*.py"))

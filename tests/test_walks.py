@@ -90,8 +90,8 @@ def test_every_step_happens_where_the_walk_says(walk):
 
 
 def test_what_does_not_exist_is_found():
-    assert gone("`worker/task.py`: `Task.step`, `Task.stroll`; `worker/walk.py`: `walk`") == [
-        "worker/task.py: Task.stroll",
+    assert gone("`engine/worker/task.py`: `Task.step`, `Task.stroll`; `worker/walk.py`: `walk`") == [
+        "engine/worker/task.py: Task.stroll",
         "worker/walk.py: walk",
     ]
-    assert gone("`worker/task.py`; `worker/slot.py`: `SlotMachine`") == ["worker/task.py"]
+    assert gone("`engine/worker/task.py`; `engine/worker/slot_machine.py`: `SlotMachine`") == ["engine/worker/task.py"]

@@ -21,13 +21,13 @@ for name in {left_out}:
 for name in {kept}:
     importlib.import_module(name)
 sys.argv = ["midstream", "simulate", *{arguments}]
-from midstream.ui.cli import main
+from midstream.cli.main import main
 sys.exit(main())
 """
 
 
 def names(files: set[Path]) -> list[str]:
-    return sorted(f"midstream.sim.{file.stem}" for file in files)
+    return sorted(f"midstream.simulation.{file.stem}" for file in files)
 
 
 def simulate_without_them(*arguments: str) -> subprocess.CompletedProcess[str]:
@@ -41,7 +41,7 @@ def simulate_without_them(*arguments: str) -> subprocess.CompletedProcess[str]:
 def test_every_file_of_mutations_is_left_out() -> None:
     assert len(LEFT_OUT) > 20
     files = (ROOT / "src" / "midstream").rglob("*.py")
-    about = re.compile(r"^(MUTATIONS\b|from midstream.sim.(mutation|kills))", re.MULTILINE)
+    about = re.compile(r"^(MUTATIONS\b|from midstream.simulation.(mutation|kills))", re.MULTILINE)
     assert {file for file in files if about.search(file.read_text(encoding="utf-8"))} <= LEFT_OUT
 
 

@@ -14,11 +14,11 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 PROJECT: dict[str, Any] = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 IMPORTS = {
-    "postgres": ["psycopg", "midstream.connectors.postgres"],
-    "delta": ["deltalake", "midstream.connectors.delta"],
-    "kafka": ["confluent_kafka", "midstream.connectors.kafka"],
-    "kafka-avro": ["confluent_kafka.schema_registry", "midstream.connectors.kafka_avro"],
-    "kafka-protobuf": ["google.protobuf", "midstream.connectors.kafka_protobuf"],
+    "postgres": ["psycopg", "midstream.connectors.postgres.postgres_sink"],
+    "delta": ["deltalake", "midstream.connectors.delta.delta_sink"],
+    "kafka": ["confluent_kafka", "midstream.connectors.kafka.kafka_source"],
+    "kafka-avro": ["confluent_kafka.schema_registry", "midstream.connectors.kafka.avro_values"],
+    "kafka-protobuf": ["google.protobuf", "midstream.connectors.kafka.protobuf_values"],
     "object-stores": ["obstore", "botocore"],
     "otel": ["opentelemetry.sdk", "opentelemetry.exporter.otlp.proto.http"],
 }

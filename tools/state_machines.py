@@ -11,8 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from midstream.core.transitions import Row, Table, name_of
-from midstream.sim.pairs import MACHINES
+from midstream.engine.core.state_machine import Row, Table, name_of
+from midstream_lab.impossible_pairs import MACHINES
 
 ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "midstream"

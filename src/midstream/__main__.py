@@ -2,7 +2,7 @@
 
 import sys
 
-from midstream.ui.cli import main
+from midstream.cli.main import main
 
 if __name__ == "__main__":
     sys.exit(main())

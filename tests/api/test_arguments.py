@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 
 from midstream import Environment
-from midstream.api.arguments import calling_file, calling_place, check_uid, raised_at
-from midstream.core.arrow_types import schema_of
-from midstream.core.batches import canonical_schema
-from midstream.core.config import duration_s
-from midstream.core.errors import ConfigError, JobError, SchemaError
-from midstream.core.schemas import as_schema
-from midstream.runtime.processes import ProcessSlots
+from midstream.api.argument_checks import calling_file, calling_place, check_uid, raised_at
+from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.core.batches import canonical_schema
+from midstream.engine.core.config import duration_s
+from midstream.engine.core.errors import ConfigError, JobError, SchemaError
+from midstream.engine.core.schemas import as_schema
+from midstream.runtime.process.process_slots import ProcessSlots
 
 
 def test_a_schema_may_be_written_with_python_arrow_and_polars_types():

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from midstream.api import submit
-from midstream.runtime.processes import ProcessSlots
+from midstream.runtime.process.process_slots import ProcessSlots
 
 DOCS = Path(__file__).parents[2] / "docs"
 

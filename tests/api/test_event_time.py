@@ -13,9 +13,9 @@ import pyarrow as pa
 import pytest
 
 from midstream import LATE, Count, Environment, WatermarkStrategy, tumbling
-from midstream.connectors import files
-from midstream.protocol.job_status import JobStatus
-from midstream.runtime.processes import ProcessSlots
+from midstream.connectors.files import file_source
+from midstream.engine.protocol.job_status import JobStatus
+from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
 
 START = datetime(2024, 1, 1)
@@ -81,7 +81,7 @@ def test_files_of_the_same_hours_lose_nothing(tmp_path: Any) -> None:
 def test_files_of_the_same_hours_that_are_read_in_parts_lose_nothing(
     tmp_path: Any, monkeypatch: pytest.MonkeyPatch, parallelism: int
 ) -> None:
-    monkeypatch.setattr(files, "_TEXT_SPLIT_BYTES", 16_000)
+    monkeypatch.setattr(file_source, "_TEXT_SPLIT_BYTES", 16_000)
     for name in "abc":
         times = [START + timedelta(seconds=s) for s in range(0, 7200, 2)]
         pl.DataFrame({"key": [1] * len(times), "at": times}).write_ndjson(tmp_path / f"{name}.jsonl")
@@ -110,7 +110,7 @@ def test_rows_dropped_as_late_are_counted_and_warned_of(caplog: pytest.LogCaptur
     env = Environment("late", batch_rows=1)
     events = env.from_collection(rows, splits=1)
     sink = per_minute(events).collect()
-    with caplog.at_level(logging.WARNING, "midstream.coordinator"):
+    with caplog.at_level(logging.WARNING, "midstream.engine.coordinator"):
         status = env.execute(slots=ProcessSlots())
     assert sum(counted(sink).values()) == 4
     assert [op.late_rows for vertex in status.vertices for op in vertex.operators if op.name == "per minute"] == [2]

@@ -19,8 +19,8 @@ from midstream import (
     testing,
     tumbling,
 )
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
-from midstream.runtime.processes import ProcessSlots
+from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
 
 START = datetime(2026, 1, 1)

@@ -46,10 +46,10 @@ from midstream import (
     sliding,
     tumbling,
 )
-from midstream.operators.sink import SinkWriter
-from midstream.operators.source import Discovery, Split, SplitReader
-from midstream.runtime.job import Job
-from midstream.runtime.processes import ProcessSlots
+from midstream.engine.operators.sink_api import SinkWriter
+from midstream.engine.operators.source_api import Discovery, Split, SplitReader
+from midstream.runtime.driver.job import Job
+from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
 
 START = datetime(2024, 1, 1)

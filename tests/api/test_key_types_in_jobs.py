@@ -27,10 +27,10 @@ from midstream import (
     sliding,
     tumbling,
 )
-from midstream.api.keyed import KeyedStream
-from midstream.connectors.collection import from_arrow
-from midstream.core.arrow_types import to_list
-from midstream.runtime.processes import ProcessSlots
+from midstream.api.keyed_streams import KeyedStream
+from midstream.connectors.memory.collection_source import from_arrow
+from midstream.engine.core.arrow_types import to_list
+from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
 
 pytestmark = pytest.mark.systems

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from midstream import ConfigError, Environment, JobError, SchemaError
-from midstream.api.loading import load_job
-from midstream.runtime.processes import ProcessSlots
-from midstream.ui.failures import user_traceback
+from midstream.api.job_file import load_job
+from midstream.runtime.process.process_slots import ProcessSlots
+from midstream.cli.error_text import user_traceback
 
 GOOD = """
 from midstream import Environment

@@ -16,12 +16,12 @@ import pytest
 
 from machine import limit_s
 from midstream import ConfigError, JobError
-from midstream.api import modules
-from midstream.api.loading import load_job
-from midstream.api.modules import JobFile, check_extra, collect, note_modules
-from midstream.protocol.messages import JobModules
-from midstream.runtime.modules import UnpackedModules
-from midstream.runtime.processes import ProcessSlots
+from midstream.api import user_modules as modules
+from midstream.api.job_file import load_job
+from midstream.api.user_modules import JobFile, check_extra, collect, note_modules
+from midstream.engine.protocol.messages import JobModules
+from midstream.runtime.process.unpacked_modules import UnpackedModules
+from midstream.runtime.process.process_slots import ProcessSlots
 
 
 @pytest.fixture(autouse=True)

@@ -10,8 +10,8 @@ import pytest
 
 from machine import limit_s
 from midstream import JobError
-from midstream.api.loading import load_job
-from midstream.runtime.processes import ProcessSlots
+from midstream.api.job_file import load_job
+from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
 
 JOB = """
@@ -20,7 +20,7 @@ JOB = """
 
     import numpy as np
     from midstream import Environment, KeyedProcessFunction, MapState, ValueState, no_restart
-    from midstream.connectors.generator import GeneratorSource
+    from midstream.connectors.memory.generator_source import GeneratorSource
 
     import jobs
     from model import page_of

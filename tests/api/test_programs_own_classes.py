@@ -8,8 +8,8 @@ import functools
 import pytest
 
 from midstream import Environment
-from midstream.api.modules import JobFile, collect
-from midstream.core.pickling import ApartUnpickler, in_the_programs_classes, pickled, unpickled_apart
+from midstream.api.user_modules import JobFile, collect
+from midstream.engine.core.job_pickle import ApartUnpickler, in_the_programs_classes, pickled, unpickled_apart
 
 SEEN: list[int] = []
 
@@ -110,9 +110,9 @@ found = rows.collect()
 
 
 def test_a_cached_function_of_the_job_file_runs_on_slots(tmp_path):
-    from midstream.api.loading import load_job
-    from midstream.connectors.collect import CollectSink
-    from midstream.runtime.processes import ProcessSlots
+    from midstream.api.job_file import load_job
+    from midstream.connectors.memory.collect_sink import CollectSink
+    from midstream.runtime.process.process_slots import ProcessSlots
 
     (tmp_path / "cached.py").write_text(JOB)
     env = load_job(tmp_path / "cached.py")

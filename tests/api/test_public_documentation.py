@@ -39,44 +39,44 @@ NOT_FOR_USERS = {
         midstream.api.environment.Environment.submission
         midstream.api.submit.StartOptions
         midstream.api.submit.Submission
-        midstream.runtime.job.Job.awaited
-        midstream.protocol.job_status.JobStatus.shortened
+        midstream.runtime.driver.job.Job.awaited
+        midstream.engine.protocol.job_status.JobStatus.shortened
         """,
     "the operator calls it, not the function": """
-        midstream.state.declared.DeclaredState.part_name
-        midstream.state.declared.DeclaredState.bind
-        midstream.state.declared.DeclaredState.type_text
-        midstream.state.keyed.State.bound
-        midstream.state.keyed.State.freeze
-        midstream.state.keyed.State.entries
-        midstream.state.keyed.State.columns_of
-        midstream.state.keyed.State.thaw
-        midstream.state.keyed.State.forget
-        midstream.state.table.TableState.check_keys
-        midstream.state.table.TableState.bound
-        midstream.state.table.TableState.freeze
-        midstream.state.table.TableState.thaw
-        midstream.state.entry_log.EntryLog
+        midstream.engine.state.declared_state.DeclaredState.part_name
+        midstream.engine.state.declared_state.DeclaredState.bind
+        midstream.engine.state.declared_state.DeclaredState.type_text
+        midstream.engine.state.keyed_states.State.bound
+        midstream.engine.state.keyed_states.State.freeze
+        midstream.engine.state.keyed_states.State.entries
+        midstream.engine.state.keyed_states.State.columns_of
+        midstream.engine.state.keyed_states.State.thaw
+        midstream.engine.state.keyed_states.State.forget
+        midstream.engine.state.table_state.TableState.check_keys
+        midstream.engine.state.table_state.TableState.bound
+        midstream.engine.state.table_state.TableState.freeze
+        midstream.engine.state.table_state.TableState.thaw
+        midstream.engine.state.changelog.EntryLog
         """,
     "the driver starts and ends slots with it": """
-        midstream.runtime.provider.SlotProvider
-        midstream.runtime.processes.ProcessSlots.check
-        midstream.runtime.processes.ProcessSlots.pids
-        midstream.runtime.processes.ProcessSlots.request
-        midstream.runtime.processes.ProcessSlots.abandon
-        midstream.runtime.processes.ProcessSlots.close
+        midstream.runtime.slot_provider.SlotProvider
+        midstream.runtime.process.process_slots.ProcessSlots.check
+        midstream.runtime.process.process_slots.ProcessSlots.pids
+        midstream.runtime.process.process_slots.ProcessSlots.request
+        midstream.runtime.process.process_slots.ProcessSlots.abandon
+        midstream.runtime.process.process_slots.ProcessSlots.close
         """,
     "the connector's own rooms call it": """
-        midstream.connectors.delta.DeltaSink.opened
-        midstream.connectors.delta.DeltaSink.place
-        midstream.connectors.delta.DeltaSink.at
+        midstream.connectors.delta.delta_sink.DeltaSink.opened
+        midstream.connectors.delta.delta_sink.DeltaSink.place
+        midstream.connectors.delta.delta_sink.DeltaSink.at
         """,
     "it is only handed on, or looked at by the engine": """
-        midstream.state.pickles.OwnCode
-        midstream.checkpoint.metadata.CheckpointMetadata
-        midstream.inprocess.loop.MemoryStorage
+        midstream.engine.state.safe_pickle.OwnCode
+        midstream.engine.checkpoint.metadata.CheckpointMetadata
+        midstream.inprocess.virtual_loop.MemoryStorage
         midstream.testing.jobs.RunningJob.operators
-        midstream.testing.simulated_causes.Diagnosis
+        midstream.testing.simulation.causes.Diagnosis
         """,
 }
 REASONS = {name: reason for reason, names in NOT_FOR_USERS.items() for name in names.split()}

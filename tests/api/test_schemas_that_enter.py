@@ -16,11 +16,11 @@ import pytest
 from pyspark.sql.types import LongType, StructField, StructType
 
 from midstream import Environment, KeyedBatchFunction, KeyedProcessFunction
-from midstream.core.arrow_types import nulls, schema_of
-from midstream.core.errors import MidstreamError, SchemaError
-from midstream.core.schemas import DEPTH_MAX
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
-from midstream.spark.rows import arrow_schema
+from midstream.engine.core.arrow_types import nulls, schema_of
+from midstream.engine.core.errors import MidstreamError, SchemaError
+from midstream.engine.core.schemas import DEPTH_MAX
+from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.spark.datasource_rows import arrow_schema
 
 
 def deep(depth: int) -> pa.DataType:

@@ -37,10 +37,10 @@ from midstream import (
     testing,
     tumbling,
 )
-from midstream.core.arrow_types import schema_of
-from midstream.graph.build import build_job_graph
-from midstream.graph.job_graph import JobGraph, Partitioning
-from midstream.ui import beginning
+from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.graph.graph_builder import build_job_graph
+from midstream.engine.graph.job_graph import JobGraph, Partitioning
+from midstream.cli.commands import new
 
 ROWS = [{"t": datetime(2020, 1, 1), "k": "a", "v": 1, "x": 1.5}]
 HERE = Path(__file__).name
@@ -129,7 +129,7 @@ def test_users_are_shown_no_import_but_from_the_public_modules():
     public = {"midstream", "midstream.connectors", "midstream.testing"}
     pages = [ROOT / "README.md", *(ROOT / "docs").glob("*.md"), *(ROOT / "examples").rglob("*.py")]
     shown = {page.relative_to(ROOT).as_posix(): page.read_text() for page in pages}
-    shown |= {"a new job": beginning.JOB, "its test": beginning.TEST}
+    shown |= {"a new job": new.JOB, "its test": new.TEST}
     for file in sorted((ROOT / "src" / "midstream").rglob("*.py")):
         shown[file.relative_to(ROOT).as_posix()] = "\n".join(re.findall(r"^ *>>> .*", file.read_text(), re.MULTILINE))
     found = [(name, module) for name, text in shown.items() for module in IMPORT.findall(text) if module not in public]

@@ -13,9 +13,9 @@ import pytest
 
 from machine import limit_s
 from midstream import Environment, fixed_restarts
-from midstream.core.errors import ClusterError
-from midstream.protocol.messages import GetLogs
-from midstream.runtime.processes import ProcessSlots
+from midstream.engine.core.errors import ClusterError
+from midstream.engine.protocol.messages import GetLogs
+from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
 
 

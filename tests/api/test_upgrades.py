@@ -28,14 +28,14 @@ from midstream import (
     WatermarkStrategy,
     tumbling,
 )
-from midstream.connectors.files import FileSource
-from midstream.connectors.generator import GeneratorSource
-from midstream.coordinator.requests import savepoints
-from midstream.core.errors import MidstreamError
-from midstream.runtime.job import Job
-from midstream.runtime.processes import ProcessSlots
-from midstream.ui.cli import main
-from midstream.ui.inspecting import read_report
+from midstream.connectors.files.file_source import FileSource
+from midstream.connectors.memory.generator_source import GeneratorSource
+from midstream.engine.coordinator.requests import savepoints
+from midstream.engine.core.errors import MidstreamError
+from midstream.runtime.driver.job import Job
+from midstream.runtime.process.process_slots import ProcessSlots
+from midstream.cli.main import main
+from midstream.cli.commands.inspect_checkpoint import read_report
 from permissions import unprivileged
 from waiting import until
 

@@ -17,7 +17,7 @@ from midstream import (
     SinkWriter,
     testing,
 )
-from midstream.runtime.processes import ProcessSlots
+from midstream.runtime.process.process_slots import ProcessSlots
 
 ROW = {"k": str, "n": int}
 

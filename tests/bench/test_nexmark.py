@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from midstream import Environment, WatermarkStrategy, testing
-from midstream.bench.nexmark.expected import EXPECTED
-from midstream.bench.nexmark.generator import AUCTION, BID, SCHEMA, Events
-from midstream.bench.nexmark.queries import QUERIES
-from midstream.connectors.generator import GeneratorSource
-from midstream.core.errors import ConfigError
-from midstream.runtime.processes import ProcessSlots
+from midstream_lab.bench.nexmark.expected import EXPECTED
+from midstream_lab.bench.nexmark.generator import AUCTION, BID, SCHEMA, Events
+from midstream_lab.bench.nexmark.queries import QUERIES
+from midstream.connectors.memory.generator_source import GeneratorSource
+from midstream.engine.core.errors import ConfigError
+from midstream.runtime.process.process_slots import ProcessSlots
 
 MASK = 2**64 - 1
 FIRST = "Peter Paul Luke John Saul Vicky Kate Julie Sarah Deiter Walter"

@@ -12,14 +12,20 @@ import pyarrow.compute as pc
 import pytest
 
 from committers import committer_of
-from midstream.bench import checkpoint, exchange, keyed_process, sliding, strings, udf, window
-from midstream.bench.events import Events
-from midstream.bench.latency import BUCKETS, GROWTH, percentile_ms
-from midstream.bench.measuring import require
-from midstream.bench.summing_sink import SummingSink, column_sum
-from midstream.core.arrow_types import to_list
-from midstream.core.errors import ConfigError, InvariantError
-from midstream.operators.sink import WriterContext
+from midstream_lab.bench import checkpoint
+from midstream_lab.bench import exchange
+from midstream_lab.bench import keyed_process
+from midstream_lab.bench import sliding
+from midstream_lab.bench import strings
+from midstream_lab.bench import udf
+from midstream_lab.bench import window
+from midstream_lab.bench.events import Events
+from midstream_lab.bench.latency import BUCKETS, GROWTH, percentile_ms
+from midstream_lab.bench.measuring import require
+from midstream_lab.bench.summing_sink import SummingSink, column_sum
+from midstream.engine.core.arrow_types import to_list
+from midstream.engine.core.errors import ConfigError, InvariantError
+from midstream.engine.operators.sink_api import WriterContext
 
 
 @pytest.mark.parametrize(

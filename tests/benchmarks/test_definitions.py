@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "pee
 import definitions
 from definitions import expected, halves, label, require, require_rate
 
-from midstream.bench.nexmark.expected import EXPECTED
+from midstream_lab.bench.nexmark.expected import EXPECTED
 
 WINDOW_MS, SLIDE_MS, PER_MS, MANY_KEYS = 100, 20, 5, 1000
 

@@ -15,15 +15,15 @@ from hypothesis import strategies as st
 from checkpoint_samples import chain, metadata_of
 from effort import examples
 from in_memory import MemoryStorage, NeverRun, NoRows
-from midstream.checkpoint.assign_channels import assign_channels
-from midstream.checkpoint.channel_state import Captured, store_channels
-from midstream.checkpoint.metadata import CheckpointMetadata
-from midstream.checkpoint.references import InFlight, each_once, left_bytes
-from midstream.core.errors import ConfigError
-from midstream.core.ids import TaskId
-from midstream.core.keys import key_group_range, key_groups, subtask_of
-from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
-from midstream.protocol.messages import ChannelState
+from midstream.engine.checkpoint.redistribute_channel_state import assign_channels
+from midstream.engine.checkpoint.channel_state import Captured, store_channels
+from midstream.engine.checkpoint.metadata import CheckpointMetadata
+from midstream.engine.checkpoint.segment_references import InFlight, each_once, left_bytes
+from midstream.engine.core.errors import ConfigError
+from midstream.engine.core.ids import TaskId
+from midstream.engine.core.key_groups import key_group_range, key_groups, subtask_of
+from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
+from midstream.engine.protocol.messages import ChannelState
 from recovering import SCHEMA, Recovering, SameRows, batch, store
 
 MAX_PARALLELISM = 16

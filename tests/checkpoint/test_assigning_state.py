@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 
 from checkpoint_samples import MAX_PARALLELISM, SCHEMA, NoRows, chain, metadata_of, pipeline
-from midstream.checkpoint.assign import assign_state, finished_tasks, has_finished
-from midstream.core.errors import ConfigError
-from midstream.core.ids import TaskId
-from midstream.graph.job_graph import Edge, JobGraph, Partitioning, SourceSpec, Vertex
-from midstream.protocol.messages import ChunkHandle, OperatorSnapshot, PartHandle
+from midstream.engine.checkpoint.redistribute_state import assign_state, finished_tasks, has_finished
+from midstream.engine.core.errors import ConfigError
+from midstream.engine.core.ids import TaskId
+from midstream.engine.graph.job_graph import Edge, JobGraph, Partitioning, SourceSpec, Vertex
+from midstream.engine.protocol.messages import ChunkHandle, OperatorSnapshot, PartHandle
 
 
 def state(uid: str, subtasks: int, rule: str = "union") -> tuple[OperatorSnapshot, ...]:

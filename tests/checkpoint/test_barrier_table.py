@@ -12,8 +12,8 @@ from typing import Any, get_args, get_type_hints
 
 import pytest
 
-from midstream.checkpoint import barriers
-from midstream.checkpoint.barriers import (
+from midstream.engine.checkpoint import barrier_handler as barriers
+from midstream.engine.checkpoint.barrier_handler import (
     BARRIER_TABLE,
     Alignment,
     BarrierAnnounced,
@@ -30,9 +30,9 @@ from midstream.checkpoint.barriers import (
     TimedOut,
     TriggerReceived,
 )
-from midstream.core.elements import CheckpointBarrier
-from midstream.core.errors import InvariantError
-from midstream.core.transitions import Row, nothing
+from midstream.engine.core.elements import CheckpointBarrier
+from midstream.engine.core.errors import InvariantError
+from midstream.engine.core.state_machine import Row, nothing
 
 REFUSED = {
     (Alignment.IDLE, TimedOut): "nothing is pending that it could be about",

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from midstream.checkpoint.barriers import (
+from midstream.engine.checkpoint.barrier_handler import (
     AbortCheckpoint,
     Alignment,
     BarrierAnnounced,
@@ -28,8 +28,8 @@ from midstream.checkpoint.barriers import (
     TimedOut,
     TriggerReceived,
 )
-from midstream.core.elements import CheckpointBarrier
-from midstream.core.errors import InvariantError
+from midstream.engine.core.elements import CheckpointBarrier
+from midstream.engine.core.errors import InvariantError
 
 
 def barrier(checkpoint_id: int) -> CheckpointBarrier:

@@ -9,23 +9,23 @@ import pyarrow as pa
 import pytest
 
 from checkpoint_samples import MAX_PARALLELISM, SCHEMA, NoRows, metadata_of, pipeline
-from midstream.checkpoint.assign import assign_state
-from midstream.checkpoint.metadata import CheckpointMetadata, settings_of
-from midstream.core.arrow_types import schema_of
-from midstream.core.errors import ConfigError
-from midstream.core.ids import TaskId
-from midstream.core.keys import key_group_range
-from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
-from midstream.operators.aggregates import Count, Max, Sum
-from midstream.operators.base import Operator
-from midstream.operators.batch_functions import BatchFunctionOperator, CoBatchFunction
-from midstream.operators.function_operator import two_ports
-from midstream.operators.process import CoProcessFunction, KeyedProcessFunction
-from midstream.operators.process_operator import ProcessOperator
-from midstream.operators.windows import session, sliding, tumbling, window_operator
-from midstream.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, PartHandle, Segment
-from midstream.state.keyed import ListState, MapState, ValueState
-from midstream.state.table import TableState
+from midstream.engine.checkpoint.redistribute_state import assign_state
+from midstream.engine.checkpoint.metadata import CheckpointMetadata, settings_of
+from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.core.errors import ConfigError
+from midstream.engine.core.ids import TaskId
+from midstream.engine.core.key_groups import key_group_range
+from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
+from midstream.engine.operators.windows.aggregates import Count, Max, Sum
+from midstream.engine.operators.base import Operator
+from midstream.engine.operators.functions.batch_functions import BatchFunctionOperator, CoBatchFunction
+from midstream.engine.operators.functions.function_operator import two_ports
+from midstream.engine.operators.functions.process_functions import CoProcessFunction, KeyedProcessFunction
+from midstream.engine.operators.functions.process_operator import ProcessOperator
+from midstream.engine.operators.windows.windows import session, sliding, tumbling, window_operator
+from midstream.engine.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, PartHandle, Segment
+from midstream.engine.state.keyed_states import ListState, MapState, ValueState
+from midstream.engine.state.table_state import TableState
 from process_operators import process_operator
 
 ROWS = schema_of([("at", pa.timestamp("us")), ("user", pa.string()), ("n", pa.int64()), ("m", pa.int64())])

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from effort import examples
 from in_memory import MemoryStorage
-from midstream.checkpoint.channel_state import (
+from midstream.engine.checkpoint.channel_state import (
     Captured,
     read_segment,
     rows_of,
@@ -20,11 +20,11 @@ from midstream.checkpoint.channel_state import (
     verify_channels,
     where,
 )
-from midstream.checkpoint.state_files import StateFile, channel_file, state_file
-from midstream.core.errors import StorageError
-from midstream.core.keys import key_group_range, key_groups
-from midstream.graph.job_graph import Edge, Partitioning
-from midstream.protocol.messages import ChannelState
+from midstream.engine.checkpoint.state_files import StateFile, channel_file, state_file
+from midstream.engine.core.errors import StorageError
+from midstream.engine.core.key_groups import key_group_range, key_groups
+from midstream.engine.graph.job_graph import Edge, Partitioning
+from midstream.engine.protocol.messages import ChannelState
 from recovering import SCHEMA, SameRows, batch, rows_in, store
 
 EDGE = Edge(0, 0, 1, Partitioning.KEYED, SCHEMA, ("key",))

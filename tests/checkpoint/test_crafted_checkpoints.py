@@ -13,13 +13,13 @@ import xxhash
 
 from checkpoint_samples import metadata_of, pipeline
 from in_memory import MemoryStorage
-from midstream.checkpoint.channel_state import read_segment
-from midstream.checkpoint.metadata import CheckpointMetadata, SourcePosition, decode_metadata, encode_metadata
-from midstream.checkpoint.state_files import read_parts
-from midstream.core.batch_prefix import prefix
-from midstream.core.errors import StorageError
-from midstream.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, PartHandle, Segment
-from midstream.state.parts import KEY_GROUP
+from midstream.engine.checkpoint.channel_state import read_segment
+from midstream.engine.checkpoint.metadata import CheckpointMetadata, SourcePosition, decode_metadata, encode_metadata
+from midstream.engine.checkpoint.state_files import read_parts
+from midstream.engine.core.batch_framing import prefix
+from midstream.engine.core.errors import StorageError
+from midstream.engine.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, PartHandle, Segment
+from midstream.engine.state.state_parts import KEY_GROUP
 
 replace = msgspec.structs.replace
 CHUNK = ChunkHandle("c", "shared/f", 0, 10, 7, 3)
@@ -107,7 +107,7 @@ def test_metadata_that_was_not_written_is_refused_by_its_place(
 
 
 def test_splits_that_would_unpack_to_more_than_their_bytes_account_for_are_refused(monkeypatch: Any) -> None:
-    monkeypatch.setattr("midstream.checkpoint.metadata._UNPACKED_BYTES_MAX", 10**6)
+    monkeypatch.setattr("midstream.engine.checkpoint.metadata._UNPACKED_BYTES_MAX", 10**6)
     packed = zlib.compress(msgspec.msgpack.encode((bytes(10**7),)))
     metadata = replace(metadata_of(pipeline()), sources=(SourcePosition("read", None, True, (), packed),))
     with pytest.raises(StorageError, match=r"chk-1: .* the splits of source 'read' take more than"):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from midstream.checkpoint.edge_ends import EdgeEnds, edge_ends, loses_edges
-from midstream.checkpoint.metadata import EdgeLayout, VertexLayout
-from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
+from midstream.engine.checkpoint.edge_ends import EdgeEnds, edge_ends, loses_edges
+from midstream.engine.checkpoint.metadata import EdgeLayout, VertexLayout
+from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from recovering import SCHEMA
 
 

@@ -9,15 +9,15 @@ import pytest
 import xxhash
 
 from checkpoint_samples import metadata_of, pipeline
-from midstream.checkpoint.metadata import (
+from midstream.engine.checkpoint.metadata import (
     MAGIC,
     VERSION,
     SourcePosition,
     decode_metadata,
     encode_metadata,
 )
-from midstream.core.errors import StorageError
-from midstream.protocol.messages import ChannelState, Segment
+from midstream.engine.core.errors import StorageError
+from midstream.engine.protocol.messages import ChannelState, Segment
 
 
 def test_it_comes_back() -> None:

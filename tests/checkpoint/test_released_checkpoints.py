@@ -11,8 +11,8 @@ import polars as pl
 import pytest
 
 from midstream import Environment, StorageError, testing
-from midstream.checkpoint.metadata import VERSION
-from midstream.runtime.processes import ProcessSlots
+from midstream.engine.checkpoint.metadata import VERSION
+from midstream.runtime.process.process_slots import ProcessSlots
 from released_job import (
     FOLDER,
     NAME,

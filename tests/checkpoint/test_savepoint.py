@@ -10,12 +10,12 @@ import xxhash
 
 from checkpoint_samples import metadata_of, pipeline
 from in_memory import MemoryStorage
-from midstream.checkpoint.channel_state import segment_bytes
-from midstream.checkpoint.extents import files_of
-from midstream.checkpoint.metadata import CheckpointMetadata, Committables
-from midstream.checkpoint.savepoint import Place, SavepointFile, claim_place, copy_in, discard, write_savepoint
-from midstream.checkpoint.state_files import StateFile, state_file, verify_chunks
-from midstream.checkpoint.store import (
+from midstream.engine.checkpoint.channel_state import segment_bytes
+from midstream.engine.checkpoint.extents import files_of
+from midstream.engine.checkpoint.metadata import CheckpointMetadata, Committables
+from midstream.engine.checkpoint.savepoint import Place, SavepointFile, claim_place, copy_in, discard, write_savepoint
+from midstream.engine.checkpoint.state_files import StateFile, state_file, verify_chunks
+from midstream.engine.checkpoint.store import (
     SAVEPOINT,
     Opened,
     begin,
@@ -25,9 +25,9 @@ from midstream.checkpoint.store import (
     say_where_from,
     take_over,
 )
-from midstream.core.errors import StorageError
-from midstream.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, PartHandle, Segment
-from midstream.runtime.storage import FileStorage
+from midstream.engine.core.errors import StorageError
+from midstream.engine.protocol.messages import ChannelState, ChunkHandle, OperatorSnapshot, PartHandle, Segment
+from midstream.runtime.storage.file_storage import FileStorage
 from permissions import unprivileged
 
 ABOUT = SavepointFile("job", "id")

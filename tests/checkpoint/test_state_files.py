@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from checkpoint_samples import MAX_PARALLELISM, metadata_of, pipeline
 from effort import examples
 from in_memory import MemoryStorage
-from midstream.checkpoint.assign import assign_operator
-from midstream.checkpoint.extents import INLINE_JOB_BYTES_MAX, KINDS, inline_bytes_max
-from midstream.checkpoint.state_files import (
+from midstream.engine.checkpoint.redistribute_state import assign_operator
+from midstream.engine.checkpoint.extents import INLINE_JOB_BYTES_MAX, KINDS, inline_bytes_max
+from midstream.engine.checkpoint.state_files import (
     StateFile,
     known_chunks,
     read_parts,
@@ -22,12 +22,12 @@ from midstream.checkpoint.state_files import (
     store_parts,
     verify_chunks,
 )
-from midstream.core.arrow_types import to_list
-from midstream.core.errors import InvariantError, StorageError
-from midstream.core.keys import key_group_range
-from midstream.protocol.framing import CONTROL_FRAME_BYTES_MAX
-from midstream.protocol.messages import OperatorSnapshot, PartHandle
-from midstream.state.parts import KEY_GROUP, Chunk, Redistribute, StatePart
+from midstream.engine.core.arrow_types import to_list
+from midstream.engine.core.errors import InvariantError, StorageError
+from midstream.engine.core.key_groups import key_group_range
+from midstream.engine.protocol.framing import CONTROL_FRAME_BYTES_MAX
+from midstream.engine.protocol.messages import OperatorSnapshot, PartHandle
+from midstream.engine.state.state_parts import KEY_GROUP, Chunk, Redistribute, StatePart
 
 EVERYTHING = range(MAX_PARALLELISM)
 FILE = state_file(1, 0, 1, 1, 0)

@@ -8,8 +8,8 @@ import pytest
 
 from checkpoint_samples import metadata_of, pipeline
 from in_memory import MemoryStorage
-from midstream.checkpoint.state_files import state_file
-from midstream.checkpoint.store import (
+from midstream.engine.checkpoint.state_files import state_file
+from midstream.engine.checkpoint.store import (
     SAVEPOINT,
     FencedError,
     Opened,
@@ -31,7 +31,7 @@ from midstream.checkpoint.store import (
     take_over,
     was_gone_back_behind,
 )
-from midstream.core.errors import StorageError
+from midstream.engine.core.errors import StorageError
 
 ROOT = "/data/flights"
 

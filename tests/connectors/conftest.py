@@ -12,7 +12,7 @@ import pytest
 from going_back_world import World
 
 from kafka_broker import Broker, Kafka, find_jars, running_brokers
-from midstream.connectors import taking_back
+from midstream.connectors.files import rollback
 from postgres_server import Server, find_binaries, running_server
 
 
@@ -71,7 +71,7 @@ def kafka(request: pytest.FixtureRequest) -> Kafka:
 @pytest.fixture
 def few_attempts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trying all takes a tenth of a second for each start."""
-    monkeypatch.setattr(taking_back, "ATTEMPTS_MAX", 3)
+    monkeypatch.setattr(rollback, "ATTEMPTS_MAX", 3)
 
 
 @pytest.fixture

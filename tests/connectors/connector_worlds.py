@@ -9,9 +9,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from midstream.core.seams import Done, Failed, Storage
-from midstream.operators.sink import Sink, SinkWriter, WriterContext
-from midstream.operators.source import DiscoveryContext, Source, Split
+from midstream.engine.core.interfaces import Done, Failed, Storage
+from midstream.engine.operators.sink_api import Sink, SinkWriter, WriterContext
+from midstream.engine.operators.source_api import DiscoveryContext, Source, Split
 
 
 class Loop:

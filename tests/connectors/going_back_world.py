@@ -14,7 +14,7 @@ from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared
 
 from committers import committer_of
 from in_memory import MemoryStorage, NeverRun, NoRows
-from midstream.checkpoint.metadata import (
+from midstream.engine.checkpoint.metadata import (
     CheckpointMetadata,
     Committables,
     OperatorState,
@@ -22,16 +22,16 @@ from midstream.checkpoint.metadata import (
     layout_of,
     names_of,
 )
-from midstream.checkpoint.savepoint import Place, write_savepoint
-from midstream.checkpoint.store import SAVEPOINT, publish
-from midstream.connectors.file_sink import FileSink
-from midstream.coordinator.events import JobPlan, NewerOutput
-from midstream.coordinator.restoring.opening import OpenedStorage, check_start, find_start, open_checkpoints
-from midstream.core.config import JobConfig
-from midstream.core.errors import StorageError
-from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
-from midstream.operators.sink import Committer, CommitterContext, Sink, SinkWriter, WriterContext
-from midstream.protocol.messages import OperatorSnapshot
+from midstream.engine.checkpoint.savepoint import Place, write_savepoint
+from midstream.engine.checkpoint.store import SAVEPOINT, publish
+from midstream.connectors.files.file_sink import FileSink
+from midstream.engine.coordinator.events import JobPlan, NewerOutput
+from midstream.engine.coordinator.restore.open_directory import OpenedStorage, check_start, find_start, open_checkpoints
+from midstream.engine.core.config import JobConfig
+from midstream.engine.core.errors import StorageError
+from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
+from midstream.engine.operators.sink_api import Committer, CommitterContext, Sink, SinkWriter, WriterContext
+from midstream.engine.protocol.messages import OperatorSnapshot
 
 ROOT = "memory://checkpoints"
 

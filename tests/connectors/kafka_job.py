@@ -13,8 +13,8 @@ from typing import Any, Literal
 import polars as pl
 
 from midstream import Environment, KeyedProcessFunction, ProcessContext, ValueState
-from midstream.core.errors import MidstreamError
-from midstream.runtime.processes import ProcessSlots
+from midstream.engine.core.errors import MidstreamError
+from midstream.runtime.process.process_slots import ProcessSlots
 
 WHO = 7
 

@@ -19,13 +19,15 @@ import msgspec
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, cimpl
 
-from midstream.connectors import kafka_fetched, kafka_probe
-from midstream.connectors.kafka import KafkaSource, _Partition, _PartitionReader
-from midstream.connectors.kafka_cluster import _NO_ID, Cluster
-from midstream.connectors.schema_registry import RegistrySilent
-from midstream.core.arrow_types import to_list
-from midstream.core.errors import ConfigError, InvariantError, SchemaError, StorageError
-from midstream.operators.source import Split
+from midstream.connectors.kafka import fetched_records
+
+from midstream.connectors.kafka import fetch_probe
+from midstream.connectors.kafka.kafka_source import KafkaSource, _Partition, _PartitionReader
+from midstream.connectors.kafka.cluster import _NO_ID, Cluster
+from midstream.connectors.formats.schema_registry import RegistrySilent
+from midstream.engine.core.arrow_types import to_list
+from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError, StorageError
+from midstream.engine.operators.source_api import Split
 
 TOPIC = "in"
 RECORDS = 1000
@@ -143,9 +145,9 @@ def hears(reader: _PartitionReader, text: str) -> None:
         time.sleep(0.005)
 
 
-def with_records_out(reader: _PartitionReader) -> kafka_fetched.Fetched:
+def with_records_out(reader: _PartitionReader) -> fetched_records.Fetched:
     """Beside them the partition's queue has others."""
-    found: list[kafka_fetched.Fetched] = []
+    found: list[fetched_records.Fetched] = []
 
     def some() -> bool:
         found[:] = [reader._tap.take(10)[0]]
@@ -243,7 +245,7 @@ def queue_not_cut_off(mock: Mock) -> None:
     reader = mock.reader()
     tap: Any = reader._tap
     taken(reader, RECORDS)
-    if isinstance(tap, kafka_fetched.MemoryTap):
+    if isinstance(tap, fetched_records.MemoryTap):
         client = tap._client
         queue_of = _call("rd_kafka_queue_get_consumer", ctypes.c_void_p, ctypes.c_void_p)
         client.forward(tap._queue, queue_of(client.handle_at(id(reader._consumer))))
@@ -271,16 +273,16 @@ def failing_with_records_out(mock: Mock) -> None:
     """Between the client's call and whoever wants its records."""
     reader = mock.reader()
     until("records have come", lambda: queued(reader) >= RECORDS)
-    patched = "_followed" if isinstance(reader._tap, kafka_fetched.MemoryTap) else "ObjectRecords"
-    original = getattr(kafka_fetched, patched)
+    patched = "_followed" if isinstance(reader._tap, fetched_records.MemoryTap) else "ObjectRecords"
+    original = getattr(fetched_records, patched)
 
     def fails(*_: Any) -> Any:
         raise MemoryError("on purpose")
 
-    setattr(kafka_fetched, patched, fails)
+    setattr(fetched_records, patched, fails)
     with contextlib.suppress(MemoryError):
         until("it fails", lambda: reader.read(10) is None)
-    setattr(kafka_fetched, patched, original)
+    setattr(fetched_records, patched, original)
     reader.close()
 
 
@@ -383,7 +385,7 @@ def long_topic_name(mock: Mock) -> None:
         mock.reader(topic="a" * 513)
     reader = mock.reader()
     tap: Any = reader._tap
-    if isinstance(tap, kafka_fetched.MemoryTap):
+    if isinstance(tap, fetched_records.MemoryTap):
         tap._place = "a" * 513, 0
         with pytest.raises(StorageError, match="no queue"):
             tap.assign(0)
@@ -401,7 +403,7 @@ def used_after_close(mock: Mock) -> None:
     reader.close()
     reader = mock.reader()
     reader._tap.close()
-    if isinstance(reader._tap, kafka_fetched.MemoryTap):
+    if isinstance(reader._tap, fetched_records.MemoryTap):
         with pytest.raises(InvariantError):
             reader._tap.take(10)
     reader.close()
@@ -415,7 +417,7 @@ def heard_raises(mock: Mock) -> None:
 
     config = {"bootstrap.servers": mock.servers, "group.id": "g", "error_cb": heard, **OPTIONS}
     consumer = Consumer(config)
-    tap = kafka_probe.new_tap(consumer, TOPIC, 1, (), heard)
+    tap = fetch_probe.new_tap(consumer, TOPIC, 1, (), heard)
     tap.assign(0)
     mock.delete()
     with pytest.raises(StorageError, match="topic does not exist"):
@@ -451,8 +453,8 @@ CASES = {
 
 if __name__ == "__main__":
     faulthandler.enable()
-    read_by = None if sys.argv[2] == "objects" else kafka_fetched.Client(cimpl.__file__)
-    kafka_probe.probed_client = lambda: read_by
+    read_by = None if sys.argv[2] == "objects" else fetched_records.Client(cimpl.__file__)
+    fetch_probe.probed_client = lambda: read_by
     cluster = Mock()
     CASES[sys.argv[1]](cluster)
     print("over", flush=True)

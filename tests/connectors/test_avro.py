@@ -16,10 +16,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from midstream.connectors.avro import AvroDecoder, AvroEncoder
-from midstream.connectors.avro_types import AvroType, arrow_type, parse_schema
-from midstream.core.arrow_types import schema_of
-from midstream.core.errors import SchemaError
+from midstream.connectors.formats.avro import AvroDecoder, AvroEncoder
+from midstream.connectors.formats.avro_types import AvroType, arrow_type, parse_schema
+from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.core.errors import SchemaError
 
 BEFORE = b"\x00\x00\x00\x00\x07"
 

@@ -12,12 +12,12 @@ from connector_worlds import all_splits
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-import midstream.connectors.lines
+import midstream.connectors.files.line_splitter
 from effort import examples
-from midstream.connectors.files import CsvOptions, FileSource
-from midstream.core.arrow_types import schema_of
-from midstream.core.errors import ConfigError, SchemaError
-from midstream.operators.source import Split
+from midstream.connectors.files.file_source import CsvOptions, FileSource
+from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.core.errors import ConfigError, SchemaError
+from midstream.engine.operators.source_api import Split
 
 SCHEMA = schema_of([("n", pa.int64()), ("t", pa.large_string())])
 CSV = CsvOptions(header=False)
@@ -123,7 +123,7 @@ def test_lines_come_out_as_each_would_alone_from_any_offset_on(directory, format
     expected_bad = [(at, line) for at, line, (_, bad) in zip(begins, lines, alone, strict=True) if bad]
     block_bytes = data.draw(st.sampled_from([1, 40, 100, 2**20]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(midstream.connectors.lines, "BLOCK_BYTES", block_bytes)
+        patch.setattr(midstream.connectors.files.line_splitter, "BLOCK_BYTES", block_bytes)
         source = source_of(path, format)
         (split,) = all_splits(source)
         rows, bad, after = read(source, split, data.draw(st.integers(1, 5)))
@@ -179,7 +179,7 @@ def test_a_whole_file_of_another_format_is_told_of_line_by_line(tmp_path):
 
 
 def test_parts_of_a_large_file_tell_of_each_bad_line_once(tmp_path, monkeypatch):
-    monkeypatch.setattr("midstream.connectors.files._TEXT_SPLIT_BYTES", 1_000)
+    monkeypatch.setattr("midstream.connectors.files.file_source._TEXT_SPLIT_BYTES", 1_000)
     lines = [b'{"n":%d}' % n if n % 7 else b'{"n":"%d"}' % n for n in range(2_000)]
     (tmp_path / "a.jsonl").write_bytes(b"\n".join(lines))
     rows, bad = all_of(source_of(tmp_path, "jsonl"))

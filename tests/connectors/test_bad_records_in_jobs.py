@@ -12,7 +12,7 @@ import pytest
 
 from machine import limit_s
 from midstream import BAD_RECORDS, Count, Environment, JobError, WatermarkStrategy, tumbling
-from midstream.runtime.processes import ProcessSlots
+from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
 
 ROWS = 20_000

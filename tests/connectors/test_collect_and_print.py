@@ -11,10 +11,10 @@ import pytest
 from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, values
 
 from committers import committer_of
-from midstream.connectors import collect
-from midstream.connectors.collect import CollectSink
-from midstream.connectors.print_sink import PrintSink
-from midstream.core.errors import ConfigError, JobError, SchemaError, StorageError
+from midstream.connectors.memory import collect_sink as collect
+from midstream.connectors.memory.collect_sink import CollectSink
+from midstream.connectors.memory.print_sink import PrintSink
+from midstream.engine.core.errors import ConfigError, JobError, SchemaError, StorageError
 
 
 @pytest.fixture

@@ -13,10 +13,10 @@ import pytest
 from jobs import Held
 from machine import limit_s
 from midstream import ConfigError, Environment, JobError, StorageError
-from midstream.connectors import watched
-from midstream.connectors.files import FileSource
-from midstream.connectors.generator import GeneratorSource
-from midstream.runtime.processes import ProcessSlots
+from midstream.connectors.files import directory_watch
+from midstream.connectors.files.file_source import FileSource
+from midstream.connectors.memory.generator_source import GeneratorSource
+from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
 
 
@@ -66,7 +66,7 @@ def test_files_are_copied_exactly_once_although_a_slot_is_killed(tmp_path, input
 def test_a_watched_directory_goes_on_after_stop_and_restore_with_files_that_came_meanwhile(
     tmp_path, inputs, monkeypatch
 ):
-    monkeypatch.setattr(watched, "REST_S", 0.0)
+    monkeypatch.setattr(directory_watch, "REST_S", 0.0)
     out = tmp_path / "out"
     add_file(inputs, "5.parquet", range(5000))
     job = copying(tmp_path, inputs, watch=True, rows_per_s=20_000).start(slots=ProcessSlots())

@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 
 from committers import committer_of
 from effort import examples
-from midstream.connectors.delta import DeltaSink
+from midstream.connectors.delta.delta_sink import DeltaSink
 
 OPERATORS: dict[str, Callable[[Any, Any], Any]] = {
     "=": operator.eq,

@@ -20,10 +20,10 @@ from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared, written
 from deltalake import DeltaTable, Schema, write_deltalake
 
 from committers import committer_of
-from midstream.connectors.delta import DeltaSink, WrittenFile
-from midstream.connectors.delta_tables import check_features
-from midstream.core.arrow_types import schema_of, to_list
-from midstream.core.errors import ConfigError, InvariantError, MidstreamError, SchemaError, StorageError
+from midstream.connectors.delta.delta_sink import DeltaSink, WrittenFile
+from midstream.connectors.delta.delta_tables import check_features
+from midstream.engine.core.arrow_types import schema_of, to_list
+from midstream.engine.core.errors import ConfigError, InvariantError, MidstreamError, SchemaError, StorageError
 
 
 @pytest.fixture
@@ -288,7 +288,7 @@ def test_a_partition_column_of_each_kind_comes_back(table):
 
 
 def test_many_partitions_do_not_keep_many_files_open(table, monkeypatch):
-    from midstream.connectors import delta
+    from midstream.connectors.delta import delta_sink as delta
 
     monkeypatch.setattr(delta, "_HELD_BYTES", 1000)
     schema = pa.schema([("p", pa.int64()), ("n", pa.int64())])

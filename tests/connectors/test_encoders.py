@@ -15,8 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from midstream.connectors.encoders import new_encoder
-from midstream.core.errors import JobError
+from midstream.connectors.files.encoders import new_encoder
+from midstream.engine.core.errors import JobError
 
 ZONES = ("UTC", "Europe/Berlin", "Africa/Monrovia", "Asia/Kathmandu", "America/St_Johns", "Pacific/Apia")
 SURELY_INSIDE = (datetime(1, 1, 3, tzinfo=UTC), datetime(9999, 12, 29, tzinfo=UTC))

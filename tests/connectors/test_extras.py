@@ -16,8 +16,8 @@ EXTRAS = {"psycopg": "postgres", "deltalake": "delta", "confluent_kafka": "kafka
 def test_modules_are_imported_without_any_extra():
     code = (
         f"import sys; sys.modules.update(dict.fromkeys({list(EXTRAS)!r}))\n"
-        "import midstream, midstream.api.stream, midstream.connectors.postgres, midstream.connectors.delta\n"
-        "import midstream.connectors.kafka, midstream.connectors.kafka_sink\n"
+        "import midstream, midstream.api.data_stream, midstream.connectors.postgres.postgres_sink, midstream.connectors.delta.delta_sink\n"
+        "import midstream.connectors.kafka.kafka_source, midstream.connectors.kafka.kafka_sink\n"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, timeout=limit_s(60), check=False

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 from committers import committer_of
 from effort import examples
-from midstream.connectors.file_sink import FileSink, PendingFile
-from midstream.core.arrow_types import schema_of
-from midstream.core.errors import ConfigError, SchemaError, StorageError
+from midstream.connectors.files.file_sink import FileSink, PendingFile
+from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
 from permissions import unprivileged
 
 

@@ -21,12 +21,13 @@ from hypothesis import strategies as st
 
 from effort import examples
 from midstream import Environment, testing
-from midstream.connectors import files, watched
-from midstream.connectors.files import FileSource
-from midstream.connectors.filesystem import find_files
-from midstream.core.arrow_types import schema_of
-from midstream.core.errors import ConfigError, DataError, JobError, SchemaError, StorageError
-from midstream.operators.source import DiscoveryContext, Split
+from midstream.connectors.files import file_source as files
+from midstream.connectors.files import directory_watch
+from midstream.connectors.files.file_source import FileSource
+from midstream.connectors.common.filesystem import find_files
+from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.core.errors import ConfigError, DataError, JobError, SchemaError, StorageError
+from midstream.engine.operators.source_api import DiscoveryContext, Split
 from permissions import unprivileged
 
 CONTEXT = DiscoveryContext(uid="src", parallelism=2, storage=None)
@@ -306,7 +307,7 @@ def test_splits_of_small_files_need_no_look_into_them(tmp_path, monkeypatch):
 
 @pytest.fixture(autouse=True)
 def files_rest_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(watched, "REST_S", 0.0)
+    monkeypatch.setattr(directory_watch, "REST_S", 0.0)
 
 
 def found(source: FileSource, position: bytes | None) -> tuple[list[int], bytes]:
@@ -342,7 +343,7 @@ def test_files_found_together_are_read_in_order_of_their_times(tmp_path):
 
 
 def test_removed_files_are_forgotten_and_the_position_stays_small(tmp_path, monkeypatch):
-    monkeypatch.setattr(watched, "GONE_S", 0)
+    monkeypatch.setattr(directory_watch, "GONE_S", 0)
     parquet_file(tmp_path / "keep.parquet", 0, 1)
     source = FileSource(tmp_path, watch=True)
     position = None

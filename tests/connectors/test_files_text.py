@@ -20,15 +20,16 @@ from hypothesis import strategies as st
 
 from effort import examples
 from midstream import Environment
-from midstream.connectors import files, lines
-from midstream.connectors.files import CsvOptions, FileSource
-from midstream.core.arrow_types import schema_of
-from midstream.core.errors import ConfigError, DataError, MidstreamError, SchemaError, StorageError
+from midstream.connectors.files import file_source as files
+from midstream.connectors.files import line_splitter
+from midstream.connectors.files.file_source import CsvOptions, FileSource
+from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.core.errors import ConfigError, DataError, MidstreamError, SchemaError, StorageError
 
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lines, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(line_splitter, "BLOCK_BYTES", 64)
 
 
 def csv_file(path: Path, rows: int) -> Path:
@@ -74,10 +75,10 @@ def test_from_every_offset_exactly_the_rest_is_read(make, compress, tmp_path, sm
 def test_offsets_hold_when_blocks_are_cut_elsewhere(tmp_path, monkeypatch):
     source = FileSource(csv_file(tmp_path / "a.csv", 100))
     (split,) = all_splits(source)
-    monkeypatch.setattr(lines, "BLOCK_BYTES", 400)
+    monkeypatch.setattr(line_splitter, "BLOCK_BYTES", 400)
     rows, offsets = read_split(source, split, rows_max=1)
     for block_bytes in (50, 401, 4096):
-        monkeypatch.setattr(lines, "BLOCK_BYTES", block_bytes)
+        monkeypatch.setattr(line_splitter, "BLOCK_BYTES", block_bytes)
         for done in (1, 37, 38, 99, 100):
             rest, again = read_split(source, msgspec.structs.replace(split, offset=offsets[done - 1]), rows_max=1)
             assert rest == rows[done:]
@@ -103,7 +104,7 @@ def test_byte_ranges_hold_each_line_once(
     tmp_path, monkeypatch, texts, split_bytes, block_bytes, ends, format, last_end, data
 ):
     monkeypatch.setattr(files, "_TEXT_SPLIT_BYTES", split_bytes)
-    monkeypatch.setattr(lines, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(line_splitter, "BLOCK_BYTES", block_bytes)
     expected = [{"n": n, "t": value} for n, value in enumerate(texts)]
     path = tmp_path / f"a.{format}"
     if format == "csv":
@@ -268,7 +269,7 @@ def test_spaces_are_values_and_an_empty_line_is_one_of_a_single_column(tmp_path)
 
 
 def test_quoted_line_ends_beyond_a_block_and_a_part_are_whole(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "BLOCK_BYTES", 10_000)
+    monkeypatch.setattr(line_splitter, "BLOCK_BYTES", 10_000)
     monkeypatch.setattr(files, "_TEXT_SPLIT_BYTES", 30_000)
     path = tmp_path / "a.csv"
     rows = [{"t": f'one, "{n}"\ntwo\r\nthree', "u": "x\n" * (n % 4), "v": f'{n}" pipe'} for n in range(4000)]
@@ -287,7 +288,7 @@ def test_a_stray_quote_in_a_plain_value_begins_none(tmp_path, small_blocks):
 
 
 def test_a_part_that_cannot_be_cut_with_certainty_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "JUDGED_BYTES", 20)
+    monkeypatch.setattr(line_splitter, "JUDGED_BYTES", 20)
     monkeypatch.setattr(files, "_TEXT_SPLIT_BYTES", 100)
     path = tmp_path / "a.csv"
     path.write_text('t\n"' + "a line without quotes\n" * 20 + '"\n')
@@ -306,7 +307,7 @@ def test_a_quoted_value_that_never_ends_is_named_with_its_line(tmp_path, small_b
 
 
 def test_a_byte_order_mark_is_left_out_only_at_the_beginning(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "BLOCK_BYTES", 8)
+    monkeypatch.setattr(line_splitter, "BLOCK_BYTES", 8)
     path = tmp_path / "a.csv"
     path.write_bytes("\ufefft,u\n\ufeffa,b\n\ufeffc,d\n".encode())
     assert read_all(FileSource(path)) == [{"t": "\ufeffa", "u": "b"}, {"t": "\ufeffc", "u": "d"}]
@@ -469,8 +470,8 @@ def test_a_truncated_archive_is_named(tmp_path):
 
 
 def test_a_file_without_line_ends_is_not_read_into_memory(tmp_path, monkeypatch):
-    monkeypatch.setattr(lines, "BLOCK_BYTES", 1000)
-    monkeypatch.setattr(lines, "LINE_BYTES_MAX", 5000)
+    monkeypatch.setattr(line_splitter, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(line_splitter, "LINE_BYTES_MAX", 5000)
     path = tmp_path / "a.jsonl"
     path.write_text('{"n": 1}\n' + "x" * 20_000)
     error = failure(FileSource(path, schema=pa.schema([("n", pa.int64())])))
@@ -510,11 +511,11 @@ def test_a_json_timestamp_is_in_a_zone_if_and_only_if_its_column_is(tmp_path):
     ("lines", "kind"),
     [(LOCAL, pa.timestamp("ms")), (ZONED, pa.timestamp("ms", "UTC")), (ZONED + LOCAL, pa.large_string())],
 )
-def test_zones_of_json_timestamps_are_inferred(tmp_path, lines, kind):
-    (tmp_path / "in.jsonl").write_text(lines)
+def test_zones_of_json_timestamps_are_inferred(tmp_path, line_splitter, kind):
+    (tmp_path / "in.jsonl").write_text(line_splitter)
     source = FileSource(tmp_path / "in.jsonl")
     assert source.schema == schema_of([("t", kind)])
-    assert len(read_all(source)) == lines.count("\n")
+    assert len(read_all(source)) == line_splitter.count("\n")
 
 
 def test_columns_that_must_have_a_value_are_declared_to_the_environment_too(tmp_path):

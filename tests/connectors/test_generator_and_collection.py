@@ -20,13 +20,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from midstream.connectors.collection import CollectionSource, from_arrow, from_polars, from_rows
-from midstream.connectors.generator import GeneratorSource, call_generator
-from midstream.core.arrow_types import schema_of, to_list
-from midstream.core.config import JobConfig
-from midstream.core.errors import ConfigError, JobError, SchemaError
-from midstream.operators.source import DiscoveryContext
-from midstream.worker.source import Progress, SourceDriver
+from midstream.connectors.memory.collection_source import CollectionSource, from_arrow, from_polars, from_rows
+from midstream.connectors.memory.generator_source import GeneratorSource, call_generator
+from midstream.engine.core.arrow_types import schema_of, to_list
+from midstream.engine.core.config import JobConfig
+from midstream.engine.core.errors import ConfigError, JobError, SchemaError
+from midstream.engine.operators.source_api import DiscoveryContext
+from midstream.engine.worker.source_driver import Progress, SourceDriver
 from recovering import task_seams
 
 

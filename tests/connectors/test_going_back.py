@@ -14,16 +14,16 @@ import pytest
 from going_back_world import Loud, Mute, Start, World, committed, graph_of, must_say
 
 from in_memory import MemoryStorage
-from midstream.checkpoint.metadata import encode_metadata
-from midstream.checkpoint.store import FencedError
-from midstream.connectors import file_sink
-from midstream.connectors.collect import CollectSink
-from midstream.connectors.file_sink import FileSink
-from midstream.coordinator.events import NewerOutput
-from midstream.coordinator.restoring import opening
-from midstream.coordinator.restoring.opening import check_start, find_start, open_checkpoints
-from midstream.core.errors import ConfigError, StorageError
-from midstream.operators.sink import Output
+from midstream.engine.checkpoint.metadata import encode_metadata
+from midstream.engine.checkpoint.store import FencedError
+from midstream.connectors.files import file_sink
+from midstream.connectors.memory.collect_sink import CollectSink
+from midstream.connectors.files.file_sink import FileSink
+from midstream.engine.coordinator.events import NewerOutput
+from midstream.engine.coordinator.restore import open_directory as opening
+from midstream.engine.coordinator.restore.open_directory import check_start, find_start, open_checkpoints
+from midstream.engine.core.errors import ConfigError, StorageError
+from midstream.engine.operators.sink_api import Output
 
 pytestmark = pytest.mark.usefixtures("few_attempts")
 

@@ -15,11 +15,11 @@ from deltalake import DeltaTable, write_deltalake
 from going_back_world import World, committed, graph_of
 
 from committers import committer_of
-from midstream.connectors.delta import DeltaSink, WrittenFile
-from midstream.connectors.file_sink import FileSink
-from midstream.connectors.postgres import PostgresSink
-from midstream.core.errors import ConfigError
-from midstream.operators.sink import Output
+from midstream.connectors.delta.delta_sink import DeltaSink, WrittenFile
+from midstream.connectors.files.file_sink import FileSink
+from midstream.connectors.postgres.postgres_sink import PostgresSink
+from midstream.engine.core.errors import ConfigError
+from midstream.engine.operators.sink_api import Output
 
 pytestmark = pytest.mark.usefixtures("few_attempts")
 

@@ -13,9 +13,9 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from midstream.connectors.files import FileSource
-from midstream.core.arrow_types import schema_of
-from midstream.core.errors import SchemaError
+from midstream.connectors.files.file_source import FileSource
+from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.core.errors import SchemaError
 
 BEYOND = 2**53 + 1
 

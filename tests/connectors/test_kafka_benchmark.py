@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 
 from machine import limit_s
-from midstream.bench import kafka as bench
-from midstream.core.errors import ConfigError, InvariantError
+from midstream_lab.bench import kafka as bench
+from midstream.engine.core.errors import ConfigError, InvariantError
 
 
 def test_its_figures_are_of_a_run_whose_rows_are_right(kafka, monkeypatch):

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError
 
-from midstream.connectors.kafka_client import Silence
-from midstream.connectors.outside import Wait, waits
-from midstream.core.errors import StorageError
+from midstream.connectors.kafka.client import Silence
+from midstream.connectors.common.external_waits import Wait, waits
+from midstream.engine.core.errors import StorageError
 
 DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN)
 ONE_DOWN = KafkaError(KafkaError._TRANSPORT, "10.0.0.1:9092 refuses connections")

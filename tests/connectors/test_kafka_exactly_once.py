@@ -19,16 +19,17 @@ from committers import committer_of
 from kafka_broker import BACK_SOON, PASSWORD, USER, Broker, Kafka
 from machine import limit_s
 from midstream import ConfigError, Environment, JobError, SchemaError, StorageError
-from midstream.connectors import kafka_committer, kafka_staged_writer
-from midstream.connectors.kafka_committer import KafkaCommitter
-from midstream.connectors.kafka_sink import KafkaSink
-from midstream.connectors.kafka_staging import StagedRecords, decode
-from midstream.connectors.kafka_transactions import Step
-from midstream.core.errors import InvariantError
-from midstream.core.seams import Signal
-from midstream.operators.sink import CommitterContext, SinkWriter
-from midstream.runtime.processes import ProcessSlots
-from midstream.runtime.storage import TEMPORARY, LocalStorage
+from midstream.connectors.kafka import committer as kafka_committer
+from midstream.connectors.kafka import staged_writer
+from midstream.connectors.kafka.committer import KafkaCommitter
+from midstream.connectors.kafka.kafka_sink import KafkaSink
+from midstream.connectors.kafka.staged_records import StagedRecords, decode
+from midstream.connectors.kafka.commit_protocol import Step
+from midstream.engine.core.errors import InvariantError
+from midstream.engine.core.interfaces import Signal
+from midstream.engine.operators.sink_api import CommitterContext, SinkWriter
+from midstream.runtime.process.process_slots import ProcessSlots
+from midstream.runtime.storage.file_storage import TEMPORARY, LocalStorage
 from waiting import until
 
 own_broker_only = pytest.mark.skipif(
@@ -148,7 +149,7 @@ def test_all_that_a_record_has_arrives(kafka, tmp_path):
 
 
 def test_rows_keep_their_order_through_many_files_and_a_small_queue(kafka, tmp_path, monkeypatch):
-    monkeypatch.setattr(kafka_staged_writer, "FILE_BYTES", 20_000)
+    monkeypatch.setattr(staged_writer, "FILE_BYTES", 20_000)
     options = {"queue.buffering.max.messages": 100}
     staging = Staging(kafka.servers, kafka.topic(), tmp_path, options=options)
     writer = staging.writer(numbers(1).schema)
@@ -242,7 +243,7 @@ def test_a_committer_that_sleeps_at_any_step_while_another_does_its_work_changes
 
 @own_broker_only
 def test_a_commit_waits_for_a_broker_that_is_gone(kafka, kafka_broker: Broker, tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr("midstream.connectors.kafka_client._SILENCE_S", 0.5)
+    monkeypatch.setattr("midstream.connectors.kafka.client._SILENCE_S", 0.5)
     begun: list[Step] = []
     real = kafka_committer._Lane._do
 
@@ -276,7 +277,7 @@ def test_a_commit_waits_for_a_broker_that_is_gone(kafka, kafka_broker: Broker, t
 
 
 def test_an_attempt_that_ends_waits_for_no_broker(tmp_path, monkeypatch):
-    monkeypatch.setattr("midstream.connectors.kafka_cluster.ANSWER_S", 1.0)
+    monkeypatch.setattr("midstream.connectors.kafka.cluster.ANSWER_S", 1.0)
     staging = Staging("127.0.0.1:1", "t", tmp_path)
     staged = StagedRecords(1, 1, 0, "job-a", "out", 0, 0, "t", 0, ())
     stopped = threading.Event()
@@ -357,11 +358,11 @@ def test_a_subtask_without_rows_for_long_has_its_marker_written_again(kafka, sta
     writer._now_s = lambda: now_s
     committer = staging.committer()
     assert staging.prepared(writer, 1) == [], "it has none"
-    now_s += 2 * kafka_staged_writer.REFRESHED_S
+    now_s += 2 * staged_writer.REFRESHED_S
     assert staging.prepared(writer, 2) == [], "it needs none"
     committer.commit(3, staging.prepared(writer, 3, numbers(1)))
     assert staging.prepared(writer, 4) == []
-    now_s += kafka_staged_writer.REFRESHED_S + 1  # more than what sums of seconds are rounded by
+    now_s += staged_writer.REFRESHED_S + 1  # more than what sums of seconds are rounded by
     empty = staging.prepared(writer, 5)
     committer.commit(5, empty)
     assert staging.prepared(writer, 6) == []

@@ -18,7 +18,7 @@ from kafka_job import WHO, assert_counted_once, counting
 
 from kafka_broker import Broker, Kafka, find_jars, quiet, running_brokers
 from machine import limit_s
-from midstream.runtime.processes import ProcessSlots
+from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
 
 PARTITIONS = 3

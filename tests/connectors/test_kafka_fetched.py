@@ -21,12 +21,13 @@ from test_kafka_source import Taker, as_json, read, source_of
 from kafka_broker import Kafka
 from machine import limit_s
 from midstream import SchemaError
-from midstream.connectors import kafka_fetched, kafka_probe
-from midstream.connectors.kafka import _PartitionReader
-from midstream.connectors.schema_registry import RegistrySilent
+from midstream.connectors.kafka import fetched_records
+from midstream.connectors.kafka import fetch_probe
+from midstream.connectors.kafka.kafka_source import _PartitionReader
+from midstream.connectors.formats.schema_registry import RegistrySilent
 from waiting import until
 
-WAYS = {"memory": kafka_fetched.MemoryTap, "objects": kafka_fetched.ObjectTap}
+WAYS = {"memory": fetched_records.MemoryTap, "objects": fetched_records.ObjectTap}
 SIZES = [0, 1, 3, 4, 5, 11, 12, 13, 63, 64, 1000, 65_536, 900_000]
 ODD: list[bytes | None] = [None, *(bytes(at % 251 for at in range(size)) for size in SIZES), None, b"\n", b"{}\r\n"]
 METADATA = ("topic", "partition", "offset", "timestamp", "key")
@@ -35,7 +36,7 @@ METADATA = ("topic", "partition", "offset", "timestamp", "key")
 @pytest.fixture(params=list(WAYS))
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     if request.param == "objects":
-        monkeypatch.setattr(kafka_probe, "probed_client", lambda: None)
+        monkeypatch.setattr(fetch_probe, "probed_client", lambda: None)
     name: str = request.param
     return name
 
@@ -64,7 +65,7 @@ def test_bytes_are_copied_from_wherever_they_are(wanted, gap, data):
     starts = np.array([0 if each is None else base + places[at] for at, each in enumerate(wanted)], np.int64)
     sizes = np.array([len(each or b"") for each in wanted], np.int64)
     for window_bits in (30, 7, 3):  # nothing is so far apart, or much, or nearly all
-        found = kafka_fetched.copied(starts, sizes, window_bits=window_bits)
+        found = fetched_records.copied(starts, sizes, window_bits=window_bits)
         found.validate(full=True)
         assert found.type == pa.large_binary() and found.to_pylist() == wanted
 
@@ -112,14 +113,14 @@ def test_that_is_how_they_come(kafka: Kafka, way):
     assert values(taker.take(1)) == [1]
     reader.close()
     taker, reader = taker_of(source_of(kafka, topic, metadata=["headers"]))
-    assert type(reader._tap) is kafka_fetched.ObjectTap, "only these have headers"
+    assert type(reader._tap) is fetched_records.ObjectTap, "only these have headers"
     reader.close()
 
 
 def test_a_handle_that_belongs_to_another_object_is_not_taken(kafka: Kafka):
     from confluent_kafka import Consumer
 
-    client = kafka_probe.probed_client()
+    client = fetch_probe.probed_client()
     assert client is not None
     consumer = Consumer({"bootstrap.servers": kafka.servers, "group.id": "g"})
     handle = client.handle_at(id(consumer))

@@ -14,12 +14,12 @@ import pyarrow as pa
 from kafka_broker import Kafka
 from machine import limit_s
 from midstream import BAD_RECORDS, Environment
-from midstream.connectors.avro import AvroEncoder
-from midstream.connectors.kafka_fetched import ObjectRecords
-from midstream.connectors.kafka_records import RecordParser
-from midstream.connectors.schema_registry import header
-from midstream.core.arrow_types import schema_of, to_list
-from midstream.runtime.processes import ProcessSlots
+from midstream.connectors.formats.avro import AvroEncoder
+from midstream.connectors.kafka.fetched_records import ObjectRecords
+from midstream.connectors.kafka.record_parser import RecordParser
+from midstream.connectors.formats.schema_registry import header
+from midstream.engine.core.arrow_types import schema_of, to_list
+from midstream.runtime.process.process_slots import ProcessSlots
 from protobuf_samples import Order
 from schema_registry_stub import StubRegistry, running_registry
 from waiting import until

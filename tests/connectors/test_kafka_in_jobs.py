@@ -18,9 +18,9 @@ from kafka_broker import BACK_SOON, PASSWORD, USER, Broker, Kafka
 from machine import limit_s
 from midstream import Count as Rows
 from midstream import Environment, KeyedProcessFunction, ProcessContext, ValueState, WatermarkStrategy, tumbling
-from midstream.connectors.collection import from_rows
-from midstream.core.errors import MidstreamError
-from midstream.runtime.processes import ProcessSlots
+from midstream.connectors.memory.collection_source import from_rows
+from midstream.engine.core.errors import MidstreamError
+from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
 
 WHO = 7

@@ -11,9 +11,11 @@ import pytest
 from test_kafka_in_jobs import job, records, written
 
 from kafka_broker import Kafka
-from midstream.connectors import kafka_fetched, kafka_probe, outside
-from midstream.runtime.job import Job
-from midstream.runtime.processes import ProcessSlots
+from midstream.connectors.kafka import fetched_records
+from midstream.connectors.kafka import fetch_probe
+from midstream.connectors.common import external_waits
+from midstream.runtime.driver.job import Job
+from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
 
 OTHERWISE = {
@@ -31,8 +33,8 @@ OTHERWISE = {
 
 
 def test_the_installed_client_is_read_from_memory() -> None:
-    assert kafka_probe.refusal() is None
-    assert isinstance(kafka_probe.probed_client(), kafka_fetched.Client)
+    assert fetch_probe.refusal() is None
+    assert isinstance(fetch_probe.probed_client(), fetched_records.Client)
 
 
 @pytest.mark.systems
@@ -40,27 +42,27 @@ def test_the_installed_client_is_read_from_memory() -> None:
 def test_a_client_that_is_otherwise_ends_or_fails_the_probe_and_not_this_process(how: str) -> None:
     change, reason = OTHERWISE[how]
     program = f"from midstream.connectors import kafka_fetched as k\n{change}\n{kafka_probe._PROBE}"
-    why = kafka_probe.refusal(program, 3 if "hangs" in how else 60)
+    why = fetch_probe.refusal(program, 3 if "hangs" in how else 60)
     assert why is not None and re.search(reason, why), why
 
 
 def test_a_probe_that_cannot_be_started_is_a_refusal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.executable", "/no/such/python")
-    assert "could not be started: " in (kafka_probe.refusal() or "")
+    assert "could not be started: " in (fetch_probe.refusal() or "")
 
 
 def test_what_is_refused_is_logged_and_reported_once(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(kafka_probe, "refusal", lambda: "it has failed")
-    monkeypatch.setattr(outside, "_warnings", {})
-    kafka_probe._probed.cache_clear()
+    monkeypatch.setattr(fetch_probe, "refusal", lambda: "it has failed")
+    monkeypatch.setattr(external_waits, "_warnings", {})
+    fetch_probe._probed.cache_clear()
     try:
-        with caplog.at_level(logging.WARNING, kafka_probe.__name__):
-            assert [kafka_probe.probed_client(), kafka_probe.probed_client()] == [None, None]
+        with caplog.at_level(logging.WARNING, fetch_probe.__name__):
+            assert [fetch_probe.probed_client(), fetch_probe.probed_client()] == [None, None]
     finally:
-        kafka_probe._probed.cache_clear()
-    (text,) = outside.warnings()
+        fetch_probe._probed.cache_clear()
+    (text,) = external_waits.warnings()
     assert text.startswith("records of Kafka are read as Python objects") and text.endswith("and it has failed")
     assert str(confluent_kafka.__version__) in text
     assert [record.getMessage() for record in caplog.records] == [text]

@@ -19,8 +19,8 @@ from test_kafka_sink import write
 from test_kafka_source import read, source_of
 
 from kafka_broker import Kafka
-from midstream.connectors import kafka_probe
-from midstream.connectors.kafka_sink import KafkaSink
+from midstream.connectors.kafka import fetch_probe
+from midstream.connectors.kafka.kafka_sink import KafkaSink
 from waiting import until
 
 FEW = settings(
@@ -87,9 +87,9 @@ def both_ways(kafka: Kafka, topic: str, rows_max: int, **arguments: Any) -> list
         metadata = [*METADATA, "headers"] if way == "headers" else METADATA
         with pytest.MonkeyPatch.context() as patch:
             if way == "objects":
-                patch.setattr(kafka_probe, "probed_client", lambda: None)
+                patch.setattr(fetch_probe, "probed_client", lambda: None)
             else:
-                assert kafka_probe.probed_client() is not None
+                assert fetch_probe.probed_client() is not None
             source = source_of(kafka, topic, format="bytes", stop="latest", metadata=metadata, **arguments)
             found.append(read(source, rows_max=rows_max))
     for row in (row for rows in found for row in rows):

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from midstream.connectors.kafka_fetched import ObjectRecords
-from midstream.connectors.kafka_records import RecordParser
-from midstream.core.arrow_types import schema_of
-from midstream.core.errors import SchemaError
+from midstream.connectors.kafka.fetched_records import ObjectRecords
+from midstream.connectors.kafka.record_parser import RecordParser
+from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.core.errors import SchemaError
 
 SCHEMA = schema_of([("n", pa.int64()), ("t", pa.large_string())])
 FRAGMENTS = [

@@ -11,11 +11,11 @@ from test_kafka_source import Taker, as_json, source_of
 
 from kafka_broker import Kafka
 from midstream import ConfigError, StorageError
-from midstream.connectors import kafka as kafka_module
-from midstream.connectors import kafka_probe
-from midstream.connectors.kafka import _Partition
-from midstream.connectors.kafka_cluster import Cluster
-from midstream.operators.source import Split
+from midstream.connectors.kafka import kafka_source as kafka_module
+from midstream.connectors.kafka import fetch_probe
+from midstream.connectors.kafka.kafka_source import _Partition
+from midstream.connectors.kafka.cluster import Cluster
+from midstream.engine.operators.source_api import Split
 from waiting import until
 
 RECREATED = "was deleted and recreated since the job began to read it; .* start with --fresh"
@@ -24,9 +24,9 @@ RECREATED = "was deleted and recreated since the job began to read it; .* start 
 @pytest.fixture(params=["memory", "objects"], autouse=True)
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "objects":
-        monkeypatch.setattr(kafka_probe, "probed_client", lambda: None)
+        monkeypatch.setattr(fetch_probe, "probed_client", lambda: None)
     else:
-        assert kafka_probe.probed_client() is not None
+        assert fetch_probe.probed_client() is not None
 
 
 def recreate(kafka: Kafka, topic: str, records: list[bytes | None]) -> None:

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kafka_broker import BACK_SOON, Broker
 from machine import limit_s
 from midstream import ConfigError, SchemaError, StorageError
-from midstream.connectors.kafka_sink import Encoding, KafkaSink
+from midstream.connectors.kafka.kafka_sink import Encoding, KafkaSink
 from waiting import until
 
 ONCE: dict[str, Any] = {"guarantee": "at_least_once"}
@@ -241,7 +241,7 @@ def test_a_topic_that_is_not_there_is_refused_and_not_made(kafka):
 
 
 def test_options_are_looked_at_and_a_cluster_that_does_not_answer_is_named(monkeypatch):
-    monkeypatch.setattr("midstream.connectors.kafka_cluster.ANSWER_S", 1.0)
+    monkeypatch.setattr("midstream.connectors.kafka.cluster.ANSWER_S", 1.0)
     schema = rows(n=[1]).schema
     with pytest.raises(ConfigError, match='No such configuration property: "linger"'):
         KafkaSink("127.0.0.1:1", "t", options={"linger": 1}, **ONCE).validate(schema, restoring=False)

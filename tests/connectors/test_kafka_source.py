@@ -17,9 +17,9 @@ from connector_worlds import all_splits, values
 from kafka_broker import BACK_SOON, PASSWORD, USER, Broker, Kafka
 from machine import limit_s
 from midstream import ConfigError, SchemaError, StorageError
-from midstream.connectors.kafka import KafkaSource
-from midstream.connectors.kafka_cluster import Topic, are_two_topics
-from midstream.operators.source import Discovery, DiscoveryContext, Split, SplitReader
+from midstream.connectors.kafka.kafka_source import KafkaSource
+from midstream.connectors.kafka.cluster import Topic, are_two_topics
+from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Split, SplitReader
 from waiting import until
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -485,7 +485,7 @@ def test_what_the_cluster_has_not_is_said_when_the_job_starts(kafka):
 
 
 def test_a_cluster_that_does_not_answer_is_named(monkeypatch):
-    monkeypatch.setattr("midstream.connectors.kafka_cluster.ANSWER_S", 1.0)
+    monkeypatch.setattr("midstream.connectors.kafka.cluster.ANSWER_S", 1.0)
     message = refusal(KafkaSource("127.0.0.1:1", "t", schema=SCHEMA))
     assert "no answer from 127.0.0.1:1" in message
 
@@ -532,7 +532,7 @@ def secured(password: str) -> dict[str, str]:
 
 
 def test_a_wrong_password_is_said_to_be_one(kafka_broker: Broker, monkeypatch):
-    monkeypatch.setattr("midstream.connectors.kafka_cluster.ANSWER_S", 3.0)
+    monkeypatch.setattr("midstream.connectors.kafka.cluster.ANSWER_S", 3.0)
     options = secured("not-the-password")
     message = refusal(KafkaSource(kafka_broker.secured, "t", schema=SCHEMA, options=options))
     assert f"{kafka_broker.secured} refuses the user" in message and "uthentication" in message
@@ -560,8 +560,8 @@ def test_rights_that_are_missing_are_named_and_those_of_a_group_are_not_needed(k
 
 @pytest.mark.skipif("KAFKA_BOOTSTRAP" in os.environ, reason="KAFKA_BOOTSTRAP names a broker that tests may not stop")
 def test_a_broker_that_is_gone_for_a_while_is_waited_for_with_a_word(kafka, kafka_broker: Broker, caplog, monkeypatch):
-    monkeypatch.setattr("midstream.connectors.kafka_client._SILENCE_S", 0.5)
-    monkeypatch.setattr("midstream.connectors.kafka._ASK_S", 0.5)
+    monkeypatch.setattr("midstream.connectors.kafka.client._SILENCE_S", 0.5)
+    monkeypatch.setattr("midstream.connectors.kafka.kafka_source._ASK_S", 0.5)
     topic = kafka.topic()
     kafka.produce(topic, as_json(1))
     source = source_of(kafka, topic, options=BACK_SOON)
@@ -570,7 +570,7 @@ def test_a_broker_that_is_gone_for_a_while_is_waited_for_with_a_word(kafka, kafk
     assert values(taker.take(1)) == [1]
     kafka_broker.stop(crash=True)
     try:
-        monkeypatch.setattr("midstream.connectors.kafka_cluster.ANSWER_S", 1.0)
+        monkeypatch.setattr("midstream.connectors.kafka.cluster.ANSWER_S", 1.0)
 
         def says(text: str) -> bool:
             taker.look()

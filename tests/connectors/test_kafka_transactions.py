@@ -14,8 +14,8 @@ from typing import Any
 
 import pytest
 
-from midstream.connectors.kafka_transactions import LaneCommit, LaneState, Step
-from midstream.core.errors import InvariantError
+from midstream.connectors.kafka.commit_protocol import LaneCommit, LaneState, Step
+from midstream.engine.core.errors import InvariantError
 
 CHECKPOINTS = (1, 2)
 FAULTS_MAX = 3

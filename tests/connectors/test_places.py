@@ -7,11 +7,13 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from midstream.connectors import files, lines
-from midstream.connectors.collection import from_arrow
-from midstream.connectors.files import FileSource
-from midstream.connectors.generator import GeneratorSource
-from midstream.operators.source import DiscoveryContext, Source, Split
+from midstream.connectors.files import file_source as files
+
+from midstream.connectors.files import line_splitter
+from midstream.connectors.memory.collection_source import from_arrow
+from midstream.connectors.files.file_source import FileSource
+from midstream.connectors.memory.generator_source import GeneratorSource
+from midstream.engine.operators.source_api import DiscoveryContext, Source, Split
 
 
 def splits_of(source: Source, parallelism: int = 2) -> tuple[Split, ...]:
@@ -39,7 +41,7 @@ def test_rows_of_a_parquet_file_are_counted_from_where_the_split_begins(tmp_path
 
 
 def test_rows_of_a_text_file_are_counted_from_a_byte_that_people_can_cut_at(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(lines, "BLOCK_BYTES", 64)
+    monkeypatch.setattr(line_splitter, "BLOCK_BYTES", 64)
     path = tmp_path / "a.jsonl"
     path.write_text("".join(f'{{"n": {n}}}\n' for n in range(1000)))
     source = FileSource(path)

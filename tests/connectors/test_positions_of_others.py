@@ -6,11 +6,11 @@ import numpy as np
 import polars as pl
 import pytest
 
-from midstream.connectors.collection import from_rows
-from midstream.connectors.files import FileSource
-from midstream.connectors.generator import GeneratorSource
-from midstream.core.errors import ConfigError
-from midstream.operators.source import DiscoveryContext, Source, Split
+from midstream.connectors.memory.collection_source import from_rows
+from midstream.connectors.files.file_source import FileSource
+from midstream.connectors.memory.generator_source import GeneratorSource
+from midstream.engine.core.errors import ConfigError
+from midstream.engine.operators.source_api import DiscoveryContext, Source, Split
 
 CONTEXT = DiscoveryContext("in", 1, None)
 WRITTEN_BY_ANOTHER = "was written by another kind of source .*give this one a new uid"

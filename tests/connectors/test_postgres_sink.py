@@ -19,12 +19,12 @@ from psycopg import sql
 from committers import committer_of
 from machine import limit_s
 from midstream import Environment
-from midstream.connectors import postgres
-from midstream.connectors.postgres import PostgresSink, StagedRows
-from midstream.core.arrow_types import schema_of
-from midstream.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
-from midstream.operators.sink import SinkWriter
-from midstream.runtime.processes import ProcessSlots
+from midstream.connectors.postgres import postgres_sink as postgres
+from midstream.connectors.postgres.postgres_sink import PostgresSink, StagedRows
+from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.core.errors import ConfigError, MidstreamError, SchemaError, StorageError
+from midstream.engine.operators.sink_api import SinkWriter
+from midstream.runtime.process.process_slots import ProcessSlots
 from postgres_server import PASSWORD, Server
 from waiting import until
 

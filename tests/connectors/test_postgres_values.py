@@ -18,9 +18,9 @@ import pytest
 from connector_worlds import Loop, open_writer, prepared
 
 from committers import committer_of
-from midstream.connectors.postgres import PostgresSink
-from midstream.connectors.postgres_tables import find_table
-from midstream.core.errors import SchemaError
+from midstream.connectors.postgres.postgres_sink import PostgresSink
+from midstream.connectors.postgres.postgres_tables import find_table
+from midstream.engine.core.errors import SchemaError
 
 DOMAINS = """
     CREATE TYPE mood AS ENUM ('glad', 'abc');

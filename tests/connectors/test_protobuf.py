@@ -15,9 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from midstream.connectors.protobuf import ProtobufDecoder, ProtobufEncoder
-from midstream.connectors.protobuf_types import MessageType, mismatch
-from midstream.core.errors import ConfigError, SchemaError
+from midstream.connectors.formats.protobuf import ProtobufDecoder, ProtobufEncoder
+from midstream.connectors.formats.protobuf_types import MessageType, mismatch
+from midstream.engine.core.errors import ConfigError, SchemaError
 from protobuf_samples import SCALARS, Order, message_class, new_file
 
 RANGES = {

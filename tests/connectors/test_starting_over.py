@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from going_back_world import ROOT, World, committed
 
-from midstream.coordinator.events import JobPlan, NewerOutput
-from midstream.coordinator.restoring import opening
-from midstream.coordinator.restoring.opening import check_start, find_start, open_checkpoints
-from midstream.core.errors import ConfigError, StorageError
-from midstream.operators.sink import Output
+from midstream.engine.coordinator.events import JobPlan, NewerOutput
+from midstream.engine.coordinator.restore import open_directory as opening
+from midstream.engine.coordinator.restore.open_directory import check_start, find_start, open_checkpoints
+from midstream.engine.core.errors import ConfigError, StorageError
+from midstream.engine.operators.sink_api import Output
 
 pytestmark = pytest.mark.usefixtures("few_attempts")
 
@@ -189,7 +189,7 @@ def test_a_start_that_resumes_is_refused_behind_what_is_committed_as_latest_is(w
 
 
 def test_what_contradicts_itself_is_refused(world: World) -> None:
-    from midstream.coordinator.restoring.opening import check_plan
+    from midstream.engine.coordinator.restore.open_directory import check_plan
 
     with pytest.raises(ConfigError, match="cannot be combined"):
         check_plan(world.plan("latest", fresh=True))

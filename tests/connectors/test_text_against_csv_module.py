@@ -15,10 +15,11 @@ from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from midstream.connectors import files, lines
-from midstream.connectors.files import CsvOptions, FileSource
-from midstream.core.arrow_types import schema_of
-from midstream.core.errors import ConfigError
+from midstream.connectors.files import file_source as files
+from midstream.connectors.files import line_splitter
+from midstream.connectors.files.file_source import CsvOptions, FileSource
+from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.core.errors import ConfigError
 
 BOM = b"\xef\xbb\xbf"
 PIECES = ["a", "b,", "\t", ";", '"', '""', "\n", "\r\n", "\r", "é", "\ufeff", " ", "x" * 9, ","]
@@ -83,8 +84,8 @@ def test_csv_gives_the_rows_of_pythons_reader_or_is_refused(
     split_bytes, judged_bytes, in_one_piece, rows_max, data,
 ):  # fmt: skip
     monkeypatch.setattr(files, "_TEXT_SPLIT_BYTES", split_bytes)
-    monkeypatch.setattr(lines, "BLOCK_BYTES", block_bytes)
-    monkeypatch.setattr(lines, "JUDGED_BYTES", judged_bytes)
+    monkeypatch.setattr(line_splitter, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(line_splitter, "JUDGED_BYTES", judged_bytes)
     names = ["n1", "n2", "n3"][:columns]
     given_rows = [row[:columns] for row in rows]
     body = [delimiter.join(names)] if header else []
@@ -117,14 +118,14 @@ def test_csv_gives_the_rows_of_pythons_reader_or_is_refused(
 
 def test_reading_goes_on_within_a_block_that_was_cut_again(tmp_path, monkeypatch):
     """What was judged to be its end lay in a quoted value; its rows are counted from where it begins all the same."""
-    monkeypatch.setattr(lines, "BLOCK_BYTES", 12)
-    monkeypatch.setattr(lines, "JUDGED_BYTES", 10)
+    monkeypatch.setattr(line_splitter, "BLOCK_BYTES", 12)
+    monkeypatch.setattr(line_splitter, "JUDGED_BYTES", 10)
     path = tmp_path / "a.csv"
     path.write_bytes(b',1\n,2\n,3\n,"\n"\n,5\n,6\n,7\n,8')
     source = FileSource(path, schema=pa.schema([("a", pa.string()), ("b", pa.string())]), csv=CsvOptions(header=False))
     cuts = []
-    recut = lines.Lines.recut
-    monkeypatch.setattr(lines.Lines, "recut", lambda *arguments: cuts.append(arguments) or recut(*arguments))
+    recut = line_splitter.Lines.recut
+    monkeypatch.setattr(line_splitter.Lines, "recut", lambda *arguments: cuts.append(arguments) or recut(*arguments))
     [split] = all_splits(source)
     rows, offsets = read_split(source, split, rows_max=1)
     assert [row["b"] for row in rows] == ["1", "2", "3", "\n", "5", "6", "7", "8"]
@@ -152,7 +153,7 @@ def test_json_lines_give_the_rows_of_pythons_reader(
     tmp_path, monkeypatch, rows, end, last_end, compress, with_bom, is_ascii, block_bytes, split_bytes, rows_max, data
 ):
     monkeypatch.setattr(files, "_TEXT_SPLIT_BYTES", split_bytes)
-    monkeypatch.setattr(lines, "BLOCK_BYTES", block_bytes)
+    monkeypatch.setattr(line_splitter, "BLOCK_BYTES", block_bytes)
     text = end.join(json.dumps(row, ensure_ascii=is_ascii) for row in rows) + (end if last_end else "")
     path = tmp_path / f"a.jsonl{'.' + compress if compress else ''}"
     path.write_bytes(written(text, compress=compress, with_bom=with_bom))

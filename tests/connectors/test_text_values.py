@@ -22,13 +22,13 @@ from hypothesis import strategies as st
 from test_kafka_records import Record
 
 from effort import examples
-from midstream.connectors.encoders import new_encoder
-from midstream.connectors.files import CsvOptions, FileSource
-from midstream.connectors.kafka_fetched import ObjectRecords
-from midstream.connectors.kafka_records import RecordParser
-from midstream.core.arrow_types import schema_of, to_list
-from midstream.core.errors import ConfigError, DataError, MidstreamError, SchemaError, StorageError
-from midstream.core.values import to_python
+from midstream.connectors.files.encoders import new_encoder
+from midstream.connectors.files.file_source import CsvOptions, FileSource
+from midstream.connectors.kafka.fetched_records import ObjectRecords
+from midstream.connectors.kafka.record_parser import RecordParser
+from midstream.engine.core.arrow_types import schema_of, to_list
+from midstream.engine.core.errors import ConfigError, DataError, MidstreamError, SchemaError, StorageError
+from midstream.engine.core.python_values import to_python
 
 MANY = settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 KINDS: list[pa.DataType] = [

@@ -16,7 +16,7 @@ from transactional_jobs import COMMITTERS, ROWS, Target, after_commit
 from jobs import check_gapless
 from machine import limit_s
 from midstream import Environment, KeyedProcessFunction, ProcessContext, SchemaError, ValueState
-from midstream.runtime.processes import ProcessSlots
+from midstream.runtime.process.process_slots import ProcessSlots
 from postgres_server import PASSWORD, Server
 from waiting import until
 

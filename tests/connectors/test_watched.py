@@ -8,8 +8,8 @@ import msgspec
 import numpy as np
 import pytest
 
-from midstream.connectors.watched import GONE_S, Listing, Position, Watch, decoded_position
-from midstream.core.errors import ConfigError, StorageError
+from midstream.connectors.files.directory_watch import GONE_S, Listing, Position, Watch, decoded_position
+from midstream.engine.core.errors import ConfigError, StorageError
 
 HOUR_NS = 3600 * 10**9
 START_NS = 1000 * HOUR_NS

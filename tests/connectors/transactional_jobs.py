@@ -14,11 +14,12 @@ import psycopg
 from deltalake import DeltaTable
 
 from midstream import Environment
-from midstream.connectors import delta, postgres
-from midstream.runtime.processes import ProcessSlots
+from midstream.connectors.delta import delta_sink
+from midstream.connectors.postgres import postgres_sink
+from midstream.runtime.process.process_slots import ProcessSlots
 
 ROWS = 20_000
-COMMITTERS: dict[str, Any] = {"postgres": postgres._PostgresCommitter, "delta": delta._DeltaCommitter}
+COMMITTERS: dict[str, Any] = {"postgres": postgres_sink._PostgresCommitter, "delta": delta_sink._DeltaCommitter}
 
 
 @dataclass(frozen=True)

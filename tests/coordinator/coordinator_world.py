@@ -11,8 +11,8 @@ import msgspec
 import pyarrow as pa
 
 from in_memory import MemoryStorage, NeverRun
-from midstream.coordinator import Coordinator
-from midstream.coordinator.events import (
+from midstream.engine.coordinator import Coordinator
+from midstream.engine.coordinator.events import (
     CoordinatorEvent,
     Instruction,
     JobEnded,
@@ -21,17 +21,17 @@ from midstream.coordinator.events import (
     RunIo,
     SetTimer,
 )
-from midstream.coordinator.placement.slots import PYTHON
-from midstream.coordinator.shell import Shell
-from midstream.core.config import JobConfig, RestartStrategy
-from midstream.core.errors import ConfigError
-from midstream.core.ids import TaskId
-from midstream.core.seams import Done, Failed, Mail, Supply
-from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
-from midstream.operators.sink import Committer, CommitterContext, Sink, SinkWriter, WriterContext
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
-from midstream.protocol import messages as m
-from midstream.protocol.job_status import JobStatus
+from midstream.engine.coordinator.placement.slots import PYTHON
+from midstream.engine.coordinator.shell import Shell
+from midstream.engine.core.config import JobConfig, RestartStrategy
+from midstream.engine.core.errors import ConfigError
+from midstream.engine.core.ids import TaskId
+from midstream.engine.core.interfaces import Done, Failed, Mail, Supply
+from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
+from midstream.engine.operators.sink_api import Committer, CommitterContext, Sink, SinkWriter, WriterContext
+from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.engine.protocol import messages as m
+from midstream.engine.protocol.job_status import JobStatus
 
 SCHEMA = pa.schema([("n", pa.int64())])
 ROOT = "memory://checkpoints"

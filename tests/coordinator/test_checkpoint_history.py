@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.coordinator.checkpointing.history import HISTORY_MAX, CheckpointHistory, phases_of
-from midstream.core.ids import TaskId
-from midstream.protocol.job_status import CheckpointPhases, CheckpointStatus
-from midstream.protocol.messages import CheckpointAck
+from midstream.engine.coordinator.checkpoints.checkpoint_history import HISTORY_MAX, CheckpointHistory, phases_of
+from midstream.engine.core.ids import TaskId
+from midstream.engine.protocol.job_status import CheckpointPhases, CheckpointStatus
+from midstream.engine.protocol.messages import CheckpointAck
 
 
 def ack(task: TaskId, alignment_ms: float, snapshot_ms: float, storing_ms: float) -> CheckpointAck:

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from coordinator_world import ROOT, Bench, Ledger, ScriptedSource, two_vertices
 
-from midstream.coordinator.checkpointing.lanes import AT_ONCE_MAX
-from midstream.core.config import RestartStrategy
-from midstream.core.ids import TaskId
-from midstream.operators.sink import Committer, CommitterContext
-from midstream.protocol import messages as m
+from midstream.engine.coordinator.checkpoints.commits_on_slots import AT_ONCE_MAX
+from midstream.engine.core.config import RestartStrategy
+from midstream.engine.core.ids import TaskId
+from midstream.engine.operators.sink_api import Committer, CommitterContext
+from midstream.engine.protocol import messages as m
 
 READ0, READ1, WRITE0, WRITE1 = TaskId(0, 0), TaskId(0, 1), TaskId(1, 0), TaskId(1, 1)
 ALL = (READ0, READ1, WRITE0, WRITE1)

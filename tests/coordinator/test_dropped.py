@@ -7,9 +7,9 @@ import logging
 import pytest
 from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
 
-from midstream.core.ids import TaskId
-from midstream.protocol import messages as m
-from midstream.protocol.task_metrics import TaskMetrics
+from midstream.engine.core.ids import TaskId
+from midstream.engine.protocol import messages as m
+from midstream.engine.protocol.task_metrics import TaskMetrics
 
 WRITE0, WRITE1 = TaskId(1, 0), TaskId(1, 1)
 
@@ -25,7 +25,7 @@ def late_rows(bench: Bench) -> list[int]:
 
 def test_late_rows_add_up_over_subtasks_and_attempts_and_are_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     bench = Bench(two_vertices(ScriptedSource(("a",)), Ledger())).run()
-    with caplog.at_level(logging.WARNING, "midstream.coordinator"):
+    with caplog.at_level(logging.WARNING, "midstream.engine.coordinator"):
         heard(bench, WRITE0, 0)
         assert (late_rows(bench), bench.status.warnings) == ([0, 0], ())
         heard(bench, WRITE0, 3)

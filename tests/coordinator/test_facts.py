@@ -10,29 +10,29 @@ from typing import Any
 import pytest
 from coordinator_world import Bench
 
-from midstream.coordinator import events as ev
-from midstream.coordinator import facts
-from midstream.coordinator.checkpointing.pending import CHECKPOINT_TABLE, Progress
-from midstream.coordinator.phase import PHASE_TABLE, Phase
-from midstream.coordinator.placement.attempt import ATTEMPT_TABLE, TaskPhase
-from midstream.coordinator.placement.rescaling import RESCALE_TABLE
-from midstream.coordinator.placement.rescaling import Stage as RescaleStage
-from midstream.coordinator.requests.savepoints import SAVEPOINT_TABLE
-from midstream.coordinator.requests.savepoints import Stage as SavepointStage
-from midstream.core.errors import InvariantError
-from midstream.core.transitions import Table
+from midstream.engine.coordinator import events as ev
+from midstream.engine.coordinator import notifications
+from midstream.engine.coordinator.checkpoints.pending_checkpoint import CHECKPOINT_TABLE, Progress
+from midstream.engine.coordinator.job_phase import PHASE_TABLE, Phase
+from midstream.engine.coordinator.placement.attempt import ATTEMPT_TABLE, TaskPhase
+from midstream.engine.coordinator.placement.rescale import RESCALE_TABLE
+from midstream.engine.coordinator.placement.rescale import Stage as RescaleStage
+from midstream.engine.coordinator.requests.savepoints import SAVEPOINT_TABLE
+from midstream.engine.coordinator.requests.savepoints import Stage as SavepointStage
+from midstream.engine.core.errors import InvariantError
+from midstream.engine.core.state_machine import Table
 
 
 def test_every_fact_is_heard_and_every_place_in_the_order_has_its_reason() -> None:
     found = vars(Bench().job._effects.facts)
-    assert found.keys() == inspect.get_annotations(facts.Facts).keys()
+    assert found.keys() == inspect.get_annotations(notifications.Facts).keys()
     for name, fact in found.items():
         assert fact.hearers and all(why for _, why in fact.hearers), name
 
 
 def test_those_who_hear_are_told_in_order() -> None:
     heard: list[str] = []
-    warned: facts.Fact[[str]] = facts.Fact(
+    warned: notifications.Fact[[str]] = notifications.Fact(
         (lambda text: heard.append(f"first: {text}"), "it comes first"),
         (lambda text: heard.append(f"second: {text}"), "it comes second"),
     )

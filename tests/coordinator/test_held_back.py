@@ -5,13 +5,13 @@ from __future__ import annotations
 import pyarrow as pa
 from coordinator_world import Ledger, ScriptedSource, two_vertices
 
-from midstream.coordinator.requests.event_time import edge_watermark_us, held_back
-from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
-from midstream.core.ids import TaskId
-from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, Vertex
-from midstream.operators.watermarks import TimestampsOperator, WatermarkStrategy
-from midstream.protocol.job_status import HeldBackStatus
-from midstream.protocol.task_metrics import InputMetrics, SplitMetrics, TaskMetrics
+from midstream.engine.coordinator.requests.event_time_status import edge_watermark_us, held_back
+from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.engine.core.ids import TaskId
+from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, Vertex
+from midstream.engine.operators.watermarks import TimestampsOperator, WatermarkStrategy
+from midstream.engine.protocol.job_status import HeldBackStatus
+from midstream.engine.protocol.task_metrics import InputMetrics, SplitMetrics, TaskMetrics
 
 TWO = two_vertices(ScriptedSource(), Ledger())
 READ, WRITE = TWO.vertices

@@ -8,13 +8,13 @@ import pytest
 from coordinator_world import ROOT, Bench, Ledger, ScriptedSource, restored, two_vertices
 
 from in_memory import TORN
-from midstream.checkpoint.metadata import CheckpointMetadata, OperatorState, decode_metadata
-from midstream.coordinator.checkpointing import checkpoints
-from midstream.coordinator.checkpointing.completing import refusal
-from midstream.core.config import RestartStrategy
-from midstream.core.errors import InvariantError, StorageError
-from midstream.core.ids import TaskId
-from midstream.protocol import messages as m
+from midstream.engine.checkpoint.metadata import CheckpointMetadata, OperatorState, decode_metadata
+from midstream.engine.coordinator.checkpoints import checkpoint_coordinator
+from midstream.engine.coordinator.checkpoints.metadata_builder import refusal
+from midstream.engine.core.config import RestartStrategy
+from midstream.engine.core.errors import InvariantError, StorageError
+from midstream.engine.core.ids import TaskId
+from midstream.engine.protocol import messages as m
 
 READ0, READ1, WRITE0, WRITE1 = TaskId(0, 0), TaskId(0, 1), TaskId(1, 0), TaskId(1, 1)
 ALL = (READ0, READ1, WRITE0, WRITE1)
@@ -215,7 +215,7 @@ def test_a_duplicate_acknowledgement_changes_nothing() -> None:
 
 
 def test_what_is_remembered_of_completed_checkpoints_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(checkpoints, "IDS_KEPT", 2)
+    monkeypatch.setattr(checkpoint_coordinator, "IDS_KEPT", 2)
     bench = Bench().run()
     for number in range(1, 9):
         bench.ask(m.DoCheckpoint())

@@ -16,10 +16,10 @@ import pytest
 from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
 
 from midstream import coordinator
-from midstream.coordinator.placement.sources import Askers
-from midstream.core.ids import TaskId
-from midstream.protocol import messages as m
-from midstream.runtime.control import SharedEncoding
+from midstream.engine.coordinator.placement.split_assignment import Askers
+from midstream.engine.core.ids import TaskId
+from midstream.engine.protocol import messages as m
+from midstream.runtime.network.message_channel import SharedEncoding
 
 OURS = str(Path(coordinator.__file__).parent)
 

@@ -6,10 +6,10 @@ import pytest
 from coordinator_world import Bench
 from test_rescaling import acknowledged_by_all, rescale
 
-from midstream.coordinator.placement.slots import PYTHON
-from midstream.core.config import RestartStrategy
-from midstream.core.ids import TaskId
-from midstream.protocol import messages as m
+from midstream.engine.coordinator.placement.slots import PYTHON
+from midstream.engine.core.config import RestartStrategy
+from midstream.engine.core.ids import TaskId
+from midstream.engine.protocol import messages as m
 
 LEAVES = "slot 1 (process 101 on host1) is being vacated: its node is drained"
 

@@ -23,10 +23,10 @@ import pytest
 import xxhash
 
 from checkpoint_samples import MAX_PARALLELISM, metadata_of, pipeline
-from midstream.checkpoint.metadata import CheckpointMetadata, encode_metadata
-from midstream.checkpoint.savepoint import Place, write_savepoint
-from midstream.checkpoint.state_files import state_file, verify_chunks
-from midstream.checkpoint.store import (
+from midstream.engine.checkpoint.metadata import CheckpointMetadata, encode_metadata
+from midstream.engine.checkpoint.savepoint import Place, write_savepoint
+from midstream.engine.checkpoint.state_files import state_file, verify_chunks
+from midstream.engine.checkpoint.store import (
     SAVEPOINT,
     FencedError,
     Opened,
@@ -37,13 +37,13 @@ from midstream.checkpoint.store import (
     metadata_path,
     publish,
 )
-from midstream.coordinator.events import JobPlan
-from midstream.coordinator.restoring.opening import find_start, open_checkpoints
-from midstream.core.config import JobConfig
-from midstream.core.errors import ConfigError, StorageError
-from midstream.core.seams import Storage
-from midstream.protocol.messages import ChunkHandle, OperatorSnapshot, PartHandle
-from midstream.runtime.storage import TEMPORARY, FileStorage
+from midstream.engine.coordinator.events import JobPlan
+from midstream.engine.coordinator.restore.open_directory import find_start, open_checkpoints
+from midstream.engine.core.config import JobConfig
+from midstream.engine.core.errors import ConfigError, StorageError
+from midstream.engine.core.interfaces import Storage
+from midstream.engine.protocol.messages import ChunkHandle, OperatorSnapshot, PartHandle
+from midstream.runtime.storage.file_storage import TEMPORARY, FileStorage
 
 STEPS_MAX = 500
 CHANGES = ("open", "writev", "rename", "link", "unlink", "mkdir", "rmdir")

@@ -6,13 +6,13 @@ import pytest
 from coordinator_world import SCHEMA, Bench, Ledger, ScriptedSource, restored, two_vertices
 
 from in_memory import NeverRun
-from midstream.checkpoint.metadata import decode_metadata
-from midstream.coordinator.placement.rescaling import Stage
-from midstream.core.config import RestartStrategy
-from midstream.core.ids import TaskId
-from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
-from midstream.operators.source import Source
-from midstream.protocol import messages as m
+from midstream.engine.checkpoint.metadata import decode_metadata
+from midstream.engine.coordinator.placement.rescale import Stage
+from midstream.engine.core.config import RestartStrategy
+from midstream.engine.core.ids import TaskId
+from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
+from midstream.engine.operators.source_api import Source
+from midstream.engine.protocol import messages as m
 
 
 def rescale(bench: Bench, parallelism: int) -> int:

@@ -7,26 +7,26 @@ from typing import Any
 import pytest
 from coordinator_world import Bench, Ledger, ScriptedSource, restored, two_vertices
 
-from midstream.coordinator.events import CancelRequested
-from midstream.coordinator.phase import Phase
-from midstream.coordinator.placement.rescaling import Stage
-from midstream.coordinator.restoring import dealing
-from midstream.core.errors import ConfigError
-from midstream.core.ids import TaskId
-from midstream.protocol import messages as m
+from midstream.engine.coordinator.events import CancelRequested
+from midstream.engine.coordinator.job_phase import Phase
+from midstream.engine.coordinator.placement.rescale import Stage
+from midstream.engine.coordinator.restore import distribute
+from midstream.engine.core.errors import ConfigError
+from midstream.engine.core.ids import TaskId
+from midstream.engine.protocol import messages as m
 
 
 @pytest.fixture
 def dealt(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
     """Checkpoint and parallelism of each time that one is dealt out."""
     calls: list[tuple[int, int]] = []
-    original = dealing.assign_state
+    original = distribute.assign_state
 
     def assign_state(metadata: Any, graph: Any, allow_dropped_state: bool) -> Any:
         calls.append((metadata.checkpoint_id, graph.slots))
         return original(metadata, graph, allow_dropped_state)
 
-    monkeypatch.setattr(dealing, "assign_state", assign_state)
+    monkeypatch.setattr(distribute, "assign_state", assign_state)
     return calls
 
 
@@ -93,7 +93,7 @@ def test_a_checkpoint_that_cannot_be_dealt_out_ends_the_job_with_the_reason(monk
     def refuse(*_: object) -> None:
         raise ConfigError("rows are still being recovered")
 
-    monkeypatch.setattr(dealing, "assign_state", refuse)
+    monkeypatch.setattr(distribute, "assign_state", refuse)
     bench.fail(TaskId(1, 0))
     bench.wait(1)
     assert bench.ended is not None and bench.ended.state == "failed"

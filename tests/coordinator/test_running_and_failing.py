@@ -8,8 +8,8 @@ import pytest
 from coordinator_world import ROOT, Bench, Ledger, ScriptedSource, two_vertices
 
 from in_memory import MemoryStorage
-from midstream.checkpoint.records import JobFile, sealed
-from midstream.coordinator.events import (
+from midstream.engine.checkpoint.directory_files import JobFile, sealed
+from midstream.engine.coordinator.events import (
     CancelRequested,
     JobEnded,
     SlotConnected,
@@ -17,8 +17,8 @@ from midstream.coordinator.events import (
     SlotRequestFailed,
     SlotsGone,
 )
-from midstream.core.config import DEFAULT_RESTART, JobConfig, RestartStrategy
-from midstream.core.errors import (
+from midstream.engine.core.config import DEFAULT_RESTART, JobConfig, RestartStrategy
+from midstream.engine.core.errors import (
     ClusterError,
     ConfigError,
     DataError,
@@ -28,11 +28,11 @@ from midstream.core.errors import (
     StorageError,
     UnavailableError,
 )
-from midstream.core.ids import TaskId
-from midstream.core.seams import Supply
-from midstream.protocol import messages as m
-from midstream.protocol.job_status import FlowStatus, OperatorStatus, RecoveryStatus
-from midstream.protocol.task_metrics import EdgeMetrics, TaskMetrics
+from midstream.engine.core.ids import TaskId
+from midstream.engine.core.interfaces import Supply
+from midstream.engine.protocol import messages as m
+from midstream.engine.protocol.job_status import FlowStatus, OperatorStatus, RecoveryStatus
+from midstream.engine.protocol.task_metrics import EdgeMetrics, TaskMetrics
 
 READ0, READ1, WRITE0, WRITE1 = TaskId(0, 0), TaskId(0, 1), TaskId(1, 0), TaskId(1, 1)
 

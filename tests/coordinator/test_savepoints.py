@@ -11,11 +11,11 @@ import xxhash
 from coordinator_world import ROOT, SCHEMA, Bench, Ledger, ScriptedSource, restored, two_vertices
 
 from in_memory import MemoryStorage, NeverRun
-from midstream.checkpoint.store import load
-from midstream.core.config import RestartStrategy
-from midstream.core.ids import TaskId
-from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
-from midstream.protocol import messages as m
+from midstream.engine.checkpoint.store import load
+from midstream.engine.core.config import RestartStrategy
+from midstream.engine.core.ids import TaskId
+from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
+from midstream.engine.protocol import messages as m
 
 READ0, READ1, WRITE0, WRITE1 = TaskId(0, 0), TaskId(0, 1), TaskId(1, 0), TaskId(1, 1)
 ALL = (READ0, READ1, WRITE0, WRITE1)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from coordinator_world import Bench
 
-from midstream.coordinator import shell
-from midstream.coordinator.events import CancelRequested, JobEnded
-from midstream.coordinator.placement.attempts import CAUSE_WAIT_S
-from midstream.coordinator.placement.slots import PYTHON
-from midstream.core.errors import ClusterError, InvariantError
-from midstream.core.ids import TaskId
-from midstream.protocol import messages as m
+from midstream.engine.coordinator import shell
+from midstream.engine.coordinator.events import CancelRequested, JobEnded
+from midstream.engine.coordinator.placement.attempts import CAUSE_WAIT_S
+from midstream.engine.coordinator.placement.slots import PYTHON
+from midstream.engine.core.errors import ClusterError, InvariantError
+from midstream.engine.core.ids import TaskId
+from midstream.engine.protocol import messages as m
 
 
 def register(request: str) -> m.Register:

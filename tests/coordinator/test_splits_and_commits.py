@@ -10,14 +10,14 @@ import pytest
 from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
 
 from in_memory import MemoryStorage
-from midstream.checkpoint.compatible import dropped_state
-from midstream.checkpoint.metadata import Committables, SourcePosition, decode_metadata
-from midstream.checkpoint.state_files import store_parts
-from midstream.core.errors import ConfigError, SchemaError, StorageError
-from midstream.core.ids import TaskId
-from midstream.operators.source import Split
-from midstream.protocol import messages as m
-from midstream.state.parts import Chunk, Redistribute, StatePart
+from midstream.engine.checkpoint.compatibility import dropped_state
+from midstream.engine.checkpoint.metadata import Committables, SourcePosition, decode_metadata
+from midstream.engine.checkpoint.state_files import store_parts
+from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
+from midstream.engine.core.ids import TaskId
+from midstream.engine.operators.source_api import Split
+from midstream.engine.protocol import messages as m
+from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
 
 READ0, READ1, WRITE0, WRITE1 = TaskId(0, 0), TaskId(0, 1), TaskId(1, 0), TaskId(1, 1)
 ALL = (READ0, READ1, WRITE0, WRITE1)

@@ -7,10 +7,10 @@ import itertools
 import msgspec
 
 from checkpoint_samples import metadata_of, pipeline
-from midstream.checkpoint.metadata import CheckpointMetadata
-from midstream.coordinator.checkpointing.state_sizes import POINTS_MAX, StateSizes
-from midstream.protocol.job_status import StateSize
-from midstream.protocol.messages import ChunkHandle, OperatorSnapshot, PartHandle
+from midstream.engine.checkpoint.metadata import CheckpointMetadata
+from midstream.engine.coordinator.checkpoints.state_sizes import POINTS_MAX, StateSizes
+from midstream.engine.protocol.job_status import StateSize
+from midstream.engine.protocol.messages import ChunkHandle, OperatorSnapshot, PartHandle
 
 
 def chunk(name: str, length: int, rows: int) -> ChunkHandle:

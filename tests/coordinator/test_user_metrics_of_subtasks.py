@@ -6,11 +6,11 @@ import sys
 
 from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
 
-from midstream.coordinator.requests.user_metrics import NAMES_MAX
-from midstream.core.ids import TaskId
-from midstream.protocol import messages as m
-from midstream.protocol.job_status import GaugeStatus, OperatorStatus
-from midstream.protocol.task_metrics import TaskMetrics, UserMetric
+from midstream.engine.coordinator.requests.metric_totals import NAMES_MAX
+from midstream.engine.core.ids import TaskId
+from midstream.engine.protocol import messages as m
+from midstream.engine.protocol.job_status import GaugeStatus, OperatorStatus
+from midstream.engine.protocol.task_metrics import TaskMetrics, UserMetric
 
 WRITE0, WRITE1 = TaskId(1, 0), TaskId(1, 1)
 

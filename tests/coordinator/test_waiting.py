@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
 
-from midstream.coordinator.events import CancelRequested
-from midstream.core.config import RestartStrategy
-from midstream.core.ids import TaskId
-from midstream.protocol import messages as m
+from midstream.engine.coordinator.events import CancelRequested
+from midstream.engine.core.config import RestartStrategy
+from midstream.engine.core.ids import TaskId
+from midstream.engine.protocol import messages as m
 
 READ0, READ1, WRITE0, WRITE1 = TaskId(0, 0), TaskId(0, 1), TaskId(1, 0), TaskId(1, 1)
 ALL = (READ0, READ1, WRITE0, WRITE1)

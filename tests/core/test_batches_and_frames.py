@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from midstream.core.batches import from_polars, single_batch, text_not_utf8, to_polars
+from midstream.engine.core.batches import from_polars, single_batch, text_not_utf8, to_polars
 
 COLUMNS: dict[str, pa.Array[Any]] = {
     "small integers": pa.array([-1, None, 3], pa.int8()),

@@ -15,10 +15,10 @@ from hypothesis import strategies as st
 from test_values import KINDS, equals, fitting
 
 from effort import examples
-from midstream.core.batches import conform
-from midstream.core.casts import CastRefused, cast_exactly
-from midstream.core.errors import SchemaError
-from midstream.core.values import ValueMisfit, to_array, to_python
+from midstream.engine.core.batches import conform
+from midstream.engine.core.casts import CastRefused, cast_exactly
+from midstream.engine.core.errors import SchemaError
+from midstream.engine.core.python_values import ValueMisfit, to_array, to_python
 
 AB = pa.struct([("a", pa.int64()), ("b", pa.int64())])
 

@@ -11,8 +11,8 @@ import sqlite3
 import polars as pl
 import pytest
 
-from midstream.core.errors import JobError
-from midstream.core.tracebacks import depends_on_values
+from midstream.engine.core.errors import JobError
+from midstream.engine.core.tracebacks import depends_on_values
 
 
 class OrderRefused(Exception):

@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from midstream.core.keys import hash_column, key_group_range, key_groups, subtask_of
+from midstream.engine.core.key_groups import hash_column, key_group_range, key_groups, subtask_of
 
 
 @pytest.mark.parametrize(

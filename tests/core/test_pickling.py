@@ -8,7 +8,7 @@ import traceback
 
 import pytest
 
-from midstream.core.pickling import pickled
+from midstream.engine.core.job_pickle import pickled
 
 
 def fails() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pyarrow as pa
 
-from midstream.core.row_text import row_text, value_text
+from midstream.engine.core.error_rows import row_text, value_text
 
 
 def test_a_value_that_python_cannot_represent_does_not_hide_the_error_that_it_is_part_of() -> None:

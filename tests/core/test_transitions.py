@@ -6,8 +6,8 @@ from enum import Enum, auto
 
 import pytest
 
-from midstream.core.errors import InvariantError
-from midstream.core.transitions import STORY_EVENTS_MAX, Row, Story, Table, new_story
+from midstream.engine.core.errors import InvariantError
+from midstream.engine.core.state_machine import STORY_EVENTS_MAX, Row, Story, Table, new_story
 
 
 class Door(Enum):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.core.places import below, is_below, parted
+from midstream.engine.core.urls import below, is_below, parted
 
 
 @pytest.mark.parametrize(

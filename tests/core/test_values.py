@@ -19,9 +19,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from midstream.core.arrow_types import is_list
-from midstream.core.errors import SchemaError
-from midstream.core.values import ValueMisfit, form_of, to_array, to_python
+from midstream.engine.core.arrow_types import is_list
+from midstream.engine.core.errors import SchemaError
+from midstream.engine.core.python_values import ValueMisfit, form_of, to_array, to_python
 
 PARIS, TOKYO = ZoneInfo("Europe/Paris"), ZoneInfo("Asia/Tokyo")
 Point = namedtuple("Point", "x y")

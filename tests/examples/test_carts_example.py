@@ -13,7 +13,7 @@ import pytest
 
 import midstream
 from machine import limit_s
-from midstream.ui.cli import main
+from midstream.cli.main import main
 
 CARTS = Path(__file__).parents[2] / "examples" / "carts"
 

@@ -11,8 +11,8 @@ import polars as pl
 import pytest
 from polars.testing import assert_frame_equal
 
-from midstream.api.loading import load_job
-from midstream.runtime.processes import ProcessSlots
+from midstream.api.job_file import load_job
+from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
 
 EXAMPLES = Path(__file__).parents[2] / "examples"

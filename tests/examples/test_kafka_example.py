@@ -21,7 +21,7 @@ from waiting import until
 ROOT = Path(__file__).parents[2]
 PROGRAM = f"""
 import os, runpy, sys
-from midstream.runtime.processes import ProcessSlots
+from midstream.runtime.process.process_slots import ProcessSlots
 demo = runpy.run_path({str(ROOT / "examples/kafka.py")!r})["demo"]
 sys.exit(not demo(os.environ["KAFKA_BOOTSTRAP"], slots=ProcessSlots()))
 """

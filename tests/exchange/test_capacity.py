@@ -10,15 +10,15 @@ import pyarrow as pa
 import pytest
 
 from in_memory import NeverRun, NoRows
-from midstream.core.config import JobConfig, size_bytes
-from midstream.core.errors import ConfigError
-from midstream.exchange.capacity import check_pool, least_buffers
-from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
-from midstream.sim import run as sim_run
-from midstream.sim.run import run
-from midstream.sim.scenario import draw
-from midstream.worker import assembly
-from midstream.worker.assembly import Deployment
+from midstream.engine.core.config import JobConfig, size_bytes
+from midstream.engine.core.errors import ConfigError
+from midstream.engine.exchange.capacity import check_pool, least_buffers
+from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
+from midstream_lab import run as sim_run
+from midstream_lab.run import run
+from midstream_lab.scenarios.scenario import draw
+from midstream.engine.worker import deployment as assembly
+from midstream.engine.worker.deployment import Deployment
 
 
 def chain(exchanges: int, parallelism: int, partitioning: Partitioning = Partitioning.REBALANCE) -> JobGraph:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from midstream.exchange.combining import PAUSE_MAX, ROWS_MIN, SHARE_MAX, TRIED_FIRST, Combining
-from midstream.exchange.partition import ResultPartition
-from midstream.exchange.pool import BufferPool
-from midstream.graph.job_graph import Edge, Partitioning
+from midstream.engine.exchange.adaptive_combiner import PAUSE_MAX, ROWS_MIN, SHARE_MAX, TRIED_FIRST, Combining
+from midstream.engine.exchange.result_partition import ResultPartition
+from midstream.engine.exchange.buffer_pool import BufferPool
+from midstream.engine.graph.job_graph import Edge, Partitioning
 
 SCHEMA = pa.schema([("key", pa.int64())])
 

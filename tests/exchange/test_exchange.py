@@ -12,23 +12,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from midstream.core.arrow_types import schema_of
-from midstream.core.batch_prefix import prefix
-from midstream.core.batches import concat
-from midstream.core.elements import CheckpointBarrier, Element, EndOfData, EndOfPartition, Event, Watermark
-from midstream.core.errors import ConfigError, InvariantError
-from midstream.core.ids import ChannelId
-from midstream.core.keys import key_groups, subtask_of
-from midstream.exchange import combining
-from midstream.exchange.channel import LocalChannel, RemoteChannel
-from midstream.exchange.gate import InputGate
-from midstream.exchange.lease import LeasedBatch
-from midstream.exchange.link import PeerLink
-from midstream.exchange.partition import ResultPartition, split_rows
-from midstream.exchange.pool import BufferPool
-from midstream.exchange.queue import QueueTime
-from midstream.exchange.wire import FrameKind, header
-from midstream.graph.job_graph import Edge, Partitioning
+from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.core.batch_framing import prefix
+from midstream.engine.core.batches import concat
+from midstream.engine.core.elements import CheckpointBarrier, Element, EndOfData, EndOfPartition, Event, Watermark
+from midstream.engine.core.errors import ConfigError, InvariantError
+from midstream.engine.core.ids import ChannelId
+from midstream.engine.core.key_groups import key_groups, subtask_of
+from midstream.engine.exchange import adaptive_combiner
+from midstream.engine.exchange.input_channel import LocalChannel, RemoteChannel
+from midstream.engine.exchange.input_gate import InputGate
+from midstream.engine.exchange.batch_lease import LeasedBatch
+from midstream.engine.exchange.peer_link import PeerLink
+from midstream.engine.exchange.result_partition import ResultPartition, split_rows
+from midstream.engine.exchange.buffer_pool import BufferPool
+from midstream.engine.exchange.element_queue import QueueTime
+from midstream.engine.exchange.wire import FrameKind, header
+from midstream.engine.graph.job_graph import Edge, Partitioning
 
 SCHEMA = schema_of([("k", pa.int64()), ("text", pa.large_string())])
 
@@ -190,8 +190,8 @@ class Longest:
 def test_rows_and_combined_batches_arrive_as_what_they_are_and_only_equals_are_joined(
     is_local: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(combining, "ROWS_MIN", 10)
-    monkeypatch.setattr(combining, "SHARE_MAX", 20)
+    monkeypatch.setattr(adaptive_combiner, "ROWS_MIN", 10)
+    monkeypatch.setattr(adaptive_combiner, "SHARE_MAX", 20)
     monkeypatch.setattr(ResultPartition, "_hands_over", False)  # or nothing would be combined for one local consumer
     world = TwoSlots(buffer_bytes=4096, window=9, combiner=Longest())
     if is_local:

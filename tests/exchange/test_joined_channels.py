@@ -12,16 +12,16 @@ from hypothesis import strategies as st
 from test_exchange import SCHEMA, batch
 
 from effort import examples
-from midstream.core.arrow_types import to_list
-from midstream.core.elements import CheckpointBarrier, Event, Watermark
-from midstream.exchange import combining
-from midstream.exchange.channel import LocalChannel
-from midstream.exchange.gate import InputGate
-from midstream.exchange.lease import LeasedBatch
-from midstream.exchange.partition import ResultPartition
-from midstream.exchange.pool import BufferPool
-from midstream.graph.job_graph import Edge, Partitioning
-from midstream.operators.base import Combiner
+from midstream.engine.core.arrow_types import to_list
+from midstream.engine.core.elements import CheckpointBarrier, Event, Watermark
+from midstream.engine.exchange import adaptive_combiner
+from midstream.engine.exchange.input_channel import LocalChannel
+from midstream.engine.exchange.input_gate import InputGate
+from midstream.engine.exchange.batch_lease import LeasedBatch
+from midstream.engine.exchange.result_partition import ResultPartition
+from midstream.engine.exchange.buffer_pool import BufferPool
+from midstream.engine.graph.job_graph import Edge, Partitioning
+from midstream.engine.operators.base import Combiner
 
 BUFFER_BYTES = 4096
 NUMBERS = 1_000_000
@@ -81,8 +81,8 @@ class Negated:
 
 
 def test_what_waits_in_several_channels_is_joined_with_what_has_its_form_only(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(combining, "ROWS_MIN", 2)
-    monkeypatch.setattr(combining, "SHARE_MAX", 1)
+    monkeypatch.setattr(adaptive_combiner, "ROWS_MIN", 2)
+    monkeypatch.setattr(adaptive_combiner, "SHARE_MAX", 1)
     monkeypatch.setattr(ResultPartition, "_hands_over", False)  # or nothing would be combined for one local consumer
     world = World(4, Negated())
     for producer, rows in enumerate((2, 1, 2, 1)):

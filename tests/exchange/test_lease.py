@@ -6,11 +6,11 @@ import pytest
 from test_exchange import batch
 from test_queue import Freed, forward, numbers
 
-from midstream.core.errors import InvariantError
-from midstream.exchange.channel import LocalChannel
-from midstream.exchange.gate import InputGate
-from midstream.exchange.lease import LeasedBatch, joined
-from midstream.exchange.pool import BufferPool
+from midstream.engine.core.errors import InvariantError
+from midstream.engine.exchange.input_channel import LocalChannel
+from midstream.engine.exchange.input_gate import InputGate
+from midstream.engine.exchange.batch_lease import LeasedBatch, joined
+from midstream.engine.exchange.buffer_pool import BufferPool
 
 
 def test_buffers_are_free_when_the_reader_and_every_checkpoint_have_released_them() -> None:

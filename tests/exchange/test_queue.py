@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from test_exchange import SCHEMA, TwoSlots, batch
 
 from effort import examples
-from midstream.core.arrow_types import to_list
-from midstream.core.elements import (
+from midstream.engine.core.arrow_types import to_list
+from midstream.engine.core.elements import (
     CancelCheckpointMarker,
     CheckpointBarrier,
     EndOfData,
@@ -19,14 +19,14 @@ from midstream.core.elements import (
     Event,
     Watermark,
 )
-from midstream.core.errors import InvariantError
-from midstream.exchange.channel import LocalChannel
-from midstream.exchange.gate import InputGate
-from midstream.exchange.lease import LeasedBatch, buffers_of, release
-from midstream.exchange.partition import ResultPartition
-from midstream.exchange.pool import BufferPool
-from midstream.exchange.queue import ElementQueue
-from midstream.graph.job_graph import Edge, Partitioning
+from midstream.engine.core.errors import InvariantError
+from midstream.engine.exchange.input_channel import LocalChannel
+from midstream.engine.exchange.input_gate import InputGate
+from midstream.engine.exchange.batch_lease import LeasedBatch, buffers_of, release
+from midstream.engine.exchange.result_partition import ResultPartition
+from midstream.engine.exchange.buffer_pool import BufferPool
+from midstream.engine.exchange.element_queue import ElementQueue
+from midstream.engine.graph.job_graph import Edge, Partitioning
 
 
 def barrier(checkpoint_id: int) -> CheckpointBarrier:

@@ -7,14 +7,14 @@ from collections.abc import Callable
 import pytest
 from test_exchange import SCHEMA, TwoSlots, batch
 
-from midstream.core.elements import CheckpointBarrier
-from midstream.exchange.channel import LocalChannel
-from midstream.exchange.gate import InputGate
-from midstream.exchange.lease import LeasedBatch, release
-from midstream.exchange.partition import ResultPartition
-from midstream.exchange.pool import BufferPool
-from midstream.exchange.queue import FIRST_BUFFERS, ElementQueue, QueueTime
-from midstream.graph.job_graph import Edge, Partitioning
+from midstream.engine.core.elements import CheckpointBarrier
+from midstream.engine.exchange.input_channel import LocalChannel
+from midstream.engine.exchange.input_gate import InputGate
+from midstream.engine.exchange.batch_lease import LeasedBatch, release
+from midstream.engine.exchange.result_partition import ResultPartition
+from midstream.engine.exchange.buffer_pool import BufferPool
+from midstream.engine.exchange.element_queue import FIRST_BUFFERS, ElementQueue, QueueTime
+from midstream.engine.graph.job_graph import Edge, Partitioning
 from scarce_cores import Machine
 
 WANTED_S = 0.025

@@ -6,17 +6,17 @@ import pyarrow as pa
 import pytest
 
 from in_memory import NeverRun
-from midstream.connectors.collection import from_rows
-from midstream.connectors.print_sink import PrintSink
-from midstream.core.arrow_types import schema_of
-from midstream.core.config import JobConfig
-from midstream.core.errors import ConfigError, JobError, SchemaError
-from midstream.graph.build import assign_uids, build_job_graph
-from midstream.graph.describe import describe_text
-from midstream.graph.job_graph import JobGraph, Partitioning
-from midstream.graph.logical import Input, LogicalGraph, Node
-from midstream.operators.aggregates import Accumulator, AnyAggregate, Count, Last
-from midstream.operators.windows import LATE, tumbling, window_operator
+from midstream.connectors.memory.collection_source import from_rows
+from midstream.connectors.memory.print_sink import PrintSink
+from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.core.config import JobConfig
+from midstream.engine.core.errors import ConfigError, JobError, SchemaError
+from midstream.engine.graph.graph_builder import assign_uids, build_job_graph
+from midstream.engine.graph.describe import describe_text
+from midstream.engine.graph.job_graph import JobGraph, Partitioning
+from midstream.engine.graph.logical_graph import Input, LogicalGraph, Node
+from midstream.engine.operators.windows.aggregates import Accumulator, AnyAggregate, Count, Last
+from midstream.engine.operators.windows.windows import LATE, tumbling, window_operator
 
 SCHEMA = schema_of([("k", pa.large_string()), ("v", pa.int64())])
 CONFIG = JobConfig(parallelism=2)

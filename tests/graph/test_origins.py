@@ -7,11 +7,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from midstream.connectors.collection import CollectionSource
-from midstream.core.ids import TaskId
-from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
-from midstream.graph.origins import channel_origins
-from midstream.operators.watermarks import TimestampsOperator, WatermarkStrategy
+from midstream.connectors.memory.collection_source import CollectionSource
+from midstream.engine.core.ids import TaskId
+from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
+from midstream.engine.graph.idleness import channel_origins
+from midstream.engine.operators.watermarks import TimestampsOperator, WatermarkStrategy
 
 SCHEMA = pa.schema([("at", pa.timestamp("us"))])
 

@@ -9,7 +9,7 @@ from random import Random
 import pyarrow as pa
 import pytest
 
-from midstream.checkpoint.barriers import (
+from midstream.engine.checkpoint.barrier_handler import (
     BarrierAnnounced,
     BarrierEvent,
     BarrierHandler,
@@ -20,9 +20,9 @@ from midstream.checkpoint.barriers import (
     TakeSnapshot,
     TriggerReceived,
 )
-from midstream.core.elements import CheckpointBarrier
-from midstream.graph.job_graph import Edge, JobGraph, Partitioning, Vertex
-from midstream.graph.overtaking import overtakable
+from midstream.engine.core.elements import CheckpointBarrier
+from midstream.engine.graph.job_graph import Edge, JobGraph, Partitioning, Vertex
+from midstream.engine.graph.unaligned_edges import overtakable
 
 FORWARD, KEYED, REBALANCE, BROADCAST = (
     Partitioning.FORWARD,

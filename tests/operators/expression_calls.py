@@ -19,7 +19,7 @@ import numpy as np
 import polars as pl
 import polars.selectors as cs
 
-from midstream.operators.row_by_row import faults_of
+from midstream.engine.operators.elementwise import faults_of
 
 TABLE: Final = Path(__file__).with_name("expression_functions.json")
 NAMESPACES: Final = ("str", "dt", "list", "arr", "struct", "cat", "bin", "name", "ext", "map")

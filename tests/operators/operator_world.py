@@ -11,10 +11,10 @@ import numpy as np
 import pyarrow as pa
 
 from in_memory import CountingIds
-from midstream.core.keys import key_group_range
-from midstream.operators.base import Operator, OperatorContext, Splits
-from midstream.state.own_code import own_code
-from midstream.state.parts import KEY_GROUP, Chunk, Redistribute, StatePart
+from midstream.engine.core.key_groups import key_group_range
+from midstream.engine.operators.base import Operator, OperatorContext, Splits
+from midstream.engine.state.job_code import own_code
+from midstream.engine.state.state_parts import KEY_GROUP, Chunk, Redistribute, StatePart
 
 Parts = Mapping[str, StatePart]
 

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from operator_world import Parts, World, restored
 
 from effort import examples
-from midstream.core.arrow_types import TimestampType, schema_of
-from midstream.core.elements import MAX_WATERMARK_US
-from midstream.core.errors import JobError, SchemaError
-from midstream.core.keys import key_groups, subtask_of
-from midstream.operators.batch_functions import BatchFunctionOperator, CoBatchFunction, KeyedBatchFunction
-from midstream.operators.function_operator import Port, two_ports
-from midstream.operators.process import KeyedProcessFunction
-from midstream.state.keyed import ValueState
-from midstream.state.table import TableState
+from midstream.engine.core.arrow_types import TimestampType, schema_of
+from midstream.engine.core.elements import MAX_WATERMARK_US
+from midstream.engine.core.errors import JobError, SchemaError
+from midstream.engine.core.key_groups import key_groups, subtask_of
+from midstream.engine.operators.functions.batch_functions import BatchFunctionOperator, CoBatchFunction, KeyedBatchFunction
+from midstream.engine.operators.functions.function_operator import Port, two_ports
+from midstream.engine.operators.functions.process_functions import KeyedProcessFunction
+from midstream.engine.state.keyed_states import ValueState
+from midstream.engine.state.table_state import TableState
 from process_operators import process_operator
 
 IN = schema_of([("k", pa.large_string()), ("t", pa.timestamp("ms")), ("v", pa.int64())])

@@ -13,17 +13,17 @@ import pyarrow as pa
 import pytest
 from operator_world import World
 
-from midstream.core.batches import canonical_schema, check_held_by_polars, conform
-from midstream.core.elements import MAX_WATERMARK_US
-from midstream.core.errors import MidstreamError, SchemaError
-from midstream.operators.aggregates import Accumulator, Count, First, Last
-from midstream.operators.base import Operator
-from midstream.operators.batch_functions import BatchFunctionOperator, KeyedBatchFunction
-from midstream.operators.function_operator import Port
-from midstream.operators.interval_join import interval_join_operator
-from midstream.operators.stateless import ColumnsOperator, FilterOperator, ProjectOperator
-from midstream.operators.windows import session, sliding, tumbling, window_operator
-from midstream.state.table import TableState
+from midstream.engine.core.batches import canonical_schema, check_held_by_polars, conform
+from midstream.engine.core.elements import MAX_WATERMARK_US
+from midstream.engine.core.errors import MidstreamError, SchemaError
+from midstream.engine.operators.windows.aggregates import Accumulator, Count, First, Last
+from midstream.engine.operators.base import Operator
+from midstream.engine.operators.functions.batch_functions import BatchFunctionOperator, KeyedBatchFunction
+from midstream.engine.operators.functions.function_operator import Port
+from midstream.engine.operators.functions.interval_join import interval_join_operator
+from midstream.engine.operators.stateless import ColumnsOperator, FilterOperator, ProjectOperator
+from midstream.engine.operators.windows.windows import session, sliding, tumbling, window_operator
+from midstream.engine.state.table_state import TableState
 
 UNHELD = {
     "decimal256": pa.array([Decimal(1), None], pa.decimal256(50, 2)),

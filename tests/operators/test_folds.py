@@ -14,14 +14,14 @@ import pyarrow as pa
 import pytest
 from operator_world import World, restored
 
-from midstream.core.elements import MAX_WATERMARK_US
-from midstream.core.errors import SchemaError
-from midstream.core.keys import key_groups, subtask_of
-from midstream.operators import folds
-from midstream.operators.aggregates import Count, Max, Mean, Min, Sum
-from midstream.operators.folds import Fold, fold
-from midstream.operators.reduction import Reduction
-from midstream.operators.windows import Window, session, sliding, tumbling, window_operator
+from midstream.engine.core.elements import MAX_WATERMARK_US
+from midstream.engine.core.errors import SchemaError
+from midstream.engine.core.key_groups import key_groups, subtask_of
+from midstream.engine.operators.windows import dense_groupby as folds
+from midstream.engine.operators.windows.aggregates import Count, Max, Mean, Min, Sum
+from midstream.engine.operators.windows.dense_groupby import Fold, fold
+from midstream.engine.operators.windows.window_aggregation import Reduction
+from midstream.engine.operators.windows.windows import Window, session, sliding, tumbling, window_operator
 
 KEYS = (pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64)
 ODD = (0.0, -0.0, math.nan, math.inf, -math.inf, 5e-324, 0.1, 1e300)
@@ -198,7 +198,7 @@ def test_windows_are_the_same_without(monkeypatch: pytest.MonkeyPatch, window: W
         calls[found is not None] += 1
         return found
 
-    monkeypatch.setattr("midstream.operators.reduction.fold", counted)
+    monkeypatch.setattr("midstream.engine.operators.windows.window_aggregation.fold", counted)
     folded = _results(window, seed)
     assert calls[True], "folds must be used for this test to say anything"
     monkeypatch.setattr(folds, "ROWS_MIN", 10**9)

@@ -15,14 +15,15 @@ from operator_world import Parts, World, restored
 
 from effort import examples
 from in_memory import CountingIds
-from midstream.core.elements import MAX_WATERMARK_US
-from midstream.core.errors import JobError
-from midstream.core.keys import key_groups, subtask_of
-from midstream.operators.function_operator import Port
-from midstream.operators.interval_join import IntervalJoinOperator, interval_join_operator
-from midstream.state import columnar, timeline
-from midstream.state.parts import Redistribute, StatePart
-from midstream.state.table import TableState
+from midstream.engine.core.elements import MAX_WATERMARK_US
+from midstream.engine.core.errors import JobError
+from midstream.engine.core.key_groups import key_groups, subtask_of
+from midstream.engine.operators.functions.function_operator import Port
+from midstream.engine.operators.functions.interval_join import IntervalJoinOperator, interval_join_operator
+from midstream.engine.state import columnar
+from midstream.engine.state import join_index
+from midstream.engine.state.state_parts import Redistribute, StatePart
+from midstream.engine.state.table_state import TableState
 
 LEFT = pa.schema([("k", pa.int64()), ("t", pa.timestamp("ms")), ("a", pa.int64())])
 RIGHT = pa.schema([("b", pa.int64()), ("u", pa.timestamp("us", "Europe/Berlin")), ("id", pa.int64())])
@@ -66,7 +67,7 @@ def test_pairs_are_those_with_all_rows_that_are_held(
     plan: list[tuple[str, Any]], lower: int, width: int, with_late: bool, sizes: tuple[int, int]
 ) -> None:
     """Late rows are held until the next watermark at least, whatever is restored in between."""
-    with patch.object(timeline, "RUN_ROWS", sizes[0]), patch.object(columnar, "OWN_CHUNK_ROWS", sizes[1]):
+    with patch.object(join_index, "RUN_ROWS", sizes[0]), patch.object(columnar, "OWN_CHUNK_ROWS", sizes[1]):
         compare(plan, lower, lower + width, with_late)
 
 
@@ -222,7 +223,7 @@ def test_rows_of_one_key_are_not_paired_with_all_its_rows_of_other_times(
     """One key has `many` rows, a row in 10 ms; each of them goes with some ten of the other stream."""
     many, few = 3_000, 300
     looked_at: list[int] = []
-    original = timeline.TimedRun._near
+    original = join_index.TimedRun._near
 
     def near(self: Any, *arguments: Any) -> Any:
         made = original(self, *arguments)
@@ -231,7 +232,7 @@ def test_rows_of_one_key_are_not_paired_with_all_its_rows_of_other_times(
 
     world = World(operator_of(-50, 49))
     world.process(batch([(1 - port, 1, 10 * i, i) for i in range(many)], 1 - port), 1 - port)
-    monkeypatch.setattr(timeline.TimedRun, "_near", near)
+    monkeypatch.setattr(join_index.TimedRun, "_near", near)
     world.process(batch([(port, 1, 10 * (spread * i % many), i) for i in range(few)], port), port)
     pairs = len(world.out.rows())
     assert 9 * few < pairs <= 10 * few

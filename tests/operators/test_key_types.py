@@ -13,24 +13,24 @@ import pytest
 from operator_world import World, restored
 
 from key_samples import FOLD_S, is_of_python, key_samples
-from midstream.core.arrow_types import schema_of, to_list
-from midstream.core.batches import canonical_type, conform
-from midstream.core.elements import MAX_WATERMARK_US
-from midstream.core.errors import InvariantError, JobError, SchemaError
-from midstream.core.keys import hash_column, key_groups, key_type_supported, subtask_of
-from midstream.operators import window_base
-from midstream.operators.aggregates import Count, Max, Min
-from midstream.operators.base import Operator
-from midstream.operators.batch_functions import BatchFunctionOperator, KeyedBatchFunction
-from midstream.operators.function_operator import Port
-from midstream.operators.interval_join import interval_join_operator
-from midstream.operators.process import (
+from midstream.engine.core.arrow_types import schema_of, to_list
+from midstream.engine.core.batches import canonical_type, conform
+from midstream.engine.core.elements import MAX_WATERMARK_US
+from midstream.engine.core.errors import InvariantError, JobError, SchemaError
+from midstream.engine.core.key_groups import hash_column, key_groups, key_type_supported, subtask_of
+from midstream.engine.operators.windows import window_operator as window_base
+from midstream.engine.operators.windows.aggregates import Count, Max, Min
+from midstream.engine.operators.base import Operator
+from midstream.engine.operators.functions.batch_functions import BatchFunctionOperator, KeyedBatchFunction
+from midstream.engine.operators.functions.function_operator import Port
+from midstream.engine.operators.functions.interval_join import interval_join_operator
+from midstream.engine.operators.functions.process_functions import (
     BroadcastProcessFunction,
     KeyedProcessFunction,
 )
-from midstream.operators.windows import LATE, Window, session, sliding, tumbling, window_operator
-from midstream.state.keyed import BroadcastState, ListState, MapState, ReducingState, ValueState
-from midstream.state.table import TableState
+from midstream.engine.operators.windows.windows import LATE, Window, session, sliding, tumbling, window_operator
+from midstream.engine.state.keyed_states import BroadcastState, ListState, MapState, ReducingState, ValueState
+from midstream.engine.state.table_state import TableState
 from process_operators import broadcast_process_operator, process_operator
 
 MAX_PARALLELISM = 16

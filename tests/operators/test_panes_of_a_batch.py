@@ -10,9 +10,9 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from midstream.operators.aggregates import Count, Last, Sum
-from midstream.operators.reduction import Reduction
-from midstream.operators.sliding_windows import _by_pane
+from midstream.engine.operators.windows.aggregates import Count, Last, Sum
+from midstream.engine.operators.windows.window_aggregation import Reduction
+from midstream.engine.operators.windows.sliding_windows import _by_pane
 
 TYPES: dict[str, pa.DataType] = {"k": pa.int64(), "at": pa.timestamp("us"), "x": pa.float64()}
 SCHEMA = pa.schema(TYPES)

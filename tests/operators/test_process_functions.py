@@ -16,19 +16,19 @@ from hypothesis import strategies as st
 from operator_world import World, deal_out
 
 from effort import examples
-from midstream.core.arrow_types import schema_of
-from midstream.core.elements import MAX_WATERMARK_US
-from midstream.core.errors import JobError, SchemaError
-from midstream.core.keys import key_group_range, key_groups, subtask_of
-from midstream.operators import process_operator as machine
-from midstream.operators.function_operator import two_ports
-from midstream.operators.process import (
+from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.core.elements import MAX_WATERMARK_US
+from midstream.engine.core.errors import JobError, SchemaError
+from midstream.engine.core.key_groups import key_group_range, key_groups, subtask_of
+from midstream.engine.operators.functions import process_operator as machine
+from midstream.engine.operators.functions.function_operator import two_ports
+from midstream.engine.operators.functions.process_functions import (
     BroadcastProcessFunction,
     CoProcessFunction,
     KeyedProcessFunction,
 )
-from midstream.operators.process_operator import ProcessOperator
-from midstream.state.keyed import BroadcastState, ListState, MapState, ReducingState, ValueState
+from midstream.engine.operators.functions.process_operator import ProcessOperator
+from midstream.engine.state.keyed_states import BroadcastState, ListState, MapState, ReducingState, ValueState
 from process_operators import broadcast_process_operator, process_operator
 
 IN = schema_of([("k", pa.large_string()), ("t", pa.timestamp("ms")), ("v", pa.int64())])

@@ -22,14 +22,14 @@ from expression_calls import COLUMNS, columns_of, expression_of, functions, read
 from operator_world import World
 
 from midstream import Environment
-from midstream.core.arrow_types import schema_of
-from midstream.core.errors import JobError
-from midstream.operators.aggregates import Aggregate, Columns
-from midstream.operators.expressions import EXPRESSION_ERRORS
-from midstream.operators.probes import ROWS, probe
-from midstream.operators.row_by_row import check_row_by_row, faults_of
-from midstream.operators.stateless import FilterOperator, ProjectOperator
-from midstream.operators.windows import tumbling, window_operator
+from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.core.errors import JobError
+from midstream.engine.operators.windows.aggregates import Aggregate, Columns
+from midstream.engine.operators.expressions import EXPRESSION_ERRORS
+from midstream.engine.operators.probe_values import ROWS, probe
+from midstream.engine.operators.elementwise import check_row_by_row, faults_of
+from midstream.engine.operators.stateless import FilterOperator, ProjectOperator
+from midstream.engine.operators.windows.windows import tumbling, window_operator
 
 TABLE = read_table()
 ACCEPTED = [call for calls in TABLE.values() for call in calls.get("accepted", ())]

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from midstream.core.errors import ConfigError, SchemaError
-from midstream.operators.source import (
+from midstream.engine.core.errors import ConfigError, SchemaError
+from midstream.engine.operators.source_api import (
     Discovery,
     Split,
     checked_count,

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_world import World
 
-from midstream.core.elements import MIN_WATERMARK_US
-from midstream.operators.base import Splits
-from midstream.operators.watermarks import TimestampsOperator, WatermarkStrategy
+from midstream.engine.core.elements import MIN_WATERMARK_US
+from midstream.engine.operators.base import Splits
+from midstream.engine.operators.watermarks import TimestampsOperator, WatermarkStrategy
 
 TIMED = pa.schema([("t", pa.timestamp("us"))])
 

@@ -18,20 +18,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from operator_world import World
 
-from midstream.core.arrow_types import schema_of, to_list
-from midstream.core.errors import ConfigError, JobError, SchemaError
-from midstream.core.values import to_python
-from midstream.operators.base import Operator
-from midstream.operators.sink import Sink, SinkWriter, WriterContext
-from midstream.operators.sinks import SinkOperator
-from midstream.operators.stateless import (
+from midstream.engine.core.arrow_types import schema_of, to_list
+from midstream.engine.core.errors import ConfigError, JobError, SchemaError
+from midstream.engine.core.python_values import to_python
+from midstream.engine.operators.base import Operator
+from midstream.engine.operators.sink_api import Sink, SinkWriter, WriterContext
+from midstream.engine.operators.sink_operator import SinkOperator
+from midstream.engine.operators.stateless import (
     FilterOperator,
     FlatMapOperator,
     MapBatchesOperator,
     MapOperator,
     ProjectOperator,
 )
-from midstream.operators.watermarks import TimestampsOperator, WatermarkStrategy
+from midstream.engine.operators.watermarks import TimestampsOperator, WatermarkStrategy
 
 SCHEMA = schema_of([("n", pa.int64()), ("s", pa.large_string())])
 EPOCH = datetime(1970, 1, 1)

@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from operator_world import World, restored
 
 from effort import examples
-from midstream.core.arrow_types import schema_of
-from midstream.core.elements import MAX_WATERMARK_US
-from midstream.core.errors import JobError
-from midstream.operators.aggregates import Max, Mean, Min, Sum
-from midstream.operators.windows import Session, Sliding, session, sliding, tumbling, window_operator
+from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.core.elements import MAX_WATERMARK_US
+from midstream.engine.core.errors import JobError
+from midstream.engine.operators.windows.aggregates import Max, Mean, Min, Sum
+from midstream.engine.operators.windows.windows import Session, Sliding, session, sliding, tumbling, window_operator
 
 LARGEST = 10**38 - 1
 

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from midstream.core.errors import JobError
-from midstream.operators.user_metrics import NAMES_MAX, UserMetrics
+from midstream.engine.core.errors import JobError
+from midstream.engine.operators.user_metrics import NAMES_MAX, UserMetrics
 
 
 def test_a_counter_adds_up_and_is_the_same_object_for_its_name():

@@ -16,14 +16,14 @@ import pyarrow as pa
 import pytest
 from operator_world import World, deal_out
 
-from midstream.core.arrow_types import schema_of as arrow_schema
-from midstream.core.arrow_types import to_list
-from midstream.core.batches import canonical_schema, canonical_type
-from midstream.core.elements import MAX_WATERMARK_US
-from midstream.core.errors import ConfigError, JobError, SchemaError
-from midstream.core.keys import key_group_range
-from midstream.operators import window_base
-from midstream.operators.aggregates import (
+from midstream.engine.core.arrow_types import schema_of as arrow_schema
+from midstream.engine.core.arrow_types import to_list
+from midstream.engine.core.batches import canonical_schema, canonical_type
+from midstream.engine.core.elements import MAX_WATERMARK_US
+from midstream.engine.core.errors import ConfigError, JobError, SchemaError
+from midstream.engine.core.key_groups import key_group_range
+from midstream.engine.operators.windows import window_operator as window_base
+from midstream.engine.operators.windows.aggregates import (
     Accumulator,
     Aggregate,
     Columns,
@@ -35,8 +35,8 @@ from midstream.operators.aggregates import (
     Min,
     Sum,
 )
-from midstream.operators.watermarks import TimestampsOperator, WatermarkStrategy
-from midstream.operators.windows import LATE, session, sliding, tumbling, window_operator
+from midstream.engine.operators.watermarks import TimestampsOperator, WatermarkStrategy
+from midstream.engine.operators.windows.windows import LATE, session, sliding, tumbling, window_operator
 
 EPOCH = datetime(1970, 1, 1)
 

@@ -8,9 +8,9 @@ from concurrent.futures import Future
 from midstream.page.address import PageAddress
 from midstream.page.http import Refusal, Request, Response
 from midstream.page.site import Site
-from midstream.protocol.job_status import JobStatus
-from midstream.protocol.live_rows import GetRows
-from midstream.protocol.messages import ClientRequest, GetLogs, Reply
+from midstream.engine.protocol.job_status import JobStatus
+from midstream.engine.protocol.live_rows import GetRows
+from midstream.engine.protocol.messages import ClientRequest, GetLogs, Reply
 
 TOKEN = "a-token-of-the-tests"
 WITH_TOKEN = {"authorization": f"Bearer {TOKEN}", "host": "localhost:1"}

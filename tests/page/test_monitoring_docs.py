@@ -13,7 +13,7 @@ import pytest
 from test_page_metrics import full
 
 from machine import limit_s
-from midstream.page.metrics import families, metrics_text
+from midstream.page.prometheus import families, metrics_text
 
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "operations" / "monitoring.md"

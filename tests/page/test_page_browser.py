@@ -27,7 +27,7 @@ from machine import limit_s
 from midstream import Environment
 from midstream.page.address import PageAddress
 from midstream.page.server import PageServer
-from midstream.protocol.job_status import (
+from midstream.engine.protocol.job_status import (
     CheckpointStatus,
     FlowStatus,
     GaugeStatus,
@@ -37,11 +37,11 @@ from midstream.protocol.job_status import (
     StateSize,
     SubtaskStatus,
 )
-from midstream.protocol.live_rows import GetRows
-from midstream.protocol.messages import ClientRequest, GetLogs, Reply
-from midstream.runtime.job import Job
-from midstream.runtime.processes import ProcessSlots
-from midstream.ui.cli import main
+from midstream.engine.protocol.live_rows import GetRows
+from midstream.engine.protocol.messages import ClientRequest, GetLogs, Reply
+from midstream.runtime.driver.job import Job
+from midstream.runtime.process.process_slots import ProcessSlots
+from midstream.cli.main import main
 from sample_status import later, sample
 from waiting import until
 

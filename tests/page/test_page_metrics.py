@@ -7,9 +7,9 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
-from midstream.core.elements import MAX_WATERMARK_US
-from midstream.page.metrics import STATES, metrics_text
-from midstream.protocol.job_status import (
+from midstream.engine.core.elements import MAX_WATERMARK_US
+from midstream.page.prometheus import STATES, metrics_text
+from midstream.engine.protocol.job_status import (
     BottleneckStatus,
     CheckpointStatus,
     FlowStatus,

@@ -20,14 +20,14 @@ from jobs import NumbersJob
 from machine import limit_s
 from midstream import Environment
 from midstream.api.submit import StartOptions
-from midstream.core.errors import ConfigError
+from midstream.engine.core.errors import ConfigError
 from midstream.page import server as page_server
 from midstream.page.address import PageAddress, token_of
 from midstream.page.server import CONNECTIONS_MAX, PageServer, open_page
-from midstream.protocol.job_status import JobStatus
-from midstream.runtime import registry
-from midstream.runtime.job import Job, start_job
-from midstream.runtime.processes import ProcessSlots
+from midstream.engine.protocol.job_status import JobStatus
+from midstream.runtime.driver import job_registry
+from midstream.runtime.driver.job import Job, start_job
+from midstream.runtime.process.process_slots import ProcessSlots
 from sample_status import sample
 from waiting import until
 
@@ -206,7 +206,7 @@ def test_every_job_has_a_page_unless_told_otherwise(
 
     job = start(None)
     assert job.page is not None and job.page.startswith("http://127.0.0.1:") and "#token=" in job.page
-    assert [entry.page for entry in registry.list_jobs() if entry.job_id == job.job_id] == [job.page]
+    assert [entry.page for entry in job_registry.list_jobs() if entry.job_id == job.job_id] == [job.page]
     assert f'href="{job.page}"' in job._repr_html_() and "<midstream" not in job._repr_html_()
     job.cancel()
     assert "href" not in job._repr_html_()

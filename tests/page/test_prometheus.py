@@ -16,7 +16,7 @@ from test_monitoring_docs import ALERTS, EXPRESSIONS
 
 from machine import limit_s
 from midstream import Environment, KeyedProcessFunction
-from midstream.runtime.processes import ProcessSlots
+from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
 
 pytestmark = pytest.mark.systems

@@ -11,8 +11,8 @@ import polars as pl
 import pyarrow as pa
 
 from midstream import Count, Environment, KeyedProcessFunction, WatermarkStrategy, fixed_restarts, tumbling
-from midstream.operators.sink import Sink, SinkWriter
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.engine.operators.sink_api import Sink, SinkWriter
+from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
 
 SHOP = 7
 """The key that nine of ten rows have."""

@@ -7,8 +7,8 @@ from typing import Any
 import msgspec
 import pytest
 
-from midstream.protocol.bottleneck import bottleneck_status
-from midstream.protocol.job_status import BottleneckStatus, OperatorStatus, SubtaskStatus, VertexStatus
+from midstream.engine.protocol.bottleneck import bottleneck_status
+from midstream.engine.protocol.job_status import BottleneckStatus, OperatorStatus, SubtaskStatus, VertexStatus
 
 
 def task(id: int, *shares: tuple[float, float], rows: tuple[int, int] = (0, 0)) -> VertexStatus:

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from midstream.protocol.framing import LENGTH, FrameDecoder, ProtocolViolation, frame
+from midstream.engine.protocol.framing import LENGTH, FrameDecoder, ProtocolViolation, frame
 
 
 def stream_of(*bodies: bytes) -> bytes:

@@ -6,8 +6,8 @@ import os
 
 import pytest
 
-from midstream.protocol.framing import LENGTH_BYTES, ProtocolViolation
-from midstream.protocol.handshake import (
+from midstream.engine.protocol.framing import LENGTH_BYTES, ProtocolViolation
+from midstream.engine.protocol.handshake import (
     CHALLENGE,
     HELLO,
     MAC_BYTES,

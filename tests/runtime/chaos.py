@@ -26,10 +26,10 @@ from typing import Final
 import polars as pl
 import psutil
 
-from midstream.core.errors import ClusterError
-from midstream.protocol import messages as m
-from midstream.runtime.client import Client
-from midstream.runtime.registry import JobEntry, list_jobs
+from midstream.engine.core.errors import ClusterError
+from midstream.engine.protocol import messages as m
+from midstream.runtime.driver.client import Client
+from midstream.runtime.driver.job_registry import JobEntry, list_jobs
 
 PROGRAM: Final = Path(__file__).with_name("random_program.py")
 COLUMNS: Final = ("key", "id", "at", "x")

@@ -16,9 +16,9 @@ from typing import Any
 
 from jobs import NumbersJob
 from machine import limit_s
-from midstream.runtime import processes
-from midstream.runtime.job import Job, start_job
-from midstream.runtime.ports import Ports
+from midstream.runtime.process import process_slots
+from midstream.runtime.driver.job import Job, start_job
+from midstream.runtime.network.ports import Ports
 from nodes import DRIVER, Nodes
 from waiting import until
 
@@ -26,7 +26,7 @@ HEARTBEAT_TIMEOUT_S = 4.0
 LET_THROUGH = Ports(7200, 7202, "of the test")
 
 
-class OnNodes(processes.ProcessSlots):
+class OnNodes(process_slots.ProcessSlots):
     bind_host = DRIVER
     driver_host = DRIVER
 
@@ -38,7 +38,7 @@ class OnPorts(OnNodes):
 def main(what: str, directory: Path) -> dict[str, Any]:
     with ExitStack() as stack:
         nodes = Nodes(stack)
-        processes.subprocess = SimpleNamespace(Popen=nodes.popen, PIPE=subprocess.PIPE)  # type: ignore[assignment]  # of its names the module uses two
+        process_slots.subprocess = SimpleNamespace(Popen=nodes.popen, PIPE=subprocess.PIPE)  # type: ignore[assignment]  # of its names the module uses two
         if what == "cut":
             return cut(stack, nodes, directory)
         nodes.only_let_through(LET_THROUGH)

@@ -6,9 +6,9 @@ import sys
 
 import polars as pl  # its signal handler has a long wait go on, and Python does not see a Ctrl-C before its end
 
-from midstream.runtime.driver import Driver
-from midstream.runtime.job import Job
-from midstream.runtime.processes import ProcessSlots
+from midstream.runtime.driver.driver import Driver
+from midstream.runtime.driver.job import Job
+from midstream.runtime.process.process_slots import ProcessSlots
 from scripted_coordinator import Scripted, plan
 from waiting import until
 

@@ -43,7 +43,7 @@ from midstream import (
     sliding,
     tumbling,
 )
-from midstream.runtime.processes import ProcessSlots
+from midstream.runtime.process.process_slots import ProcessSlots
 
 START: Final = datetime(2024, 1, 1)
 END: Final = datetime(2100, 1, 1)

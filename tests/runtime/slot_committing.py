@@ -12,8 +12,8 @@ from typing import Any
 import pyarrow as pa
 
 from midstream import Environment
-from midstream.core.arrow_types import to_list
-from midstream.operators.sink import Committer, CommitterContext, Sink, SinkWriter, WriterContext
+from midstream.engine.core.arrow_types import to_list
+from midstream.engine.operators.sink_api import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 
 
 class Appending(Sink):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from midstream.runtime.beating import _seen
+from midstream.runtime.process.heartbeat_thread import _seen
 
 
 class Unready:

@@ -14,12 +14,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from midstream.protocol.messages import LOG_LINE_CHARS_MAX, LogEntry, Logged, LogLine
-from midstream.runtime import capture as capturing
-from midstream.runtime import logs as keeping
-from midstream.runtime import processes
-from midstream.runtime.capture import Capture, levels_set
-from midstream.runtime.logs import JobLogs
+from midstream.engine.protocol.messages import LOG_LINE_CHARS_MAX, LogEntry, Logged, LogLine
+from midstream.runtime.process import slot_output as capturing
+from midstream.runtime.driver import job_logs as keeping
+from midstream.runtime.process import process_slots
+from midstream.runtime.process.slot_output import Capture, levels_set
+from midstream.runtime.driver.job_logs import JobLogs
 
 
 class Slot:
@@ -294,6 +294,6 @@ def test_a_line_of_megabytes_is_passed_on_in_pieces(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(sys.stdout, "write", written.append)
     path = tmp_path / "printed"
     path.write_text("short\n" + "y" * 5_000_000 + "\nend")
-    processes._copy_stdout(path.open("rb"))
+    process_slots._copy_stdout(path.open("rb"))
     assert "".join(written) == path.read_text()
     assert max(map(len, written)) < 2_000_000

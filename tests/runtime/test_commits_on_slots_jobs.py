@@ -15,7 +15,7 @@ from slot_committing import book_of, hold, job, rows_at
 
 from jobs import check_gapless
 from machine import limit_s
-from midstream.runtime.processes import ProcessSlots
+from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import alive, until
 
 pytestmark = pytest.mark.systems
@@ -100,7 +100,7 @@ def test_what_a_killed_driver_has_not_committed_is_committed_by_slots_of_the_nex
     place.mkdir()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     code = (
-        "from pathlib import Path; from slot_committing import job; from midstream.runtime.processes import ProcessSlots; "
+        "from pathlib import Path; from slot_committing import job; from midstream.runtime.process.process_slots import ProcessSlots; "
         f"job(Path({str(place)!r}), Path({str(checkpoints)!r}), rows_per_s=4_000).execute(slots=ProcessSlots())"
     )
     directory = str(Path(slot_committing.__file__).parent)

@@ -17,15 +17,15 @@ from typing import Any
 import pytest
 
 from machine import limit_s
-from midstream.core.errors import ClusterError, ConfigError
-from midstream.protocol.framing import LENGTH, UNAUTHENTICATED_FRAME_BYTES_MAX, frame
-from midstream.protocol.handshake import HELLO, MAGIC, VERSION, Dialer, Identity, Role
-from midstream.runtime.connection import NOT_SENT_BYTES_MAX, PULL_BYTES_MAX, Connection, dial
-from midstream.runtime.listener import Listener
-from midstream.runtime.loop import EventLoop
-from midstream.runtime.ports import Ports, listen
-from midstream.runtime.tls import JobKeys, keys_for, tls_of
-from midstream.runtime.transport import TcpTransport
+from midstream.engine.core.errors import ClusterError, ConfigError
+from midstream.engine.protocol.framing import LENGTH, UNAUTHENTICATED_FRAME_BYTES_MAX, frame
+from midstream.engine.protocol.handshake import HELLO, MAGIC, VERSION, Dialer, Identity, Role
+from midstream.runtime.network.connection import NOT_SENT_BYTES_MAX, PULL_BYTES_MAX, Connection, dial
+from midstream.runtime.network.listener import Listener
+from midstream.runtime.event_loop import EventLoop
+from midstream.runtime.network.ports import Ports, listen
+from midstream.runtime.network.tls import JobKeys, keys_for, tls_of
+from midstream.runtime.network.transport import TcpTransport
 from waiting import until
 
 SECRET = bytes(range(32))

@@ -16,7 +16,7 @@ import msgspec
 import pytest
 
 from machine import limit_s
-from midstream.coordinator.events import (
+from midstream.engine.coordinator.events import (
     ClientAsked,
     CloseSlot,
     CoordinatorEvent,
@@ -25,18 +25,18 @@ from midstream.coordinator.events import (
     SlotsGone,
     Started,
 )
-from midstream.core.errors import ClusterError, InvariantError, JobError
-from midstream.protocol.framing import MESSAGE, ProtocolViolation, frame
-from midstream.protocol.handshake import Dialer, Identity, Role
-from midstream.protocol.messages import Deployed, DoStop, GetStatus, Register, SlotStatus
-from midstream.runtime import registry
-from midstream.runtime.client import Client
-from midstream.runtime.driver import Driver
-from midstream.runtime.job import Job
-from midstream.runtime.processes import ProcessSlots
-from midstream.runtime.provider import OnFailed, OnLeaving, SlotLaunch
-from midstream.runtime.slot import run_slot
-from midstream.runtime.tls import JobKeys
+from midstream.engine.core.errors import ClusterError, InvariantError, JobError
+from midstream.engine.protocol.framing import MESSAGE, ProtocolViolation, frame
+from midstream.engine.protocol.handshake import Dialer, Identity, Role
+from midstream.engine.protocol.messages import Deployed, DoStop, GetStatus, Register, SlotStatus
+from midstream.runtime.driver import job_registry
+from midstream.runtime.driver.client import Client
+from midstream.runtime.driver.driver import Driver
+from midstream.runtime.driver.job import Job
+from midstream.runtime.process.process_slots import ProcessSlots
+from midstream.runtime.slot_provider import OnFailed, OnLeaving, SlotLaunch
+from midstream.runtime.process.slot_main import run_slot
+from midstream.runtime.network.tls import JobKeys
 from scripted_coordinator import Scripted, plan
 from waiting import alive, until
 
@@ -103,7 +103,7 @@ def test_a_stopped_slot_is_lost_after_the_heartbeat_timeout_and_its_process_is_e
 
 
 def test_a_process_that_cannot_be_a_slot_says_why(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("midstream.runtime.processes.ProcessSlots.driver_host", "no-such-host.invalid")
+    monkeypatch.setattr("midstream.runtime.process.process_slots.ProcessSlots.driver_host", "no-such-host.invalid")
     _, coordinator = start(plan(slots=1))
     failed = until("the failure", lambda: coordinator.failed)[0]
     assert "ended with status 1" in failed.reason and "cannot find the driver's host" in failed.reason
@@ -139,7 +139,7 @@ def test_the_coordinator_is_told_when_no_slot_can_be_had_any_more() -> None:
 def test_more_slots_than_there_can_be_are_refused_before_anything_starts() -> None:
     with pytest.raises(ClusterError, match="needs 3 slots, but there are 2"):
         Driver(plan(slots=3), ProcessSlots(slots_max=2), Scripted)
-    assert registry.list_jobs() == []
+    assert job_registry.list_jobs() == []
 
 
 class LetsGo(Scripted):
@@ -153,7 +153,7 @@ class LetsGo(Scripted):
 
 
 def test_a_released_slot_that_does_not_end_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("midstream.coordinator.shell.RELEASE_WAIT_S", 0.3)
+    monkeypatch.setattr("midstream.engine.coordinator.shell.RELEASE_WAIT_S", 0.3)
     made: list[LetsGo] = []
 
     def make(plan: JobPlan, now_ms: int) -> LetsGo:
@@ -192,7 +192,7 @@ def test_a_second_run_of_a_slots_task_is_turned_away(start: Start) -> None:
     """Spark runs a failed task again: that one answers a request which was answered before."""
     _, coordinator = start(plan(slots=1))
     until("the slot", lambda: coordinator.slots)
-    (entry,) = registry.list_jobs()
+    (entry,) = job_registry.list_jobs()
     again = SlotLaunch(entry.host, entry.port, entry.keys, entry.job_id, "job-0001-request-1")
     run_slot(again)  # ends in good order: Spark would run a failed task a third time
     assert list(coordinator.slots) == [0] and not coordinator.lost
@@ -237,7 +237,7 @@ class Rude(threading.Thread):
 def test_slots_and_commands_whose_connection_is_closed_before_they_are_known_come_again(start: Start) -> None:
     _, coordinator = start(plan(slots=1))
     until("the slot", lambda: coordinator.slots)
-    (entry,) = registry.list_jobs()
+    (entry,) = job_registry.list_jobs()
     for tells in ("slot", "command"):
         rude = Rude(entry.port)
         rude.start()
@@ -253,7 +253,7 @@ def test_slots_and_commands_whose_connection_is_closed_before_they_are_known_com
 def test_a_message_before_registering_or_a_second_registration_ends_the_line(start: Start) -> None:
     _, coordinator = start(plan(slots=1))
     until("the slot", lambda: coordinator.slots)
-    (entry,) = registry.list_jobs()
+    (entry,) = job_registry.list_jobs()
     for said in (Deployed(0), Register("127.0.0.1", 1, 1, "3.11", "unheard-of")):
         with socket.create_connection((entry.host, entry.port), timeout=limit_s(10)) as sock:
             dialer = Dialer(entry.keys.secret, Identity(Role.SLOT_CONTROL, entry.job_id), os.urandom(32))
@@ -267,7 +267,7 @@ def test_a_message_before_registering_or_a_second_registration_ends_the_line(sta
 
 
 def test_a_slot_imports_the_library_that_starts_threads_only_after_they_are_limited() -> None:
-    program = "import sys, midstream.spark.slots, midstream.runtime.processes; assert 'polars' not in sys.modules"
+    program = "import sys, midstream.spark.spark_slots, midstream.runtime.process.process_slots; assert 'polars' not in sys.modules"
     subprocess.run([sys.executable, "-c", program], check=True, timeout=limit_s(60))
 
 
@@ -276,31 +276,31 @@ def test_a_slot_imports_the_library_that_starts_threads_only_after_they_are_limi
 
 def test_a_client_finds_the_job_by_name_and_asks(start: Start) -> None:
     start(plan(slots=1, name="flights"))
-    with Client(registry.find("flights")) as client:
+    with Client(job_registry.find("flights")) as client:
         status = client.ask(GetStatus()).status
         assert status is not None and status.job_id == "job-0001"
         assert client.ask(GetStatus(), timeout_s=limit_s(5)).status is not None
         assert client.ask(DoStop(), timeout_s=limit_s(10)).error == ""
-    until("the entry to be withdrawn", lambda: not registry.list_jobs())
+    until("the entry to be withdrawn", lambda: not job_registry.list_jobs())
 
 
 def test_two_jobs_at_once_do_not_meet(start: Start) -> None:
     first, _ = start(plan(slots=1, job_id="aaaa-1", name="same"))
     second, other = start(plan(slots=1, job_id="aaaa-2", name="same"))
     with pytest.raises(JobError, match=r"'same' matches 2 running jobs \(aaaa-1, aaaa-2\)"):
-        registry.find("same")
+        job_registry.find("same")
     with pytest.raises(JobError, match="matches 2 running jobs"):
-        registry.find("aaaa")
-    with Client(registry.find("aaaa-2")) as client:
+        job_registry.find("aaaa")
+    with Client(job_registry.find("aaaa-2")) as client:
         client.ask(DoStop())
     assert second.ended.wait(limit_s(10)) and not first.ended.is_set()
     assert not other.lost
-    assert [entry.job_id for entry in registry.list_jobs()] == ["aaaa-1"]
+    assert [entry.job_id for entry in job_registry.list_jobs()] == ["aaaa-1"]
 
 
 def test_who_does_not_know_the_secret_gets_nowhere_and_who_knows_another_jobs_is_turned_away(start: Start) -> None:
     start(plan(slots=1))
-    entry = registry.list_jobs()[0]
+    entry = job_registry.list_jobs()[0]
     with pytest.raises((ClusterError, ProtocolViolation)):
         Client(msgspec.structs.replace(entry, keys=JobKeys(bytes(32))))
     with pytest.raises(ClusterError, match="not its driver: this is the driver of job job-0001"):
@@ -311,17 +311,17 @@ def test_who_does_not_know_the_secret_gets_nowhere_and_who_knows_another_jobs_is
 
 def test_the_entry_is_private_and_a_dead_drivers_is_removed(start: Start) -> None:
     start(plan(slots=1))
-    (entry,) = registry.list_jobs()
-    directory = registry.home() / "jobs"
+    (entry,) = job_registry.list_jobs()
+    directory = job_registry.home() / "jobs"
     assert stat.S_IMODE(directory.stat().st_mode) == 0o700
     assert stat.S_IMODE((directory / "job-0001.json").stat().st_mode) == 0o600
     assert entry.keys.secret.hex() not in repr(entry) and str(entry.keys.secret) not in repr(entry)
     # our process number, but of a process that began at another time
-    registry.announce(msgspec.structs.replace(entry, job_id="dead", process_started="another boot 1"))
-    registry.announce(msgspec.structs.replace(entry, job_id="elsewhere", machine="another", pid=1))
+    job_registry.announce(msgspec.structs.replace(entry, job_id="dead", process_started="another boot 1"))
+    job_registry.announce(msgspec.structs.replace(entry, job_id="elsewhere", machine="another", pid=1))
     (directory / "torn.json").write_bytes(b'{"job_id"')
-    assert [found.job_id for found in registry.list_jobs()] == ["job-0001"]
+    assert [found.job_id for found in job_registry.list_jobs()] == ["job-0001"]
     assert sorted(path.name for path in directory.glob("*.json")) == ["elsewhere.json", "job-0001.json"]
     (directory / "elsewhere.json").unlink()
     with pytest.raises(JobError, match=r"no running job 'dead' on this machine; running: scripted \(job-0001\)"):
-        registry.find("dead")
+        job_registry.find("dead")

@@ -11,7 +11,7 @@ import pytest
 
 from machine import limit_s
 from midstream import DataError, Environment, JobError, MidstreamError
-from midstream.runtime.processes import ProcessSlots
+from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
 
 ENDS_WITHIN_S = 10.0

@@ -13,13 +13,14 @@ import pytest
 
 from jobs import NumbersJob
 from machine import limit_s
-from midstream.core.errors import JobError
-from midstream.protocol.job_status import FailureStatus, JobStatus
-from midstream.runtime import history, registry
-from midstream.runtime.history import JobRecord, Keeper
-from midstream.runtime.job import start_job
-from midstream.runtime.processes import ProcessSlots
-from midstream.runtime.tls import JobKeys
+from midstream.engine.core.errors import JobError
+from midstream.engine.protocol.job_status import FailureStatus, JobStatus
+from midstream.runtime.driver import job_history as history
+from midstream.runtime.driver import job_registry
+from midstream.runtime.driver.job_history import JobRecord, Keeper
+from midstream.runtime.driver.job import start_job
+from midstream.runtime.process.process_slots import ProcessSlots
+from midstream.runtime.network.tls import JobKeys
 from sample_status import sample
 from waiting import until
 
@@ -30,8 +31,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "home"
 
 
-def entry_of(job_id: str) -> registry.JobEntry:
-    return registry.entry_of_this_process(job_id, "flights", "127.0.0.1", 7000, JobKeys(b"the job's secret"))
+def entry_of(job_id: str) -> job_registry.JobEntry:
+    return job_registry.entry_of_this_process(job_id, "flights", "127.0.0.1", 7000, JobKeys(b"the job's secret"))
 
 
 def of(job_id: str, state: str = "running", started_ms: int = 0, name: str = "flights") -> JobStatus:
@@ -66,7 +67,7 @@ def test_the_newest_of_many_statuses_is_what_is_written() -> None:
 
 def test_a_job_whose_process_is_gone_is_lost(home: Path) -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    started = registry.process_started(child.pid)
+    started = job_registry.process_started(child.pid)
     assert started is not None
     entry = msgspec.structs.replace(entry_of("a"), pid=child.pid, process_started=started)
     keeper = Keeper(entry)

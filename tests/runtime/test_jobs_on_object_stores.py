@@ -13,11 +13,11 @@ import pytest
 from jobs import NumbersJob, check_gapless
 from machine import limit_s
 from midstream import Environment, KeyedProcessFunction, ValueState
-from midstream.checkpoint.store import list_checkpoints
-from midstream.core.errors import MidstreamError, StorageError
-from midstream.runtime.job import Job, start_job
-from midstream.runtime.processes import ProcessSlots
-from midstream.runtime.storage import FileStorage
+from midstream.engine.checkpoint.store import list_checkpoints
+from midstream.engine.core.errors import MidstreamError, StorageError
+from midstream.runtime.driver.job import Job, start_job
+from midstream.runtime.process.process_slots import ProcessSlots
+from midstream.runtime.storage.file_storage import FileStorage
 from object_store import KEY, SECRET, ObjectStore, running_store, use_environment
 from waiting import until
 

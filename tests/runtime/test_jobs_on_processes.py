@@ -15,14 +15,14 @@ import pytest
 from jobs import NumbersJob, check_gapless
 from machine import limit_s
 from midstream import Environment, KeyedProcessFunction, ValueState, fixed_restarts
-from midstream.core.config import RestartStrategy
-from midstream.core.errors import JobError, StorageError
-from midstream.runtime import registry
-from midstream.runtime.job import Job, start_job
-from midstream.runtime.processes import ProcessSlots
-from midstream.runtime.provider import SlotLaunch
-from midstream.runtime.tls import JobKeys
-from midstream.worker.task import Task
+from midstream.engine.core.config import RestartStrategy
+from midstream.engine.core.errors import JobError, StorageError
+from midstream.runtime.driver import job_registry
+from midstream.runtime.driver.job import Job, start_job
+from midstream.runtime.process.process_slots import ProcessSlots
+from midstream.runtime.slot_provider import SlotLaunch
+from midstream.runtime.network.tls import JobKeys
+from midstream.engine.worker.task import Task
 from waiting import alive, until
 
 
@@ -142,7 +142,7 @@ def test_a_drained_job_has_finished_all_it_read(running: list[Job]) -> None:
 def test_a_function_that_takes_longer_than_the_heartbeat_timeout_costs_no_slot(
     running: list[Job], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("midstream.coordinator.requests.waiting.SHOWN_S", 1.0)
+    monkeypatch.setattr("midstream.engine.coordinator.requests.pending_waits.SHOWN_S", 1.0)
     numbers = NumbersJob(2_000, sleeps_at=(0, 4.0), heartbeat_timeout_s=1.0)
     job = start(running, numbers)
     calls = until("the call", lambda: [wait for wait in job.status().waiting if "'slow'" in wait.what], 60)
@@ -208,4 +208,4 @@ def test_a_user_without_a_home_is_told_what_to_set(monkeypatch: pytest.MonkeyPat
     monkeypatch.delenv("MIDSTREAM_HOME")
     monkeypatch.setattr(Path, "home", no_home)
     with pytest.raises(StorageError, match=r"there is no home directory .*; set MIDSTREAM_HOME"):
-        registry.list_jobs()
+        job_registry.list_jobs()

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from machine import limit_s
-from midstream.core.seams import Done, Failed
-from midstream.runtime import loop as loop_module
-from midstream.runtime.loop import EventLoop
+from midstream.engine.core.interfaces import Done, Failed
+from midstream.runtime import event_loop as loop_module
+from midstream.runtime.event_loop import EventLoop
 
 
 @pytest.fixture

@@ -12,12 +12,12 @@ import psutil
 import pytest
 
 from machine import limit_s
-from midstream.runtime.memory import memory_limit
+from midstream.runtime.process.slot_memory import memory_limit
 
 FAULTS = """
 import resource
 import numpy as np
-from midstream.runtime.memory import keep_freed_memory
+from midstream.runtime.process.slot_memory import keep_freed_memory
 
 keep_freed_memory()
 def work():
@@ -79,7 +79,7 @@ def test_memory_is_limited_by_every_cgroup_above_the_process(
 LIMITED = """
 import resource
 resource.setrlimit(resource.RLIMIT_AS, (3 * 2**30, resource.RLIM_INFINITY))
-from midstream.runtime.memory import memory_limit
+from midstream.runtime.process.slot_memory import memory_limit
 print(memory_limit())
 """
 

@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from machine import limit_s
-from midstream.core.errors import ConfigError, StorageError
-from midstream.runtime import conditional
-from midstream.runtime.storage import FileStorage, RemoteStorage, check_can_create
+from midstream.engine.core.errors import ConfigError, StorageError
+from midstream.runtime.storage import exclusive_create
+from midstream.runtime.storage.file_storage import FileStorage, RemoteStorage, check_can_create
 from object_store import KEY, SECRET, ObjectStore, running_store, use_environment
 from storage_contract import check_promises
 
@@ -32,7 +32,7 @@ def server() -> Iterator[ObjectStore]:
 @pytest.fixture
 def store(server: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[ObjectStore]:
     use_environment(monkeypatch)
-    monkeypatch.setattr(conditional, "FIRST_PAUSE_S", 0.001)
+    monkeypatch.setattr(exclusive_create, "FIRST_PAUSE_S", 0.001)
     server.requests.clear()
     yield server
     server.mend()
@@ -115,7 +115,7 @@ def test_a_store_that_is_busy_is_asked_again(
     store.fault("PUT", "/epochs/1", fault, times=3)
     with caplog.at_level(logging.WARNING, "midstream"):
         assert proven.create("epochs/1", b"mine")
-    said = [record.getMessage() for record in caplog.records if record.name == "midstream.runtime.conditional"]
+    said = [record.getMessage() for record in caplog.records if record.name == "midstream.runtime.storage.exclusive_create"]
     assert len(said) == 3 and all("is retried" in line for line in said)
     if fault == "cut":
         assert all("/epochs/1 failed: no answer" in line for line in said), said
@@ -130,11 +130,11 @@ def test_a_store_that_stays_busy_is_given_up_with_the_reason(store: ObjectStore,
         proven.create("epochs/1", b"mine")
     assert "5 tries failed, the last one because HTTP 503 SlowDown: as the test has it" in str(caught.value)
     assert "It is unknown whether it exists now" in str(caught.value)
-    assert sum(line.startswith("PUT") and "/epochs/1" in line for line in store.requests) == conditional.TRIES
+    assert sum(line.startswith("PUT") and "/epochs/1" in line for line in store.requests) == exclusive_create.TRIES
 
 
 def test_a_store_that_does_not_answer_is_given_up(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(conditional, "REQUEST_S", 0.3)
+    monkeypatch.setattr(exclusive_create, "REQUEST_S", 0.3)
     storage = FileStorage(store.url("silent"))
     assert storage.create("first", b"")
     store.fault("PUT", "/epochs/1", "wait", times=2)
@@ -176,8 +176,8 @@ def test_a_store_that_ignores_the_condition_is_refused(store: ObjectStore) -> No
 
 
 def test_two_libraries_that_see_two_places_are_refused(store: ObjectStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = conditional._open_s3
-    monkeypatch.setattr(conditional, "_open_s3", lambda bucket, *rest: real("other", *rest))
+    real = exclusive_create._open_s3
+    monkeypatch.setattr(exclusive_create, "_open_s3", lambda bucket, *rest: real("other", *rest))
     store.make_bucket("other")
     with pytest.raises(StorageError, match="pyarrow does not find what obstore writes there"):
         FileStorage(store.url("apart")).create("_job", b"1")
@@ -276,7 +276,7 @@ def test_no_message_shows_a_password(store: ObjectStore) -> None:
     ],
 )
 def test_urls_are_shown_without_secrets(url: str, shown: str) -> None:
-    assert conditional.without_secrets(url) == shown
+    assert exclusive_create.without_secrets(url) == shown
 
 
 @pytest.mark.parametrize("path", ["a//b", "a/../b", "a/./b"])
@@ -379,10 +379,10 @@ def test_google_and_azure_are_asked_in_their_own_words(
         url = url.replace("PORT", str(server.server_port))
         files, found = fs.FileSystem.from_uri(url)
         assert found == root
-        writes = conditional.ConditionalWrites(files, root, url)
+        writes = exclusive_create.ConditionalWrites(files, root, url)
         store = writes._open()
         assert writes._create(store, f"{root}/1", b"the same") and not writes._create(store, f"{root}/1", b"the same")
-        real, lost = conditional.import_module, []
+        real, lost = exclusive_create.import_module, []
 
         def import_module(name: str) -> Any:  # whose first put succeeds, and is not heard of
             module = real(name)
@@ -396,8 +396,8 @@ def test_google_and_azure_are_asked_in_their_own_words(
 
             return SimpleNamespace(put=put)
 
-        monkeypatch.setattr(conditional, "import_module", import_module)
-        monkeypatch.setattr(conditional, "FIRST_PAUSE_S", 0.001)
+        monkeypatch.setattr(exclusive_create, "import_module", import_module)
+        monkeypatch.setattr(exclusive_create, "FIRST_PAUSE_S", 0.001)
         assert writes._create(store, f"{root}/2", b"the same") and lost
         assert server.RequestHandlerClass.seen[0] == seen  # type: ignore[attr-defined]
     finally:

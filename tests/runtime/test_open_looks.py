@@ -9,14 +9,14 @@ import pytest
 
 from in_memory import NoRows
 from machine import limit_s
-from midstream.core.arrow_types import schema_of
-from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
-from midstream.operators.base import Operator
-from midstream.operators.sink import Sink
-from midstream.protocol.live_rows import GetRows, LiveRows, RowsShown, ShowRows
-from midstream.protocol.messages import Reply
-from midstream.runtime.live_rows import EVERY_S, LOOKS_MAX, OpenLooks, meant_by
-from midstream.runtime.loop import EventLoop
+from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
+from midstream.engine.operators.base import Operator
+from midstream.engine.operators.sink_api import Sink
+from midstream.engine.protocol.live_rows import GetRows, LiveRows, RowsShown, ShowRows
+from midstream.engine.protocol.messages import Reply
+from midstream.runtime.driver.live_rows import EVERY_S, LOOKS_MAX, OpenLooks, meant_by
+from midstream.runtime.event_loop import EventLoop
 
 
 def graph() -> JobGraph:

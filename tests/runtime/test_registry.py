@@ -10,13 +10,13 @@ import msgspec
 import psutil
 import pytest
 
-from midstream.runtime import registry
-from midstream.runtime.tls import JobKeys
+from midstream.runtime.driver import job_registry
+from midstream.runtime.network.tls import JobKeys
 
 
-def announced(job_id: str = "job-1") -> registry.JobEntry:
-    entry = registry.entry_of_this_process(job_id, "numbers", "127.0.0.1", 7000, JobKeys(b"secret"))
-    registry.announce(entry)
+def announced(job_id: str = "job-1") -> job_registry.JobEntry:
+    entry = job_registry.entry_of_this_process(job_id, "numbers", "127.0.0.1", 7000, JobKeys(b"secret"))
+    job_registry.announce(entry)
     return entry
 
 
@@ -29,26 +29,26 @@ def test_a_step_of_the_wall_clock_hides_no_job(monkeypatch: pytest.MonkeyPatch) 
     entry = announced()
     began_s = psutil.Process().create_time()
     monkeypatch.setattr(psutil.Process, "create_time", lambda self: began_s + 3600)
-    assert registry.list_jobs() == [entry]
+    assert job_registry.list_jobs() == [entry]
 
 
 def test_which_process_it_is_is_told_by_its_boot_and_its_ticks() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    started = registry.process_started(child.pid)
-    assert started is not None and started == registry.process_started(child.pid)
-    assert started != registry.process_started(os.getpid())
+    started = job_registry.process_started(child.pid)
+    assert started is not None and started == job_registry.process_started(child.pid)
+    assert started != job_registry.process_started(os.getpid())
     child.communicate(b"\n")
-    assert registry.process_started(child.pid) is None
+    assert job_registry.process_started(child.pid) is None
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="what is told of zombies is read from Linux' /proc")
 def test_a_process_that_has_ended_and_that_no_parent_has_reaped_is_gone() -> None:
     child = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    assert registry.process_started(child.pid) is not None
+    assert job_registry.process_started(child.pid) is not None
     child.kill()
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
     assert psutil.Process(child.pid).status() == psutil.STATUS_ZOMBIE
-    assert registry.process_started(child.pid) is None
+    assert job_registry.process_started(child.pid) is None
     child.communicate()
 
 
@@ -56,15 +56,15 @@ def test_files_of_dead_jobs_go_away() -> None:
     entry = announced()
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
-    registry.announce(msgspec.structs.replace(entry, job_id="its process is gone", pid=child.pid))
-    registry.announce(msgspec.structs.replace(entry, job_id="its number is used again", process_started="a boot 7"))
-    (registry.home() / "jobs" / "garbage.json").write_bytes(b"{")
-    assert registry.list_jobs() == [entry]
-    assert [path.name for path in (registry.home() / "jobs").glob("*.json")] == ["job-1.json"]
+    job_registry.announce(msgspec.structs.replace(entry, job_id="its process is gone", pid=child.pid))
+    job_registry.announce(msgspec.structs.replace(entry, job_id="its number is used again", process_started="a boot 7"))
+    (job_registry.home() / "jobs" / "garbage.json").write_bytes(b"{")
+    assert job_registry.list_jobs() == [entry]
+    assert [path.name for path in (job_registry.home() / "jobs").glob("*.json")] == ["job-1.json"]
 
 
 def test_an_entry_of_another_version_stays_while_its_process_is_there() -> None:
-    directory = registry.home() / "jobs"
+    directory = job_registry.home() / "jobs"
     directory.mkdir(parents=True)
     child = subprocess.Popen([sys.executable, "-c", ""])
     child.wait()
@@ -72,5 +72,5 @@ def test_an_entry_of_another_version_stays_while_its_process_is_there() -> None:
     (directory / "old.json").write_bytes(msgspec.json.encode({"pid": child.pid}))
     (directory / "damaged.json").write_bytes(msgspec.json.encode({"pid": 2**40}))
     (directory / "negative.json").write_bytes(msgspec.json.encode({"pid": -1}))
-    assert registry.list_jobs() == []
+    assert job_registry.list_jobs() == []
     assert [path.name for path in directory.glob("*.json")] == ["new.json"]

@@ -11,10 +11,10 @@ import pytest
 
 from backpressured import Backpressured, check_exact, rows_in_flight, rows_out, until_more_rows
 from machine import limit_s
-from midstream.api.restarts import fixed_restarts
-from midstream.core.errors import JobError
-from midstream.runtime.job import Job
-from midstream.runtime.processes import ProcessSlots
+from midstream.api.restart_strategies import fixed_restarts
+from midstream.engine.core.errors import JobError
+from midstream.runtime.driver.job import Job
+from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import alive, until
 
 

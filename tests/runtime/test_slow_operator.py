@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 from midstream import Environment
-from midstream.runtime.processes import ProcessSlots
+from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
 
 

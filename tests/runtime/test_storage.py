@@ -15,8 +15,8 @@ import pyarrow.fs
 import pytest
 
 from machine import limit_s
-from midstream.core.errors import ConfigError, StorageError
-from midstream.runtime.storage import TEMPORARY, FileStorage, RemoteStorage
+from midstream.engine.core.errors import ConfigError, StorageError
+from midstream.runtime.storage.file_storage import TEMPORARY, FileStorage, RemoteStorage
 from permissions import unprivileged
 from storage_contract import check_promises
 

@@ -28,18 +28,18 @@ from cryptography.hazmat.primitives.serialization import (
 from jobs import check_gapless
 from machine import limit_s
 from midstream import Environment, KeyedProcessFunction
-from midstream.core.errors import ClusterError, ConfigError
-from midstream.protocol.framing import ProtocolViolation, frame
-from midstream.protocol.handshake import Dialer, Identity, Role
-from midstream.protocol.messages import GetStatus
-from midstream.runtime import registry
-from midstream.runtime.client import Client
-from midstream.runtime.connection import Connection, dial
-from midstream.runtime.job import Job
-from midstream.runtime.listener import Listener
-from midstream.runtime.loop import EventLoop
-from midstream.runtime.processes import ProcessSlots
-from midstream.runtime.tls import WRITE_BYTES_MAX, JobKeys, keys_for, tls_of
+from midstream.engine.core.errors import ClusterError, ConfigError
+from midstream.engine.protocol.framing import ProtocolViolation, frame
+from midstream.engine.protocol.handshake import Dialer, Identity, Role
+from midstream.engine.protocol.messages import GetStatus
+from midstream.runtime.driver import job_registry
+from midstream.runtime.driver.client import Client
+from midstream.runtime.network.connection import Connection, dial
+from midstream.runtime.driver.job import Job
+from midstream.runtime.network.listener import Listener
+from midstream.runtime.event_loop import EventLoop
+from midstream.runtime.process.process_slots import ProcessSlots
+from midstream.runtime.network.tls import WRITE_BYTES_MAX, JobKeys, keys_for, tls_of
 from waiting import until
 
 SECRET = bytes(range(32))
@@ -427,7 +427,7 @@ def test_a_command_sees_the_job_and_who_listens_sees_nothing_of_it(tls: str, run
     numbers.key_by("n").process(Same(), schema={"n": int}).print(limit=1)
     running.append(env.start(slots=ProcessSlots()))
     until("the job to run", lambda: running[0].status().state == "running")
-    (entry,) = registry.list_jobs()
+    (entry,) = job_registry.list_jobs()
     tap = Tap(entry.port)
     tap.start()
     with Client(msgspec.structs.replace(entry, port=tap.port)) as client:

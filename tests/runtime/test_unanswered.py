@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from midstream.runtime.unanswered import Unanswered
+from midstream.runtime.network.tcp_stall import Unanswered
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="TCP_INFO is Linux's")
 

@@ -7,23 +7,23 @@ from dataclasses import replace
 
 import pytest
 
-import midstream.sim.run as sim_run
+import midstream_lab.run as sim_run
 from effort import known
-from midstream.checkpoint import assign
-from midstream.checkpoint.metadata import CheckpointMetadata, EdgeLayout, OperatorState, VertexLayout
-from midstream.coordinator import Coordinator
-from midstream.core.ids import TaskId
-from midstream.graph.build import check_job_graph
-from midstream.graph.job_graph import JobGraph, OperatorSpec
-from midstream.protocol.messages import OperatorSnapshot
-from midstream.sim.keeper import ROOT, Start
-from midstream.sim.oracle import at_rest
-from midstream.sim.programs import NEW, Places
-from midstream.sim.regions import changing, changing_at_the_end
-from midstream.sim.rows import Outside, Pass
-from midstream.sim.run import Run, run
-from midstream.sim.scenario import Fault, Scenario, draw
-from midstream.sim.shapes import COMBINED, KEYED, REBALANCE, SHAPES, Input, Shape, node_of, source_node
+from midstream.engine.checkpoint import redistribute_state
+from midstream.engine.checkpoint.metadata import CheckpointMetadata, EdgeLayout, OperatorState, VertexLayout
+from midstream.engine.coordinator import Coordinator
+from midstream.engine.core.ids import TaskId
+from midstream.engine.graph.graph_builder import check_job_graph
+from midstream.engine.graph.job_graph import JobGraph, OperatorSpec
+from midstream.engine.protocol.messages import OperatorSnapshot
+from midstream_lab.restarter import ROOT, Start
+from midstream_lab.checkers.checkpoint_checker import at_rest
+from midstream_lab.scenarios.changed_programs import NEW, Places
+from midstream_lab.scenarios.targeted import changing, changing_at_the_end
+from midstream.simulation.recorded_rows import Outside, Pass
+from midstream_lab.run import Run, run
+from midstream_lab.scenarios.scenario import Fault, Scenario, draw
+from midstream_lab.jobs.shapes import COMBINED, KEYED, REBALANCE, SHAPES, Input, Shape, node_of, source_node
 
 
 def with_more_state(seed: int) -> Scenario:
@@ -68,7 +68,7 @@ def followed_by_a_new_one(
 
 
 def test_a_finished_subtask_may_run_again_in_one_task_with_a_new_operator(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = assign.finished_tasks
+    original = redistribute_state.finished_tasks
     restored = 0
 
     def finished_tasks(
@@ -80,7 +80,7 @@ def test_a_finished_subtask_may_run_again_in_one_task_with_a_new_operator(monkey
         restored += is_joined and 0 < len(old["total1"].finished) < old["total1"].parallelism
         return original(old, graph, vertices, in_flight)
 
-    monkeypatch.setattr(assign, "finished_tasks", finished_tasks)
+    monkeypatch.setattr(redistribute_state, "finished_tasks", finished_tasks)
     monkeypatch.setattr(sim_run, "changed", followed_by_a_new_one)
     for seed in known((26,), range(6, 66)):
         outcome = run(summed_in_parts(seed))

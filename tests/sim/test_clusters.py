@@ -6,10 +6,10 @@ from collections import Counter
 from dataclasses import replace
 
 from effort import some
-from midstream.coordinator import Coordinator
-from midstream.coordinator import events as ev
-from midstream.sim.run import Run, run
-from midstream.sim.scenario import CLUSTER_GONE, Fault, draw
+from midstream.engine.coordinator import Coordinator
+from midstream.engine.coordinator import events as ev
+from midstream_lab.run import Run, run
+from midstream_lab.scenarios.scenario import CLUSTER_GONE, Fault, draw
 
 
 class Listening(Coordinator):

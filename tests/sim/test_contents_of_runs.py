@@ -17,30 +17,34 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from midstream.checkpoint import channel_state, savepoint
-from midstream.coordinator.checkpointing import checkpoints, completing
-from midstream.operators import process_operator, session_windows
-from midstream.operators.progress import Progress
-from midstream.operators.session_windows import SessionWindowOperator
-from midstream.operators.sliding_windows import SlidingWindowOperator
-from midstream.operators.watermarks import TimestampsOperator
-from midstream.operators.window_base import END, START, WindowOperator
-from midstream.sim import regions
-from midstream.sim.contents import check_numbers
-from midstream.sim.on_time import on_time_at
-from midstream.sim.rows import Outside, SimSource
-from midstream.sim.run import run
-from midstream.sim.scenario import Fault, Scenario, draw
-from midstream.sim.shapes import FORWARD, KEYED, REBALANCE, SHAPES, Input, Node
-from midstream.sim.topologies import with_parallelism
-from midstream.sim.world import World
-from midstream.state import heap
-from midstream.state.heap import KeyForm
-from midstream.state.table import TableState
-from midstream.worker import recovery
-from midstream.worker.source import Asking, SourceDriver
-from midstream.worker.source import Progress as Step
-from midstream.worker.valve import WatermarkValve
+from midstream.engine.checkpoint import channel_state
+
+from midstream.engine.checkpoint import savepoint
+from midstream.engine.coordinator.checkpoints import checkpoint_coordinator
+from midstream.engine.coordinator.checkpoints import metadata_builder
+from midstream.engine.operators.functions import process_operator
+from midstream.engine.operators.windows import session_windows
+from midstream.engine.operators.windows.fired_upto import Progress
+from midstream.engine.operators.windows.session_windows import SessionWindowOperator
+from midstream.engine.operators.windows.sliding_windows import SlidingWindowOperator
+from midstream.engine.operators.watermarks import TimestampsOperator
+from midstream.engine.operators.windows.window_operator import END, START, WindowOperator
+from midstream_lab.scenarios import targeted
+from midstream_lab.checkers.content_checker import check_numbers
+from midstream_lab.jobs.on_time import on_time_at
+from midstream.simulation.recorded_rows import Outside, SimSource
+from midstream_lab.run import run
+from midstream_lab.scenarios.scenario import Fault, Scenario, draw
+from midstream_lab.jobs.shapes import FORWARD, KEYED, REBALANCE, SHAPES, Input, Node
+from midstream_lab.jobs.topologies import with_parallelism
+from midstream.simulation.world import World
+from midstream.engine.state import heap_snapshot as heap
+from midstream.engine.state.heap_snapshot import KeyForm
+from midstream.engine.state.table_state import TableState
+from midstream.engine.worker import gate_recovery
+from midstream.engine.worker.source_driver import Asking, SourceDriver
+from midstream.engine.worker.source_driver import Progress as Step
+from midstream.engine.worker.watermark_valve import WatermarkValve
 
 Patches = list[tuple[Any, str, Any]]
 
@@ -92,7 +96,7 @@ def wiped(batches: Sequence[pa.RecordBatch], column: str) -> list[pa.RecordBatch
 def recovered(change: Callable[[Sequence[pa.RecordBatch], str], list[pa.RecordBatch]], column: str) -> Bug:
     original = channel_state.rows_of
     return Bug(
-        [(recovery, "rows_of", lambda *arguments: change(original(*arguments), column))],
+        [(gate_recovery, "rows_of", lambda *arguments: change(original(*arguments), column))],
         partial(in_flight, "keyed" if column == "n" else "pipeline"),
         f"another {column} than they should|an n in rows|an n that no operator",
     )
@@ -196,7 +200,7 @@ def drained(seed: int) -> Scenario:
 
 def running_ones_forget() -> Patches:
     """In a checkpoint of an operator that has finished in part the others have no state."""
-    original = completing.operator_states
+    original = metadata_builder.operator_states
 
     def operator_states(*arguments: Any) -> Any:
         return tuple(
@@ -210,7 +214,7 @@ def running_ones_forget() -> Patches:
             for op in original(*arguments)
         )
 
-    return [(checkpoints, "operator_states", operator_states)]
+    return [(checkpoint_coordinator, "operator_states", operator_states)]
 
 
 def not_waited_for() -> Patches:
@@ -304,10 +308,10 @@ BUGS = {
         without_the_last_part(SessionWindowOperator), partial(windowed, "session"), "checkpoint .* lost"
     ),
     "windows fire twice": Bug(
-        fired_twice(), regions.ending("sliding"), f"key group .* is at .*, and had come to|{WRONG_WINDOWS}"
+        fired_twice(), targeted.ending("sliding"), f"key group .* is at .*, and had come to|{WRONG_WINDOWS}"
     ),
     "late rows of a drained job": Bug(no_late_output(), drained, "are late and should not be, .* are not"),
-    "state of who still runs": Bug(running_ones_forget(), regions.ending("keyed"), "checkpoint .* state of count1"),
+    "state of who still runs": Bug(running_ones_forget(), targeted.ending("keyed"), "checkpoint .* state of count1"),
     "a silent channel beside idle ones": Bug(
         not_waited_for(), partly_idle, "event time of a task is .*, and should be"
     ),
@@ -381,4 +385,4 @@ def test_rows_are_not_late_because_only_an_idle_input_is_left() -> None:
 def test_rows_of_a_single_split_are_never_late_because_it_was_idle(topology: str) -> None:
     """Some of these seeds have late rows where an idle subtask is not waited for."""
     for seed in range(9, 18):
-        assert not run(regions.quiet(topology)(seed)).failures
+        assert not run(targeted.quiet(topology)(seed)).failures

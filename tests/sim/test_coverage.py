@@ -9,16 +9,17 @@ from pathlib import Path
 
 import pytest
 
-import midstream.coordinator
-from midstream.coordinator.effects import IoKind, TimerKind
-from midstream.sim import coverage
-from midstream.sim.command import simulate
-from midstream.sim.coverage import lines_of, recording, report
-from midstream.sim.machines import COORDINATOR_EVENTS, NO_MAILS, TASK_MAILS
-from midstream.sim.pairs import MACHINES
-from midstream.sim.run import run
-from midstream.sim.scenario import draw
-from midstream.worker import assembly, slot
+import midstream.engine.coordinator
+from midstream.engine.coordinator.effects import IoKind, TimerKind
+from midstream_lab import coverage
+from midstream_lab.simulate import simulate
+from midstream_lab.coverage import lines_of, recording, report
+from midstream_lab.watched_machines import COORDINATOR_EVENTS, NO_MAILS, TASK_MAILS
+from midstream_lab.impossible_pairs import MACHINES
+from midstream_lab.run import run
+from midstream_lab.scenarios.scenario import draw
+from midstream.engine.worker import deployment
+from midstream.engine.worker import slot_machine
 
 
 def test_known_pairs_are_seen_and_no_impossible_one() -> None:
@@ -83,7 +84,7 @@ def test_every_token_of_the_coordinator_is_listed() -> None:
     assert {f"timer {kind.value}" for kind in TimerKind} <= listed
     assert {f"{kind.value} {outcome}" for kind in IoKind for outcome in ("done", "failed")} <= listed
     used = set()
-    for file in sorted(Path(midstream.coordinator.__path__[0]).rglob("*.py")):
+    for file in sorted(Path(midstream.engine.coordinator.__path__[0]).rglob("*.py")):
         for call in re.findall(r"(?:set_timer|run_io|self\._run)\(\s*([\w.]+)", file.read_text(encoding="utf-8")):
             if call not in ("self", "kind"):  # where they are defined, or passed on
                 assert re.fullmatch(r"(TimerKind|IoKind)\.\w+", call), (file.name, call)
@@ -92,7 +93,7 @@ def test_every_token_of_the_coordinator_is_listed() -> None:
 
 
 def test_every_mail_that_a_slot_sends_its_tasks_is_listed() -> None:
-    text = inspect.getsource(assembly) + inspect.getsource(slot)
+    text = inspect.getsource(deployment) + inspect.getsource(slot_machine)
     called = set(re.findall(r"(?:\btask|self\._task\(ref\)|self\.tasks\[ref\])\.(\w+)\(", text))
     assert called == {*TASK_MAILS, *NO_MAILS}
 

@@ -8,13 +8,13 @@ from random import Random
 
 import pytest
 
-from midstream.checkpoint import assign
-from midstream.checkpoint.metadata import OperatorState
-from midstream.graph.job_graph import JobGraph, Partitioning
-from midstream.sim.run import run
-from midstream.sim.scenario import Fault, Scenario, draw
-from midstream.sim.shapes import SHAPES
-from midstream.sim.topologies import with_parallelism
+from midstream.engine.checkpoint import redistribute_state
+from midstream.engine.checkpoint.metadata import OperatorState
+from midstream.engine.graph.job_graph import JobGraph, Partitioning
+from midstream_lab.run import run
+from midstream_lab.scenarios.scenario import Fault, Scenario, draw
+from midstream_lab.jobs.shapes import SHAPES
+from midstream_lab.jobs.topologies import with_parallelism
 
 KINDS = ("stop", "kill_driver", "stop_savepoint", "rescale")
 
@@ -35,7 +35,7 @@ def ending(seed: int) -> Scenario:
 
 
 def test_what_had_partly_finished_goes_on_where_a_forward_edge_becomes_another(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = assign.finished_vertices
+    original = redistribute_state.finished_vertices
     restored = 0
 
     def finished_vertices(old: Mapping[str, OperatorState], graph: JobGraph) -> frozenset[int]:
@@ -46,7 +46,7 @@ def test_what_had_partly_finished_goes_on_where_a_forward_edge_becomes_another(m
                 restored += 1
         return original(old, graph)
 
-    monkeypatch.setattr(assign, "finished_vertices", finished_vertices)
+    monkeypatch.setattr(redistribute_state, "finished_vertices", finished_vertices)
     for seed in range(16):
         outcome = run(ending(seed))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"

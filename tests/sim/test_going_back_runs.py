@@ -12,27 +12,28 @@ from typing import Any
 import pytest
 
 from effort import known, some
-from midstream.checkpoint import savepoint, store
-from midstream.checkpoint.metadata import decode_metadata
-from midstream.checkpoint.state_files import StateFile
-from midstream.checkpoint.store import begin, next_checkpoint_id, say_where_from, split_retained, take_over
-from midstream.coordinator import Coordinator
-from midstream.coordinator.checkpointing import cleaning
-from midstream.coordinator.checkpointing.checkpoints import Checkpoints
-from midstream.coordinator.events import JobEnded, JobPlan
-from midstream.coordinator.requests import savepoints
-from midstream.core.seams import Storage
-from midstream.protocol.messages import DoStop
-from midstream.sim.cluster import Driver
-from midstream.sim.disk import Disk
-from midstream.sim.keeper import LAST_STARTED, Keeper
-from midstream.sim.kills import applied
-from midstream.sim.mutations import MUTATIONS
-from midstream.sim.on_disk import TRIES
-from midstream.sim.random_scenarios import random_scenario
-from midstream.sim.regions_at_rest import back_to_the_deleted, cancelled_and_frozen, frozen, going_back_and_forth
-from midstream.sim.run import Run, run
-from midstream.sim.scenario import HANGS, Fault, Scenario, draw
+from midstream.engine.checkpoint import savepoint
+from midstream.engine.checkpoint import store
+from midstream.engine.checkpoint.metadata import decode_metadata
+from midstream.engine.checkpoint.state_files import StateFile
+from midstream.engine.checkpoint.store import begin, next_checkpoint_id, say_where_from, split_retained, take_over
+from midstream.engine.coordinator import Coordinator
+from midstream.engine.coordinator.checkpoints import cleanup
+from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import Checkpoints
+from midstream.engine.coordinator.events import JobEnded, JobPlan
+from midstream.engine.coordinator.requests import savepoints
+from midstream.engine.core.interfaces import Storage
+from midstream.engine.protocol.messages import DoStop
+from midstream.simulation.cluster import Driver
+from midstream.simulation.disk import Disk
+from midstream_lab.restarter import LAST_STARTED, Keeper
+from midstream_lab.mutations.mutation_score import applied
+from midstream_lab.mutations.catalog import MUTATIONS
+from midstream_lab.checkers.directory_checker import TRIES
+from midstream_lab.scenarios.random_scenarios import random_scenario
+from midstream_lab.scenarios.targeted_at_rest import back_to_the_deleted, cancelled_and_frozen, frozen, going_back_and_forth
+from midstream_lab.run import Run, run
+from midstream_lab.scenarios.scenario import HANGS, Fault, Scenario, draw
 
 
 class _Followed(Run):
@@ -221,7 +222,7 @@ def test_a_start_may_name_a_checkpoint_that_the_leader_before_it_deletes_when_it
         store.check_epoch(storage, epoch)
         store._delete(storage, checkpoints, files)
 
-    monkeypatch.setattr(cleaning, "drop", drop)
+    monkeypatch.setattr(cleanup, "drop", drop)
     outcome = run(back_to_the_deleted(20), keep_trace=True)
     assert not outcome.failures, outcome.failures[0]
     assert outcome.trace is not None

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from effort import some
-from midstream.coordinator import Coordinator
-from midstream.coordinator.events import JobPlan
-from midstream.sim.keeper import Start
-from midstream.sim.run import Run, run
-from midstream.sim.scenario import BACKLOGGED, IN_RECOVERY, Fault, Scenario, draw
-from midstream.sim.shapes import FORWARD, KEYED, SHAPES, Input, Node, Shape
-from midstream.sim.topologies import with_parallelism
-from midstream.worker.task_checkpoints import TaskCheckpoints
+from midstream.engine.coordinator import Coordinator
+from midstream.engine.coordinator.events import JobPlan
+from midstream_lab.restarter import Start
+from midstream_lab.run import Run, run
+from midstream_lab.scenarios.scenario import BACKLOGGED, IN_RECOVERY, Fault, Scenario, draw
+from midstream_lab.jobs.shapes import FORWARD, KEYED, SHAPES, Input, Node, Shape
+from midstream_lab.jobs.topologies import with_parallelism
+from midstream.engine.worker.task_checkpoints import TaskCheckpoints
 
 
 def backpressured(seed: int, topology: str, parallelism: int = 3, rescale_to: int = 2) -> Scenario:

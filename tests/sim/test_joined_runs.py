@@ -7,11 +7,11 @@ from collections import Counter
 import pytest
 
 from effort import some
-from midstream.exchange.gate import InputGate
-from midstream.exchange.lease import LeasedBatch
-from midstream.sim.regions import joining
-from midstream.sim.run import run
-from midstream.sim.scenario import draw
+from midstream.engine.exchange.input_gate import InputGate
+from midstream.engine.exchange.batch_lease import LeasedBatch
+from midstream_lab.scenarios.targeted import joining
+from midstream_lab.run import run
+from midstream_lab.scenarios.scenario import draw
 
 SEEDS = 12
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from midstream.sim.kills import SCENARIO_SEEDS_MAX, applied, bounded, kill_of, search, unmutated
-from midstream.sim.mutation import Mutation, Replacements
-from midstream.sim.mutations import MUTATIONS
-from midstream.sim.run import run
-from midstream.sim.scenario import Scenario, draw
-from midstream.worker.task import Task
+from midstream_lab.mutations.mutation_score import SCENARIO_SEEDS_MAX, applied, bounded, kill_of, search, unmutated
+from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.mutations.catalog import MUTATIONS
+from midstream_lab.run import run
+from midstream_lab.scenarios.scenario import Scenario, draw
+from midstream.engine.worker.task import Task
 
 
 def small(seed: int) -> Scenario:

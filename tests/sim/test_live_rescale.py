@@ -9,12 +9,12 @@ from random import Random
 import pytest
 
 from effort import some
-from midstream.graph.job_graph import Partitioning
-from midstream.sim.faults import PARALLELISMS
-from midstream.sim.run import run
-from midstream.sim.scenario import Fault, Scenario, draw
-from midstream.sim.shapes import COMBINED, SHAPES
-from midstream.sim.topologies import with_parallelism
+from midstream.engine.graph.job_graph import Partitioning
+from midstream.simulation.faults import PARALLELISMS
+from midstream_lab.run import run
+from midstream_lab.scenarios.scenario import Fault, Scenario, draw
+from midstream_lab.jobs.shapes import COMBINED, SHAPES
+from midstream_lab.jobs.topologies import with_parallelism
 
 PAIRS = ((1, 2), (2, 1), (2, 3), (3, 2), (4, 8), (8, 3), (5, 6), (7, 4))
 

@@ -7,14 +7,14 @@ from dataclasses import replace
 
 import pytest
 
-from midstream.coordinator.checkpointing.due import FINAL_RETRY_MS
-from midstream.protocol import messages as m
-from midstream.sim.extremes import EXTREMES, SHARE, with_extremes
-from midstream.sim.liveness import COMMIT_S_MAX, JOB_ENDS, Liveness, bound_s
-from midstream.sim.reasons import LASTS_US
-from midstream.sim.regions_of_ends import ending_in_good_time, ending_without_another
-from midstream.sim.run import run
-from midstream.sim.scenario import draw
+from midstream.engine.coordinator.checkpoints.schedule import FINAL_RETRY_MS
+from midstream.engine.protocol import messages as m
+from midstream_lab.scenarios.extremes import EXTREMES, SHARE, with_extremes
+from midstream.simulation.liveness_checker import COMMIT_S_MAX, JOB_ENDS, Liveness, bound_s
+from midstream.simulation.failure_causes import LASTS_US
+from midstream_lab.scenarios.targeted_ends import ending_in_good_time, ending_without_another
+from midstream_lab.run import run
+from midstream_lab.scenarios.scenario import draw
 
 
 class Watched:

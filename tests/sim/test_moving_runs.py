@@ -9,10 +9,10 @@ from random import Random
 import pytest
 
 from effort import some
-from midstream.coordinator import Coordinator
-from midstream.sim.faults import PARALLELISMS
-from midstream.sim.run import Run, run
-from midstream.sim.scenario import LEAVING, Fault, Scenario, draw
+from midstream.engine.coordinator import Coordinator
+from midstream.simulation.faults import PARALLELISMS
+from midstream_lab.run import Run, run
+from midstream_lab.scenarios.scenario import LEAVING, Fault, Scenario, draw
 
 LONG_GRACE = (0, 51, 102)
 """Victims that have two seconds: one slot, or (a fifth of them) all."""

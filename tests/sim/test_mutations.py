@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from midstream.sim import mutations
-from midstream.sim.kills import applied, search
-from midstream.sim.mutations import EQUIVALENT, MUTATIONS
-from midstream.sim.random_scenarios import random_scenario
-from midstream.sim.run import run
-from midstream.sim.scenario import draw
+from midstream_lab.mutations import catalog as mutations
+from midstream_lab.mutations.mutation_score import applied, search
+from midstream_lab.mutations.catalog import EQUIVALENT, MUTATIONS
+from midstream_lab.scenarios.random_scenarios import random_scenario
+from midstream_lab.run import run
+from midstream_lab.scenarios.scenario import draw
 
 SEEDS_MAX = 400
 MEASURED: list[dict[str, Any]] = json.loads((Path(__file__).parent / "mutations.json").read_text())["mutations"]

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from midstream.sim.regions import held_and_changed
-from midstream.sim.run import run
-from midstream.worker.slot import SlotMachine
+from midstream_lab.scenarios.targeted import held_and_changed
+from midstream_lab.run import run
+from midstream.engine.worker.slot_machine import SlotMachine
 
 
 @pytest.mark.parametrize("seed", [14, 22])

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.checkpoint.metadata import OperatorState, VertexLayout
-from midstream.core.config import JobConfig
-from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
-from midstream.core.ids import TaskId
-from midstream.graph.origins import Origin
-from midstream.protocol import messages as m
-from midstream.sim.event_time import EventTimes
-from midstream.sim.promises import NOT_OPENED, OwedCommits, Promises
-from midstream.sim.valves import CheckedValve
-from midstream.sim.world import Tempo, World
+from midstream.engine.checkpoint.metadata import OperatorState, VertexLayout
+from midstream.engine.core.config import JobConfig
+from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.engine.core.ids import TaskId
+from midstream.engine.graph.idleness import Origin
+from midstream.engine.protocol import messages as m
+from midstream_lab.checkers.event_time_checker import EventTimes
+from midstream.simulation.message_checker import NOT_OPENED, OwedCommits, Promises
+from midstream_lab.checkers.watermark_checker import CheckedValve
+from midstream.simulation.world import Tempo, World
 
 TASK = TaskId(0, 0)
 

@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 
-from midstream.coordinator import Coordinator
-from midstream.protocol import messages as m
-from midstream.sim.campaign import Options, campaign
-from midstream.sim.reasons import LASTS_US, Reasons, patience_s
-from midstream.sim.run import CIRCLES_MAX, STILL_MAX, Run, run
-from midstream.sim.scenario import Fault, Scenario, draw
-from midstream.worker.snapshots import TaskSnapshots
-from midstream.worker.task import Task
+from midstream.engine.coordinator import Coordinator
+from midstream.engine.protocol import messages as m
+from midstream_lab.campaign import Options, campaign
+from midstream.simulation.failure_causes import LASTS_US, Reasons, patience_s
+from midstream_lab.run import CIRCLES_MAX, STILL_MAX, Run, run
+from midstream_lab.scenarios.scenario import Fault, Scenario, draw
+from midstream.engine.worker.task_snapshots import TaskSnapshots
+from midstream.engine.worker.task import Task
 
 EXPIRED = "not complete within 60 s: no answer from sink (subtask 0)"
 UNION = "operator 'tally' has union state 'x' and only some of its subtasks have finished: it is not all of it"

@@ -10,17 +10,18 @@ from random import Random
 import pytest
 
 from effort import known
-from midstream.checkpoint import assign_channels, references
-from midstream.checkpoint.metadata import decode_metadata
-from midstream.checkpoint.references import Piece
-from midstream.coordinator import Coordinator
-from midstream.protocol.messages import ChannelState
-from midstream.sim.faults import strike
-from midstream.sim.recoveries import is_recovering
-from midstream.sim.regions import rejoined
-from midstream.sim.run import Run, run
-from midstream.sim.scenario import BACKLOGGED, RECOVERING, Fault, Scenario, draw, with_backlog
-from midstream.sim.trace import Kind
+from midstream.engine.checkpoint import redistribute_channel_state
+from midstream.engine.checkpoint import segment_references as references
+from midstream.engine.checkpoint.metadata import decode_metadata
+from midstream.engine.checkpoint.segment_references import Piece
+from midstream.engine.coordinator import Coordinator
+from midstream.engine.protocol.messages import ChannelState
+from midstream.simulation.faults import strike
+from midstream.simulation.recoveries import is_recovering
+from midstream_lab.scenarios.targeted import rejoined
+from midstream_lab.run import Run, run
+from midstream_lab.scenarios.scenario import BACKLOGGED, RECOVERING, Fault, Scenario, draw, with_backlog
+from midstream.simulation.trace import Kind
 
 LOOK_US = 500
 
@@ -68,7 +69,7 @@ def test_what_consumers_share_is_joined_again_wherever_each_of_them_has_come(mon
         differ += len({skip for _, _, skip in pieces}) > 1
         return state, pieces
 
-    monkeypatch.setattr(assign_channels, "joined", counted)
+    monkeypatch.setattr(redistribute_channel_state, "joined", counted)
     for seed in range(16):
         outcome = run(rejoined(seed))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"

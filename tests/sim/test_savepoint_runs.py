@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 
 from effort import some
-from midstream.coordinator import Coordinator
-from midstream.protocol.messages import DoStop
-from midstream.sim.cluster import Driver
-from midstream.sim.keeper import Keeper
-from midstream.sim.run import Run, run
-from midstream.sim.savepoints import Saved, Savepoints
-from midstream.sim.scenario import SAVEPOINTS, Fault, Scenario, draw
+from midstream.engine.coordinator import Coordinator
+from midstream.engine.protocol.messages import DoStop
+from midstream.simulation.cluster import Driver
+from midstream_lab.restarter import Keeper
+from midstream_lab.run import Run, run
+from midstream_lab.savepoints import Saved, Savepoints
+from midstream_lab.scenarios.scenario import SAVEPOINTS, Fault, Scenario, draw
 
 SAVING = ("savepoint", "stop_savepoint")
 

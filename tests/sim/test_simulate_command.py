@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from midstream.core.errors import ConfigError
-from midstream.sim.campaign import Options, shrink
-from midstream.sim.command import Filters, parse_seeds, replay, simulate
-from midstream.sim.kills import applied
-from midstream.sim.mutation_command import line_of, measure_mutations
-from midstream.sim.mutations import MUTATIONS
-from midstream.sim.run import run
+from midstream.engine.core.errors import ConfigError
+from midstream_lab.campaign import Options, shrink
+from midstream_lab.simulate import Filters, parse_seeds, replay, simulate
+from midstream_lab.mutations.mutation_score import applied
+from midstream_lab.mutations.mutation_command import line_of, measure_mutations
+from midstream_lab.mutations.catalog import MUTATIONS
+from midstream_lab.run import run
 
 
 def test_good_seeds_are_summed_up() -> None:

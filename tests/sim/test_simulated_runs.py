@@ -12,10 +12,10 @@ from dataclasses import replace
 import pytest
 
 from effort import some
-from midstream.sim.run import run
-from midstream.sim.scenario import FAULTS, Fault, draw
-from midstream.sim.shapes import COMBINED, SHAPES
-from midstream.worker.task import Task
+from midstream_lab.run import run
+from midstream_lab.scenarios.scenario import FAULTS, Fault, draw
+from midstream_lab.jobs.shapes import COMBINED, SHAPES
+from midstream.engine.worker.task import Task
 
 
 @pytest.mark.parametrize("topology", [*SHAPES, *COMBINED, "random"])
@@ -117,7 +117,7 @@ def test_windows_and_timers_hold_every_row_through_restores_with_rows_in_flight(
 
 
 def test_a_job_that_can_never_get_on_is_reported_with_who_waits_for_whom(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("midstream.sim.run.STILL_STEPS", 500)
+    monkeypatch.setattr("midstream_lab.run.STILL_STEPS", 500)
     stalled = draw(3, topology="keyed", faults=(), rows=50)
     stalled = replace(stalled, sink_rows=1, sink_pause_s=1e9, interval_s=0.002, timeout_s=0.2)
     outcome = run(stalled)
@@ -131,8 +131,8 @@ def test_a_job_that_can_never_get_on_is_reported_with_who_waits_for_whom(monkeyp
 def test_the_same_seed_is_the_same_run_in_two_processes_with_different_hash_seeds() -> None:
     program = (
         "import json\n"
-        "from midstream.sim.run import run\n"
-        "from midstream.sim.scenario import draw\n"
+        "from midstream_lab.run import run\n"
+        "from midstream_lab.scenarios.scenario import draw\n"
         "print(json.dumps([[o.hash, o.steps] for o in (run(draw(seed)) for seed in range(20, 22))]))\n"
     )
     found = []

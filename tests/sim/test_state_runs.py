@@ -8,16 +8,16 @@ from decimal import Decimal
 
 import pytest
 
-from midstream.checkpoint.metadata import CheckpointMetadata
-from midstream.checkpoint.state_files import StateFile
-from midstream.sim import chunk_sizes
-from midstream.sim.key_types import FORMS
-from midstream.sim.lateness import LENIENT, wrong_emissions
-from midstream.sim.oracle import Cut, Oracle
-from midstream.sim.run import run
-from midstream.sim.scenario import Scenario, draw
-from midstream.sim.states import Given
-from midstream.state import columnar
+from midstream.engine.checkpoint.metadata import CheckpointMetadata
+from midstream.engine.checkpoint.state_files import StateFile
+from midstream.simulation import chunk_sizes
+from midstream_lab.jobs.key_types import FORMS
+from midstream_lab.jobs.lateness import LENIENT, wrong_emissions
+from midstream_lab.checkers.checkpoint_checker import Cut, Oracle
+from midstream_lab.run import run
+from midstream_lab.scenarios.scenario import Scenario, draw
+from midstream_lab.jobs.states import Given
+from midstream.engine.state import columnar
 
 KINDS = ("typed", "pickled", "rules", "clocks", "tags", "join", *LENIENT, *FORMS)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from midstream.sim.timed import GAP_MS, TUMBLING_MS
-from midstream.sim.window_reference import WindowReference, difference, wrong_marks
+from midstream_lab.jobs.timed import GAP_MS, TUMBLING_MS
+from midstream_lab.jobs.window_reference import WindowReference, difference, wrong_marks
 
 SESSION_US = 1000 * GAP_MS
 WINDOW_US = 1000 * TUMBLING_MS

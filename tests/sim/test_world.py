@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from midstream.sim.world import Process, Tempo, World
+from midstream.simulation.world import Process, Tempo, World
 
 SOON_S = 0.000_05
 LATE_S = 0.2

@@ -10,10 +10,10 @@ import sys
 
 from jobs import NumbersJob
 from machine import limit_s
-from midstream.core.errors import ClusterError
-from midstream.runtime.job import Job, start_job
+from midstream.engine.core.errors import ClusterError
+from midstream.runtime.driver.job import Job, start_job
 from midstream.spark.session import get_session
-from midstream.spark.slots import SparkSlots
+from midstream.spark.spark_slots import SparkSlots
 from waiting import until
 
 

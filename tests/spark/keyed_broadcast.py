@@ -21,9 +21,9 @@ import backpressured
 from backpressured import KEYS, PADDING, check_exact, rows_in_flight
 from machine import limit_s
 from midstream import BroadcastProcessFunction, BroadcastState, CollectSink, Environment, ValueState
-from midstream.runtime.job import Job
+from midstream.runtime.driver.job import Job
 from midstream.spark.session import get_session
-from midstream.spark.slots import SparkSlots
+from midstream.spark.spark_slots import SparkSlots
 from waiting import until
 
 ROWS = 20_000

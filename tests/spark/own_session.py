@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 
 from jobs import NumbersJob, check_gapless
 from machine import limit_s
-from midstream.runtime.driver import Driver
-from midstream.runtime.job import Job, start_job
+from midstream.runtime.driver.driver import Driver
+from midstream.runtime.driver.job import Job, start_job
 from midstream.spark.session import get_session
-from midstream.spark.slots import SparkSlots
+from midstream.spark.spark_slots import SparkSlots
 from scripted_coordinator import Scripted, plan
 from waiting import alive, until
 

@@ -23,7 +23,7 @@ from pyspark.sql.types import LongType, StructField, StructType
 
 from machine import limit_s
 from midstream import Environment
-from midstream.runtime.processes import ProcessSlots
+from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
 
 

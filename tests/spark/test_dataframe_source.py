@@ -16,11 +16,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import types as spark_types
 
 from committers import committer_of
-from midstream.core.arrow_types import schema_of
-from midstream.core.errors import ClusterError, ConfigError, JobError, SchemaError, StorageError
-from midstream.operators.source import DiscoveryContext, Split
+from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.core.errors import ClusterError, ConfigError, JobError, SchemaError, StorageError
+from midstream.engine.operators.source_api import DiscoveryContext, Split
 from midstream.spark.dataframe import DataFrameSource, _raised_by_user
-from midstream.spark.rows import arrow_schema
+from midstream.spark.datasource_rows import arrow_schema
 
 pytestmark = pytest.mark.spark
 TRACEBACK = "Traceback (most recent call last):\n"
@@ -201,8 +201,8 @@ def test_what_cannot_be_a_source_is_refused(spark, tmp_path):
 
 @pytest.mark.parametrize("format", ["parquet", "jsonl"])
 def test_spark_reads_what_the_file_sink_has_committed(spark, tmp_path, format):
-    from midstream.connectors.file_sink import FileSink
-    from midstream.operators.sink import WriterContext
+    from midstream.connectors.files.file_sink import FileSink
+    from midstream.engine.operators.sink_api import WriterContext
 
     class Inline:
         def submit(self, work: Any, done: Any) -> None: ...

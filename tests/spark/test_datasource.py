@@ -27,13 +27,13 @@ from pyspark.sql.datasource import (
 from pyspark.sql.types import IntegerType, LongType, StringType, StructField, StructType, TimestampType
 
 from effort import examples
-from midstream.core.arrow_types import schema_of, to_list
-from midstream.core.errors import ConfigError, JobError, SchemaError
-from midstream.operators.source import DiscoveryContext, Source, Split
-from midstream.runtime.storage import LocalStorage
+from midstream.engine.core.arrow_types import schema_of, to_list
+from midstream.engine.core.errors import ConfigError, JobError, SchemaError
+from midstream.engine.operators.source_api import DiscoveryContext, Source, Split
+from midstream.runtime.storage.file_storage import LocalStorage
 from midstream.spark.datasource import DataSourceBatchSource, DataSourceStreamSource
 from midstream.spark.ddl import parse_ddl
-from midstream.state.pickles import OwnCode
+from midstream.engine.state.safe_pickle import OwnCode
 
 SCHEMA = StructType([StructField("n", LongType()), StructField("who", StringType())])
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from machine import limit_s
-from midstream.runtime.registry import list_jobs
+from midstream.runtime.driver.job_registry import list_jobs
 from waiting import alive, until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(200)]

@@ -15,9 +15,9 @@ from pyspark import SparkConf
 import midstream
 from machine import limit_s
 from midstream import Environment
-from midstream.connectors.file_sink import FileSink
-from midstream.core.errors import ClusterError, ConfigError, UnavailableError
-from midstream.spark.slots import check_driver_host
+from midstream.connectors.files.file_sink import FileSink
+from midstream.engine.core.errors import ClusterError, ConfigError, UnavailableError
+from midstream.spark.spark_slots import check_driver_host
 from midstream.spark.yarn import check_managers, check_named, resource_managers, waiting_is_told
 from waiting import until
 

@@ -13,7 +13,7 @@ import pytest
 
 import midstream
 from machine import limit_s
-from midstream.core.arrow_types import to_list
+from midstream.engine.core.arrow_types import to_list
 from midstream.spark.jvm import Copier, log_option
 
 ODD = "a b %20 #1 'q' é"
@@ -55,7 +55,7 @@ def test_a_job_runs_wherever_it_its_data_and_midstream_itself_lie(tmp_path: Path
         [
             sys.executable,
             "-c",
-            "import sys; from midstream.ui.cli import main; sys.exit(main())",
+            "import sys; from midstream.cli.main import main; sys.exit(main())",
             "run",
             "job of mine.py",
         ],

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 from pyspark import SparkConf
 
-from midstream.spark.leaving import LeavingSlots, leaving_settings
+from midstream.spark.decommission import LeavingSlots, leaving_settings
 
 
 class Asked:

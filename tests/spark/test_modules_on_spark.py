@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from machine import limit_s
-from midstream.api.loading import load_job
+from midstream.api.job_file import load_job
 
 pytestmark = pytest.mark.spark
 

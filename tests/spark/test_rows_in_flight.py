@@ -13,8 +13,8 @@ import pytest
 
 from backpressured import Backpressured, check_exact, rows_in_flight, rows_still_to_recover, until_more_rows
 from machine import limit_s
-from midstream.runtime.job import Job
-from midstream.spark.slots import SparkSlots
+from midstream.runtime.driver.job import Job
+from midstream.spark.spark_slots import SparkSlots
 from waiting import alive, until
 
 pytestmark = pytest.mark.spark

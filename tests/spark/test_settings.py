@@ -9,12 +9,12 @@ import pytest
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
-from midstream.core.errors import ClusterError, ConfigError
-from midstream.runtime.ports import ANY_PORT, Ports
+from midstream.engine.core.errors import ClusterError, ConfigError
+from midstream.runtime.network.ports import ANY_PORT, Ports
 from midstream.spark import session as sessions
 from midstream.spark.dataframe import DataFrameSource
 from midstream.spark.session import active_session, cores_to_take, get_session
-from midstream.spark.slots import SparkSlots, check_driver_host, check_settings
+from midstream.spark.spark_slots import SparkSlots, check_driver_host, check_settings
 
 
 def conf(**settings: str) -> SparkConf:

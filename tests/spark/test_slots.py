@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 
 from machine import limit_s
-from midstream.core.errors import ClusterError, ConfigError
-from midstream.runtime.driver import Driver
-from midstream.runtime.job import Job
-from midstream.runtime.provider import SlotLaunch
-from midstream.runtime.tls import JobKeys
+from midstream.engine.core.errors import ClusterError, ConfigError
+from midstream.runtime.driver.driver import Driver
+from midstream.runtime.driver.job import Job
+from midstream.runtime.slot_provider import SlotLaunch
+from midstream.runtime.network.tls import JobKeys
 from midstream.spark.session import active_session, check_java, check_master, get_session, is_local_master
-from midstream.spark.slots import SparkSlots, explain
+from midstream.spark.spark_slots import SparkSlots, explain
 from scripted_coordinator import Scripted, plan
 from waiting import alive, until, until_spark_is_idle
 

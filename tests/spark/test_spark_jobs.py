@@ -11,8 +11,8 @@ import pytest
 
 from jobs import NumbersJob, check_gapless
 from machine import limit_s
-from midstream.runtime.job import start_job
-from midstream.spark.slots import SparkSlots
+from midstream.runtime.driver.job import start_job
+from midstream.spark.spark_slots import SparkSlots
 from waiting import alive, until, until_spark_is_idle
 
 pytestmark = pytest.mark.spark

@@ -10,8 +10,9 @@ from typing import Any, cast
 
 import pytest
 
-from midstream.core.seams import Supply
-from midstream.spark import slots, standalone
+from midstream.engine.core.interfaces import Supply
+from midstream.spark import spark_slots
+from midstream.spark import standalone
 
 
 class Page:
@@ -60,27 +61,27 @@ def page() -> Iterator[Page]:
     made.server.server_close()
 
 
-def provider(master: str, page_port: int, monkeypatch: pytest.MonkeyPatch) -> slots.SparkSlots:
-    made = object.__new__(slots.SparkSlots)
+def provider(master: str, page_port: int, monkeypatch: pytest.MonkeyPatch) -> spark_slots.SparkSlots:
+    made = object.__new__(spark_slots.SparkSlots)
     made._context = cast(Any, Context(master, page_port))
     made._master, made._times_without, made.gone = master, 0, ""
-    monkeypatch.setattr(slots, "how_spark_ended", lambda _: "")
-    monkeypatch.setattr(slots, "registered", lambda context: context.executors)
+    monkeypatch.setattr(spark_slots, "how_spark_ended", lambda _: "")
+    monkeypatch.setattr(spark_slots, "registered", lambda context: context.executors)
     return made
 
 
 @pytest.fixture
-def standalone_slots(page: Page, monkeypatch: pytest.MonkeyPatch) -> slots.SparkSlots:
+def standalone_slots(page: Page, monkeypatch: pytest.MonkeyPatch) -> spark_slots.SparkSlots:
     return provider("spark://127.0.0.1:7077", page.server.server_address[1], monkeypatch)
 
 
-def test_an_application_that_the_master_does_not_know_is_gone(standalone_slots: slots.SparkSlots, page: Page) -> None:
+def test_an_application_that_the_master_does_not_know_is_gone(standalone_slots: spark_slots.SparkSlots, page: Page) -> None:
     page.apps(("app-0", 4))
     gone = standalone_slots.supply().gone
     assert "spark://127.0.0.1:7077 does not know this application" in gone and "recoveryMode" in gone
 
 
-def test_cores_without_a_registered_executor_are_starting(standalone_slots: slots.SparkSlots, page: Page) -> None:
+def test_cores_without_a_registered_executor_are_starting(standalone_slots: spark_slots.SparkSlots, page: Page) -> None:
     page.apps(("app-1", 4))
     for _ in range(5):
         assert standalone_slots.supply() == Supply(
@@ -89,7 +90,7 @@ def test_cores_without_a_registered_executor_are_starting(standalone_slots: slot
 
 
 def test_an_application_that_waits_for_cores_waits_as_long_as_it_takes(
-    standalone_slots: slots.SparkSlots, page: Page
+    standalone_slots: spark_slots.SparkSlots, page: Page
 ) -> None:
     page.apps(("app-1", 0), ("app-0", 4))
     assert [standalone_slots.supply() for _ in range(5)] == [Supply()] * 5
@@ -97,7 +98,7 @@ def test_an_application_that_waits_for_cores_waits_as_long_as_it_takes(
 
 @pytest.mark.parametrize("status", ["", "STANDBY"])
 def test_without_an_answer_of_the_master_the_second_wait_without_executors_is_the_last(
-    standalone_slots: slots.SparkSlots, page: Page, status: str
+    standalone_slots: spark_slots.SparkSlots, page: Page, status: str
 ) -> None:
     if status:
         page.apps(status=status)

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from machine import limit_s
-from midstream.core.errors import ClusterError
-from midstream.runtime.ports import ANY_PORT, Ports, listen
-from midstream.runtime.processes import ProcessSlots
-from midstream.runtime.provider import SlotProvider
-from midstream.runtime.storage import FileStorage
-from midstream.spark import survey as surveys
-from midstream.spark.survey import PACKAGES, Survey, survey
+from midstream.engine.core.errors import ClusterError
+from midstream.runtime.network.ports import ANY_PORT, Ports, listen
+from midstream.runtime.process.process_slots import ProcessSlots
+from midstream.runtime.slot_provider import SlotProvider
+from midstream.runtime.storage.file_storage import FileStorage
+from midstream.spark import cluster_probe as surveys
+from midstream.spark.cluster_probe import PACKAGES, Survey, survey
 from waiting import until_spark_is_idle
 
 pytestmark = pytest.mark.spark

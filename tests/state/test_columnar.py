@@ -8,9 +8,9 @@ import polars as pl
 import pyarrow as pa
 
 from in_memory import CountingIds
-from midstream.core.keys import key_groups
-from midstream.state.columnar import OWN_CHUNK_ROWS, STAGED_ROWS, STAGED_RUNS, PartLog, StateForm, freeze
-from midstream.state.parts import KEY_GROUP
+from midstream.engine.core.key_groups import key_groups
+from midstream.engine.state.columnar import OWN_CHUNK_ROWS, STAGED_ROWS, STAGED_RUNS, PartLog, StateForm, freeze
+from midstream.engine.state.state_parts import KEY_GROUP
 
 SCHEMA = pa.schema([("k", pa.int64()), ("first", pa.int64()), ("n", pa.int64())])
 

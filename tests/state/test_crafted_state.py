@@ -8,10 +8,10 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from midstream.core.errors import StorageError
-from midstream.state.heap import KeyForm, state_rows, timer_rows
-from midstream.state.keyed import MapState, State, ValueState
-from midstream.state.pickles import OwnCode
+from midstream.engine.core.errors import StorageError
+from midstream.engine.state.heap_snapshot import KeyForm, state_rows, timer_rows
+from midstream.engine.state.keyed_states import MapState, State, ValueState
+from midstream.engine.state.safe_pickle import OwnCode
 
 FORM = KeyForm([pa.field("k", pa.int64())], 16)
 KEYS = pa.array([1], pa.int64())

@@ -16,15 +16,15 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
 from effort import examples
-from midstream.core.errors import InvariantError
-from midstream.operators.base import never_stored
-from midstream.state import entry_log
-from midstream.state.entry_log import GONE, EntryLog, Frozen
-from midstream.state.heap import KeyForm, state_rows, state_table, timer_rows, timers_table
-from midstream.state.keyed import KeyScope, ListState, MapState, State, ValueState
-from midstream.state.parts import KEY_GROUP, Chunk
-from midstream.state.pickles import OwnCode
-from midstream.state.timers import TimerQueue
+from midstream.engine.core.errors import InvariantError
+from midstream.engine.operators.base import never_stored
+from midstream.engine.state import changelog as entry_log
+from midstream.engine.state.changelog import GONE, EntryLog, Frozen
+from midstream.engine.state.heap_snapshot import KeyForm, state_rows, state_table, timer_rows, timers_table
+from midstream.engine.state.keyed_states import KeyScope, ListState, MapState, State, ValueState
+from midstream.engine.state.state_parts import KEY_GROUP, Chunk
+from midstream.engine.state.safe_pickle import OwnCode
+from midstream.engine.state.timers import TimerQueue
 
 OWN = OwnCode()
 FORM = KeyForm([pa.field("k", pa.int64())], 4)

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from effort import examples
-from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
-from midstream.core.errors import JobError, StorageError
-from midstream.operators.base import never_stored
-from midstream.state.heap import KeyForm, state_rows, state_table
-from midstream.state.keyed import KeyScope, ListState, MapState, ReducingState, State, ValueState
-from midstream.state.pickles import OwnCode
-from midstream.state.timers import STRETCH_BITS, TimerQueue
+from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.engine.core.errors import JobError, StorageError
+from midstream.engine.operators.base import never_stored
+from midstream.engine.state.heap_snapshot import KeyForm, state_rows, state_table
+from midstream.engine.state.keyed_states import KeyScope, ListState, MapState, ReducingState, State, ValueState
+from midstream.engine.state.safe_pickle import OwnCode
+from midstream.engine.state.timers import STRETCH_BITS, TimerQueue
 
 KEYS = st.sampled_from(["a", "b", "c"])
 OWN = OwnCode()

@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 from effort import examples
 from in_memory import CountingIds
-from midstream.core.arrow_types import schema_of
-from midstream.core.keys import key_groups
-from midstream.state.columnar import StateForm, freeze
-from midstream.state.part_index import RUNS_MAX, PartIndex
-from midstream.state.parts import KEY_GROUP
+from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.core.key_groups import key_groups
+from midstream.engine.state.columnar import StateForm, freeze
+from midstream.engine.state.session_index import RUNS_MAX, PartIndex
+from midstream.engine.state.state_parts import KEY_GROUP
 
 Part = tuple[str, int, tuple[int, ...]]
 """Its key, when it ends, and the numbers of the parts that it was made of."""

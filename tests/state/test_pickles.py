@@ -32,12 +32,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from midstream.core.errors import JobError, StorageError
-from midstream.operators.process import KeyedProcessFunction
-from midstream.state import pickled_arrays
-from midstream.state.own_code import own_code
-from midstream.state.pickle_instructions import DEPTH_MAX, check_instructions
-from midstream.state.pickles import OwnCode, Pickles, _Writer
+from midstream.engine.core.errors import JobError, StorageError
+from midstream.engine.operators.functions.process_functions import KeyedProcessFunction
+from midstream.engine.state import pickled_arrays
+from midstream.engine.state.job_code import own_code
+from midstream.engine.state.pickle_instructions import DEPTH_MAX, check_instructions
+from midstream.engine.state.safe_pickle import OwnCode, Pickles, _Writer
 
 T = TypeVar("T")
 
@@ -363,8 +363,8 @@ MINE = __name__
         dotted(MINE, "os.system"),
         dotted(MINE, "subprocess.Popen"),
         dotted(MINE, "a_local_class"),
-        dotted("midstream.state.pickles", "_attribute"),
-        dotted("midstream.state.pickles", "importlib.import_module"),
+        dotted("midstream.engine.state.safe_pickle", "_attribute"),
+        dotted("midstream.engine.state.safe_pickle", "importlib.import_module"),
         dotted("numpy", "ndarray.tofile"),
         dotted("builtins", "object.__subclasses__"),
         dotted("no_such_module", "Price"),
@@ -454,7 +454,7 @@ def test_what_is_allowed_is_what_pickletools_reads(ops: list[Any], arguments: by
         assert not {"BUILD", "PUT", "BINPUT", "LONG_BINPUT", "GLOBAL", "INST", "OBJ"} & read
 
 
-SET_STATE = named("midstream.state.pickle_makers", "set_state")
+SET_STATE = named("midstream.engine.state.pickle_makers", "set_state")
 
 
 def sets_state(made: bytes, state: bytes) -> bytes:
@@ -472,9 +472,9 @@ ATTRIBUTE = b"N}" + text("RATE") + b"K\x63s\x86"
         named(MINE, "Price"),
         named("collections", "OrderedDict"),
         named("uuid", "UUID"),
-        named("midstream.state.pickle_makers", "counter"),
-        named("midstream.state.pickled_arrays", "array"),
-        named("midstream.state.pickles", "_shipped"),
+        named("midstream.engine.state.pickle_makers", "counter"),
+        named("midstream.engine.state.pickled_arrays", "array"),
+        named("midstream.engine.state.safe_pickle", "_shipped"),
         named(MINE, "Color") + text("r") + b"\x85R",
         b"K\x07",
         b")",
@@ -516,8 +516,8 @@ HUGE = named("builtins", "range") + b"J\xff\xff\xff\x7f\x85R"
         ),
         *(b"\x80\x05" + named("collections", name) + HUGE + b"\x85R." for name in ("deque", "Counter")),
         *(b"\x80\x05" + named("builtins", name) + b"J\xff\xff\xff\x7f\x85R." for name in ("bytes", "bytearray")),
-        b"\x80\x05" + named("midstream.state.pickle_makers", "deque") + HUGE + b"\x85R.",
-        b"\x80\x05" + named("midstream.state.pickle_makers", "counter") + HUGE + b"\x85R.",
+        b"\x80\x05" + named("midstream.engine.state.pickle_makers", "deque") + HUGE + b"\x85R.",
+        b"\x80\x05" + named("midstream.engine.state.pickle_makers", "counter") + HUGE + b"\x85R.",
         b"\x80\x05" + named("builtins", "int") + named("decimal", "Decimal") + text("1e999999999") + b"\x85R\x85R.",
         b"\x80\x05" + named("fractions", "Fraction") + text("1e999999999") + b"\x85R.",
         b"\x80\x05" + named("array", "array") + text("d") + HUGE + b"\x86R.",

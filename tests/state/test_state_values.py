@@ -19,11 +19,11 @@ sys.path.append(str(Path(__file__).parent.parent / "core"))
 from test_values import KINDS, ODD, SCALAR_KEYS, SCALARS, VALUES, copied, equals, fitting, same
 
 from effort import examples
-from midstream.core.errors import JobError, SchemaError
-from midstream.operators.base import never_stored
-from midstream.state.heap import KeyForm, state_rows, state_table
-from midstream.state.keyed import BroadcastState, KeyScope, ListState, MapState, ReducingState, State, ValueState
-from midstream.state.pickles import OwnCode
+from midstream.engine.core.errors import JobError, SchemaError
+from midstream.engine.operators.base import never_stored
+from midstream.engine.state.heap_snapshot import KeyForm, state_rows, state_table
+from midstream.engine.state.keyed_states import BroadcastState, KeyScope, ListState, MapState, ReducingState, State, ValueState
+from midstream.engine.state.safe_pickle import OwnCode
 
 FORM = KeyForm([pa.field("k", pa.int64())], 128)
 UNKEYED = KeyForm((), 1)

@@ -18,14 +18,15 @@ from hypothesis import strategies as st
 
 from effort import examples
 from in_memory import CountingIds
-from midstream.core.errors import JobError, SchemaError
-from midstream.core.keys import key_groups
-from midstream.core.schemas import SchemaLike
-from midstream.state import columnar, table_runs
-from midstream.state.columnar import OWN_CHUNK_ROWS
-from midstream.state.parts import KEY_GROUP, Chunk
-from midstream.state.table import TableState
-from midstream.state.table_runs import RUNS_MAX, TableRun
+from midstream.engine.core.errors import JobError, SchemaError
+from midstream.engine.core.key_groups import key_groups
+from midstream.engine.core.schemas import SchemaLike
+from midstream.engine.state import columnar
+from midstream.engine.state import table_runs
+from midstream.engine.state.columnar import OWN_CHUNK_ROWS
+from midstream.engine.state.state_parts import KEY_GROUP, Chunk
+from midstream.engine.state.table_state import TableState
+from midstream.engine.state.table_runs import RUNS_MAX, TableRun
 
 GROUPS = 16
 START = datetime(2024, 1, 1)

@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from in_memory import CountingIds
-from midstream.core.errors import JobError, SchemaError, StorageError
-from midstream.core.keys import key_groups
-from midstream.state.columnar import OWN_CHUNK_ROWS
-from midstream.state.parts import KEY_GROUP
-from midstream.state.table import PIECES_MAX, TableState
+from midstream.engine.core.errors import JobError, SchemaError, StorageError
+from midstream.engine.core.key_groups import key_groups
+from midstream.engine.state.columnar import OWN_CHUNK_ROWS
+from midstream.engine.state.state_parts import KEY_GROUP
+from midstream.engine.state.table_state import PIECES_MAX, TableState
 
 GROUPS = 16
 SCHEMA = {"k": int, "n": int}

@@ -202,7 +202,7 @@ from collections import namedtuple
 from dataclasses import dataclass
 from enum import Enum
 import pyarrow as pa
-from midstream.operators.aggregates import Accumulator
+from midstream.engine.operators.windows.aggregates import Accumulator
 
 Pair = namedtuple("Pair", "n kind")
 class Kind(Enum):

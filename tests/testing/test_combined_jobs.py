@@ -25,10 +25,10 @@ from midstream import (
     testing,
     tumbling,
 )
-from midstream.exchange import combining
-from midstream.exchange.combining import Combining
-from midstream.operators.window_base import WindowOperator
-from midstream.operators.window_specs import Window
+from midstream.engine.exchange import adaptive_combiner as combining
+from midstream.engine.exchange.adaptive_combiner import Combining
+from midstream.engine.operators.windows.window_operator import WindowOperator
+from midstream.engine.operators.windows.window_specs import Window
 
 NOON = datetime(2024, 1, 1, 12)
 ROWS = 20_000

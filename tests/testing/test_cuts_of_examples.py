@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from midstream import Environment, testing
-from midstream.connectors.generator import GeneratorSource, call_generator
+from midstream.connectors.memory.generator_source import GeneratorSource, call_generator
 
 ROOT: Final = Path(__file__).parents[2]
 PAGES: Final = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

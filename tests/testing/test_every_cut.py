@@ -32,7 +32,7 @@ from midstream import (
     testing,
     tumbling,
 )
-from midstream.operators.window_specs import Window
+from midstream.engine.operators.windows.window_specs import Window
 
 NOON = datetime(2024, 1, 1, 12)
 GAP = timedelta(seconds=2)

@@ -23,7 +23,7 @@ from midstream import (
     WatermarkStrategy,
     tumbling,
 )
-from midstream.operators.source import Discovery, Split, SplitReader
+from midstream.engine.operators.source_api import Discovery, Split, SplitReader
 from midstream.spark.dataframe import DataFrameSource
 
 NOON = datetime(2024, 1, 1, 12)

@@ -26,7 +26,7 @@ from midstream import (
     testing,
     tumbling,
 )
-from midstream.runtime.processes import ProcessSlots
+from midstream.runtime.process.process_slots import ProcessSlots
 
 NOON = datetime(2024, 1, 1, 12)
 ROWS = 40

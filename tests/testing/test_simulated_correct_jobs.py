@@ -42,11 +42,11 @@ from midstream import (
     sliding,
     tumbling,
 )
-from midstream.api.loading import load_job
-from midstream.api.stream import DataStream
-from midstream.bench.nexmark.generator import Events
-from midstream.bench.nexmark.queries import QUERIES
-from midstream.connectors.generator import GeneratorSource
+from midstream.api.job_file import load_job
+from midstream.api.data_stream import DataStream
+from midstream_lab.bench.nexmark.generator import Events
+from midstream_lab.bench.nexmark.queries import QUERIES
+from midstream.connectors.memory.generator_source import GeneratorSource
 from midstream.testing import simulate
 
 SEEDS = range(int(os.environ.get("SIMULATED_SEEDS", "4")))

@@ -20,9 +20,9 @@ from midstream import (
 )
 from midstream.testing import simulate
 from midstream.testing.simulate import campaign_of
-from midstream.testing.simulated_run import run_job
-from midstream.testing.simulated_scenario import REFERENCE, Cuts
-from midstream.testing.simulated_verdict import DIFFERS, judge
+from midstream.testing.simulation.simulated_run import run_job
+from midstream.testing.simulation.job_scenario import REFERENCE, Cuts
+from midstream.testing.simulation.verdict import DIFFERS, judge
 
 NOON = datetime(2024, 1, 1, 12)
 ROWS = [{"id": i, "k": "ab"[i % 2], "at": NOON + timedelta(seconds=(i * 37) % 60)} for i in range(60)]

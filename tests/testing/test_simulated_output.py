@@ -8,12 +8,12 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
-from midstream.testing.simulated_campaign import Report
-from midstream.testing.simulated_job import Place
-from midstream.testing.simulated_output import Contract, Difference, differences
-from midstream.testing.simulated_scenario import Cuts, JobScenario
-from midstream.testing.simulated_surroundings import Effect
-from midstream.testing.simulated_verdict import Verdict
+from midstream.testing.simulation.campaign import Report
+from midstream.testing.simulation.simulated_job import Place
+from midstream.testing.simulation.output_compare import Contract, Difference, differences
+from midstream.testing.simulation.job_scenario import Cuts, JobScenario
+from midstream.testing.simulation.surroundings import Effect
+from midstream.testing.simulation.verdict import Verdict
 
 ANY_ORDER = Contract()
 SINK = Place("out", "print", "print", "job.py:7")

@@ -26,7 +26,7 @@ from midstream import (
     WatermarkStrategy,
     tumbling,
 )
-from midstream.api.stream import DataStream
+from midstream.api.data_stream import DataStream
 from midstream.testing import simulate
 
 Row = dict[str, Any]

@@ -22,14 +22,15 @@ import pyarrow.parquet
 import pytest
 
 from midstream import Environment, KeyedProcessFunction, Source, ValueState
-from midstream.core.errors import ConfigError, JobError, SchemaError
-from midstream.operators.source import Discovery, DiscoveryContext, Split, SplitReader
-from midstream.testing import run, simulate
+from midstream.engine.core.errors import ConfigError, JobError, SchemaError
+from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Split, SplitReader
+from midstream.testing import run
+from midstream.testing import simulate
 from midstream.testing.simulate import campaign_of
-from midstream.testing.simulated_campaign import Campaign
-from midstream.testing.simulated_run import run_job
-from midstream.testing.simulated_scenario import FAULTS, REFERENCE, WORDS, Outer, Width, only
-from midstream.testing.simulated_verdict import LONG, judge
+from midstream.testing.simulation.campaign import Campaign
+from midstream.testing.simulation.simulated_run import run_job
+from midstream.testing.simulation.job_scenario import FAULTS, REFERENCE, WORDS, Outer, Width, only
+from midstream.testing.simulation.verdict import LONG, judge
 
 ROWS = [{"id": i, "key": i % 3} for i in range(30)]
 

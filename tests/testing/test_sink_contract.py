@@ -12,8 +12,8 @@ import polars as pl
 import pytest
 
 from midstream import Committer, Sink, SinkWriter, testing
-from midstream.connectors.delta import DeltaSink
-from midstream.connectors.file_sink import FileSink
+from midstream.connectors.delta.delta_sink import DeltaSink
+from midstream.connectors.files.file_sink import FileSink
 
 
 class Lines(Sink):

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pytest
 
 from midstream import Source, testing
-from midstream.connectors.collection import from_rows
-from midstream.connectors.files import FileSource
-from midstream.connectors.generator import GeneratorSource
-from midstream.operators.source import Discovery, Split, SplitReader
+from midstream.connectors.memory.collection_source import from_rows
+from midstream.connectors.files.file_source import FileSource
+from midstream.connectors.memory.generator_source import GeneratorSource
+from midstream.engine.operators.source_api import Discovery, Split, SplitReader
 from midstream.testing import sources
 
 ROWS = 20

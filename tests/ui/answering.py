@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from in_memory import NoRows
-from midstream.coordinator.events import (
+from midstream.engine.coordinator.events import (
     CancelRequested,
     ClientAsked,
     CoordinatorEvent,
@@ -17,15 +17,15 @@ from midstream.coordinator.events import (
     JobPlan,
     ReplyTo,
 )
-from midstream.core.config import JobConfig
-from midstream.graph.job_graph import JobGraph, SourceSpec, Vertex
+from midstream.engine.core.config import JobConfig
+from midstream.engine.graph.job_graph import JobGraph, SourceSpec, Vertex
 from midstream.page.address import PageAddress
 from midstream.page.server import PageServer
-from midstream.protocol.job_status import JobStatus, WaitStatus
-from midstream.protocol.messages import DoCheckpoint, DoRescale, DoSavepoint, DoStop, GetStatus, Reply
-from midstream.runtime.driver import Driver
-from midstream.runtime.processes import ProcessSlots
-from midstream.ui.cli import main
+from midstream.engine.protocol.job_status import JobStatus, WaitStatus
+from midstream.engine.protocol.messages import DoCheckpoint, DoRescale, DoSavepoint, DoStop, GetStatus, Reply
+from midstream.runtime.driver.driver import Driver
+from midstream.runtime.process.process_slots import ProcessSlots
+from midstream.cli.main import main
 from sample_status import sample
 
 TOKEN = "a-token-of-the-tests"

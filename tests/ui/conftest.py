@@ -7,7 +7,7 @@ import pytest
 from answering import Answering, Start, begun
 
 from machine import limit_s
-from midstream.protocol.job_status import JobStatus
+from midstream.engine.protocol.job_status import JobStatus
 from sample_status import sample
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import midstream
 from machine import limit_s
-from midstream.ui.cli import main
+from midstream.cli.main import main
 
 
 def test_what_is_written_passes_its_own_tests_and_can_be_looked_at(tmp_path, monkeypatch, capsys):

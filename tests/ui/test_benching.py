@@ -7,8 +7,8 @@ import io
 import pytest
 from rich.console import Console
 
-from midstream.ui.benching import figures_table
-from midstream.ui.cli import main
+from midstream_lab.bench.command import figures_table
+from midstream.cli.main import main
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from midstream.ui.cli import main
+from midstream.cli.main import main
 
 COMMANDS = ("run", "new", "list", "status", "checkpoint", "savepoint", "stop", "inspect", "bench", "simulate")
 
@@ -96,7 +96,7 @@ def test_the_version_is_that_of_the_package(capsys):
 
 
 def test_a_reader_that_goes_away_is_no_error():
-    code = "import sys; from midstream.ui.cli import main; sys.exit(main(['--help']))"
+    code = "import sys; from midstream.cli.main import main; sys.exit(main(['--help']))"
     done = subprocess.run(
         ["/bin/sh", "-c", f'"{sys.executable}" -c "{code}" | true'], capture_output=True, text=True, check=False
     )

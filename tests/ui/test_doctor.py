@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from pyspark import SparkConf
 
-from midstream.runtime.processes import ProcessSlots
-from midstream.runtime.storage import FileStorage
-from midstream.spark.survey import PACKAGES, Found, Slot, Survey, Tried
-from midstream.ui import doctor
-from midstream.ui.cli import main
-from midstream.ui.doctor import Check, Verdict, _Checks
+from midstream.runtime.process.process_slots import ProcessSlots
+from midstream.runtime.storage.file_storage import FileStorage
+from midstream.spark.cluster_probe import PACKAGES, Found, Slot, Survey, Tried
+from midstream.cli.commands import doctor
+from midstream.cli.main import main
+from midstream.cli.commands.doctor import Check, Verdict, _Checks
 from object_store import KEY, SECRET, running_store, use_environment
 
 VERSIONS: dict[str, str | None] = {package: metadata.version(package) for package in PACKAGES}

@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 
 from midstream import Environment
-from midstream.checkpoint.store import FencedError
-from midstream.core.errors import (
+from midstream.engine.checkpoint.store import FencedError
+from midstream.engine.core.errors import (
     ClusterError,
     InvariantError,
     JobError,
@@ -21,10 +21,10 @@ from midstream.core.errors import (
     StorageError,
     UnavailableError,
 )
-from midstream.core.tracebacks import users_part
-from midstream.operators.stateless import MapOperator
-from midstream.protocol.job_status import FailureStatus
-from midstream.ui.failures import exit_after, print_job_failure, print_midstream_error
+from midstream.engine.core.tracebacks import users_part
+from midstream.engine.operators.stateless import MapOperator
+from midstream.engine.protocol.job_status import FailureStatus
+from midstream.cli.error_text import exit_after, print_job_failure, print_midstream_error
 
 SCHEMA = pa.schema([("n", pa.int64())])
 
@@ -63,12 +63,12 @@ def test_of_an_operators_failure_only_the_users_frames_are_shown():
 def test_an_error_of_ours_without_the_users_code_needs_no_traceback():
     error = StorageError("part-7.parquet: is not there any more")
     details = "Traceback (most recent call last):\n" + '  File "/x/midstream/worker/task.py", line 1, in f\n    g()\n'
-    assert users_part(f"{details}midstream.core.errors.StorageError: {error}\n") == ""
+    assert users_part(f"{details}midstream.engine.core.errors.StorageError: {error}\n") == ""
 
 
 def test_a_bug_is_shown_whole():
     details = 'Traceback (most recent call last):\n  File "/x/midstream/worker/task.py", line 1, in f\n    g()\n'
-    assert "task.py" in users_part(f"{details}midstream.core.errors.InvariantError: torn")
+    assert "task.py" in users_part(f"{details}midstream.engine.core.errors.InvariantError: torn")
     assert "task.py" in users_part(f"{details}KeyError: 3")
 
 

@@ -12,10 +12,10 @@ import msgspec
 import pytest
 from rich.console import Console
 
-from midstream.core.errors import ClusterError
-from midstream.protocol.job_status import FailureStatus, JobStatus
-from midstream.ui import follow as following
-from midstream.ui.follow import Interrupted, Interrupts, display, ending_at_a_signal, follow
+from midstream.engine.core.errors import ClusterError
+from midstream.engine.protocol.job_status import FailureStatus, JobStatus
+from midstream.cli import follow as following
+from midstream.cli.follow import Interrupted, Interrupts, display, ending_at_a_signal, follow
 from sample_status import later
 
 

@@ -15,11 +15,11 @@ import msgspec
 import pytest
 
 from machine import limit_s
-from midstream.protocol.job_status import FailureStatus, JobStatus
-from midstream.runtime import registry
-from midstream.runtime.history import Keeper
-from midstream.runtime.tls import JobKeys
-from midstream.ui.cli import main
+from midstream.engine.protocol.job_status import FailureStatus, JobStatus
+from midstream.runtime.driver import job_registry
+from midstream.runtime.driver.job_history import Keeper
+from midstream.runtime.network.tls import JobKeys
+from midstream.cli.main import main
 from sample_status import sample
 
 FAILURE = FailureStatus(1_700_000_000_000, 2, "ValueError: bad row 17", "Traceback …", "")
@@ -32,7 +32,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def kept(status: JobStatus, pid: int | None = None) -> None:
-    entry = registry.entry_of_this_process(status.job_id, status.name, "127.0.0.1", 7000, JobKeys(b"secret"))
+    entry = job_registry.entry_of_this_process(status.job_id, status.name, "127.0.0.1", 7000, JobKeys(b"secret"))
     keeper = Keeper(entry if pid is None else msgspec.structs.replace(entry, pid=pid))
     keeper.start()
     keeper.end(status)
@@ -77,7 +77,7 @@ def test_the_history_of_a_job_shows_how_it_ended_and_its_failures(
 
 
 def test_the_page_of_a_job_that_has_ended_is_served_until_ctrl_c(failed: JobStatus) -> None:
-    command = [sys.executable, "-c", "from midstream.ui.cli import main; raise SystemExit(main())", "page", "delays"]
+    command = [sys.executable, "-c", "from midstream.cli.main import main; raise SystemExit(main())", "page", "delays"]
     with subprocess.Popen([*command, "--json"], stdout=subprocess.PIPE, env=dict(os.environ)) as serving:
         try:
             assert serving.stdout is not None
@@ -93,8 +93,8 @@ def test_two_running_jobs_of_one_name_are_told_apart_and_no_record_is_shown_inst
     failed: JobStatus, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for job_id in ("aaaa", "bbbb"):
-        registry.announce(
-            registry.entry_of_this_process(job_id, "delays", "127.0.0.1", 7000, JobKeys(b""), "http://127.0.0.1:1/")
+        job_registry.announce(
+            job_registry.entry_of_this_process(job_id, "delays", "127.0.0.1", 7000, JobKeys(b""), "http://127.0.0.1:1/")
         )
     assert main(["page", "delays"]) == 2
     assert "'delays' matches 2 running jobs (aaaa, bbbb); use the id of one" in " ".join(

@@ -9,8 +9,8 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from midstream.checkpoint.channel_state import Captured, store_channels
-from midstream.checkpoint.metadata import (
+from midstream.engine.checkpoint.channel_state import Captured, store_channels
+from midstream.engine.checkpoint.metadata import (
     CheckpointMetadata,
     Committables,
     EdgeLayout,
@@ -20,13 +20,13 @@ from midstream.checkpoint.metadata import (
     decode_metadata,
     encode_metadata,
 )
-from midstream.checkpoint.state_files import channel_file, state_file, store_parts
-from midstream.checkpoint.store import claim_directory, publish, take_epoch
-from midstream.operators.source import Split
-from midstream.protocol.messages import OperatorSnapshot
-from midstream.runtime.storage import FileStorage
-from midstream.state.parts import KEY_GROUP, Chunk, Redistribute, StatePart
-from midstream.ui.cli import main
+from midstream.engine.checkpoint.state_files import channel_file, state_file, store_parts
+from midstream.engine.checkpoint.store import claim_directory, publish, take_epoch
+from midstream.engine.operators.source_api import Split
+from midstream.engine.protocol.messages import OperatorSnapshot
+from midstream.runtime.storage.file_storage import FileStorage
+from midstream.engine.state.state_parts import KEY_GROUP, Chunk, Redistribute, StatePart
+from midstream.cli.main import main
 
 
 def make_checkpoint(root: Path) -> Path:

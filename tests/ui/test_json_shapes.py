@@ -12,13 +12,13 @@ import msgspec
 import pytest
 from test_history_commands import kept
 
-from midstream.core.errors import ClusterError
-from midstream.page.documents import FORMAT_VERSION
-from midstream.protocol.messages import Logged, LogLine
-from midstream.ui import remote
-from midstream.ui.answer import Answer, Stream, print_answer
-from midstream.ui.cli import app, main
-from midstream.ui.json_schema import SHAPES, schema
+from midstream.engine.core.errors import ClusterError
+from midstream.page.request_types import FORMAT_VERSION
+from midstream.engine.protocol.messages import Logged, LogLine
+from midstream.cli.commands import job_commands
+from midstream.cli.output import Answer, Stream, print_answer
+from midstream.cli.main import app, main
+from midstream.cli.json_schema import SHAPES, schema
 from sample_status import sample
 
 DOCS = Path(__file__).parent.parent.parent / "docs"
@@ -46,7 +46,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: str, status: int = 0) -
 
 
 def test_the_schema_in_the_docs_is_that_of_the_types():
-    made = "python -c 'from midstream.ui.json_schema import schema; print(schema().decode(), end=\"\")' makes it"
+    made = "python -c 'from midstream.cli.json_schema import schema; print(schema().decode(), end=\"\")' makes it"
     assert (DOCS / "json.schema.json").read_bytes() == schema(), made
     jsonschema.Draft202012Validator.check_schema(SCHEMA)
 
@@ -95,17 +95,17 @@ def test_of_running_jobs(start, capsys, monkeypatch, tmp_path):
 
 
 def test_of_lines_of_a_log_that_were_not_kept(capsys, monkeypatch):
-    monkeypatch.setattr(remote, "named", lambda job: None)
-    monkeypatch.setattr(remote, "_log_pieces", lambda *given: iter([(remote.DroppedLines(7), "")]))
+    monkeypatch.setattr(job_commands, "named", lambda job: None)
+    monkeypatch.setattr(job_commands, "_log_pieces", lambda *given: iter([(job_commands.DroppedLines(7), "")]))
     assert said(capsys, "logs") == [{"format_version": 1, "dropped": 7}]
 
 
 def test_a_stream_that_fails_says_so_on_its_last_line(capsys, monkeypatch):
     def breaking() -> Any:
-        yield remote.DroppedLines(1), ""
+        yield job_commands.DroppedLines(1), ""
         raise ClusterError("the driver is gone")
 
-    monkeypatch.setattr(remote, "show_logs", lambda *given: Stream(breaking()))
+    monkeypatch.setattr(job_commands, "show_logs", lambda *given: Stream(breaking()))
     first, last = said(capsys, "logs", status=2)
     assert first["dropped"] == 1 and last["error"] == "the driver is gone"
 

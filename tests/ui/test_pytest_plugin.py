@@ -36,7 +36,7 @@ def test_a_wrong_job(simulate):
 
 def run(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     path = os.pathsep.join([str(Path(midstream.__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
-    plugin = ["-p", "midstream.ui.pytest_plugin"] if not _is_registered() else []
+    plugin = ["-p", "midstream.cli.pytest_plugin"] if not _is_registered() else []
     return subprocess.run(
         [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-s", *plugin, *arguments],
         cwd=directory,
@@ -52,7 +52,7 @@ def _is_registered() -> bool:
     """Whether midstream was installed since it has the plugin; a source tree beside an older installation has not."""
     from importlib.metadata import entry_points
 
-    return any(entry.value == "midstream.ui.pytest_plugin" for entry in entry_points(group="pytest11"))
+    return any(entry.value == "midstream.cli.pytest_plugin" for entry in entry_points(group="pytest11"))
 
 
 @pytest.mark.systems
@@ -74,4 +74,4 @@ def test_seeds_that_are_none_are_refused(tmp_path):
 
 def test_pytest_finds_the_plugin_where_midstream_is_installed():
     project = (Path(__file__).parents[2] / "pyproject.toml").read_text()
-    assert '[project.entry-points.pytest11]\nmidstream = "midstream.ui.pytest_plugin"\n' in project
+    assert '[project.entry-points.pytest11]\nmidstream = "midstream.cli.pytest_plugin"\n' in project

@@ -14,8 +14,8 @@ import polars as pl
 import pytest
 
 from machine import limit_s
-from midstream.runtime.registry import list_jobs
-from midstream.ui.cli import main
+from midstream.runtime.driver.job_registry import list_jobs
+from midstream.cli.main import main
 from waiting import until
 
 ROOT = Path(__file__).parents[2]
@@ -62,7 +62,7 @@ def test_the_commands_about_the_second_job_do_what_is_said(files, capfd):
     for arguments in (first, again):
         before = len(list((files / "out" / "visits").glob("*.parquet")))
         process = subprocess.Popen(
-            [sys.executable, "-c", "import sys; from midstream.ui.cli import main; sys.exit(main())", *arguments]
+            [sys.executable, "-c", "import sys; from midstream.cli.main import main; sys.exit(main())", *arguments]
             + ["--slots", "process"],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,

@@ -12,11 +12,11 @@ import pytest
 from answering import said
 
 from machine import limit_s
-from midstream.core.errors import ClusterError
-from midstream.protocol.messages import DoCheckpoint, DoRescale, DoSavepoint, DoStop, GetStatus, Logged, LogLine
-from midstream.runtime.client import Client
-from midstream.runtime.registry import find
-from midstream.ui.cli import main
+from midstream.engine.core.errors import ClusterError
+from midstream.engine.protocol.messages import DoCheckpoint, DoRescale, DoSavepoint, DoStop, GetStatus, Logged, LogLine
+from midstream.runtime.driver.client import Client
+from midstream.runtime.driver.job_registry import find
+from midstream.cli.main import main
 from waiting import until
 
 
@@ -76,7 +76,7 @@ def test_a_job_is_stopped_with_its_last_checkpoint(drain, says, start, capsys):
 
 
 def test_a_command_that_waits_says_what_the_job_waits_for(start, capsys, monkeypatch):
-    monkeypatch.setattr("midstream.ui.remote.LOOK_S", 0.05)
+    monkeypatch.setattr("midstream.cli.commands.job_commands.LOOK_S", 0.05)
     start("aaaa1111", "flights").is_slow = True
     assert main(["stop", "flights"]) == 0
     told = capsys.readouterr()
@@ -188,7 +188,7 @@ def test_logs_of_an_operator_that_is_not_there_are_refused_with_the_others(follo
 
 def _sleep_with(monkeypatch: pytest.MonkeyPatch, sleep: Callable[[float], None]) -> None:
     """Replace the sleep of commands alone: threads of other libraries in this process sleep too."""
-    monkeypatch.setattr("midstream.ui.remote.time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
+    monkeypatch.setattr("midstream.cli.commands.job_commands.time", SimpleNamespace(sleep=sleep, monotonic=time.monotonic))
 
 
 def test_logs_are_followed_until_the_job_ends(start, capsys, monkeypatch):

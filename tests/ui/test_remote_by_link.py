@@ -13,13 +13,13 @@ import pytest
 from answering import TOKEN, Start, said
 
 from machine import limit_s
-from midstream.core.errors import ClusterError
-from midstream.page import line as page_line
-from midstream.page.documents import ActionState, document
-from midstream.page.line import PageJob, PageLine, job_at
+from midstream.engine.core.errors import ClusterError
+from midstream.page import remote_client as page_line
+from midstream.page.request_types import ActionState, document
+from midstream.page.remote_client import PageJob, PageLine, job_at
 from midstream.page.site import status_json
-from midstream.protocol.messages import DoCheckpoint, DoRescale, DoSavepoint, DoStop, GetStatus, Logged, LogLine
-from midstream.ui.cli import main
+from midstream.engine.protocol.messages import DoCheckpoint, DoRescale, DoSavepoint, DoStop, GetStatus, Logged, LogLine
+from midstream.cli.main import main
 from sample_status import sample
 from waiting import until
 

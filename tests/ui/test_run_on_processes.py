@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from midstream.ui.cli import main
+from midstream.cli.main import main
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 

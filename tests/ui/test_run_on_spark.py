@@ -16,10 +16,10 @@ import pyarrow.parquet as pq
 import pytest
 
 from machine import limit_s
-from midstream.core.arrow_types import to_list
-from midstream.protocol.messages import GetStatus
-from midstream.runtime.client import Client
-from midstream.runtime.registry import find
+from midstream.engine.core.arrow_types import to_list
+from midstream.engine.protocol.messages import GetStatus
+from midstream.runtime.driver.client import Client
+from midstream.runtime.driver.job_registry import find
 from waiting import alive, until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(400)]
@@ -44,7 +44,7 @@ env.generate(lambda i: {{"n": i}}, count={count}, splits=2, rows_per_s={rate}).m
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-c", "import sys; from midstream.ui.cli import main; sys.exit(main())", *arguments]
+    return [sys.executable, "-c", "import sys; from midstream.cli.main import main; sys.exit(main())", *arguments]
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from dataclasses import asdict
 import msgspec
 import pytest
 
-from midstream.api import loading
-from midstream.checkpoint.store import FencedError
-from midstream.core.errors import ConfigError, JobError
-from midstream.ui import follow as following
-from midstream.ui.cli import main
+from midstream.api import job_file
+from midstream.engine.checkpoint.store import FencedError
+from midstream.engine.core.errors import ConfigError, JobError
+from midstream.cli import follow as following
+from midstream.cli.main import main
 from sample_status import later
 
 
@@ -71,7 +71,7 @@ class Running:
                 on_start()
                 return job
 
-        self._monkeypatch.setattr(loading, "load_job", lambda path, modules: Environment())
+        self._monkeypatch.setattr(job_file, "load_job", lambda path, modules: Environment())
         status = main(["run", "job.py", *arguments])
         out, err = self._capsys.readouterr()
         return status, " ".join(out.split()), " ".join(err.split())

@@ -10,11 +10,12 @@ from contextlib import suppress
 
 import pytest
 
-from midstream.protocol.handshake import SECRET_BYTES
-from midstream.runtime import client, registry
-from midstream.runtime.tls import JobKeys, keys_for
-from midstream.ui import remote
-from midstream.ui.cli import main
+from midstream.engine.protocol.handshake import SECRET_BYTES
+from midstream.runtime.driver import client
+from midstream.runtime.driver import job_registry
+from midstream.runtime.network.tls import JobKeys, keys_for
+from midstream.cli.commands import job_commands
+from midstream.cli.main import main
 
 LIMIT_S = 0.3
 
@@ -39,10 +40,10 @@ def garbage(connection: socket.socket) -> None:
 @pytest.fixture
 def server(
     monkeypatch: pytest.MonkeyPatch,
-) -> Iterator[Callable[[str, Callable[[socket.socket], None]], registry.JobEntry]]:
+) -> Iterator[Callable[[str, Callable[[socket.socket], None]], job_registry.JobEntry]]:
     """Announces a job whose driver does with each connection what it is given."""
     monkeypatch.setattr(client, "CONNECT_TIMEOUT_S", LIMIT_S)
-    monkeypatch.setattr(remote, "STATUS_TIMEOUT_S", LIMIT_S)
+    monkeypatch.setattr(job_commands, "STATUS_TIMEOUT_S", LIMIT_S)
     with socket.create_server(("127.0.0.1", 0)) as listening:
         held: list[socket.socket] = []
 
@@ -53,12 +54,12 @@ def server(
                     with suppress(OSError):
                         react(held[-1])
 
-        def begin(tls: str, react: Callable[[socket.socket], None]) -> registry.JobEntry:
+        def begin(tls: str, react: Callable[[socket.socket], None]) -> job_registry.JobEntry:
             secret = bytes(SECRET_BYTES)
             keys = keys_for(tls, "127.0.0.1", secret) if tls in ("on", "off") else JobKeys(secret, directory=tls)
             port = listening.getsockname()[1]
-            entry = registry.entry_of_this_process("dddd", "silent", "127.0.0.1", port, keys)
-            registry.announce(entry)
+            entry = job_registry.entry_of_this_process("dddd", "silent", "127.0.0.1", port, keys)
+            job_registry.announce(entry)
             threading.Thread(target=serve, args=(react,), daemon=True).start()
             return entry
 
@@ -101,13 +102,13 @@ def test_a_job_whose_certificates_cannot_be_read_hides_no_other(start, server, c
 
 
 def test_a_request_is_given_up_when_the_driver_freezes_while_it_carries_it_out(start, capsys, monkeypatch):
-    monkeypatch.setattr(remote, "LOOK_S", 0.05)
-    monkeypatch.setattr(remote, "SILENCE_S_MAX", 0.2)
+    monkeypatch.setattr(job_commands, "LOOK_S", 0.05)
+    monkeypatch.setattr(job_commands, "SILENCE_S_MAX", 0.2)
     start("aaaa1111", "flights").is_slow = True
 
-    def frozen(entry: registry.JobEntry) -> None:
+    def frozen(entry: job_registry.JobEntry) -> None:
         raise client.ClusterError("its driver is alive but not responding")
 
-    monkeypatch.setattr(remote, "_status_of", frozen)
+    monkeypatch.setattr(job_commands, "_status_of", frozen)
     assert main(["stop", "flights"]) == 1
     assert "its driver is alive but not responding" in capsys.readouterr().err

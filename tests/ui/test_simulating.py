@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from midstream.ui.cli import main
+from midstream.cli.main import main
 
 
 def test_machines_get_one_object_that_says_that_nothing_was_lost(capsys):

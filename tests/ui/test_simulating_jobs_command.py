@@ -8,7 +8,7 @@ from pathlib import Path
 import polars as pl
 import pytest
 
-from midstream.ui.cli import main
+from midstream.cli.main import main
 
 GOOD = """
 from midstream import Environment

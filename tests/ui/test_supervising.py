@@ -21,9 +21,9 @@ import pytest
 
 import waiting
 from machine import limit_s
-from midstream.runtime.registry import list_jobs
-from midstream.ui.cli import main
-from midstream.ui.supervising import BackOff, Signals, supervise
+from midstream.runtime.driver.job_registry import list_jobs
+from midstream.cli.main import main
+from midstream.cli.supervisor import BackOff, Signals, supervise
 from waiting import alive
 
 pytestmark = [pytest.mark.systems, pytest.mark.timeout(900)]
@@ -50,10 +50,10 @@ env = Environment(
 rows = env.generate(lambda i: {{"n": i, "key": i % {keys}}}, count={count}, splits={splits}, rows_per_s={rate})
 rows.key_by("key").process(Nth(), {{"n": int, "key": int, "nth": int}}).write_jsonl("out")
 """
-COMMAND = [sys.executable, "-c", "import sys; from midstream.ui.cli import main; sys.exit(main())"]
+COMMAND = [sys.executable, "-c", "import sys; from midstream.cli.main import main; sys.exit(main())"]
 IMPATIENT = """
 import sys
-from midstream.ui.supervising import BackOff, Signals, supervise
+from midstream.cli.supervisor import BackOff, Signals, supervise
 
 signals = Signals()
 with signals.noted():
@@ -370,6 +370,6 @@ def test_a_bug_of_ours_is_shown_and_does_not_look_like_a_failed_job(
     def torn(also_ended: bool) -> None:
         raise MemoryError("no more of it")
 
-    monkeypatch.setattr("midstream.ui.remote.list_jobs", torn)
+    monkeypatch.setattr("midstream.cli.commands.job_commands.list_jobs", torn)
     assert main(["list"]) == 70
     assert "MemoryError: no more of it" in capsys.readouterr().err

@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from rich.console import Console, RenderableType
 
-from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
-from midstream.protocol.bottleneck import uneven
-from midstream.protocol.job_status import (
+from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.engine.protocol.bottleneck import uneven
+from midstream.engine.protocol.job_status import (
     CheckpointStatus,
     FlowStatus,
     GaugeStatus,
@@ -23,9 +23,9 @@ from midstream.protocol.job_status import (
     VertexStatus,
     WaitStatus,
 )
-from midstream.ui import text
-from midstream.ui.rates import Rates
-from midstream.ui.tables import (
+from midstream.cli import formatting
+from midstream.cli.rates import Rates
+from midstream.cli.status_tables import (
     LiveView,
     bar,
     bottleneck,
@@ -191,7 +191,7 @@ def test_subtasks_that_do_not_run_are_counted(status):
     [(0.0123, "12 ms"), (2.44, "2.4 s"), (59.9, "1 min"), (200, "3 min 20 s"), (100_000, "1 d 3 h"), (-2, "-2.0 s")],
 )
 def test_spans_have_their_two_most_significant_units(seconds, expected):
-    assert text.span(seconds) == expected
+    assert formatting.span(seconds) == expected
 
 
 @pytest.mark.parametrize(
@@ -205,14 +205,14 @@ def test_spans_have_their_two_most_significant_units(seconds, expected):
     ],
 )
 def test_watermarks_are_moments_where_a_calendar_reaches(mark, expected):
-    assert text.watermark(mark) == expected
+    assert formatting.watermark(mark) == expected
 
 
 @pytest.mark.parametrize(
     ("number", "expected"), [(950, "950"), (12_400, "12.4 k"), (3_100_000, "3.1 M"), (999_950, "1.0 M"), (0, "0")]
 )
 def test_rates_are_short(number, expected):
-    assert text.short(number) == expected
+    assert formatting.short(number) == expected
 
 
 def test_what_functions_count_is_shown(status):
@@ -369,5 +369,5 @@ def test_two_jobs_of_one_name_are_told_apart_in_a_list_of_80_columns(status):
 
 
 def test_event_time_of_another_year_has_no_lag():
-    assert text.lag(NOW_MS * 1000 - 90_000_000, NOW_MS) == "1 min 30 s"
-    assert text.lag(0, NOW_MS) == "–"
+    assert formatting.lag(NOW_MS * 1000 - 90_000_000, NOW_MS) == "1 min 30 s"
+    assert formatting.lag(0, NOW_MS) == "–"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US, Event, Watermark, WatermarkStatus
-from midstream.operators.base import Operator
-from midstream.worker.chain import Chain, Edges
+from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US, Event, Watermark, WatermarkStatus
+from midstream.engine.operators.base import Operator
+from midstream.engine.worker.operator_chain import Chain, Edges
 from standing_clock import StandingClock
 
 

@@ -12,13 +12,13 @@ import pyarrow as pa
 import pytest
 
 from in_memory import CountingIds, MemoryStorage, NeverRun, NoRows
-from midstream.core.errors import ConfigError, InvariantError
-from midstream.core.seams import Done, Failed, Transport
-from midstream.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
-from midstream.operators.sink import Committer, CommitterContext, Sink, SinkWriter, WriterContext
-from midstream.protocol import messages as m
-from midstream.worker.commits import SlotCommits
-from midstream.worker.seams import SlotSeams
+from midstream.engine.core.errors import ConfigError, InvariantError
+from midstream.engine.core.interfaces import Done, Failed, Transport
+from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
+from midstream.engine.operators.sink_api import Committer, CommitterContext, Sink, SinkWriter, WriterContext
+from midstream.engine.protocol import messages as m
+from midstream.engine.worker.slot_commits import SlotCommits
+from midstream.engine.worker.interfaces import SlotSeams
 from standing_clock import StandingClock
 
 

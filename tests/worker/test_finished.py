@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from midstream.core.elements import MAX_WATERMARK_US, EndOfData, EndOfPartition, Watermark
-from midstream.core.ids import TaskId
-from midstream.exchange.channel import LocalChannel
-from midstream.exchange.gate import InputGate
-from midstream.exchange.partition import ResultPartition
-from midstream.exchange.pool import BufferPool
-from midstream.graph.job_graph import Edge, Partitioning
-from midstream.protocol import messages as m
-from midstream.worker.finished import FinishedTask
+from midstream.engine.core.elements import MAX_WATERMARK_US, EndOfData, EndOfPartition, Watermark
+from midstream.engine.core.ids import TaskId
+from midstream.engine.exchange.input_channel import LocalChannel
+from midstream.engine.exchange.input_gate import InputGate
+from midstream.engine.exchange.result_partition import ResultPartition
+from midstream.engine.exchange.buffer_pool import BufferPool
+from midstream.engine.graph.job_graph import Edge, Partitioning
+from midstream.engine.protocol import messages as m
+from midstream.engine.worker.finished_task import FinishedTask
 from recovering import SCHEMA
 
 

@@ -10,13 +10,13 @@ from typing import Any, cast
 import pyarrow as pa
 import pytest
 
-from midstream.core.ids import TaskId
-from midstream.exchange.gate import InputGate
-from midstream.exchange.lease import LeasedBatch
-from midstream.graph.job_graph import Edge, Partitioning
-from midstream.graph.origins import Origin
-from midstream.worker.chain import Chain
-from midstream.worker.inputs import PRIORITY_MAX, SLICE_S, TaskInput
+from midstream.engine.core.ids import TaskId
+from midstream.engine.exchange.input_gate import InputGate
+from midstream.engine.exchange.batch_lease import LeasedBatch
+from midstream.engine.graph.job_graph import Edge, Partitioning
+from midstream.engine.graph.idleness import Origin
+from midstream.engine.worker.operator_chain import Chain
+from midstream.engine.worker.task_input import PRIORITY_MAX, SLICE_S, TaskInput
 from recovering import SCHEMA, batch, rows_in
 
 SLOW, RULES = 0, 1

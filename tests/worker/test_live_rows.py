@@ -12,10 +12,10 @@ import pyarrow as pa
 import pytest
 
 from in_memory import NoRows
-from midstream.core.seams import Executor
-from midstream.graph.job_graph import OperatorSpec, SourceSpec, Vertex
-from midstream.operators.base import Operator
-from midstream.protocol.live_rows import (
+from midstream.engine.core.interfaces import Executor
+from midstream.engine.graph.job_graph import OperatorSpec, SourceSpec, Vertex
+from midstream.engine.operators.base import Operator
+from midstream.engine.protocol.live_rows import (
     CHARS_MAX,
     COLUMNS_MAX,
     NAME_CHARS_MAX,
@@ -25,8 +25,8 @@ from midstream.protocol.live_rows import (
     RowsShown,
     ShowRows,
 )
-from midstream.worker.chain import Chain, Edges
-from midstream.worker.live_rows import rows_shown, show_next
+from midstream.engine.worker.operator_chain import Chain, Edges
+from midstream.engine.worker.live_rows import rows_shown, show_next
 from standing_clock import StandingClock
 
 

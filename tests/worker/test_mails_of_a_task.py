@@ -9,17 +9,17 @@ import pyarrow as pa
 import pytest
 
 from in_memory import MemoryStorage
-from midstream.core.elements import CheckpointBarrier
-from midstream.core.ids import TaskId
-from midstream.core.seams import Storage
-from midstream.graph.job_graph import JobGraph, OperatorSpec, SourceSpec, Vertex
-from midstream.operators.base import OperatorContext, Output, Snapshot, SnapshotResult
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
-from midstream.operators.stateless import Stateless
-from midstream.protocol import messages as m
-from midstream.state.parts import Chunk, Redistribute, StatePart
-from midstream.worker.operators import RestoredOperators
-from midstream.worker.task import MAILS_IN_A_ROW_MAX, Task
+from midstream.engine.core.elements import CheckpointBarrier
+from midstream.engine.core.ids import TaskId
+from midstream.engine.core.interfaces import Storage
+from midstream.engine.graph.job_graph import JobGraph, OperatorSpec, SourceSpec, Vertex
+from midstream.engine.operators.base import OperatorContext, Output, Snapshot, SnapshotResult
+from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.engine.operators.stateless import Stateless
+from midstream.engine.protocol import messages as m
+from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
+from midstream.engine.worker.task_operators import RestoredOperators
+from midstream.engine.worker.task import MAILS_IN_A_ROW_MAX, Task
 from recovering import Steps, task_seams
 
 

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from midstream.worker.pace import CALL_SHARE, Pace
-from midstream.worker.source_pace import SourcePace
+from midstream.engine.worker.batch_sizer import CALL_SHARE, Pace
+from midstream.engine.worker.source_rate import SourcePace
 
 LIMIT = 131_072
 SHORT_S = 0.002

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from effort import examples
 from in_memory import MemoryStorage
-from midstream.checkpoint.channel_state import Captured
-from midstream.core.errors import StorageError
-from midstream.core.keys import key_groups
-from midstream.graph.job_graph import Edge, Partitioning
-from midstream.protocol.messages import ChannelState
+from midstream.engine.checkpoint.channel_state import Captured
+from midstream.engine.core.errors import StorageError
+from midstream.engine.core.key_groups import key_groups
+from midstream.engine.graph.job_graph import Edge, Partitioning
+from midstream.engine.protocol.messages import ChannelState
 from recovering import SCHEMA, Recovering, batch, rows_in, store
 
 EDGE = Edge(0, 0, 1, Partitioning.KEYED, SCHEMA, ("key",))

@@ -8,8 +8,8 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any, cast
 
-from midstream.worker.scheduler import STEPS_PER_MAIL, Scheduler
-from midstream.worker.task import MAILS_IN_A_ROW_MAX, Task
+from midstream.engine.worker.task_scheduler import STEPS_PER_MAIL, Scheduler
+from midstream.engine.worker.task import MAILS_IN_A_ROW_MAX, Task
 from recovering import Steps
 from standing_clock import StandingClock
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pyarrow as pa
 
 from in_memory import MemoryStorage
-from midstream.checkpoint.state_files import state_file
-from midstream.core.errors import StorageError
-from midstream.core.ids import TaskId
-from midstream.operators.base import Snapshot, SnapshotResult
-from midstream.protocol import messages as m
-from midstream.protocol.task_metrics import TaskMetrics
-from midstream.state.parts import Chunk, Redistribute, StatePart
-from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
+from midstream.engine.checkpoint.state_files import state_file
+from midstream.engine.core.errors import StorageError
+from midstream.engine.core.ids import TaskId
+from midstream.engine.operators.base import Snapshot, SnapshotResult
+from midstream.engine.protocol import messages as m
+from midstream.engine.protocol.task_metrics import TaskMetrics
+from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
+from midstream.engine.worker.task_snapshots import StoredInFlight, TaskSnapshots
 from recovering import Steps, task_seams
 
 ROWS = pa.table({"v": [1, 2, 3]})

@@ -10,17 +10,17 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from midstream.connectors.bad_records import BadRecord, reported
-from midstream.connectors.collection import from_rows
-from midstream.connectors.generator import GeneratorSource
-from midstream.core.arrow_types import to_list
-from midstream.core.config import JobConfig
-from midstream.core.errors import ConfigError, SchemaError, StorageError
-from midstream.core.seams import Done, Failed, Mail
-from midstream.operators.bad_records import TALLY, BadRecords
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
-from midstream.state.parts import StatePart
-from midstream.worker.source import REST_S_MAX, REST_S_MIN, SPLITS, Progress, SourceDriver, splits_of
+from midstream.connectors.common.malformed_records import BadRecord, reported
+from midstream.connectors.memory.collection_source import from_rows
+from midstream.connectors.memory.generator_source import GeneratorSource
+from midstream.engine.core.arrow_types import to_list
+from midstream.engine.core.config import JobConfig
+from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
+from midstream.engine.core.interfaces import Done, Failed, Mail
+from midstream.engine.operators.bad_records import TALLY, BadRecords
+from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.engine.state.state_parts import StatePart
+from midstream.engine.worker.source_driver import REST_S_MAX, REST_S_MIN, SPLITS, Progress, SourceDriver, splits_of
 from recovering import task_seams
 from scarce_cores import Machine
 

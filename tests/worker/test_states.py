@@ -17,22 +17,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from in_memory import CountingIds, MemoryStorage
-from midstream.connectors.bad_records import BadRecord, reported
-from midstream.core.config import JobConfig
-from midstream.core.elements import CheckpointBarrier
-from midstream.core.errors import InvariantError
-from midstream.core.ids import TaskId
-from midstream.core.seams import Transport
-from midstream.graph.job_graph import JobGraph, OperatorSpec, SourceSpec, Vertex
-from midstream.operators.base import OperatorContext, Output
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split, SplitReader
-from midstream.operators.stateless import Stateless
-from midstream.operators.window_specs import LATE
-from midstream.protocol import messages as m
-from midstream.worker.operators import RestoredOperators
-from midstream.worker.seams import SlotSeams
-from midstream.worker.slot import SLOT_TABLE, SlotEvent, SlotMachine, SlotState
-from midstream.worker.task import LIVE, TASK_TABLE, Step, Task, TaskEvent, TaskState
+from midstream.connectors.common.malformed_records import BadRecord, reported
+from midstream.engine.core.config import JobConfig
+from midstream.engine.core.elements import CheckpointBarrier
+from midstream.engine.core.errors import InvariantError
+from midstream.engine.core.ids import TaskId
+from midstream.engine.core.interfaces import Transport
+from midstream.engine.graph.job_graph import JobGraph, OperatorSpec, SourceSpec, Vertex
+from midstream.engine.operators.base import OperatorContext, Output
+from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.engine.operators.stateless import Stateless
+from midstream.engine.operators.windows.window_specs import LATE
+from midstream.engine.protocol import messages as m
+from midstream.engine.worker.task_operators import RestoredOperators
+from midstream.engine.worker.interfaces import SlotSeams
+from midstream.engine.worker.slot_machine import SLOT_TABLE, SlotEvent, SlotMachine, SlotState
+from midstream.engine.worker.task import LIVE, TASK_TABLE, Step, Task, TaskEvent, TaskState
 from recovering import Steps, task_seams
 from standing_clock import StandingClock
 

@@ -8,21 +8,21 @@ from typing import cast
 import pytest
 
 from in_memory import MemoryStorage
-from midstream.checkpoint.barriers import BarrierReceived, CancelReceived, TriggerReceived
-from midstream.checkpoint.channel_state import Captured, read_segment
-from midstream.core.config import JobConfig
-from midstream.core.elements import CheckpointBarrier, EndOfData, EndOfPartition, Watermark
-from midstream.core.ids import TaskId
-from midstream.exchange.channel import LocalChannel
-from midstream.exchange.gate import InputGate
-from midstream.exchange.lease import LeasedBatch
-from midstream.exchange.partition import ResultPartition
-from midstream.exchange.pool import BufferPool
-from midstream.graph.job_graph import Edge, Partitioning
-from midstream.worker.recovery import GateRecovery
-from midstream.worker.snapshots import StoredInFlight, TaskSnapshots
-from midstream.worker.task import Task
-from midstream.worker.task_checkpoints import TaskCheckpoints
+from midstream.engine.checkpoint.barrier_handler import BarrierReceived, CancelReceived, TriggerReceived
+from midstream.engine.checkpoint.channel_state import Captured, read_segment
+from midstream.engine.core.config import JobConfig
+from midstream.engine.core.elements import CheckpointBarrier, EndOfData, EndOfPartition, Watermark
+from midstream.engine.core.ids import TaskId
+from midstream.engine.exchange.input_channel import LocalChannel
+from midstream.engine.exchange.input_gate import InputGate
+from midstream.engine.exchange.batch_lease import LeasedBatch
+from midstream.engine.exchange.result_partition import ResultPartition
+from midstream.engine.exchange.buffer_pool import BufferPool
+from midstream.engine.graph.job_graph import Edge, Partitioning
+from midstream.engine.worker.gate_recovery import GateRecovery
+from midstream.engine.worker.task_snapshots import StoredInFlight, TaskSnapshots
+from midstream.engine.worker.task import Task
+from midstream.engine.worker.task_checkpoints import TaskCheckpoints
 from recovering import SCHEMA, Steps, batch, rows_in, store, task_seams
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from midstream.core.ids import TaskId
-from midstream.protocol.messages import TaskFailed
-from midstream.worker.failures import deploy_failed, task_failed
+from midstream.engine.core.ids import TaskId
+from midstream.engine.protocol.messages import TaskFailed
+from midstream.engine.worker.failure_reports import deploy_failed, task_failed
 
 
 def test_half_a_surrogate_pair_is_written_out() -> None:

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from midstream.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
-from midstream.graph.origins import Origin
-from midstream.sim.valves import CheckedValve
-from midstream.sim.world import Tempo, World
-from midstream.worker.valve import WatermarkValve
+from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.engine.graph.idleness import Origin
+from midstream_lab.checkers.watermark_checker import CheckedValve
+from midstream.simulation.world import Tempo, World
+from midstream.engine.worker.watermark_valve import WatermarkValve
 
 
 def apart(channels: int) -> list[Origin]:

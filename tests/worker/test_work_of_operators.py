@@ -6,10 +6,10 @@ from typing import cast
 
 import pyarrow as pa
 
-from midstream.core.elements import Event
-from midstream.operators.base import Operator
-from midstream.operators.stateless import Stateless
-from midstream.worker.chain import Chain, Edges
+from midstream.engine.core.elements import Event
+from midstream.engine.operators.base import Operator
+from midstream.engine.operators.stateless import Stateless
+from midstream.engine.worker.operator_chain import Chain, Edges
 from standing_clock import StandingClock
 
 ROW = pa.record_batch({"n": pa.array([1])})

@@ -229,8 +229,8 @@ def _kafka_figures(
     options: argparse.Namespace, command: Sequence[str], environment: dict[str, str], children: _Children
 ) -> dict[str, Any]:
     """With the topics and the records that midstream's own benchmark has; what has come out is read back and checked."""
-    from midstream.bench import kafka
-    from midstream.core.errors import InvariantError
+    from midstream_lab.bench import kafka
+    from midstream.engine.core.errors import InvariantError
 
     servers = environment.get("KAFKA_BOOTSTRAP")
     if not servers:
@@ -269,8 +269,8 @@ def checked(figures: dict[str, Any]) -> dict[str, Any]:
         if workload == "latency":
             require_rate(events, figures["seconds"])
     else:
-        from midstream.bench.nexmark.expected import EXPECTED
-        from midstream.bench.nexmark.queries import QUERIES
+        from midstream_lab.bench.nexmark.expected import EXPECTED
+        from midstream_lab.bench.nexmark.queries import QUERIES
 
         wanted = dict(zip(("rows", *QUERIES[workload].checked), EXPECTED[workload](events), strict=True))
     relative = RELATIVE_OF_PANDAS if figures["variant"] == "table_pandas" else RELATIVE.get(workload, 0.0)

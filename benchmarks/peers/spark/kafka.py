@@ -24,7 +24,7 @@ from pyspark.sql.streaming import DataStreamWriter
 from session import WARM_UP_BATCHES, WARM_UP_S_MAX, Run, run_until, wait_until, watermark_ms
 from windows import FAR_MS
 
-from midstream.bench import kafka as bench
+from midstream_lab.bench import kafka as bench
 
 EVENTS = bench.EVENTS
 JARS = Path(__file__).resolve().parents[3] / ".peers" / "spark" / "jars"

@@ -22,8 +22,8 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from session import BLOCK, Run, run_query
 
-from midstream.bench.nexmark.expected import EXPECTED
-from midstream.bench.nexmark.generator import (
+from midstream_lab.bench.nexmark.expected import EXPECTED
+from midstream_lab.bench.nexmark.generator import (
     CITIES,
     EXTRAS,
     FIRST_ID,
@@ -37,7 +37,7 @@ from midstream.bench.nexmark.generator import (
     extras,
     urls,
 )
-from midstream.bench.nexmark.queries import QUERIES as DEFINED
+from midstream_lab.bench.nexmark.queries import QUERIES as DEFINED
 
 EXPIRES_MS = 2 * LIFE_MS
 FAR_MS = 4_102_444_800_000

@@ -12,10 +12,10 @@ import polars as pl
 import polars.selectors as cs
 import pyarrow as pa
 
-from midstream.api.arguments import columns_text, require_column
-from midstream.core.batches import check_column_name
-from midstream.core.errors import JobError, SchemaError
-from midstream.operators.expressions import EXPRESSION_ERRORS, empty_frame
+from midstream.api.argument_checks import columns_text, require_column
+from midstream.engine.core.batches import check_column_name
+from midstream.engine.core.errors import JobError, SchemaError
+from midstream.engine.operators.expressions import EXPRESSION_ERRORS, empty_frame
 
 Columns: TypeAlias = "str | pl.Expr | Iterable[str | pl.Expr]"
 """A name, an expression or a selector, or several of them in a list."""

@@ -12,18 +12,18 @@ import polars as pl
 import pyarrow as pa
 import pyarrow.fs
 
-from midstream.api.arguments import calling_file, calling_module, calling_place, require_callable
-from midstream.api.core import Origin, StreamCore
+from midstream.api.argument_checks import calling_file, calling_module, calling_place, require_callable
+from midstream.api.stream_core import Origin, StreamCore
 from midstream.api.hints import OF_ENVIRONMENTS, Hinted
-from midstream.api.modules import check_extra, job_file, note_modules
+from midstream.api.user_modules import check_extra, job_file, note_modules
 from midstream.api.program import Program, located
-from midstream.api.shipping import check_shippable
-from midstream.api.stream import DataStream, main_output
-from midstream.connectors.bad_records import BadRecordsMax, OnBadRecord
-from midstream.connectors.collection import from_arrow, from_polars, from_rows
-from midstream.connectors.files import CsvOptions, FileSource, Format
-from midstream.connectors.generator import Generate, GeneratorSource
-from midstream.core.config import (
+from midstream.api.picklability import check_shippable
+from midstream.api.data_stream import DataStream, main_output
+from midstream.connectors.common.malformed_records import BadRecordsMax, OnBadRecord
+from midstream.connectors.memory.collection_source import from_arrow, from_polars, from_rows
+from midstream.connectors.files.file_source import CsvOptions, FileSource, Format
+from midstream.connectors.memory.generator_source import Generate, GeneratorSource
+from midstream.engine.core.config import (
     DEFAULT_RESTART,
     Duration,
     JobConfig,
@@ -34,14 +34,14 @@ from midstream.core.config import (
     interval_s,
     size_bytes,
 )
-from midstream.core.errors import ConfigError, JobError
-from midstream.core.schemas import SchemaLike, as_declared, as_schema
-from midstream.graph.build import build_job_graph
-from midstream.graph.describe import describe_text
-from midstream.operators.bad_records import BAD_RECORDS, BAD_RECORDS_SCHEMA
-from midstream.operators.source import Source
-from midstream.protocol.job_status import JobStatus
-from midstream.runtime.storage import absolute
+from midstream.engine.core.errors import ConfigError, JobError
+from midstream.engine.core.schemas import SchemaLike, as_declared, as_schema
+from midstream.engine.graph.graph_builder import build_job_graph
+from midstream.engine.graph.describe import describe_text
+from midstream.engine.operators.bad_records import BAD_RECORDS, BAD_RECORDS_SCHEMA
+from midstream.engine.operators.source_api import Source
+from midstream.engine.protocol.job_status import JobStatus
+from midstream.runtime.storage.file_storage import absolute
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -49,14 +49,14 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from midstream.api.submit import StartOptions, Submission
-    from midstream.connectors.kafka import OnGap
-    from midstream.connectors.kafka_bounds import Start, Stop, Topics
-    from midstream.connectors.kafka_client import OptionValue
-    from midstream.connectors.kafka_records import KafkaFormat
-    from midstream.coordinator.events import NewerOutput
+    from midstream.connectors.kafka.kafka_source import OnGap
+    from midstream.connectors.kafka.source_bounds import Start, Stop, Topics
+    from midstream.connectors.kafka.client import OptionValue
+    from midstream.connectors.kafka.record_parser import KafkaFormat
+    from midstream.engine.coordinator.events import NewerOutput
     from midstream.inprocess.preview import Preview
-    from midstream.runtime.job import Job
-    from midstream.runtime.provider import SlotProvider
+    from midstream.runtime.driver.job import Job
+    from midstream.runtime.slot_provider import SlotProvider
 
 FILES_BEING_LOADED: list[str] = []
 """Paths of the job files that are being loaded, innermost last; their environments must not start by themselves."""
@@ -297,7 +297,7 @@ class Environment(Hinted):
 
             env.read_kafka("kafka-1:9092", "orders", schema={"user": str, "price": int}).uid("orders")
         """
-        from midstream.connectors.kafka import KafkaSource
+        from midstream.connectors.kafka.kafka_source import KafkaSource
 
         source = KafkaSource(
             servers,
@@ -518,7 +518,7 @@ class Environment(Hinted):
         `fresh`: start over, although `checkpoint_dir` has completed checkpoints of the job; such a start is refused
         without `fresh`, `resume` and `restore_from`.
         `resume`: resume from the newest checkpoint, or begin if none was completed; see `start`.
-        `slots`: where the job runs instead of Spark: `midstream.runtime.processes.ProcessSlots()` for plain processes
+        `slots`: where the job runs instead of Spark: `midstream.runtime.process.process_slots.ProcessSlots()` for plain processes
         of this machine.
 
         Returns the final JobStatus. Raises the error that the job failed with (JobError for an error of a user's
@@ -571,7 +571,7 @@ class Environment(Hinted):
         without `fresh`, `resume` and `restore_from`.
         `resume`: resume from the newest checkpoint, or begin if none was completed; for programs that a supervisor
         starts again. A start with `fresh` that has completed none is begun again.
-        `slots`: where the job runs instead of Spark: `midstream.runtime.processes.ProcessSlots()` for plain processes
+        `slots`: where the job runs instead of Spark: `midstream.runtime.process.process_slots.ProcessSlots()` for plain processes
         of this machine.
 
         Returns a Job. Raises JobError, ConfigError or SchemaError if the program cannot be run, StorageError or

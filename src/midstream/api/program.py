@@ -10,17 +10,17 @@ from typing import ParamSpec, TypeVar
 
 import pyarrow as pa
 
-from midstream.api.arguments import calling_place, check_name, check_uid
-from midstream.api.modules import JobFile, check_extra, collect
-from midstream.core.batches import canonical_schema
-from midstream.core.config import JobConfig, is_whole
-from midstream.core.errors import ConfigError, JobError, MidstreamError, SchemaError
-from midstream.core.schemas import check_schema
-from midstream.graph.logical import Input, LogicalGraph, Node
-from midstream.operators.base import Operator
-from midstream.operators.sink import Sink
-from midstream.operators.source import Source
-from midstream.protocol.messages import JobModules
+from midstream.api.argument_checks import calling_place, check_name, check_uid
+from midstream.api.user_modules import JobFile, check_extra, collect
+from midstream.engine.core.batches import canonical_schema
+from midstream.engine.core.config import JobConfig, is_whole
+from midstream.engine.core.errors import ConfigError, JobError, MidstreamError, SchemaError
+from midstream.engine.core.schemas import check_schema
+from midstream.engine.graph.logical_graph import Input, LogicalGraph, Node
+from midstream.engine.operators.base import Operator
+from midstream.engine.operators.sink_api import Sink
+from midstream.engine.operators.source_api import Source
+from midstream.engine.protocol.messages import JobModules
 
 P = ParamSpec("P")
 T = TypeVar("T")

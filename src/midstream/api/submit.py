@@ -11,25 +11,25 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from midstream.api.modules import top_level_names
-from midstream.checkpoint.store import split_restore
-from midstream.coordinator.events import JobPlan, NewerOutput
-from midstream.coordinator.restoring.opening import check_plan, check_start, find_start
-from midstream.core.config import Duration, JobConfig
-from midstream.core.errors import ClusterError, ConfigError, JobError, MidstreamError
-from midstream.core.pickling import pickled, unpickled_apart
-from midstream.exchange.capacity import check_pool
-from midstream.graph.build import build_job_graph
-from midstream.graph.job_graph import JobGraph
-from midstream.graph.logical import LogicalGraph, Node
+from midstream.api.user_modules import top_level_names
+from midstream.engine.checkpoint.store import split_restore
+from midstream.engine.coordinator.events import JobPlan, NewerOutput
+from midstream.engine.coordinator.restore.open_directory import check_plan, check_start, find_start
+from midstream.engine.core.config import Duration, JobConfig
+from midstream.engine.core.errors import ClusterError, ConfigError, JobError, MidstreamError
+from midstream.engine.core.job_pickle import pickled, unpickled_apart
+from midstream.engine.exchange.capacity import check_pool
+from midstream.engine.graph.graph_builder import build_job_graph
+from midstream.engine.graph.job_graph import JobGraph
+from midstream.engine.graph.logical_graph import LogicalGraph, Node
 from midstream.page import PageAddress, open_page
 from midstream.page.traces import open_traces
-from midstream.protocol.messages import JobModules
-from midstream.runtime.ids import RandomIds
-from midstream.runtime.job import Job, start_job
-from midstream.runtime.provider import SlotProvider
-from midstream.runtime.storage import FileStorage, absolute, check_can_create
-from midstream.state.own_code import own_code
+from midstream.engine.protocol.messages import JobModules
+from midstream.runtime.random_ids import RandomIds
+from midstream.runtime.driver.job import Job, start_job
+from midstream.runtime.slot_provider import SlotProvider
+from midstream.runtime.storage.file_storage import FileStorage, absolute, check_can_create
+from midstream.engine.state.job_code import own_code
 
 _log = logging.getLogger(__name__)
 
@@ -188,7 +188,7 @@ def rescaled(plan: JobPlan, logical: LogicalGraph, slots: SlotProvider, parallel
 def _spark_slots(master: str | None, slots: int) -> SlotProvider:
     try:
         from midstream.spark.session import get_session
-        from midstream.spark.slots import SparkSlots
+        from midstream.spark.spark_slots import SparkSlots
     except ModuleNotFoundError as error:
         if error.name is None or error.name.partition(".")[0] not in {"pyspark", "py4j"}:
             raise

@@ -17,15 +17,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from midstream.connectors.collection import CollectionSource as CollectionSource
-    from midstream.connectors.delta import DeltaSink as DeltaSink
-    from midstream.connectors.file_sink import FileSink as FileSink
-    from midstream.connectors.files import FileSource as FileSource
-    from midstream.connectors.generator import GeneratorSource as GeneratorSource
-    from midstream.connectors.kafka import KafkaSource as KafkaSource
-    from midstream.connectors.kafka_sink import KafkaSink as KafkaSink
-    from midstream.connectors.postgres import PostgresSink as PostgresSink
-    from midstream.connectors.print_sink import PrintSink as PrintSink
+    from midstream.connectors.memory.collection_source import CollectionSource as CollectionSource
+    from midstream.connectors.delta.delta_sink import DeltaSink as DeltaSink
+    from midstream.connectors.files.file_sink import FileSink as FileSink
+    from midstream.connectors.files.file_source import FileSource as FileSource
+    from midstream.connectors.memory.generator_source import GeneratorSource as GeneratorSource
+    from midstream.connectors.kafka.kafka_source import KafkaSource as KafkaSource
+    from midstream.connectors.kafka.kafka_sink import KafkaSink as KafkaSink
+    from midstream.connectors.postgres.postgres_sink import PostgresSink as PostgresSink
+    from midstream.connectors.memory.print_sink import PrintSink as PrintSink
 
 _MODULE_OF = {
     "CollectionSource": "collection",

@@ -1,6 +1,6 @@
 """A whole job in the calling thread: one slot with all subtasks, virtual time, storage in memory.
 
-The slot is the production one (`worker.slot`), with its tasks, operators, exchange and checkpoints. Its surroundings
+The slot is the production one (`engine.worker.slot_machine`), with its tasks, operators, exchange and checkpoints. Its surroundings
 are missing: processes, sockets, files, and the coordinator, in whose place `engine` sends the slot the few messages
 that it needs. May import every room up to `coordinator`; `api` (previews) and `testing` are built on it.
 

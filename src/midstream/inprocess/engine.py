@@ -15,31 +15,31 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from midstream.checkpoint.assign import assign_state
-from midstream.checkpoint.metadata import CheckpointMetadata, layout_of
-from midstream.coordinator.checkpointing.completing import operator_states
-from midstream.coordinator.events import JobPlan
-from midstream.coordinator.placement.attempt import tasks_of
-from midstream.core.config import JobConfig
-from midstream.core.errors import InvariantError, JobError, MidstreamError
-from midstream.core.ids import TaskId
-from midstream.core.pickling import ApartUnpickler, pickled
-from midstream.core.seams import DataLink, LinkEnd
-from midstream.core.tracebacks import raised_by_users_code
-from midstream.graph.build import build_job_graph
-from midstream.graph.job_graph import JobGraph, OperatorSpec
-from midstream.graph.logical import LogicalGraph
-from midstream.inprocess.ends import Fed, FedSource, MarksOperator, TakingSink
-from midstream.inprocess.loop import Loop, MemoryStorage
+from midstream.engine.checkpoint.redistribute_state import assign_state
+from midstream.engine.checkpoint.metadata import CheckpointMetadata, layout_of
+from midstream.engine.coordinator.checkpoints.metadata_builder import operator_states
+from midstream.engine.coordinator.events import JobPlan
+from midstream.engine.coordinator.placement.attempt import tasks_of
+from midstream.engine.core.config import JobConfig
+from midstream.engine.core.errors import InvariantError, JobError, MidstreamError
+from midstream.engine.core.ids import TaskId
+from midstream.engine.core.job_pickle import ApartUnpickler, pickled
+from midstream.engine.core.interfaces import DataLink, LinkEnd
+from midstream.engine.core.tracebacks import raised_by_users_code
+from midstream.engine.graph.graph_builder import build_job_graph
+from midstream.engine.graph.job_graph import JobGraph, OperatorSpec
+from midstream.engine.graph.logical_graph import LogicalGraph
+from midstream.inprocess.endpoints import Fed, FedSource, MarksOperator, TakingSink
+from midstream.inprocess.virtual_loop import Loop, MemoryStorage
 from midstream.inprocess.own_modules import by_value, own_modules
-from midstream.operators.base import Operator
-from midstream.operators.source import Split
-from midstream.operators.watermarks import TimestampsOperator
-from midstream.protocol import messages as m
-from midstream.state.own_code import own_code
-from midstream.worker.seams import SlotSeams
-from midstream.worker.slot import SlotMachine
-from midstream.worker.task import Task
+from midstream.engine.operators.base import Operator
+from midstream.engine.operators.source_api import Split
+from midstream.engine.operators.watermarks import TimestampsOperator
+from midstream.engine.protocol import messages as m
+from midstream.engine.state.job_code import own_code
+from midstream.engine.worker.interfaces import SlotSeams
+from midstream.engine.worker.slot_machine import SlotMachine
+from midstream.engine.worker.task import Task
 
 STORAGE: Final = "memory"
 POOL_BYTES: Final = 64 * 2**20
@@ -428,7 +428,7 @@ def _advance(operator: TimestampsOperator | MarksOperator, watermark_us: int) ->
 
 
 class _NoPeers:
-    """A core.seams.Transport without peers, as there is only one slot."""
+    """A engine.core.interfaces.Transport without peers, as there is only one slot."""
 
     def open(self, slot: int, host: str, port: int, attempt: int, end: LinkEnd) -> DataLink:
         raise InvariantError(f"a connection to slot {slot}, of which there is none")

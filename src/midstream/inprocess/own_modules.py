@@ -15,10 +15,10 @@ from typing import Any
 
 import cloudpickle
 
-from midstream.core.installed import is_installed
-from midstream.core.pickling import JobPickler, pickled, unpickled_apart
-from midstream.graph.logical import LogicalGraph
-from midstream.state.pickles import OwnCode
+from midstream.engine.core.site_packages import is_installed
+from midstream.engine.core.job_pickle import JobPickler, pickled, unpickled_apart
+from midstream.engine.graph.logical_graph import LogicalGraph
+from midstream.engine.state.safe_pickle import OwnCode
 
 
 def own_modules(logical: LogicalGraph) -> list[ModuleType]:

@@ -1,6 +1,6 @@
 """The first rows of a job's streams, from its own sources, in process and within about a second.
 
-Splits are found and assigned as in a job (`coordinator.placement.sources`). Virtual time only passes when there is
+Splits are found and assigned as in a job (`engine.coordinator.placement.split_assignment`). Virtual time only passes when there is
 nothing else to do. Whatever waits for the wall clock, such as a source with a rate, gets at most TIME_S of it, all at
 once.
 """
@@ -17,25 +17,25 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 
-from midstream.coordinator.effects import Effects
-from midstream.coordinator.events import CancelTimer, RunIo, Send, SetTimer
-from midstream.coordinator.facts import Fact
-from midstream.coordinator.failures import Failure
-from midstream.coordinator.placement.attempt import Attempt
-from midstream.coordinator.placement.sources import Sources
-from midstream.core.batches import is_held_by_polars, to_polars
-from midstream.core.config import JobConfig, is_whole
-from midstream.core.errors import ConfigError, InvariantError, JobError
-from midstream.core.pickling import unpickled_apart
-from midstream.core.seams import Done, Failed, Timer
-from midstream.graph.job_graph import JobGraph
-from midstream.graph.logical import LogicalGraph, Node
-from midstream.inprocess.ends import table_rows
+from midstream.engine.coordinator.effects import Effects
+from midstream.engine.coordinator.events import CancelTimer, RunIo, Send, SetTimer
+from midstream.engine.coordinator.notifications import Fact
+from midstream.engine.coordinator.failover import Failure
+from midstream.engine.coordinator.placement.attempt import Attempt
+from midstream.engine.coordinator.placement.split_assignment import Sources
+from midstream.engine.core.batches import is_held_by_polars, to_polars
+from midstream.engine.core.config import JobConfig, is_whole
+from midstream.engine.core.errors import ConfigError, InvariantError, JobError
+from midstream.engine.core.job_pickle import unpickled_apart
+from midstream.engine.core.interfaces import Done, Failed, Timer
+from midstream.engine.graph.job_graph import JobGraph
+from midstream.engine.graph.logical_graph import LogicalGraph, Node
+from midstream.inprocess.endpoints import table_rows
 from midstream.inprocess.engine import Engine, InProcessFailure, noted, surfaced
-from midstream.inprocess.rewriting import End, Output, rewritten
-from midstream.operators.bad_records import BadRecords
-from midstream.operators.source import Source, Split, SplitReader
-from midstream.protocol import messages as m
+from midstream.inprocess.rewrite import End, Output, rewritten
+from midstream.engine.operators.bad_records import BadRecords
+from midstream.engine.operators.source_api import Source, Split, SplitReader
+from midstream.engine.protocol import messages as m
 
 TIME_S: Final = 10.0
 """The largest virtual time that passes at once when there is nothing else to do."""
@@ -236,7 +236,7 @@ class _PacedReader(SplitReader):
 
 
 class _OwnSources:
-    """Runs `coordinator.placement.sources` with the loop of the engine."""
+    """Runs `engine.coordinator.placement.split_assignment` with the loop of the engine."""
 
     def __init__(self, engine: Engine) -> None:
         self.failure: Failure | None = None

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from midstream.core.errors import ConfigError
+from midstream.engine.core.errors import ConfigError
 
 LOOPBACK: Final = "127.0.0.1"
 VARIABLE: Final = "MIDSTREAM_PAGE"

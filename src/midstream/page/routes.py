@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from midstream.page.documents import (
+from midstream.page.request_types import (
     FORMAT_VERSION,
     Action,
     ActionState,
@@ -19,9 +19,9 @@ from midstream.page.documents import (
     MetricsQuery,
     components,
 )
-from midstream.page.metrics import CONTENT_TYPE as METRICS_TYPE
-from midstream.protocol.job_status import JobStatus
-from midstream.protocol.live_rows import LiveRows
+from midstream.page.prometheus import CONTENT_TYPE as METRICS_TYPE
+from midstream.engine.protocol.job_status import JobStatus
+from midstream.engine.protocol.live_rows import LiveRows
 
 JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"

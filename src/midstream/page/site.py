@@ -27,10 +27,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from midstream.core.errors import ConfigError, assert_never
-from midstream.core.seams import Mail
+from midstream.engine.core.errors import ConfigError, assert_never
+from midstream.engine.core.interfaces import Mail
 from midstream.page.address import PageAddress, is_loopback
-from midstream.page.documents import (
+from midstream.page.request_types import (
     Action,
     ActionState,
     Checkpoint,
@@ -46,7 +46,7 @@ from midstream.page.documents import (
     logs_of,
 )
 from midstream.page.http import Refusal, Request, Response
-from midstream.page.metrics import metrics_text
+from midstream.page.prometheus import metrics_text
 from midstream.page.routes import (
     ACTION,
     ACTIONS,
@@ -60,9 +60,9 @@ from midstream.page.routes import (
     Route,
     openapi,
 )
-from midstream.protocol.job_status import JobStatus
-from midstream.protocol.live_rows import GetRows
-from midstream.protocol.messages import (
+from midstream.engine.protocol.job_status import JobStatus
+from midstream.engine.protocol.live_rows import GetRows
+from midstream.engine.protocol.messages import (
     ClientRequest,
     DoCheckpoint,
     DoRescale,
@@ -72,8 +72,8 @@ from midstream.protocol.messages import (
     GetStatus,
     Reply,
 )
-from midstream.runtime.lines import Question
-from midstream.runtime.storage import absolute
+from midstream.runtime.driver.control_server import Question
+from midstream.runtime.storage.file_storage import absolute
 
 STATUS_AGE_S_MAX: Final = 0.25
 """How long one status serves all requests: many viewers cost the driver no more than one."""

@@ -23,12 +23,12 @@ from pyspark.errors import PySparkNotImplementedError
 from pyspark.sql.datasource import DataSource, InputPartition
 from pyspark.sql.types import StructType
 
-from midstream.connectors.cursor import BatchCursor
-from midstream.core.batches import canonical_schema
-from midstream.core.config import Duration, interval_s
-from midstream.core.errors import ConfigError, JobError
-from midstream.core.seams import Storage
-from midstream.operators.source import (
+from midstream.connectors.common.batch_cursor import BatchCursor
+from midstream.engine.core.batches import canonical_schema
+from midstream.engine.core.config import Duration, interval_s
+from midstream.engine.core.errors import ConfigError, JobError
+from midstream.engine.core.interfaces import Storage
+from midstream.engine.operators.source_api import (
     Discovery,
     DiscoveryContext,
     Source,
@@ -38,9 +38,9 @@ from midstream.operators.source import (
     decoded,
     rows_text,
 )
-from midstream.spark.rows import arrow_schema, make_data_source, struct_of
-from midstream.spark.tuples import batches_of
-from midstream.state.pickles import OwnCode, Pickles
+from midstream.spark.datasource_rows import arrow_schema, make_data_source, struct_of
+from midstream.spark.datasource_tuples import batches_of
+from midstream.engine.state.safe_pickle import OwnCode, Pickles
 
 _FIRST: Final = b"all"
 

@@ -20,14 +20,14 @@ from pyspark.sql import datasource as spark_datasource
 from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
-from midstream.connectors.queued import QUEUED_BYTES_MAX
-from midstream.core.batches import batch_bytes, conform
-from midstream.core.errors import ConfigError, InvariantError, JobError
-from midstream.core.pickling import pickled
-from midstream.operators.sink import Committer, CommitterContext, Sink, SinkWriter, WriterContext, decoded
-from midstream.spark.rows import arrow_schema, make_data_source, rows_of, spark_struct
+from midstream.connectors.common.async_writer import QUEUED_BYTES_MAX
+from midstream.engine.core.batches import batch_bytes, conform
+from midstream.engine.core.errors import ConfigError, InvariantError, JobError
+from midstream.engine.core.job_pickle import pickled
+from midstream.engine.operators.sink_api import Committer, CommitterContext, Sink, SinkWriter, WriterContext, decoded
+from midstream.spark.datasource_rows import arrow_schema, make_data_source, rows_of, spark_struct
 from midstream.spark.task_context import task_context
-from midstream.state.pickles import OwnCode, Pickles
+from midstream.engine.state.safe_pickle import OwnCode, Pickles
 
 _ARROW_WRITERS = tuple(
     getattr(spark_datasource, name)

@@ -16,7 +16,7 @@ from typing import Final
 
 from pyspark import SparkConf, SparkContext
 
-from midstream.core.errors import ConfigError, UnavailableError
+from midstream.engine.core.errors import ConfigError, UnavailableError
 
 DIRECTORIES: Final = ("HADOOP_CONF_DIR", "YARN_CONF_DIR")
 TIMEOUT_S: Final = 10.0

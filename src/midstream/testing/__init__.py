@@ -11,8 +11,8 @@ Reading order: `jobs` (run, job), `inputs` and `results`, `cuts`, `functions` (h
 
 from midstream.testing.aggregates import check_aggregate as check_aggregate
 from midstream.testing.cuts import check_cuts as check_cuts
-from midstream.testing.functions import Harness as Harness
-from midstream.testing.functions import harness as harness
+from midstream.testing.function_harness import Harness as Harness
+from midstream.testing.function_harness import harness as harness
 from midstream.testing.jobs import RunningJob as RunningJob
 from midstream.testing.jobs import job as job
 from midstream.testing.jobs import run as run

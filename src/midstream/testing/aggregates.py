@@ -10,14 +10,14 @@ from typing import Any, Final
 import polars as pl
 import pyarrow as pa
 
-from midstream.connectors.collection import from_rows
-from midstream.core.batches import to_polars
-from midstream.core.schemas import SchemaLike, as_schema
-from midstream.operators.aggregates import AnyAggregate
-from midstream.operators.reduction import ALL, Reduction
-from midstream.state.own_code import own_code
+from midstream.connectors.memory.collection_source import from_rows
+from midstream.engine.core.batches import to_polars
+from midstream.engine.core.schemas import SchemaLike, as_schema
+from midstream.engine.operators.windows.aggregates import AnyAggregate
+from midstream.engine.operators.windows.window_aggregation import ALL, Reduction
+from midstream.engine.state.job_code import own_code
 from midstream.testing.inputs import as_batch, as_sent
-from midstream.testing.nearness import is_near
+from midstream.testing.float_compare import is_near
 
 RESULT: Final = "result"
 WAYS: Final = 30

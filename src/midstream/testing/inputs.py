@@ -9,12 +9,12 @@ from typing import Any, Final, Literal, TypeAlias, TypeVar
 import polars as pl
 import pyarrow as pa
 
-from midstream.connectors.collection import from_rows
-from midstream.core.arrow_types import TimestampType
-from midstream.core.batches import conform, single_batch, to_arrow
-from midstream.core.errors import ConfigError, MidstreamError, SchemaError
-from midstream.core.pickling import pickled, unpickled_apart
-from midstream.operators.process_context import instant_us
+from midstream.connectors.memory.collection_source import from_rows
+from midstream.engine.core.arrow_types import TimestampType
+from midstream.engine.core.batches import conform, single_batch, to_arrow
+from midstream.engine.core.errors import ConfigError, MidstreamError, SchemaError
+from midstream.engine.core.job_pickle import pickled, unpickled_apart
+from midstream.engine.operators.functions.process_context import instant_us
 
 T = TypeVar("T")
 Rows: TypeAlias = "Iterable[Mapping[str, Any]] | Mapping[str, Any] | pl.DataFrame | pa.Table | pa.RecordBatch"

@@ -8,14 +8,14 @@ from typing import Any, TypeAlias
 import polars as pl
 import pyarrow as pa
 
-from midstream.api.stream import DataStream
-from midstream.api.writable import StreamSink
-from midstream.core.batches import check_held_by_polars, to_polars
-from midstream.core.errors import ConfigError
-from midstream.inprocess.ends import table_rows
-from midstream.inprocess.rewriting import Output
-from midstream.operators.sink import Sink
-from midstream.operators.window_specs import LATE
+from midstream.api.data_stream import DataStream
+from midstream.api.stream_sinks import StreamSink
+from midstream.engine.core.batches import check_held_by_polars, to_polars
+from midstream.engine.core.errors import ConfigError
+from midstream.inprocess.endpoints import table_rows
+from midstream.inprocess.rewrite import Output
+from midstream.engine.operators.sink_api import Sink
+from midstream.engine.operators.windows.window_specs import LATE
 
 Name: TypeAlias = "str | tuple[str, str] | DataStream | StreamSink | Sink"
 """The name of an output: the uid or name of a sink or of the operator at the end of a stream, the tag of a side output

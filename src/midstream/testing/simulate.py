@@ -14,19 +14,19 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
-from midstream.api.core import StreamCore
+from midstream.api.stream_core import StreamCore
 from midstream.api.environment import Environment
-from midstream.api.modules import top_level_names
-from midstream.api.stream import DataStream
-from midstream.core.config import JobConfig
-from midstream.core.errors import ConfigError, JobError
-from midstream.core.pickling import pickled
-from midstream.graph.build import assign_uids
-from midstream.graph.logical import LogicalGraph, Node
-from midstream.operators.sinks import SinkOperator
-from midstream.testing.simulated_campaign import Campaign, Report
-from midstream.testing.simulated_job import PARALLELISMS, ROWS_MAX, Book, Given, SimulatedJob, simulated_job
-from midstream.testing.simulated_output import Contract
+from midstream.api.user_modules import top_level_names
+from midstream.api.data_stream import DataStream
+from midstream.engine.core.config import JobConfig
+from midstream.engine.core.errors import ConfigError, JobError
+from midstream.engine.core.job_pickle import pickled
+from midstream.engine.graph.graph_builder import assign_uids
+from midstream.engine.graph.logical_graph import LogicalGraph, Node
+from midstream.engine.operators.sink_operator import SinkOperator
+from midstream.testing.simulation.campaign import Campaign, Report
+from midstream.testing.simulation.simulated_job import PARALLELISMS, ROWS_MAX, Book, Given, SimulatedJob, simulated_job
+from midstream.testing.simulation.output_compare import Contract
 
 Rows: TypeAlias = pa.Table | pa.RecordBatch | pl.DataFrame | Sequence[Mapping[str, Any]] | str | os.PathLike[str]
 """The rows of one source: an Arrow table, a polars DataFrame, a Parquet, CSV or JSON lines file, or dicts as for

@@ -10,11 +10,11 @@ from typing import Any, Final
 import msgspec
 import pyarrow as pa
 
-from midstream.core.batches import canonical_schema
-from midstream.core.row_text import counted
-from midstream.inprocess.ends import table_rows
-from midstream.inprocess.loop import MemoryStorage
-from midstream.operators.source import Discovery, DiscoveryContext, Source, Split
+from midstream.engine.core.batches import canonical_schema
+from midstream.engine.core.error_rows import counted
+from midstream.inprocess.endpoints import table_rows
+from midstream.inprocess.virtual_loop import MemoryStorage
+from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split
 from midstream.testing.inputs import as_sent
 
 UID: Final = "source"

@@ -7,10 +7,10 @@ from typing import Any
 
 import polars as pl
 
-from midstream.core.errors import ConfigError
-from midstream.operators.base import Operator
-from midstream.operators.batch_functions import BatchFunctionOperator
-from midstream.operators.process_operator import ProcessOperator
+from midstream.engine.core.errors import ConfigError
+from midstream.engine.operators.base import Operator
+from midstream.engine.operators.functions.batch_functions import BatchFunctionOperator
+from midstream.engine.operators.functions.process_operator import ProcessOperator
 
 
 def contents(operators: Sequence[Operator], name: str) -> dict[str, Any]:

@@ -1,0 +1,150 @@
+"""The join of two streams by time in a simulated job, and the rules for its pairs.
+
+A pair is lost only if one of its rows is late, so that its partner has been dropped already. If no row can be late, the
+pairs are exactly those of the rows received, and the state has every row that will still find a partner.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import pyarrow as pa
+
+from midstream.engine.core.arrow_types import to_list
+from midstream.engine.operators.base import Operator, OperatorContext, Output
+from midstream.engine.operators.functions.function_operator import Port
+from midstream.engine.operators.functions.interval_join import interval_join_operator
+from midstream_lab.jobs.wrapped_operator import Around
+from midstream_lab.jobs.key_types import PLAIN, Form
+from midstream.simulation.recorded_rows import SCHEMA, Outside, time_ms
+
+LOWER_MS: Final = -2
+UPPER_MS: Final = 1
+LEFT: Final = "table:left"
+RIGHT: Final = "table:right"
+_SECOND: Final = "2"
+"""The suffix of the names of the second stream's columns."""
+
+
+class Join(Around):
+    """The operator of `interval_join`, with renamed columns of the second stream."""
+
+    def __init__(self, uid: str, outside: Outside, form: Form) -> None:
+        self._given = uid, outside, form
+        self._second = pa.schema([field.with_name(field.name + _SECOND) for field in form.schema])
+        second_keys = tuple(name + _SECOND for name in form.keys)
+        ports = [
+            Port("process1", form.keys, "ts", form.schema),
+            Port("process2", second_keys, "ts" + _SECOND, self._second),
+        ]
+        super().__init__(outside, interval_join_operator(uid, ports, LOWER_MS * 1000, UPPER_MS * 1000))
+
+    def __reduce__(self) -> tuple[type[Join], tuple[str, Outside, Form]]:
+        return Join, self._given
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        self._outside.work(batch.num_rows)
+        if self._outside.poison:
+            self._outside.check_poison(to_list(batch.column("id")))
+        second = pa.RecordBatch.from_arrays(batch.columns, schema=self._second) if port else batch
+        self._inner.process(second, port)
+
+
+class Couple(Operator):
+    """Emits one row of SCHEMA for each pair: the first row, with the id of the second as `n`."""
+
+    def __init__(self, outside: Outside, form: Form) -> None:
+        self._outside = outside
+        self._form = form
+        self._out: Output
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        self._out = out
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        key = "key" if self._form is PLAIN else "was"
+        self._look_at(batch, "", key)
+        self._look_at(batch, _SECOND, key if key == "key" else key + _SECOND)
+        columns = {name: batch.column(name) for name in SCHEMA.names}
+        columns |= {"key": batch.column(key), "n": batch.column("id" + _SECOND)}
+        self._out.emit(pa.RecordBatch.from_arrays(list(columns.values()), schema=SCHEMA))
+
+    def _look_at(self, batch: pa.RecordBatch, end: str, key: str) -> None:
+        """Check that the rows whose columns end in `end` are unchanged. `key`: the column with their original keys."""
+        ids = to_list(batch.column("id" + end))
+        due_us = np.array([time_ms(row) * 1000 for row in ids])
+        expected = self._form.arrays(ids, to_list(batch.column(key)))
+        if (batch.column("ts" + end).view(pa.int64()).to_numpy() != due_us).any():
+            self._outside.world.bug(f"joined rows have other times than they had: {ids}")
+        if batch.column("text" + end).null_count:
+            self._outside.world.bug(f"joined rows lack their text: {ids}")
+        if any(not batch.column(name).equals(keys) for name, keys in zip(self._form.keys, expected, strict=True)):
+            self._outside.world.bug(f"joined rows have other keys than they had: {ids}")
+
+
+@dataclass(frozen=True, slots=True)
+class Joined:
+    """The ids that both sides of a join have received, and the keys of all rows by id."""
+
+    left: Counter[int]
+    right: Counter[int]
+    keys: Mapping[int, int]
+    form: Form
+
+    def pairs(self) -> Counter[tuple[int, int]]:
+        return _pairs(self.left, self.right, self._key)
+
+    def awaited(self, then: Joined) -> tuple[Counter[int], Counter[int]]:
+        """Return the rows of each side that will find partners among those that arrive until the join is as `then`."""
+        more = then.left - self.left, then.right - self.right
+        left = {row for row, _ in _pairs(self.left, more[1], then._key)}
+        right = {row for _, row in _pairs(more[0], self.right, then._key)}
+        return Counter({row: self.left[row] for row in left}), Counter({row: self.right[row] for row in right})
+
+    def _key(self, row: int) -> object:
+        return self.form.stored_key(row, self.keys[row])
+
+
+def _pairs(left: Counter[int], right: Counter[int], key: Callable[[int], object]) -> Counter[tuple[int, int]]:
+    at: dict[tuple[object, int], list[int]] = {}
+    for row in right:
+        at.setdefault((key(row), time_ms(row)), []).append(row)
+    found: Counter[tuple[int, int]] = Counter()
+    for row, n in left.items():
+        mine, time = key(row), time_ms(row)
+        for other in range(time + LOWER_MS, time + UPPER_MS + 1):
+            for partner in at.get((mine, other), ()):
+                found[row, partner] = n * right[partner]
+    return found
+
+
+def wrong_pairs(
+    uid: str, expected: Counter[tuple[int, int]], found: Counter[tuple[int, int]], *, is_exact: bool
+) -> Iterator[str]:
+    """Yield complaints about pairs. `is_exact`: no row can have been late, so none may be missing."""
+    lost, surplus = expected - found, found - expected
+    if lost and is_exact:
+        yield f"{uid} has not made {lost.total()} pairs: {sorted(lost)[:5]}"
+    if surplus:
+        yield f"{uid} has made {surplus.total()} pairs too many: {sorted(surplus)[:5]}"
+
+
+def wrong_sides(
+    uid: str, joined: Joined, then: Joined | None, left: Iterable[int], right: Iterable[int]
+) -> Iterator[str]:
+    """Yield complaints about the rows in state: all must have been received, and none may be missing that will find a
+    partner until the join is as `then` (None: unknown).
+    """
+    awaited = (Counter[int](), Counter[int]()) if then is None else joined.awaited(then)
+    for side, kept, got, needed in (
+        ("left", Counter(left), joined.left, awaited[0]),
+        ("right", Counter(right), joined.right, awaited[1]),
+    ):
+        if surplus := kept - got:
+            yield f"{uid} keeps rows on the {side} that have not come, or more often: {sorted(surplus)[:5]}"
+        if missing := needed - kept:
+            yield f"{uid} has forgotten rows on the {side} that others will ask for: {sorted(missing)[:5]}"

@@ -1,0 +1,354 @@
+"""Shapes of jobs: their parts, and the shapes that have a name.
+
+A `Shape` is data: nodes in topological order, each a chain of operator kinds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from midstream.engine.graph.job_graph import Partitioning
+from midstream.engine.operators.windows.windows import LATE
+from midstream_lab.jobs.states import BRIEF
+
+SIDE: Final = "side"
+FORWARD, KEYED, REBALANCE, BROADCAST, GLOBAL = (
+    Partitioning.FORWARD,
+    Partitioning.KEYED,
+    Partitioning.REBALANCE,
+    Partitioning.BROADCAST,
+    Partitioning.GLOBAL,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    node: int
+    partitioning: Partitioning
+    port: int = 0
+    tag: str | None = None
+    adapts: bool = False
+    """Whether the partitioning is chosen as for streams that do not set one: forward between equal parallelisms,
+    otherwise rebalance.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A chain of operators. The kinds of operators in `chain` are:
+
+    "source", "sieve" (removes the chaff of its source, directly after it), "pass", "side" (rows whose id is divisible by 3 go to the side output), "count" (keyed), "share" (keyed on
+    port 0, broadcast state of port 1), "times", "tight", "idle" (watermarks), "timer" (keyed, holds rows until a timer
+    fires), "alarm" (the same by the wall clock), "total" (keyed, emits at its end how many rows it has received),
+    "table" (the same as "timer" in tables, on both ports, with a count of each key), "window", "slide", "session"
+    (keyed, late rows go to a side output) followed by "pack" (windows as rows), "tally" (state without a key), "sink";
+
+    "typed", "pickled" (keyed, states of all kinds), "rules" ("share" as a user's function), "clocks" (keyed, holds rows
+    by event time and the wall clock), "tags" (side outputs `SIDE` and `BRIEF` of a user's function), "join" (keyed, of
+    both ports) followed by "couple" (pairs as rows), "late_window", "late_slide", "late_session" (with allowed
+    lateness) followed by "stack" (their emissions as rows).
+
+    If a chain ends with one of `FORMS`, its rows are keyed by other columns, and its readers begin with a keyed user's
+    function or a join. "plain" converts them to ordinary rows again.
+    """
+
+    chain: tuple[str, ...]
+    inputs: tuple[Input, ...] = ()
+    parallelism: int = 1
+    rows_share: float = 1.0
+    """The number of rows of a source, relative to the scenario's."""
+
+
+Shape = tuple[Node, ...]
+
+
+def source_node(*more: str, rows_share: float = 1.0) -> Node:
+    return Node(("source", *more), rows_share=rows_share)
+
+
+def node_of(chain: str, *inputs: Input) -> Node:
+    return Node(tuple(chain.split()), inputs)
+
+
+COMBINED: Final[Mapping[str, Shape]] = {
+    "combined_window": (
+        source_node("tight"),
+        source_node("times", rows_share=0.5),
+        node_of("window pack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, FORWARD)),
+    ),
+    "combined_slide": (
+        source_node("pass", "tight"),
+        source_node("idle", rows_share=0.5),
+        node_of("slide pack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, REBALANCE)),
+    ),
+    "combined_session": (
+        source_node("tight"),
+        source_node("tight", rows_share=0.5),
+        node_of("session pack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, GLOBAL)),
+    ),
+    "combined_late_slide": (
+        source_node("tight"),
+        source_node("idle", rows_share=0.5),
+        node_of("late_slide stack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, FORWARD)),
+    ),
+    "combined_late_session": (
+        source_node("idle"),
+        source_node("tight", rows_share=0.5),
+        node_of("late_session stack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, REBALANCE)),
+    ),
+}
+"""The shapes in which rows are combined before they are sent: no node reads the windows' late rows, and none counts the
+rows before these windows, since a combined batch does not have the numbers.
+"""
+SHAPES: Final[Mapping[str, Shape]] = {
+    "pipeline": (source_node("pass"), node_of("pass", Input(0, REBALANCE)), node_of("sink", Input(1, REBALANCE))),
+    "keyed": (source_node(), node_of("count", Input(0, KEYED)), node_of("sink", Input(1, FORWARD))),
+    "union": (
+        source_node(),
+        source_node("pass", rows_share=0.3),
+        source_node(),
+        node_of("count", Input(0, KEYED), Input(1, KEYED), Input(2, KEYED)),
+        node_of("sink", Input(3, REBALANCE)),
+    ),
+    "multi_input": (
+        source_node(),
+        source_node(rows_share=0.5),
+        node_of("count", Input(0, KEYED), Input(1, KEYED, port=1)),
+        node_of("sink", Input(2, KEYED)),
+    ),
+    "broadcast": (
+        source_node(),
+        source_node(rows_share=0.2),
+        node_of("share", Input(0, KEYED), Input(1, BROADCAST, port=1)),
+        node_of("sink", Input(2, FORWARD)),
+    ),
+    "keyed_broadcast": (
+        source_node(),
+        source_node(rows_share=0.2),
+        node_of("count", Input(0, KEYED)),
+        node_of("share", Input(2, KEYED), Input(1, BROADCAST, port=1)),
+        node_of("sink", Input(3, GLOBAL)),
+    ),
+    "same_upstream": (
+        source_node("pass"),
+        node_of("pass", Input(0, REBALANCE)),
+        node_of("count", Input(0, KEYED), Input(1, KEYED, port=1)),
+        node_of("sink", Input(2, FORWARD)),
+    ),
+    "held": (  # at node 3, the keyed rows of node 1 wait for those that node 1 broadcasts
+        source_node("pass"),
+        node_of("pass", Input(0, FORWARD)),
+        node_of("pass", Input(1, KEYED)),
+        node_of("share", Input(2, KEYED), Input(1, BROADCAST, port=1)),
+        node_of("sink", Input(3, REBALANCE)),
+    ),
+    "mixed": (
+        source_node("side"),
+        source_node(rows_share=0.4),
+        node_of("count", Input(0, KEYED), Input(1, KEYED)),
+        node_of("pass", Input(0, REBALANCE, tag=SIDE)),
+        node_of("share", Input(2, KEYED), Input(1, BROADCAST, port=1)),
+        node_of("sink", Input(3, GLOBAL)),
+        node_of("pass sink", Input(4, FORWARD)),
+        node_of("sink", Input(0, FORWARD), Input(1, REBALANCE)),
+    ),
+    "window": (
+        source_node("times"),
+        source_node("times", rows_share=0.5),
+        node_of("window pack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, FORWARD)),
+        node_of("sink", Input(2, REBALANCE, tag=LATE)),
+    ),
+    "sliding": (
+        source_node("tight"),
+        source_node("idle", rows_share=0.5),
+        node_of("slide pack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, FORWARD)),
+        node_of("sink", Input(2, REBALANCE, tag=LATE)),
+    ),
+    "session": (
+        source_node("times"),
+        source_node("tight", rows_share=0.5),
+        node_of("session pack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, REBALANCE)),
+        node_of("sink", Input(2, GLOBAL, tag=LATE)),
+    ),
+    "timers": (
+        source_node("tight"),
+        source_node("idle", rows_share=0.3),
+        node_of("timer", Input(0, KEYED), Input(1, KEYED)),
+        node_of("count", Input(2, KEYED)),
+        node_of("sink", Input(3, FORWARD)),
+    ),
+    "quiet": (
+        source_node("idle"),
+        node_of("timer", Input(0, KEYED)),
+        node_of("count", Input(1, KEYED)),
+        node_of("sink", Input(2, FORWARD)),
+    ),
+    "quiet_twice": (
+        source_node("idle"),
+        node_of("timer", Input(0, KEYED)),
+        node_of("count", Input(1, KEYED), Input(0, KEYED, port=1)),
+        node_of("sink", Input(2, FORWARD)),
+    ),
+    "alarms": (
+        source_node(),
+        source_node(rows_share=0.3),
+        node_of("alarm", Input(0, KEYED), Input(1, KEYED)),
+        node_of("count", Input(2, KEYED)),
+        node_of("sink", Input(3, FORWARD)),
+    ),
+    "totals": (
+        source_node(rows_share=0.1),
+        source_node(),
+        node_of("total", Input(0, KEYED)),
+        node_of("count", Input(1, KEYED)),
+        node_of("sink", Input(2, REBALANCE)),
+        node_of("sink", Input(3, FORWARD)),
+    ),
+    "tables": (
+        source_node("tight"),
+        source_node("idle", rows_share=0.3),
+        node_of("table", Input(0, KEYED), Input(1, KEYED, port=1)),
+        node_of("count", Input(2, KEYED)),
+        node_of("sink", Input(3, FORWARD)),
+    ),
+    "splits": (
+        source_node("tight"),
+        source_node("pass", "tight", rows_share=0.5),
+        node_of("window pack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("count", Input(0, KEYED)),
+        node_of("sink", Input(2, FORWARD)),
+        node_of("sink", Input(2, REBALANCE, tag=LATE)),
+        node_of("sink", Input(3, FORWARD)),
+    ),
+    "tally": (
+        source_node(),
+        source_node(rows_share=0.3),
+        node_of("tally", Input(0, REBALANCE, adapts=True), Input(1, REBALANCE)),
+        node_of("tally", Input(2, GLOBAL)),
+        node_of("sink", Input(3, REBALANCE, adapts=True)),
+    ),
+    "adapting": (
+        source_node("tight"),
+        node_of("pass", Input(0, REBALANCE, adapts=True)),
+        node_of("pass", Input(1, REBALANCE, adapts=True)),
+        node_of("count", Input(2, KEYED)),
+        node_of("sink", Input(1, REBALANCE, adapts=True)),
+        node_of("sink", Input(3, REBALANCE, adapts=True)),
+    ),
+    "typed": (
+        source_node(),
+        source_node(rows_share=0.5),
+        node_of("typed", Input(0, KEYED), Input(1, KEYED, port=1)),
+        node_of("count", Input(2, KEYED)),
+        node_of("sink", Input(3, FORWARD)),
+    ),
+    "pickled": (
+        source_node(),
+        source_node(rows_share=0.5),
+        node_of("pickled", Input(0, KEYED), Input(1, KEYED)),
+        node_of("count", Input(2, KEYED)),
+        node_of("sink", Input(3, FORWARD)),
+    ),
+    "rules": (
+        source_node(),
+        source_node(rows_share=0.3),
+        node_of("rules", Input(0, KEYED), Input(1, BROADCAST, port=1)),
+        node_of("sink", Input(2, FORWARD)),
+    ),
+    "clocks": (
+        source_node("tight"),
+        source_node("times", rows_share=0.3),
+        node_of("clocks", Input(0, KEYED), Input(1, KEYED, port=1)),
+        node_of("count", Input(2, KEYED)),
+        node_of("sink", Input(3, FORWARD)),
+    ),
+    "tags": (
+        source_node("tags"),
+        node_of("tags", Input(0, KEYED)),
+        node_of("sink", Input(1, FORWARD)),
+        node_of("sink", Input(0, FORWARD, tag=SIDE), Input(1, REBALANCE, tag=SIDE)),
+        node_of("plain", Input(0, KEYED, tag=BRIEF), Input(1, REBALANCE, tag=BRIEF)),
+        node_of("sink", Input(4, REBALANCE)),
+    ),
+    "join": (
+        source_node("tight"),
+        source_node("tight", rows_share=0.5),
+        node_of("join couple", Input(0, KEYED), Input(1, KEYED, port=1)),
+        node_of("sink", Input(2, FORWARD)),
+    ),
+    "late_window": (
+        source_node("tight"),
+        source_node("idle", rows_share=0.5),
+        node_of("late_window stack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, FORWARD)),
+        node_of("sink", Input(2, REBALANCE, tag=LATE)),
+    ),
+    "late_slide": (
+        source_node("tight"),
+        source_node("idle", rows_share=0.5),
+        node_of("late_slide stack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, REBALANCE)),
+        node_of("sink", Input(2, FORWARD, tag=LATE)),
+    ),
+    "late_session": (
+        source_node("tight"),
+        source_node("idle", rows_share=0.5),
+        node_of("late_session stack", Input(0, KEYED), Input(1, KEYED)),
+        node_of("sink", Input(2, REBALANCE)),
+        node_of("sink", Input(2, FORWARD, tag=LATE)),
+    ),
+    "by_zone": (
+        source_node("by_zone"),
+        source_node("by_zone", rows_share=0.5),
+        node_of("typed plain", Input(0, KEYED), Input(1, KEYED, port=1)),
+        node_of("sink", Input(2, FORWARD)),
+    ),
+    "by_text": (
+        source_node("tight", "by_text"),
+        node_of("clocks plain", Input(0, KEYED)),
+        node_of("count", Input(1, KEYED)),
+        node_of("sink", Input(2, FORWARD)),
+    ),
+    "by_time": (
+        source_node("tight", "by_time"),
+        source_node("tight", "by_time", rows_share=0.5),
+        node_of("join couple", Input(0, KEYED), Input(1, KEYED, port=1)),
+        node_of("sink", Input(2, REBALANCE)),
+    ),
+    "by_flag": (
+        source_node("tight", "by_flag"),
+        node_of("pickled plain", Input(0, KEYED)),
+        node_of("sink", Input(1, REBALANCE)),
+    ),
+    "by_two": (
+        source_node("tight", "by_two"),
+        source_node("tight", "by_two", rows_share=0.5),
+        node_of("typed plain", Input(0, KEYED)),
+        node_of("join couple", Input(0, KEYED), Input(1, KEYED, port=1)),
+        node_of("sink", Input(2, REBALANCE)),
+        node_of("sink", Input(3, REBALANCE)),
+    ),
+    "by_id": (
+        source_node("by_id"),
+        node_of("pickled plain", Input(0, KEYED)),
+        node_of("sink", Input(1, REBALANCE)),
+    ),
+    "finishing": (
+        source_node(rows_share=0.05),
+        source_node(),
+        node_of("pass", Input(0, FORWARD)),
+        node_of("count", Input(2, KEYED), Input(1, KEYED, port=1)),
+        node_of("sink", Input(0, FORWARD)),
+        node_of("sink", Input(3, REBALANCE)),
+    ),
+}

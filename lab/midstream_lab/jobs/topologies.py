@@ -1,0 +1,558 @@
+"""The jobs of runs: random shapes, the job graph of each, and its expected results.
+
+The expectation is computed sequentially, from only the shape and a set of source rows.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from random import Random
+from types import MappingProxyType
+from typing import Final
+
+from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, SourceSpec, Vertex
+from midstream.engine.operators.base import Combiner, Operator
+from midstream.engine.operators.sink_operator import SinkOperator
+from midstream.engine.operators.windows.windows import LATE
+from midstream_lab.jobs import clocks
+from midstream_lab.jobs import end_operators
+from midstream_lab.jobs import joins
+from midstream_lab.jobs import lateness
+from midstream_lab.jobs import states
+from midstream_lab.jobs import tables
+from midstream_lab.jobs import timed
+from midstream_lab.jobs.joins import Joined
+from midstream_lab.jobs.key_types import FORMS, PLAIN, Form, Plain, Rekey
+from midstream.simulation.ledger_sink import LedgerSink
+from midstream_lab.jobs.on_time import behind_timers, on_time_at
+from midstream.simulation.recorded_rows import SCHEMA, Count, Outside, Pass, Sieve, SimSource
+from midstream_lab.jobs.shapes import (
+    BROADCAST,
+    FORWARD,
+    GLOBAL,
+    KEYED,
+    REBALANCE,
+    SIDE,
+    Input,
+    Node,
+    Shape,
+    node_of,
+    source_node,
+)
+from midstream_lab.jobs.states import BRIEF, BRIEF_FORM, Given
+from midstream_lab.jobs.tally import Tally
+
+
+def random_shape(random: Random) -> Shape:
+    """Draw a shape of one to three sources, up to five nodes downstream, and a sink for every output without a reader.
+
+    Most shapes are small: most bugs need only two or three nodes, and large shapes take most of the time.
+    """
+    nodes: list[Node] = [
+        source_node(
+            *random.choice(((), (), ("pass",), ("times",), ("tight",), ("idle",), ("tight", "pass"))),
+            rows_share=random.choice((0.1, 0.5, 1.0)),
+        )
+        for _ in range(random.choice((1, 1, 1, 2, 2, 3)))
+    ]
+    for _ in range(random.choice((0, 1, 1, 1, 2, 2, 3, 5))):
+        kind = random.choice(("pass", "side", "tally", "count", "count", "count", "share", "timer", "windows"))
+        inner = [index for index, node in enumerate(nodes) if "pack" not in node.chain]
+        first = random.choice(inner)
+        if kind in ("count", "timer", "windows"):
+            ports = 1 if kind == "count" else 0
+            more = [Input(random.choice(inner), KEYED, random.randint(0, ports)) for _ in range(random.randint(0, 2))]
+            chain = (random.choice(tuple(timed.WINDOWS)), "pack") if kind == "windows" else (kind,)
+            nodes.append(Node(chain, (Input(first, KEYED), *more)))
+        elif kind == "share":
+            other = random.choice(inner)
+            nodes.append(Node((kind,), (Input(first, KEYED), Input(other, BROADCAST, port=1))))
+        else:
+            partitioning = random.choice((FORWARD, REBALANCE, REBALANCE, GLOBAL, KEYED))
+            nodes.append(Node((kind,), (Input(first, partitioning),)))
+    for index, node in enumerate(tuple(nodes)):
+        read = {i.tag for reader in nodes for i in reader.inputs if i.node == index}
+        for tag in (None, SIDE) if "side" in node.chain else (None, LATE) if "pack" in node.chain else (None,):
+            if tag not in read or (random.random() < 0.1 and "pack" not in node.chain):
+                nodes.append(Node(("sink",), (Input(index, random.choice((FORWARD, REBALANCE, GLOBAL)), 0, tag),)))
+    return _without_doubled_broadcast(tuple(nodes))
+
+
+def with_sieves(shape: Shape, random: Random) -> Shape:
+    """Put a filter before some of the generators of watermarks that know idle splits."""
+    return tuple(
+        replace(node, chain=("source", "sieve", *node.chain[1:]))
+        if node.chain[:2] == ("source", "idle") and random.random() < 0.3
+        else node
+        for node in shape
+    )
+
+
+def with_tables(shape: Shape, random: Random) -> Shape:
+    """Replace half of the timers by tables, and make some of their inputs second ones."""
+    return tuple(
+        replace(
+            node,
+            chain=("table",),
+            inputs=(node.inputs[0], *(replace(entry, port=random.randrange(2)) for entry in node.inputs[1:])),
+        )
+        if node.chain == ("timer",) and random.random() < 0.5
+        else node
+        for node in shape
+    )
+
+
+def with_ends(shape: Shape, random: Random) -> Shape:
+    """Replace a third of the timers by alarms on the wall clock, and sometimes add an operator that sums up its input."""
+    nodes = [
+        replace(node, chain=("alarm",)) if node.chain == ("timer",) and random.random() < 1 / 3 else node
+        for node in shape
+    ]
+    if random.random() < 0.1:
+        inner = [index for index, node in enumerate(nodes) if not {"pack", "sink"} & {*node.chain}]
+        total = Node(("total",), (Input(random.choice(inner), KEYED),))
+        nodes += [total, Node(("sink",), (Input(len(nodes), random.choice((FORWARD, REBALANCE, GLOBAL))),))]
+    return tuple(nodes)
+
+
+def with_states(shape: Shape, random: Random) -> Shape:
+    """Replace some operators by users' functions with all kinds of state, and some windows by windows with allowed
+    lateness; sometimes add keys of other types, or a join."""
+    nodes = [_with_states(node, random) for node in shape]
+    for index in range(len(shape)):
+        if nodes[index].chain[-1] == "tags":
+            nodes.append(Node(("plain", "sink"), (Input(index, REBALANCE, tag=BRIEF),)))
+    made = {"pack", "stack", "sink", "total"}
+    inner = [index for index, node in enumerate(nodes) if made.isdisjoint(node.chain)]
+    partitioning = random.choice((FORWARD, REBALANCE, KEYED))
+    if random.random() < 0.02:
+        form = random.choice(tuple(FORMS))
+        last = len(nodes)
+        nodes += [Node((form,), (Input(random.choice(inner), partitioning),)) for _ in range(2)]
+        kind = random.choice(("typed plain", "pickled plain", "clocks plain", "join couple"))
+        nodes.append(node_of(kind, Input(last, KEYED), Input(last + 1, KEYED, port=1)))
+        nodes.append(node_of("sink", Input(last + 2, FORWARD)))
+    elif random.random() < 0.02:
+        pair = [Input(random.choice(inner), KEYED, port=port) for port in (0, 1)]
+        nodes += [Node(("join", "couple"), tuple(pair)), node_of("sink", Input(len(nodes), REBALANCE))]
+    return tuple(nodes)
+
+
+def _with_states(node: Node, random: Random) -> Node:
+    drawn = random.random()
+    match node.chain:
+        case ("count",) if drawn < 0.06:
+            return replace(node, chain=(("typed",), ("pickled",))[drawn < 0.03])
+        case ("share",) if drawn < 0.15:
+            return replace(node, chain=("rules",))
+        case ("timer",) | ("alarm",) if drawn < 0.3:
+            return replace(node, chain=("clocks",))
+        case ("side",) if drawn < 0.15:
+            return replace(node, chain=("tags",))
+        case (kind, "pack") if drawn < 0.15:
+            return replace(node, chain=(f"late_{kind}", "stack"))
+        case _:  # the others have no such variant
+            return node
+
+
+def _without_doubled_broadcast(shape: Shape) -> Shape:
+    """Broadcast only sources: rows that reach a broadcast input twice would need a multiset there."""
+    sources = [index for index, node in enumerate(shape) if "source" in node.chain]
+    return tuple(
+        replace(
+            node,
+            inputs=tuple(
+                replace(i, node=sources[i.node % len(sources)]) if i.partitioning is BROADCAST else i
+                for i in node.inputs
+            ),
+        )
+        for node in shape
+    )
+
+
+def varied(shape: Shape, random: Random) -> Shape:
+    """Replace some of the edges whose partitioning may be any."""
+    return tuple(
+        replace(node, inputs=tuple(_varied(entry, random) for entry in node.inputs))
+        if node.chain[0] in ("pass", "side", "tally", "sink")
+        else node
+        for node in shape
+    )
+
+
+def _varied(entry: Input, random: Random) -> Input:
+    if random.random() < 0.5:
+        return entry
+    partitioning = random.choice((REBALANCE, GLOBAL, KEYED, FORWARD, None))
+    return replace(entry, partitioning=partitioning or REBALANCE, adapts=partitioning is None)
+
+
+def with_parallelism(shape: Shape, limit: int, random: Random, same: bool, spread: bool = False) -> Shape:
+    """Draw a parallelism from 1 to `limit` for each node: `limit` for all if `same`, otherwise for at least one. The
+    ends of a forward edge get the same one. `spread`: each is `limit`, one more, or twice as much.
+    """
+    group = list(range(len(shape)))
+    for index, node in enumerate(shape):
+        for entry in node.inputs:
+            if entry.partitioning is FORWARD and not entry.adapts:
+                joined, kept = group[entry.node], group[index]
+                group = [kept if g == joined else g for g in group]
+    if spread:
+        some = (limit, limit + 1, 2 * limit)
+        first = random.randrange(3)
+        drawn = {g: some[(first + i) % 3] for i, g in enumerate(dict.fromkeys(group))}
+    else:
+        drawn = {g: limit if same else random.randint(1, limit) for g in dict.fromkeys(group)}
+        drawn[group[random.randrange(len(shape))]] = limit
+    parallelism = [drawn[g] for g in group]
+    return tuple(
+        replace(
+            node,
+            parallelism=parallelism[index],
+            inputs=tuple(
+                replace(e, partitioning=FORWARD if parallelism[e.node] == parallelism[index] else REBALANCE)
+                if e.adapts
+                else e
+                for e in node.inputs
+            ),
+        )
+        for index, node in enumerate(shape)
+    )
+
+
+# ---- expectation -----------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Expectation:
+    """The expected results for a set of source rows, by uid."""
+
+    keys: Mapping[int, int]
+    """The keys of all rows, by id."""
+    counts: dict[str, Mapping[int, tuple[int, int]]] = field(default_factory=dict)
+    """For each keyed operator: the rows and the sum of their ids, by key."""
+    broadcast: dict[str, frozenset[int]] = field(default_factory=dict)
+    tallies: dict[str, Counter[int]] = field(default_factory=dict)
+    """The row ids that each operator with state without a key has received."""
+    sinks: dict[str, Counter[int]] = field(default_factory=dict)
+    """The row ids of each sink, each as often as the sink must have it."""
+    windowed: dict[str, tuple[str, Counter[int]]] = field(default_factory=dict)
+    """The kind of each window operator, and the ids of its rows."""
+    window_sinks: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    """For each sink of a window operator: the operator, and whether the sink receives late rows."""
+    totals: dict[str, Counter[int]] = field(default_factory=dict)
+    """The ids of the rows of each operator that sums up its input."""
+    total_sinks: dict[str, tuple[str, int]] = field(default_factory=dict)
+    """The sink of each of these operators, and its node."""
+    given: dict[str, Given] = field(default_factory=dict)
+    """The rows that operators with states of users' functions have received."""
+    joined: dict[str, Joined] = field(default_factory=dict)
+    join_sinks: dict[str, str] = field(default_factory=dict)
+    """The join from which each sink receives pairs."""
+    lenient: dict[str, tuple[str, Counter[int]]] = field(default_factory=dict)
+    """The kind of each window operator with allowed lateness, and the ids of its rows."""
+    lenient_sinks: dict[str, tuple[str, bool]] = field(default_factory=dict)
+    """The sinks of these operators, as in `window_sinks`."""
+    overdrawn: list[str] = field(default_factory=list)
+    """The operators and inputs that hold rows which they cannot have received."""
+
+
+def uid_of(node: int, position: int, kind: str) -> str:
+    return f"{kind}{node}" if position == 0 else f"{kind}{node}.{position}"
+
+
+def expectation(
+    shape: Shape,
+    rows: Mapping[str, Mapping[int, int]],
+    held: Mapping[str, Counter[int]] = MappingProxyType({}),
+    in_flight: Mapping[tuple[int, int, int], Counter[int]] = MappingProxyType({}),
+) -> Expectation:
+    """Compute the expected results. `rows`: for each source, the key by id of the rows that it has emitted.
+
+    `held`: the ids in operators that hold rows back. `in_flight`: the ids on their way to a node's port or, within a
+    node, to the operator at a position (an edge may be restored as another one with the same ends).
+    """
+    walk = _Walk(shape, rows, held, in_flight)
+    for index, node in enumerate(shape):
+        walk.through(index, node)
+    return walk.expected
+
+
+class _Walk:
+    """Takes the rows of the sources through the nodes of a shape, in their order."""
+
+    def __init__(
+        self,
+        shape: Shape,
+        rows: Mapping[str, Mapping[int, int]],
+        held: Mapping[str, Counter[int]],
+        in_flight: Mapping[tuple[int, int, int], Counter[int]],
+    ) -> None:
+        self._shape = shape
+        self._rows = rows
+        self._held = held
+        self._in_flight = in_flight
+        self._ordered = ordered_nodes(shape)
+        self.expected = Expectation({row: key for part in rows.values() for row, key in part.items()})
+        self._outputs: list[dict[str | None, Counter[int]]] = []
+        """The outputs of each node so far, by side output."""
+        self._behind: dict[int, str] = {}
+        """The nodes that emit other rows than those of the sources, and the operators that make these."""
+
+    def through(self, index: int, node: Node) -> None:
+        is_made = any(entry.node in self._behind for entry in node.inputs)
+        by_port = self._received(index, node, is_made)
+        outputs = {None: by_port[0] + by_port[1] if by_port[1] else by_port[0], SIDE: Counter[int](), BRIEF: Counter()}
+        for position, kind in enumerate(node.chain):
+            uid = uid_of(index, position, kind)
+            on_the_way = self._in_flight.get((index, 0, position)) if position else None
+            if on_the_way and not is_made:
+                outputs[None] = self._without(on_the_way, outputs[None], uid)
+            self._operator(kind, uid, index, node, by_port, outputs)
+        self._outputs.append(outputs)
+
+    def _received(self, index: int, node: Node, is_made: bool) -> dict[int, Counter[int]]:
+        """Return the rows that each port has received, without those in flight."""
+        by_port: dict[int, Counter[int]] = {0: Counter(), 1: Counter()}
+        for entry in node.inputs:
+            comes = self._outputs[entry.node].get(entry.tag, Counter())
+            by_port[entry.port] = by_port[entry.port] + comes if by_port[entry.port] else comes
+        for port, came in by_port.items():
+            on_the_way = self._in_flight.get((index, port, 0))
+            if on_the_way and not is_made:
+                by_port[port] = self._without(on_the_way, came, f"input {port} of {node.chain[0]}{index}")
+        return by_port
+
+    def _without(self, some: Counter[int], stream: Counter[int], where: str) -> Counter[int]:
+        if not some <= stream:
+            self.expected.overdrawn.append(where)
+        return stream - some
+
+    def _operator(  # noqa: PLR0912 - one arm for each kind of operator
+        self,
+        kind: str,
+        uid: str,
+        index: int,
+        node: Node,
+        by_port: Mapping[int, Counter[int]],
+        outputs: dict[str | None, Counter[int]],
+    ) -> None:
+        """Apply an operator to `outputs`: at first the rows that reach it, afterwards those that it has emitted."""
+        expected, stream = self.expected, outputs[None]
+        match kind:
+            case "source":
+                outputs[None] = Counter(dict.fromkeys(self._rows[uid], 1))
+            case "side":
+                outputs[SIDE] = Counter({row: n for row, n in stream.items() if row % 3 == 0})
+                outputs[None] = Counter({row: n for row, n in stream.items() if row % 3})
+            case "count":
+                expected.counts[uid] = _counted(stream, expected.keys)
+            case "share":
+                outputs[None] = by_port[0]
+                expected.broadcast[uid] = frozenset(by_port[1])
+                expected.counts[uid] = _counted(by_port[0], expected.keys)
+            case "tally":
+                expected.tallies[uid] = stream
+            case "total":
+                expected.totals[uid] = stream
+                self._behind[index] = uid
+            case "typed" | "pickled" | "rules":
+                if kind == "rules":
+                    outputs[None] = stream = by_port[0]
+                in_order = kind != "rules" and self._ordered[index]
+                form, others = self._form(node), frozenset(by_port[1])
+                expected.given[uid] = Given(kind, stream, expected.keys, form, others, in_order)
+            case "tags":
+                outputs[SIDE] = Counter({row: n for row, n in stream.items() if row % 3 == 0})
+                outputs[BRIEF] = Counter({row: n for row, n in stream.items() if row % 3 == 1})
+                outputs[None] = stream - outputs[SIDE] - outputs[BRIEF]
+            case "join":
+                expected.joined[uid] = Joined(by_port[0], by_port[1], expected.keys, self._form(node))
+                self._behind[index] = uid
+            case "late_window" | "late_slide" | "late_session":
+                expected.lenient[uid] = lateness.LENIENT[kind], stream
+                self._behind[index] = uid
+            case "timer" | "alarm" | "table" | "clocks":
+                if kind == "table":
+                    expected.counts[uid] = _counted(stream, expected.keys)
+                outputs[None] = self._without(self._held.get(uid, Counter()), stream, uid)
+            case "window" | "slide" | "session":
+                expected.windowed[uid] = kind, stream
+                self._behind[index] = uid
+            case "sink":
+                self._sink(uid, index, node, stream)
+            case _:  # the others forward all rows
+                pass
+
+    def _sink(self, uid: str, index: int, node: Node, stream: Counter[int]) -> None:
+        expected = self.expected
+        makers = {(self._behind[e.node], e.tag == LATE) for e in node.inputs if e.node in self._behind}
+        summed = expected.totals.keys() & {maker for maker, _ in makers}
+        if summed:
+            expected.total_sinks[summed.pop()] = uid, index
+        elif makers and min(makers)[0] in expected.joined:
+            expected.join_sinks[uid] = makers.pop()[0]
+        elif makers and min(makers)[0] in expected.lenient:
+            expected.lenient_sinks[uid] = makers.pop()
+        elif makers:
+            expected.window_sinks[uid] = makers.pop()
+        else:
+            expected.sinks[uid] = stream
+
+    def _form(self, node: Node) -> Form:
+        return form_of(self._shape, node.inputs[0]) if node.inputs else PLAIN
+
+
+def _counted(stream: Counter[int], key_of: Mapping[int, int]) -> dict[int, tuple[int, int]]:
+    """Return the number of rows and the sum of their ids, by key."""
+    per_key: dict[int, tuple[int, int]] = {}
+    for row, n in stream.items():
+        key = key_of[row]
+        count, total = per_key.get(key, (0, 0))
+        per_key[key] = (count + n, total + n * row)
+    return per_key
+
+
+# ---- job graph -------------------------------------------------------------
+
+
+def job_graph(shape: Shape, outside: Outside, sources: Sequence[SimSource], sink: LedgerSink, groups: int) -> JobGraph:
+    """Build the job graph of a shape; `sources` are in the order of its source nodes."""
+    remaining = list(sources)
+    on_time, held_back = on_time_at(shape, sources), behind_timers(shape)
+    vertices = []
+    edges: list[Edge] = []
+    ordered = ordered_nodes(shape)
+    for index, node in enumerate(shape):
+        form = form_of(shape, node.inputs[0]) if node.inputs else PLAIN
+        spec: SourceSpec | None = None
+        late_us = timed.DELAY_US if index in held_back else 0
+        operators = []
+        for position, kind in enumerate(node.chain):
+            uid = uid_of(index, position, kind)
+            if kind == "source":
+                spec = SourceSpec(uid, uid, remaining.pop(0))
+                continue
+            place = ordered[index], on_time[index], late_us, form
+            made = _operator(kind, uid, outside, sink, *place, combines=combines(shape, index))
+            if isinstance(made, timed.Timestamps) and spec is not None:
+                made.splits_end = spec.source.splits_end
+            operators.append(OperatorSpec(uid, uid, made, sink.at(uid) if kind == "sink" else None))
+        vertices.append(Vertex(index, node.parallelism, spec, tuple(operators)))
+        combiner = operators[0].operator.combiner(()) if combines(shape, index) else None
+        for entry in node.inputs:
+            edges.append(replace(edge_of(shape, len(edges), index, entry), combiner=combiner))
+    return JobGraph(tuple(vertices), tuple(edges), groups)
+
+
+def combines(shape: Shape, index: int) -> bool:
+    """Return whether the rows that reach a node may be combined: it begins with a window whose late rows are not read."""
+    kind = shape[index].chain[0]
+    read = any(entry.node == index and entry.tag == LATE for node in shape for entry in node.inputs)
+    return (kind in timed.WINDOWS or kind in lateness.LENIENT) and not read
+
+
+def combiner_of(shape: Shape, index: int) -> Combiner | None:
+    """Return what combines the rows that reach a node."""
+    if not combines(shape, index):
+        return None
+    kind = shape[index].chain[0]
+    return timed.window(uid_of(index, 0, kind), lateness.LENIENT.get(kind, kind), combines=True).combiner(())
+
+
+def form_of(shape: Shape, entry: Input) -> Form:
+    """Return the form of the rows of an input."""
+    return BRIEF_FORM if entry.tag == BRIEF else FORMS.get(shape[entry.node].chain[-1], PLAIN)
+
+
+def edge_of(shape: Shape, number: int, index: int, entry: Input) -> Edge:
+    """Return the edge for an input of node `index`."""
+    form = form_of(shape, entry)
+    keys = form.keys if entry.partitioning is KEYED else ()
+    return Edge(number, entry.node, index, entry.partitioning, form.schema, keys, entry.port, entry.tag)
+
+
+_MIXES: Final = frozenset(("side", "timer", "alarm", "table", "total", "clocks", "tags", "join", *FORMS))
+"""The kinds of operators whose output may have the rows of a key and a split in another order, or lack some."""
+
+
+def ordered_nodes(shape: Shape) -> list[bool]:
+    """Return for each node whether the rows of a key and a split reach it in order, without gaps."""
+    ordered: list[bool] = []
+    """Whether they also leave each node in order."""
+    comes: list[bool] = []
+    roots: list[list[int]] = []
+    for index, node in enumerate(shape):
+        root = [r for entry in node.inputs for r in roots[entry.node]] or [index]
+        roots.append(root)
+        comes.append(
+            len(set(root)) == len(root)
+            and all(
+                ordered[entry.node] and entry.partitioning is not REBALANCE and not entry.adapts and entry.tag is None
+                for entry in node.inputs
+            )
+        )
+        ordered.append(comes[-1] and _MIXES.isdisjoint(node.chain))
+    return comes
+
+
+def _operator(  # noqa: PLR0912 - one arm for each kind of operator
+    kind: str,
+    uid: str,
+    outside: Outside,
+    sink: LedgerSink,
+    is_ordered: bool,
+    on_time: frozenset[int],
+    late_us: int,
+    form: Form,
+    *,
+    combines: bool,
+) -> Operator:
+    """Return an operator of this kind. `form`: the form of its input rows. `combines`: whether these are combined."""
+    match kind:
+        case "typed" | "pickled" | "rules" | "tags":
+            return states.operator(kind, uid, outside, form)
+        case "clocks":
+            return clocks.clocks(uid, outside, form)
+        case "join":
+            return joins.Join(uid, outside, form)
+        case "couple":
+            return joins.Couple(outside, form)
+        case "stack":
+            return lateness.Stack()
+        case "plain":
+            return Plain(outside, form)
+        case _ if kind in FORMS:
+            return Rekey(outside, FORMS[kind])
+        case "pass":
+            return Pass(outside)
+        case "sieve":
+            return Sieve()
+        case "side":
+            return Pass(outside, SIDE)
+        case "count":
+            return Count(outside, is_ordered=is_ordered, on_time=on_time, late_us=late_us)
+        case "share":
+            return Count(outside, is_ordered=is_ordered, broadcast_port=1, on_time=on_time, late_us=late_us)
+        case "times" | "tight" | "idle":
+            return timed.timestamps(uid, kind, outside)
+        case "timer":
+            return timed.delay(uid, outside)
+        case "alarm":
+            return end_operators.alarm(uid, outside)
+        case "total":
+            return end_operators.total(uid, outside)
+        case "table":
+            return tables.hold(uid, outside)
+        case "window" | "slide" | "session" | "late_window" | "late_slide" | "late_session":
+            return lateness.checked_window(uid, outside, kind, combines=combines)
+        case "pack":
+            return timed.Pack()
+        case "tally":
+            return Tally(outside)
+        case "sink":
+            return SinkOperator(uid, sink.at(uid), SCHEMA)
+        case _:
+            raise AssertionError(kind)

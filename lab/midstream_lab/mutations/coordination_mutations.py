@@ -1,0 +1,480 @@
+"""Known bugs around rescaling, finishing and event time, to be put back on purpose: see `midstream_lab.mutations.catalog`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+from unittest.mock import patch
+
+import msgspec
+
+from midstream.engine.checkpoint import redistribute_state
+
+from midstream.engine.checkpoint import store
+from midstream.engine.coordinator import coordinator as machine
+from midstream.engine.coordinator.checkpoints import checkpoint_coordinator as checkpoints
+from midstream.engine.coordinator.checkpoints import commits
+from midstream.engine.coordinator.checkpoints import metadata_builder
+from midstream.engine.coordinator.checkpoints import trigger as triggering
+from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import Checkpoints
+from midstream.engine.coordinator.checkpoints.pending_checkpoint import Progress
+from midstream.engine.coordinator.failover import Restarts
+from midstream.engine.coordinator.placement import split_assignment
+from midstream.engine.coordinator.placement.rescale import Rescaling, Stage
+from midstream.engine.coordinator.placement.slots import Slots
+from midstream.engine.coordinator.requests.client_requests import Requests
+from midstream.engine.core.elements import MAX_WATERMARK_US, EndOfData, Watermark
+from midstream.engine.core.ids import TaskId
+from midstream.engine.operators import watermarks
+from midstream.engine.operators.functions.process_operator import ProcessOperator
+from midstream_lab.scenarios import targeted
+from midstream_lab.mutations.mutation import Mutation, Replacements, nothing, owner_of
+from midstream_lab.scenarios.targeted_at_rest import partly_finished
+from midstream_lab.scenarios.targeted_ends import intolerant_saving
+from midstream.engine.state.state_parts import Redistribute
+from midstream.engine.worker import source_driver
+from midstream.engine.worker.deployment import Deployment
+from midstream.engine.worker.operator_chain import Chain
+from midstream.engine.worker.task_operators import TaskOperators
+from midstream.engine.worker.task_snapshots import TaskSnapshots
+from midstream.engine.worker.task import Step, Task, TaskState
+
+# ---- metadata that is written late
+
+
+def late_metadata_is_failed() -> Replacements:
+    """A checkpoint whose metadata was not written in time is taken for one that will never be."""
+
+    def expired(self: Any, checkpoint_id: int, timeout_s: float) -> None:
+        self.pending.timer = None
+        self._abort(self.pending, "not complete within its time", counts=True, retry=False)
+
+    return [(Checkpoints, "_expired", expired)]
+
+
+def late_metadata_completes() -> Replacements:
+    """A checkpoint that has been given up is complete all the same once its metadata is written."""
+    original = Checkpoints._published
+
+    def published(self: Any, pending: Any, metadata: Any, own: Any, outcome: Any) -> None:
+        if self.pending is None:
+            self.pending, self.progress = pending, Progress.PUBLISHING
+        original(self, pending, metadata, own, outcome)
+
+    return [(Checkpoints, "_published", published)]
+
+
+# ---- failures
+
+
+def checkpoints_do_not_count() -> Replacements:
+    """The same failure ends the job though checkpoints completed in between."""
+    return [(Restarts, "progressed", nothing)]
+
+
+def savepoints_count() -> Replacements:
+    """A checkpoint for a savepoint that fails counts against the failures that the job tolerates."""
+    original = Checkpoints._abort
+
+    def abort(self: Any, pending: Any, reason: str, **how: Any) -> None:
+        pending.is_savepoint = False
+        original(self, pending, reason, **how)
+
+    return [(Checkpoints, "_abort", abort)]
+
+
+# ---- rescaling while the job runs
+
+
+def rescale_keeps_splits() -> Replacements:
+    """The splits that are left are those of now, not those of the checkpoint."""
+    original = machine.Coordinator._switch_to
+
+    def go_on_with(self: Any, plan: Any) -> None:
+        original(self, plan)
+        if self.sources.storage is not None and self.sources._discovers:
+            self.sources.are_reset = True
+
+    return [(machine.Coordinator, "_switch_to", go_on_with)]
+
+
+def rescale_keeps_layout() -> Replacements:
+    """Checkpoints are described as of the graph that the job began with."""
+    return [(Checkpoints, "rescale", lambda self, plan: None)]
+
+
+def rescale_is_not_answered() -> Replacements:
+    """The client that has requested a rescale which is given up gets no answer."""
+    original = Rescaling.give_up
+
+    def give_up(self: Any, reason: str) -> Any:
+        with patch.object(self, "_refuse", lambda client, why: None):
+            return original(self, reason)
+
+    return [(Rescaling, "give_up", give_up)]
+
+
+def rescale_does_not_go_back() -> Replacements:
+    """Once it has left the old plan, the job retries the new one until it runs."""
+    original = Rescaling.give_up
+
+    def give_up(self: Any, reason: str) -> Any:
+        original(self, reason)
+
+    return [(Rescaling, "give_up", give_up)]
+
+
+def rescale_keeps_slots() -> Replacements:
+    """Slots that are too many stay."""
+
+    def resize(self: Any, needed: int) -> None:
+        self.needed = needed
+        self._stop_if_complete()
+
+    return [(Slots, "resize", resize), (Slots, "check", lambda self: None)]
+
+
+def rescale_before_stored() -> Replacements:
+    """The job switches when the checkpoint is taken, and names it as the one to resume from, before it is complete."""
+    original = Checkpoints._publish
+
+    def publish(self: Any, pending: Any) -> None:
+        original(self, pending)
+        owner = owner_of(self)
+        if pending.is_rescale and not self.outcome_is_known and owner.rescaling.stage is Stage.STORING:
+            owner.rescaling._current.checkpoint, owner.rescaling.stage = (
+                self.path_of(pending.checkpoint_id),
+                Stage.STORED,
+            )
+            self._effects.cancel_timer(pending.timer)
+            self.pending, self.progress = None, Progress.NONE
+
+    def published(self: Any, pending: Any, *rest: Any) -> None:
+        if self.pending is pending:
+            original_published(self, pending, *rest)
+
+    original_published = Checkpoints._published
+    return [(Checkpoints, "_publish", publish), (Checkpoints, "_published", published)]
+
+
+# ---- finishing
+
+
+def broadcast_of_the_first() -> Replacements:
+    """The copy of subtask 0 counts, even if it had finished and has none."""
+    original = redistribute_state._assign_part
+
+    def assign_part(name: str, rule: Redistribute, found: Any, own: Any, parallelism: int, *rest: Any) -> Any:
+        if rule is Redistribute.BROADCAST:
+            return [[part for i, part in found if i == 0]] * parallelism
+        return original(name, rule, found, own, parallelism, *rest)
+
+    return [(redistribute_state, "_assign_part", assign_part)]
+
+
+def union_with_finished() -> Replacements:
+    """Union state of an operator some of whose subtasks have finished is accepted."""
+    return [(checkpoints, "refusal", lambda *_: "")]
+
+
+def finished_runs_again() -> Replacements:
+    """What had finished in the checkpoint runs again, with nothing in its state, and gets the last watermark again."""
+    return [(redistribute_state, "finished_tasks", lambda *_: frozenset())]
+
+
+def finished_is_opened() -> Replacements:
+    """A task that had finished in the checkpoint has operators, which are opened and finish, but waits for nothing."""
+    original_build, original_finish = Deployment.__init__, Task._finish
+    had_finished: set[tuple[str, int, TaskId]] = set()
+
+    def build(self: Any, slot_id: int, deploy: Any, *rest: Any) -> None:
+        had_finished.update((deploy.job_id, deploy.attempt, ref) for ref in deploy.finished)
+        original_build(self, slot_id, msgspec.structs.replace(deploy, finished=()), *rest)
+
+    def finish(self: Any) -> None:
+        if (self._seams.job_id, self._seams.attempt, self.ref) not in had_finished:
+            original_finish(self)
+            return
+        self.operators.chain.finish()
+        self.operators.edges.broadcast(EndOfData())
+        self.state = TaskState.AWAITS_SENT
+        self._end()
+
+    return [(Deployment, "__init__", build), (Task, "_finish", finish)]
+
+
+def last_timers_are_dropped() -> Replacements:
+    """Timers that wait for the clock when the input has ended never fire."""
+    return [(ProcessOperator, "_fire_last", lambda self: True)]
+
+
+def timers_behind_the_end() -> Replacements:
+    """Timers that are due when the input ends fire when they have their turn, however late that is."""
+
+    def finish(self: Any) -> None:
+        with patch.object(TaskOperators, "stop_timers", nothing):
+            original(self)
+        self.operators._takes_timers = False
+
+    original = Task._finish
+    return [(Task, "_finish", finish), (ProcessOperator, "_fire_last", lambda self: True)]
+
+
+def timers_forgotten() -> Replacements:
+    """Timers that wait for the clock are not restored."""
+    original = ProcessOperator.restore
+
+    def restore(self: Any, parts: Any) -> None:
+        original(self, {name: part for name, part in parts.items() if name != "timers:processing"})
+
+    return [(ProcessOperator, "restore", restore)]
+
+
+def checkpoint_while_draining() -> Replacements:
+    """A checkpoint may hold some sources as ended by a drain, and others in the middle of their input."""
+    original = triggering.trigger_when_due
+
+    def trigger_when_due(*of: Any) -> None:
+        with patch.object(Requests, "draining", False):
+            original(*of)
+
+    return [(machine, "trigger_when_due", trigger_when_due)]
+
+
+def every_decline_counts() -> Replacements:
+    """That a task is not ready for a checkpoint counts as a failure."""
+    original = TaskSnapshots.decline
+
+    def decline(self: Any, checkpoint_id: int, reason: str, counts: bool, *files: Any) -> None:
+        original(self, checkpoint_id, reason, True, *files)
+
+    return [(TaskSnapshots, "decline", decline)]
+
+
+# ---- event time
+
+
+def watermark_of_the_fastest() -> Replacements:
+    """After a restore event time stands where the fastest old subtask was."""
+    original = redistribute_state.assign_operator
+
+    def assign_operator(old: Any, *arguments: Any) -> Any:
+        with patch.object(redistribute_state, "min", max, create=True):
+            return original(old, *arguments)
+
+    return [(redistribute_state, "assign_operator", assign_operator)]
+
+
+def event_time_of_the_fastest_split() -> Replacements:
+    """Rows of all splits of a subtask count as one stream."""
+    original = watermarks.TimestampsOperator.open
+
+    def open_merged(self: Any, context: Any, out: Any) -> None:
+        original(self, replace(context, splits=None), out)
+
+    return [(watermarks.TimestampsOperator, "open", open_merged)]
+
+
+def pending_splits_are_newer() -> Replacements:
+    """Event time advances, whatever splits wait to be assigned."""
+    return [(source_driver.SourceDriver, "all_assigned", property(lambda self: True))]
+
+
+def parts_among_files() -> Replacements:
+    """A split that continues where another ends is not waited for, however many files there are."""
+    return [(split_assignment, "_in_line", list)]
+
+
+def watermark_before_timers() -> Replacements:
+    """A watermark is forwarded when the operator has begun to fire for it."""
+
+    def offer(self: Any, index: int, watermark_us: int) -> None:
+        while index < len(self.operators):
+            operator = self.operators[index]
+            if operator.makes_watermarks and watermark_us != MAX_WATERMARK_US:
+                return
+            if watermark_us <= self.offered_us[index]:
+                return
+            self.offered_us[index] = watermark_us
+            if index in self._pending or not operator.advance_watermark(watermark_us):
+                self._pending[index] = watermark_us
+            index += 1
+        if watermark_us > self.offered_us[-1]:
+            self.offered_us[-1] = watermark_us
+            self._edges.broadcast(Watermark(watermark_us))
+
+    return [(Chain, "offer", offer)]
+
+
+def timers_before_rows() -> Replacements:
+    """Rows have a turn only when no operator's timer is due."""
+    original = Task._step
+
+    def step(self: Any, started_s: float) -> bool:
+        self._last = Step.READ_GATES
+        return original(self, started_s)
+
+    return [(Task, "_step", step)]
+
+
+def metadata_before_acks() -> Replacements:
+    """The checkpoint is published when one task has not answered yet."""
+    original = checkpoints.Checkpoints.acknowledge
+
+    def acknowledge(self: Any, slot: int, ack: Any, attempt: Any) -> None:
+        original(self, slot, ack, attempt)
+        pending = self.pending
+        if pending is not None and self.outcome_is_known and len(pending.missing) == 1 and len(pending.acks) > 1:
+            ref = next(iter(pending.missing))
+            pending.acks[ref] = msgspec.structs.replace(ack, task=ref, operators=(), files=(), finished=False)
+            self._publish(pending)
+
+    return [(checkpoints.Checkpoints, "acknowledge", acknowledge)]
+
+
+def commit_before_completion() -> Replacements:
+    original = checkpoints.Checkpoints._publish
+
+    def publish(self: Any, pending: Any) -> None:
+        own = metadata_builder.committables_of(pending.acks, self._names, self._newest_id)
+        owner = owner_of(self)
+        owner.committing._commits.extend(commits._Commit(what, pending.checkpoint_id) for what in own)
+        owner.committing._next()
+        original(self, pending)
+
+    return [(checkpoints.Checkpoints, "_publish", publish)]
+
+
+def forget_committables_on_restore() -> Replacements:
+    original = machine.Coordinator._opened
+
+    def opened(self: Any, outcome: Any) -> None:
+        add = self.committing.add
+        self.committing.add = lambda holder, what: add(holder, ())
+        original(self, outcome)
+        self.committing.add = add
+
+    return [(machine.Coordinator, "_opened", opened)]
+
+
+def shared_chunks_by_checkpoint() -> Replacements:
+    def split_retained(retained: Any, keep: int, in_use: Any = ()) -> Any:
+        ordered = tuple(sorted(retained, key=lambda r: r.checkpoint_id))
+        cut = max(len(ordered) - keep, 0)
+        dropped, kept = ordered[:cut], ordered[cut:]
+        return kept, dropped, frozenset().union(*(r.files for r in dropped))
+
+    return [(checkpoints, "split_retained", split_retained)]
+
+
+def pending_splits_late() -> Replacements:
+    """The coordinator's splits are taken when the checkpoint completes, not when it is triggered."""
+    original = checkpoints.Checkpoints._publish
+    owner: dict[str, Any] = {}
+    trigger = triggering.trigger_when_due
+
+    def trigger_when_due(job: Any, split_assignment: Any, program: Any) -> None:
+        owner["sources"] = split_assignment
+        trigger(job, split_assignment, program)
+
+    def publish(self: Any, pending: Any) -> None:
+        pending.sources = owner["sources"].snapshot()
+        original(self, pending)
+
+    return [
+        (machine, "trigger_when_due", trigger_when_due),
+        (checkpoints.Checkpoints, "_publish", publish),
+    ]
+
+
+def no_fence() -> Replacements:
+    return [(store, "check_epoch", lambda *_, **__: None)]
+
+
+def zombie_goes_on() -> Replacements:
+    return [(checkpoints.Checkpoints, "check_epochs", nothing)]
+
+
+MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "savepoints_count": Mutation(
+        "a savepoint that fails counts against the failures that the job tolerates", savepoints_count, intolerant_saving
+    ),
+    "metadata_before_acks": Mutation("publish while a task has not answered", metadata_before_acks),
+    "commit_before_completion": Mutation("commit before the metadata is durable", commit_before_completion),
+    "forget_committables_on_restore": Mutation("forget committables on restore", forget_committables_on_restore),
+    "shared_chunks_by_checkpoint": Mutation("shared chunks are deleted by checkpoint", shared_chunks_by_checkpoint),
+    "pending_splits_late": Mutation("pending splits are those at completion", pending_splits_late),
+    "no_fence": Mutation("a stale coordinator is not fenced", no_fence),
+    "zombie_goes_on": Mutation(
+        "a stale coordinator without files restarts for ever", zombie_goes_on, targeted.superseded
+    ),
+    "every_decline_counts": Mutation("that a task is not ready counts as a failure", every_decline_counts),
+    "watermark_of_the_fastest": Mutation(
+        "event time is restored as of the fastest subtask", watermark_of_the_fastest, targeted.on_time
+    ),
+    "event_time_of_the_fastest_split": Mutation(
+        "event time is that of all splits together", event_time_of_the_fastest_split, targeted.several_splits
+    ),
+    "pending_splits_are_newer": Mutation(
+        "event time does not wait for splits that no reader has", pending_splits_are_newer, targeted.several_splits
+    ),
+    "parts_among_files": Mutation(
+        "event time does not wait for the second part of one file among several",
+        parts_among_files,
+        targeted.many_splits,
+    ),
+    "broadcast_of_the_first": Mutation(
+        "broadcast state is taken from subtask 0, finished or not",
+        broadcast_of_the_first,
+        partly_finished,
+    ),
+    "union_with_finished": Mutation(
+        "union state is accepted when some subtasks have finished", union_with_finished, targeted.ending_rescaled
+    ),
+    "finished_runs_again": Mutation(
+        "a finished operator runs again and gets the last watermark again", finished_runs_again, targeted.summed
+    ),
+    "finished_is_opened": Mutation("a finished operator is opened again", finished_is_opened, targeted.summed),
+    "last_timers_are_dropped": Mutation(
+        "timers that wait for the clock at the end never fire", last_timers_are_dropped, targeted.alarmed
+    ),
+    "timers_behind_the_end": Mutation(
+        "timers that are due at the end fire behind it", timers_behind_the_end, targeted.alarmed
+    ),
+    "timers_forgotten": Mutation("timers that wait for the clock are not restored", timers_forgotten, targeted.alarmed),
+    "watermark_before_timers": Mutation(
+        "a watermark is forwarded before all its timers have fired", watermark_before_timers, targeted.on_time
+    ),
+    "timers_before_rows": Mutation(
+        "timers that are always due keep the rows waiting", timers_before_rows, targeted.always_due
+    ),
+    "checkpoint_while_draining": Mutation(
+        "a checkpoint while only some sources have drained", checkpoint_while_draining, targeted.draining
+    ),
+    "late_metadata_is_failed": Mutation(
+        "metadata that is not written in time is taken for failed", late_metadata_is_failed, targeted.hanging
+    ),
+    "late_metadata_completes": Mutation(
+        "a checkpoint that was given up becomes complete", late_metadata_completes, targeted.hanging
+    ),
+    "checkpoints_do_not_count": Mutation(
+        "failures are in a row in spite of checkpoints", checkpoints_do_not_count, targeted.poisoned
+    ),
+    "rescale_keeps_splits": Mutation(
+        "a rescale continues with the splits of now", rescale_keeps_splits, targeted.rescaled
+    ),
+    "rescale_keeps_layout": Mutation(
+        "checkpoints are described as before the rescale", rescale_keeps_layout, targeted.rescaled
+    ),
+    "rescale_is_not_answered": Mutation(
+        "a rescale that is given up is not answered", rescale_is_not_answered, targeted.rescaled
+    ),
+    "rescale_does_not_go_back": Mutation(
+        "a plan that does not work is not left again", rescale_does_not_go_back, targeted.rescaled
+    ),
+    "rescale_keeps_slots": Mutation("slots that are too many stay", rescale_keeps_slots, targeted.rescaled),
+    "rescale_before_stored": Mutation(
+        "a rescale switches before its checkpoint is complete", rescale_before_stored, targeted.rescaled
+    ),
+}

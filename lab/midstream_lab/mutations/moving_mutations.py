@@ -1,0 +1,110 @@
+"""Known bugs around slots that have to leave, to be put back on purpose: see `midstream_lab.mutations.catalog`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import Checkpoints
+from midstream.engine.coordinator.coordinator import Coordinator
+from midstream.engine.coordinator.job_phase import Phase
+from midstream.engine.coordinator.placement.attempts import Attempts
+from midstream.engine.coordinator.placement.slots import Slots
+from midstream.engine.operators.base import Snapshot
+from midstream.engine.protocol.messages import OperatorSnapshot, Start
+from midstream_lab.scenarios import targeted
+from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
+from midstream.engine.worker.task_snapshots import TaskSnapshots
+
+
+def sources_do_not_hold() -> Replacements:
+    original = Checkpoints.trigger
+
+    def trigger(
+        self: Any, attempt: Any, sources: Any, clients: Any, is_stop: bool, is_rescale: bool, *rest: Any
+    ) -> int:
+        checkpoint_id = original(self, attempt, sources, clients, is_stop, False, *rest)
+        self.pending.is_rescale = is_rescale
+        return checkpoint_id
+
+    return [(Checkpoints, "trigger", trigger)]
+
+
+def metrics_as_usual() -> Replacements:
+    original = TaskSnapshots.store
+
+    def store(
+        self: TaskSnapshots,
+        checkpoint_id: int,
+        operators: list[tuple[OperatorSnapshot, Snapshot]],
+        *,
+        alignment_ms: float,
+        began_s: float,
+        finished: bool,
+        with_metrics: bool,
+    ) -> None:
+        times = {"alignment_ms": alignment_ms, "began_s": began_s}
+        original(self, checkpoint_id, operators, **times, finished=finished, with_metrics=False)
+
+    return [(TaskSnapshots, "store", store)]
+
+
+def used_again() -> Replacements:
+    return [(Slots, "ids", lambda self: tuple(sorted(self.live)))]
+
+
+def let_go_at_once() -> Replacements:
+    original = Slots.leaves
+
+    def leaves(self: Any, slot: int, reason: str) -> bool:
+        is_new = original(self, slot, reason)
+        if is_new:
+            self.let_leave(slot)
+        return is_new
+
+    return [(Slots, "leaves", leaves)]
+
+
+def end_is_no_failure() -> Replacements:
+    original = Coordinator._slot_lost
+
+    def slot_lost(self: Any, event: Any) -> None:
+        if event.slot in self.slots.leaving and self.phase is Phase.RUNNING:
+            self.slots.lost(event.slot)
+            self.attempts.slot_lost(event.slot)
+        else:
+            original(self, event)
+
+    return [(Coordinator, "_slot_lost", slot_lost)]
+
+
+def not_a_peer() -> Replacements:
+    def start(self: Any) -> None:
+        self.tell(Start(self.current.number, self._slots.peers(self._slots.ids())))
+
+    return [(Attempts, "start", start)]
+
+
+MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "move_sources_do_not_hold": Mutation(
+        "sources are not paused after the checkpoint from which a job resumes elsewhere",
+        sources_do_not_hold,
+        targeted.leaving,
+    ),
+    "move_without_metrics": Mutation(
+        "the checkpoint with which a job moves is acknowledged without metrics", metrics_as_usual, targeted.leaving
+    ),
+    "move_sources_hold_for_ever": Mutation(
+        "sources stay paused when a move or a rescale is given up",
+        lambda: [(Attempts, "resume_sources", nothing)],
+        targeted.given_up,
+    ),
+    "move_slot_used_again": Mutation("a slot that has to leave is used again", used_again, targeted.leaving),
+    "move_slot_let_go_at_once": Mutation("a slot that has to leave is let go at once", let_go_at_once, targeted.leaving),
+    "move_end_is_no_failure": Mutation(
+        "a slot that has ended before its tasks have moved is no failure", end_is_no_failure, targeted.leaving
+    ),
+    "move_slot_is_not_a_peer": Mutation(
+        "tasks are not connected to those on a slot that has to leave", not_a_peer, targeted.leaving
+    ),
+}

@@ -1,0 +1,407 @@
+"""Known bugs of what is on the disk and of going back, to be put back on purpose: see `midstream_lab.mutations.catalog`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+import msgspec
+
+from midstream.engine.checkpoint import store
+from midstream.engine.checkpoint.metadata import CheckpointMetadata, encode_metadata
+from midstream.engine.checkpoint.directory_files import FromFile, OwnerFile, sealed
+from midstream.engine.checkpoint.store import Listed, Retained, TakenOver
+from midstream.engine.coordinator.checkpoints import checkpoint_coordinator as checkpoints
+from midstream.engine.coordinator.checkpoints import cleanup as cleaning
+from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import Checkpoints
+from midstream.engine.coordinator.checkpoints.cleanup import Cleaning
+from midstream.engine.coordinator.restore import newer_output as going_back
+from midstream.engine.coordinator.restore import open_directory
+from midstream.engine.coordinator.restore.newer_output import Decision, Newer
+from midstream.engine.core.errors import StorageError
+from midstream.engine.core.interfaces import Storage
+from midstream.engine.protocol.messages import CheckpointAck
+from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.scenarios.targeted import hanging
+from midstream_lab.scenarios.targeted_at_rest import (
+    back_behind_a_commit,
+    back_to_pending_keeping,
+    back_to_the_deleted,
+    deleted_again,
+    frozen,
+    given_up_and_frozen,
+    going_back_and_forth,
+)
+from midstream_lab.scenarios.scenario import Fault, Scenario, draw
+from midstream.engine.worker.task_snapshots import StoredInFlight, TaskSnapshots
+
+# ---- in which they show ----
+
+
+def left_behind(seed: int) -> Scenario:
+    """Slots die, checkpoints fail, files are large enough to be files."""
+    kinds = ("kill_slot", "write_fails", "publish_fails", "storage_lies", "kill_driver")
+    drawn = draw(4 * seed, topology=("keyed", "pipeline")[seed % 2], parallelism=2, faults=kinds, rows=100)
+    faults = tuple(Fault(80 + 90 * i + seed * 37 % 90, kinds[(seed + i) % 5], seed * 31 + i) for i in range(5))
+    return replace(
+        drawn, interval_s=0.002, aligned_timeout_s=0.0, sink_rows=1, sink_pause_s=0.003, retained=2, faults=faults
+    )
+
+
+def long_in_flight(seed: int) -> Scenario:
+    """Connections are so slow that barriers come long after each other: what comes in between is stored bit by bit."""
+    drawn = draw(4 * seed, topology="keyed", parallelism=3, rows=100, faults=())
+    return replace(
+        drawn,
+        tempo=replace(drawn.tempo, data_us=600_000, io_us=100, clock_tick_us=0, interleave=0.0),
+        interval_s=0.02,
+        min_pause_s=0.0,
+        timeout_s=60.0,
+        aligned_timeout_s=0.0,
+        batch_rows=1,
+        row_us=4000,
+        text_bytes=10,
+        sink_rows=0,
+        pool_buffers=1024,
+        queue_time_s=None,
+    )
+
+
+# ---- bugs ----
+
+
+def epoch_checked_before() -> Replacements:
+    """Check the epoch only before the write: a driver that is frozen then reports its checkpoint as complete."""
+
+    def publish(storage: Storage, metadata: CheckpointMetadata) -> str:
+        store.check_epoch(storage, metadata.epoch)
+        path = store.checkpoint_path(metadata.checkpoint_id)
+        owner = f"{path}/_owner"
+        if not storage.create(owner, sealed(owner, OwnerFile(metadata.epoch)), durable=False):
+            raise StorageError(f"{path} exists already")
+        storage.write(store.metadata_path(metadata.checkpoint_id), [encode_metadata(metadata)])
+        return path
+
+    return [(checkpoints, "publish", publish)]
+
+
+def superseded_is_offered() -> Replacements:
+    return [(store, "_superseded", lambda *_: False)]
+
+
+def older_than_the_newest_counts() -> Replacements:
+    """Metadata that was given up, and is written when another driver has taken over, counts if it is not the newest."""
+
+    def superseded(made_by: int, checkpoint_id: int, starts: Mapping[int, FromFile]) -> bool:
+        return any(epoch > made_by and checkpoint_id > start.newest for epoch, start in starts.items())
+
+    return [(store, "_superseded", superseded)]
+
+
+def marks_are_not_looked_at() -> Replacements:
+    """A start goes back to a checkpoint that the driver before it is about to delete."""
+    return [(store, "_is_being_deleted", lambda *_: False)]
+
+
+def epoch_checked_before_the_mark() -> Replacements:
+    """A driver that is frozen before it marks a checkpoint deletes it when another driver has gone back to it."""
+    original = store.drop
+
+    def drop(storage: Storage, epoch: int, checkpoints: Iterable[int], files: Iterable[str]) -> None:
+        original(_CheckedOnce(storage), epoch, checkpoints, files)
+
+    return [(cleaning, "drop", drop)]
+
+
+class _CheckedOnce:
+    """A storage that shows no epoch that is newer than those of the first look."""
+
+    def __init__(self, storage: Storage) -> None:
+        self._storage = storage
+        self._epochs: list[str] | None = None
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._storage, name)
+
+    def list(self, path: str) -> Any:
+        if path != "epochs":
+            return self._storage.list(path)
+        if self._epochs is None:
+            self._epochs = self._storage.list(path)
+        return self._epochs
+
+
+def attempts_leak() -> Replacements:
+    """What earlier attempts have left is never deleted."""
+    return [(Cleaning, "drop_attempts_before", lambda *_: None)]
+
+
+def epochs_leak() -> Replacements:
+    """What drivers that have died have left is never deleted."""
+    return [(store, "clean_up", lambda *_: ())]
+
+
+def deleted_later() -> Replacements:
+    """What could not be deleted is not tried again at once."""
+    original = Cleaning._done
+
+    def done(self: Any, *arguments: Any) -> None:
+        self._has_failed = True
+        original(self, *arguments)
+
+    return [(Cleaning, "_done", done)]
+
+
+def aborted_leak() -> Replacements:
+    """Files that were written for a checkpoint that fails stay."""
+    original = Checkpoints._abort
+
+    def abort(self: Any, pending: Any, reason: str, *, counts: bool, retry: bool, delete: bool = True) -> None:
+        original(self, pending, reason, counts=counts, retry=retry, delete=False)
+
+    return [(Checkpoints, "_abort", abort)]
+
+
+def late_files_leak() -> Replacements:
+    """The files of an acknowledgement that arrives when its checkpoint has failed stay."""
+    original = Checkpoints.acknowledge
+
+    def acknowledge(self: Any, slot: int, ack: CheckpointAck, attempt: Any) -> None:
+        pending = self.pending
+        is_late = pending is None or pending.checkpoint_id != ack.checkpoint_id
+        original(self, slot, msgspec.structs.replace(ack, files=()) if is_late else ack, attempt)
+
+    return [(Checkpoints, "acknowledge", acknowledge)]
+
+
+def declined_leak() -> Replacements:
+    """A task that declines does not report which files it has written."""
+    original = TaskSnapshots.decline
+
+    def decline(self: Any, checkpoint_id: int, reason: str, counts: bool, files: tuple[str, ...] = ()) -> None:
+        original(self, checkpoint_id, reason, counts)
+
+    return [(TaskSnapshots, "decline", decline)]
+
+
+def earlier_flushes_left_out() -> Replacements:
+    """An acknowledgement names the last file of rows in flight only."""
+
+    def with_more(self: StoredInFlight, more: StoredInFlight) -> StoredInFlight:
+        return StoredInFlight(
+            self.channels + more.channels,
+            more.files,
+            self.state_bytes + more.state_bytes,
+            self.inline_bytes + more.inline_bytes,
+            self.error or more.error,
+        )
+
+    return [(StoredInFlight, "with_more", with_more)]
+
+
+def retained_loses_files() -> Replacements:
+    """With a checkpoint go the files that the older of those that are kept refer to."""
+
+    def split_retained(
+        retained: tuple[Retained, ...], keep: int, in_use: Collection[str] = ()
+    ) -> tuple[tuple[Retained, ...], tuple[Retained, ...], frozenset[str]]:
+        kept, dropped, _ = store.split_retained(retained, keep, in_use)
+        referenced = frozenset(in_use).union(*(r.files for r in kept[-1:]))
+        return kept, dropped, frozenset().union(*(r.files for r in (*dropped, *kept))) - referenced
+
+    return [(checkpoints, "split_retained", split_retained)]
+
+
+def one_too_many() -> Replacements:
+    """One more checkpoint is kept than there should be."""
+    original = store.split_retained
+    return [(checkpoints, "split_retained", lambda retained, keep, in_use=(): original(retained, keep + 1, in_use))]
+
+
+def id_is_reused() -> Replacements:
+    """Ids begin after the newest checkpoint that is complete."""
+
+    def next_checkpoint_id(storage: Storage, newest_seen: int) -> int:
+        return max((entry.checkpoint_id for entry in store.list_checkpoints(storage)), default=0) + 1
+
+    return [(store, "next_checkpoint_id", next_checkpoint_id), (open_directory, "next_checkpoint_id", next_checkpoint_id)]
+
+
+def goes_back_without_a_word() -> Replacements:
+    """A start does not check whether there is output that is newer than its checkpoint."""
+    return [(going_back, "_newer", lambda *_: ())]
+
+
+def takes_back_too_much() -> Replacements:
+    """Sinks also take back what belongs to the checkpoint from which the job starts."""
+    return [(going_back, "take_back", _take_back(-1)), (open_directory, "take_back", _take_back(-1))]
+
+
+def takes_back_too_little() -> Replacements:
+    """Sinks do not take back what belongs to the checkpoint right after it."""
+    return [(going_back, "take_back", _take_back(1)), (open_directory, "take_back", _take_back(1))]
+
+
+def _take_back(more: int) -> Callable[..., None]:
+    original = going_back.take_back
+
+    def take_back(decision: Any, metadata: CheckpointMetadata) -> None:
+        original(replace(decision, after=decision.after + more), metadata)
+
+    return take_back
+
+
+def commits_under_way_are_overlooked() -> Replacements:
+    """What newer checkpoints hold for sinks counts as newer output only once it is committed."""
+    original = going_back._newer
+
+    def newer(*arguments: Any) -> Iterator[Newer]:
+        return (found for found in original(*arguments) if found.doubt != going_back.UNDER_WAY)
+
+    return [(going_back, "_newer", newer)]
+
+
+def taking_back_is_not_written_down() -> Replacements:
+    """A start behind one that was killed before its sinks took anything back does not stop commits that are under way."""
+    original = store.say_where_from
+
+    def say_where_from(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
+        return original(storage, taken, **{**named, "takes_back": False})
+
+    return [(open_directory, "say_where_from", say_where_from)]
+
+
+def newer_ones_still_count() -> Replacements:
+    """What is gone back behind is offered again when the driver dies before it has completed a checkpoint."""
+    original = store.say_where_from
+
+    def say_where_from(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
+        return original(storage, taken, **{**named, "giving_up_after": None})
+
+    return [(open_directory, "say_where_from", say_where_from)]
+
+
+def newer_ones_count_beside_pending_output() -> Replacements:
+    """So is what is gone back behind although what the job goes back to may be committed only now, and newer output is
+    kept, or there is none.
+    """
+    original = going_back.decide
+
+    def decide(*arguments: Any) -> Decision:
+        found = original(*arguments)
+        return found if found.takes_back else replace(found, counts_until=None)
+
+    return [(open_directory, "decide", decide)]
+
+
+def goes_back_to_the_newest() -> Replacements:
+    """A job starts from the newest checkpoint, whatever number is given."""
+
+    def choose(listed: Collection[Listed], which: str, *rest: Any) -> CheckpointMetadata | None:
+        return store.choose(listed, "latest", *rest)
+
+    return [(open_directory, "choose", choose)]
+
+
+def fresh_is_not_written_down() -> Replacements:
+    """A start from latest after a fresh start resumes from a checkpoint before that."""
+    original = store.say_where_from
+
+    def say_where_from(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
+        return original(storage, taken, **{**named, "fresh": False})
+
+    return [(open_directory, "say_where_from", say_where_from)]
+
+
+def where_it_went_back_is_not_written_down() -> Replacements:
+    """A start from latest, after one that went back has completed nothing, resumes from a checkpoint that was left."""
+    original = store.say_where_from
+
+    def say_where_from(storage: Storage, taken: TakenOver, **named: Any) -> TakenOver:
+        return original(storage, taken, **{**named, "source": None})
+
+    return [(open_directory, "say_where_from", say_where_from)]
+
+
+def uncertain_is_aborted() -> Replacements:
+    """What was prepared for a checkpoint of unknown outcome is cleaned up."""
+    original = Checkpoints.take_prepared
+
+    def take_prepared(self: Any) -> Any:
+        before, self._uncertain_id = self._uncertain_id, 0
+        try:
+            return original(self)
+        finally:
+            self._uncertain_id = before
+
+    return [(Checkpoints, "take_prepared", take_prepared)]
+
+
+_Bug = tuple[str, Callable[[], Replacements], Callable[[int], Scenario]]
+MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "epoch_checked_before": Mutation(
+        "the epoch is checked only before metadata is written", epoch_checked_before, frozen
+    ),
+    "superseded_is_offered": Mutation("a superseded checkpoint is offered", superseded_is_offered, frozen),
+    "older_than_the_newest_counts": Mutation(
+        "metadata that is written late counts if it is not the newest",
+        older_than_the_newest_counts,
+        given_up_and_frozen,
+    ),
+    "marks_are_not_looked_at": Mutation(
+        "a job goes back to a checkpoint that is being deleted", marks_are_not_looked_at, back_to_the_deleted
+    ),
+    "epoch_checked_before_the_mark": Mutation(
+        "the epoch is checked only before a checkpoint is marked", epoch_checked_before_the_mark, back_to_the_deleted
+    ),
+    "attempts_leak": Mutation("files of dead attempts are not deleted", attempts_leak, left_behind),
+    "epochs_leak": Mutation("files of dead drivers are not deleted", epochs_leak, left_behind),
+    "aborted_leak": Mutation("files of checkpoints that fail are not deleted", aborted_leak, left_behind),
+    "late_files_leak": Mutation("files that are acknowledged late are not deleted", late_files_leak, left_behind),
+    "declined_leak": Mutation("files of tasks that decline are not deleted", declined_leak, left_behind),
+    "earlier_flushes_left_out": Mutation(
+        "files of earlier flushes are left out of an acknowledgement", earlier_flushes_left_out, long_in_flight
+    ),
+    "uncertain_is_aborted": Mutation(
+        "output of a checkpoint of unknown outcome is cleaned up", uncertain_is_aborted, hanging
+    ),
+    "retained_loses_files": Mutation("a retained checkpoint loses files", retained_loses_files, left_behind),
+    "one_too_many": Mutation("one checkpoint too many is kept", one_too_many, left_behind),
+    "id_is_reused": Mutation("ids of checkpoints are used again", id_is_reused, going_back_and_forth),
+    "goes_back_without_a_word": Mutation(
+        "a job goes back without checking for newer output", goes_back_without_a_word, going_back_and_forth
+    ),
+    "deleted_later": Mutation("what cannot be deleted waits for the next pass", deleted_later, deleted_again),
+    "takes_back_too_much": Mutation("sinks take back too much", takes_back_too_much, going_back_and_forth),
+    "takes_back_too_little": Mutation("sinks take back too little", takes_back_too_little, going_back_and_forth),
+    "commits_under_way_are_overlooked": Mutation(
+        "a job goes back behind output that is being committed, and does not stop that",
+        commits_under_way_are_overlooked,
+        back_behind_a_commit,
+    ),
+    "taking_back_is_not_written_down": Mutation(
+        "a start that was killed before sinks took anything back is forgotten",
+        taking_back_is_not_written_down,
+        back_behind_a_commit,
+    ),
+    "newer_ones_still_count": Mutation(
+        "what is gone back behind still counts", newer_ones_still_count, going_back_and_forth
+    ),
+    "newer_ones_count_beside_pending_output": Mutation(
+        "what is gone back behind still counts if output is pending",
+        newer_ones_count_beside_pending_output,
+        back_to_pending_keeping,
+    ),
+    "goes_back_to_the_newest": Mutation(
+        "a job resumes from the newest checkpoint, whatever is given", goes_back_to_the_newest, going_back_and_forth
+    ),
+    "fresh_is_not_written_down": Mutation(
+        "that a job was started over is not written down", fresh_is_not_written_down, going_back_and_forth
+    ),
+    "where_it_went_back_is_not_written_down": Mutation(
+        "the checkpoint from which a start resumes is not written down",
+        where_it_went_back_is_not_written_down,
+        going_back_and_forth,
+    ),
+}

@@ -1,0 +1,66 @@
+"""Known bugs of resuming with a changed program, to be put back on purpose: see `midstream_lab.mutations.catalog`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Final
+
+from midstream.engine.checkpoint import redistribute_state
+
+from midstream.engine.checkpoint import redistribute_channel_state
+from midstream.engine.checkpoint.edge_ends import EdgeEnds, edge_ends
+from midstream_lab.scenarios import targeted
+from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
+
+
+def edges_by_number() -> Replacements:
+    def ends(vertices: Any, edges: Any) -> list[Any]:
+        return [EdgeEnds("", "", 0, None, edge.id) for edge in edges]
+
+    return [(redistribute_channel_state, "edge_ends", ends)]
+
+
+def edges_by_their_readers() -> Replacements:
+    """Rows in flight from one producer may be recovered on the edge of another."""
+    return [(redistribute_channel_state, "edge_ends", lambda *of: [ends._replace(source="") for ends in edge_ends(*of)])]
+
+
+def rows_of_gone_edges_are_dropped() -> Replacements:
+    original = redistribute_channel_state.assign_channels
+    return [(redistribute_state, "assign_channels", lambda metadata, graph, allowed: original(metadata, graph, True))]
+
+
+def one_had_finished_for_all() -> Replacements:
+    """A task whose operators had finished, but for one that is new, counts as finished."""
+
+    def has_finished(old: Any, vertex: Any) -> bool:
+        return any(redistribute_state._share(old.get(spec.uid)) == "fully" for spec in vertex.specs)
+
+    return [(redistribute_state, "_has_finished", has_finished)]
+
+
+def finished_is_fed() -> Replacements:
+    return [(redistribute_state, "_check_consumer", nothing)]
+
+
+MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "edges_by_number": Mutation(
+        "rows in flight are recovered on the edge that now has their number", edges_by_number, targeted.changing
+    ),
+    "edges_by_their_readers": Mutation(
+        "rows in flight are recovered on an edge with the same consumer", edges_by_their_readers, targeted.changing
+    ),
+    "rows_of_gone_edges_are_dropped": Mutation(
+        "rows in flight on an edge that is gone are dropped without an error",
+        rows_of_gone_edges_are_dropped,
+        targeted.changing,
+    ),
+    "one_had_finished_for_all": Mutation(
+        "a new operator beside one that had finished counts as finished",
+        one_had_finished_for_all,
+        targeted.changing_at_the_end,
+    ),
+    "finished_is_fed": Mutation(
+        "an operator that had finished may get rows from one that had not", finished_is_fed, targeted.changing_at_the_end
+    ),
+}

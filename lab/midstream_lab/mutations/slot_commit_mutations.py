@@ -1,0 +1,243 @@
+"""Known bugs of commits that run on slots: where they run, what waits for them and what an answer counts for; see `midstream_lab.mutations.catalog`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, Final
+
+from midstream.engine.coordinator import coordinator as machine
+from midstream.engine.coordinator.checkpoints import commits as committing
+from midstream.engine.coordinator.checkpoints import commits_on_slots as lanes
+from midstream.engine.coordinator.checkpoints.commits import Committing
+from midstream.engine.coordinator.checkpoints.commits_on_slots import Lanes
+from midstream.engine.coordinator.coordinator import Coordinator
+from midstream.engine.protocol import messages as m
+from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.scenarios.targeted_at_rest import loaded_again, struck_committing
+from midstream_lab.scenarios.scenario import KILL_ANOTHER
+from midstream.engine.worker import slot_commits as commits
+from midstream.engine.worker.slot_commits import SlotCommits
+
+
+def lanes_are_split() -> Replacements:
+    """Every committable is a lane of its own."""
+
+    def lanes_of(sink: Any, items: Any) -> Any:
+        return {number: (item,) for number, item in enumerate(items)}
+
+    return [(committing, "lanes_of", lanes_of)]
+
+
+def lane_is_backwards() -> Replacements:
+    """Of what belongs to one lane, the last that was prepared is committed first."""
+
+    def lanes_of(sink: Any, items: Any) -> Any:
+        return original(sink, items[::-1])
+
+    original = lanes.lanes_of
+    return [(committing, "lanes_of", lanes_of)]
+
+
+def lane_moves() -> Replacements:
+    """A lane is committed by one slot, then by another one."""
+
+    def ask(self: Any, slots: Any) -> None:
+        turn = self._requests % len(slots)
+        original(self, (*slots[turn:], *slots[:turn]))
+
+    original = Lanes.ask
+    return [(Lanes, "ask", ask)]
+
+
+def done_when_asked() -> Replacements:
+    """A lane counts as committed when the request is sent to its slot."""
+
+    def ask(self: Any, slots: Any) -> None:
+        before = set(self._asked)
+        original(self, slots)
+        for request, asked in list(self._asked.items()):
+            if request not in before:
+                self.heard(asked.slot, m.CommitDone(request))
+
+    original = Lanes.ask
+    return [(Lanes, "ask", ask)]
+
+
+def answer_of_another_lane() -> Replacements:
+    """The answer of a lane counts for the first lane that is being committed."""
+
+    def heard(self: Any, slot: int, answer: Any) -> None:
+        asked = self._asked.get(answer.request)
+        if asked is not None and isinstance(answer, m.CommitDone):
+            request, first = next(iter(self._asked.items()))
+            self._asked[answer.request] = replace(asked, lane=first.lane)
+            self._asked[request] = replace(self._asked[request], lane=asked.lane)
+        original(self, slot, answer)
+
+    original = Lanes.heard
+    return [(Lanes, "heard", heard)]
+
+
+def stopped_counts() -> Replacements:
+    """A commit that was told to stop counts as done."""
+
+    def heard(self: Any, slot: int, answer: Any) -> None:
+        if isinstance(answer, m.CommitFailed) and answer.stopped:
+            answer = m.CommitDone(answer.request)
+        original(self, slot, answer)
+
+    original = Lanes.heard
+    return [(Lanes, "heard", heard)]
+
+
+def failed_lane_counts() -> Replacements:
+    """A lane that has failed is not tried again with the others of its checkpoint."""
+
+    def heard(self: Any, slot: int, answer: Any) -> None:
+        asked = self._asked.get(answer.request)
+        original(self, slot, answer)
+        if asked is not None and self.failed is not None and len(self.work.left) > 1:
+            self.work.left.pop(asked.lane, None)
+
+    original = Lanes.heard
+    return [(Lanes, "heard", heard)]
+
+
+def lost_with_the_slot() -> Replacements:
+    """What a slot was committing that has died is not committed by another one."""
+
+    def forget_lost(self: Any, live: Any) -> None:
+        for asked in self._asked.values():
+            if asked.slot not in live:
+                del self.work.left[asked.lane]
+        original(self, live)
+
+    original = Lanes.forget_lost
+    return [(Lanes, "forget_lost", forget_lost)]
+
+
+def _not_waiting(method: str) -> Replacements:
+    """This method of the coordinator does not wait for commits in progress on slots."""
+
+    def pretending(self: Any) -> bool:
+        self.committing._pretends = True
+        try:
+            return bool(original(self))
+        finally:
+            self.committing._pretends = False
+
+    def idle(self: Any) -> bool:
+        if getattr(self, "_pretends", False) and self._lanes.under_way:
+            return True
+        return bool(original_idle(self))
+
+    original, original_idle = getattr(Coordinator, method), inspect.getattr_static(Committing, "idle").fget
+    return [(Coordinator, method, pretending), (Committing, "idle", property(idle))]
+
+
+def deployed_while_committing() -> Replacements:
+    """Tasks are deployed while slots commit what is from before."""
+    return _not_waiting("_try_deploy")
+
+
+def ended_while_committing() -> Replacements:
+    """The job ends, and lets its slots go, while they commit."""
+    return _not_waiting("_run_on")
+
+
+def let_go_while_committing() -> Replacements:
+    """A rescale lets slots go that are committing."""
+    return [(Committing, "on_slots", False)]
+
+
+def aborted_is_committed() -> Replacements:
+    """What no checkpoint holds is committed by the slot that was to clean it up."""
+
+    def commit(self: Any, message: Any) -> None:
+        original(
+            self, m.Commit(message.request, message.uid, message.lane, message.checkpoint_id, message.committables)
+        )
+
+    original = SlotCommits.commit
+    return [(SlotCommits, "commit", commit)]
+
+
+def driver_commits() -> Replacements:
+    """The driver commits what slots are to."""
+
+    def commit_slots(job: Any) -> Any:
+        return original(job) or None
+
+    original = lanes.commit_slots
+    return [(machine, "commit_slots", commit_slots)]
+
+
+def not_told_to_stop() -> Replacements:
+    """A commit does not learn that its attempt is over."""
+
+    def attempt_over(self: Any) -> None:
+        told, self._stopped = self._stopped, self._seams.make_signal()
+        original(self)
+        self._stopped = told
+
+    original = SlotCommits.attempt_over
+    return [(SlotCommits, "attempt_over", attempt_over)]
+
+
+def committers_stay_open() -> Replacements:
+    """The committer of an attempt that is over continues in the next one."""
+    return [(SlotCommits, "_close", lambda self, lane, outcome: None)]
+
+
+def never_loaded_again() -> Replacements:
+    """Sinks that could not be loaded fail every commit of their slot."""
+
+    def commit(self: Any, message: Any) -> None:
+        sinks, self._sinks = self._sinks, None
+        original(self, message)
+        self._sinks = sinks
+
+    original = SlotCommits.commit
+    return [(SlotCommits, "commit", commit)]
+
+
+def zombie_has_slots_commit() -> Replacements:
+    """A driver that was taken for dead has its slots continue to commit, although another one has taken over."""
+    return [(commits, "check_epoch", lambda storage, epoch: None)]
+
+
+# ---- where they are looked for
+
+
+_killed = struck_committing("kill_slot", KILL_ANOTHER)
+_failed = struck_committing("user_error", KILL_ANOTHER, "cut_control")
+_refused = struck_committing("commit_fails", "kill_slot")
+_declined = struck_committing("write_fails", KILL_ANOTHER, "publish_fails")
+_stopped = struck_committing("stop_driver")
+_rescaled = struck_committing("rescale", "rescale_struck")
+
+MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "lanes_are_split": Mutation("what belongs to one lane is committed in several calls", lanes_are_split, _killed),
+    "lane_is_backwards": Mutation("a lane is committed in the wrong order", lane_is_backwards, _killed),
+    "lane_moves": Mutation("a lane changes from slot to slot", lane_moves, _killed),
+    "done_when_asked": Mutation("a lane is committed when the request is sent to its slot", done_when_asked, _killed),
+    "answer_of_another_lane": Mutation("an answer counts for another lane", answer_of_another_lane, _refused),
+    "stopped_counts": Mutation("a commit that was told to stop counts as done", stopped_counts, _failed),
+    "failed_lane_counts": Mutation("a lane that fails beside others is dropped", failed_lane_counts, _refused),
+    "lost_with_the_slot": Mutation("what a dead slot was committing is dropped", lost_with_the_slot, _killed),
+    "deployed_while_committing": Mutation(
+        "tasks are deployed while slots still commit", deployed_while_committing, _killed
+    ),
+    "ended_while_committing": Mutation("a job ends while its slots still commit", ended_while_committing, _killed),
+    "let_go_while_committing": Mutation("a rescale lets slots go that commit", let_go_while_committing, _rescaled),
+    "aborted_is_committed": Mutation("what is to be cleaned up is committed", aborted_is_committed, _declined),
+    "driver_commits": Mutation("the driver commits although there are slots", driver_commits, _killed),
+    "not_told_to_stop": Mutation("a commit outlives its attempt", not_told_to_stop, _failed),
+    "zombie_has_slots_commit": Mutation(
+        "slots commit for a driver although another one has taken over", zombie_has_slots_commit, _stopped
+    ),
+    "never_loaded_again": Mutation("sinks that could not be loaded never are", never_loaded_again, loaded_again),
+    "committers_stay_open": Mutation("a committer outlives its attempt", committers_stay_open, _failed),
+}

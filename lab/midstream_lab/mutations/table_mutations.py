@@ -1,0 +1,112 @@
+"""Known bugs of tables as state, to be put back on purpose: see `midstream_lab.mutations.catalog`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from midstream_lab.scenarios import targeted
+from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream.engine.state import table_runs
+from midstream.engine.state.table_state import TableState
+from midstream.engine.state.table_runs import Index, TableRun
+
+
+def snapshot_of_before() -> Replacements:
+    """A snapshot has what the one before had, whatever has been put in since."""
+    original = TableState._hold
+
+    def hold(self: Any, *arguments: Any) -> None:
+        frozen = vars(self).get("_frozen")
+        original(self, *arguments)
+        self._frozen = frozen
+
+    return [(TableState, "_hold", hold)]
+
+
+def last_subtask_only() -> Replacements:
+    """Of the tables of several old subtasks only the last is restored."""
+    original = TableState.thaw
+    return [(TableState, "thaw", lambda self, chunks, where: original(self, chunks[-1:], where))]
+
+
+def upsert_adds() -> Replacements:
+    """What a table had of a key stays when it is replaced."""
+    return [(TableState, "upsert", TableState.append)]
+
+
+def removed_rows_are_stored() -> Replacements:
+    """A snapshot holds rows that were removed since their run was made."""
+    return [(TableRun, "living", property(lambda run: run))]
+
+
+def removed_rows_are_due_again() -> Replacements:
+    """Rows that were removed by their keys are due like all others."""
+
+    def until(self: Any, column: str, tick: int) -> Any:
+        return np.flatnonzero(self.frame.get_column(column).to_physical().to_numpy() <= tick)
+
+    return [(TableRun, "until", until)]
+
+
+def due_before_not_at() -> Replacements:
+    """What is due at the very time that was asked for stays."""
+    original = TableRun.until
+    return [(TableRun, "until", lambda self, column, tick: original(self, column, tick - 1))]
+
+
+def newest_run_only() -> Replacements:
+    """Of the rows of a key only those are found that were added last."""
+    original = TableState._found
+    return [(TableState, "_found", lambda self, keys: original(self, keys)[-1:])]
+
+
+def positions_of_before() -> Replacements:
+    """Runs that are merged are searched by the positions that their rows had before."""
+
+    def merged(runs: Sequence[TableRun]) -> TableRun:
+        made = original(runs)
+        if made._index is not None:
+            indexes = [run.living_index() for run in runs]
+            codes = np.concatenate([index.codes for index in indexes if index is not None])
+            rows = np.concatenate([index.rows for index in indexes if index is not None])
+            order = codes.argsort(kind="stable")
+            made._index = Index.of(codes[order], rows[order])
+        return made
+
+    original = table_runs.merged
+    return [(table_runs, "merged", merged)]
+
+
+def codes_that_were_removed() -> Replacements:
+    """A run that is written anew without removed rows is searched as if they were there."""
+    return [(TableRun, "living_index", lambda run: run._index)]
+
+
+MUTATIONS: Final[Mapping[str, Mutation]] = {
+    "table_of_before": Mutation(
+        "a table is stored as it was at the checkpoint before", snapshot_of_before, targeted.in_tables
+    ),
+    "table_of_the_last": Mutation(
+        "of the tables of several subtasks one is restored", last_subtask_only, targeted.in_tables
+    ),
+    "upsert_adds": Mutation("rows that are replaced stay", upsert_adds, targeted.in_tables),
+    "removed_rows_are_stored": Mutation(
+        "rows that were removed from a table are stored", removed_rows_are_stored, targeted.in_tables
+    ),
+    "removed_rows_are_due_again": Mutation(
+        "rows that were removed are due again", removed_rows_are_due_again, targeted.in_tables
+    ),
+    "due_before_not_at": Mutation(
+        "what is due at a time stays until a later one", due_before_not_at, targeted.in_tables
+    ),
+    "newest_run_only": Mutation("of a key the oldest rows are not found", newest_run_only, targeted.in_tables),
+    "positions_of_before": Mutation(
+        "a merged run is searched by positions of before", positions_of_before, targeted.in_tables
+    ),
+    "codes_that_were_removed": Mutation(
+        "a run that was written anew is searched for rows that it has not", codes_that_were_removed, targeted.in_tables
+    ),
+}

@@ -1,0 +1,452 @@
+"""One run: it builds a scenario's world, drives the job through all faults to its end, and judges it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from random import Random
+from typing import Final
+
+import msgspec
+
+from midstream.engine.checkpoint.metadata import decode_metadata
+from midstream.engine.coordinator import Coordinator
+from midstream.engine.coordinator.events import JobPlan
+from midstream.engine.core.config import JobConfig, RestartStrategy
+from midstream.engine.graph.job_graph import JobGraph
+from midstream.engine.protocol.messages import Deploy
+from midstream.simulation.chunk_sizes import chunk_sizes_of
+from midstream.simulation.cluster import Cluster, Driver, MakeCoordinator
+from midstream.simulation.disk import Disk
+from midstream.simulation.faults import strike
+from midstream_lab.restarter import ROOT, Keeper, Start
+from midstream.simulation.liveness_checker import bound_s
+from midstream.simulation.network import Network
+from midstream_lab.checkers.directory_checker import OnDisk
+from midstream_lab.checkers.checkpoint_checker import CHECKPOINT, Oracle
+from midstream_lab.scenarios.changed_programs import changed
+from midstream.simulation.failure_causes import patience_s
+from midstream.simulation.recoveries import Recoveries
+from midstream_lab.stuck_report import who_waits
+from midstream.simulation.recorded_rows import IN_PARTS, Outside, SimSource
+from midstream_lab.savepoints import Savepoints
+from midstream_lab.scenarios.scenario import Scenario
+from midstream_lab.jobs.shapes import Shape
+from midstream.simulation.slot_ledger_sink import Calls, SlotLedgerSink, SomeOnSlots
+from midstream_lab.jobs.tally import ToldSource
+from midstream_lab.jobs.topologies import job_graph, uid_of, with_parallelism
+from midstream.simulation.trace import Trace, following_elements
+from midstream_lab.checkers.watermark_checker import valves_are_checked
+from midstream.simulation.world import World
+from midstream.engine.worker.task import TaskState
+
+JOB: Final = "simulated"
+STILL_STEPS: Final = 4_000
+STILL_MAX: Final = 10
+"""A run hangs if it makes no progress for `STILL_MAX` times `STILL_STEPS` steps."""
+CIRCLES_MAX: Final = 20
+"""The same limit for a run in which checkpoints still complete: it goes round in circles."""
+SAME_FAILURES: Final = 3
+"""The job fails after this many equal failures in a row; then the keeper starts it again."""
+NEVER: Final = 1 << 62
+"""A step that no run reaches."""
+FORKED: Final = 0.4
+"""The share of runs with savepoints that end with a fork from one of them."""
+
+
+@dataclass(slots=True)
+class Outcome:
+    """The result of a run. `failures` is empty if no rule was broken."""
+
+    scenario: Scenario
+    failures: list[str] = field(default_factory=list)
+    is_stuck: bool = False
+    is_long: bool = False
+    """Whether the run still made progress when its steps were used up; no rule was broken until then."""
+    hash: int = 0
+    steps: int = 0
+    seconds: float = 0.0
+    """The duration in the world's time."""
+    rows: int = 0
+    lost: int = 0
+    doubled: int = 0
+    checkpoints: int = 0
+    finished_in_checkpoint: int = 0
+    in_flight_in_checkpoint: int = 0
+    checkpoints_during_recovery: int = 0
+    recovering_restores: int = 0
+    """The number of restores from checkpoints that were taken during recovery."""
+    recovering_rescaled_restores: int = 0
+    """The number of these restores at another parallelism."""
+    recovering_failures: int = 0
+    """The number of attempts that failed while rows were being recovered."""
+    launches: int = 0
+    attempts: int = 0
+    rescaled_restores: int = 0
+    rescales: int = 0
+    """The number of rescales while the job ran."""
+    savepoints: int = 0
+    """The number of savepoints that were reported to clients."""
+    savepoints_failed: int = 0
+    """The number of requests for savepoints that were refused, with a reason."""
+    savepoints_restored: int = 0
+    changed: int = 0
+    """The number of starts with another program than the one that made the checkpoint."""
+    contradicted: int = 0
+    """The number of starts that were refused because the program could not continue from the checkpoint."""
+    went_back: int = 0
+    """The number of starts from older checkpoints than the newest, or from the beginning again."""
+    faults: Counter[str] = field(default_factory=Counter)
+    trace: Trace | None = None
+
+    @property
+    def why_not_passed(self) -> list[str]:
+        """The failures of the run; if there are none, but its steps were used up, a text that says so.
+
+        This is for callers that set a bound on the steps.
+        """
+        return self.failures or [f"the run is not over after {self.steps} steps"] * self.is_long
+
+
+def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeCoordinator | None = None) -> Outcome:
+    """Run a scenario. The outcome is a pure function of the scenario and the code."""
+    prepared = Run(scenario, keep_trace, make_coordinator or Coordinator)
+    with chunk_sizes_of(scenario), valves_are_checked(prepared.world):
+        if not keep_trace:
+            return prepared.go()
+        with following_elements(prepared.world.note):
+            return prepared.go()
+
+
+class Run:
+    """The parts of one run; implements `faults.Stage`."""
+
+    def __init__(self, scenario: Scenario, keep_trace: bool, make_coordinator: MakeCoordinator) -> None:
+        self.scenario = scenario
+        self.outcome = Outcome(scenario)
+        self.world = World(scenario.seed, scenario.tempo, keep_trace=keep_trace)
+        self.outside = Outside(self.world)
+        self.outside.row_us = scenario.row_us
+        self._disks: dict[str, Disk] = {}
+        self._on_disk: dict[str, OnDisk] = {}
+        """The rules for each checkpoint directory, by its root."""
+        self.sources: Mapping[str, SimSource] = self._make_sources(scenario.shape)
+        self.has_checkpoints = scenario.has_checkpoints
+        self.calls = Calls(self.outside, scenario.has_checkpoints)
+        pace = scenario.sink_rows, scenario.sink_pause_s
+        on_slots = SlotLedgerSink(self.outside, self.calls, scenario.seed, *pace)
+        self._sink = SomeOnSlots(self.outside, on_slots, scenario.seed, scenario.on_slots)
+        externals: dict[str, object] = {"outside": self.outside, "sink": self._sink, "sink on slots": on_slots}
+        externals.update({f"source {uid}": source for uid, source in self.sources.items()})
+        network = Network(
+            self.world, wire_bytes_max=scenario.wire_bytes, pull_bytes_max=max(4096, scenario.wire_bytes // 4)
+        )
+        disk = self._new_directory(ROOT)
+        is_aligned = scenario.aligned_timeout_s is None
+        self._oracle = Oracle(scenario.shape, self.sources, self.outside, disk, scenario.key_groups, is_aligned)
+        self.savepoints = Savepoints(self.world, self._oracle, self._disks)
+        self.cluster = Cluster(self.world, self.savepoints.open, network, make_coordinator, externals)
+        self.calls.watch(self.cluster)
+        self.keeper = Keeper(
+            scenario, self.world, self.cluster, self._oracle, self.savepoints, disk, self._new_directory, self._plan
+        )
+        self.recoveries = Recoveries()
+        self.looks = 0
+        self.cluster.answered = self.savepoints.answered
+        self.cluster.deployed = self._deployed
+        self.cluster.failed = self.recoveries.failed
+        self.cluster.patience_s = patience_s(scenario)
+        self.cluster.bound_s = bound_s(scenario)
+        self.cluster.denied = self._is_denied
+        self._oracle.reported_late = self.cluster.reported_late
+        self.outside.finished = self.cluster.finished
+        self.outside.drained = self.cluster.drained
+        self._still = 0
+        self._is_held_up = False
+        self._last_progress: object = None
+        self._made_nothing = 0
+        self._last_made: object = None
+        self._next_look = STILL_STEPS
+        self._faults_left = list(scenario.faults)
+        self._next_fault = self._faults_left[0].step if self._faults_left else NEVER
+
+    def _is_denied(self, directory: str) -> bool:
+        """Whether a file in this directory may rightly be reported as existing.
+
+        A driver considered dead may have created it after its successor had checked, or the disk may have lied.
+        """
+        return len(self.cluster.drivers) > 1 or any(directory in disk.denied for disk in self._disks.values())
+
+    def _new_directory(self, root: str) -> Disk:
+        """Return a new, empty checkpoint directory."""
+        disk = self._disks[root] = Disk(self.world)
+        disk.on_write = partial(self._on_write, root)
+        self._on_disk[root] = OnDisk(self.world, disk)
+        return disk
+
+    def _make_sources(self, shape: Shape) -> dict[str, SimSource]:
+        s = self.scenario
+        sources = {}
+        for index, node in enumerate(shape):
+            if node.chain[0] == "source":
+                rows = max(1, int(s.rows * node.rows_share))
+                splits = [rows // s.splits + (i < rows % s.splits) for i in range(s.splits)]
+                kind = ToldSource if Random(f"told {s.seed} {index}").random() < 0.2 else SimSource
+                in_parts = Random(f"parts {s.seed} {index}").random() < 0.3
+                is_timed, idle = "idle" in node.chain, Random(f"idle {s.seed} {index}")
+                endless = "lulls" if is_timed and s.blocking else ""
+                kinds = ("bounded", "splits", endless, endless) if is_timed else ("bounded", "bounded", endless)
+                ends = idle.choice(kinds)
+                if is_timed and s.has_lulls:
+                    ends = "many lulls"
+                if is_timed and idle.random() < 0.3 and len(splits) > 1:
+                    splits[-1] += splits[0]
+                    splits[0] = 0
+                sources[uid_of(index, 0, "source")] = kind(
+                    self.outside,
+                    index + IN_PARTS * in_parts,
+                    splits,
+                    keys=s.keys,
+                    skew=s.skew,
+                    text_bytes=s.text_bytes,
+                    blocking=s.blocking,
+                    rounds=s.rounds,
+                    readers=s.readers,
+                    ends=ends,
+                    has_chaff="sieve" in node.chain,
+                    is_found_late=is_timed and idle.random() < 0.3,
+                )
+        return sources
+
+    # ---- driving
+
+    def go(self) -> Outcome:
+        world, scenario, outcome = self.world, self.scenario, self.outcome
+        self.keeper.launch(scenario.shape, Start())
+        if self._go_on("the job"):
+            self._wind_up()
+            self._fork()
+        outcome.failures = world.bugs
+        outcome.hash = world.hash
+        outcome.steps = world.step_number
+        outcome.seconds = world.now_us / 1e6
+        outcome.checkpoints = self._oracle.checkpoints
+        outcome.finished_in_checkpoint = self._oracle.finished_in_checkpoint
+        outcome.in_flight_in_checkpoint = self._oracle.in_flight
+        outcome.rows = sum(sum(source.rows) for source in self.sources.values())
+        outcome.lost, outcome.doubled = self._oracle.lost, self._oracle.doubled
+        outcome.rescales = sum(driver.rescales for driver in self.cluster.drivers)
+        outcome.savepoints, outcome.savepoints_failed = self.savepoints.made, self.savepoints.failed
+        outcome.checkpoints_during_recovery = self.recoveries.checkpoints
+        outcome.recovering_restores = self.recoveries.restores
+        outcome.recovering_rescaled_restores = self.recoveries.rescaled_restores
+        outcome.recovering_failures = self.recoveries.failures
+        outcome.launches, outcome.rescaled_restores = self.keeper.launches, self.keeper.rescaled
+        outcome.savepoints_restored = self.keeper.savepoints_restored
+        outcome.went_back = self.keeper.went_back
+        outcome.changed, outcome.contradicted = self.keeper.changed, self.keeper.contradicted
+        outcome.trace = world.trace
+        return outcome
+
+    def _go_on(self, what: str) -> bool:
+        """Run until the job is over; return False if that does not happen."""
+        world = self.world
+        last_step = world.step_number + self.scenario.steps_max
+        world.run(self._look, last_step)
+        if world.bugs or self.keeper.is_over:
+            return not world.bugs
+        if self._is_stuck and self._is_held_up:
+            self.outcome.is_long = True  # a task may be waiting for no more than I/O that cannot end yet
+        elif self._is_stuck or world.step_number < last_step:  # or no step is scheduled
+            self.outcome.is_stuck = True
+            world.bug(f"{what} is stuck\n" + "\n".join(who_waits(self.cluster, self.driver)))
+        else:
+            self.outcome.is_long = True
+        return False
+
+    def _rescaled(self, job_id: str, root: str, shape: Shape, version: int, start: Start, parallelism: int) -> JobPlan:
+        """Return the plan of the same job at another parallelism. Some plans cannot run: their pool is too small."""
+        self.world.io_point()
+        random = Random(f"rescale {self.scenario.seed} {parallelism}")
+        shape = with_parallelism(shape, parallelism, random, same=random.random() < 0.5)
+        then = self._plan(job_id, root, shape, version, start)
+        if random.random() < 0.1:
+            too_small = msgspec.structs.replace(then.config, pool_bytes=2 * then.config.buffer_bytes)
+            return replace(then, config=too_small)
+        return then
+
+    def _plan(self, job_id: str, root: str, shape: Shape, version: int, start: Start) -> JobPlan:
+        s = self.scenario
+        original = job_graph(shape, self.outside, list(self.sources.values()), self._sink, s.key_groups)
+        graph = changed(original, shape, self.outside, s.seed, version, generators=s.new_generators)
+        buffers = least_buffers(graph) // 2 if s.is_scant else least_buffers(graph) + s.pool_buffers
+        config = JobConfig(
+            name=JOB,
+            parallelism=graph.slots,
+            max_parallelism=s.key_groups,
+            checkpoint_dir=root if s.has_checkpoints else None,
+            checkpoint_interval_s=s.interval_s if s.has_checkpoints else None,
+            checkpoint_timeout_s=s.timeout_s,
+            aligned_timeout_s=s.aligned_timeout_s,
+            queue_time_s=s.queue_time_s,
+            min_pause_s=s.min_pause_s,
+            tolerable_failures=s.tolerable_failures,
+            retained_checkpoints=s.retained,
+            inline_bytes=s.inline_bytes,
+            restart=RestartStrategy(
+                kind="exponential",
+                attempts=0,
+                delay_s=s.restart_delay_s,
+                max_delay_s=10 * s.restart_delay_s,
+                same_failures=SAME_FAILURES if s.has_checkpoints else 0,
+            ),
+            buffer_bytes=s.buffer_bytes,
+            pool_bytes=s.buffer_bytes * buffers,
+            batch_rows=s.batch_rows,
+            slot_timeout_s=30.0,
+            heartbeat_timeout_s=s.heartbeat_timeout_s,
+        ).check()
+        return JobPlan(
+            job_id,
+            graph,
+            self.cluster.pickle(graph),
+            config,
+            start.restore,
+            newer_output=start.newer_output,
+            fresh=start.fresh,
+            resume=start.resume,
+            rescaled=partial(self._rescaled, job_id, root, shape, version, start),
+        )
+
+    def _look(self) -> bool:
+        """Let faults strike and the keeper act if it is time to, and return whether the run is over."""
+        step = self.world.step_number
+        while step >= self._next_fault:
+            fault = self._faults_left.pop(0)
+            self._next_fault = self._faults_left[0].step if self._faults_left else NEVER
+            if strike(self, fault):
+                self.outcome.faults[fault.kind] += 1
+        keeper = self.keeper
+        if not keeper.launch_is_due and (keeper.driver.is_over or keeper.is_given_up):
+            self._after_end()
+        if step >= self._next_look:
+            self._next_look += STILL_STEPS
+            if self.driver.process.alive and not self.driver.process.paused and self.driver.outcome is None:
+                self.driver.liveness.check()
+            self._look_for_progress()
+        return keeper.is_over or (self._still > 0 and self._is_stuck)
+
+    def give_up_driver(self) -> None:
+        self.keeper.is_given_up = True
+
+    def go_back(self, victim: int) -> None:
+        self.keeper.go_back(victim)
+
+    @property
+    def driver(self) -> Driver:
+        return self.keeper.driver
+
+    @property
+    def disk(self) -> Disk:
+        return self.keeper.disk
+
+    @property
+    def _is_stuck(self) -> bool:
+        return self._still >= (STILL_MAX if self._made_nothing >= STILL_MAX else CIRCLES_MAX)
+
+    def _look_for_progress(self) -> None:
+        """Check for progress: of rows, ending tasks, attempts and faults, and separately of checkpoints."""
+        moved, ending = 0, 0
+        attempts = []
+        for slot in self.cluster.live_slots:
+            if slot.machine is not None:
+                attempts.append(slot.machine.attempt)
+                for task in slot.machine.tasks.values():
+                    moved += task.input.rows_in + sum(partition.bytes_out for partition in task.partitions)
+                    ending += task.is_finishing or task.state is TaskState.FINISHED
+        progress = (
+            moved,
+            ending,
+            attempts,
+            len(self.outside.committed),
+            len(self.cluster.drivers),
+            len(self._faults_left),
+            self.looks,  # a fault that waits to strike takes steps in which the job need not make progress
+        )
+        self._still = self._still + 1 if progress == self._last_progress else 0
+        self._is_held_up = self.world.is_held_up
+        self._last_progress = progress
+        made = self._oracle.checkpoints, self.savepoints.made, self.savepoints.failed
+        self._made_nothing = self._made_nothing + 1 if made == self._last_made else 0
+        self._last_made = made
+
+    def _after_end(self) -> None:
+        ended = None if self.keeper.is_given_up else self.driver.outcome
+        if ended is None or ended.state == "failed" or self.driver.is_cancelled:
+            self.recoveries.failed(self.driver)
+        self._complain(self.keeper.after_end(ended))
+
+    def _fork(self, share: float = FORKED) -> None:
+        """Start another job from one of the savepoints after the end of this one, in its own directory."""
+        world, random = self.world, Random(f"fork {self.scenario.seed}")
+        if world.bugs or not self.savepoints.saved or random.random() > share:
+            return
+        saved = random.choice(self.savepoints.saved)
+        world.note(("fork of", saved.url))
+        self._still = 0
+        self.keeper.fork(saved)
+        if self._go_on("the fork of the job"):
+            self._wind_up()
+
+    def _wind_up(self) -> None:
+        """Judge the output, and check that all processes end and nothing is left behind."""
+        world = self.world
+        self._complain(self._oracle.check_end())
+        for process in world.processes:
+            if process.alive and process.paused:
+                process.resume()
+        drivers = self.cluster.drivers
+        world.run(
+            lambda: not self.cluster.live_slots and all(driver.is_over for driver in drivers),
+            world.step_number + 50_000,
+        )
+        for slot in self.cluster.live_slots:
+            world.bug(f"{slot.process.name} lives on after the end of the job")
+        for driver in drivers:
+            if not driver.is_over:
+                world.bug(f"{driver.process.name}, a zombie, continues after the end of the job")
+        self._complain(self._oracle.check_end())
+        self._complain(self.savepoints.check_end())
+        self._complain(self._oracle.lines.check_end())
+        self._complain(self._on_disk[self.keeper.root].check_settled(self.cluster.drivers, self.scenario.retained))
+
+    def _on_write(self, root: str, path: str, data: bytes) -> None:
+        if not path.endswith("/_metadata"):
+            return
+        if not CHECKPOINT.fullmatch(path):
+            self.savepoints.written(root, path, data)
+        elif root == self.keeper.root:
+            metadata = decode_metadata(data, path)
+            self.recoveries.completed(root, metadata, self.cluster.live_slots)
+            self._complain(self.keeper.written(metadata))
+
+    def _deployed(self, driver: Driver, deploy: Deploy) -> None:
+        restored_from = driver.coordinator.restored_from
+        self.recoveries.deployed(driver, deploy, restored_from)
+        self._complain(self.keeper.deployed(driver, deploy))
+        self.calls.deployed(driver, self.keeper.completed(restored_from))
+
+    def _complain(self, complaints: Iterable[str]) -> None:
+        for complaint in complaints:
+            self.world.bug(complaint)
+
+
+def least_buffers(graph: JobGraph) -> int:
+    """Return the buffers that every slot's tasks need at least, in the worst placement: all channels are remote."""
+    needed = 0
+    for edge in graph.edges:
+        producers, consumers = graph.vertices[edge.source].parallelism, graph.vertices[edge.target].parallelism
+        needed += consumers + 1 + 2 * producers
+    return 2 * needed

@@ -1,0 +1,213 @@
+"""Two streams of different columns as the inputs of one function."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from midstream.api.stream_core import StreamCore
+from midstream.api.keyed_streams import processed, require_function
+from midstream.api.program import located
+from midstream.api.data_stream import DataStream, main_output
+from midstream.engine.core.config import Duration, signed_duration_us
+from midstream.engine.core.errors import ConfigError, JobError
+from midstream.engine.core.schemas import SchemaLike, as_schema
+from midstream.engine.operators.functions.batch_functions import BatchFunctionOperator, CoBatchFunction
+from midstream.engine.operators.functions.function_operator import Port, two_ports
+from midstream.engine.operators.functions.interval_join import interval_join_operator
+from midstream.engine.operators.functions.process_functions import BroadcastProcessFunction, CoProcessFunction
+
+
+class ConnectedStreams:
+    """Two streams as the inputs of one function; if both are keyed, their rows share the states of a key.
+
+    Event time is the minimum of both: it does not advance while one of them has no watermark. No order holds between
+    the two inputs.
+
+        >>> class Tagged(CoProcessFunction):
+        ...     def process1(self, row, ctx):
+        ...         return {"what": f"order of {row['user']}"}
+        ...     def process2(self, row, ctx):
+        ...         return {"what": f"click of {row['user']}"}
+        >>> tagged = orders.connect(clicks).process(Tagged(), {"what": str})
+        >>> sorted({row["what"] for row in testing.run(tagged).rows})
+        ['click of ann', 'order of ann', 'order of bob']
+    """
+
+    def __init__(self, first: StreamCore, second: StreamCore) -> None:
+        self._first = first
+        self._second = second
+        self._ports = two_ports(
+            (first.keys, second.keys), (first.event_time, second.event_time), (first.schema, second.schema)
+        )
+
+    @located
+    def process(
+        self,
+        function: CoProcessFunction,
+        schema: SchemaLike,
+        *,
+        side_outputs: Mapping[str, SchemaLike] | None = None,
+    ) -> DataStream:
+        """Call a function with each row of the two streams.
+
+        `function`: an instance of your own subclass of CoProcessFunction: `process1` gets the rows of the first stream,
+        `process2` those of the second.
+        `schema`: the columns of the rows that the function returns, as an Arrow or polars schema or as `{"column":
+        type}`.
+        `side_outputs`: the columns of each side output, by its tag.
+
+        Returns the stream of the returned rows. Raises JobError for a function that cannot be sent to the slots,
+        SchemaError for columns that do not fit.
+
+            >>> class Spent(CoProcessFunction):
+            ...     clicks = ValueState(pa.int64(), default=0)
+            ...     def process1(self, row, ctx):
+            ...         return {"user": ctx.key, "price": row["price"], "clicks": self.clicks.value}
+            ...     def process2(self, row, ctx):
+            ...         self.clicks.value += 1
+            >>> both = orders.key_by("user").connect(clicks.key_by("user"))
+            >>> spent = both.process(Spent(), {"user": str, "price": int, "clicks": int})
+            >>> with testing.job(spent) as job:
+            ...     _ = job.feed("clicks", {"user": "ann", "at": "2024-01-01 12:00"})
+            ...     job.feed("orders", {"user": "ann", "price": 3}).take()
+            [{'user': 'ann', 'price': 3, 'clicks': 1}]
+        """
+        require_function(function, CoProcessFunction, "process")
+        return processed("co_process", function, self._ports, schema, side_outputs, self._first, self._second)
+
+    @located
+    def process_batches(self, function: CoBatchFunction, schema: SchemaLike) -> DataStream:
+        """Call a function with batches of rows of many keys, as polars DataFrames; its state is in tables.
+
+        `function`: an instance of your own subclass of CoBatchFunction. The engine decides where batches are cut: a
+        result must not depend on which rows share one.
+        `schema`: the columns of the frames that the function returns; forms as for `process`.
+
+        Returns the stream of the returned rows. Raises JobError if the streams are not keyed or the function cannot be
+        sent to the slots, SchemaError for columns that do not fit.
+
+            >>> class Known(CoBatchFunction):
+            ...     users = TableState({"user": str})
+            ...     def process1(self, rows, ctx):
+            ...         return rows.join(self.users.frame, on="user", how="semi")
+            ...     def process2(self, rows, ctx):
+            ...         self.users.frame = pl.concat([self.users.frame, rows.select("user")]).unique()
+            >>> both = orders.key_by("user").connect(clicks.key_by("user"))
+            >>> with testing.job(both.process_batches(Known(), orders.schema)) as job:
+            ...     _ = job.feed("clicks", {"user": "ann", "at": "2024-01-01 12:00"})
+            ...     job.feed("orders", [{"user": "ann", "price": 3}, {"user": "bob", "price": 5}]).take()
+            [{'user': 'ann', 'price': 3}]
+        """
+        require_function(function, CoBatchFunction, "process_batches")
+        if not self._first.keys:
+            raise JobError(
+                "process_batches: tables are of keyed streams; connect a.key_by(…) with b.key_by(…) "
+                "(process() also takes streams without keys)"
+            )
+        made = as_schema(schema, "process_batches")
+        return main_output(
+            self._first.then(
+                "co_process_batches",
+                lambda name: BatchFunctionOperator(name, function, self._ports, made),
+                second=self._second,
+            )
+        )
+
+    @located
+    def interval_join(self, lower: Duration, upper: Duration) -> DataStream:
+        """Join rows with the same key whose event times are no further apart than given.
+
+        Both bounds are included, and may be negative: `interval_join("-1 min", 0)` joins each row of the first stream
+        with the rows of the second in the minute before. A pair is emitted as soon as the later of its rows has
+        arrived. A late row is joined with the rows that are still in state.
+
+        `lower`, `upper`: the bounds of the second row's event time less that of the first: durations such as "10 s" or
+        "-1 min", numbers of seconds, or timedeltas.
+
+        Returns a stream of pairs: the columns of the first row, then those of the second without its keys. Its event
+        time is the first's if `upper` is not above 0, the second's if `lower` is not below 0; otherwise it has none.
+        Raises JobError if a stream lacks keys or event time, or if both have another column of the same name;
+        ConfigError if `lower` is above `upper`.
+
+            >>> sales = env.from_collection([{"user": "ann", "sold": datetime(2024, 1, 1, 12, 2, 30)}])
+            >>> sales = sales.with_watermarks("sold", WatermarkStrategy.monotonous())
+            >>> pairs = sales.key_by("user").connect(clicks.key_by("user")).interval_join("-1 min", 0)
+            >>> for row in testing.run(pairs).rows:
+            ...     print(row["user"], row["sold"], row["at"])
+            ann 2024-01-01 12:02:30 2024-01-01 12:02:00
+        """
+        first, second = self._first, self._second
+        if not first.keys or first.event_time is None or second.event_time is None:
+            raise JobError(
+                "interval_join: both streams need keys and event time: "
+                "a.with_watermarks(…).key_by(…).connect(b.with_watermarks(…).key_by(…))"
+            )
+        lower_us, upper_us = (signed_duration_us(value, "interval_join") for value in (lower, upper))
+        if lower_us > upper_us:
+            raise ConfigError(f"interval_join: lower ({lower}) is above upper ({upper}): there are no such pairs")
+        result = first.then(
+            "interval_join", lambda name: interval_join_operator(name, self._ports, lower_us, upper_us), second=second
+        )
+        # a pair is emitted when its later row arrives, so that row's time is not late downstream
+        of_second = dict(zip(second.keys, first.keys, strict=True)).get(second.event_time, second.event_time)
+        event_time = first.event_time if upper_us <= 0 else of_second if lower_us >= 0 else None
+        return main_output(replace(result, event_time=event_time))
+
+
+class BroadcastConnectedStreams:
+    """A stream, keyed or not, and a broadcast stream, as the inputs of one function.
+
+    Event time is the minimum of both: a broadcast stream without watermarks holds it back until it ends.
+
+        >>> rules = env.from_collection([{"least": 4}])
+        >>> both = orders.key_by("user").connect(rules.broadcast())
+    """
+
+    def __init__(self, stream: StreamCore, broadcast: StreamCore) -> None:
+        self._stream = stream
+        self._broadcast = broadcast
+
+    @located
+    def process(
+        self,
+        function: BroadcastProcessFunction,
+        schema: SchemaLike,
+        *,
+        side_outputs: Mapping[str, SchemaLike] | None = None,
+    ) -> DataStream:
+        """Call a function with each row of the stream, and in every subtask with each broadcast row.
+
+        No order holds between the two inputs.
+
+        `function`: an instance of your own subclass of BroadcastProcessFunction: `process` gets the rows of the stream,
+        `process_broadcast` the broadcast ones.
+        `schema`: the columns of the rows that the function returns, as an Arrow or polars schema or as `{"column":
+        type}`.
+        `side_outputs`: the columns of each side output, by its tag.
+
+        Returns the stream of the returned rows. Raises JobError for a function that cannot be sent to the slots,
+        SchemaError for columns that do not fit.
+
+            >>> class Dear(BroadcastProcessFunction):
+            ...     limits = BroadcastState()
+            ...     def process_broadcast(self, row, ctx):
+            ...         self.limits["least"] = row["least"]
+            ...     def process(self, row, ctx):
+            ...         return row if row["price"] >= self.limits.get("least", 0) else None
+            >>> rules = env.from_collection([{"least": 4}]).uid("rules")
+            >>> dear = orders.connect(rules.broadcast()).process(Dear(), orders.schema)
+            >>> with testing.job(dear) as job:
+            ...     _ = job.feed("rules", {"least": 4})
+            ...     job.feed("orders", [{"user": "ann", "price": 3}, {"user": "bob", "price": 5}]).take()
+            [{'user': 'bob', 'price': 5}]
+        """
+        stream, broadcast = self._stream, self._broadcast
+        require_function(function, BroadcastProcessFunction, "process")
+        ports = [
+            Port("process", stream.keys, stream.event_time, stream.schema),
+            Port("process_broadcast", (), broadcast.event_time, broadcast.schema, broadcast=True),
+        ]
+        # what is broadcast does not lend its event time to the result
+        second = replace(broadcast, event_time=None)
+        return processed("broadcast_process", function, ports, schema, side_outputs, stream, second)

@@ -1,0 +1,544 @@
+"""DataStream: the rows of one schema between two operators, and the methods that add an operator."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Literal, cast, overload
+
+import polars as pl
+import pyarrow as pa
+import pyarrow.fs
+
+from midstream.api.argument_checks import columns_text, require_callable, require_column
+from midstream.api.columns import Columns, all_of, expressions, renamed, without
+from midstream.api.columns import Literal as Constant
+from midstream.api.stream_core import StreamCore
+from midstream.api.hints import OF_STREAMS, Hinted
+from midstream.api.program import Handle, MakeOperator, located
+from midstream.api.picklability import check_shippable
+from midstream.api.stream_sinks import Writable
+from midstream.engine.core.batches import check_held_by_polars
+from midstream.engine.core.errors import JobError, SchemaError
+from midstream.engine.core.key_groups import key_cast, key_type_supported
+from midstream.engine.core.schemas import SchemaLike, as_schema
+from midstream.engine.graph.job_graph import Partitioning
+from midstream.engine.operators.bad_records import BAD_RECORDS
+from midstream.engine.operators.row_conversion import Row
+from midstream.engine.operators.stateless import (
+    ColumnsOperator,
+    FilterOperator,
+    FlatMapOperator,
+    MapBatchesOperator,
+    MapOperator,
+    ProjectOperator,
+)
+from midstream.engine.operators.watermarks import TimestampsOperator, WatermarkStrategy
+from midstream.engine.operators.windows.windows import Window
+
+if TYPE_CHECKING:
+    from midstream.api.connected_streams import BroadcastConnectedStreams, ConnectedStreams
+    from midstream.api.keyed_streams import KeyedStream, WindowedStream
+    from midstream.inprocess.preview import Preview
+
+
+class DataStream(Handle, Writable, Hinted):
+    """A stream of rows with one schema. Streams are created by an Environment and by methods of other streams.
+
+    Each method adds an operator and returns the stream of its output; the stream itself stays as it is, and may be used
+    again. Arguments are checked against `schema` at once: the SchemaError, JobError or ConfigError begins with the file
+    and line of the call. The event-time column stays the event time as long as the output has a timestamp column of
+    that name.
+
+        >>> dear = orders.filter(pl.col("price") > 3).select("user", cents=pl.col("price") * 100)
+        >>> testing.run(dear).rows
+        [{'user': 'bob', 'cents': 500}, {'user': 'ann', 'cents': 400}]
+        >>> dear.schema.names
+        ['user', 'cents']
+    """
+
+    _hints = OF_STREAMS
+
+    def __init__(self, core: StreamCore, node: int | None = None) -> None:
+        Handle.__init__(self, core.program, node)
+        Writable.__init__(self, core)
+        self.event_time = core.event_time
+        """The event-time column; None before with_watermarks() and after a window."""
+
+    # ---- rows to rows
+
+    @located
+    def filter(self, *predicates: Columns | Callable[[Row], object], **equal: Constant) -> DataStream:
+        """Keep the rows for which all predicates are true; rows for which one is null are dropped.
+
+        `predicates`: boolean polars expressions that compute each row on its own; or one function that takes a row as a
+        dict and returns a truth value.
+        `equal`: columns that must have a value: `filter(user="ann")`.
+
+        Returns a stream with the same columns. Raises SchemaError for an expression that names an unknown column or is
+        not boolean, JobError for one that does not compute each row on its own, for a function that cannot be sent to
+        the slots, and if there is no predicate.
+
+            >>> testing.run(orders.filter(pl.col("price") > 3, pl.col("price") < 9)).rows
+            [{'user': 'bob', 'price': 5}, {'user': 'ann', 'price': 4}]
+            >>> testing.run(orders.filter(lambda row: row["user"] == "ann")).rows
+            [{'user': 'ann', 'price': 3}, {'user': 'ann', 'price': 4}]
+        """
+        functions = [one for one in predicates if callable(one) and not isinstance(one, pl.Expr)]
+        if functions and (len(predicates) > 1 or equal):
+            raise JobError("filter: a function is the only argument; call filter() once for each condition")
+        predicate = functions[0] if functions else all_of(self.schema, cast("Sequence[Columns]", predicates), equal)
+        if functions:
+            check_shippable(predicate, "filter")
+        return self._then("filter", lambda name: FilterOperator(name, predicate, self.schema))
+
+    @located
+    def select(self, *columns: Columns, **named: pl.Expr | Constant) -> DataStream:
+        """Keep only these columns, in this order.
+
+        `columns`: names of columns, or polars expressions, or lists of them. An expression computes each row on its
+        own; one whose value depends on other rows of its batch, such as `pl.col("price").sum()`, or on the process, is
+        refused. It is evaluated on a few rows to find out, with the Python functions in it.
+        `named`: further columns, each with its name: an expression (`total=pl.col("price") * 2`), the name of a column
+        (`who="user"`), or a constant that is not text (`one=1`; text is `pl.lit("text")`).
+
+        Returns a stream of these columns. Raises SchemaError for an unknown column, JobError for an argument that is
+        not an expression or does not compute each row on its own, and if there is none.
+
+            >>> testing.run(orders.select("user", double=pl.col("price") * 2)).rows
+            [{'user': 'ann', 'double': 6}, {'user': 'bob', 'double': 10}, {'user': 'ann', 'double': 8}]
+        """
+        exprs = expressions("select", columns, named)
+        return self._then("select", lambda name: ProjectOperator(name, exprs, self.schema, keep=False))
+
+    @located
+    def drop(self, *columns: Columns) -> DataStream:
+        """Keep all columns but these.
+
+        `columns`: names of columns, polars selectors or `pl.col(…)`, or lists of them.
+
+        Returns a stream of the other columns, in their order. Raises SchemaError for an unknown column, JobError for an
+        argument that is not a column, if there is none, and if no column is left.
+
+            >>> testing.run(orders.drop("price")).rows
+            [{'user': 'ann'}, {'user': 'bob'}, {'user': 'ann'}]
+        """
+        left = without(self.schema, columns)
+        return self._then("drop", lambda name: ColumnsOperator(name, left, self.schema))
+
+    @located
+    def rename(self, mapping: Mapping[str, str]) -> DataStream:
+        """Give columns other names.
+
+        `mapping`: the new name of each column by its name.
+
+        Returns a stream of all columns in their order. The event-time column stays the event time under its new name.
+        Raises SchemaError for an unknown column and for two columns of one name, JobError for another mapping.
+
+            >>> testing.run(orders.rename({"user": "who"})).rows[0]
+            {'who': 'ann', 'price': 3}
+        """
+        names = renamed(self.schema, mapping)
+        made = self._then("rename", lambda name: ColumnsOperator(name, names, self.schema))
+        event_time = None if self.event_time is None else names[self.event_time]
+        return main_output(replace(made.core, event_time=event_time))
+
+    @located
+    def with_columns(self, *columns: Columns, **named: pl.Expr | Constant) -> DataStream:
+        """Keep all columns, and add or replace those that the expressions compute.
+
+        `columns`: polars expressions that compute each row on its own, as for `select`, or lists of them.
+        `named`: further columns, each with its name, as for `select`.
+
+        Returns a stream with the columns as they were, replaced ones in their place and new ones behind them. Raises as
+        `select` does.
+
+            >>> testing.run(orders.with_columns(is_dear=pl.col("price") > 4)).rows
+            [{'user': 'ann', 'price': 3, 'is_dear': False}, {'user': 'bob', 'price': 5, 'is_dear': True}, {'user': 'ann', 'price': 4, 'is_dear': False}]
+        """
+        exprs = expressions("with_columns", columns, named)
+        return self._then("with_columns", lambda name: ProjectOperator(name, exprs, self.schema, keep=True))
+
+    @located
+    def map(self, function: Callable[[Row], Row], schema: SchemaLike | None = None) -> DataStream:
+        """Replace each row by the row that a function returns.
+
+        `function`: takes a row as a dict and returns a dict with the columns of `schema`. A value that does not fit its
+        column fails the job.
+        `schema`: the columns of the result, as an Arrow or polars schema or as `{"column": type}` with Arrow, polars or
+        Python types; by default those of this stream.
+
+        Returns a stream of these columns. Raises SchemaError for an invalid schema, JobError for a function that cannot
+        be sent to the slots.
+
+            >>> lengths = orders.map(lambda row: {"length": len(row["user"])}, schema={"length": int})
+            >>> testing.run(lengths).rows
+            [{'length': 3}, {'length': 3}, {'length': 3}]
+        """
+        made = self._schema_of(function, schema, "map")
+        return self._then("map", lambda name: MapOperator(name, function, made))
+
+    @located
+    def flat_map(self, function: Callable[[Row], Iterable[Row] | None], schema: SchemaLike | None = None) -> DataStream:
+        """Replace each row by any number of rows.
+
+        `function`: takes a row as a dict, and returns or yields dicts with the columns of `schema`, or returns None for
+        no row.
+        `schema`: the columns of the result, by default those of this stream; forms as for `map`.
+
+        Returns a stream of these columns. Raises as `map` does.
+
+            >>> testing.run(orders.flat_map(lambda row: [row] * (row["price"] - 3))).rows
+            [{'user': 'bob', 'price': 5}, {'user': 'bob', 'price': 5}, {'user': 'ann', 'price': 4}]
+        """
+        made = self._schema_of(function, schema, "flat_map")
+        return self._then("flat_map", lambda name: FlatMapOperator(name, function, made))
+
+    @located
+    def map_batches(
+        self,
+        function: Callable[[Any], Any],
+        schema: SchemaLike | None = None,
+        *,
+        form: Literal["polars", "arrow"] = "polars",
+    ) -> DataStream:
+        """Replace whole batches of rows, for functions that are faster on many rows at once.
+
+        `function`: takes a batch, and returns a polars DataFrame or an Arrow RecordBatch or Table with the columns of
+        `schema` and any number of rows. The engine decides where batches are cut, so a result must not depend on which
+        rows share one.
+        `schema`: the columns of the result, by default those of this stream; forms as for `map`.
+        `form`: what the function takes: "polars" for a DataFrame, "arrow" for a RecordBatch.
+
+        Returns a stream of these columns. Raises JobError for another `form` and for a function that cannot be sent to
+        the slots, SchemaError for an invalid schema and for columns that polars cannot hold.
+
+            >>> def doubled(frame):
+            ...     return frame.with_columns(price=pl.col("price") * 2)
+            >>> testing.run(orders.map_batches(doubled)).rows
+            [{'user': 'ann', 'price': 6}, {'user': 'bob', 'price': 10}, {'user': 'ann', 'price': 8}]
+        """
+        made = self._schema_of(function, schema, "map_batches")
+        if form not in ("polars", "arrow"):
+            raise JobError(f"map_batches: form {form!r} is neither 'polars' nor 'arrow'")
+        if form == "polars":
+            check_held_by_polars(self.schema, "map_batches")
+        return self._then("map_batches", lambda name: MapBatchesOperator(name, function, made, form))
+
+    @located
+    def with_watermarks(self, column: str, strategy: WatermarkStrategy) -> DataStream:
+        """Make a timestamp column the event time of the rows.
+
+        Call it directly after the source, so that event time is tracked for each of its splits.
+
+        `column`: the name of a timestamp column, in which no row is null.
+        `strategy`: how far out of order rows may be: `WatermarkStrategy.monotonous()` or `WatermarkStrategy.bounded("5
+        s")`.
+
+        Returns a stream of the same rows, with event time. Raises SchemaError if there is no such column or it is not a
+        timestamp, JobError if `strategy` is not a WatermarkStrategy.
+
+            >>> visits = env.from_collection([{"user": "ann", "at": datetime(2024, 1, 1)}])
+            >>> visits.with_watermarks("at", WatermarkStrategy.bounded("5 s", idle_after="1 min")).event_time
+            'at'
+        """
+        if not isinstance(strategy, WatermarkStrategy):
+            raise JobError(
+                f"with_watermarks: {strategy!r} is not a WatermarkStrategy; write for example "
+                "WatermarkStrategy.bounded('5 s') or WatermarkStrategy.monotonous()"
+            )
+        require_column(self.schema, column, "with_watermarks", "column", "Name a timestamp column.")
+        made = self.core.then("watermarks", lambda name: TimestampsOperator(name, column, strategy, self.schema))
+        return main_output(replace(made, event_time=column))
+
+    # ---- several streams
+
+    @located
+    def union(self, *others: DataStream) -> DataStream:
+        """Put the rows of several streams into one, in no particular order.
+
+        `others`: streams with the same columns in the same order, and the same event time, as this one.
+
+        Returns the stream of all rows. Raises SchemaError for a stream with other columns, JobError for one with
+        another event time, of another Environment, or one to which `rebalance()` or the like was applied, and if none is given.
+
+            >>> more = env.from_collection([{"user": "eve", "price": 1}])
+            >>> len(testing.run(orders.union(more)).rows)
+            4
+        """
+        if not others:
+            raise JobError("union: needs at least one other stream")
+        for other in others:
+            self._require_stream(other, "union")
+            if not other.schema.equals(self.schema):
+                raise SchemaError(
+                    f"union: the streams differ: {_difference(self.schema, other.schema)}; "
+                    "use select() to give them the same columns in the same order"
+                )
+            if other.event_time != self.event_time:
+                raise JobError(
+                    f"union: one stream has event time {self.event_time!r}, another {other.event_time!r}; "
+                    "call with_watermarks() after the union, or on each of its streams"
+                )
+            if other.core.partitioning is not self.core.partitioning:
+                raise JobError("union: call rebalance(), broadcast(), global_() or forward() after the union")
+        origins = tuple(origin for stream in (self, *others) for origin in stream.core.origins)
+        return DataStream(replace(self.core, origins=origins, side_outputs={}))
+
+    @overload  # a BroadcastStream is a DataStream too, so its overload comes first
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStreams: ...  # type: ignore[overload-overlap]
+
+    @overload
+    def connect(self, other: DataStream) -> ConnectedStreams: ...
+
+    @located
+    def connect(self, other: DataStream) -> ConnectedStreams | BroadcastConnectedStreams:
+        """Make two streams with different columns the inputs of one function.
+
+        `other`: a stream of the same Environment. With `other.broadcast()` every subtask of the function gets all of
+        its rows. Two keyed streams are connected by `KeyedStream.connect`.
+
+        Returns ConnectedStreams, or BroadcastConnectedStreams, whose `process` takes the function. Raises JobError if
+        the two cannot be connected.
+
+            >>> class Dear(BroadcastProcessFunction):
+            ...     limits = BroadcastState()
+            ...     def process_broadcast(self, row, ctx):
+            ...         self.limits["least"] = row["least"]
+            ...     def process(self, row, ctx):
+            ...         return row if row["price"] >= self.limits.get("least", 0) else None
+            >>> rules = env.from_collection([{"least": 4}]).uid("rules")
+            >>> dear = orders.connect(rules.broadcast()).process(Dear(), orders.schema)
+            >>> with testing.job(dear) as job:
+            ...     job.feed("rules", {"least": 4}).feed("orders", {"user": "bob", "price": 5}).take()
+            [{'user': 'bob', 'price': 5}]
+        """
+        from midstream.api.connected_streams import BroadcastConnectedStreams, ConnectedStreams
+
+        self._require_stream(other, "connect")
+        if isinstance(self, BroadcastStream):
+            raise JobError("connect: the broadcast stream is the argument: stream.connect(small.broadcast())")
+        if isinstance(other, BroadcastStream):
+            return BroadcastConnectedStreams(self.core, other.core)
+        return ConnectedStreams(self.core, other.core)
+
+    @located
+    def key_by(self, *columns: str) -> KeyedStream:
+        """Partition the rows by the values of columns: one subtask gets all rows of a key, and keeps their state.
+
+        `columns`: the names of one or more columns. They are integers, booleans, dates, times, timestamps, durations,
+        text or binary; floats and decimals have to be cast first.
+
+        Returns a KeyedStream. Raises SchemaError for an unknown column or one of another type, JobError if none is
+        named, one is named twice, or another method has decided where rows go.
+
+            >>> per_user = orders.key_by("user").process(Total(), {"user": str, "total": int})
+            >>> testing.run(per_user).rows
+            [{'user': 'ann', 'total': 3}, {'user': 'bob', 'total': 5}, {'user': 'ann', 'total': 7}]
+        """
+        from midstream.api.keyed_streams import KeyedStream
+
+        if not columns:
+            raise JobError("key_by: name at least one column")
+        for column in columns:
+            advice = "Name columns of the stream; make one with with_columns() first if it has to be computed."
+            field = require_column(self.schema, column, "key_by", "key column", advice)
+            if not key_type_supported(field.type):
+                raise SchemaError(
+                    f"key_by: key column {column!r} is {field.type}, which cannot be a key; {key_cast(field.type)}"
+                )
+        if len(set(columns)) < len(columns):
+            raise JobError(f"key_by: a column is named twice in {', '.join(columns)}")
+        how = self.core.partitioning
+        if how is not None:
+            raise JobError(f"key_by: says where rows go, and so does {_METHOD[how]}(); use one of them")
+        return KeyedStream(replace(self.core, keys=columns))
+
+    @located
+    def window_all(self, window: Window) -> WindowedStream:
+        """Put all rows into event-time windows, whatever their key, in a single subtask.
+
+        `window`: `tumbling("1 h")`, `sliding("1 h", "5 min")` or `session("30 min")`.
+
+        Returns a WindowedStream, whose `aggregate` computes a row per window. Raises JobError if the stream has no
+        event time, or if `window` is not a window. To use more than one subtask, call `key_by` and then
+        `KeyedStream.window`.
+
+            >>> per_hour = clicks.window_all(tumbling("1 h")).aggregate(n=Count())
+            >>> [row["n"] for row in testing.run(per_hour).rows]
+            [2]
+        """
+        from midstream.api.keyed_streams import WindowedStream
+
+        return WindowedStream(self.core, window)
+
+    @located
+    def side_output(self, tag: str) -> DataStream:
+        """Return the rows that the operator before it emits apart from its main output.
+
+        `tag`: which side output. `LATE` is that of windows; a function's tags are those of `side_outputs=`;
+        `BAD_RECORDS` is that of a source that drops bad records.
+
+        Returns a stream with the columns of the side output. Raises JobError for a tag that the operator does not have.
+
+            >>> per_minute = clicks.key_by("user").window(tumbling("1 min")).aggregate(n=Count())
+            >>> per_minute.side_output(LATE).schema.names
+            ['user', 'at']
+        """
+        core = self.core
+        if tag not in core.side_outputs:
+            known = ", ".join(map(repr, core.side_outputs)) or "none"
+            if tag == BAD_RECORDS:
+                raise JobError(
+                    "side_output: bad records are with the stream that read_kafka or read_files made, of which "
+                    "on_bad_record='drop' takes them aside"
+                )
+            raise JobError(
+                f"side_output: there is no side output {tag!r} here (there is: {known}); "
+                "call it on the stream that a window or process() made, which must declare it"
+            )
+        schema, event_time = core.side_outputs[tag]
+        [origin] = core.origins
+        return DataStream(StreamCore(core.program, (replace(origin, tag=tag),), schema, event_time))
+
+    # ---- which subtask gets a row
+
+    def rebalance(self) -> DataStream:
+        """Send batches to the subtasks of the next operator in turn.
+
+        Returns a stream of the same rows. By default rows stay with their subtask if the next operator has the same
+        parallelism, and are rebalanced if not.
+
+            >>> env = Environment("shop", parallelism=2)
+            >>> _ = env.generate(lambda i: {"n": i}, count=9).rebalance().print()
+            >>> print(env.explain())
+            2 vertices, 2 slots, at most 128 key groups
+            [0] ×2  generate
+            [1] ×2  print
+                  ← [0] rebalance
+        """
+        return DataStream(self.core.toward(Partitioning.REBALANCE))
+
+    def forward(self) -> DataStream:
+        """Send the rows of subtask i to subtask i of the next operator, which must have the same parallelism.
+
+        Returns a stream of the same rows. When the job starts, JobError is raised if the parallelism of the next
+        operator differs.
+
+            >>> env = Environment("shop", parallelism=2)
+            >>> _ = env.generate(lambda i: {"n": i}, count=9).forward().print()
+            >>> print(env.explain())
+            1 vertex, 2 slots, at most 128 key groups
+            [0] ×2  generate → print
+        """
+        return DataStream(self.core.toward(Partitioning.FORWARD))
+
+    def global_(self) -> DataStream:
+        """Send all rows to the first subtask of the next operator.
+
+        Returns a stream of the same rows.
+
+            >>> env = Environment("shop", parallelism=2)
+            >>> _ = env.generate(lambda i: {"n": i}, count=9).global_().print()
+            >>> print(env.explain())
+            2 vertices, 2 slots, at most 128 key groups
+            [0] ×2  generate
+            [1] ×2  print
+                  ← [0] global
+        """
+        return DataStream(self.core.toward(Partitioning.GLOBAL))
+
+    def broadcast(self) -> BroadcastStream:
+        """Send all rows to every subtask of the next operator.
+
+        Returns a BroadcastStream of the same rows: the argument of `connect`, or a stream like any other.
+
+            >>> env = Environment("shop", parallelism=2)
+            >>> _ = env.generate(lambda i: {"n": i}, count=9).broadcast().print()
+            >>> print(env.explain())
+            2 vertices, 2 slots, at most 128 key groups
+            [0] ×2  generate
+            [1] ×2  print
+                  ← [0] broadcast
+        """
+        return BroadcastStream(self.core.toward(Partitioning.BROADCAST))
+
+    # ---- a look
+
+    @located
+    def preview(self, rows: int = 20, *, seconds: float = 1.0) -> Preview:
+        """Return the first rows of this stream, computed in this process; to be looked at in a notebook.
+
+        The job's own files, collections, generators and other sources are read, all but Spark's. Sinks are not written
+        to.
+
+        `rows`: the number of rows at most. Where there are fewer in time, the input ends where it is, and `note` of the
+        result says so.
+        `seconds`: about how long to read, in seconds.
+
+        Returns a Preview, which shows itself as a table; `rows` and `frame` are its rows as dicts and as a polars
+        DataFrame. Raises ConfigError for other values of `rows` and `seconds`, JobError for a source that is read with
+        Spark, and what a function of the job raises.
+
+            >>> orders.preview(2).rows
+            [{'user': 'ann', 'price': 3}, {'user': 'bob', 'price': 5}]
+        """
+        from midstream.inprocess.preview import preview
+        from midstream.inprocess.rewrite import End
+
+        program = self.core.program
+        end = End(tuple((origin.node, origin.tag) for origin in self.core.origins), self.schema)
+        [found] = preview(program.graph, program.config, [end], rows, seconds, time.time_ns() // 1000)
+        return found
+
+    def _then(self, kind: str, make: MakeOperator) -> DataStream:
+        return main_output(self.core.then(kind, make))
+
+    def _schema_of(self, function: object, schema: SchemaLike | None, kind: str) -> pa.Schema:
+        require_callable(function, kind, f"write for example {kind}(my_function, schema={{'word': str}})")
+        check_shippable(function, kind)
+        return self.schema if schema is None else as_schema(schema, kind)
+
+    def _require_stream(self, other: object, method: str) -> None:
+        if not isinstance(other, DataStream):
+            kind = type(other).__name__
+            hint = "; both sides of connect() are keyed, or neither" if kind == "KeyedStream" else ""
+            raise JobError(f"{method}: needs a DataStream, got a {kind}{hint}")
+        self.core.check_program(other.core, method)
+
+
+class BroadcastStream(DataStream):
+    """A stream whose rows go to every subtask of the operator that consumes it; `DataStream.broadcast` returns it.
+
+    For example:
+
+        >>> rules = env.from_collection([{"least": 4}]).broadcast()
+        >>> both = orders.connect(rules)
+    """
+
+
+_METHOD = {
+    Partitioning.REBALANCE: "rebalance",
+    Partitioning.FORWARD: "forward",
+    Partitioning.GLOBAL: "global_",
+    Partitioning.BROADCAST: "broadcast",
+}
+
+
+def main_output(core: StreamCore) -> DataStream:
+    """Return the stream of an operator's main output, on which the operator is named and configured."""
+    [origin] = core.origins
+    return DataStream(core, origin.node)
+
+
+def _difference(first: pa.Schema, second: pa.Schema) -> str:
+    for name in first.names:
+        if name not in second.names:
+            return f"column {name!r} is missing in one ({columns_text(second)})"
+        if first.field(name).type != second.field(name).type:
+            return f"column {name!r} is {first.field(name).type} in one and {second.field(name).type} in another"
+    for name in second.names:
+        if name not in first.names:
+            return f"column {name!r} is missing in one ({columns_text(first)})"
+    return f"the columns are in different order ({columns_text(first)}; {columns_text(second)})"

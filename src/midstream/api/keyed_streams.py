@@ -1,0 +1,315 @@
+"""Keyed streams: rows by key, their windows, and functions with state and timers per key."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Never, overload
+
+import pyarrow as pa
+
+from midstream.api.stream_core import StreamCore
+from midstream.api.hints import OF_KEYED_STREAMS, OF_WINDOWS, Hinted
+from midstream.api.program import located
+from midstream.api.picklability import check_shippable
+from midstream.api.data_stream import BroadcastStream, DataStream, main_output
+from midstream.api.stream_sinks import Writable
+from midstream.engine.core.config import Duration, duration_s
+from midstream.engine.core.errors import JobError
+from midstream.engine.core.schemas import SchemaLike, as_schema
+from midstream.engine.graph.job_graph import Partitioning
+from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, AnyAggregate
+from midstream.engine.operators.base import Operator
+from midstream.engine.operators.functions.batch_functions import BatchFunctionOperator, KeyedBatchFunction
+from midstream.engine.operators.functions.function_operator import Function, Port
+from midstream.engine.operators.functions.process_functions import KeyedProcessFunction
+from midstream.engine.operators.functions.process_operator import ProcessOperator
+from midstream.engine.operators.windows.windows import Session, Sliding, Window, window_operator
+from midstream.engine.state.declared_state import DeclaredState
+
+if TYPE_CHECKING:
+    from midstream.api.connected_streams import BroadcastConnectedStreams, ConnectedStreams
+
+
+class KeyedStream(Writable, Hinted):
+    """A stream partitioned by the values of `keys`, as `DataStream.key_by` returns it. Its methods process each key on
+    its own.
+
+    For example:
+
+        >>> per_user = orders.key_by("user")
+        >>> per_user.keys
+        ('user',)
+        >>> testing.run(per_user.process(Total(), {"user": str, "total": int})).rows
+        [{'user': 'ann', 'total': 3}, {'user': 'bob', 'total': 5}, {'user': 'ann', 'total': 7}]
+    """
+
+    _hints = OF_KEYED_STREAMS
+
+    def __init__(self, core: StreamCore) -> None:
+        super().__init__(core)
+        self.keys = core.keys
+        self.event_time = core.event_time
+
+    @located
+    def window(self, window: Window) -> WindowedStream:
+        """Put the rows of each key into event-time windows.
+
+        `window`: `tumbling("1 h")`, `sliding("1 h", "5 min")` or `session("30 min")`.
+
+        Returns a WindowedStream, whose `aggregate` computes a row per key and window. Raises JobError if the stream has
+        no event time, or if `window` is not a window.
+
+            >>> per_minute = clicks.key_by("user").window(tumbling("1 min")).aggregate(n=Count())
+            >>> for row in testing.run(per_minute).rows:
+            ...     print(*row.values())
+            ann 2024-01-01 12:00:00 2024-01-01 12:01:00 1
+            ann 2024-01-01 12:02:00 2024-01-01 12:03:00 1
+        """
+        return WindowedStream(self.core, window)
+
+    @located
+    def process(
+        self,
+        function: KeyedProcessFunction,
+        schema: SchemaLike,
+        *,
+        side_outputs: Mapping[str, SchemaLike] | None = None,
+    ) -> DataStream:
+        """Call a function row by row, with states and timers of the row's key.
+
+        `function`: an instance of your own subclass of KeyedProcessFunction.
+        `schema`: the columns of the rows that the function returns, as an Arrow or polars schema or as `{"column":
+        type}`.
+        `side_outputs`: the columns of each side output, by its tag.
+
+        Returns the stream of the returned rows; its `side_output(tag)` has the rows of a side output. Raises JobError
+        for a function that cannot be sent to the slots, SchemaError for columns that do not fit.
+
+            >>> per_user = orders.key_by("user").process(Total(), {"user": str, "total": int})
+            >>> testing.run(per_user).rows
+            [{'user': 'ann', 'total': 3}, {'user': 'bob', 'total': 5}, {'user': 'ann', 'total': 7}]
+        """
+        require_function(function, KeyedProcessFunction, "process")
+        port = Port("process", self.keys, self.event_time, self.schema)
+        return processed("process", function, [port], schema, side_outputs, self.core)
+
+    @located
+    def process_batches(self, function: KeyedBatchFunction, schema: SchemaLike) -> DataStream:
+        """Call a function with batches of rows of many keys, as polars DataFrames; its state is in tables.
+
+        `function`: an instance of your own subclass of KeyedBatchFunction. The engine decides where batches are cut: a
+        result must not depend on which rows share one.
+        `schema`: the columns of the frames that the function returns; forms as for `process`.
+
+        Returns the stream of the returned rows. Raises as `process` does.
+
+            >>> class RunningTotal(KeyedBatchFunction):
+            ...     totals = TableState({"user": str, "total": int})
+            ...     def process(self, rows, ctx):
+            ...         known = rows.join(self.totals.frame, on="user", how="left", maintain_order="left")
+            ...         sums = pl.col("total").fill_null(0) + pl.col("price").cum_sum().over("user")
+            ...         made = known.select("user", total=sums)
+            ...         self.totals.frame = pl.concat([self.totals.frame, made]).unique("user", keep="last")
+            ...         return made
+            >>> running = orders.key_by("user").process_batches(RunningTotal(), {"user": str, "total": int})
+            >>> testing.run(running).rows
+            [{'user': 'ann', 'total': 3}, {'user': 'bob', 'total': 5}, {'user': 'ann', 'total': 7}]
+        """
+        require_function(function, KeyedBatchFunction, "process_batches")
+        made = as_schema(schema, "process_batches")
+        port = Port("process", self.keys, self.event_time, self.schema)
+        return main_output(
+            self.core.then("process_batches", lambda name: BatchFunctionOperator(name, function, [port], made))
+        )
+
+    @overload
+    def connect(self, other: KeyedStream) -> ConnectedStreams: ...
+
+    @overload
+    def connect(self, other: BroadcastStream) -> BroadcastConnectedStreams: ...
+
+    @located
+    def connect(self, other: KeyedStream | BroadcastStream) -> ConnectedStreams | BroadcastConnectedStreams:
+        """Connect with another keyed stream, which shares the states of a key, or with a broadcast stream.
+
+        `other`: a keyed stream with key columns of the same types in the same order, or a stream behind `broadcast()`,
+        of the same Environment.
+
+        Returns ConnectedStreams or BroadcastConnectedStreams, whose `process` takes the function. Raises JobError for
+        other keys and other streams.
+
+            >>> class Greet(CoProcessFunction):
+            ...     name = ValueState(pa.string())
+            ...     def process1(self, row, ctx):
+            ...         return {"name": self.name.value, "price": row["price"]}
+            ...     def process2(self, row, ctx):
+            ...         self.name.value = row["name"]
+            >>> names = env.from_collection([{"user": "ann", "name": "Ann"}]).uid("names")
+            >>> greeted = orders.key_by("user").connect(names.key_by("user")).process(Greet(), {"name": str, "price": int})
+            >>> with testing.job(greeted) as job:
+            ...     _ = job.feed("names", {"user": "ann", "name": "Ann"})
+            ...     job.feed("orders", {"user": "ann", "price": 3}).take()
+            [{'name': 'Ann', 'price': 3}]
+        """
+        from midstream.api.connected_streams import BroadcastConnectedStreams, ConnectedStreams
+
+        if isinstance(other, KeyedStream):
+            self.core.check_program(other.core, "connect")
+            ours = [self.schema.field(key).type for key in self.keys]
+            theirs = [other.schema.field(key).type for key in other.keys]
+            if ours != theirs:
+                raise JobError(
+                    f"connect: the keys do not match: {_keys_text(self)} and {_keys_text(other)}; "
+                    "both streams need key columns of the same types in the same order"
+                )
+            return ConnectedStreams(self.core, other.core)
+        if isinstance(other, BroadcastStream):
+            self.core.check_program(other.core, "connect")
+            return BroadcastConnectedStreams(self.core, other.core)
+        raise JobError("connect: a keyed stream connects with another keyed stream (key_by) or with a broadcast() one")
+
+
+class WindowedStream(Hinted):
+    """Rows in event-time windows; `aggregate` computes the result.
+
+    A window is emitted when the watermark reaches its end.
+
+        >>> hours = clicks.key_by("user").window(tumbling("1 h"))
+        >>> [row["n"] for row in testing.run(hours.aggregate(n=Count())).rows]
+        [2]
+    """
+
+    _hints = OF_WINDOWS
+
+    def __init__(self, core: StreamCore, window: Window, allowed_lateness: Duration = 0) -> None:
+        if not isinstance(window, (Sliding, Session)):
+            raise JobError(
+                f"window: {window!r} is not a window; use tumbling('1 h'), sliding('1 h', '5 min') or session('30 min')"
+            )
+        if core.event_time is None:
+            timestamps = [field.name for field in core.schema if pa.types.is_timestamp(field.type)]
+            raise JobError(
+                "window: the stream has no event time; call with_watermarks(column, strategy) before it "
+                f"(timestamp columns: {', '.join(timestamps) or 'none'})"
+            )
+        self._core = core
+        self._window = window
+        self._allowed_lateness = allowed_lateness
+
+    @located
+    def allowed_lateness(self, lateness: Duration) -> WindowedStream:
+        """Accept rows that are too late for their windows by up to a duration.
+
+        Each batch with such rows makes the windows that they change be emitted again, updated.
+
+        `lateness`: a duration, such as "1 min", a number of seconds, or a timedelta; 0 without this call.
+
+        Returns the same rows in windows, with this lateness. Raises ConfigError for an invalid duration.
+
+            >>> minutes = clicks.key_by("user").window(tumbling("1 min")).allowed_lateness("1 h")
+            >>> with testing.job(minutes.aggregate(n=Count())) as job:
+            ...     _ = job.feed({"user": "ann", "at": "2024-01-01 12:00:10"}).advance_to("2024-01-01 12:05")
+            ...     _ = job.feed({"user": "ann", "at": "2024-01-01 12:00:20"})
+            ...     [row["n"] for row in job.take()]
+            [1, 2]
+        """
+        duration_s(lateness, "allowed_lateness")
+        return WindowedStream(self._core, self._window, lateness)
+
+    @located
+    def aggregate(self, *unnamed: Never, **aggregates: AnyAggregate) -> DataStream:
+        """Compute one row per key and window.
+
+        `aggregates`: the name of each column with its aggregate: `n=Count(), total=Sum("price")`.
+        `unnamed`: nothing; an aggregate without the name of its column is refused.
+
+        Returns a stream of the key columns, `window_start`, `window_end`, and a column per aggregate. Rows that came
+        too late are in its `side_output(LATE)`, unchanged. It has no event time; to window it again, declare one:
+        `with_watermarks("window_start", WatermarkStrategy.bounded(window_size))`. Raises JobError for an argument that
+        is not an aggregate, and if there is none, SchemaError for a column that is missing or does not fit, ConfigError
+        for two columns of one name.
+
+            >>> per_minute = clicks.key_by("user").window(tumbling("1 min")).aggregate(n=Count(), last=Last("at"))
+            >>> for row in testing.run(per_minute).rows:
+            ...     print(row["user"], row["window_start"], row["n"], row["last"])
+            ann 2024-01-01 12:00:00 1 2024-01-01 12:00:00
+            ann 2024-01-01 12:02:00 1 2024-01-01 12:02:00
+        """
+        if unnamed:
+            raise JobError(
+                f"aggregate: {type(unnamed[0]).__name__} has no column; name one: aggregate(n=Count(), total=Sum('x'))"
+            )
+        core = self._core
+        event_time = core.event_time
+        assert event_time is not None
+        for column, aggregate in aggregates.items():
+            if not isinstance(aggregate, (Aggregate, Accumulator)):
+                raise JobError(
+                    f"aggregate: {column}={aggregate!r} is not an aggregate; write for example {column}=Count()"
+                )
+            check_shippable(aggregate, f"aggregate: {column}")
+        if not aggregates:
+            raise JobError("aggregate: name at least one aggregate, for example n=Count()")
+
+        def make(name: str) -> Operator:
+            return window_operator(
+                name,
+                window=self._window,
+                keys=core.keys,
+                event_time=event_time,
+                aggregates=aggregates,
+                schema=core.schema,
+                allowed_lateness=self._allowed_lateness,
+            )
+
+        if core.keys:
+            result = core.then("window", make)
+        else:
+            result = core.toward(Partitioning.GLOBAL).then("window_all", make, parallelism=1)
+        return main_output(replace(result, event_time=None))
+
+
+def require_function(function: object, kind: type, method: str) -> None:
+    """Raise JobError unless `function` is an instance of `kind` that can be sent to the slots."""
+    if isinstance(function, type) and issubclass(function, kind):
+        raise JobError(f"{method}: {function.__name__} is a class; give an instance: {function.__name__}(…)")
+    if not isinstance(function, kind):
+        raise JobError(f"{method}: {function!r} is not a {kind.__name__}; subclass it and give an instance")
+    check_shippable(function, f"{method}: {type(function).__name__}")
+    for handler in vars(kind):
+        if handler.startswith("process") and getattr(type(function), handler) is getattr(kind, handler):
+            raise JobError(
+                f"{method}: {type(function).__name__} has no method {handler}(); that is what takes the rows"
+            )
+    for name, value in vars(function).items():
+        if isinstance(value, DeclaredState) and not isinstance(getattr(type(function), name, None), DeclaredState):
+            raise JobError(
+                f"{method}: state {name!r} of {type(function).__name__} is set on the object, where checkpoints do not see it; "
+                f"declare it in the class: {name} = {type(value).__name__}(…)"
+            )
+
+
+def processed(
+    kind: str,
+    function: Function,
+    ports: Sequence[Port],
+    schema: SchemaLike,
+    side_outputs: Mapping[str, SchemaLike] | None,
+    first: StreamCore,
+    second: StreamCore | None = None,
+) -> DataStream:
+    """Return what a process function makes of one stream or two."""
+    made = as_schema(schema, "process")
+    sides = {}
+    for tag, spec in (side_outputs or {}).items():
+        if not isinstance(tag, str) or not tag:
+            raise JobError(f"process: {tag!r} is not a name for a side output")
+        sides[tag] = as_schema(spec, f"process: side output {tag!r}")
+    return main_output(
+        first.then(kind, lambda name: ProcessOperator(name, function, ports, made, sides), second=second)
+    )
+
+
+def _keys_text(stream: KeyedStream) -> str:
+    return ", ".join(f"{key} ({stream.schema.field(key).type})" for key in stream.keys)

@@ -1,0 +1,82 @@
+"""What a stream is made of, for the rooms that add operators to it or look into its program; users see the stream."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from midstream.api.program import MakeOperator, Program
+from midstream.engine.core.errors import JobError
+from midstream.engine.graph.job_graph import Partitioning
+from midstream.engine.graph.logical_graph import Input
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """One of the outputs from which a stream's rows come; a union has several."""
+
+    node: int
+    tag: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StreamCore:
+    """Rows of one schema: where in a program they come from, and which subtasks of the next operator get them.
+
+    `side_outputs`: the columns and the event time of each other output of the operator that they come from.
+    """
+
+    program: Program
+    origins: tuple[Origin, ...]
+    schema: pa.Schema
+    event_time: str | None = None
+    side_outputs: Mapping[str, tuple[pa.Schema, str | None]] = field(default_factory=dict)
+    keys: tuple[str, ...] = ()
+    partitioning: Partitioning | None = None
+
+    def inputs(self, port: int = 0) -> list[Input]:
+        """These rows as input `port` of an operator."""
+        how = Partitioning.KEYED if self.keys else self.partitioning
+        return [Input(origin.node, self.schema, origin.tag, how, self.keys, port) for origin in self.origins]
+
+    def then(
+        self,
+        kind: str,
+        make: MakeOperator,
+        *,
+        second: StreamCore | None = None,
+        parallelism: int | None = None,
+    ) -> StreamCore:
+        """Add an operator that reads these rows, and those of `second` as its second input; return its output.
+
+        The event time is the first of the inputs' that is still a column.
+        """
+        inputs, event_times = self.inputs(), [self.event_time]
+        if second is not None:
+            inputs += second.inputs(1)
+            event_times.append(second.event_time)
+        node = self.program.add(kind, inputs, make, parallelism=parallelism)
+        assert node.schema is not None, kind
+        side_outputs: Mapping[str, pa.Schema] = getattr(node.operator, "side_outputs", {})
+        sides = {tag: (side, _surviving(event_times, side)) for tag, side in side_outputs.items()}
+        return StreamCore(self.program, (Origin(node.id),), node.schema, _surviving(event_times, node.schema), sides)
+
+    def toward(self, partitioning: Partitioning) -> StreamCore:
+        return StreamCore(self.program, self.origins, self.schema, self.event_time, partitioning=partitioning)
+
+    def check_program(self, other: StreamCore, method: str) -> None:
+        """Raise JobError unless `other` is of the same program."""
+        if other.program is not self.program:
+            raise JobError(f"{method}: the streams are of two Environments; build a job from one")
+
+
+def _surviving(event_times: Iterable[str | None], schema: pa.Schema) -> str | None:
+    """Return the first of these event-time columns that is still a timestamp column of `schema`."""
+    for name in event_times:
+        if name is not None:
+            index = schema.get_field_index(name)
+            if index >= 0 and pa.types.is_timestamp(schema.field(index).type):
+                return name
+    return None

@@ -1,6 +1,0 @@
-"""NEXMark: an auction house as a stream, and queries on it.
-
-Reading order: `generator`, `streams`; `rows`, `joins`, `windowed`, `reports`; `queries`, `expected`, then `running`.
-"""
-
-from midstream.bench.nexmark.running import run as run

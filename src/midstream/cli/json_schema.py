@@ -1,0 +1,83 @@
+"""The JSON Schema of what each command prints with `--json`; docs/json.schema.json is generated here."""
+
+from __future__ import annotations
+
+import types
+import typing
+from typing import Any, Final, TypeAlias
+
+import msgspec
+
+from midstream.page.request_types import FormatVersion, LogRecord, components
+from midstream.engine.protocol.job_status import JobStatus
+from midstream.engine.protocol.live_rows import LiveRows
+from midstream.cli.commands.doctor import Doctored
+from midstream.cli.commands.inspect_checkpoint import CheckpointReport
+from midstream.cli.json_types import (
+    DroppedLines,
+    Failed,
+    ListedJobs,
+    MadeCheckpoint,
+    MadeSavepoint,
+    NewFiles,
+    PageLink,
+    Previewed,
+    RanJob,
+    Rescaled,
+    SimulatedRuns,
+    StoppedJob,
+    TracedRun,
+)
+
+Figures: TypeAlias = dict[str, Any]
+"""Figures for developers of midstream; their names may change."""
+
+SHAPES: Final[dict[str, Any]] = {
+    "run": RanJob | Previewed,
+    "new": NewFiles,
+    "list": ListedJobs,
+    "status": JobStatus,
+    "top": JobStatus,
+    "history": JobStatus,
+    "rows": LiveRows,
+    "logs": LogRecord | DroppedLines,
+    "page": PageLink,
+    "checkpoint": MadeCheckpoint,
+    "savepoint": MadeSavepoint,
+    "rescale": Rescaled,
+    "stop": StoppedJob,
+    "inspect": CheckpointReport,
+    "doctor": Doctored,
+    "simulate": SimulatedRuns | TracedRun | Figures,
+    "bench": Figures,
+}
+"""The shape of each command's output; for commands that print lines (logs, top, page), of each line."""
+
+
+def _structs(shape: Any) -> list[Any]:
+    """Return the structs of a union; none if it may be any object."""
+    members = typing.get_args(shape) if isinstance(shape, types.UnionType) else (shape,)
+    return [] if Figures in members else list(members)
+
+
+def schema() -> bytes:
+    """Return the JSON Schema of each command, as `#/$defs/COMMAND`; docs/json.schema.json holds it."""
+    structs = {command: _structs(shape) for command, shape in SHAPES.items()}
+    every = list(dict.fromkeys([FormatVersion, Failed, *(each for some in structs.values() for each in some)]))
+    _, defined = components(every, "#/$defs/{name}")
+    reference = {each: {"$ref": f"#/$defs/{each.__name__}"} for each in every}
+    commands = {
+        command: {
+            "allOf": [
+                reference[FormatVersion],
+                {"anyOf": [reference[Failed], *([reference[each] for each in some] or [{"type": "object"}])]},
+            ]
+        }
+        for command, some in structs.items()
+    }
+    made = {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        "title": "What midstream COMMAND --json prints, as #/$defs/COMMAND; of logs, top and page each line",
+        "$defs": {**commands, **defined},
+    }
+    return msgspec.json.format(msgspec.json.encode(made)) + b"\n"

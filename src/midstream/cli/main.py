@@ -1,0 +1,554 @@
+"""The command line: parse, do one thing, print it for users or (`--json`) for programs.
+
+Exit status: 0 for success, 1 if the job or the request failed, 2 for invalid input, 70 for a bug in midstream, 75 if
+what the job runs on has ended or is not available, 128 + n after signal n.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Sequence
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Literal, TextIO
+
+import cyclopts
+from cyclopts import App, Parameter
+from rich.console import Console
+
+from midstream.engine.core.errors import ConfigError, MidstreamError
+from midstream.cli.output import Answer, Exit, Stream, print_answer, print_stream, stdout_kept_for_the_answer
+from midstream.cli.error_text import print_error, print_midstream_error
+from midstream.cli.parameters import Json, whole_number
+from midstream_lab.simulate_parameters import simulate
+from midstream.cli.supervisor import Supervised, supervise_driver
+
+app = App(
+    name="midstream",
+    help="A stateful stream processor for Python that runs on Spark.",
+    version_flags=["--version"],
+    result_action="return_value",
+    help_format="markdown",
+    suppress_keyboard_interrupt=False,
+)
+
+
+def _version() -> str:
+    import midstream
+
+    return f"midstream {midstream.__version__}"
+
+
+app.version = _version
+
+
+@app.command
+def run(  # noqa: PLR0913 - one flag each
+    job: Path,
+    /,
+    *,
+    parallelism: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    master: str | None = None,
+    from_: Annotated[str | None, Parameter(name="--from")] = None,
+    allow_dropped_state: bool = False,
+    newer_output: Literal["take-back", "keep"] | None = None,
+    fresh: Annotated[bool, Parameter(negative=())] = False,
+    resume: Annotated[bool, Parameter(negative=())] = False,
+    supervise: Annotated[bool, Parameter(negative=())] = False,
+    checkpoint_dir: str | None = None,
+    aligned_timeout: str | None = None,
+    py_files: str | None = None,
+    slots: str | None = None,
+    page: str | None = None,
+    preview: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    json: Json = False,
+) -> Answer | Supervised:
+    """Run the job in a Python file until it ends, and show it live.
+
+    The file makes one Environment. Ctrl-C stops the job at a checkpoint; twice leaves at once.
+
+    Parameters
+    ----------
+    job
+        The Python file.
+    parallelism
+        Subtasks per operator, unless the job sets another number.
+    master
+        Spark master URL, such as local[4] or spark://host:7077. Default: local[*].
+    from_
+        Resume from a checkpoint: its number or path, "latest" of the checkpoint directory, or the path of
+        a savepoint.
+    allow_dropped_state
+        Resume even if the checkpoint has state of operators that the job no longer has.
+    newer_output
+        What to do with output that is newer than the checkpoint given by --from: "take-back" makes the
+        sinks remove it; "keep" leaves it, so that its rows are duplicated.
+    fresh
+        Start over, even if the checkpoint directory has completed checkpoints. They are deleted only
+        when the new job has completed one of its own.
+    resume
+        Resume from the newest checkpoint, or begin if none has been completed yet. For supervisors that
+        restart the job, such as systemd and Kubernetes.
+    supervise
+        Start the job as --resume does, and again when its process is killed or crashes, or what it runs on
+        ends; not when the job has finished, failed, or been stopped. At most 10 times within 10 minutes.
+    checkpoint_dir
+        Where checkpoints go: a directory or a storage URL.
+    aligned_timeout
+        How long a checkpoint waits behind rows in flight before it overtakes and stores them, such as
+        "1 s"; 0 for at once.
+    py_files
+        Python files, package directories and zips that the job imports, separated by commas. Slots get them
+        in addition to the modules that they get in any case.
+    slots
+        "spark": run on Spark (the default); "process": on plain processes of this machine, without Spark or Java.
+    page
+        Where to serve the job's page: a port of this machine (the default, 0, is any free one), HOST:PORT to make
+        it reachable from other machines, or "off". MIDSTREAM_PAGE sets another default.
+    preview
+        Show this many rows of each of the job's final streams, within about a second, and start nothing:
+        no Spark, no slots, no checkpoints, and nothing is written.
+    """
+    from midstream.api.submit import StartOptions
+    from midstream.cli.commands.run import Overrides, check_resume, run_job
+
+    start = StartOptions(
+        parallelism=parallelism,
+        master=master,
+        restore_from=from_,
+        allow_dropped_state=allow_dropped_state,
+        newer_output=newer_output,
+        fresh=fresh,
+        resume=resume or supervise,
+        checkpoint_dir=checkpoint_dir,
+        aligned_timeout=aligned_timeout,
+    )
+    overrides = Overrides(start, py_files, slots, page)
+    if preview is not None:
+        from midstream.cli.commands.preview import preview_job
+
+        return preview_job(job, preview, overrides)
+    if supervise:
+        check_resume(start)
+        return Supervised()
+    return run_job(job, overrides, json)
+
+
+@app.command
+def new(name: str, /, *, json: Json = False) -> Answer:
+    """Create a directory with a first job, its test and a README.
+
+    Parameters
+    ----------
+    name
+        The name of the directory and of the job: letters, digits and underscores.
+    """
+    from midstream.cli.commands.new import begin_job
+
+    return begin_job(name)
+
+
+@app.command(name="list")
+def list_(*, all_: Annotated[bool, Parameter(name="--all", negative=())] = False, json: Json = False) -> Answer:
+    """List the jobs that run on this machine under this user.
+
+    Parameters
+    ----------
+    all_
+        Include jobs that have ended: the newest 100 that this user has started.
+    """
+    from midstream.cli.commands.job_commands import list_jobs
+
+    return list_jobs(all_)
+
+
+@app.command
+def status(job: str | None = None, /, *, json: Json = False) -> Answer:
+    """Show one job: operators, watermarks, checkpoints, failures.
+
+    Parameters
+    ----------
+    job
+        The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also
+        works from another machine. Not needed if only one job runs here.
+    """
+    from midstream.cli.commands.job_commands import show_status
+
+    return show_status(job)
+
+
+@app.command
+def top(
+    job: str | None = None,
+    /,
+    *,
+    json: Annotated[bool, Parameter(name="--json", negative=(), help="Print a status on each line.")] = False,
+) -> Answer | Stream:
+    """Watch one job until it ends or Ctrl-C: rates, the bottleneck, watermarks, checkpoints. The job runs on.
+
+    Parameters
+    ----------
+    job
+        The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also
+        works from another machine. Not needed if only one job runs here.
+    """
+    from midstream.cli.commands.job_commands import watch
+
+    return watch(job, json)
+
+
+@app.command
+def logs(
+    job: str | None = None,
+    /,
+    *,
+    follow: Annotated[bool, Parameter(negative=())] = False,
+    operator: str | None = None,
+    json: Annotated[bool, Parameter(name="--json", negative=(), help="Print one JSON object per line.")] = False,
+) -> Stream:
+    """Print what the job's functions have printed and logged in its slots, as far back as the driver keeps it.
+
+    Parameters
+    ----------
+    job
+        The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also
+        works from another machine. Not needed if only one job runs here.
+    follow
+        Continue until the job ends.
+    operator
+        Show only lines of this operator, by its name or uid.
+    """
+    from midstream.cli.commands.job_commands import show_logs
+
+    return show_logs(job, follow, operator)
+
+
+@app.command
+def rows(
+    job: str, operator: str, /, *, count: Annotated[int, Parameter(name=["-n", "--rows"])] = 20, json: Json = False
+) -> Answer:
+    """Show the next rows that an operator of a running job emits or, for a sink, receives.
+
+    Parameters
+    ----------
+    job
+        The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also
+        works from another machine.
+    operator
+        The operator's uid, or its name if only one has it.
+    count
+        The largest number of rows, 1 to 100. They are from one batch, which may have fewer.
+    """
+    from midstream.cli.commands.rows import show_rows
+
+    return show_rows(job, operator, count)
+
+
+@app.command
+def history(job: str, /, *, json: Json = False) -> Answer:
+    """Show the last known status of a job: how it ended, its figures, checkpoints and failures.
+
+    Parameters
+    ----------
+    job
+        The job's id, the beginning of its id, or its name, which means the newest job of that name.
+    """
+    from midstream.cli.commands.job_commands import show_history
+
+    return show_history(job)
+
+
+@app.command
+def page(job: str, /, *, at: Annotated[str | None, Parameter(name="--page")] = None, json: Json = False) -> Stream:
+    """Print the link to the page of a running job; serve the page of one that has ended, until Ctrl-C.
+
+    Parameters
+    ----------
+    job
+        The job's id, the beginning of its id, or its name.
+    at
+        Where to serve the page of a job that has ended: a port of this machine (the default, 0, is any free one), or
+        HOST:PORT to make it reachable from other machines.
+    """
+    from midstream.cli.commands.job_commands import serve_page
+
+    return serve_page(job, at)
+
+
+@app.command
+def checkpoint(job: str | None = None, /, *, json: Json = False) -> Answer:
+    """Make a checkpoint now and print its path.
+
+    Parameters
+    ----------
+    job
+        The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also
+        works from another machine. Not needed if only one job runs here.
+    """
+    from midstream.cli.commands.job_commands import make_checkpoint
+
+    return make_checkpoint(job, json)
+
+
+@app.command
+def savepoint(job: str, directory: str | None = None, /, *, json: Json = False) -> Answer:
+    """Make a savepoint and print its path: a checkpoint that holds all it needs, may be moved, and is never deleted.
+
+    It waits for the rows in flight, however long aligned_timeout is, which may take a while under backpressure.
+    Meanwhile the job continues. While the job is being restarted, the savepoint waits until it runs again; if the
+    job fails during the savepoint, none is made: repeat the command.
+
+    Parameters
+    ----------
+    job
+        The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also
+        works from another machine.
+    directory
+        Where to write it: a directory or a storage URL that is empty or does not exist. Default: below the
+        job's checkpoint directory.
+    """
+    from midstream.cli.commands.job_commands import make_savepoint
+
+    return make_savepoint(job, directory, json)
+
+
+@app.command
+def stop(
+    job: str | None = None,
+    /,
+    *,
+    drain: Annotated[bool, Parameter(negative=())] = False,
+    savepoint: str | None = None,
+    json: Json = False,
+) -> Answer:
+    """Stop a job at a checkpoint from which it can resume. If the checkpoint fails, the job continues.
+
+    Parameters
+    ----------
+    job
+        The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also
+        works from another machine. Not needed if only one job runs here.
+    drain
+        End the sources instead and process everything in flight: windows fire, the job finishes.
+    savepoint
+        Stop with a savepoint in this directory or at this storage URL, which is empty or does not exist. It
+        waits for the rows in flight, which may take a while under backpressure.
+    """
+    from midstream.cli.commands.job_commands import stop_job
+
+    return stop_job(job, drain, savepoint, json)
+
+
+@app.command
+def rescale(
+    job: str | None = None,
+    /,
+    *,
+    parallelism: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    json: Json = False,
+) -> Answer:
+    """Change a job's parallelism: take a checkpoint and resume from exactly there, rows in flight included.
+
+    If that is not possible, the job continues unchanged.
+
+    Parameters
+    ----------
+    job
+        The job's id, the beginning of its id, its name, or the link to its page (see `midstream page`), which also
+        works from another machine. Not needed if only one job runs here.
+    parallelism
+        The new parallelism of operators whose parallelism the job does not set.
+    """
+    if parallelism is None:
+        raise ConfigError("give the new parallelism, for example: midstream rescale --parallelism 4")
+    from midstream.cli.commands.job_commands import rescale_job
+
+    return rescale_job(job, parallelism, json)
+
+
+@app.command
+def inspect(checkpoint: str, /, *, json: Json = False) -> Answer:
+    """Show the contents of a checkpoint or savepoint, and verify every checksum.
+
+    Parameters
+    ----------
+    checkpoint
+        A checkpoint (chk-N), a savepoint, or a job's checkpoint directory, which means its latest checkpoint.
+    """
+    from midstream.cli.commands.inspect_checkpoint import inspect_checkpoint
+
+    return inspect_checkpoint(checkpoint)
+
+
+@app.command
+def doctor(
+    job: Path | None = None,
+    /,
+    *,
+    parallelism: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    master: str | None = None,
+    from_: Annotated[str | None, Parameter(name="--from")] = None,
+    fresh: Annotated[bool, Parameter(negative=())] = False,
+    checkpoint_dir: str | None = None,
+    py_files: str | None = None,
+    slots: str | None = None,
+    json: Json = False,
+) -> Answer:
+    """Find problems before a job is started, and say what to change. No job is run.
+
+    Starts a process on each core that the job needs, as the job would, and checks the versions, clocks and
+    connections of all, and whether each can use the checkpoint directory.
+
+    Parameters
+    ----------
+    job
+        The Python file of a job. Without one, only the surroundings are checked.
+    parallelism
+        Subtasks per operator; without a job, the number of slots to check.
+    master
+        Spark master URL, as for `midstream run`.
+    from_
+        Where the job would resume, as for `midstream run`.
+    fresh
+        The job would start over, as for `midstream run`.
+    checkpoint_dir
+        Where checkpoints would go: a directory or a storage URL.
+    py_files
+        Files that the job imports, as for `midstream run`.
+    slots
+        "process": check this machine only, without Spark or Java.
+    """
+    from midstream.api.submit import StartOptions
+    from midstream.cli.commands.doctor import run_doctor
+    from midstream.cli.commands.run import Overrides, check_slots
+
+    check_slots(slots)
+    start = StartOptions(
+        parallelism=parallelism, master=master, restore_from=from_, fresh=fresh, checkpoint_dir=checkpoint_dir
+    )
+    return run_doctor(job, Overrides(start, py_files, slots), json)
+
+
+@app.command
+def bench(
+    name: str,
+    /,
+    *,
+    events: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    parallelism: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    keys: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    columns: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    rate: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    query: str | None = None,
+    backlog: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    slots: str = "spark",
+    json: Json = False,
+) -> Answer:
+    """Run a benchmark.
+
+    Parameters
+    ----------
+    name
+        window, udf, keyed_process, strings, sliding, exchange, latency, checkpoint, recovery, nexmark, or simulate.
+    events
+        The number of events; with fewer than the default the result is not comparable.
+    parallelism
+        Slots, and subtasks of each operator (2). Not for latency, checkpoint and recovery.
+    keys
+        The number of keys, for window (10,000) and sliding (1,000,000).
+    columns
+        The number of columns that are summed, for window (1).
+    rate
+        Rows per second, for latency (20,000).
+    query
+        The query, for nexmark: q0 to q5, q7 to q9, q11, q12, q14 to q18, q20, q21 or q22; by default all, one after the
+        other.
+    backlog
+        MiB in flight when the job fails, for recovery (256).
+    slots
+        "spark": slots on an embedded Spark session; "process": plain processes, without a JVM.
+    """
+    from midstream_lab.bench.command import run_bench
+
+    given = {"events": events, "parallelism": parallelism, "keys": keys, "columns": columns, "rate": rate}
+    return run_bench(name, slots, json, {**given, "query": query, "backlog": backlog})
+
+
+app.command(simulate)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line, and return the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    json = "--json" in arguments
+    errors = Console(stderr=True, highlight=False)
+    log_to_stderr()
+    try:
+        if not json:
+            return _answer(arguments, json, sys.stdout, errors)
+        with stdout_kept_for_the_answer() as stdout:
+            return _answer(arguments, json, stdout, errors)
+    except BrokenPipeError:  # `midstream list | head`: the reader has ended
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        return Exit.OK
+    except KeyboardInterrupt as interruption:
+        print_error(errors, "interrupted")
+        return 128 + getattr(interruption, "number", signal.SIGINT)
+    except Exception:  # noqa: BLE001 - shown as Python shows it; its exit status 1 would say that the job has failed
+        traceback.print_exc()
+        return Exit.BROKEN
+
+
+def log_to_stderr() -> None:
+    """Log warnings to stderr, except py4j's when a Ctrl-C interrupts it. Does nothing if logging is set up."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    handler.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt)))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
+
+
+def _answer(arguments: list[str], json: bool, stdout: TextIO, errors: Console) -> int:
+    try:
+        answer = app(arguments, exit_on_error=False, print_error=False)
+        if isinstance(answer, Supervised):
+            return supervise_driver(arguments, stdout if json else None)
+        if isinstance(answer, Stream):
+            print_stream(answer, json, stdout)
+    except cyclopts.CycloptsError as error:
+        problem = _usage_problem(error, arguments)
+        print_error(errors, problem, f"{_command_of(arguments)} --help")
+        return _refused(problem, json, stdout)
+    except MidstreamError as error:
+        exit_status = print_midstream_error(errors, error)
+        _refused(str(error), json, stdout)
+        return exit_status
+    if isinstance(answer, Answer):  # else it has been printed, or was --help or --version
+        print_answer(answer, json, stdout)
+        return answer.exit
+    return Exit.OK
+
+
+def _refused(problem: str, json: bool, stdout: TextIO) -> int:
+    if json:
+        print_answer(Answer({"error": problem}, ""), json, stdout)
+    return Exit.BAD_INPUT
+
+
+def _command_of(arguments: list[str]) -> str:
+    known = bool(arguments) and arguments[0] in app
+    return f"midstream {arguments[0]}" if known else "midstream"
+
+
+def _usage_problem(error: cyclopts.CycloptsError, arguments: list[str]) -> str:
+    """Return cyclopts's message, reworded where the original would confuse."""
+    if isinstance(error, cyclopts.UnusedCliTokensError):
+        extra = " ".join(error.unused_tokens or [])
+        return f"{_command_of(arguments)} takes no further argument: {extra}"
+    if isinstance(error, cyclopts.UnknownCommandError) and arguments[0].startswith("-"):
+        close = get_close_matches(arguments[0], ["--help", "--version"], n=1)
+        return f"Unknown option: {arguments[0]}." + (f" Did you mean {close[0]}?" if close else "")
+    return str(error)

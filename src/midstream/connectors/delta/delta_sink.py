@@ -1,0 +1,622 @@
+"""Rows into a Delta table, exactly once: subtasks write files, and the committer adds them to the table's log.
+
+    table/part-<attempt>-<subtask>-<n>-<token>.parquet    invisible to readers until the log names it
+    table/_delta_log/00000000000000000007.json            adds the files of a checkpoint, and names their job
+
+Each commit is one transaction of the table, with an application id for the job and sink and the checkpoint's id as its
+version. The log keeps the newest version of each application, and accepts a transaction from only one of two writers:
+the other one finds that there is nothing left to do.
+
+A committable names the table to which its file belongs, and is committed there even if the sink now writes to another
+one. It comes from a checkpoint, so it is not trusted: it can only name files below their table whose names have the
+form that such a sink gives them.
+
+A job that resumes from another's checkpoint writes `_SUPERSEDED` plus that checkpoint as the other's version:
+afterwards the other job can commit nothing more, even if it has not yet learned that it is over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from copy import copy
+from functools import partial
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs
+import xxhash
+
+from midstream.connectors.delta.delta_tables import (
+    FOLDER_BYTES_MAX,
+    check_features,
+    check_partitioning,
+    check_unchanged,
+    delta_schema,
+    first_beyond_years,
+    first_too_long,
+    fitted,
+    nan_columns,
+    parquet_schema,
+    partition_folder,
+    partition_text,
+    schema_of,
+    statistics,
+)
+from midstream.connectors.common.optional_packages import require
+from midstream.connectors.common.filesystem import (
+    below,
+    delete_if_there,
+    directory_of,
+    is_local,
+    make_durable,
+    names_in,
+    place_of,
+    resolve,
+)
+from midstream.connectors.common.async_writer import Part, QueuedWriter
+from midstream.connectors.common.rolling_files import OpenFile, RollingFiles, explained, roll_bytes_of
+from midstream.engine.core.batches import conform, first_null, from_polars, to_polars
+from midstream.engine.core.config import Size
+from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError, StorageError
+from midstream.engine.core.python_values import shown
+from midstream.engine.operators.sink_api import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext, decoded
+
+if TYPE_CHECKING:
+    import os
+
+    from deltalake import DeltaTable
+
+_NAME: Final = re.compile(r"part-\d+-\d+-\d+-[0-9a-f]{16}\.parquet")
+_SUPERSEDED: Final = 2**62
+_TRIES_MAX: Final = 5
+"""The number of attempts when other writers' transactions intervene; those that only add files do not count."""
+_HELD_BYTES: Final = 64 * 2**20
+"""The memory for rows of one subtask, over all partitions."""
+_OPEN_MAX: Final = 32
+"""The number of files of one subtask, one per partition, that stay open when memory is short."""
+
+
+class WrittenFile(msgspec.Struct, frozen=True, array_like=True):
+    """A committable. `name` is relative to the table, which is at `place`."""
+
+    job_id: str
+    uid: str
+    name: str
+    size: int
+    rows: int
+    partition: dict[str, str | None]
+    statistics: str
+    place: str
+    """The table's place, see `place_of`."""
+
+
+class DeltaSink(Sink):
+    """Writes every row once into a Delta table.
+
+    Rows appear, in one version of the table, when the checkpoint that covers them completes. Files of killed attempts
+    are in no version; VACUUM deletes them, like those of any other writer. Delta has no empty string as a partition
+    value: it becomes NULL.
+
+    `table`: a local path, or a URL that pyarrow and deltalake know (s3://…). A missing table is created. A fresh job
+    needs a table without rows, unless `append`.
+    `partition_by`: the partition columns of a table that is created; an existing one keeps its own.
+    `append`: add to a table that has rows.
+    `roll_size`: a file is closed when it reaches about this size, and with every checkpoint.
+    `storage_options`: what deltalake needs to write the log there; only deltalake, on the driver, receives them.
+    `filesystem`: the pyarrow filesystem that files are written with, by default that of the URL.
+
+    Raises ConfigError for invalid arguments; the table is checked when the job starts.
+
+        orders.sink(DeltaSink("s3://lake/orders", partition_by=["user"])).uid("orders-table")
+    """
+
+    def __init__(
+        self,
+        table: str | os.PathLike[str],
+        *,
+        partition_by: Sequence[str] = (),
+        append: bool = False,
+        roll_size: Size = "128 MiB",
+        storage_options: Mapping[str, str] | None = None,
+        filesystem: pyarrow.fs.FileSystem | None = None,
+    ) -> None:
+        require("deltalake", "delta", "DeltaSink")
+        if isinstance(partition_by, str):
+            raise ConfigError(f"DeltaSink: partition_by={partition_by!r} is a string; give a list: [{partition_by!r}]")
+        self.roll_bytes = roll_bytes_of(roll_size)
+        self.filesystem, self.directory = resolve(table, filesystem, "DeltaSink")
+        self._uri = self.directory if is_local(self.filesystem) else str(table)
+        self._storage_options = dict(storage_options) if storage_options else None
+        self.partition_by = tuple(partition_by)
+        self.append = append
+        self._schema: pa.Schema | None = None
+        """The stream's columns in the table's types. Set by `validate`."""
+        self._described: pa.Schema | None = None
+        """The table's columns that statistics describe: all but partition columns. Set by `validate`."""
+        self._where = f"DeltaSink on {self.directory}"
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_storage_options": None}
+
+    def validate(self, schema: pa.Schema, restoring: bool) -> None:
+        """Check the stream against the table, which is created if it does not exist.
+
+        Raises SchemaError for columns that do not fit, ConfigError for a table that is in use or needs unsupported
+        features, StorageError if it cannot be read or created.
+        """
+        from deltalake import DeltaTable
+        from deltalake.exceptions import DeltaError
+
+        if len(schema) == 0:
+            raise SchemaError(f"{self._where}: the stream has no columns to write")
+        made = delta_schema(schema, self._where)
+        try:
+            if not DeltaTable.is_deltatable(self._uri, self._storage_options):
+                check_partitioning(self.partition_by, made, self._where)
+                self._check_free()
+                options = self._storage_options
+                DeltaTable.create(
+                    self._uri, made, mode="ignore", partition_by=list(self.partition_by), storage_options=options
+                )
+            table = self.opened()
+        except (DeltaError, OSError) as error:
+            raise StorageError(f"{self._where}: cannot be opened or made: {error}") from error
+        check_features(table, self._where)
+        partition_by = tuple(table.metadata().partition_columns)
+        if self.partition_by and self.partition_by != partition_by:
+            raise ConfigError(
+                f"{self._where}: the table is partitioned by ({', '.join(partition_by)}), not by "
+                f"({', '.join(self.partition_by)}); leave partition_by out, or name another table"
+            )
+        there = schema_of(table)
+        self._schema = fitted(schema, there, self._where)
+        self._described = pa.schema([field for field in there if field.name not in partition_by])
+        check_partitioning(partition_by, self._schema, self._where)
+        self.partition_by = partition_by
+        if not (restoring or self.append) and table.file_uris():
+            raise ConfigError(
+                f"{self._where}: the table is not empty; name another one, resume from a checkpoint, or add to the "
+                "table with append=True"
+            )
+
+    def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        """Raise StorageError if files of these were deleted before their commit, ConfigError if they are elsewhere."""
+        _DeltaCommitter(self, "").check(checkpoint_id, committables)
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        if self._schema is None:
+            raise InvariantError(f"{self._where}: was shipped before it was validated")
+        schema, numbers = self._schema, count()
+        origin = f"{context.job_id}/{context.uid}/{context.attempt}/{context.subtask}"
+        token = xxhash.xxh3_64_hexdigest(origin.encode())
+
+        def next_name() -> str:
+            return f"part-{context.attempt:04d}-{context.subtask:04d}-{next(numbers):06d}-{token}.parquet"
+
+        return QueuedWriter(context, lambda: _FilesPart(self, context, schema, next_name))
+
+    def committer(self, context: CommitterContext) -> _DeltaCommitter:
+        return _DeltaCommitter(self, context.job_id)
+
+    def newest_committed(self, output: Output) -> int:
+        marks = self._marks(self._opened_to_read(), output)
+        newest = [_checkpoint_of(mark) for mark in marks.values()]
+        for checkpoint_id, committable in output.held:
+            for _, _, place in _grouped([committable]):
+                try:
+                    at = self.at(place)
+                except ConfigError:
+                    newest.append(checkpoint_id)  # it may have been committed there
+                    continue
+                if at is not self:
+                    newest += map(_checkpoint_of, at._marks(at._opened_to_read(), output).values())
+        return max(newest, default=0)
+
+    def check_take_back(self, output: Output, after: int) -> None:
+        """Raise ConfigError if rows are in another table, if this one has other writers, or if its log is too short."""
+        for checkpoint_id, committable in output.held:
+            for _, _, place in _grouped([committable]):
+                if self.at(place) is not self:
+                    raise ConfigError(
+                        f"{self._where}: rows of checkpoint {checkpoint_id} were written to {place}, and the sink now "
+                        f"writes to {self.place}"
+                    )
+        self._version_before(self._opened_to_read(), output, after)
+
+    def take_back(self, output: Output, after: int, kept: Sequence[bytes]) -> None:
+        """Restore the table to its earlier state and mark these jobs as unable to commit more, in one transaction."""
+        from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import DeltaError
+
+        table = self._opened_to_read()
+        marks = self._marks(table, output)
+        # also those that have committed nothing: the first commit of one may be under way
+        ended = {app: _SUPERSEDED + min(_checkpoint_of(marks.get(app, 0)), after) for app in _applications(output)}
+        if ended == marks:
+            return
+        version = self._version_before(table, output, after)
+        properties = CommitProperties(app_transactions=[Transaction(app, mark) for app, mark in ended.items()])
+        try:
+            if version == table.version():
+                partition_by = table.metadata().partition_columns
+                table.create_write_transaction([], "append", table.schema(), partition_by, commit_properties=properties)
+            else:
+                table.restore(version, commit_properties=properties)
+            _make_log_durable(self, table)
+        except (DeltaError, OSError) as error:
+            raise StorageError(f"{self._where}: {error}") from error
+
+    def _opened_to_read(self) -> DeltaTable:
+        from deltalake.exceptions import DeltaError
+
+        try:
+            return self.opened()
+        except (DeltaError, OSError) as error:
+            raise StorageError(f"{self._where}: cannot be read: {error}") from error
+
+    def _marks(self, table: DeltaTable, output: Output) -> dict[str, int]:
+        """Return the last commit of each application of `output` that has committed something."""
+        found = {app: table.transaction_version(app) for app in _applications(output)}
+        return {app: mark for app, mark in found.items() if mark is not None}
+
+    def _version_before(self, table: DeltaTable, output: Output, after: int) -> int:
+        """Return the newest version with nothing newer than `after`. Raises ConfigError, see `check_take_back`."""
+        if all(_checkpoint_of(mark) <= after for mark in self._marks(table, output).values()):
+            return table.version()
+        applications = set(_applications(output))
+        before, newest = table.version(), table.version()
+        others: list[tuple[int, str]] = []
+        for version in range(newest, -1, -1):
+            path = f"{self.directory}/_delta_log/{version:020d}.json"
+            try:
+                with self.filesystem.open_input_stream(path) as stream:
+                    actions = [msgspec.json.decode(line) for line in stream.read().splitlines() if line.strip()]
+            except FileNotFoundError:
+                raise ConfigError(
+                    f"{self._where}: the table's log no longer goes back to checkpoint {after}: version {version} is "
+                    "no longer in it"
+                ) from None
+            except (OSError, msgspec.MsgspecError) as error:
+                raise StorageError(f"{path}: cannot be read: {error}") from error
+            kinds = {kind for action in actions for kind in action}
+            ours = [a["txn"]["version"] for a in actions if "txn" in a and a["txn"]["appId"] in applications]
+            if ours and max(map(_checkpoint_of, ours)) <= after:
+                break
+            if kinds <= {"txn", "commitInfo"}:
+                continue
+            if ours:
+                before = version - 1
+            else:
+                info: dict[str, Any] = next((a["commitInfo"] for a in actions if "commitInfo" in a), {})
+                others.append((version, str(info.get("operation", "a commit"))))
+        for version, operation in others:
+            if version > before:
+                raise ConfigError(
+                    f"{self._where}: other writers have changed the table since: version {version} is {operation}; "
+                    "only the newest versions can be taken back"
+                )
+        return before
+
+    # ---- for this module
+
+    def opened(self) -> DeltaTable:
+        from deltalake import DeltaTable
+
+        return DeltaTable(self._uri, storage_options=self._storage_options)
+
+    @property
+    def place(self) -> str:
+        return place_of(self.filesystem, self.directory)
+
+    def at(self, place: str) -> DeltaSink:
+        """Return this sink as it was when it wrote to `place`; the sink itself if there is no table any more, since the
+        table may have moved.
+
+        Raises ConfigError for a place that cannot be reached from here.
+        """
+        from deltalake import DeltaTable
+
+        if place == self.place:
+            return self
+        directory = directory_of(place, self.filesystem, self._where)
+        if directory is None or not self._uri.endswith(self.directory):
+            raise ConfigError(
+                f"{self._where}: rows of the checkpoint were to be committed to {place}, which cannot be reached from "
+                "here; resume with the sink as it was, and before you change it, stop with a savepoint, which leaves "
+                "nothing to commit"
+            )
+        found = copy(self)
+        found.directory = directory
+        found._uri = self._uri.removesuffix(self.directory) + directory
+        found._where = f"DeltaSink on {directory}"
+        return found if DeltaTable.is_deltatable(found._uri, self._storage_options) else self
+
+    def _check_free(self) -> None:
+        """Check that the directory is empty: as plain Parquet, old and new files would be read together; as Delta, only
+        new ones.
+        """
+        names = names_in(self.filesystem, self.directory)
+        if names:
+            raise ConfigError(
+                f"{self._where}: is not empty (it has {names[0]}) and is not a Delta table; name another directory, "
+                "or convert it to a Delta table first (deltalake.convert_to_deltalake)"
+            )
+
+
+def _applications(output: Output) -> list[str]:
+    return [_application(job, output.uid) for job in sorted(output.jobs)]
+
+
+def _application(job_id: str, uid: str) -> str:
+    return f"midstream/{job_id}/{uid}"
+
+
+def _checkpoint_of(mark: int) -> int:
+    return mark - _SUPERSEDED if mark >= _SUPERSEDED else mark
+
+
+class _FilesPart(Part):
+    def __init__(
+        self, sink: DeltaSink, context: WriterContext, schema: pa.Schema, next_name: Callable[[], str]
+    ) -> None:
+        super().__init__()
+        self._sink = sink
+        self._context = context
+        self._schema = schema
+        self._where = f"operator {context.name!r}: {sink._where}"
+        self._next_name = next_name
+        self._kept = pa.schema([field for field in schema if field.name not in sink.partition_by])
+        self._partitions: dict[tuple[object, ...], RollingFiles] = {}
+        self._ended: list[tuple[tuple[object, ...], OpenFile]] = []
+        self._rows = 0
+        self._unbounded: set[str] = set()
+        """Columns with NaN."""
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        batch = _checked(conform(batch, _nullable(self._schema), self._where), self._schema, self._where)
+        self._unbounded |= nan_columns(batch)
+        self._check_years(batch)
+        with explained(f"{self._where}: cannot write"):
+            for values, rows in self._parts(batch):
+                if values not in self._partitions:
+                    self._check_length(values, batch)
+                    folder = partition_folder(self._partition(values))
+                    self._partitions[values] = RollingFiles(partial(self._new_file, folder), self._sink.roll_bytes)
+                self._partitions[values].write(rows)
+            if sum(files.held_bytes for files in self._partitions.values()) >= _HELD_BYTES:
+                self._flush()
+        self._rows += batch.num_rows
+
+    def _check_years(self, batch: pa.RecordBatch) -> None:
+        for name in self._sink.partition_by:
+            column = batch.column(name)
+            row = first_beyond_years(column) if pa.types.is_date(column.type) else None
+            if row is not None:
+                raise SchemaError(
+                    f"{self._where}: row {self._rows + row} since the last checkpoint: partition column {name!r} has a "
+                    f"date {column.view(pa.int32())[row].as_py()} days after 1970-01-01, and the names of partitions "
+                    "have only years 1 to 9999; filter such rows out, or partition by something else"
+                )
+
+    def _check_length(self, values: tuple[object, ...], batch: pa.RecordBatch) -> None:
+        name = first_too_long(self._partition(values))
+        if name is not None:
+            value = values[self._sink.partition_by.index(name)]
+            row = self._rows + pc.index(batch.column(name), pa.scalar(value, batch.schema.field(name).type)).as_py()
+            raise SchemaError(
+                f"{self._where}: row {row} since the last checkpoint: partition column {name!r} has {shown(value)}, "
+                f"which would need a folder name of more than {FOLDER_BYTES_MAX} bytes; partition by something shorter"
+            )
+
+    def _parts(self, batch: pa.RecordBatch) -> list[tuple[tuple[object, ...], pa.RecordBatch]]:
+        """Group rows by the values of the partition columns, and drop these columns."""
+        names = list(self._sink.partition_by)
+        if not names:
+            return [((), batch)]
+        frames = to_polars(batch).partition_by(names, maintain_order=True, include_key=False, as_dict=True)
+        return [(values, from_polars(frame, _nullable(self._kept), self._where)) for values, frame in frames.items()]
+
+    def _flush(self) -> None:
+        for files in self._partitions.values():
+            files.flush()
+        if len(self._partitions) > _OPEN_MAX:
+            self._end_all()
+
+    def _end_all(self) -> None:
+        for values, files in self._partitions.items():
+            self._ended += [(values, file) for file in files.end()]
+        self._partitions.clear()
+
+    def _partition(self, values: tuple[object, ...]) -> dict[str, str | None]:
+        return dict(zip(self._sink.partition_by, map(partition_text, values), strict=True))
+
+    def _new_file(self, folder: str) -> OpenFile:
+        sink, name = self._sink, f"{folder}{self._next_name()}"
+        return OpenFile(sink.filesystem, sink.directory, name, "parquet", _nullable(self._kept))
+
+    def _finish(self, checkpoint_id: int) -> Sequence[bytes]:
+        with explained(f"{self._where}: cannot write"):
+            self._end_all()
+            for folder in {above for _, file in self._ended for above in _folders_above(file.name)}:
+                make_durable(self._sink.filesystem, f"{self._sink.directory}/{folder}")
+            return [msgspec.msgpack.encode(self._committable(values, file)) for values, file in self._ended]
+
+    def _committable(self, values: tuple[object, ...], file: OpenFile) -> WrittenFile:
+        context, sink = self._context, self._sink
+        assert sink._described is not None, "set together with the schema, without which there is no writer"
+        described = statistics(sink.filesystem, f"{sink.directory}/{file.name}", sink._described, self._unbounded)
+        return WrittenFile(
+            context.job_id, context.uid, file.name, file.size, file.rows, self._partition(values), described, sink.place
+        )
+
+    def _discard(self) -> None:
+        for files in self._partitions.values():
+            files.discard()
+        for _, file in self._ended:
+            file.discard()
+
+
+class _DeltaCommitter(Committer):
+    def __init__(self, sink: DeltaSink, job_id: str) -> None:
+        self._sink = sink
+        self._job_id = job_id
+        self._table: DeltaTable | None = None
+        self._elsewhere: dict[str, _DeltaCommitter] = {}
+        """Committers by place, for what the sink wrote to other tables before this one."""
+
+    def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        for (job_id, uid, place), files in _grouped(committables).items():
+            at = self._at(place)
+            where = f"{at._sink._where}: cannot commit checkpoint {checkpoint_id}"
+            at._commit(_application(job_id, uid), job_id != self._job_id, checkpoint_id, files, where)
+
+    def check(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        from deltalake.exceptions import DeltaError
+
+        for (job_id, uid, place), files in _grouped(committables).items():
+            at = self._at(place)
+            where = f"{at._sink._where}: cannot commit checkpoint {checkpoint_id}"
+            try:
+                newest, _ = _committed(at._newest(), _application(job_id, uid))
+                if newest < checkpoint_id:
+                    at._actions(files, where)
+            except (DeltaError, OSError) as error:
+                raise StorageError(f"{where}: {error}") from error
+
+    def abort(self, committables: Sequence[bytes]) -> None:
+        with explained(f"{self._sink._where}: cannot clean up"):
+            for (_, _, place), files in _grouped(committables).items():
+                sink = self._sink.at(place)
+                for file in files:
+                    delete_if_there(sink.filesystem, below(sink.filesystem, sink.directory, file.name))
+
+    def _at(self, place: str) -> _DeltaCommitter:
+        if place not in self._elsewhere:
+            sink = self._sink.at(place)
+            self._elsewhere[place] = self if sink is self._sink else _DeltaCommitter(sink, self._job_id)
+        return self._elsewhere[place]
+
+    def _commit(
+        self, application: str, superseding: bool, checkpoint_id: int, files: Sequence[WrittenFile], where: str
+    ) -> None:
+        from deltalake import CommitProperties, Transaction
+        from deltalake.exceptions import CommitFailedError, DeltaError
+
+        for tries in range(1, _TRIES_MAX + 1):
+            try:
+                table = self._newest()
+                newest, is_superseded = _committed(table, application)
+                if checkpoint_id <= newest and (is_superseded or not superseding):
+                    return
+                if is_superseded and not superseding:
+                    raise ConfigError(
+                        f"{where}: another job has resumed from checkpoint {newest} of this one in the meantime"
+                    )
+                version = max(newest, checkpoint_id) + (_SUPERSEDED if superseding else 0)
+                partition_by = table.metadata().partition_columns
+                if any(tuple(file.partition) != tuple(partition_by) for file in files):
+                    raise ConfigError(f"{where}: the table is now partitioned by ({', '.join(partition_by)})")
+                actions = []
+                if checkpoint_id > newest:
+                    check_features(table, where)
+                    actions = self._actions(files, where)
+                    for schema in self._schemas(files, superseding):
+                        check_unchanged(schema, schema_of(table), where)
+                table.create_write_transaction(
+                    actions,
+                    "append",
+                    table.schema(),
+                    partition_by,
+                    commit_properties=CommitProperties(app_transactions=[Transaction(application, version)]),
+                )
+                _make_log_durable(self._sink, table)
+                return
+            except CommitFailedError as error:
+                if tries == _TRIES_MAX:
+                    raise StorageError(f"{where}: other writers keep committing first: {error}") from error
+            except (DeltaError, OSError) as error:
+                raise StorageError(f"{where}: {error}") from error
+
+    def _schemas(self, files: Sequence[WrittenFile], superseding: bool) -> list[pa.Schema]:
+        """Return the table's schema when these files were written, by this job or by the one before."""
+        sink = self._sink
+        if not superseding:
+            assert sink._schema is not None, "commits on the driver, where it has been validated"
+            return [sink._schema]
+        return [*{parquet_schema(sink.filesystem, below(sink.filesystem, sink.directory, file.name)) for file in files}]
+
+    def _newest(self) -> DeltaTable:
+        if self._table is None:
+            self._table = self._sink.opened()
+        else:
+            self._table.update_incremental()
+        return self._table
+
+    def _actions(self, files: Sequence[WrittenFile], where: str) -> list[Any]:
+        from deltalake.transaction import AddAction
+
+        sink, actions = self._sink, []
+        infos = sink.filesystem.get_file_info([below(sink.filesystem, sink.directory, file.name) for file in files])
+        for file, info in zip(files, infos, strict=True):
+            if info.type != pyarrow.fs.FileType.File:
+                raise StorageError(
+                    f"{where}: {info.path} with {file.rows} rows is missing; only a job may delete it before it is "
+                    "committed: restore the file, or start from another checkpoint"
+                )
+            written_ms = (info.mtime_ns or 0) // 1_000_000
+            actions.append(AddAction(file.name, file.size, file.partition, written_ms, True, file.statistics))
+        return actions
+
+
+def _make_log_durable(sink: DeltaSink, table: DeltaTable) -> None:
+    """Sync a local log to disk, which deltalake leaves to the operating system."""
+    before = table.version()
+    table.update_incremental()
+    for version in range(before + 1, table.version() + 1):
+        make_durable(sink.filesystem, f"{sink.directory}/_delta_log/{version:020d}.json")
+    make_durable(sink.filesystem, f"{sink.directory}/_delta_log")
+    make_durable(sink.filesystem, sink.directory)
+
+
+def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, str], list[WrittenFile]]:
+    """Group committables by job, uid and place. Raises StorageError for what no Delta sink has written."""
+    groups: defaultdict[tuple[str, str, str], list[WrittenFile]] = defaultdict(list)
+    for committable in committables:
+        file = decoded(committable, WrittenFile, "a Delta sink", "DeltaSink")
+        folder, slash, name = file.name.rpartition("/")
+        if not (_NAME.fullmatch(name) and folder + slash == partition_folder(file.partition)):
+            raise StorageError(
+                f"DeltaSink: no Delta sink writes a file {file.name!r}; the checkpoint is corrupt or forged"
+            )
+        groups[file.job_id, file.uid, file.place].append(file)
+    return groups
+
+
+def _committed(table: DeltaTable, application: str) -> tuple[int, bool]:
+    """Return the application's newest checkpoint in the table, or -1, and whether another job has resumed from it."""
+    found = table.transaction_version(application)
+    newest = -1 if found is None else found
+    return (newest - _SUPERSEDED, True) if newest >= _SUPERSEDED else (newest, False)
+
+
+def _folders_above(name: str) -> Iterator[str]:
+    """Yield the folders above a file: for `a/b/c.parquet`, `a` and the table's own, ""; `OpenFile` syncs `a/b`."""
+    pieces = name.split("/")[:-1]
+    return ("/".join(pieces[:n]) for n in range(len(pieces)))
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    return pa.schema([pa.field(field.name, field.type) for field in schema])
+
+
+def _checked(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """Return `batch`. Raises SchemaError if a column that must have values has a null."""
+    for field, column in zip(schema, batch.columns, strict=True):
+        if not field.nullable and first_null(column) is not None:
+            raise SchemaError(f"{where}: column {field.name!r} must have a value, but it is null in a row")
+    return batch

@@ -1,0 +1,392 @@
+"""Files as a source: Parquet, CSV, JSON lines; bounded, or a directory that is watched.
+
+| | a split is | offset |
+|---|---|---|
+| Parquet | a run of row groups; the whole file if it is small, so that finding its splits does not open it | rows from its start; row groups before it are not read |
+| CSV, JSON lines | lines that begin in a range of bytes; the whole file if it is compressed | see `text` |
+
+A split records its file's size and modification time: a file that has changed since is refused, since the offset counts
+other rows. Both are checked when a split is opened and before the last of its rows are emitted.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+import pyarrow.fs
+
+from midstream.connectors.common.malformed_records import BadRecordsMax, OnBadRecord, check_on_bad_record
+from midstream.connectors.common.batch_cursor import BatchCursor
+from midstream.connectors.common.filesystem import appears_whole, file_info, find_files, glob_base, resolve
+from midstream.connectors.files.file_formats import Format, Wanted, compression_of, explained, format_of
+from midstream.connectors.files.parquet import open_parquet, parquet_row_groups, read_parquet
+from midstream.connectors.files.csv_jsonl import TextReader, block_and_rows, infer_schema, read_header
+from midstream.connectors.files.text_file import TextFile
+from midstream.connectors.files.text_parsers import CsvOptions, check_types
+from midstream.connectors.files.directory_watch import Listing, Watch, decoded_position
+from midstream.engine.core.batches import canonical_schema
+from midstream.engine.core.config import Duration, interval_s
+from midstream.engine.core.errors import ConfigError, DataError, SchemaError, StorageError
+from midstream.engine.core.schemas import check_schema
+from midstream.engine.operators.source_api import (
+    Discovery,
+    DiscoveryContext,
+    Source,
+    Split,
+    SplitReader,
+    check_rate,
+    decoded,
+    rows_text,
+)
+
+__all__ = ["CsvOptions", "FileSource", "Format"]
+
+_SPLIT_BYTES_MIN = 4 * 2**20
+"""Row groups smaller than this are read together, and so is all of a smaller file."""
+_TEXT_SPLIT_BYTES = 16 * 2**20
+_FOOTERS_AT_ONCE = 16
+"""The number of large Parquet files whose footers are read at once; reading one mostly waits for a network."""
+
+
+class FileSplit(msgspec.Struct, frozen=True, array_like=True):
+    path: str
+    size: int
+    modified_ns: int
+    first: int = 0
+    last: int = -1
+    """The end of the row groups, or of the bytes at which lines begin: `first` up to, not including, `last` (-1: the
+    end).
+    """
+
+
+class FileSource(Source):
+    """Reads files of one format: Parquet, CSV or JSON lines.
+
+    Below a directory, names that begin with `.` or `_` or end in .tmp or .part are ignored: write a file under such a
+    name, then rename it. Afterwards a file must not change; one that does is an error.
+
+    `path`: a path, a glob, a directory (recursively), or a list of these; local ones or URLs that pyarrow knows (file,
+    s3, gs, hdfs …).
+    `format`: "parquet", "csv" or "jsonl"; by default from the suffix (.parquet, .csv, .jsonl; the latter two also with
+    .gz, .bz2, .zst or .zip).
+    `schema`: the columns to read and their types; one that a file or a line lacks is null there, unless its field is
+    `nullable=False`. By default they are those of the first file, and all files must have the same ones.
+    `watch`: never end; list the directory again and again, and read new files in order of modification time, each once
+    it has not changed for 2 s.
+    `interval`: how often a watched directory is listed. It grows if a listing, of 100,000s of files, would take more
+    than a tenth of it.
+    `csv`: how CSV files are written.
+    `on_bad_record`: for CSV and JSON lines: "fail", or "drop" to drop lines that cannot be read, which then go to the
+    stream's `side_output(BAD_RECORDS)`.
+    `bad_records_max`: with "drop", (bad, lines): the job fails if more than `bad` lines are bad within a block of
+    `lines` lines that a subtask reads, one block after the other; None for no limit.
+    `filesystem`: a pyarrow filesystem, with `path` in it; by default that of the path.
+    `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
+
+    Raises ConfigError (no file, unknown format), StorageError (unreadable or incomplete file) or SchemaError (files
+    disagree): for the first file at once, for others when they are found or read.
+
+        >>> from midstream.connectors import FileSource
+        >>> pl.DataFrame({"n": [1, 2]}).write_parquet("numbers.parquet")
+        >>> FileSource("*.parquet").schema.names
+        ['n']
+    """
+
+    splits_end = True
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+        *,
+        format: Format | None = None,
+        schema: pa.Schema | None = None,
+        watch: bool = False,
+        interval: Duration = "1 s",
+        csv: CsvOptions | None = None,
+        on_bad_record: OnBadRecord = "fail",
+        bad_records_max: BadRecordsMax | None = None,
+        filesystem: pyarrow.fs.FileSystem | None = None,
+        rows_per_s: float | None = None,
+    ) -> None:
+        if format not in (None, "parquet", "csv", "jsonl"):
+            raise ConfigError(f"FileSource: format {format!r} is not one of parquet, csv, jsonl")
+        check_rate(rows_per_s, "FileSource")
+        check_on_bad_record(on_bad_record, bad_records_max, "FileSource")
+        self.drops_bad_records, self.bad_records_max = on_bad_record == "drop", bad_records_max
+        given = [path] if isinstance(path, (str, os.PathLike)) else list(path)
+        if not given:
+            raise ConfigError("FileSource: an empty list of paths")
+        resolved = [resolve(each, filesystem, "FileSource") for each in given]
+        if any(not found.equals(resolved[0][0]) for found, _ in resolved):
+            raise ConfigError(
+                "FileSource: the paths are on different filesystems; make one source for each and union() them"
+            )
+        self.bounded = not watch
+        self._interval_s = self.discovery_interval_s = interval_s(interval, "interval")
+        self.rows_per_s = rows_per_s
+        self._filesystem = resolved[0][0]
+        self._paths = [inner for _, inner in resolved]
+        self._csv = csv or CsvOptions()
+        self._watch: Watch | None = None
+        declared = schema is not None
+        files = self._find()
+        self._format: Format = format or self._infer_format(files)
+        if schema is None:
+            schema = self._infer_schema(files)
+        check_schema(schema, "FileSource: the declared schema" if declared else "FileSource: the first file")
+        self.schema = canonical_schema(schema)
+        required = tuple(field.name for field in schema if declared and not field.nullable)
+        self._wanted = Wanted(self.schema, declared, required)
+        if self._format == "parquet" and self.drops_bad_records:
+            raise ConfigError(
+                "FileSource: on_bad_record='drop' is for CSV and JSON lines; a damaged Parquet file cannot be read "
+                "record by record"
+            )
+        if self._format != "parquet":
+            check_types(self.schema, self._format, self._csv)
+        if declared:
+            self._check_some_have(files)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_watch": None}  # only the driver uses it
+
+    # ---- on the driver ----
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        if self.bounded:
+            if position is not None:
+                return Discovery((), position, exhausted=True)
+            return Discovery(tuple(self._splits(self._find(), 0)), b"all", exhausted=True)
+        began_s = time.thread_time()
+        known = decoded_position(position, "FileSource")
+        if self._watch is None:
+            self._watch = Watch(appears_whole(self._filesystem))
+        # an empty file may be one whose writer has just begun
+        listing = Listing.of([info for info in self._find() if info.size])
+        new, after = self._watch.look(listing, known, now_ns=time.time_ns(), now_s=time.monotonic())
+        splits = tuple(self._splits(new, known.files))
+        # Listing runs beside the driver's loop; it may take at most a tenth of the time.
+        self.discovery_interval_s = max(self._interval_s, 9 * (time.thread_time() - began_s))
+        return Discovery(splits, after.encoded(), exhausted=False)
+
+    def _find(self) -> list[Any]:
+        """Return the files that exist, in the order in which they were requested; each once."""
+        found: dict[str, Any] = {}
+        for path in self._paths:
+            infos = find_files(self._filesystem, path)
+            if not infos and self.bounded:
+                raise ConfigError(f"FileSource: {_nothing(self._filesystem, path)}")
+            if not infos and file_info(self._filesystem, glob_base(path)).type == pyarrow.fs.FileType.NotFound:
+                raise ConfigError(
+                    f"FileSource: the directory {glob_base(path)} to watch does not exist; create it first"
+                )
+            found.update((info.path, info) for info in infos)
+        return list(found.values())
+
+    def _infer_format(self, files: list[Any]) -> Format:
+        first: Format | None = None
+        for info in files:
+            found = format_of(info.path)
+            if found is None:
+                raise ConfigError(
+                    f"FileSource: the name of {info.path} does not show its format; give format=, or a glob that "
+                    "excludes the file"
+                )
+            if first is not None and found != first:
+                raise ConfigError(
+                    f"FileSource: {info.path} is {found}, but files before it are {first}; read one format with a "
+                    f"glob such as *.{first}"
+                )
+            first = found
+        if first is None:
+            raise ConfigError(f"FileSource: {', '.join(self._paths)} is empty; give format= (and schema=) to watch it")
+        return first
+
+    def _infer_schema(self, files: list[Any]) -> pa.Schema:
+        if self._format == "csv" and not self._csv.header:
+            raise ConfigError("FileSource: CSV without a header needs schema= to name its columns")
+        if not files:
+            raise ConfigError(f"FileSource: {', '.join(self._paths)} is empty; give schema= to watch it")
+        first = next((info for info in files if info.size), files[0])
+        if self._format != "parquet":
+            schemas = (
+                infer_schema(self._filesystem, info.path, self._format, self._csv) for info in files if info.size
+            )
+            found = next(filter(len, schemas), None)  # one that is compressed may be empty, too
+            if found is None:
+                raise SchemaError(f"{first.path}: empty; its columns cannot be inferred: declare schema=")
+            return found
+        with explained(first.path, "parquet"), ExitStack() as stack:
+            return open_parquet(self._filesystem, first.path, stack).schema_arrow
+
+    def _check_some_have(self, files: list[Any]) -> None:
+        """Raise SchemaError for a declared column that neither the first nor the last file has: it may be misspelt.
+
+        JSON files are not checked, since any line may have the column.
+        """
+        some = [info for info in files if info.size]
+        if not some or self._format == "jsonl" or (self._format == "csv" and not self._csv.header):
+            return
+        names: list[str] = []
+        try:
+            for info in {id(info): info for info in (some[0], some[-1])}.values():
+                names += self._names_in(info)
+        except (StorageError, SchemaError):
+            return  # its reader reports it
+        if not names:
+            return  # they are empty
+        for name in self.schema.names:
+            if name not in names:
+                raise SchemaError(
+                    f"FileSource: declared column {name!r} is neither in {some[0].path} nor in {some[-1].path}, the "
+                    f"first and the last file, which have {', '.join(dict.fromkeys(names))}. Leave it out of schema= "
+                    "until files have it"
+                )
+
+    def _names_in(self, info: Any) -> list[str]:
+        with explained(info.path, self._format), ExitStack() as stack:
+            if self._format == "parquet":
+                return list(open_parquet(self._filesystem, info.path, stack).schema_arrow.names)
+            return read_header(TextFile(self._filesystem, info.path), self._csv, self.schema)[0]
+
+    def _splits(self, files: list[Any], files_before: int) -> Iterator[Split]:
+        for number, (info, parts) in enumerate(zip(files, self._parts_of(files), strict=True), files_before):
+            for index, part in enumerate(parts):
+                split_id = f"{number:08d}:{part.first:012d}:{info.path}"
+                yield Split(split_id, msgspec.msgpack.encode(part), follows=index > 0)
+
+    def _parts_of(self, files: list[Any]) -> Iterator[list[FileSplit]]:
+        if self._format != "parquet":
+            yield from map(self._text_parts, files)
+            return
+        with ThreadPoolExecutor(_FOOTERS_AT_ONCE, "footers") as pool:
+            large = [info for info in files if info.size >= _SPLIT_BYTES_MIN]
+            opened = pool.map(self._parquet_parts, large)
+            for info in files:
+                yield next(opened) if info.size >= _SPLIT_BYTES_MIN else [_whole(info)]
+
+    def _parquet_parts(self, info: Any) -> list[FileSplit]:
+        groups = parquet_row_groups(self._filesystem, info.path, self._wanted)
+        return [msgspec.structs.replace(_whole(info), first=run.start, last=run.stop) for run in row_group_runs(groups)]
+
+    def _text_parts(self, info: Any) -> list[FileSplit]:
+        if compression_of(info.path) is not None or (self._format == "csv" and self._csv.newlines_in_values):
+            return [_whole(info)]
+        firsts = range(0, info.size, _TEXT_SPLIT_BYTES)
+        lasts = [*firsts[1:], -1]
+        whole = _whole(info)
+        return [
+            msgspec.structs.replace(whole, first=first, last=last) for first, last in zip(firsts, lasts, strict=False)
+        ]
+
+    # ---- on the subtasks ----
+
+    def open_split(self, split: Split) -> SplitReader:
+        part = decoded(split.payload, FileSplit, "FileSource")
+        check_unchanged(self._filesystem, part, split.offset)
+        if self._format == "parquet":
+            return open_row_groups(self._filesystem, part, self._wanted, split.offset)
+        return TextReader(
+            self._filesystem,
+            part.path,
+            self._format,
+            self._wanted,
+            csv=self._csv,
+            check=partial(check_unchanged, self._filesystem, part, split.offset),
+            first=part.first,
+            last=part.last if part.last >= 0 else None,
+            offset=split.offset,
+            drops_bad_lines=self.drops_bad_records,
+        )
+
+    def place(self, split: Split, first: int, last: int) -> str:
+        part = decoded(split.payload, FileSplit, "FileSource")
+        if self._format == "parquet":
+            return row_group_place(part, split.offset, first, last)
+        start, done = block_and_rows(split.offset)
+        rows = f"{part.path}, {rows_text(done + first, done + last)} from"
+        if start or not part.first:
+            headed = not start and self._format == "csv" and self._csv.header
+            return f"{rows} byte {start} on, counted from 0{' after the header' if headed else ''}"
+        return f"{rows} the first line that begins at byte {part.first} or later, counted from 0"
+
+
+def row_group_place(part: FileSplit, offset_rows: int, first: int, last: int) -> str:
+    """Describe the place of rows of a split of a Parquet file, for `Source.place`."""
+    since = f" from row group {part.first} on" if part.first else ""
+    return f"{part.path}, {rows_text(offset_rows + first, offset_rows + last)}{since}, counted from 0"
+
+
+def check_unchanged(filesystem: pyarrow.fs.FileSystem, part: FileSplit, offset: int = 0) -> None:
+    """Raise DataError if the file of a split, read up to `offset`, has changed, StorageError if it is missing."""
+    info = file_info(filesystem, part.path)
+    if info.type != pyarrow.fs.FileType.File:
+        raise StorageError(
+            f"{part.path}: the file has disappeared since it was found; reading was to resume at offset {offset} of "
+            f"this part (remaining: {_left(filesystem, part.path)}). A source's files must stay until they are read: restore "
+            "it, or start without it and with --fresh"
+        )
+    if (info.size, _modified_ns(info)) != (part.size, part.modified_ns):
+        raise DataError(
+            f"{part.path}: has changed since it was found ({part.size} bytes then, {info.size} now); write files under a "
+            "name that begins with '.' or ends in .tmp, and rename them when they are complete"
+        )
+
+
+def open_row_groups(
+    filesystem: pyarrow.fs.FileSystem, part: FileSplit, wanted: Wanted, offset_rows: int
+) -> SplitReader:
+    """Open a reader of a split of a Parquet file."""
+    check = partial(check_unchanged, filesystem, part, offset_rows)
+    last = part.last if part.last >= 0 else None
+    with ExitStack() as stack:
+        batches, skip_rows = read_parquet(
+            filesystem, part.path, wanted, part.first, last, offset_rows, check=check, stack=stack
+        )
+        close = stack.pop_all().close
+    return BatchCursor(batches, where=part.path, offset_rows=offset_rows, skip_rows=skip_rows, on_close=close)
+
+
+def row_group_runs(groups: list[tuple[int, int]]) -> Iterator[range]:
+    """Yield runs of consecutive row groups with at least `_SPLIT_BYTES_MIN` together; empty ones are added to others."""
+    start = size = rows = 0
+    for index, (group_rows, group_bytes) in enumerate(groups):
+        rows += group_rows
+        size += group_bytes
+        if rows and (size >= _SPLIT_BYTES_MIN or index + 1 == len(groups)):
+            yield range(start, index + 1)
+            start, size, rows = index + 1, 0, 0
+
+
+def _whole(info: Any) -> FileSplit:
+    return FileSplit(info.path, info.size, _modified_ns(info))
+
+
+def _modified_ns(info: Any) -> int:
+    return int(info.mtime_ns or 0)
+
+
+def _nothing(filesystem: pyarrow.fs.FileSystem, path: str) -> str:
+    if glob_base(path) != path:
+        return f"no file matches {path}"
+    if file_info(filesystem, path).type == pyarrow.fs.FileType.Directory:
+        return (
+            f"there is no file to read in {path} (names that begin with '.' or '_' or end in .tmp or .part are ignored)"
+        )
+    return f"there is no file {path}"
+
+
+def _left(filesystem: pyarrow.fs.FileSystem, path: str) -> str:
+    """Describe what exists next to a missing file, for its message."""
+    directory = path.rpartition("/")[0]
+    selector = pyarrow.fs.FileSelector(directory, allow_not_found=True)
+    names = sorted(info.base_name for info in filesystem.get_file_info(selector))
+    return f"{len(names)} files in {directory}, {names[0]} to {names[-1]}" if names else f"nothing in {directory}"

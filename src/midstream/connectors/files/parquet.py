@@ -1,0 +1,214 @@
+"""Parquet files: their columns, their row groups, and the rows of some of these.
+
+Everything here blocks, and runs on an I/O pool (or on the driver, to infer a schema).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs
+import pyarrow.parquet
+
+from midstream.connectors.files.file_formats import MISSES_VALUE, Wanted, check_names, explained
+from midstream.engine.core.arrow_types import (
+    is_list_array,
+    is_list_of_any_length,
+    is_struct_array,
+    large_lists,
+    leaves,
+    nulls,
+)
+from midstream.engine.core.batches import canonical_type, conform
+from midstream.engine.core.casts import CastRefused, cast_exactly
+from midstream.engine.core.errors import DataError, SchemaError
+from midstream.engine.core.schemas import check_distinct
+
+_BATCH_ROWS = 131_072
+_NS_YEARS_US = 9_200_000_000_000_000
+"""How far from 1970 times can be for nanoseconds in 64 bits; about 291 years."""
+
+
+def parquet_row_groups(filesystem: pyarrow.fs.FileSystem, path: str, wanted: Wanted) -> list[tuple[int, int]]:
+    """Return rows and bytes of each row group, after checking the file's columns against `wanted`."""
+    with explained(path, "parquet"), ExitStack() as stack:
+        file = open_parquet(filesystem, path, stack)
+        check_parquet_schema(file.schema_arrow, wanted, path)
+        groups = [file.metadata.row_group(index) for index in range(file.metadata.num_row_groups)]
+        return [(group.num_rows, group.total_byte_size) for group in groups]
+
+
+def check_parquet_schema(found: pa.Schema, wanted: Wanted, path: str) -> None:
+    """Raise SchemaError naming file and column if a column is missing, unexpected, or of another kind."""
+    check_distinct(found.names, path)
+    check_names(found.names, wanted, path)
+    for field in wanted.schema:
+        if field.name not in found.names:
+            continue
+        kind = canonical_type(found.field(field.name).type)
+        try:
+            cast_exactly(
+                _with_fields(pa.array([], kind), field.type) if wanted.declared else pa.array([], kind), field.type
+            )
+        except CastRefused as refused:
+            raise SchemaError(
+                f"{path}: column {field.name!r} is {kind}, {'declared' if wanted.declared else 'in other files'} as "
+                f"{field.type}: {refused}"
+            ) from refused
+
+
+def open_parquet(
+    filesystem: pyarrow.fs.FileSystem, path: str, stack: ExitStack, int96_unit: str = "us"
+) -> pyarrow.parquet.ParquetFile:
+    """Open a file. `int96_unit`: that of INT96 timestamps, which hold nanoseconds. Spark writes whole microseconds as such
+    by default, of years for which nanoseconds in 64 bits do not suffice.
+    """
+    return pyarrow.parquet.ParquetFile(
+        stack.enter_context(filesystem.open_input_file(path)),
+        coerce_int96_timestamp_unit=int96_unit,
+        page_checksum_verification=True,
+    )
+
+
+def read_parquet(
+    filesystem: pyarrow.fs.FileSystem,
+    path: str,
+    wanted: Wanted,
+    first: int,
+    last: int | None,
+    skip_rows: int,
+    *,
+    check: Callable[[], None],
+    stack: ExitStack,
+) -> tuple[Iterator[pa.RecordBatch], int]:
+    """Return batches of the row groups from `first` up to `last` (exclusive; None: all), and how many rows are still to
+    be skipped.
+
+    Row groups that lie wholly within `skip_rows` are not read. `check` raises if the file has changed; it is called
+    before the last batch is yielded.
+    """
+    with explained(path, "parquet"):
+        file = open_parquet(filesystem, path, stack)
+        check_parquet_schema(file.schema_arrow, wanted, path)
+        count = file.metadata.num_row_groups
+        groups = range(first, count if last is None else last)
+        if groups.stop > count:
+            raise DataError(f"{path}: has {count} row groups, not {groups.stop}; it has changed")
+        rows_before = sum(file.metadata.row_group(index).num_rows for index in range(first))
+        while groups and skip_rows >= file.metadata.row_group(groups[0]).num_rows:
+            skip_rows -= file.metadata.row_group(groups[0]).num_rows
+            rows_before += file.metadata.row_group(groups[0]).num_rows
+            groups = groups[1:]
+        times = _int96_columns(file, wanted.schema.names)
+        exact = open_parquet(filesystem, path, stack, "ns") if times else None
+    batches = _checked_times(file, exact, path, wanted, groups, times)
+    return _parquet_batches(batches, path, wanted, groups, rows_before, check), skip_rows
+
+
+def _int96_columns(file: pyarrow.parquet.ParquetFile, names: Sequence[str]) -> list[str]:
+    """Return those of `names` whose columns are of INT96, or contain it."""
+    columns = (file.schema.column(index) for index in range(len(file.schema)))
+    paths = [column.path for column in columns if column.physical_type == "INT96"]
+    return [name for name in names if any(path == name or path.startswith(f"{name}.") for path in paths)]
+
+
+def _check_whole_us(path: str, name: str, in_us: pa.Array[Any], in_ns: pa.Array[Any]) -> None:
+    us, ns = in_us.cast(pa.int64()), in_ns.cast(pa.int64())
+    has_ns = pc.less(pc.abs(us), pa.scalar(_NS_YEARS_US, pa.int64()))  # of other years the nanoseconds are wrong
+    lost = pc.and_(has_ns, pc.not_equal(pc.multiply(pc.if_else(has_ns, us, pa.scalar(0, pa.int64())), 1000), ns))
+    if pc.any(lost).as_py():
+        value = in_ns.filter(lost)[0].value
+        raise SchemaError(
+            f"{path}: column {name!r} has the time {value} ns since 1970 as INT96, and only whole microseconds of INT96 can be "
+            "read; write the file with 64-bit timestamps"
+        )
+
+
+def _checked_times(
+    file: pyarrow.parquet.ParquetFile,
+    exact: pyarrow.parquet.ParquetFile | None,
+    path: str,
+    wanted: Wanted,
+    groups: range,
+    times: list[str],
+) -> Iterator[pa.RecordBatch]:
+    """Yield batches of the columns of `wanted`. Raises SchemaError for a time with a part of a microsecond, which INT96 can
+    hold and this file was opened without: `exact` is the same file with them, unless no column of `times` is INT96.
+    """
+    there = [name for name in wanted.schema.names if name in file.schema_arrow.names]
+    batches = file.iter_batches(_BATCH_ROWS, row_groups=list(groups), columns=there)
+    if exact is None:
+        yield from (batch.select(there) for batch in batches)  # asked for "a.b", pyarrow brings the struct "a" too
+        return
+    for batch, fine in zip(
+        batches, exact.iter_batches(_BATCH_ROWS, row_groups=list(groups), columns=times), strict=True
+    ):
+        for name in times:
+            for in_us, in_ns in zip(leaves(batch.column(name)), leaves(fine.column(name)), strict=True):
+                if in_us.type != in_ns.type:
+                    _check_whole_us(path, name, in_us, in_ns)
+        yield batch.select(there)
+
+
+def _parquet_batches(
+    batches: Iterator[pa.RecordBatch],
+    path: str,
+    wanted: Wanted,
+    groups: range,
+    rows_before: int,
+    check: Callable[[], None],
+) -> Iterator[pa.RecordBatch]:
+    if not groups:
+        return
+    ready: pa.RecordBatch | None = None
+    with explained(path, "parquet"):
+        for batch in batches:
+            for name in wanted.required:
+                nulls = batch.column(name).is_null()
+                if batch.column(name).null_count:
+                    row = rows_before + nulls.index(True).as_py() + 1
+                    raise SchemaError(f"{path}, row {row}: column {name!r} {MISSES_VALUE}")
+            rows_before += batch.num_rows
+            if ready is not None:
+                yield ready
+            ready = conform(_filled(batch, wanted), wanted.schema, path)
+    check()
+    if ready is not None:
+        yield ready
+
+
+def _filled(batch: pa.RecordBatch, wanted: Wanted) -> pa.RecordBatch:
+    """Add the columns that the file lacks, filled with nulls, and give structs the fields that are declared."""
+    for field in wanted.schema:
+        index = batch.schema.get_field_index(field.name)
+        if index < 0:
+            batch = batch.append_column(field, pa.nulls(batch.num_rows, field.type))
+        elif wanted.declared and pa.types.is_nested(field.type):
+            batch = batch.set_column(index, field.name, _with_fields(batch.column(index), field.type))
+    return batch
+
+
+def _with_fields(column: pa.Array[Any], kind: pa.DataType) -> pa.Array[Any]:
+    """Treat the fields of structs like columns: ones that are not in `kind` are left out, and missing ones are null.
+
+    A struct that has none of the fields stays as it is, and does not fit.
+    """
+    if is_list_array(column) and is_list_of_any_length(column.type) and is_list_of_any_length(kind):
+        return large_lists(column, _with_fields(column.flatten(), kind.value_type))
+    if not (is_struct_array(column) and pa.types.is_struct(kind)):
+        return column
+    names = [field.name for field in column.type]
+    there = [field.name for field in kind if names.count(field.name) == 1]
+    if not there or any(names.count(field.name) > 1 for field in kind):
+        return column
+    parts = dict(zip(names, column.flatten(), strict=True))
+    columns = [
+        _with_fields(parts[field.name], field.type) if field.name in parts else nulls(len(column), field.type)
+        for field in kind
+    ]
+    mask = column.is_null() if column.null_count else None
+    return pa.StructArray.from_arrays(columns, names=[field.name for field in kind], mask=mask)

@@ -1,0 +1,633 @@
+"""Kafka topics as a source: each partition is a split, whose offset is that of the next record.
+
+A split is read by a consumer of its own, which is assigned its partition: there is no consumer group whose rebalances
+could move partitions or offsets unnoticed. Offsets are in the job's checkpoints; they are committed to a group, for
+monitoring its lag, only if the user names one, and are read from there only for a start that asks for it.
+
+Offsets have gaps where transactions were aborted or ended, and where topics are compacted; so nothing is counted by
+them. The end of a partition that is read up to an offset is known when the broker reports that it has no more, since
+the last offsets before it may have no record.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack, closing, suppress
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
+
+import msgspec
+import pyarrow as pa
+
+from midstream.connectors.common.malformed_records import BadRecord, BadRecordsMax, OnBadRecord, check_on_bad_record, reported
+from midstream.connectors.kafka.source_bounds import (
+    Start,
+    Stop,
+    Topics,
+    checked_start,
+    checked_topics,
+    is_time,
+    listed,
+    topics_text,
+)
+from midstream.connectors.kafka.client import ANSWER_S, Connection, OptionValue, Silence, explained, made
+from midstream.connectors.kafka.cluster import EARLIEST, LATEST, Cluster, Place, Topic, are_two_topics
+from midstream.connectors.kafka.fetched_records import Fetched, Note
+from midstream.connectors.kafka.fetch_probe import new_tap
+from midstream.connectors.kafka.record_parser import KafkaFormat, RecordParser
+from midstream.connectors.common.external_waits import Wait
+from midstream.connectors.formats.schema_registry import RegistrySilent
+from midstream.connectors.files.text_parsers import CsvOptions
+from midstream.engine.core.config import Duration, interval_s
+from midstream.engine.core.errors import ConfigError, StorageError
+from midstream.engine.operators.bad_records import BadRecords
+from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
+
+if TYPE_CHECKING:
+    from confluent_kafka import Consumer, KafkaError
+
+OnGap: TypeAlias = Literal["fail", "skip"]
+
+_OURS: Final = {
+    "enable.auto.commit": "offsets are in the job's checkpoints, and are committed to the group of 'group.id' after them",
+    "enable.auto.offset.store": "offsets are in the job's checkpoints",
+    "auto.offset.reset": "use start= and on_gap=",
+    "enable.partition.eof": "the source needs it",
+    "isolation.level": "only committed records are read",
+    "group.instance.id": "partitions are assigned by the job, not by a group",
+    "group.protocol": "partitions are assigned by the job, not by a group",
+    "partition.assignment.strategy": "partitions are assigned by the job, not by a group",
+    "error_cb": "the source needs it",
+}
+_NO_GROUP: Final = "midstream"
+"""librdkafka requires a group name; without commits and joins the broker has no such group."""
+_PREFETCH: Final = {
+    "queued.max.messages.kbytes": 16_384,
+    "fetch.message.max.bytes": 4 * 2**20,  # with 1 MB, the default, brokers work twice as long for the same records
+    "fetch.wait.max.ms": 100,
+    "check.crcs": True,
+    "topic.metadata.refresh.interval.ms": 30_000,  # by default 5 min, in which a deleted topic may only look silent
+    "fetch.queue.backoff.ms": 10,  # by default a second, after each time that the queue was full
+}
+"""Prefetch limits per partition, unless the user sets others."""
+_RECORDS_MAX: Final = 50_000
+"""The largest number of records in one batch."""
+_SIDE_BY_SIDE: Final = 100_000
+"""Partitions never end, so a subtask reads all of its partitions at once, and keeps a request open for each."""
+_ASK_S: Final = 5.0
+"""The interval at which the broker of a silent partition is asked whether it is back."""
+_ASKED_S: Final = 0.5
+"""The time for which a reading thread waits for that answer."""
+_CHECK_S: Final = 5.0
+"""The time for which a reading thread waits for the id of its topic."""
+_log = logging.getLogger(__name__)
+
+
+class _Partition(msgspec.Struct, frozen=True, array_like=True):
+    """The payload of a split. A split at offset 0 has not begun; it begins at `start`."""
+
+    topic: str
+    partition: int
+    start: int
+    stop: int | None
+    """Records from this offset on are not read; None: without end."""
+    from_earliest: bool
+    """The split begins where the broker's records begin when it is opened; `start` is where that was."""
+    topic_id: str
+    """The id of the topic in which the offsets are."""
+
+
+class _Found(msgspec.Struct, frozen=True, array_like=True):
+    """The position: the partitions of each topic that are splits already. `begun`: the first discovery has been done."""
+
+    begun: bool = False
+    topics: dict[str, Topic] = {}
+
+
+class KafkaSource(Source):
+    """Reads topics of a Kafka cluster (2.5 or later), from `start` to `stop` or for ever.
+
+    A record without a value is a row of nulls. With the option `group.id`, offsets are committed after each checkpoint,
+    for tools that show lag.
+
+    `servers`: one or more `host:port`, as a list or separated by commas.
+    `topics`: a name, a list of names, or a compiled pattern that must match the whole name.
+    `format`: "json" (objects, as `schema` says, by the rules of JSON lines), "csv" (a line without a header), "avro"
+    (each value with the id of its schema in `registry`, read by the rules of Avro), "protobuf" (the message class
+    `message`, whose fields are the columns; with a `registry` each value begins with the id of its schema), "bytes" or
+    "text" (one column `value`).
+    `schema`: the columns of "json", or of "csv" in their order. Of "avro" the text of a schema, by default the newest
+    version of the subject `<topic>-value`.
+    `csv`: how a line of "csv" is written.
+    `registry`: options of a schema registry, such as `{"url": "http://registry:8081"}`.
+    `message`: the generated message class, for "protobuf".
+    `start`: "earliest", "latest", "group" (the committed offsets of the group `group.id`, else the earliest), a
+    datetime with a zone (the first record that is not older), or, for a single topic, an offset for each partition.
+    `stop`: "latest" (what exists and is committed when the job starts) or a datetime with a zone (up to the first
+    record that is not older); None for never. A job that resumes keeps the stop that its checkpoint has; if the
+    checkpoint is of a job without one, "latest" is the end at the time of the resume, from its first checkpoint on.
+    `metadata`: further parts of a record to add as columns: topic, partition, offset, timestamp, key, headers; a dict
+    renames them.
+    `on_gap`: what to do about offsets that the broker no longer has: "fail", or "skip" to continue after them.
+    `on_bad_record`: "fail", or "drop" to drop records that do not have the format, which then go to the stream's
+    `side_output(BAD_RECORDS)`.
+    `bad_records_max`: with "drop", (bad, records): the job fails if more than `bad` records are bad within a block of
+    `records` records that a subtask reads, one block after the other; None for no limit.
+    `options`: librdkafka's options, such as security; values `env:NAME` and `file:/path` are replaced by the variable
+    or file where the job connects.
+    `interval`: how often new matching topics, and new partitions of all topics, are looked for; they are read from
+    their beginning.
+    `rows_per_s`: a limit for all subtasks together, in rows per second; None for none.
+
+    Raises ConfigError or SchemaError for invalid arguments at once, and for problems with the cluster when the job
+    starts.
+
+        source = KafkaSource("kafka-1:9092", "orders", schema=pa.schema({"user": pa.large_string()}), start="latest")
+        env.source(source).uid("orders")
+    """
+
+    def __init__(  # noqa: PLR0913 - what users may choose
+        self,
+        servers: str | Sequence[str],
+        topics: Topics,
+        *,
+        format: KafkaFormat = "json",
+        schema: pa.Schema | str | None = None,
+        csv: CsvOptions | None = None,
+        registry: Mapping[str, OptionValue] | None = None,
+        message: object = None,
+        start: Start = "earliest",
+        stop: Stop | None = None,
+        metadata: Mapping[str, str] | Sequence[str] = (),
+        on_gap: OnGap = "fail",
+        on_bad_record: OnBadRecord = "fail",
+        bad_records_max: BadRecordsMax | None = None,
+        options: Mapping[str, OptionValue] | None = None,
+        interval: Duration = "30 s",
+        rows_per_s: float | None = None,
+    ) -> None:
+        self._topics = checked_topics(topics)
+        self._where = f"KafkaSource of {topics_text(self._topics)}"
+        self._connection = Connection(servers, options, _OURS, self._where)
+        check_on_bad_record(on_bad_record, bad_records_max, self._where)
+        self.drops_bad_records, self.bad_records_max = on_bad_record == "drop", bad_records_max
+        one = self._topics[0] if isinstance(self._topics, tuple) and len(self._topics) == 1 else None
+        self._parser = RecordParser(
+            format,
+            schema,
+            metadata,
+            self.drops_bad_records,
+            self._where,
+            csv=csv,
+            registry=registry,
+            subject=one and f"{one}-value",
+            message=message,
+        )
+        self.schema = self._parser.schema
+        if on_gap not in ("fail", "skip"):
+            raise ConfigError(f"{self._where}: on_gap {on_gap!r} is not one of fail, skip")
+        self._on_gap: OnGap = on_gap
+        group = self._connection.option("group.id")
+        self._group = None if group is None else str(group)
+        self._start = checked_start(start, self._topics, self._group, self._where)
+        if not (stop is None or stop == "latest" or is_time(stop)):
+            raise ConfigError(f"{self._where}: stop {stop!r} is not 'latest', a datetime with a time zone, or None")
+        self._stop = stop
+        self.bounded = stop is not None
+        self.discovery_interval_s = interval_s(interval, "interval")
+        check_rate(rows_per_s, self._where)
+        self.rows_per_s = rows_per_s
+        self._first: tuple[dict[str, Topic], list[_Partition]] | None = None
+        """The result of the first discovery."""
+        self._resumed_stops: dict[Place, int] = {}
+        """Where a job with `stop` ends that resumes from a checkpoint of a job without: partitions found before have no
+        stop of their own. Determined once, on the driver, before the source goes to the slots; the splits of all later
+        checkpoints have it.
+        """
+        self._its_cluster: Cluster | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_first": None, "_its_cluster": None}  # they are the driver's
+
+    equal_shares = True
+
+    def splits_per_reader(self, parallelism: int) -> int:
+        return _SIDE_BY_SIDE
+
+    # ---- on the driver ----
+
+    def prepare(self, uid: str, checkpoint_dir: str | None, restoring: bool) -> None:
+        """Check brokers and topics. Raises StorageError if no broker answers, ConfigError for a topic that is missing
+        or may not be read.
+        """
+        with made(self._where):
+            self._new_consumer(Silence(self._where, self._connection.servers)).close()
+        self._parser.check()
+        found = self._cluster.topics(self._topics)
+        if not found and self.bounded:
+            raise ConfigError(
+                f"{self._where}: no topic matches; a job with stop= reads the topics that exist when it starts"
+            )
+        if not restoring:
+            self._check_start(found)
+        elif self._stop is not None:
+            self._resumed_stops = self._offsets(_places(found), self._stop)
+
+    def _check_start(self, topics: Mapping[str, Topic]) -> None:
+        """Raise ConfigError for an offset after the end of its partition. With `stop` nothing would be read, without a
+        word; without it, the reader would report that records were lost.
+        """
+        if isinstance(self._start, Mapping):
+            ((name, topic),) = topics.items()
+            if set(self._start) != set(range(topic.partitions)):
+                raise ConfigError(
+                    f"{self._where}: start= has offsets for the partitions {listed(self._start)}, and topic {name!r} has "
+                    f"{listed(range(topic.partitions))}; give one for each"
+                )
+        elif self._start != "group":
+            return
+        starts = self._offsets(_places(topics), self._start)
+        leaves_nothing = isinstance(self._start, Mapping) and self._stop == "latest"
+        # a group may have read further than the committed records reach, without read_committed
+        ends = self._cluster.offsets([*starts], LATEST, committed=leaves_nothing)
+        for place, end in ends.items():
+            topic_name, partition = place
+            if starts[place] <= end:
+                continue
+            if self._start == "group":
+                raise ConfigError(
+                    f"{self._where}: group {self._group!r} has committed offset {starts[place]} of topic {topic_name!r}, "
+                    f"partition {partition}, which ends before offset {end}: the topic was recreated, or brokers have "
+                    "lost records. Reset the group's offsets, or give another start="
+                )
+            why = ", so stop='latest' leaves nothing to read" if leaves_nothing else ""
+            raise ConfigError(
+                f"{self._where}: start= has offset {starts[place]} for partition {partition}, whose "
+                f"{'committed ' if leaves_nothing else ''}records end before offset {end}{why}; give an offset up to "
+                "that one"
+            )
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        known = _Found() if position is None else decoded(position, _Found, self._where)
+        try:
+            if known.begun:
+                topics, found = self._newly_found(known.topics)
+            else:
+                # Remembered: asked again, after a restart, it must be the same, and "latest" is not.
+                topics, found = self._first = self._first or self._first_found()
+        except StorageError as error:
+            # Readers wait for brokers that are gone, and so does this.
+            _log.warning("%s: cannot look for partitions at present, and will try again: %s", self._where, error)
+            return Discovery((), msgspec.msgpack.encode(known), exhausted=False)
+        splits = tuple(
+            Split(f"{part.topic}:{part.partition}", msgspec.msgpack.encode(part))
+            for part in found
+            if part.stop is None or part.start < part.stop
+        )
+        after = msgspec.msgpack.encode(_Found(True, {**known.topics, **topics}))
+        return Discovery(splits, after, exhausted=self.bounded)
+
+    def checkpoint_completed(self, position: bytes | None, unfinished: Sequence[Split] | None = None) -> None:
+        if self._group is None or unfinished is None or position is None:
+            return
+        offsets = {}
+        if self._first is not None and decoded(position, _Found, self._where).begun:
+            for part in self._first[1]:
+                if part.stop is not None:
+                    offsets[part.topic, part.partition] = max(part.start, part.stop)  # read to its end, if not below
+        for split in unfinished:
+            part = decoded(split.payload, _Partition, self._where)
+            offsets[part.topic, part.partition] = split.offset or part.start
+        if offsets:
+            self._cluster.commit(self._group, offsets)
+
+    def close(self) -> None:
+        cluster, self._its_cluster = self._its_cluster, None
+        if cluster is not None:
+            cluster.close()
+
+    @property
+    def _cluster(self) -> Cluster:
+        if self._its_cluster is None:
+            self._its_cluster = Cluster(self._connection, self._where)
+        return self._its_cluster
+
+    def _first_found(self) -> tuple[dict[str, Topic], list[_Partition]]:
+        topics = self._cluster.topics(self._topics)
+        places = _places(topics)
+        starts = self._offsets(places, self._start)
+        stops = dict.fromkeys(places) if self._stop is None else self._offsets(places, self._stop)
+        is_earliest = self._start == "earliest"
+        parts = [_Partition(*at, starts[at], stops[at], is_earliest, topics[at[0]].id) for at in places]
+        return topics, parts
+
+    def _newly_found(self, known: Mapping[str, Topic]) -> tuple[dict[str, Topic], list[_Partition]]:
+        """Return new topics and partitions, which are read from their beginning."""
+        topics = self._cluster.topics(self._topics, may_be_gone=True)
+        for name in known:  # to readers a topic that is gone may only look silent
+            is_read = self._topics.fullmatch(name) if isinstance(self._topics, re.Pattern) else name in self._topics
+            if is_read and name not in topics:
+                raise ConfigError(
+                    f"{self._where}: topic {name!r} has disappeared since the job began to read it; restore it, or "
+                    "start without it and with --fresh"
+                )
+        found = []
+        for name, topic in topics.items():
+            before = known.get(name, Topic(topic.id, 0))
+            if are_two_topics(before.id, topic.id):
+                raise self._recreated(name)
+            new = range(before.partitions, topic.partitions)
+            for partition in new:  # a source that ends does not read what was created after the job had resumed
+                stop = self._resumed_stops.get((name, partition), 0) if self.bounded else None
+                found.append(_Partition(name, partition, 0, stop, True, topic.id))
+        return topics, found
+
+    def _recreated(self, topic: str) -> ConfigError:
+        return ConfigError(
+            f"{self._where}: topic {topic!r} was deleted and recreated since the job began to read it; it no "
+            "longer has the records that were read before, so the job cannot resume: start with --fresh"
+        )
+
+    def _offsets(self, places: list[Place], when: Start | Stop) -> dict[Place, int]:
+        if isinstance(when, Mapping):
+            return {place: when[place[1]] for place in places}
+        if isinstance(when, datetime):
+            return self._cluster.offsets(places, int(when.timestamp() * 1000))
+        if when == "group":
+            assert self._group is not None
+            committed = self._cluster.committed(self._group, places)
+            first = self._cluster.offsets([place for place in places if place not in committed], EARLIEST)
+            return {**first, **committed}
+        return self._cluster.offsets(places, EARLIEST if when == "earliest" else LATEST)
+
+    # ---- on the subtasks ----
+
+    def begin_split(self, split: Split) -> Split:
+        if not self._resumed_stops:
+            return split
+        part = decoded(split.payload, _Partition, self._where)
+        stop = self._resumed_stops.get((part.topic, part.partition)) if part.stop is None else part.stop
+        bounded = msgspec.structs.replace(part, stop=stop)
+        return msgspec.structs.replace(split, payload=msgspec.msgpack.encode(bounded))
+
+    def open_split(self, split: Split) -> SplitReader:
+        part = decoded(split.payload, _Partition, self._where)
+        if part.stop is not None and not self.bounded:
+            raise ConfigError(
+                f"{self._where}: the checkpoint is of a job with stop=, which ends {_where(part)} at offset {part.stop} "
+                "and has no more of the partitions that it has read to their end; resume it with stop=, or start a "
+                "job without stop= with --fresh, and with start= for where it begins"
+            )
+        if part.stop is None and self.bounded:
+            raise ConfigError(
+                f"{self._where}: {_where(part)} was being read when the checkpoint was taken, and did not exist when "
+                "the job resumed with stop=; restore the topic, or start without it and with --fresh"
+            )
+        return _PartitionReader(self, part, split.offset)
+
+    def place(self, split: Split, first: int, last: int) -> str:
+        part = decoded(split.payload, _Partition, self._where)
+        return f"{_where(part)}, one of the records from offset {split.offset or part.start} on"
+
+    def _new_consumer(self, silence: Silence) -> Consumer:
+        from confluent_kafka import Consumer
+
+        config = {
+            "group.id": _NO_GROUP,
+            **_PREFETCH,
+            **self._connection.config(
+                {
+                    "enable.auto.commit": False,
+                    "enable.auto.offset.store": False,
+                    "auto.offset.reset": "error",
+                    "enable.partition.eof": True,
+                    "isolation.level": "read_committed",
+                    "error_cb": silence.heard,
+                }
+            ),
+        }
+        return Consumer(config)
+
+
+class _PartitionReader(SplitReader):
+    def __init__(self, source: KafkaSource, part: _Partition, offset: int) -> None:
+        self._source = source
+        self._part = part
+        self._where = _where(part)
+        self._next = offset or part.start
+        self._notes: list[Note] = []
+        """Errors and events that came with the records of the last poll, or after them."""
+        self._bad: list[BadRecord] = []
+        """The bad records of the last poll."""
+        self._kept: tuple[Fetched, int] | None = None
+        """Records whose schema could not be looked up yet, and the offset at which they begin."""
+        self._silence = Silence(self._where, source._connection.servers, what_for=f"of topic {part.topic!r}")
+        self._registry_wait = Wait()
+        self._ask_again_s = 0.0
+        self._is_checked = part.from_earliest and not offset
+        """The topic was found to be the one in which the offset is. Reading that begins where the broker's records begin
+        does not depend on an offset.
+        """
+        self._check_again_s = 0.0
+        with ExitStack() as stack:
+            with made(self._where):
+                self._consumer = source._new_consumer(self._silence)
+            stack.callback(self._consumer.close)
+            place = part.topic, part.partition
+            self._tap = new_tap(self._consumer, *place, source._parser.metadata, self._silence.heard)
+            stack.callback(self._tap.close)
+            self._assign(None if part.from_earliest and not offset else self._next)
+            stack.pop_all()
+
+    def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
+        """Take the records that have arrived, without waiting.
+
+        Raises SchemaError (bad records), ConfigError (a gap) and StorageError.
+        """
+        if self._kept is not None:
+            return self._parsed(*self._kept)
+        notes, self._notes = self._notes, []
+        for note in notes:
+            self._take_note(*note)
+        stop = self._part.stop
+        if stop is not None and self._next >= stop and self._is_read_to_its_end():
+            return None
+        with explained(self._where):
+            records, self._notes = self._tap.take(min(rows_max, _RECORDS_MAX))
+        self._silence.looked(self._silence.is_doubted and self._is_answered())  # records may have come before
+        if len(records) and not self._is_checked:
+            self._check_topic()
+        before = self._next
+        if stop is not None and len(records) and records.offset(-1) >= stop:
+            records.cut(stop)
+            self._next = max(self._next, stop)
+        if len(records):
+            self._next = max(self._next, records.offset(-1) + 1)
+        return self._parsed(records, before)
+
+    def _parsed(self, records: Fetched, before: int) -> tuple[pa.RecordBatch, int]:
+        """Return the rows of records that begin at offset `before`; none while the schema registry does not answer."""
+        kept, self._kept = self._kept, None
+        try:
+            rows, self._bad = self._source._parser.rows(records, self._where)
+        except RegistrySilent as error:
+            if kept is None:
+                _log.warning("%s: waiting at offset %d: %s", self._where, before, error)
+            self._registry_wait.begin(f"the schema registry of topic {self._part.topic!r}")
+            self._kept, self._bad = (records, before), []
+            return self._source._parser.no_rows, before
+        finally:
+            if self._kept is None:
+                records.close()
+        if kept is not None:
+            self._registry_wait.end()
+            _log.warning("%s: the schema registry answers again; continuing", self._where)
+        return rows, self._next
+
+    def bad_records(self) -> BadRecords | None:
+        return reported(self._bad)
+
+    def close(self) -> None:
+        self._silence.close()
+        self._registry_wait.end()
+        self._tap.close()
+        self._consumer.close()
+
+    def _is_answered(self) -> bool:
+        """Whether the broker answers, asked from time to time: its loss is not always reported, and after its return
+        there may be no records.
+        """
+        from confluent_kafka import KafkaException, TopicPartition
+
+        now_s = time.monotonic()
+        if now_s < self._ask_again_s:
+            return False
+        self._ask_again_s = now_s + _ASK_S
+        at = TopicPartition(self._part.topic, self._part.partition)
+        try:
+            return self._consumer.get_watermark_offsets(at, timeout=_ASKED_S) is not None
+        except KafkaException:  # nothing is concluded from it but that it is still silent
+            return False
+
+    def _is_read_to_its_end(self) -> bool:
+        """Whether what was read up to `stop` is of one topic, as far as can be known; False: no broker answers at present.
+
+        No later discovery compares the topics of a source that ends.
+        """
+        now_s = time.monotonic()
+        if now_s < self._check_again_s:
+            return False
+        self._check_again_s = now_s + _ASK_S
+        try:
+            self._check_topic(may_be_gone=True)
+        except StorageError as error:
+            _log.info(
+                "%s: not taken as read to its end until brokers have reported the topic's id: %s", self._where, error
+            )
+            return False
+        return True
+
+    def _check_topic(self, *, may_be_gone: bool = False) -> None:
+        """Raise ConfigError if the topic is not that in which the offsets are; StorageError without an answer.
+
+        The client continues at the same offset of a topic that was recreated, and says nothing, if the offset exists
+        there. No topic gets the id of an earlier one: if it has not changed, all that was read before is of one topic.
+        """
+        part = self._part
+        with closing(Cluster(self._source._connection, self._where)) as cluster:
+            found = cluster.topic_id(part.topic, _CHECK_S)
+        if found is None and not may_be_gone:
+            raise self._gone()
+        if found is not None and are_two_topics(part.topic_id, found):
+            raise self._source._recreated(part.topic)
+        self._is_checked = True
+
+    def _assign(self, offset: int | None) -> None:
+        """None: wherever the broker's records begin. Without a word from it yet, librdkafka would wait 0.5 s before it asks."""
+        from confluent_kafka import OFFSET_BEGINNING, KafkaException, TopicPartition
+
+        if offset is None:
+            with suppress(KafkaException):  # if it is gone it is waited for
+                place = TopicPartition(self._part.topic, self._part.partition)
+                self._consumer.get_watermark_offsets(place, timeout=_ASKED_S)
+        with explained(self._where):
+            self._tap.assign(OFFSET_BEGINNING if offset is None else offset)
+
+    def _take_note(self, error: KafkaError, offset: int | None) -> None:
+        """Process a report of the broker other than records: the end for now, a gap, or a refusal."""
+        from confluent_kafka import KafkaError as Codes
+
+        match error.code():
+            case Codes._PARTITION_EOF:
+                assert offset is not None, "the end of a partition has a place in it"
+                self._next = max(self._next, offset)
+            case Codes._AUTO_OFFSET_RESET | Codes.OFFSET_OUT_OF_RANGE:
+                self._meet_gap()
+            case Codes.UNKNOWN_TOPIC_OR_PART | Codes._UNKNOWN_TOPIC | Codes._UNKNOWN_PARTITION:
+                raise self._gone()
+            case Codes.TOPIC_AUTHORIZATION_FAILED:
+                raise ConfigError(f"{self._where}: cannot be read: {error.str()}")
+            case Codes.GROUP_AUTHORIZATION_FAILED:
+                pass  # the client looks for the group's coordinator, of which nothing is wanted
+            case _ if error.retriable() or error.code() in (
+                Codes._TRANSPORT,
+                Codes._ALL_BROKERS_DOWN,
+                Codes._TIMED_OUT,
+            ):
+                self._silence.heard(error)
+            case _:
+                raise StorageError(f"{self._where}: reading after offset {self._next} failed: {error.str()}")
+
+    def _meet_gap(self) -> None:
+        from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+        self._check_topic()
+        at = TopicPartition(self._part.topic, self._part.partition)
+        with explained(f"{self._where}: cannot determine which offsets exist"):
+            try:
+                there = self._consumer.get_watermark_offsets(at, timeout=ANSWER_S)
+            except KafkaException as error:
+                if error.args[0].code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION):
+                    raise self._gone() from error
+                raise
+        if there is None:
+            raise StorageError(f"{self._where}: no broker has reported which offsets exist")
+        low, high = there
+        has = f"the broker has {low} to {high - 1}" if high > low else f"the broker has none before {high}"
+        if self._next > high:
+            raise ConfigError(
+                f"{self._where}: reading was to resume at offset {self._next}, and {has}; the topic was recreated, or "
+                "brokers have lost records. It no longer has the records that were read before: start with --fresh"
+            )
+        if self._next >= low:
+            self._assign(self._next)  # it was there again, or always
+            return
+        if self._source._on_gap == "fail":
+            raise ConfigError(
+                f"{self._where}: reading was to resume at offset {self._next}, and {has}: {low - self._next} offsets "
+                "were "
+                "deleted before they were read, by the topic's retention or by hand. on_gap='skip' continues without "
+                "them"
+            )
+        _log.warning(
+            "%s: offsets %d to %d no longer exist; continuing without them (on_gap)", self._where, self._next, low - 1
+        )
+        self._next = low
+        self._assign(low)
+
+    def _gone(self) -> ConfigError:
+        return ConfigError(
+            f"{self._where}: has disappeared since the job began to read it, at offset {self._next}; restore the "
+            "topic, or start without it and with --fresh"
+        )
+
+
+def _places(topics: Mapping[str, Topic]) -> list[Place]:
+    return [(name, partition) for name, topic in topics.items() for partition in range(topic.partitions)]
+
+
+def _where(part: _Partition) -> str:
+    return f"topic {part.topic!r}, partition {part.partition}"

@@ -1,0 +1,612 @@
+"""Rows into a PostgreSQL table, exactly once: staged by the subtasks, moved by the committer.
+
+    midstream_<sink>_<attempt>_<subtask>_<n>   what one subtask wrote between two checkpoints
+    midstream_commits                          per job and sink: the newest checkpoint and attempt committed
+
+A subtask creates its staging table and copies into it in one transaction, which ends when the checkpoint is prepared: a
+crash before that leaves nothing. The committer moves the rows and drops the table in one transaction, so nothing can be
+moved a second time. Types and constraints of single rows are those of the target, so that a row that does not fit fails
+before the checkpoint completes; values that the server would silently round, truncate or pad are refused before they
+are sent.
+
+A committable names the table to which its rows belong, and is committed there even if the sink now writes to another
+table of the database. It comes from a checkpoint, so it is not trusted: it can only name tables to move from, or to
+drop, that such a sink has made.
+
+`midstream_commits` distinguishes a table that was moved from one that was lost. It also fences: staging and committing
+lock the row of their job, which shows whether a newer attempt, or another job that resumed from this one's checkpoint,
+has committed. Tables of older attempts are dropped in the first commit of rows that a newer one has staged itself.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from itertools import count
+from typing import TYPE_CHECKING, Any, Final
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+import xxhash
+
+from midstream.connectors.common.optional_packages import require
+from midstream.connectors.postgres.copy_rows import encode
+from midstream.connectors.postgres.postgres_tables import (
+    NAME_BYTES_MAX,
+    NUMBERING,
+    ROW_NUMBER,
+    Table,
+    check_key,
+    check_names,
+    check_unchanged,
+    create_table,
+    explained,
+    find_table,
+    identifier,
+    is_conflict,
+)
+from midstream.connectors.common.async_writer import Part, QueuedWriter
+from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError, StorageError
+from midstream.engine.operators.sink_api import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext, decoded
+
+if TYPE_CHECKING:
+    from typing import LiteralString  # in typing from Python 3.11 on
+
+    from psycopg import Connection, Copy
+    from psycopg.sql import Composable
+
+    from midstream.engine.core.interfaces import Signal
+
+_COMMITS: Final = "midstream_commits"
+_PATIENCE: Final = {
+    "connect_timeout": 10,
+    "keepalives_idle": 30,
+    "keepalives_interval": 10,
+    "keepalives_count": 3,
+    "tcp_user_timeout": 60_000,
+}
+"""How long to wait for a server that has gone silent, unless `dsn` sets it."""
+_PATIENCE_S: Final = 10.0
+"""How long a running job tries to connect before it fails; a restart would cost more and not find the server sooner."""
+_CONFLICTS_S: Final = 60.0
+"""How long a commit is repeated that deadlocks, or cannot be serialized, with transactions of other programs."""
+_PAUSE_MIN_S: Final = 0.05
+_PAUSE_MAX_S: Final = 1.0
+"""The longest pause between two tries."""
+_SUPERSEDED: Final = 2**31 - 1
+"""The attempt of a job from whose checkpoint another job has resumed; it may do nothing more."""
+
+_CONNECTIONS: Final = """
+    SELECT n, what FROM (
+        SELECT rolconnlimit, 'CONNECTION LIMIT of role ' || rolname, rolsuper FROM pg_roles WHERE rolname = session_user
+        UNION ALL
+        SELECT datconnlimit, 'CONNECTION LIMIT of database ' || datname, r.rolsuper
+        FROM pg_database, pg_roles r WHERE datname = current_database() AND r.rolname = session_user
+        UNION ALL
+        SELECT current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int
+            - coalesce(current_setting('reserved_connections', true)::int, 0), 'max_connections less those reserved', false
+    ) AS limits (n, what, is_waived)
+    WHERE n >= 0 AND NOT is_waived"""
+"""A query: how many connections this user may have, and which setting limits them.
+
+A superuser has more than the setting allows, and should not be needed.
+"""
+
+
+class _Place(msgspec.Struct, frozen=True, array_like=True):
+    """The staging table of rows, and their target table; plain names, not quoted for SQL."""
+
+    staging: str
+    schema: str
+    table: str
+    key: tuple[str, ...]
+
+    def staged(self, name: str) -> Composable:
+        return identifier(self.staging, name)
+
+    def sink_of(self, uid: str) -> str:
+        """Return the sink's name in `midstream_commits`; it includes the table, so each table has its own commits."""
+        return f"{uid} > {self.schema}.{self.table}"
+
+
+class StagedRows(msgspec.Struct, frozen=True, array_like=True):
+    """A committable. `table` lies in the staging schema."""
+
+    job_id: str
+    uid: str
+    attempt: int
+    table: str
+    rows: int
+    place: _Place
+
+
+class PostgresSink(Sink):
+    """Writes every row once to a table of a PostgreSQL database (12 or later).
+
+    Rows appear when the checkpoint that covers them completes. Columns of the stream go to columns of the same name.
+    Each subtask has one connection and one open transaction from its first row to the checkpoint, and for a moment a
+    second one, when the next rows come while it is prepared; each commit has one connection.
+
+    `dsn`: a connection string of libpq, `"host=db dbname=shop user=etl"` or `"postgresql://etl@db/shop"`. Give the
+    password as PGPASSWORD, in a password file (~/.pgpass) or a service file, on the driver and wherever slots run; one
+    in `dsn` is sent to the slots with the job, and is neither stored nor shown.
+    `table`, `schema`: names as they are, not SQL; without `schema` the server's search_path decides. A missing table is
+    created.
+    `key`: a row replaces the one with the same values in these columns (ON CONFLICT … DO UPDATE), for which the table
+    needs a primary key or unique constraint; of several such rows the last one remains, provided that one subtask has
+    them all: call `key_by` with the same columns first.
+    `append`: add to a table that has rows; otherwise a fresh job needs an empty one (or a `key`).
+    `staging_schema`: where rows wait for their checkpoint, if not beside the table; the user of `dsn` needs the right
+    to create tables there.
+
+    Raises ConfigError for invalid arguments; the table and the rights are checked when the job starts.
+
+        orders.sink(PostgresSink("host=db dbname=shop user=etl", "orders", key=["id"])).uid("orders-table")
+    """
+
+    def __init__(
+        self,
+        dsn: str,
+        table: str,
+        *,
+        schema: str | None = None,
+        key: Sequence[str] = (),
+        append: bool = False,
+        staging_schema: str | None = None,
+    ) -> None:
+        require("psycopg", "postgres", "PostgresSink")
+        if isinstance(key, str):
+            raise ConfigError(f"PostgresSink: key={key!r} is a string; give a list of columns: key=[{key!r}]")
+        for what, name in (("table", table), ("schema", schema), ("staging_schema", staging_schema)):
+            if name is not None and not (isinstance(name, str) and name and "\0" not in name):
+                raise ConfigError(f"PostgresSink: {what}={name!r} is not a name")
+            if name is not None and len(name.encode()) > NAME_BYTES_MAX:
+                raise ConfigError(
+                    f"PostgresSink: {what}={name!r} has {len(name.encode())} bytes, but names in PostgreSQL have at "
+                    f"most {NAME_BYTES_MAX}; give a shorter one"
+                )
+        self._dsn = _checked_dsn(dsn)
+        self.table = table
+        self.schema = schema
+        self.key = tuple(key)
+        self.append = append
+        self.staging_schema = staging_schema
+        self._where = f"PostgresSink on {schema}.{table}" if schema else f"PostgresSink on {table}"
+
+    def validate(self, schema: pa.Schema, restoring: bool) -> None:
+        """Check the stream against the table, which is created if it does not exist, and have the server check the
+        move.
+
+        Raises SchemaError for columns that do not fit, ConfigError for missing rights and for a table that has rows,
+        StorageError if the server cannot be reached.
+        """
+        check_names(schema.names, self._where)
+        self._check_columns(schema)
+        with self._connected(self._where) as connection:
+            connection.execute("SELECT pg_advisory_xact_lock(hashtext('midstream'))")  # two jobs may start at once
+            table = find_table(connection, self.schema, self.table)
+            if table is None:
+                create_table(connection, self.schema, self.table, schema, self.key, self._where)
+                table = self._find(connection)
+            columns = table.matched(schema, self._where)
+            if self.key:
+                check_key(connection, table, self.key, self._where)
+            elif not (restoring or self.append):
+                self._check_empty(connection, table)
+            self._make_commits(connection, table)
+            with connection.transaction(force_rollback=True):
+                place = self._place(table)
+                staged = place.staged(_token("", "") + "_check")
+                connection.execute(table.staging_sql(staged, columns, self.key))
+                connection.execute(table.move_sql(staged, schema.names, self.key))
+                _last(connection, place, "", "", alone=True)
+
+    def check_parallelism(self, subtasks: int, beside: Sequence[tuple[Sink, int]] = ()) -> None:
+        """Raise ConfigError if the server allows this user fewer connections than the job may need at once."""
+        sharing = [n for sink, n in beside if isinstance(sink, PostgresSink) and sink._dsn == self._dsn]
+        needed = 2 * (subtasks + sum(sharing)) + 1
+        others = f" and {sum(sharing)} of other sinks" if sharing else ""
+        with self._connected(self._where, _PATIENCE_S) as connection:
+            limits = connection.execute(_CONNECTIONS).fetchall()
+        for limit, what in limits:
+            if limit < needed:
+                raise ConfigError(
+                    f"{self._where}: {subtasks} subtasks{others} need up to {needed} connections, two each and one to "
+                    f"commit, but {what} allows {limit}; raise it, or write with fewer subtasks: "
+                    f"parallelism({max((limit - 1) // 2 // (len(sharing) + 1), 1)})"
+                )
+
+    def check_committables(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        """Raise StorageError if rows of these are neither staged nor committed in the database that `dsn` names."""
+        where = f"{self._where}: cannot commit checkpoint {checkpoint_id}"
+        groups = _grouped(committables)
+        with self._connected(where) as connection:
+            for (job_id, uid, place), group in groups.items():
+                self._table_of(connection, place)  # raises if there is none
+                commits = find_table(connection, place.staging, _COMMITS)
+                if commits is None or _committed(connection, place, job_id, uid)[1] < checkpoint_id:
+                    for part in group:
+                        if find_table(connection, place.staging, part.table) is None:
+                            raise _gone(place, part, where)
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        require("psycopg", "postgres", f"operator {context.name!r}")
+        numbers = count()
+        return QueuedWriter(context, lambda: _StagedPart(self, context, next(numbers)))
+
+    def committer(self, context: CommitterContext) -> Committer:
+        return _PostgresCommitter(self, context.job_id, context.stopped)
+
+    def newest_committed(self, output: Output) -> int:
+        from psycopg.sql import SQL
+
+        with self._connected(self._where) as connection:
+            place = self._place(self._find(connection))
+            select = SQL("SELECT max(checkpoint) FROM {} WHERE job = ANY(%s) AND sink = %s")
+            found = connection.execute(
+                select.format(place.staged(_COMMITS)), [sorted(output.jobs), place.sink_of(output.uid)]
+            ).fetchone()
+            newest = found[0] or 0 if found is not None else 0
+            for checkpoint_id, committable in output.held:
+                for (_, _, at), (part,) in _grouped([committable]).items():
+                    if find_table(connection, at.staging, part.table) is None:
+                        newest = max(newest, checkpoint_id)  # committed, here or at an earlier target
+        return max(0, newest)
+
+    def check_take_back(self, output: Output, after: int) -> None:
+        raise ConfigError(
+            f"{self._where}: rows in a table do not show which commit wrote them, and replaced rows are lost; "
+            "midstream_commits shows when each checkpoint was committed, if you want to restore a backup of the table"
+        )
+
+    # ---- for this module
+
+    @contextmanager
+    def _connected(self, where: str, patience_s: float = 0.0) -> Iterator[Connection[Any]]:
+        """Open a transaction on a separate connection: committed at the end, rolled back after an error."""
+        with explained(where), self._connect(where, patience_s) as connection:
+            yield connection
+
+    def _connect(self, where: str, patience_s: float) -> Connection[Any]:
+        """Connect, retrying for `patience_s`, since all connections may be in use, or the server may be restarting. The
+        call blocks.
+        """
+        deadline_s, pause_s = time.monotonic() + patience_s, _PAUSE_MIN_S
+        while True:
+            try:
+                return self._connect_now(where)
+            except StorageError:
+                if time.monotonic() + pause_s > deadline_s:
+                    raise
+                time.sleep(pause_s)
+                pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+
+    def _connect_now(self, where: str) -> Connection[Any]:
+        import psycopg
+        from psycopg.conninfo import conninfo_to_dict
+
+        said = conninfo_to_dict(self._dsn)
+        defaults = {name: value for name, value in _PATIENCE.items() if name not in said}
+        try:
+            connection = psycopg.connect(
+                self._dsn,
+                prepare_threshold=None,  # a pooler may give every transaction another server connection
+                client_encoding="utf8",
+                fallback_application_name="midstream",
+                **defaults,  # type: ignore[arg-type]
+            )
+        except psycopg.Error as error:
+            raise StorageError(
+                f"{where}: cannot connect: {' '.join(str(error).split())}. Is the server running, and are host, port, "
+                "database and user correct? A password comes from PGPASSWORD, a password file or a service file"
+            ) from error
+        connection.isolation_level = (
+            psycopg.IsolationLevel.READ_COMMITTED
+        )  # other transactions commit while rows are staged
+        with explained(where):
+            # Acknowledged rows must survive a crash of the server, and staging may take as long as a checkpoint.
+            connection.execute(
+                "SELECT set_config('statement_timeout', '0', true),"
+                " set_config('idle_in_transaction_session_timeout', '0', true),"
+                " set_config('array_nulls', 'on', true),"  # off: a null in a list becomes the text "NULL"
+                " CASE current_setting('synchronous_commit') WHEN 'off' THEN set_config('synchronous_commit', 'on', true) END"
+            )
+        return connection
+
+    def _find(self, connection: Connection[Any]) -> Table:
+        table = find_table(connection, self.schema, self.table)
+        if table is None:
+            raise ConfigError(f"{self._where}: the table does not exist any more")
+        return table
+
+    def _place(self, table: Table) -> _Place:
+        return _Place(self.staging_schema or table.schema, table.schema, table.name, self.key)
+
+    def _table_of(self, connection: Connection[Any], place: _Place) -> Table:
+        """Return the table to which rows of `place` go; the sink's own if that is missing, perhaps renamed."""
+        return find_table(connection, place.schema, place.table) or self._find(connection)
+
+    def _check_columns(self, schema: pa.Schema) -> None:
+        if len(schema) == 0:
+            raise SchemaError(f"{self._where}: the stream has no columns to write")
+        if self.key and ROW_NUMBER in schema.names:
+            raise SchemaError(f"{self._where}: a column may not be called {ROW_NUMBER!r}; rename it")
+        for name in self.key:
+            if name not in schema.names:
+                raise SchemaError(
+                    f"{self._where}: key column {name!r} is not in the stream; it has {', '.join(schema.names)}"
+                )
+
+    def _check_empty(self, connection: Connection[Any], table: Table) -> None:
+        from psycopg.sql import SQL
+
+        if connection.execute(SQL("SELECT 1 FROM {} LIMIT 1").format(table.sql())).fetchone():
+            raise ConfigError(
+                f"{self._where}: {table} is not empty; resume from a checkpoint, name another table, add to it with "
+                "append=True, or replace rows by a key"
+            )
+
+    def _make_commits(self, connection: Connection[Any], table: Table) -> None:
+        from psycopg.sql import SQL
+
+        place = self._place(table)
+        if find_table(connection, place.staging, _COMMITS) is None:
+            connection.execute(
+                SQL(
+                    "CREATE TABLE {} (job text, sink text, attempt integer NOT NULL DEFAULT 0,"
+                    " checkpoint bigint NOT NULL DEFAULT -1, committed timestamptz, PRIMARY KEY (job, sink))"
+                ).format(place.staged(_COMMITS))
+            )
+
+
+class _StagedPart(Part):
+    """One staging table, in a transaction that is open until `_finish`."""
+
+    def __init__(self, sink: PostgresSink, context: WriterContext, number: int) -> None:
+        super().__init__()
+        self._sink = sink
+        self._context = context
+        self._where = f"operator {context.name!r}: {sink._where}"
+        self._name = f"{_token(context.job_id, context.uid)}_{context.attempt}_{context.subtask}_{number}"
+        self._connection: Connection[Any] | None = None
+        self._copy: Copy | None = None
+        self._copying = ExitStack()
+        self._rows = 0
+
+    def _write(self, batch: pa.RecordBatch) -> None:
+        if self._copy is None:
+            self._begin()
+        assert self._copy is not None
+        if self._sink.key:
+            numbers = pa.array(np.arange(self._rows, self._rows + batch.num_rows))
+            batch = pa.RecordBatch.from_arrays([*batch.columns, numbers], names=[*batch.schema.names, ROW_NUMBER])
+        encoded = encode(batch, self._columns, self._rows, self._where)
+        with explained(self._where):
+            self._copy.write(encoded)
+        self._rows += batch.num_rows
+
+    def _begin(self) -> None:
+        from psycopg.sql import SQL, Identifier
+
+        sink, names = self._sink, list(self._context.schema.names)
+        connection = self._connection = sink._connect(self._where, _PATIENCE_S)
+        with explained(self._where):
+            self._table = sink._find(connection)
+            self._columns = self._table.matched(self._context.schema, self._where)
+            self._place = sink._place(self._table)
+            staged = self._place.staged(self._name)
+            connection.execute(self._table.staging_sql(staged, self._columns, sink.key))
+            if sink.key:
+                names.append(ROW_NUMBER)
+                self._columns = (*self._columns, NUMBERING)
+            copy = SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(staged, SQL(", ").join(map(Identifier, names)))
+            self._cursor = connection.cursor()
+            self._copy = self._copying.enter_context(self._cursor.copy(copy))
+
+    def _finish(self, checkpoint_id: int) -> Sequence[bytes]:
+        connection, context = self._connection, self._context
+        assert connection is not None, "a part has rows"
+        with explained(self._where):
+            self._copying.close()
+            if self._cursor.rowcount != self._rows:
+                raise InvariantError(
+                    f"{self._where}: sent {self._rows} rows, but the server has {self._cursor.rowcount}"
+                )
+            # A newer attempt's commit drops what older ones have staged; after it they must not stage anything.
+            committed, _ = _last(connection, self._place, context.job_id, context.uid, alone=False)
+            if committed > context.attempt:
+                raise StorageError(f"{self._where}: a newer attempt than {context.attempt} has committed already")
+            connection.commit()
+        connection.close()
+        staged = StagedRows(context.job_id, context.uid, context.attempt, self._name, self._rows, self._place)
+        return [msgspec.msgpack.encode(staged)]
+
+    def _discard(self) -> None:
+        """Close the connection; the server rolls back what it leaves unfinished."""
+        if self._connection is not None:
+            self._connection.close()
+            with suppress(Exception):  # the copy only notices that its connection is closed
+                self._copying.close()
+
+
+class _PostgresCommitter(Committer):
+    def __init__(self, sink: PostgresSink, job_id: str, stopped: Signal) -> None:
+        self._sink = sink
+        self._job_id = job_id
+        self._stopped = stopped
+        self._predecessors: set[tuple[str, str, _Place]] = set()
+        """Jobs, each with the uid and place of this sink in it, whose last checkpoints this one has committed."""
+
+    def commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        self._repeated(lambda: self._commit(checkpoint_id, committables))
+
+    def abort(self, committables: Sequence[bytes]) -> None:
+        self._repeated(lambda: self._abort(committables))
+
+    def _repeated(self, transact: Callable[[], None]) -> None:
+        """Repeat a transaction that others prevent: a restart of the job would not prevent them either."""
+        deadline_s, pause_s = time.monotonic() + _CONFLICTS_S, _PAUSE_MIN_S
+        while True:
+            try:
+                transact()
+                return
+            except StorageError as error:
+                wait_s = pause_s * (1 + random.random())  # two committers must not meet again and again
+                if not is_conflict(error) or time.monotonic() + wait_s > deadline_s or self._stopped.wait(wait_s):
+                    raise
+                pause_s = min(2 * pause_s, _PAUSE_MAX_S)
+
+    def _commit(self, checkpoint_id: int, committables: Sequence[bytes]) -> None:
+        where = f"{self._sink._where}: cannot commit checkpoint {checkpoint_id}"
+        groups = _grouped(committables)
+        with self._sink._connected(where, _PATIENCE_S) as connection:
+            for (job_id, uid, place), group in groups.items():
+                table = self._sink._table_of(connection, place)
+                self._move(connection, place, table, job_id, uid, checkpoint_id, group, where)
+        if any(job_id == self._job_id for job_id, _, _ in groups):
+            self._predecessors.clear()  # `_move` has swept them
+
+    def _abort(self, committables: Sequence[bytes]) -> None:
+        groups = _grouped(committables)
+        with self._sink._connected(f"{self._sink._where}: cannot clean up", _PATIENCE_S) as connection:
+            for (_, _, place), group in groups.items():
+                for staged in group:
+                    _drop(connection, place, staged.table)
+
+    def _move(
+        self,
+        connection: Connection[Any],
+        place: _Place,
+        table: Table,
+        job_id: str,
+        uid: str,
+        checkpoint_id: int,
+        staged: Sequence[StagedRows],
+        where: str,
+    ) -> None:
+        from psycopg.sql import SQL, Literal
+
+        attempt, newest = _last(connection, place, job_id, uid, alone=True)
+        if attempt == _SUPERSEDED and job_id == self._job_id and newest < checkpoint_id:
+            raise ConfigError(f"{where}: another job has resumed from checkpoint {newest} of this one in the meantime")
+        for part in staged:
+            found = find_table(connection, place.staging, part.table)
+            if found is not None:
+                names = [column.name for column in found.columns if not place.key or column.name != ROW_NUMBER]
+                check_unchanged(connection, table, found, names, where)
+                connection.execute(table.move_sql(found.sql(), names, place.key))
+                _drop(connection, place, part.table)
+            elif newest < checkpoint_id:
+                raise _gone(place, part, where)
+        if job_id == self._job_id:
+            newer = max(part.attempt for part in staged)
+            if newer > attempt or self._predecessors:
+                for of_job, of_uid, of_place in self._predecessors:
+                    _sweep(connection, of_place, of_job, of_uid, _SUPERSEDED)
+                _sweep(connection, place, job_id, uid, newer)
+        else:
+            newer = _SUPERSEDED
+            self._predecessors.add((job_id, uid, place))
+        update = SQL(
+            "UPDATE {} SET attempt = greatest(attempt, {}), checkpoint = greatest(checkpoint, {}), committed = now()"
+            " WHERE job = {} AND sink = {}"
+        )
+        values = (newer, checkpoint_id, job_id, place.sink_of(uid))
+        connection.execute(update.format(place.staged(_COMMITS), *map(Literal, values)))
+
+
+def _sweep(connection: Connection[Any], place: _Place, job_id: str, uid: str, newer: int) -> None:
+    """Drop what attempts before `newer` have staged.
+
+    Tasks are deployed only after everything in the restored checkpoint is committed: once something of the new attempt,
+    or of this job, is prepared, nothing needs the earlier tables.
+    """
+    prefix = _token(job_id, uid) + "_"
+    tables = connection.execute(
+        "SELECT c.relname FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = %s AND c.relkind = 'r' AND starts_with(c.relname, %s)",
+        [place.staging, prefix],
+    ).fetchall()
+    for (name,) in tables:
+        if int(name[len(prefix) :].partition("_")[0]) < newer:
+            _drop(connection, place, name)
+
+
+def _drop(connection: Connection[Any], place: _Place, name: str) -> None:
+    from psycopg.sql import SQL
+
+    connection.execute(SQL("DROP TABLE IF EXISTS {}").format(place.staged(name)))
+
+
+def _last(connection: Connection[Any], place: _Place, job_id: str, uid: str, *, alone: bool) -> tuple[int, int]:
+    """Return the attempt and checkpoint that this sink of that job has committed last.
+
+    They stay the same until this transaction ends. `alone`: until then no other transaction can read them either.
+    """
+    from psycopg.sql import SQL, Literal
+
+    insert = SQL("INSERT INTO {} (job, sink) VALUES ({}, {}) ON CONFLICT DO NOTHING")
+    connection.execute(insert.format(place.staged(_COMMITS), Literal(job_id), Literal(place.sink_of(uid))))
+    return _committed(connection, place, job_id, uid, "FOR UPDATE" if alone else "FOR SHARE")
+
+
+def _committed(
+    connection: Connection[Any], place: _Place, job_id: str, uid: str, lock: LiteralString = ""
+) -> tuple[int, int]:
+    """Like `_last`, but without that guarantee; return the checkpoint, or -1 if there was none."""
+    from psycopg.sql import SQL, Literal
+
+    select = SQL("SELECT attempt, checkpoint FROM {} WHERE job = {} AND sink = {} {}")
+    values = (Literal(job_id), Literal(place.sink_of(uid)), SQL(lock))
+    found = connection.execute(select.format(place.staged(_COMMITS), *values)).fetchone()
+    attempt, checkpoint_id = found or (0, -1)
+    return attempt, checkpoint_id
+
+
+def _gone(place: _Place, part: StagedRows, where: str) -> StorageError:
+    return StorageError(
+        f"{where}: {place.staging}.{part.table} with {part.rows} rows is missing; only a job may drop such tables. If "
+        "the sink's database was changed, resume with the sink as it was, and before you change it, stop with a "
+        "savepoint, which leaves nothing to commit"
+    )
+
+
+def _grouped(committables: Sequence[bytes]) -> dict[tuple[str, str, _Place], list[StagedRows]]:
+    """Group committables by job, uid and place. Raises StorageError for what no PostgreSQL sink has staged."""
+    groups: defaultdict[tuple[str, str, _Place], list[StagedRows]] = defaultdict(list)
+    for committable in committables:
+        staged = decoded(committable, StagedRows, "a PostgreSQL sink", "PostgresSink")
+        if not re.fullmatch(f"{_token(staged.job_id, staged.uid)}_{staged.attempt}_[0-9]+_[0-9]+", staged.table):
+            raise StorageError(
+                f"PostgresSink: no PostgreSQL sink stages rows in {staged.table!r}; the checkpoint is corrupt or forged"
+            )
+        groups[staged.job_id, staged.uid, staged.place].append(staged)
+    return groups
+
+
+def _token(job_id: str, uid: str) -> str:
+    return f"midstream_{xxhash.xxh3_64_hexdigest(f'{job_id}/{uid}'.encode())}"
+
+
+def _checked_dsn(dsn: str) -> str:
+    """Check the connection string. One that cannot be parsed is not shown, since it may contain a password."""
+    from psycopg import Error
+    from psycopg.conninfo import conninfo_to_dict
+
+    readable = isinstance(dsn, str)
+    if readable:
+        try:
+            conninfo_to_dict(dsn)
+        except Error:
+            readable = False
+    if not readable:
+        raise ConfigError(
+            "PostgresSink: dsn= is not a connection string; write for example 'host=db dbname=shop user=etl' "
+            "or 'postgresql://etl@db/shop' (with special characters in a URL percent-encoded)"
+        )
+    return dsn

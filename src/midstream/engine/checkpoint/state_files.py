@@ -1,0 +1,348 @@
+"""State files: immutable chunks of state, written once, verified before they are used.
+
+A task writes at most one file per checkpoint. It is a series of Arrow IPC streams, one per chunk that is not yet in a
+file of a completed checkpoint; the others are reused by handle, which makes checkpoints incremental. If there is little
+to write, it goes into the metadata (see `extents`). Everything here is pure or blocking I/O: for I/O threads only.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import pyarrow as pa
+
+from midstream.engine.checkpoint.extents import Written, check_extent, placed, write_extents
+from midstream.engine.core.arrow_bytes import NOT_ARROW, read_table
+from midstream.engine.core.errors import InvariantError, StorageError
+from midstream.engine.core.interfaces import Storage
+from midstream.engine.protocol.messages import ChunkHandle, PartHandle
+from midstream.engine.state.state_parts import KEY_GROUP, Chunk, Redistribute, StatePart, check_columns
+
+# Measured on 52 MB of window state (one core): lz4 writes 1 GB/s and reads 4 GB/s at 42 % of the
+# size, zstd 0.6 and 1.6 GB/s at 25 %. lz4 keeps up with a disk and halves what is written.
+# Below this size its framing costs more than it saves.
+COMPRESS_FROM_BYTES = 64 * 2**10
+
+SHARED = "shared"
+_NAME = re.compile(r"e(\d+)-a(\d+)-c(\d+)-v(\d+)-s(\d+)\.(state|channels(?:-[1-9]\d*)?)")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class StateFile:
+    """The writer of a state file: no two writers ever share a name."""
+
+    epoch: int
+    attempt: int
+    checkpoint_id: int
+    vertex: int
+    subtask: int
+    kind: str = "state"
+    """The kind, "state", or "channels", "channels-1", … for what was in flight, see `engine.checkpoint.channel_state`."""
+
+    @property
+    def path(self) -> str:
+        name = f"e{self.epoch}-a{self.attempt}-c{self.checkpoint_id}-v{self.vertex}-s{self.subtask}.{self.kind}"
+        return f"{SHARED}/{name}"
+
+    @classmethod
+    def parse(cls, path: str) -> StateFile | None:
+        """Parse a path; None if it is not the path of a state file."""
+        directory, _, name = path.rpartition("/")
+        match = _NAME.fullmatch(name) if directory == SHARED else None
+        if match is None:
+            return None
+        epoch, attempt, checkpoint_id, vertex, subtask = map(int, match.groups()[:5])
+        file = cls(epoch, attempt, checkpoint_id, vertex, subtask, match[6])
+        return file if file.path == path else None
+
+
+def state_file(epoch: int, attempt: int, checkpoint_id: int, vertex: int, subtask: int) -> str:
+    """Return the path of the one file for operator state that a subtask writes for a checkpoint."""
+    return StateFile(epoch, attempt, checkpoint_id, vertex, subtask).path
+
+
+def channel_file(epoch: int, attempt: int, checkpoint_id: int, vertex: int, subtask: int, part: int = 0) -> str:
+    """Return the path of file number `part` for what was in flight."""
+    kind = f"channels-{part}" if part else "channels"
+    return StateFile(epoch, attempt, checkpoint_id, vertex, subtask, kind).path
+
+
+# ---- writing ---------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StoredParts:
+    parts: tuple[tuple[PartHandle, ...], ...]
+    """The handles of each operator."""
+    written: Written
+
+    @property
+    def in_files(self) -> dict[str, ChunkHandle]:
+        """The chunks, by id, that need not be written again once the checkpoint has completed."""
+        return in_files(handle for handles in self.parts for handle in handles)
+
+
+def store_parts(
+    storage: Storage,
+    operators: Sequence[Mapping[str, StatePart]],
+    known: Mapping[str, ChunkHandle],
+    file: str,
+    inline_bytes_max: int = 0,
+) -> StoredParts:
+    """Write the unknown chunks of each operator's parts to `file`, and return the handles of all parts.
+
+    `known` maps chunk ids to handles in files that a *completed* checkpoint references. Handles of a checkpoint whose
+    outcome the task does not know must not be in it: its files may have been deleted. Raises StorageError or OSError.
+    """
+    new: dict[str, tuple[Chunk, Redistribute]] = {}
+    for parts in operators:
+        for part in parts.values():
+            for chunk in part.chunks:
+                if chunk.id not in known:
+                    new.setdefault(chunk.id, (chunk, part.redistribute))
+    drafts = {chunk_id: _draft(chunk, rule) for chunk_id, (chunk, rule) in new.items()}
+    encoded = ((_encode_table(chunk.table),) for chunk, _ in new.values())
+    written = write_extents(storage, file, encoded, inline_bytes_max)
+    handles = dict(known)
+    for (chunk_id, draft), extent in zip(drafts.items(), written.extents, strict=True):
+        handles[chunk_id] = placed(draft, extent)
+    return StoredParts(
+        tuple(
+            tuple(
+                PartHandle(name, part.redistribute.value, tuple(handles[chunk.id] for chunk in part.chunks))
+                for name, part in parts.items()
+            )
+            for parts in operators
+        ),
+        written,
+    )
+
+
+def _encode_table(table: pa.Table) -> memoryview:
+    is_large = table.get_total_buffer_size() >= COMPRESS_FROM_BYTES  # at least nbytes, which looks at every offset
+    compression: Literal["lz4"] | None = "lz4" if is_large and table.nbytes >= COMPRESS_FROM_BYTES else None
+    sink = pa.BufferOutputStream()
+    options = pa.ipc.IpcWriteOptions(compression=compression, use_threads=False)
+    with pa.ipc.new_stream(sink, table.schema, options=options) as writer:
+        writer.write_table(table)
+    return memoryview(sink.getvalue())
+
+
+def _draft(chunk: Chunk, redistribute: Redistribute) -> ChunkHandle:
+    """Return the chunk's handle, without a place."""
+    low, high = -1, -1
+    if redistribute is Redistribute.KEYED:
+        if chunk.table.schema.get_field_index(KEY_GROUP) < 0:
+            raise InvariantError(f"chunk {chunk.id} of keyed state has no column {KEY_GROUP}")
+        if chunk.table.num_rows:
+            groups = chunk.table.column(KEY_GROUP).to_numpy()
+            low, high = int(groups.min()), int(groups.max())
+    return ChunkHandle(chunk.id, "", 0, 0, 0, chunk.table.num_rows, low, high)
+
+
+# ---- reading ---------------------------------------------------------------
+
+
+def read_parts(storage: Storage, handles: Sequence[PartHandle], key_groups: range, where: str) -> dict[str, StatePart]:
+    """Read the rows of `handles` that belong to a subtask which owns `key_groups`, by part name.
+
+    Handles with the same name and rule are joined. A part that has no row for this subtask is left out. A chunk of
+    which only some rows are kept gets an id of its own, derived from the old one, since the same id must always mean
+    the same rows.
+
+    Raises StorageError naming `where` and the file if a file is missing, short or corrupt; every chunk is checked
+    before any of its bytes are parsed.
+    """
+    parts: dict[str, tuple[Redistribute, list[tuple[ChunkHandle, _Owned]]]] = {}
+    for handle in handles:
+        rule = rule_of(handle, where)
+        first_rule, wanted = parts.setdefault(handle.name, (rule, []))
+        if rule is not first_rule:
+            raise StorageError(
+                f"{where}: state {handle.name!r} is {first_rule.value} in one subtask and {rule.value} in another"
+            )
+        wanted.extend(_keyed_chunks(handle, key_groups) if rule is Redistribute.KEYED else _dealt_chunks(handle))
+    tables = _read_tables(storage, [chunk for _, wanted in parts.values() for chunk, _ in wanted], where)
+    for name, (rule, wanted) in parts.items():
+        for chunk, _ in wanted:
+            _check_groups(tables[place_of(chunk)], chunk, rule, f"{where}: state {name!r}")
+    return {
+        name: StatePart(rule, kept)
+        for name, (rule, wanted) in parts.items()
+        if (kept := tuple(c for chunk, owned in wanted if (c := _select(tables[place_of(chunk)], chunk, owned))))
+    }
+
+
+def known_chunks(handles: Sequence[PartHandle], parts: Mapping[str, StatePart]) -> dict[str, ChunkHandle]:
+    """Return the chunks that `read_parts` took over whole from a file, which need not be written again."""
+    kept = {chunk.id for part in parts.values() for chunk in part.chunks}
+    return {chunk_id: chunk for chunk_id, chunk in in_files(handles).items() if chunk_id in kept}
+
+
+def in_files(handles: Iterable[PartHandle]) -> dict[str, ChunkHandle]:
+    """Return the chunks of `handles` that are not inline, by id."""
+    return {chunk.id: chunk for handle in handles for chunk in handle.chunks if chunk.file}
+
+
+def verify_chunks(storage: Storage, handles: Sequence[PartHandle], where: str) -> int:
+    """Read and check every chunk, without parsing it; return the number of bytes. Raises StorageError."""
+    files = _Files(storage, where)
+    unique = {place_of(chunk): chunk for handle in handles for chunk in handle.chunks}
+    return sum(files.bytes_of(unique[place]).nbytes for place in sorted(unique))
+
+
+def place_of(chunk: ChunkHandle) -> tuple[str, int, str]:
+    """Return a key that identifies a chunk, ordered by file; chunks without a file are identified by their id."""
+    return chunk.file, chunk.offset, chunk.id
+
+
+def _read_tables(storage: Storage, chunks: Sequence[ChunkHandle], where: str) -> dict[tuple[str, int, str], pa.Table]:
+    """Read each chunk once, file by file, so that at most one file is in memory besides the tables."""
+    files = _Files(storage, where)
+    unique = {place_of(chunk): chunk for chunk in chunks}
+    return {place: files.read(unique[place]) for place in sorted(unique)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Owned:
+    """Which rows of a chunk to keep: those of `key_groups`, or every `stride`-th from `index`."""
+
+    key_groups: range | None = None
+    index: int = 0
+    stride: int = 1
+
+
+_ALL = _Owned()
+
+
+def rule_of(handle: PartHandle, where: str) -> Redistribute:
+    """Return the rule of a part. Raises StorageError for one that this version does not know."""
+    try:
+        return Redistribute(handle.redistribute)
+    except ValueError as error:
+        raise StorageError(f"{where}: state {handle.name!r} has the unknown rule {handle.redistribute!r}") from error
+
+
+def _keyed_chunks(handle: PartHandle, key_groups: range) -> list[tuple[ChunkHandle, _Owned]]:
+    return [(c, _keyed_rows(c, key_groups)) for c in handle.chunks if intersects(c, key_groups)]
+
+
+def _keyed_rows(chunk: ChunkHandle, key_groups: range) -> _Owned:
+    whole = key_groups.start <= chunk.key_group_min and chunk.key_group_max < key_groups.stop
+    return _ALL if whole else _Owned(key_groups=key_groups)
+
+
+def intersects(chunk: ChunkHandle, key_groups: range) -> bool:
+    """Whether a chunk of keyed state may hold rows of these key groups."""
+    return chunk.rows > 0 and chunk.key_group_min < key_groups.stop and chunk.key_group_max >= key_groups.start
+
+
+def _dealt_chunks(handle: PartHandle) -> list[tuple[ChunkHandle, _Owned]]:
+    """Return the chunks with the rows that `index` and `stride` assign to this handle; both count over all chunks."""
+    wanted = []
+    before = 0
+    for chunk in handle.chunks:
+        first = (handle.index - before) % handle.stride
+        if first < chunk.rows:
+            wanted.append((chunk, _ALL if handle.stride == 1 else _Owned(index=first, stride=handle.stride)))
+        before += chunk.rows
+    return wanted
+
+
+def _check_groups(table: pa.Table, chunk: ChunkHandle, rule: Redistribute, where: str) -> None:
+    """Check that keyed state has the key groups for which it is read, and other state none. Raises StorageError."""
+    if rule is Redistribute.KEYED:
+        check_columns(table, {KEY_GROUP: pa.int32()}, where)
+        groups = table.column(KEY_GROUP).to_numpy()
+        if len(groups) and not chunk.key_group_min <= groups.min() <= groups.max() <= chunk.key_group_max:
+            raise StorageError(
+                f"{where}: chunk {chunk.id} has rows of the key groups {groups.min()} to {groups.max()}, and the metadata "
+                f"says {chunk.key_group_min} to {chunk.key_group_max}: it is damaged, or midstream has not written it"
+            )
+    elif KEY_GROUP in table.column_names:
+        raise StorageError(
+            f"{where}: chunk {chunk.id} has rows of keys, and the metadata says that it is redistributed as "
+            f"{rule.value!r}: it is damaged, or midstream has not written it"
+        )
+
+
+def _select(table: pa.Table, chunk: ChunkHandle, owned: _Owned) -> Chunk | None:
+    """Return the rows to keep; None if there are none."""
+    if owned is _ALL:
+        return Chunk(chunk.id, table)
+    if owned.key_groups is None:
+        rows = np.arange(owned.index, table.num_rows, owned.stride)
+        return Chunk(f"{chunk.id}/{owned.index}%{owned.stride}", table.take(pa.array(rows, pa.int64())))
+    groups = table.column(KEY_GROUP).to_numpy()
+    keep = (groups >= owned.key_groups.start) & (groups < owned.key_groups.stop)
+    if not keep.any():
+        return None
+    chunk_id = f"{chunk.id}/{owned.key_groups.start}-{owned.key_groups.stop}"
+    return Chunk(chunk_id, _filtered(table, keep))
+
+
+def _filtered(table: pa.Table, keep: np.ndarray[Any, Any]) -> pa.Table:
+    try:
+        return table.filter(pa.array(keep))
+    except pa.ArrowNotImplementedError:  # of string_view and binary_view, as users may declare their state
+        edges = np.flatnonzero(np.diff(keep, prepend=False, append=False)).tolist()
+        return pa.concat_tables(
+            [table.slice(low, high - low) for low, high in zip(edges[::2], edges[1::2], strict=True)]
+        )
+
+
+class _Files:
+    """Reads chunks, and caches the file read last, since chunks are requested file by file."""
+
+    def __init__(self, storage: Storage, where: str) -> None:
+        self._storage = storage
+        self._where = where
+        self._path: str | None = None
+        self._data = memoryview(b"")
+
+    def read(self, chunk: ChunkHandle) -> pa.Table:
+        """Return the chunk's table. Raises StorageError."""
+        data = self.bytes_of(chunk)
+        if data.nbytes < COMPRESS_FROM_BYTES:
+            data = memoryview(bytes(data))  # the table lies in these bytes: it shall not keep the whole file
+        try:
+            table = read_table(data)
+        except NOT_ARROW as error:
+            raise self._error(chunk, f"its bytes are intact but are not an Arrow stream: {error}") from error
+        if table.num_rows != chunk.rows:
+            raise self._error(chunk, f"it holds {table.num_rows} rows, not {chunk.rows}")
+        return table
+
+    def bytes_of(self, chunk: ChunkHandle) -> memoryview:
+        """Return the chunk's bytes, with length and checksum verified. Raises StorageError."""
+        if chunk.inline:
+            data = memoryview(chunk.inline)
+        else:
+            data = self._load(chunk.file)[chunk.offset : chunk.offset + chunk.length]
+        problem = check_extent(data, chunk.length, chunk.checksum)
+        if problem:
+            raise self._error(chunk, problem)
+        return data
+
+    def _load(self, file: str) -> memoryview:
+        if self._path != file:
+            self._path = None
+            try:
+                self._data = memoryview(self._storage.read(file))
+            except StorageError as error:
+                raise StorageError(f"{self._where}: {error}") from error
+            except OSError as error:
+                raise StorageError(f"{self._where}: state file {file} cannot be read: {error}") from error
+            self._path = file
+        return self._data
+
+    def _error(self, chunk: ChunkHandle, what: str) -> StorageError:
+        place = f"state file {chunk.file}, bytes {chunk.offset} to {chunk.offset + chunk.length}"
+        return StorageError(
+            f"{self._where}: chunk {chunk.id} ({place if chunk.file else 'in the metadata'}): {what}. "
+            "This checkpoint cannot be restored; to go back to an older one, name it with --from."
+        )

@@ -1,0 +1,104 @@
+"""Deletes checkpoints and state files that are not needed any more, one pass at a time.
+
+A pass that fails is repeated at once, since a job that ends has no later pass. If that fails too, the next pass deletes
+these files as well; what remains when the program dies is deleted by the next coordinator
+(`engine.checkpoint.store.clean_up`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+from midstream.engine.checkpoint.store import FencedError, drop, drop_attempts_before
+from midstream.engine.coordinator.effects import Effects, IoKind
+from midstream.engine.coordinator.restore.open_directory import OpenedStorage
+from midstream.engine.core.errors import StorageError
+from midstream.engine.core.interfaces import Done, Failed, Storage
+
+
+@dataclass(slots=True)
+class _Doomed:
+    """What is to be deleted."""
+
+    checkpoints: set[int] = field(default_factory=set)
+    """Complete ones."""
+    files: set[str] = field(default_factory=set)
+    """What only those refer to."""
+    unused: set[str] = field(default_factory=set)
+    """Files to which no complete checkpoint has ever referred."""
+    before: tuple[int, frozenset[str]] | None = None
+    """All files of the attempts before this one, except the given ones."""
+
+
+class Cleaning:
+    def __init__(self, effects: Effects) -> None:
+        self._storage: Storage | None = None
+        self._epoch = 0
+        self._effects = effects
+        self._doomed = _Doomed()
+        self._running = False
+        self._has_failed = False
+        """Whether the pass that is running repeats one that has failed."""
+        self._stopped = False
+
+    def storage_opened(self, found: OpenedStorage) -> None:
+        self._storage, self._epoch = found.storage, found.opened.epoch
+
+    def drop(self, checkpoints: Iterable[int], files: Iterable[str]) -> None:
+        """Delete complete checkpoints and the files that only they refer to; if there are none, files of a failed one."""
+        doomed = set(checkpoints)
+        self._doomed.checkpoints |= doomed
+        (self._doomed.files if doomed else self._doomed.unused).update(files)
+        self.run()
+
+    def drop_attempts_before(self, attempt: int, referenced: frozenset[str]) -> None:
+        """Delete all files of earlier attempts except `referenced`. No slot of those attempts writes any more."""
+        self._doomed.before = (attempt, referenced)
+        self.run()
+
+    def run(self) -> None:
+        if self._running or self._stopped or self._storage is None:
+            return
+        if self._doomed == _Doomed():
+            return
+        self._running = True
+        doomed, self._doomed = self._doomed, _Doomed()
+        work = partial(_clean, self._storage, self._epoch, doomed)
+        done = partial(self._done, doomed)
+        self._effects.run_io(IoKind.CLEAN, work, done, waits_for="old checkpoint files to be deleted")
+
+    def stop(self, _: StorageError) -> None:
+        """Delete nothing more: another coordinator owns the directory."""
+        self._stopped = True
+
+    def _done(self, doomed: _Doomed, outcome: Done[None] | Failed) -> None:
+        self._running = False
+        tries_again, self._has_failed = not self._has_failed, False
+        if isinstance(outcome, Done):
+            self.run()
+        elif isinstance(outcome.error, FencedError):
+            self._effects.facts.fenced(outcome.error)
+        else:
+            self._doomed.checkpoints |= doomed.checkpoints
+            self._doomed.files |= doomed.files
+            self._doomed.unused |= doomed.unused
+            # What was referenced then and is not now is among these files.
+            self._doomed.before = self._doomed.before or doomed.before
+            if tries_again:
+                self._has_failed = True
+                self.run()
+                return
+            self._effects.facts.warned(
+                f"old checkpoint files could not be deleted (tried again later): {outcome.error}"
+            )
+
+
+def _clean(storage: Storage, epoch: int, doomed: _Doomed) -> None:
+    if doomed.unused:  # first, as the marks that `drop` makes need space
+        drop(storage, epoch, (), doomed.unused)
+    if doomed.checkpoints:
+        drop(storage, epoch, sorted(doomed.checkpoints), doomed.files)
+    if doomed.before is not None:
+        drop_attempts_before(storage, epoch, *doomed.before)

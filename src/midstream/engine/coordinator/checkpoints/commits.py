@@ -1,0 +1,299 @@
+"""Commits what sinks have prepared, once the checkpoint that holds it is complete.
+
+One checkpoint and sink is committed at a time, in the order of checkpoints: on the driver, or on slots, with one call
+of a committer for each lane (see `engine.coordinator.checkpoints.commits_on_slots`). A commit that fails is tried again a few times;
+unless that cannot help; then the attempt fails, and nothing is deployed until the queue is empty. What is in the queue is also in the metadata
+of the newest checkpoint, so it survives the coordinator. The epochs are checked before each call: a driver that was
+believed dead, and whose job another driver has taken over, commits nothing more.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from functools import partial
+
+from midstream.engine.checkpoint.metadata import Committables, names_of
+from midstream.engine.coordinator.checkpoints.committers import Committers
+from midstream.engine.coordinator.checkpoints.metadata_builder import merged
+from midstream.engine.coordinator.checkpoints.commits_on_slots import Lanes, SlotsForCommits, Work, lanes_of
+from midstream.engine.coordinator.checkpoints.pending_checkpoint import Completed
+from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind
+from midstream.engine.coordinator.events import JobPlan
+from midstream.engine.coordinator.failover import Failure, failure_of, failure_of_user_code, warn_if_failed
+from midstream.engine.coordinator.placement.slots import Slots
+from midstream.engine.coordinator.restore.open_directory import OpenedStorage
+from midstream.engine.core.errors import InvariantError, StorageError
+from midstream.engine.core.ids import TaskId
+from midstream.engine.core.interfaces import Done, Failed
+from midstream.engine.protocol import messages as m
+
+TRIES_MAX = 5
+RETRY_S = 0.2
+"""The delay before the second try; it doubles with each further one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Commit:
+    what: Committables
+    holder: int
+    """The completed checkpoint whose metadata holds it."""
+    left: dict[int, tuple[bytes, ...]] = field(default_factory=dict)
+    """What is not committed yet, by lane, once the commit has begun on slots. Empty for other sinks."""
+
+
+class Committing:
+    def __init__(
+        self, effects: Effects, plan: JobPlan, committers: Committers, slots: Slots, places: SlotsForCommits
+    ) -> None:
+        self._effects = effects
+        self._committers = committers
+        self._slots = slots
+        self._places = places
+        self._lanes = Lanes(effects, plan, slots)
+        self._commits: deque[_Commit] = deque()
+        self._aborts: deque[Committables] = deque()
+        self._kept: list[tuple[int, TaskId, str, tuple[bytes, ...]]] = []
+        self._names = names_of(plan.graph)
+        self._running = False
+        self._timer: str | None = None
+        self._tries = 0
+        self.stalled = False
+        """Whether committing is given up until `resume`."""
+        self._may_retry = True
+        self._abandoned = False
+        self._closing = False
+        self._last_holder = -1
+
+    def storage_opened(self, found: OpenedStorage) -> None:
+        """The job has a checkpoint directory. This is called before anything is added."""
+        self._committers.storage_opened(found)
+        self._lanes.epoch = found.opened.epoch
+
+    @property
+    def idle(self) -> bool:
+        """Whether everything has been committed and cleaned up."""
+        return not (self._commits or self._aborts or self._running)
+
+    @property
+    def uncommitted(self) -> tuple[Committables, ...]:
+        return tuple(commit.what for commit in self._commits)
+
+    @property
+    def oldest_holder(self) -> int | None:
+        """The oldest completed checkpoint of which not all is committed."""
+        return self._commits[0].holder if self._commits else None
+
+    def checkpoint_completed(self, completed: Completed) -> None:
+        self.add(completed.metadata.checkpoint_id, completed.committables)
+
+    def add(self, holder: int, committables: Iterable[Committables]) -> None:
+        """Queue `committables` to be committed: checkpoint `holder`, which holds them, is complete."""
+        if holder < self._last_holder:
+            raise InvariantError(f"output of checkpoint {holder} is to be committed after that of {self._last_holder}")
+        self._last_holder = holder
+        for what in committables:
+            if what.checkpoint_id > holder:
+                raise InvariantError(
+                    f"output of checkpoint {what.checkpoint_id} is in that of {holder}, which is older"
+                )
+            if what.items and what.uid in self._committers.sinks:
+                self._commits.append(_Commit(what, holder))
+        self._next()
+
+    def keep(self, ref: TaskId, committables: Iterable[tuple[str, tuple[bytes, ...]]]) -> None:
+        """Keep what a task of a job without checkpoints has prepared; it is committed when all tasks have finished."""
+        self._kept += [(0, ref, uid, items) for uid, items in committables]
+
+    def commit_kept(self) -> None:
+        kept, self._kept = self._kept, []
+        if kept:
+            self.add(0, merged(kept, self._names))
+
+    def abort_kept(self, *_: object) -> None:
+        kept, self._kept = self._kept, []
+        self.abort(merged(kept, self._names))
+
+    def abort(self, committables: Iterable[Committables]) -> None:
+        """Queue `committables` to be cleaned up: no checkpoint holds them, or ever will."""
+        self._aborts.extend(what for what in committables if what.items and what.uid in self._committers.sinks)
+        self._next()
+
+    def resume(self) -> None:
+        self.stalled = False
+        self._tries = 0
+        self._next()
+
+    def give_up(self, *_: object) -> None:
+        """The job ends: nothing is retried, and its slots, which end with it, are not waited for."""
+        self._may_retry = False
+        self._committers.stop()
+        self.stalled = self.stalled or self._timer is not None
+        work = self._lanes.end()
+        if work is not None:
+            self._running = False
+            if work.kind is IoKind.ABORT:
+                self._aborts.appendleft(work.what)
+            else:
+                self.stalled = True
+        self._effects.cancel_timer(self._timer)
+        self._timer = None
+
+    def abandon(self, _: StorageError) -> None:
+        """Commit and clean up nothing more: another coordinator does so now."""
+        self.give_up()
+        self._abandoned = True
+        self._aborts.clear()
+        self.stalled = True
+
+    def close(self) -> None:
+        """Close the committers, once what is queued to be cleaned up has been cleaned up."""
+        self._closing = True
+        self._next()
+
+    def _next(self) -> None:
+        if self._running:
+            return
+        if self._closing and not self._aborts:
+            self._close_committers()
+        if self._timer is not None or self._abandoned:
+            return
+        if self._commits and not self.stalled:
+            commit = self._commits[0]
+            self._run(IoKind.COMMIT, commit.what, commit.left)
+        elif self._aborts:
+            self._run(IoKind.ABORT, self._aborts.popleft(), {})
+
+    def _run(self, kind: IoKind, what: Committables, left: dict[int, tuple[bytes, ...]]) -> None:
+        """Begin to commit or clean up. `left`: see `_Commit`; empty if this has not begun yet."""
+        self._running = True
+        _, sink = self._committers.sinks[what.uid]
+        if sink.commits_on_slots and not left:
+            try:
+                left.update(lanes_of(sink, what.items))
+            except Exception as error:  # noqa: BLE001 - the sink's code: if it fails, the commit fails
+                self._outcome(kind, what, Failed(error))
+                return
+        if sink.commits_on_slots and self._may_retry:
+            self._lanes.begin(Work(kind, what, left, self._waits_for(kind, what)))
+            self.look()
+        else:  # also if the job ends: its slots are released
+            self._run_here(kind, what, left or {0: what.items})
+
+    def _run_here(self, kind: IoKind, what: Committables, lanes: dict[int, tuple[bytes, ...]]) -> None:
+        self._effects.run_io(
+            kind,
+            partial(self._committers.commit if kind is IoKind.COMMIT else self._committers.abort, what, dict(lanes)),
+            partial(self._outcome, kind, what),
+            about=f"{what.uid}:{what.checkpoint_id}",
+            waits_for=self._waits_for(kind, what),
+            has_limit=True,
+        )
+
+    def _waits_for(self, kind: IoKind, what: Committables) -> str:
+        sink, _ = self._committers.sinks[what.uid]
+        does = "commit what it wrote" if kind is IoKind.COMMIT else "clean up what was never completed"
+        up_to = f" up to checkpoint {what.checkpoint_id}" if kind is IoKind.COMMIT and what.checkpoint_id else ""
+        return f"sink {sink!r} to {does}{up_to}"
+
+    # ---- on slots ----
+
+    @property
+    def on_slots(self) -> bool:
+        """Whether a slot has been asked to commit, or to clean up, and has not answered."""
+        return self._lanes.under_way
+
+    def is_on(self, slot: int) -> bool:
+        """Whether this slot has been asked to commit, or to clean up, and has not answered."""
+        return self._lanes.is_on(slot)
+
+    def heard(self, slot: int, answer: m.CommitDone | m.CommitFailed) -> None:
+        """A live slot has answered."""
+        self._lanes.heard(slot, answer)
+        self.look()
+
+    def look(self) -> None:
+        """Continue with the work on slots, which may have come, gone or answered. This is called with every event."""
+        lanes, work = self._lanes, self._lanes.work
+        if work is None:
+            return
+        if self._places.have_changed():
+            lanes.forget_lost(self._slots.live)
+        slots = self._places.now
+        if slots:
+            lanes.ask(slots)
+        if lanes.under_way:
+            return
+        if lanes.failed is not None:
+            lanes.end()
+            self._outcome(work.kind, work.what, self._failure(work, *lanes.failed))
+        elif not work.left:
+            lanes.end()
+            self._outcome(work.kind, work.what, Done(None))
+        elif slots is None:
+            lanes.end()
+            self._run_here(work.kind, work.what, work.left)
+
+    def _failure(self, work: Work, lane: int, answer: m.CommitFailed) -> Failure:
+        where = f"{self._called(work.kind, work.what)}: lane {lane}"
+        same = answer.same and f"{where}: {answer.same}"
+        return failure_of_user_code(f"{where}: {answer.summary}", answer.details, answer.fatal, same)
+
+    # ---- outcomes ----
+
+    def _outcome(self, kind: IoKind, what: Committables, outcome: Done[None] | Failed | Failure) -> None:
+        if isinstance(outcome, Failed):
+            outcome = failure_of(outcome.error, self._called(kind, what))
+        (self._committed if kind is IoKind.COMMIT else self._aborted)(what, outcome)
+
+    def _committed(self, what: Committables, outcome: Done[None] | Failure) -> None:
+        self._running = False
+        if isinstance(outcome, Done):
+            self._tries = 0
+            done = self._commits.popleft()
+            assert done.what is what
+            self._next()
+            return
+        self._effects.facts.commit_failed()
+        self._tries += 1
+        if self._may_retry and self._tries < TRIES_MAX and not outcome.fatal:
+            delay_s = RETRY_S * 2 ** (self._tries - 1)
+            self._timer = self._effects.set_timer(TimerKind.COMMIT, delay_s, self._try_again, what.uid)
+            return
+        self.stalled = True
+        self._effects.facts.attempt_failed(outcome)
+        self._next()
+
+    def _called(self, kind: IoKind, what: Committables) -> str:
+        name, _ = self._committers.sinks[what.uid]
+        if kind is IoKind.ABORT:
+            return f"sink {name!r}: cleaning up what was never completed"
+        if not what.checkpoint_id:
+            return f"sink {name!r}: committing what it wrote"
+        kept = "kept in the checkpoint, and committed when the job restarts or is started with --from latest"
+        return f"sink {name!r}: committing what it wrote up to checkpoint {what.checkpoint_id} ({kept})"
+
+    def _try_again(self) -> None:
+        self._timer = None
+        self._next()
+
+    def _aborted(self, what: Committables, outcome: Done[None] | Failure) -> None:
+        self._running = False
+        if isinstance(outcome, Failure):
+            self._effects.facts.warned(outcome.summary)
+        self._next()
+
+    # ---- the end ----
+
+    def _close_committers(self) -> None:
+        for uid, committer in self._committers.take_to_close():
+            name, _ = self._committers.sinks[uid]
+            closed = partial(warn_if_failed, self._effects, f"sink {name!r}: closing it")
+            what = f"sink {name!r} to be closed"
+            self._effects.run_io(IoKind.CLOSE, committer.close, closed, about=uid, waits_for=what)
+
+    def check(self) -> None:
+        self._lanes.check()
+        holders = [commit.holder for commit in self._commits]
+        assert holders == sorted(holders), holders

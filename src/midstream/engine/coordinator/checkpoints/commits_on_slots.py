@@ -1,0 +1,244 @@
+"""Commits and aborts of sinks with `commits_on_slots`: which slots are asked, and which have answered.
+
+One checkpoint and sink is committed at a time; each lane is one call on one slot, and the lanes run in parallel. A slot
+that is lost does not answer any more: its lanes are given to another slot as soon as there is one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Final
+
+from midstream.engine.checkpoint.metadata import Committables
+from midstream.engine.coordinator.effects import Effects, IoKind
+from midstream.engine.coordinator.job_phase import Phase
+from midstream.engine.coordinator.placement.slots import Slots
+from midstream.engine.core.errors import ConfigError
+from midstream.engine.operators.sink_api import Sink
+from midstream.engine.protocol import messages as m
+
+if TYPE_CHECKING:
+    from midstream.engine.coordinator.events import JobPlan
+    from midstream.engine.coordinator.coordinator import Coordinator
+
+AT_ONCE_MAX: Final = 8
+"""The number of lanes that run on one slot at a time; it is limited because I/O threads also store checkpoints."""
+_LANE_LIMIT: Final = 2**63
+
+
+def commit_slots(job: Coordinator) -> tuple[int, ...] | None:
+    """Return the slots on which commits can run now: () while there are none, None if there will not be any.
+
+    They are ordered so that lanes stay on their slots: the slot of subtask i is in place i. None of them is used while
+    tasks are being cancelled, since that stops commits as well.
+    """
+    attempt = job.attempt
+    match job.phase:
+        case Phase.RUNNING if attempt is not None:
+            live = job.slots.live
+            if attempt.all_finished:  # the other slots commit what lost ones have not
+                return in_place_of_lost(attempt.slots, live)
+            return attempt.slots if live.keys() >= set(attempt.slots) else ()
+        case Phase.GATHERING if job.slots.complete:
+            return job.slots.ids() or None
+        case _:  # slots may be replaced, or there are none
+            return ()
+
+
+def in_place_of_lost(slots: Sequence[int], live: Collection[int]) -> tuple[int, ...] | None:
+    """Return `slots` with the next one that lives in place of each lost one; None if no slot lives.
+
+    So the lanes of a slot that lives stay where they are, whichever others are lost. If none of `slots` lives, the slot
+    that connected first commits all lanes: it remains the first when more connect.
+    """
+    next_live = next((slot for slot in slots if slot in live), min(live, default=None))
+    if next_live is None:
+        return None
+    found = []
+    for slot in reversed(slots):
+        next_live = slot if slot in live else next_live
+        found.append(next_live)
+    return tuple(reversed(found))
+
+
+class SlotsForCommits:
+    """Caches the result of `find` (`commit_slots`), which is called again only if something it depends on has changed."""
+
+    def __init__(self, job: Coordinator, find: Callable[[Coordinator], tuple[int, ...] | None]) -> None:
+        self.now: tuple[int, ...] | None = ()
+        self._job = job
+        self._find = find
+        self._goes_by: object = None
+
+    def have_changed(self) -> bool:
+        """Return whether the slots for commits may have changed, and bring `now` up to date."""
+        job, attempt = self._job, self._job.attempt
+        goes_by = job.phase, attempt, attempt is not None and attempt.all_finished, job.slots.changes
+        if goes_by == self._goes_by:
+            return False
+        self._goes_by = goes_by
+        self.now = self._find(job)
+        return True
+
+
+def lanes_of(sink: Sink, items: Sequence[bytes]) -> dict[int, tuple[bytes, ...]]:
+    """Return the items by lane, the lowest lane first; the items of a lane are in the order in which they were
+    prepared.
+    """
+    lanes: dict[int, list[bytes]] = {}
+    for item in items:
+        lane = sink.lane(item)
+        if type(lane) is not int or not -_LANE_LIMIT <= lane < _LANE_LIMIT:
+            raise ConfigError(f"{type(sink).__name__}.lane() says {lane!r}; a lane is an int of 64 bits")
+        lanes.setdefault(lane, []).append(item)
+    return {lane: tuple(lanes[lane]) for lane in sorted(lanes)}
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one sink has prepared for one checkpoint, to be committed or cleaned up."""
+
+    kind: IoKind
+    what: Committables
+    left: dict[int, tuple[bytes, ...]]
+    """What is not done yet, by lane. Lanes that are done are removed."""
+    waits_for: str
+    """What is waited for, to complete "waiting for …"."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    slot: int
+    lane: int
+    token: str
+    """The token that ends the wait for the answer, see `Effects.slot_is_done`."""
+
+
+class Lanes:
+    """Does one piece of work at a time, on slots."""
+
+    def __init__(self, effects: Effects, plan: JobPlan, slots: Slots) -> None:
+        self._effects = effects
+        self._plan = plan
+        self._slots = slots
+        self.epoch = 0
+        """The epoch of the coordinator; 0 if the job has no checkpoint directory."""
+        self._told: set[int] = set()
+        """The slots that have received `CommitSinks`."""
+        self._requests = 0
+        self._asked: dict[int, _Asked] = {}
+        """The unanswered requests, by number."""
+        self._dealt_to: Sequence[int] | None = None
+        """The slots among which the lanes have been dealt. None: they have to be dealt anew."""
+        self._queues: dict[int, deque[int]] = {}
+        """The lanes that wait until their slot has done others, by slot."""
+        self._busy: Counter[int] = Counter()
+        """The number of unanswered requests, by slot."""
+        self._freed: list[int] = []
+        """The slots that have done a lane since queued lanes were last sent."""
+        self.work: Work | None = None
+        self.failed: tuple[int, m.CommitFailed] | None = None
+        """The first lane of `work` that has failed, and its answer. No further lane is begun then."""
+
+    @property
+    def under_way(self) -> bool:
+        """Whether a request is unanswered."""
+        return bool(self._asked)
+
+    def is_on(self, slot: int) -> bool:
+        """Whether this slot has been sent a request that is unanswered."""
+        return any(asked.slot == slot for asked in self._asked.values())
+
+    def begin(self, work: Work) -> None:
+        assert self.work is None and not self._asked
+        self.work = work
+        self.failed = None
+        self._dealt_to = None
+
+    def end(self) -> Work | None:
+        """End the current work, and return it. Answers that are still to come are ignored."""
+        for asked in self._asked.values():
+            self._effects.slot_is_done(asked.token)
+        self._asked.clear()
+        self._dealt_to = None
+        work, self.work = self.work, None
+        return work
+
+    def forget_lost(self, live: Collection[int]) -> None:
+        """Withdraw the requests to slots that are not `live`: their lanes count as not done."""
+        for request, asked in list(self._asked.items()):
+            if asked.slot not in live:
+                del self._asked[request]
+                self._dealt_to = None
+                self._effects.slot_is_done(asked.token)
+
+    def ask(self, slots: Sequence[int]) -> None:
+        """Send requests to `slots` for lanes that have still to be done, within `AT_ONCE_MAX` for each slot.
+
+        There may be thousands of lanes and slots, so only slots that have answered are visited, unless lanes have to be
+        dealt anew.
+        """
+        work = self.work
+        if work is None or self.failed is not None:
+            return
+        if slots is not self._dealt_to:
+            self._deal(slots, work)
+        for slot in self._freed:
+            queue = self._queues.get(slot)
+            while queue and self._busy[slot] < AT_ONCE_MAX:
+                self._ask(slot, queue.popleft(), work)
+        self._freed.clear()
+
+    def _deal(self, slots: Sequence[int], work: Work) -> None:
+        self._dealt_to = slots
+        self._queues = {}
+        self._freed.clear()
+        self._busy = Counter(asked.slot for asked in self._asked.values())
+        under_way = {asked.lane for asked in self._asked.values()}
+        for lane in work.left:
+            slot = slots[lane % len(slots)]
+            if lane in under_way:
+                continue
+            if self._busy[slot] < AT_ONCE_MAX:
+                self._ask(slot, lane, work)
+            else:
+                self._queues.setdefault(slot, deque()).append(lane)
+
+    def _ask(self, slot: int, lane: int, work: Work) -> None:
+        self._busy[slot] += 1
+        if slot not in self._told:
+            self._told.add(slot)
+            plan = self._plan
+            graph = self._slots.graph_for(slot, plan.graph_bytes)
+            sinks = m.CommitSinks(plan.job_id, graph, plan.config.checkpoint_dir, self.epoch)
+            self._effects.send(slot, sinks)
+        token = self._effects.wait_for_slot(f"{work.waits_for} (lane {lane}, on slot {slot})")
+        self._asked[self._requests] = _Asked(slot, lane, token)
+        what, aborts = work.what, work.kind is IoKind.ABORT
+        items = work.left[lane]
+        self._effects.send(slot, m.Commit(self._requests, what.uid, lane, what.checkpoint_id, items, aborts))
+        self._requests += 1
+
+    def heard(self, slot: int, answer: m.CommitDone | m.CommitFailed) -> None:
+        """A live slot has answered. The answer to a request that was withdrawn is ignored."""
+        asked = self._asked.get(answer.request)
+        if asked is None or asked.slot != slot or self.work is None:
+            return
+        del self._asked[answer.request]
+        self._effects.slot_is_done(asked.token)
+        if isinstance(answer, m.CommitDone):
+            del self.work.left[asked.lane]
+            self._busy[slot] -= 1
+            self._freed.append(slot)
+            return
+        self._dealt_to = None
+        if not answer.stopped and self.failed is None:
+            self.failed = asked.lane, answer
+
+    def check(self) -> None:
+        lanes = [asked.lane for asked in self._asked.values()]
+        assert len(lanes) == len(set(lanes)), lanes
+        assert self.work is None or self.work.left.keys() >= set(lanes), (self.work.left.keys(), lanes)
+        assert self.work is not None or not lanes, lanes

@@ -1,0 +1,34 @@
+"""Triggers the next checkpoint, for the interval, clients, a stop, a rescale or move, or savepoints."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from midstream.engine.checkpoint.edge_ends import loses_edges
+from midstream.engine.coordinator.placement.rescale import Stage
+
+if TYPE_CHECKING:
+    from midstream.engine.coordinator.coordinator import Coordinator
+    from midstream.engine.coordinator.placement.split_assignment import Sources
+    from midstream.engine.graph.job_graph import JobGraph
+
+
+def trigger_when_due(job: Coordinator, sources: Sources, program: JobGraph) -> None:
+    """Trigger a checkpoint of a running job if one is due. `program`: its graph at the program's own parallelism."""
+    attempt, checkpoints, requests, rescaling = job.attempt, job.checkpoints, job.requests, job.rescaling
+    assert attempt is not None
+    if checkpoints.storage is None or checkpoints.pending is not None or attempt.finished_at_start:
+        return
+    if rescaling.stage is Stage.DEALING:
+        return  # a newer checkpoint would have to be dealt out in its place, and might not fit to the new tasks
+    if requests.draining and not attempt.at_end_of_data:
+        return  # it would record some sources as ended within their input, while others could continue to read
+    rescale, savepoint = rescaling.wants_checkpoint, job.savepoints.wants_checkpoint
+    wanted = requests.wants_checkpoint or rescaling.is_urgent or savepoint
+    if checkpoints.due.is_now(wanted, attempt.awaits_checkpoint):
+        clients, is_stop = requests.take_waiting(), requests.wants_stop
+        align = savepoint or (rescale and rescaling.must_align)
+        if is_stop:  # the job resumes when the program is started again, at the program's own parallelism
+            align = align or loses_edges(job.plan.graph, program)
+        asked = clients, is_stop, rescale, savepoint, align
+        job.savepoints.triggered(checkpoints.trigger(attempt, sources.snapshot(), *asked))

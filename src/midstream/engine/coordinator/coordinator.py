@@ -1,0 +1,614 @@
+"""The coordinator of one job: what is running, and what comes next.
+
+Its phases, and what leads from one to the next, are in `phase.PHASE_TABLE`: CREATED, OPENING, then GATHERING,
+DEPLOYING, STARTING, RUNNING for each attempt, CANCELLING after a failure; finally ENDING, ENDED.
+
+`handle` processes one event: `_on` records what it means, then `_step` advances the job, and is called again until
+nothing changes any more. `_step` evaluates its conditions each time and stores none of them, so the order in which
+their parts become true does not matter.
+
+Messages of slots about another attempt than the current one are ignored.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Final
+
+from midstream.engine.checkpoint.redistribute_state import has_finished
+from midstream.engine.coordinator import events as ev
+from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import Checkpoints
+from midstream.engine.coordinator.checkpoints.cleanup import Cleaning
+from midstream.engine.coordinator.checkpoints.committers import Committers
+from midstream.engine.coordinator.checkpoints.commits import Committing
+from midstream.engine.coordinator.checkpoints.commits_on_slots import SlotsForCommits, commit_slots
+from midstream.engine.coordinator.checkpoints.trigger import trigger_when_due
+from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind, brief
+from midstream.engine.coordinator.notifications import who_hears
+from midstream.engine.coordinator.failover import Failure, Restarts, failure_of, failure_of_user_code, slot_lost, slots_gone
+from midstream.engine.coordinator.job_phase import PHASE_TABLE, Phase, PhaseTurn
+from midstream.engine.coordinator.placement.attempt import Attempt
+from midstream.engine.coordinator.placement.attempts import Attempts
+from midstream.engine.coordinator.placement.rescale import Rescaling, Stage
+from midstream.engine.coordinator.placement.slots import PYTHON, Slots, other_python
+from midstream.engine.coordinator.placement.split_assignment import Sources
+from midstream.engine.coordinator.requests import status_builder as shown
+from midstream.engine.coordinator.requests.client_requests import Requests
+from midstream.engine.coordinator.requests.savepoints import Savepoints
+from midstream.engine.coordinator.requests.pending_waits import Waiting
+from midstream.engine.coordinator.restore.distribute import Dealt, Restoring
+from midstream.engine.coordinator.restore.open_directory import HAD_FINISHED, OpenedStorage, check_plan, copies_in, open_checkpoints
+from midstream.engine.core.errors import InvariantError, MidstreamError, StorageError, assert_never
+from midstream.engine.core.interfaces import Done, Failed, Signal, Storage, Supply
+from midstream.engine.protocol import messages as m
+from midstream.engine.protocol.job_status import FailureStatus, JobStatus
+
+END_TIMEOUT_S: Final = 10.0
+"""The time for which I/O that is still running may keep the job from ending."""
+STORY_MAX: Final = 30
+REMEMBERED_MAX: Final = 20
+
+
+class Coordinator:
+    """The machine that decides everything about one job.
+
+    `open_storage` returns the Storage of a directory, `supply` why no slots come; both are called on the I/O pool.
+    `stopped` is set when the job ends.
+
+    The class has more attributes than a class should: half of them are the parts of the coordinator, and this is the
+    only place that knows all of them; the others are what the status shows of the job as a whole, and how it ends.
+    """
+
+    def __init__(
+        self,
+        plan: ev.JobPlan,
+        now_ms: int,
+        open_storage: Callable[[str], Storage],
+        stopped: Signal,
+        supply: Callable[[], Supply] = Supply,
+    ) -> None:
+        self.plan = plan
+        self._program = plan.graph
+        """The graph at the program's own parallelism, which a rescale does not change."""
+        self.phase = Phase.CREATED
+        self.started_ms = now_ms
+        self.failures: deque[FailureStatus] = deque(maxlen=REMEMBERED_MAX)
+        """The most recent failures, newest first."""
+        self.warnings: deque[str] = deque(maxlen=REMEMBERED_MAX)
+        self.restored_from: str | None = None
+        self.outcome: tuple[ev.EndState, MidstreamError | None] | None = None
+        self._open_storage = open_storage
+        self._story: deque[tuple[int, Phase, ev.CoordinatorEvent]] = deque(maxlen=STORY_MAX)
+        self._why = ""
+        """Why the job ends."""
+
+        self._effects = Effects()
+        self.waiting = Waiting(self._effects, plan.config.name)
+        self.slots = Slots(self._effects, plan.graph, plan.config.slot_timeout_s, supply)
+        self.attempts = Attempts(self._effects, self.slots, plan.config.heartbeat_timeout_s)
+        self.restarts = Restarts(self._effects, plan.config.restart)
+        self.requests = Requests(self._effects)
+        self._restoring = Restoring(self._effects)
+        self.rescaling = Rescaling(self._effects, self.slots, self.attempts, self._restoring)
+        self.savepoints = Savepoints(self._effects, plan, self.requests, open_storage)
+        self.cleaning = Cleaning(self._effects)
+        self.sources = Sources(self._effects, plan.graph)
+        committers, places = Committers(plan, stopped), SlotsForCommits(self, commit_slots)
+        self.committing = Committing(self._effects, plan, committers, self.slots, places)
+        self.checkpoints = Checkpoints(self._effects, plan, self.cleaning, self.committing)
+        who_hears(self, self._effects.facts)
+
+        self.had_finished = False
+        """Whether the job had finished in the checkpoint from which it was started: then nothing runs."""
+        self._closing = False
+        """Whether, while ENDING, only closing the sources and cleaning up remain."""
+
+    @property
+    def attempt(self) -> Attempt | None:
+        return self.attempts.current
+
+    # ---- the border ----
+
+    def handle(self, event: ev.CoordinatorEvent, now_ms: int) -> list[ev.Instruction]:
+        """Process one event. Raises InvariantError, with the events before it, when a rule of the protocol is broken."""
+        self._effects.cause, self._effects.now_ms = self._effects.cause + 1, now_ms
+        beats = isinstance(event, ev.SlotMessage) and isinstance(event.message, (m.SlotStatus, m.InCall))
+        if not (beats or isinstance(event, ev.TimePassed)):
+            self._story.append((self._effects.cause, self.phase, event))
+        try:
+            self._on(event)
+            while self._step():
+                pass
+        except InvariantError as error:
+            story = "; ".join(f"{number} {phase.name}: {brief(event)}" for number, phase, event in self._story)
+            raise InvariantError(f"{error}; the last events: {story}") from error
+        return self._effects.take()
+
+    def status(self, now_ms: int) -> JobStatus:
+        return shown.job_status(self, now_ms)
+
+    def check(self) -> None:
+        """Assert everything that must hold between two events."""
+        self.slots.check()
+        self.checkpoints.check()
+        self.committing.check()
+        if self.phase in (Phase.DEPLOYING, Phase.STARTING, Phase.RUNNING):
+            assert self.attempt is not None, self.phase
+            assert self.attempt.all_finished or self.slots.live.keys() >= set(self.attempt.slots), self.phase
+        pending = self.checkpoints.pending
+        assert pending is None or not self.checkpoints.outcome_is_known or self.phase is Phase.RUNNING, (
+            self.phase,
+            pending,
+        )
+        assert (self.outcome is None) == (self.phase not in (Phase.ENDING, Phase.ENDED)), (self.phase, self.outcome)
+
+    # ---- events ----
+
+    def _turn(self, what: PhaseTurn) -> None:
+        self.phase = PHASE_TABLE.next(self.phase, what)
+
+    def _on(self, event: ev.CoordinatorEvent) -> None:  # noqa: PLR0912 - one arm for each event or message
+        if self.phase is Phase.ENDED:
+            raise InvariantError(f"{type(event).__name__} after the end")
+        match event:
+            case ev.Started():
+                self._start()
+            case ev.SlotConnected(slot, register):
+                self._slot_connected(slot, register)
+            case ev.SlotMessage(slot, message):
+                self._heard(slot, message)
+            case ev.SlotLost():
+                self._slot_lost(event)
+            case ev.SlotLeaving(slot, reason):
+                self._slot_leaving(slot, reason)
+            case ev.SlotRequestFailed(request, reason):
+                self.slots.request_failed(request, reason)
+            case ev.SlotsGone(reason):
+                self._slots_gone(reason)
+            case ev.ClientAsked(client, request):
+                self._asked(client, request)
+            case ev.CancelRequested(reason):
+                self._end("stopped", None, f"the job was cancelled: {reason}")
+            case ev.TimerFired(token):
+                self._effects.timer_fired(token)
+            case ev.TimePassed(seconds):
+                failure = self.waiting.look(self, seconds)
+                if failure is not None:
+                    self._effects.facts.attempt_failed(failure)
+            case ev.IoDone(token, outcome):
+                self._effects.io_done(token, outcome)
+            case _:
+                assert_never(event)
+
+    def _start(self) -> None:
+        self._turn(PhaseTurn.STARTED)
+        try:
+            check_plan(self.plan)
+        except MidstreamError as error:
+            self._end("failed", error, str(error))
+            return
+        if self.plan.config.checkpoint_dir is None:
+            self._gather()
+            return
+        work = partial(open_checkpoints, self.plan, self._open_storage)
+        what = f"the checkpoint directory {self.plan.config.checkpoint_dir} to be opened"
+        copies = copies_in(self.plan)
+        if copies:
+            what += f", and {self.plan.restore} to be copied to it"
+        self._effects.run_io(IoKind.OPEN, work, self._opened, waits_for=what, has_limit=not copies)
+
+    def _opened(self, outcome: Done[OpenedStorage] | Failed) -> None:
+        if self.phase is not Phase.OPENING:
+            return
+        if isinstance(outcome, Failed):
+            failure = failure_of(outcome.error, "the checkpoint directory")
+            error = outcome.error if isinstance(outcome.error, MidstreamError) else failure.error
+            self._end("failed", error, failure.summary)
+            return
+        found = outcome.value
+        self._effects.facts.storage_opened(found)
+        self.warnings.extend(found.opened.warnings)
+        restore = found.opened.restore
+        if restore is not None:
+            kept = [c for c in restore.committables if c.uid not in found.dealt.dropped]
+            self.committing.add(restore.checkpoint_id, kept)
+            self._restoring.keep(restore, self.plan.graph, found.dealt)
+            self.had_finished = has_finished(restore, self.plan.graph)
+            self.restored_from = self.checkpoints.newest_path
+        if self.had_finished:
+            self.slots.resize(0)
+            self.warnings.append(f"the job had finished in {self.restored_from}: {HAD_FINISHED}")
+        self._gather()
+
+    def _gather(self) -> None:
+        self._turn(PhaseTurn.OPENED)
+        if self.attempt is None:
+            self._reset_sources()
+        self.slots.gather()
+
+    # ---- slots ----
+
+    def _slot_connected(self, slot: int, register: m.Register) -> None:
+        if self.phase is Phase.ENDING or not self.slots.connected(slot, register):
+            self._effects.close_slot(slot, "this slot is not needed")
+        elif register.python != PYTHON:
+            self._effects.facts.slots_failed(other_python(slot, register))
+
+    def _slot_lost(self, event: ev.SlotLost) -> None:
+        slot, gathering, complete = event.slot, self.phase is Phase.GATHERING, self.slots.complete
+        left = slot in self.slots.leaving and (gathering or self.phase is Phase.CANCELLING)
+        lost = self.slots.lost(slot)
+        if lost is None:
+            return
+        self.attempts.slot_lost(slot)
+        text = f"{lost} is lost: {event.reason}"
+        has_finished = self.phase is Phase.RUNNING and self.attempt is not None and self.attempt.all_finished
+        # a commit that kills every slot must count as a failure, or it would be tried for ever; once, if several slots are
+        # lost with their machine
+        was_idle = gathering and not (complete and self.committing.is_on(slot))
+        if was_idle or left or self._is_spare(slot) or has_finished:
+            # nothing ran on it, or what has run is being committed: to begin again would double it
+            self.warnings.append(text)
+        else:
+            self._effects.facts.attempt_failed(slot_lost(text, event.last_lines, event.crash))
+        self._one_is_missing()
+
+    def _slot_leaving(self, slot: int, reason: str) -> None:
+        """No later attempt runs on this slot; `_run_on` moves the current one off it."""
+        if self.phase is Phase.ENDING or not self.slots.leaves(slot, reason):
+            return
+        if self._is_spare(slot):
+            self.slots.let_leave(slot)
+        self._one_is_missing()
+
+    def _one_is_missing(self) -> None:
+        if self.phase in (Phase.GATHERING, Phase.CANCELLING):
+            self.slots.gather()
+        else:
+            self.rescaling.slot_is_missing()
+
+    def _is_spare(self, slot: int) -> bool:
+        return self.phase is Phase.RUNNING and self.attempt is not None and slot not in self.attempt.slots
+
+    def slots_failed(self, failure: Failure) -> None:
+        """Slots did not come. While the job runs, only a rescale or a move needs slots that are missing."""
+        if self.phase is Phase.RUNNING:
+            self.rescaling.slots_failed(failure.summary)
+        else:
+            self.fail_attempt(failure)
+
+    def _slots_gone(self, reason: str) -> None:
+        """No slot can be had any more, so a restart cannot help. A job that only commits what it wrote needs no slot.
+
+        Several slots may report this, one after the other.
+        """
+        if self.phase is Phase.ENDING:
+            return
+        if self.phase is Phase.RUNNING and self.attempt is not None and self.attempt.all_finished:
+            self.warnings.append(reason)
+            return
+        self.rescaling.give_up(reason)
+        self._effects.facts.attempt_failed(slots_gone(reason, self.checkpoints.newest_path))
+
+    # ---- what slots say ----
+
+    def _heard(self, slot: int, message: m.FromSlot) -> None:  # noqa: PLR0912 - one arm for each event or message
+        if slot not in self.slots.live or isinstance(message, m.Register):
+            return
+        attempt = self.attempt
+        if isinstance(message, m.SlotStatus):
+            self.slots.heard(slot, message, attempt.number if attempt else -1, self._effects.now_ms)
+            return
+        if isinstance(message, m.InCall):
+            self.slots.live[slot].in_call = message
+            return
+        if isinstance(message, (m.CommitDone, m.CommitFailed)):
+            self.committing.heard(slot, message)
+            return
+        if attempt is None or message.attempt != attempt.number:
+            return
+        if not isinstance(message, (m.Deployed, m.DeployFailed, m.Cancelled)):
+            attempt.check_owner(slot, message.task)
+        cancelling = self.phase is Phase.CANCELLING
+        match message:
+            case m.CheckpointAck():
+                self.slots.reported(message.metrics, self._effects.now_ms)
+                self.checkpoints.acknowledge(slot, message, attempt)
+            case m.Cancelled():
+                if cancelling:  # else the job is ending already
+                    attempt.unanswered.discard(slot)
+            case m.TaskFailed() | m.DeployFailed() if cancelling and self.rescaling.leaves_tasks:
+                return  # these tasks are being replaced: they fail mostly because their peers are cancelled
+            case m.TaskFailed(_, _, summary, details, fatal, symptom, same, of_one_row):
+                row = summary if of_one_row else ""
+                self._task_failed(failure_of_user_code(summary, details, fatal, same, row), symptom)
+            case m.DeployFailed(_, summary, details, fatal, same):
+                self._effects.facts.start_failed(failure_of_user_code(summary, details, fatal, same))
+            case _ if cancelling:
+                return
+            case m.Deployed():
+                attempt.unanswered.discard(slot)
+            case m.TaskRunning(_, ref) | m.TaskEndOfData(_, ref):
+                attempt.advance(ref, type(message))
+            case m.TaskFinished(_, ref, committables, metrics):
+                self.slots.reported(metrics, self._effects.now_ms)
+                attempt.advance(ref, type(message))
+                self.committing.keep(ref, committables)
+                self.checkpoints.task_finished(ref)
+            case m.CheckpointDecline():
+                self.checkpoints.decline(message)
+            case m.RequestSplit(_, ref):
+                self.sources.request(ref)
+            case _:
+                assert_never(message)
+
+    # ---- progress ----
+
+    def _step(self) -> bool:
+        """Advance the job if it can; True if it advanced, and may be able to advance again."""
+        self.committing.look()
+        match self.phase:
+            case Phase.RUNNING:  # first, because the job is nearly always in this phase
+                return self._run_on()
+            case Phase.GATHERING:
+                return self._try_deploy()
+            case Phase.DEPLOYING:
+                return self._try_start()
+            case Phase.STARTING:
+                return self._try_run()
+            case Phase.CANCELLING:
+                return self._try_gather()
+            case Phase.ENDING:
+                return self._try_conclude()
+            case Phase.CREATED | Phase.OPENING | Phase.ENDED:
+                return False
+            case _:
+                assert_never(self.phase)
+
+    def _try_deploy(self) -> bool:
+        if self.slots.leaving and not self.committing.on_slots:
+            self.slots.let_leave(*sorted(self.slots.leaving))
+        if not self.checkpoints.outcome_is_known:
+            return False
+        self.committing.abort(self.checkpoints.take_prepared())
+        may_stop = self.attempt is not None and self.rescaling.stage is Stage.NONE and self.committing.idle
+        if may_stop and self._stop_at_once():
+            return True
+        if self.restarts.delayed:
+            return False
+        if not self._restoring.is_ready(self.checkpoints.newest, self.plan, self._cannot_restore):
+            return False
+        if self.committing.stalled:
+            self.committing.resume()
+        if not self.committing.idle:
+            return False
+        if self.attempt is None and self._stop_at_once():
+            return True
+        if not self.slots.complete:
+            return False
+        if self.had_finished:
+            self._end("finished", None, "the job had finished before it was started")
+        else:
+            self._deploy()
+        return True
+
+    def _stop_at_once(self) -> bool:
+        """End a job that is to stop with a checkpoint while no task runs: the newest one has all that was processed."""
+        if not self.requests.stop_at_once(self.checkpoints.newest_path):
+            return False
+        self._end("stopped", None, "the job was stopped while no task ran")
+        return True
+
+    def _deploy(self) -> None:
+        if not self.sources.are_reset:
+            self._reset_sources()
+        self.restored_from = self.checkpoints.newest_path
+        self.attempts.deploy(self.plan, self._state_to_restore(), self.checkpoints.epoch)
+        self._restoring.forget()
+        self._turn(PhaseTurn.DEPLOYED)
+
+    def _reset_sources(self) -> None:
+        state = self._state_to_restore()
+        self.sources.reset(state.sources, state.finished)
+
+    def _state_to_restore(self) -> Dealt:
+        dealt = self._restoring.dealt(self.checkpoints.newest, self.plan.graph)
+        assert dealt is not None
+        return dealt
+
+    def _cannot_restore(self, failed: Failed) -> None:
+        if self.phase is Phase.GATHERING:
+            self._effects.facts.attempt_failed(failure_of(failed.error, "the checkpoint to resume from"))
+
+    def _try_start(self) -> bool:
+        assert self.attempt is not None
+        if not self.attempts.answered:
+            return False
+        self.sources.deployed(self.attempt)
+        self.attempts.start()
+        self._turn(PhaseTurn.ANSWERED)
+        if self.requests.draining:
+            self._stop_sources()
+        return True
+
+    def _try_run(self) -> bool:
+        assert self.attempt is not None
+        if not self.attempt.all_started:
+            return False
+        self._turn(PhaseTurn.RUNS)
+        self._effects.facts.attempt_runs()
+        return True
+
+    def _run_on(self) -> bool:
+        assert self.attempt is not None
+        uncommitted = self.committing.oldest_holder
+        self.savepoints.step(self.checkpoints.storage, uncommitted)
+        self.checkpoints.retain(uncommitted, self.savepoints.oldest_needed)
+        stop = self.requests.stop
+        if stop is not None and stop.is_stored:
+            if self.committing.idle and self.savepoints.idle:
+                self._end("stopped", None, "the job has stopped")
+                return True
+            return False
+        if self.attempt.all_finished:
+            self.committing.commit_kept()
+            if self.committing.idle and self.checkpoints.outcome_is_known and self.savepoints.idle:
+                self._end("finished", None, "the job has finished")
+                return True
+            return False
+        self.rescaling.move_if_needed(self.plan, is_stopping=stop is not None)
+        if self.rescaling.stage is Stage.GATHERING and self.slots.complete:
+            self.rescaling.gathered()
+            return True
+        if self.rescaling.stage is Stage.STORED:
+            self.rescaling.switching()
+            self.sources.pause()
+            self._cancel_attempt("the job is being rescaled, or moves to other slots")
+            return True
+        trigger_when_due(self, self.sources, self._program)
+        return False
+
+    # ---- questions ----
+
+    def _asked(self, client: int, request: m.ClientRequest) -> None:
+        match request:
+            case m.GetStatus():
+                self._effects.reply(client, m.Reply(status=self.status(self._effects.now_ms)))
+            case _ if self.outcome is not None:
+                self.requests.refuse([client], f"the job has ended: {self.outcome[0]}")
+            case m.DoRescale(parallelism) if self.phase is Phase.RUNNING and self.requests.stop is None:
+                self.rescaling.asked(client, parallelism, self.plan)
+            case m.DoRescale():
+                self.requests.refuse([client], f"the job is {shown.state_of(self)}: it can be rescaled while it runs")
+            case m.DoSavepoint() | m.DoStop(savepoint=str()):
+                self.savepoints.asked(client, request)
+            case m.DoCheckpoint() | m.DoStop():
+                self.requests.asked(client, request, has_storage=self.plan.config.checkpoint_dir is not None)
+            case _:
+                assert_never(request)
+
+    def stop_asked(self, drain: bool) -> None:
+        if drain:
+            self._stop_sources()
+
+    def _stop_sources(self) -> None:
+        """Begin to drain the job. Tasks that do not run yet are told when they start."""
+        self.sources.stop()
+        if self.phase in (Phase.STARTING, Phase.RUNNING):
+            assert self.attempt is not None
+            self.attempts.tell(m.StopSources(self.attempt.number))
+
+    # ---- failures ----
+
+    def fenced(self, error: StorageError) -> None:
+        self._end("failed", error, str(error))
+
+    def start_failed(self, failure: Failure) -> None:
+        """A job that has never run is not restarted, since its program or its configuration does not work."""
+        self.fail_attempt(replace(failure, fatal=failure.fatal or not self.slots.job_has_run))
+
+    def _task_failed(self, failure: Failure, symptom: bool) -> None:
+        if not symptom:
+            self._effects.facts.attempt_failed(failure)
+        elif self.phase in (Phase.STARTING, Phase.RUNNING):  # else its cause was reported before
+            self.attempts.has_symptom(failure)
+
+    def fail_attempt(self, failure: Failure) -> None:
+        """Record a failure, and end the attempt; only the first failure of an attempt leads to a restart."""
+        number = self.attempt.number if self.attempt else 0
+        self.failures.appendleft(failure.status(self._effects.now_ms, number))
+        if self.phase in (Phase.ENDING, Phase.ENDED):
+            return
+        before = self.rescaling.give_up(failure.summary)
+        if before is not None:
+            self.sources.pause()
+            self._switch_to(before)
+        if self.phase in (Phase.CANCELLING, Phase.OPENING) and (before is not None or not failure.fatal):
+            return
+        # a job without checkpoints that has committed some of its output must not begin again: it would be duplicated
+        final = failure.fatal or (self.committing.stalled and self.checkpoints.storage is None)
+        if before is not None:  # the rescale has failed, and not the job
+            self.restarts.delay(0.0)
+            follows = "The job continues at its previous parallelism."
+        elif final or (after_s := self.restarts.try_again(failure)) is None:
+            self._end("failed", self.restarts.last_word(failure), failure.summary)
+            return
+        else:
+            start = self.checkpoints.newest_path or "the beginning"
+            follows = f"Restart {self.restarts.total} in {after_s:g} s, from {start}."
+        self._effects.tell(self.restarts.told(failure, follows))
+        self.requests.attempt_failed(
+            f"{failure.summary}; the job continues; the stop is cancelled", self.committing.stalled
+        )
+        self.sources.pause()
+        if self.phase is Phase.GATHERING:
+            self.slots.gather()
+            return
+        self._cancel_attempt(f"the job failed: {failure.summary}")
+
+    def _switch_to(self, plan: ev.JobPlan) -> None:
+        """Run the same job at another parallelism from the next attempt on."""
+        self.plan = plan
+        self.slots.resize(plan.graph.slots)
+        self.checkpoints.rescale(plan)
+        self.sources.rescale(plan.graph)
+
+    def _cancel_attempt(self, why: str) -> None:
+        pending = self.checkpoints.pending
+        self._effects.facts.attempt_over(why, pending is not None and pending.is_stop)
+        self._turn(PhaseTurn.ATTEMPT_OVER)
+
+    def _try_gather(self) -> bool:
+        if not self.attempts.answered or self.committing.on_slots:  # a slot that a rescale releases may be committing
+            return False
+        self.attempts.cancelled()
+        self._turn(PhaseTurn.CANCELLED)
+        if self.rescaling.stage is Stage.SWITCHING:
+            self._switch_to(self.rescaling.plan)
+            self.slots.gather()
+        return True
+
+    # ---- the end ----
+
+    def _end(self, state: ev.EndState, error: MidstreamError | None, why: str) -> None:
+        """Begin to end the job: release everything. `why` is the answer to clients that still wait for a checkpoint."""
+        if self.phase in (Phase.ENDING, Phase.ENDED):
+            return
+        assert (error is None) == (state != "failed"), (state, error)
+        self._turn(PhaseTurn.ENDS)
+        self.outcome = state, error
+        self._why = why
+        self._effects.cancel_all_timers()
+        self._effects.facts.job_ends(why, state == "stopped")
+        self._effects.set_timer(TimerKind.END, END_TIMEOUT_S, self._conclude)
+
+    def _try_conclude(self) -> bool:
+        if self._effects.io_in_flight:
+            return False
+        if self._closing:
+            self._conclude()
+            return True
+        self._closing = True
+        self.committing.abort_kept()
+        self.committing.abort(self.checkpoints.take_prepared())
+        self.committing.close()
+        self.cleaning.run()
+        self.sources.close()
+        return True
+
+    def _conclude(self) -> None:
+        assert self.outcome is not None
+        state, error = self.outcome
+        self._turn(PhaseTurn.CONCLUDED)
+        self._effects.cancel_all_timers()
+        stop = self.requests.stop
+        path = stop.checkpoint if stop is not None and state == "stopped" else None
+        done = state == "finished" or path is not None or (stop is not None and stop.is_stored)
+        self.requests.job_ended(m.Reply(checkpoint=path) if done else m.Reply(error=str(error or self._why)), self._why)
+        if self.checkpoints.pending is not None:
+            self.requests.refuse(self.checkpoints.pending.clients, self._why)
+        status = self.status(self._effects.now_ms)
+        self._effects.end(ev.JobEnded(state, error, status, path, cause=self._effects.cause))

@@ -1,0 +1,327 @@
+"""Rescales a running job, or moves it off slots that have to leave: it gathers slots, has a checkpoint made, then
+switches.
+
+The stages, and what leads from one to the next, are in RESCALE_TABLE.
+
+Up to STORED the job continues to run, so giving up before then changes nothing. Its sources are paused after the
+checkpoint, so that no row is read twice. After a failure while SWITCHING, the job resumes with the plan before, from
+the same checkpoint. The client that requested the rescale is told the outcome in each case.
+
+A move keeps the plan: it begins at GATHERING, and a failure while SWITCHING is a failure of the job like any other. A
+rescale that is requested meanwhile takes the place of the move, since it also avoids slots that are leaving.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum, auto
+from functools import partial
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from midstream.engine.checkpoint.edge_ends import loses_edges
+from midstream.engine.checkpoint.metadata import CheckpointMetadata, layout_of
+from midstream.engine.coordinator.effects import Effects, IoKind
+from midstream.engine.coordinator.events import NO_STORAGE, JobPlan
+from midstream.engine.coordinator.placement.attempts import Attempts
+from midstream.engine.coordinator.placement.slots import Slots
+from midstream.engine.coordinator.restore.distribute import Restoring
+from midstream.engine.core.interfaces import Done, Failed
+from midstream.engine.core.state_machine import Row, Table
+from midstream.engine.protocol.messages import Reply
+
+if TYPE_CHECKING:
+    from midstream.engine.coordinator.checkpoints.pending_checkpoint import Aborted, Completed
+
+
+class Stage(Enum):
+    NONE = auto()
+    PLANNING = auto()
+    GATHERING = auto()
+    """The slots that the new plan needs beyond the present ones are requested."""
+    STORING = auto()
+    """A checkpoint is to be made, or is being made."""
+    DEALING = auto()
+    """The checkpoint is dealt out to the new tasks, which shows that they can resume from it. No other checkpoint is
+    triggered meanwhile.
+    """
+    STORED = auto()
+    SWITCHING = auto()
+    """The old tasks are cancelled, and the new ones deployed."""
+
+
+class RescaleTurn(Enum):
+    """What leads to another stage."""
+
+    ASKED = auto()
+    PLANNED = auto()
+    SLOT_LEAVES = auto()
+    SLOT_MISSING = auto()
+    GATHERED = auto()
+    COMPLETED = auto()
+    """The checkpoint that was made for it has completed."""
+    DEALT = auto()
+    SWITCHES = auto()
+    RUNS = auto()
+    """All tasks of the new plan run."""
+    OFF = auto()
+    """It is given up, or the job ends."""
+
+
+_ASKED, _PLANNED, _SLOT_LEAVES, _SLOT_MISSING, _GATHERED, _COMPLETED, _DEALT, _SWITCHES, _RUNS, _OFF = RescaleTurn
+RESCALE_TABLE: Final[Table[Stage, RescaleTurn]] = Table(
+    "rescale",
+    (
+        Row(Stage.NONE, _ASKED, (Stage.PLANNING,), "the job is planned anew"),
+        Row(Stage.NONE, _SLOT_LEAVES, (Stage.GATHERING,), "a move, with the present plan"),
+        Row(Stage.PLANNING, _PLANNED, (Stage.GATHERING,), "slots are requested, besides the present ones"),
+        Row(Stage.GATHERING, _GATHERED, (Stage.STORING,), "a checkpoint is wanted"),
+        Row(Stage.STORING, _COMPLETED, (Stage.DEALING,), "sources are paused, the checkpoint is dealt out"),
+        Row(Stage.DEALING, _DEALT, (Stage.STORED,), "new tasks can resume from it"),
+        *(
+            Row(stage, _SLOT_MISSING, (Stage.GATHERING,), "another one is requested; paused sources are resumed")
+            for stage in (Stage.GATHERING, Stage.STORING, Stage.DEALING)
+        ),
+        Row(Stage.STORED, _SWITCHES, (Stage.SWITCHING,), "the old tasks are cancelled"),
+        Row(Stage.SWITCHING, _RUNS, (Stage.NONE,), "the client is told"),
+        *(
+            Row(stage, _OFF, (Stage.NONE,), "the client is told; while SWITCHING, a rescale returns to its old plan")
+            for stage in Stage
+            if stage is not Stage.NONE
+        ),
+    ),
+)
+
+
+@dataclass(slots=True)
+class _Rescale:
+    client: int | None
+    """The client that has requested the rescale. None: it is a move."""
+    parallelism: int
+    before: JobPlan
+    after: JobPlan | None = None
+    checkpoint: str | None = None
+    checkpoint_id: int = 0
+    """The id of the checkpoint, known from DEALING on, like its path in `checkpoint`."""
+    has_failed: bool = False
+    """Whether a move's checkpoint has failed: then the next one is not triggered at once, but when it is due."""
+
+
+class Rescaling:
+    """Does at most one rescale or move at a time."""
+
+    def __init__(
+        self,
+        effects: Effects,
+        slots: Slots,
+        attempts: Attempts,
+        restoring: Restoring,
+    ) -> None:
+        self._effects = effects
+        self._slots = slots
+        self._attempts = attempts
+        self._restoring = restoring
+        self.stage = Stage.NONE
+        self._current: _Rescale | None = None
+        self._goes_back = False
+        """Whether the job returns to the plan before, and its tasks do not run yet."""
+
+    def _turn(self, what: RescaleTurn) -> None:
+        self.stage = RESCALE_TABLE.next(self.stage, what)
+
+    @property
+    def wants_checkpoint(self) -> bool:
+        return self.stage is Stage.STORING
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether the checkpoint is wanted at once."""
+        return self._current is not None and self.wants_checkpoint and not self._current.has_failed
+
+    @property
+    def is_move(self) -> bool:
+        return self._current is not None and self._current.client is None
+
+    @property
+    def leaves_tasks(self) -> bool:
+        """Whether the tasks that are being cancelled belong to a plan that is being left: their failures mean nothing."""
+        return self._goes_back or self.stage is Stage.SWITCHING
+
+    @property
+    def plan(self) -> JobPlan:
+        """The plan to switch to."""
+        assert self._current is not None and self._current.after is not None
+        return self._current.after
+
+    @property
+    def must_align(self) -> bool:
+        """Whether rows in flight would have no edge in the new plan, since the ends of an edge then run in one task."""
+        assert self._current is not None
+        return loses_edges(self._current.before.graph, self.plan.graph)
+
+    def asked(self, client: int, parallelism: int, plan: JobPlan) -> None:
+        if self.is_move:
+            self.give_up("the job is to be rescaled")
+        if self._current is not None:
+            self._refuse(client, f"the job is being rescaled already, to parallelism {self._current.parallelism}")
+        elif plan.config.checkpoint_dir is None:
+            self._refuse(client, f"the {NO_STORAGE}")
+        elif parallelism == plan.config.parallelism:
+            self._effects.reply(client, Reply())
+        elif plan.rescaled is None:
+            self._refuse(client, "this job cannot be rescaled while it runs; stop it and start it at that parallelism")
+        else:
+            self._turn(RescaleTurn.ASKED)
+            self._current = _Rescale(client, parallelism, plan)
+            work = partial(plan.rescaled, parallelism)
+            planned = partial(self._planned, self._current)
+            what = f"the plan of the job at parallelism {parallelism}"
+            self._effects.run_io(IoKind.RESCALE, work, planned, about=parallelism, waits_for=what)
+
+    def _planned(self, rescale: _Rescale, outcome: Done[JobPlan] | Failed) -> None:
+        if self._current is not rescale:
+            return
+        if isinstance(outcome, Failed):
+            self.give_up(str(outcome.error))
+            return
+        # the program's plan does not have what the driver has made of `tls="auto"`
+        config = msgspec.structs.replace(outcome.value.config, tls=rescale.before.config.tls)
+        after = replace(outcome.value, config=config)
+        if layout_of(after.graph) == layout_of(rescale.before.graph):
+            self.give_up("the job sets the parallelism of every operator itself: nothing would change")
+            return
+        rescale.after = after
+        self._gather(RescaleTurn.PLANNED)
+
+    def move_if_needed(self, plan: JobPlan, *, is_stopping: bool) -> None:
+        """Begin a move if slots are leaving. A rescale in progress also avoids these slots."""
+        if not self._slots.leaving or self._current is not None or is_stopping:
+            return
+        if plan.config.checkpoint_dir is None:
+            self._stay(f"the {NO_STORAGE}")
+            return
+        self._current = _Rescale(None, plan.config.parallelism, plan, after=plan)
+        self._gather(RescaleTurn.SLOT_LEAVES)
+
+    def _gather(self, because: RescaleTurn) -> None:
+        """Request enough slots for the old tasks and for the new ones, not counting slots that are leaving."""
+        assert self._current is not None
+        self._turn(because)
+        before = self._current.before.graph.slots - len(self._slots.leaving)
+        self._slots.resize(max(self.plan.graph.slots, before))
+        self._slots.gather()
+
+    def gathered(self) -> None:
+        """All slots are present; the tasks still run as before."""
+        self._turn(RescaleTurn.GATHERED)
+
+    def slot_is_missing(self) -> None:
+        """A slot is missing on which no task runs yet: request another one, and make the checkpoint once it is present."""
+        if RESCALE_TABLE.allows(self.stage, RescaleTurn.SLOT_MISSING):
+            self._leave_checkpoint()
+            self._gather(RescaleTurn.SLOT_MISSING)
+
+    def slots_failed(self, reason: str) -> None:
+        """The slots do not come. In the case of a move, the tasks stay on the slots that are leaving."""
+        if self.is_move:
+            self._stay(reason)
+        self.give_up(reason)
+
+    def checkpoint_completed(self, completed: Completed) -> None:
+        if completed.pending.rescales:
+            self.stored(completed.metadata, completed.path)
+
+    def checkpoint_aborted(self, aborted: Aborted) -> None:
+        if aborted.pending.rescales and not aborted.retry:
+            self.checkpoint_failed(str(aborted))
+
+    def stop_asked(self, _: bool) -> None:
+        if self.stage is not Stage.SWITCHING:
+            self.give_up("it is asked to stop")
+
+    def checkpoint_failed(self, reason: str) -> None:
+        """The checkpoint that was made for this has failed."""
+        rescale = self._current
+        if rescale is None or not self.is_move:
+            self.give_up(reason)
+        elif rescale.before.config.checkpoint_interval_s is None:
+            self.slots_failed(reason)
+        else:
+            rescale.has_failed = True
+
+    def stored(self, metadata: CheckpointMetadata, path: str) -> None:
+        """The checkpoint that was made for this has completed."""
+        rescale = self._current
+        if rescale is None or self.stage is not Stage.STORING:
+            self._attempts.resume_sources(metadata.checkpoint_id)
+            return
+        rescale.checkpoint, rescale.checkpoint_id = path, metadata.checkpoint_id
+        self._turn(RescaleTurn.COMPLETED)
+        self._restoring.deal(metadata, self.plan, partial(self._dealt, rescale, path))
+
+    def _dealt(self, rescale: _Rescale, path: str, failed: Failed | None) -> bool:
+        if self._current is not rescale or self.stage is not Stage.DEALING or rescale.checkpoint != path:
+            return False
+        if failed is not None:
+            self.give_up(str(failed.error))
+            return False
+        self._turn(RescaleTurn.DEALT)
+        return True
+
+    def switching(self) -> None:
+        self._turn(RescaleTurn.SWITCHES)
+
+    def running(self) -> None:
+        """All tasks run: if these are the new ones, the rescale or move is complete."""
+        self._goes_back = False
+        if self._current is not None and self.stage is Stage.SWITCHING:
+            self._turn(RescaleTurn.RUNS)
+            if self._current.client is not None:
+                self._effects.reply(self._current.client, Reply(checkpoint=self._current.checkpoint))
+            self._current = None
+
+    def give_up(self, reason: str) -> JobPlan | None:
+        """Give up the rescale or move: the job continues with the plan before, which is returned if it has been left."""
+        self._leave_checkpoint()
+        stage, rescale = self.stage, self._remove()
+        if rescale is None:
+            return None
+        if rescale.client is not None:
+            had, wanted = rescale.before.config.parallelism, rescale.parallelism
+            self._refuse(
+                rescale.client, f"could not rescale to parallelism {wanted}; the job continues at {had}: {reason}"
+            )
+        if stage is not Stage.SWITCHING:
+            self._slots.resize(rescale.before.graph.slots)
+        elif rescale.client is not None:
+            self._goes_back = True
+            return rescale.before
+        return None
+
+    def job_ended(self, why: str, _: bool) -> None:
+        rescale = self._remove()
+        if rescale is not None and rescale.client is not None:
+            self._refuse(rescale.client, why)
+
+    def _remove(self) -> _Rescale | None:
+        """Remove and return the current rescale or move, which is over."""
+        rescale, self._current = self._current, None
+        if rescale is not None:
+            self._turn(RescaleTurn.OFF)
+        return rescale
+
+    def _leave_checkpoint(self) -> None:
+        """Resume the sources, if they are paused after the checkpoint for this, which becomes an ordinary one."""
+        if self._current is not None and self.stage is Stage.DEALING:
+            self._attempts.resume_sources(self._current.checkpoint_id)
+
+    def _stay(self, why: str) -> None:
+        leaving = sorted(self._slots.leaving)
+        which, until = ("slots", "they end") if len(leaving) > 1 else ("slot", "it ends")
+        numbers = ", ".join(map(str, leaving))
+        self._effects.facts.warned(f"the tasks stay on {which} {numbers} until {until}: {why}")
+        self._slots.stay()
+
+    def _refuse(self, client: int, reason: str) -> None:
+        self._effects.reply(client, Reply(error=reason))

@@ -1,0 +1,422 @@
+"""Splits: found by `Source.discover`, assigned to the subtasks that request them, kept in every checkpoint.
+
+A checkpoint's `pending` splits are taken in the step that triggers it. A split that was assigned before the trigger is
+in its reader's state, one that was not is in `pending`, and control messages to a slot stay in order, so no split is in
+both or in none.
+
+Nothing more is discovered while splits wait to be assigned. So all that wait were found together, and no subtask reads
+a split that was found after them: while event time waits for them (see `engine.operators.watermarks`), no newer splits prolong
+that wait.
+
+At most one call of a source runs at a time, so a source needs no locks.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from functools import partial
+from math import ceil
+from operator import itemgetter
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from midstream.engine.checkpoint.metadata import SourcePosition
+from midstream.engine.checkpoint.state_files import read_parts
+from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind
+from midstream.engine.coordinator.failover import failure_of, warn_if_failed
+from midstream.engine.coordinator.placement.attempt import Attempt
+from midstream.engine.coordinator.restore.open_directory import OpenedStorage
+from midstream.engine.core.ids import TaskId
+from midstream.engine.core.interfaces import Done, Failed, Storage
+from midstream.engine.graph.job_graph import JobGraph, SourceSpec
+from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, checked_discovery
+from midstream.engine.protocol.messages import AssignSplit, NoMoreSplits, PartHandle, SplitsAssigned
+from midstream.engine.worker.source_driver import SPLITS, splits_of
+
+if TYPE_CHECKING:
+    from midstream.engine.coordinator.checkpoints.pending_checkpoint import Completed
+
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Split)
+
+
+@dataclass(frozen=True, slots=True)
+class _Notice:
+    """What a source is told about a completed checkpoint."""
+
+    position: bytes | None
+    pending: tuple[bytes, ...]
+    parts: tuple[PartHandle, ...]
+
+
+class Askers:
+    """The subtasks that wait for a split, in the order of their requests.
+
+    There may be thousands, and all may have their share while one has still to request a split. So those that have
+    their share are not examined again for each split, but set aside until the share changes.
+    """
+
+    def __init__(self) -> None:
+        self._asked: dict[TaskId, int] = {}
+        """The subtasks that are not set aside, with the number of their request, which counts requests."""
+        self._aside: dict[TaskId, int] = {}
+        """The subtasks that have `_share` splits or more, with the number of their request."""
+        self._share = 0
+        self._count = 0
+
+    def __contains__(self, ref: TaskId) -> bool:
+        return ref in self._asked or ref in self._aside
+
+    def __len__(self) -> int:
+        return len(self._asked) + len(self._aside)
+
+    def add(self, ref: TaskId) -> None:
+        self._count += 1
+        self._asked[ref] = self._count
+
+    def remove(self, ref: TaskId) -> None:
+        if self._asked.pop(ref, None) is None:
+            del self._aside[ref]
+
+    def clear(self) -> None:
+        self._asked.clear()
+        self._aside.clear()
+
+    def first(self) -> TaskId:
+        self._bring_back()
+        return next(iter(self._asked))
+
+    def first_below(self, share: int, given: Mapping[TaskId, int]) -> TaskId | None:
+        """Return the first subtask that has been given fewer than `share` splits."""
+        if share != self._share:
+            self._bring_back()
+            self._share = share
+        while self._asked:
+            ref = next(iter(self._asked))
+            if given.get(ref, 0) < share:
+                return ref
+            self._aside[ref] = self._asked.pop(ref)
+        return None
+
+    def _bring_back(self) -> None:
+        if self._aside:
+            together = {**self._asked, **self._aside}
+            self._asked = dict(sorted(together.items(), key=itemgetter(1)))
+            self._aside = {}
+
+
+@dataclass(slots=True)
+class _State:
+    spec: SourceSpec
+    vertex: int
+    parallelism: int
+    finished: bool = False
+    """Whether all its subtasks had finished in the checkpoint from which the attempt began: then it is not called."""
+    called: bool = False
+    """Whether it was called in this job, and so has to be closed."""
+    position: bytes | None = None
+    exhausted: bool = False
+    pending: deque[bytes] = field(default_factory=deque)
+    beginnings: int = 0
+    """The number of splits in `pending` that do not follow all splits found with them (`Split.follows` is false)."""
+    told_assigned: bool = False
+    """Whether the subtasks have been told that `beginnings` is 0."""
+    waiting: Askers = field(default_factory=Askers)
+    """The subtasks that have requested a split and have no answer yet."""
+    unanswered: set[TaskId] = field(default_factory=set)
+    """Those in `waiting` to which no SplitsAssigned was sent after their request."""
+    given: Counter[TaskId] = field(default_factory=Counter)
+    """The number of splits that each subtask was given in this attempt."""
+    given_count: int = 0
+    """The number of splits that all subtasks together were given in this attempt."""
+    generation: int = 0
+    """The number of resets and pauses: the result of a discovery that began before one of them is ignored."""
+    busy: bool = False
+    """Whether a call of the source is running."""
+    timer: str | None = None
+    notice: _Notice | None = None
+
+
+class Sources:
+    def __init__(self, effects: Effects, graph: JobGraph) -> None:
+        self.storage: Storage | None = None
+        self.are_reset = False
+        """Whether the sources are at the positions from which the next attempt begins, and discover."""
+        self._effects = effects
+        self._attempt: Attempt | None = None
+        self._discovers = False
+        """Whether sources discover: not before the first reset, and never again after `stop`."""
+        self._stopped = False
+        self._states = {
+            vertex.source.uid: _State(vertex.source, vertex.id, vertex.parallelism)
+            for vertex in graph.vertices
+            if vertex.source is not None
+        }
+        self._by_vertex = {state.vertex: state for state in self._states.values()}
+
+    def storage_opened(self, found: OpenedStorage) -> None:
+        self.storage = found.storage
+
+    # ---- attempts ----
+
+    def rescale(self, graph: JobGraph) -> None:
+        """Continue with the same sources in another graph of the same job. This is called between two attempts."""
+        assert self._attempt is None
+        for vertex in graph.vertices:
+            if vertex.source is not None:
+                state = self._states[vertex.source.uid]
+                state.vertex, state.parallelism = vertex.id, vertex.parallelism
+        self._by_vertex = {state.vertex: state for state in self._states.values()}
+
+    def reset(self, positions: Mapping[str, SourcePosition], finished: Set[TaskId]) -> None:
+        """Set the sources to these positions (to the beginning, for those that have none), and begin to discover.
+
+        `finished`: the tasks that are not run again.
+        """
+        self._attempt = None
+        self.are_reset = True
+        self._discovers = not self._stopped
+        for uid, state in self._states.items():
+            self._quiesce(state)
+            old = positions.get(uid)
+            state.generation += 1
+            state.position = old.position if old else None
+            state.finished = all(TaskId(state.vertex, i) in finished for i in range(state.parallelism))
+            state.exhausted = state.finished or (old.exhausted if old else False)
+            state.pending = deque(old.pending if old else ())
+            state.beginnings = _beginnings(_decoder.decode(split) for split in state.pending)
+            self._next_call(state)
+
+    def deployed(self, attempt: Attempt) -> None:
+        """The attempt is deployed: splits are assigned to its tasks from now on."""
+        assert all(not state.waiting for state in self._states.values())
+        self._attempt = attempt
+        for state in self._states.values():
+            state.given.clear()
+            state.given_count = 0
+            state.told_assigned = False
+            self._tell_assigned(state)
+
+    def pause(self) -> None:
+        """The attempt is over; `reset` comes before the next one."""
+        self._attempt = None
+        self.are_reset = False
+        for state in self._states.values():
+            self._quiesce(state)
+            state.generation += 1
+
+    def stop(self) -> None:
+        """Discover nothing more in this job, and assign no further split."""
+        self._stopped = True
+        self._discovers = False
+        for state in self._states.values():
+            self._effects.cancel_timer(state.timer)
+            state.timer = None
+            self._hand_out(state)
+
+    def end(self, *_: object) -> None:
+        self.pause()
+        self.stop()
+
+    def _quiesce(self, state: _State) -> None:
+        self._effects.cancel_timer(state.timer)
+        state.timer = None
+        state.waiting.clear()
+        state.unanswered.clear()
+
+    # ---- handing out ----
+
+    def request(self, ref: TaskId) -> None:
+        """A subtask requests a split."""
+        state = self._by_vertex.get(ref.vertex)
+        if state is None or self._attempt is None or ref in state.waiting:
+            return
+        state.waiting.add(ref)
+        state.unanswered.add(ref)
+        self._hand_out(state)
+        self._next_call(state)
+
+    def _hand_out(self, state: _State) -> None:
+        attempt = self._attempt
+        if attempt is None:
+            return
+        while state.waiting:
+            if state.pending and self._discovers:
+                ref = _in_turn(state)
+                if ref is None:
+                    return
+                state.waiting.remove(ref)
+                state.unanswered.discard(ref)
+                state.given[ref] += 1
+                state.given_count += 1
+                split = state.pending.popleft()
+                state.beginnings -= _beginnings([_decoder.decode(split)])
+                is_last = state.beginnings == 0
+                self._effects.send(attempt.slot_of(ref), AssignSplit(attempt.number, ref, split, is_last))
+                state.told_assigned = state.told_assigned and is_last
+                self._tell_assigned(state)
+            elif state.exhausted or not self._discovers:
+                ref = state.waiting.first()
+                state.waiting.remove(ref)
+                state.unanswered.discard(ref)
+                self._effects.send(attempt.slot_of(ref), NoMoreSplits(attempt.number, ref))
+            else:
+                self._answer(state, attempt)
+                return
+
+    def _answer(self, state: _State, attempt: Attempt) -> None:
+        """Report to each subtask that waits that there is no split for it at present: it may be idle from now on."""
+        if state.position is not None:
+            for ref in sorted(state.unanswered):
+                self._effects.send(attempt.slot_of(ref), SplitsAssigned(attempt.number, ref, none_waits=True))
+            state.unanswered.clear()
+
+    def _tell_assigned(self, state: _State) -> None:
+        """Tell all subtasks that event time need not wait for splits that are still to be assigned: only they know
+        which of them have rows for which event time waits.
+        """
+        attempt = self._attempt
+        if attempt is None or state.told_assigned or state.position is None or state.beginnings:
+            return
+        state.told_assigned = True
+        for subtask in range(state.parallelism):
+            ref = TaskId(state.vertex, subtask)
+            self._effects.send(attempt.slot_of(ref), SplitsAssigned(attempt.number, ref))
+
+    # ---- checkpoints ----
+
+    def snapshot(self) -> tuple[SourcePosition, ...]:
+        return tuple(
+            SourcePosition(uid, state.position, state.exhausted, tuple(state.pending))
+            for uid, state in self._states.items()
+        )
+
+    def checkpoint_completed(self, completed: Completed) -> None:
+        """Tell the sources that override `checkpoint_completed`. Of several checkpoints, only the newest matters."""
+        positions = {position.uid: position for position in completed.metadata.sources}
+        for operator in completed.metadata.operators:
+            state, position = self._states.get(operator.uid), positions.get(operator.uid)
+            if state is None or position is None or state.finished:
+                continue
+            if type(state.spec.source).checkpoint_completed is Source.checkpoint_completed:
+                continue
+            # of finished subtasks, too: the rest of a split that a drain has cut off was never read
+            parts = tuple(part for subtask in operator.subtasks for part in subtask.parts if part.name == SPLITS)
+            state.notice = _Notice(position.position, position.pending, parts)
+            self._next_call(state)
+
+    # ---- calls of the source, one at a time ----
+
+    def _next_call(self, state: _State) -> None:
+        if state.busy:
+            return
+        if state.notice is not None:
+            notice, state.notice = state.notice, None
+            state.busy = state.called = True
+            work = partial(_tell, state.spec, notice, self.storage)
+            what = f"source {state.spec.name!r} to take note of a checkpoint"
+            told = partial(self._told, state)
+            self._effects.run_io(IoKind.NOTIFY, work, told, about=state.spec.uid, waits_for=what, has_limit=True)
+        elif self._discovers and not state.exhausted and state.timer is None and not state.pending:
+            state.busy = state.called = True
+            context = DiscoveryContext(state.spec.uid, state.parallelism, self.storage)
+            work_discover = partial(_discover, state.spec.source, state.position, context)
+            self._effects.run_io(
+                IoKind.DISCOVER,
+                work_discover,
+                partial(self._discovered, state, state.generation),
+                about=state.spec.uid,
+                waits_for=f"source {state.spec.name!r} to find its splits",
+                has_limit=True,
+            )
+
+    def _told(self, state: _State, outcome: Done[None] | Failed) -> None:
+        state.busy = False
+        # The next completed checkpoint includes what this one says.
+        warn_if_failed(self._effects, f"source {state.spec.name!r}, after a checkpoint", outcome)
+        self._next_call(state)
+
+    def _discovered(self, state: _State, generation: int, outcome: Done[Discovery] | Failed) -> None:
+        state.busy = False
+        if generation != state.generation or not self._discovers:
+            self._next_call(state)
+            return
+        if isinstance(outcome, Failed):
+            state.generation += 1
+            failure = failure_of(outcome.error, f"source {state.spec.name!r}: finding its splits failed")
+            self._effects.facts.start_failed(failure)
+            return
+        found = outcome.value
+        assert not state.pending, state.spec.uid
+        splits = _in_line(found.splits)
+        state.pending.extend(_encoder.encode(split) for split in splits)
+        state.beginnings = _beginnings(splits)
+        state.position = found.position
+        state.exhausted = found.exhausted
+        if not state.exhausted:
+            again = partial(self._timer_fired, state)
+            interval_s = state.spec.source.discovery_interval_s
+            state.timer = self._effects.set_timer(TimerKind.DISCOVER, interval_s, again, state.spec.uid)
+        self._tell_assigned(state)
+        self._hand_out(state)
+        self._next_call(state)
+
+    def _timer_fired(self, state: _State) -> None:
+        state.timer = None
+        self._next_call(state)
+
+    def close(self) -> None:
+        """Close every source that has been called. None of them is in a call."""
+        for state in self._states.values():
+            assert not state.busy, state.spec.uid
+            if not state.called:
+                continue
+            state.busy = True
+            what = f"source {state.spec.name!r} to be closed"
+            closed = partial(warn_if_failed, self._effects, f"source {state.spec.name!r}: closing it failed")
+            self._effects.run_io(IoKind.CLOSE, state.spec.source.close, closed, about=state.spec.uid, waits_for=what)
+
+
+def _discover(source: Source, position: bytes | None, context: DiscoveryContext) -> Discovery:
+    return checked_discovery(source.discover(position, context))
+
+
+def _in_turn(state: _State) -> TaskId | None:
+    """Which of those that wait gets the next split; None: one that has not asked yet, as these have their share.
+
+    All subtasks of a source are there as long as splits are pending: none ends before it hears that there are no more.
+    """
+    if not state.spec.source.equal_shares:
+        return state.waiting.first()
+    share = ceil((state.given_count + len(state.pending)) / state.parallelism)
+    return state.waiting.first_below(share, state.given)
+
+
+def _in_line(splits: Sequence[Split]) -> list[Split]:
+    """Return the splits with `follows` cleared, unless a split follows all splits found before it.
+
+    Of several files, event time also waits for the second part of one: once its first part has been read, only other
+    files would hold event time back for it, and these may be far ahead, or end.
+    """
+    line = 1
+    while line < len(splits) and splits[line].follows:
+        line += 1
+    return [*splits[:line], *(msgspec.structs.replace(split, follows=False) for split in splits[line:])]
+
+
+def _beginnings(splits: Iterable[Split]) -> int:
+    return sum(not split.follows for split in splits)
+
+
+def _tell(spec: SourceSpec, notice: _Notice, storage: Storage | None) -> None:
+    """Read which splits are unfinished, and tell the source. For the I/O pool."""
+    unfinished = [_decoder.decode(split) for split in notice.pending]
+    if notice.parts:
+        assert storage is not None
+        parts = read_parts(storage, notice.parts, range(0), f"source {spec.uid!r}")
+        for part in parts.values():
+            unfinished += splits_of(part)
+    spec.source.checkpoint_completed(notice.position, unfinished)

@@ -1,0 +1,176 @@
+"""What the job waits for: each wait has a name, which the status shows, and a limit.
+
+| wait | limit |
+|---|---|
+| a checkpoint's acknowledgements, and its metadata's writing | `checkpoint_timeout`, see `checkpoints` |
+| slots that were requested | `slot_timeout`, see `slots` |
+| slots that cancel their tasks | `heartbeat_timeout`, see `attempts` |
+| slots that read state and open operators, tasks that start | `limit_s`; then the attempt fails |
+| the checkpoint directory, a sink's committer, a source's enumerator | `limit_s`; then the job fails for good |
+| a restart, before a drain can end | none: a failure that is temporary is over at some time, and clients see the wait |
+| all other I/O at the end of the job | `machine.END_TIMEOUT_S` |
+| savepoints that are copied, files that are deleted, the plan of a rescale | none: the job runs on meanwhile |
+| brokers and other services that slots report as not answering | none: the source or sink that uses them has its own |
+| a user's function, while checkpoints are made | that of the checkpoints; then that of cancelling |
+
+A call of a committer or a source cannot be given up and repeated: each has one call at a time, and while it is not
+known whether a call still runs, another one must not be made. The committables are in the newest checkpoint, so
+starting the job again loses nothing.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Final
+
+from midstream.engine.coordinator.effects import Effects
+from midstream.engine.coordinator.failover import Failure
+from midstream.engine.coordinator.job_phase import Phase
+from midstream.engine.core.config import JobConfig
+from midstream.engine.core.errors import ClusterError, UnavailableError, assert_never
+from midstream.engine.protocol.job_status import WaitStatus
+
+if TYPE_CHECKING:
+    from midstream.engine.coordinator.coordinator import Coordinator
+
+_log = logging.getLogger(__name__)
+
+SHOWN_S: Final = 5.0
+"""The time from which a wait is shown."""
+LOGGED_S: Final = 30.0
+LIMIT_S: Final = 600.0
+
+
+def limit_s(config: JobConfig) -> float:
+    """Return the limit of waits that have none of their own: `checkpoint_timeout`, but at least `LIMIT_S`, since that
+    timeout may be set to what a checkpoint alone needs.
+    """
+    return max(LIMIT_S, config.checkpoint_timeout_s)
+
+
+class Waiting:
+    """Finds what the job waits for, anew each time; it stores only since when, and which waits have been logged."""
+
+    def __init__(self, effects: Effects, name: str) -> None:
+        self._effects = effects
+        self._name = name
+        self._state: tuple[Phase, int] | None = None
+        """The phase and the attempt at the last call of `look`."""
+        self._since_s = 0.0
+        """When `look` first found that phase and attempt."""
+        self._said: set[str] = set()
+        """The waits that have been logged and continue."""
+
+    def look(self, job: Coordinator, passed_s: float) -> Failure | None:
+        """Time has passed: log the waits that take long. If one has exceeded its limit, return the failure of the
+        attempt or the job.
+        """
+        self._effects.elapsed_s += passed_s
+        state = _state(job)
+        if state != self._state:
+            self._state, self._since_s = state, self._effects.elapsed_s
+        if job.phase in (Phase.ENDING, Phase.ENDED):
+            return None  # the end of a job has its own limit
+        self._log([wait for wait in self.waits(job) if wait.for_ms >= LOGGED_S * 1000])
+        return self._overdue(job)
+
+    def waits(self, job: Coordinator) -> tuple[WaitStatus, ...]:
+        """Return the waits that have taken longer than `SHOWN_S`, longest first."""
+        found = [wait for wait in self._all(job) if wait.for_ms > SHOWN_S * 1000]
+        return tuple(sorted(found, key=lambda wait: -wait.for_ms))
+
+    def _log(self, long: list[WaitStatus]) -> None:
+        for wait in long:
+            if wait.what not in self._said:
+                _log.warning("job %s: %s", self._name, wait.sentence)
+        self._said = {wait.what for wait in long}
+
+    def _overdue(self, job: Coordinator) -> Failure | None:
+        most_s = limit_s(job.plan.config)
+        for call in self._effects.calls:
+            if call.has_limit and self._effects.elapsed_s - call.began_s > most_s:
+                text = (
+                    f"waited for {call.waits_for}: the call has not returned within {most_s:g} s, and this program can "
+                    "neither abandon nor repeat it. End the program, and start the job again with --from latest"
+                )
+                return Failure(text, "", UnavailableError(text), fatal=True)
+        if job.phase in (Phase.DEPLOYING, Phase.STARTING) and self._in_phase_ms(job) > most_s * 1000:
+            what = ", ".join(wait.what for wait in self._of_phase(job))
+            text = f"waited for {what}: not done within {most_s:g} s (if that is too short, raise checkpoint_timeout)"
+            return Failure(text, "", ClusterError(text))
+        return None
+
+    def _in_phase_ms(self, job: Coordinator) -> int:
+        """Return how long the job has been in its phase; 0 if the phase has begun since the last call of `look`."""
+        if _state(job) != self._state:
+            return 0
+        return round((self._effects.elapsed_s - self._since_s) * 1000)
+
+    def _all(self, job: Coordinator) -> Iterator[WaitStatus]:
+        if job.phase is not Phase.ENDED:
+            yield from self._of_io(job)
+            yield from self._of_phase(job)
+            yield from self._of_tasks(job)
+
+    def _of_io(self, job: Coordinator) -> Iterator[WaitStatus]:
+        config, publishing = job.plan.config, job.checkpoints.publishing_call
+        for call in self._effects.calls:
+            for_ms = round((self._effects.elapsed_s - call.began_s) * 1000)
+            within_s = limit_s(config) if call.has_limit else None
+            if call.waits_for == publishing:
+                within_s = config.checkpoint_timeout_s
+            yield WaitStatus(call.waits_for, for_ms, None if within_s is None else round(within_s * 1000))
+
+    def _of_phase(self, job: Coordinator) -> Iterator[WaitStatus]:
+        config, attempt, for_ms = job.plan.config, job.attempt, self._in_phase_ms(job)
+        general_ms = round(limit_s(config) * 1000)
+        match job.phase:
+            case Phase.GATHERING if not job.slots.complete:
+                what = f"{job.slots.needed - job.slots.staying} of {job.slots.needed} slots to connect"
+                for_ms = round((self._effects.elapsed_s - job.slots.gathers_since_s) * 1000)
+                yield WaitStatus(what, for_ms, round(config.slot_timeout_s * 1000))
+            case Phase.DEPLOYING if attempt is not None:
+                what = f"{_slots(attempt.unanswered)} to load the state it resumes from, and to open the operators"
+                yield WaitStatus(what, for_ms, general_ms)
+            case Phase.STARTING:
+                yield WaitStatus("the tasks to start", for_ms, general_ms)
+            case Phase.CANCELLING if attempt is not None and attempt.unanswered:
+                what = f"{_slots(attempt.unanswered)} to cancel the tasks"
+                yield WaitStatus(what, for_ms, round(config.heartbeat_timeout_s * 1000))
+            case Phase.GATHERING if job.requests.draining and job.restarts.delayed:
+                what = "the restart after a failure, since a drain ends once the job processes everything"
+                yield WaitStatus(f"{what}; cancel the job to end it without", for_ms)
+            case Phase.GATHERING | Phase.DEPLOYING | Phase.CANCELLING:
+                pass  # nothing is missing
+            case Phase.CREATED | Phase.OPENING | Phase.RUNNING | Phase.ENDING | Phase.ENDED:
+                pass  # in these phases the job does not wait because of the phase
+            case _:
+                assert_never(job.phase)
+
+    def _of_tasks(self, job: Coordinator) -> Iterator[WaitStatus]:
+        checkpoints = job.checkpoints
+        pending = checkpoints.pending
+        if pending is not None and checkpoints.outcome_is_known:
+            for_ms = round((self._effects.elapsed_s - checkpoints.due.triggered_s) * 1000)
+            if for_ms > SHOWN_S * 1000:  # a shorter wait is not shown, and there may be many tasks to name
+                what = f"checkpoint {pending.checkpoint_id}, of {checkpoints.unanswered(pending)}"
+                yield WaitStatus(what, for_ms, round(job.plan.config.checkpoint_timeout_s * 1000))
+        outside: dict[str, int] = {}
+        for slot in job.slots.live.values():
+            for wait in slot.status.waits if slot.status is not None else ():
+                outside[wait.what] = max(wait.for_ms, outside.get(wait.what, 0))
+            if slot.in_call is not None:
+                at = f" ({slot.in_call.where})" if slot.in_call.where else ""
+                yield WaitStatus(f"{slot.in_call.operator}{at}", slot.in_call.for_ms, is_call=True)
+        for what, for_ms in outside.items():
+            yield WaitStatus(what, for_ms)
+
+
+def _state(job: Coordinator) -> tuple[Phase, int]:
+    return job.phase, job.attempt.number if job.attempt else -1
+
+
+def _slots(ids: set[int]) -> str:
+    numbers = ", ".join(map(str, sorted(ids)))
+    return f"slot {numbers}" if len(ids) == 1 else f"slots {numbers}"

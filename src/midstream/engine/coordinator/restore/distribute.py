@@ -1,0 +1,119 @@
+"""The state with which the next attempt begins: that of a checkpoint, dealt out to the slots once for each restart.
+
+For a large job with rows in flight this takes seconds (there are two hundred thousand handles and more), and the loop
+must not be blocked for that long, since it also handles heartbeats. So it is done on the I/O pool, where the state of
+each slot is also encoded as it is sent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias
+
+import msgspec
+
+from midstream.engine.checkpoint.redistribute_state import assign_state
+from midstream.engine.checkpoint.metadata import CheckpointMetadata, SourcePosition
+from midstream.engine.coordinator.effects import Effects, IoKind
+from midstream.engine.coordinator.events import JobPlan
+from midstream.engine.core.ids import TaskId
+from midstream.engine.core.interfaces import Done, Failed
+from midstream.engine.graph.job_graph import JobGraph
+from midstream.engine.operators.source_api import decoded_splits
+from midstream.engine.protocol.messages import Restored
+
+
+@dataclass(frozen=True, slots=True)
+class Dealt:
+    finished: Set[TaskId]
+    """The tasks that had finished, which are not run again."""
+    sources: Mapping[str, SourcePosition]
+    dropped: tuple[str, ...]
+    """The uids whose state is dropped."""
+    slots: tuple[bytes, ...]
+    """The encoded state of each slot, see `Deploy.restore`."""
+
+
+NOTHING = Dealt(frozenset(), {}, (), ())
+"""The state with which a job begins at the beginning."""
+
+
+def deal(metadata: CheckpointMetadata, plan: JobPlan) -> Dealt:
+    """Deal out the state of a checkpoint. For the I/O pool. Raises ConfigError and StorageError as `assign_state` does."""
+    graph = plan.graph
+    state = assign_state(metadata, graph, plan.allow_dropped_state)
+    for uid, position in state.sources.items():
+        decoded_splits(
+            position.pending, f"source {uid!r}"
+        )  # the coordinator decodes them one by one, and believes them
+    slots = []
+    for subtask in range(graph.slots):
+        refs = [TaskId(vertex.id, subtask) for vertex in graph.vertices if subtask < vertex.parallelism]
+        tasks = tuple((ref, state.tasks[ref]) for ref in refs if ref in state.tasks)
+        channels = tuple((ref, state.channels[ref]) for ref in refs if ref in state.channels)
+        slots.append(msgspec.msgpack.encode(Restored(tasks, channels)) if tasks or channels else b"")
+    return Dealt(state.finished, state.sources, state.dropped, tuple(slots))
+
+
+_Of: TypeAlias = tuple[CheckpointMetadata, JobGraph]
+
+
+class Restoring:
+    def __init__(self, effects: Effects) -> None:
+        self._effects = effects
+        self._dealt: tuple[_Of, Dealt] | None = None
+        self._asked: _Of | None = None
+        """The checkpoint and graph that are being dealt out for the next attempt."""
+
+    def dealt(self, metadata: CheckpointMetadata | None, graph: JobGraph) -> Dealt | None:
+        """Return the state of this checkpoint for this graph; None if it has not been dealt out yet."""
+        if metadata is None:
+            return NOTHING
+        if self._dealt is not None and _is_same(self._dealt[0], (metadata, graph)):
+            return self._dealt[1]
+        return None
+
+    def keep(self, metadata: CheckpointMetadata, graph: JobGraph, dealt: Dealt) -> None:
+        self._dealt = (metadata, graph), dealt
+
+    def forget(self) -> None:
+        """Release the state, which has been sent to the slots and is not needed again before the next attempt."""
+        self._dealt = None
+
+    def deal(self, metadata: CheckpointMetadata, plan: JobPlan, done: Callable[[Failed | None], bool]) -> None:
+        """Deal out the state, then call `done` with the failure or None. The result is kept only if `done` returns
+        True.
+        """
+        ready = partial(self._ready, (metadata, plan.graph), done)
+        what = f"checkpoint {metadata.checkpoint_id} to be dealt out to the slots"
+        self._effects.run_io(IoKind.DEAL, partial(deal, metadata, plan), ready, waits_for=what)
+
+    def is_ready(self, metadata: CheckpointMetadata | None, plan: JobPlan, failed: Callable[[Failed], None]) -> bool:
+        """Return whether the state has been dealt out. If not, this begins to do so, and an event will follow."""
+        if self.dealt(metadata, plan.graph) is not None:
+            return True
+        assert metadata is not None
+        if self._asked is None or not _is_same(self._asked, (metadata, plan.graph)):
+            asked = self._asked = metadata, plan.graph
+
+            def done(failure: Failed | None) -> bool:
+                if self._asked is not asked:
+                    return False
+                self._asked = None
+                if failure is not None:
+                    failed(failure)
+                return True
+
+            self.deal(metadata, plan, done)
+        return False
+
+    def _ready(self, of: _Of, done: Callable[[Failed | None], bool], outcome: Done[Dealt] | Failed) -> None:
+        is_wanted = done(outcome if isinstance(outcome, Failed) else None)
+        if is_wanted and isinstance(outcome, Done):
+            self._dealt = of, outcome.value
+
+
+def _is_same(one: _Of, other: _Of) -> bool:
+    return one[0] is other[0] and one[1] is other[1]

@@ -1,0 +1,268 @@
+"""Output that is newer than the checkpoint from which a job is to resume: found, refused, kept, or taken back.
+
+A job that resumes from an older checkpoint than its sinks have committed emits the rows in between once more. That
+never happens silently: the user has to name the checkpoint, and to say whether the sinks take back what they have
+committed since, or keep it, so that it is duplicated.
+
+    ask the sinks what they have committed      before the newest checkpoint is determined: a job that is
+                                                still running completes a checkpoint before it commits
+    decide                                      refuses, or says what is to be done; changes nothing
+    take back                                   once the newer checkpoints do not count any more
+
+For the I/O pool.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from midstream.engine.checkpoint.metadata import CheckpointMetadata
+from midstream.engine.checkpoint.store import Begun
+from midstream.engine.coordinator.events import JobPlan, NewerOutput
+from midstream.engine.core.errors import ConfigError, MidstreamError
+from midstream.engine.graph.job_graph import JobGraph, OperatorSpec
+from midstream.engine.operators.sink_api import Output, Sink
+
+Held = Mapping[str, tuple[tuple[int, bytes], ...]]
+"""What newer checkpoints hold for each sink, by its uid, see `Output.held`."""
+
+UNDER_WAY: Final = "a driver that was presumed dead may be committing it"
+BEGINNING: Final = 0
+"""An id that is lower than that of any checkpoint."""
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """The checkpoint from which a job begins, and what is known about newer ones."""
+
+    metadata: CheckpointMetadata | None
+    """The metadata of the checkpoint. None: the job begins at the beginning."""
+    elsewhere: str | None
+    """The directory of the checkpoint, if it is not that of the job."""
+    newest_known: int
+    """The newest checkpoint in these directories, whether it can be used or not."""
+    jobs: frozenset[str]
+    """The ids of the starts that may have resumed from one another's checkpoints."""
+    warnings: tuple[str, ...] = ()
+    held: Held = field(default_factory=dict)
+    """What the checkpoints that are newer than `metadata` hold for sinks."""
+    starts_over: bool = False
+    """Whether the job begins at the beginning although there may be completed checkpoints."""
+    begun: Begun | None = None
+    """Where the last start began, if it has completed no checkpoint of its own."""
+    leaves: bool = False
+    """Whether there are usable checkpoints newer than `metadata`, none of which shows that what it holds for sinks has
+    been committed: see `shows_committed`.
+    """
+
+
+@dataclass(frozen=True, slots=True)
+class Newer:
+    """A sink whose output is newer than the checkpoint, or may be."""
+
+    spec: OperatorSpec
+    output: Output
+    committed: int
+    """The newest checkpoint of that output."""
+    doubt: str = ""
+    """Why it is uncertain whether it is committed."""
+
+    @property
+    def sink(self) -> Sink:
+        assert self.spec.sink is not None
+        return self.spec.sink
+
+    def __str__(self) -> str:
+        perhaps = f"possibly ({self.doubt}) " if self.doubt else ""
+        return f"sink {self.spec.name!r} {perhaps}up to checkpoint {self.committed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    after: int
+    newer: tuple[Newer, ...] = ()
+    takes_back: bool = False
+    warnings: tuple[str, ...] = ()
+    counts_until: int | None = None
+    """The newest of the earlier checkpoints that still counts; None: all of them."""
+
+    @property
+    def newest_seen(self) -> int:
+        """The newest checkpoint whose output a sink has. The ids of later checkpoints must be higher, so that they
+        differ from those of checkpoints that do not count any more.
+        """
+        return max((newer.committed for newer in self.newer), default=0)
+
+
+def transactional(graph: JobGraph) -> list[OperatorSpec]:
+    """Return the sinks that commit."""
+    specs = [spec for vertex in graph.vertices for spec in vertex.operators]
+    return [spec for spec in specs if spec.sink is not None and spec.sink.is_transactional]
+
+
+def ask_sinks(graph: JobGraph, jobs: frozenset[str], held: Held) -> dict[str, int | None]:
+    """Return, by uid, the newest checkpoint of these jobs that is committed; None if the sink cannot tell."""
+    answers: dict[str, int | None] = {}
+    for spec in transactional(graph):
+        assert spec.sink is not None
+        try:
+            answers[spec.uid] = spec.sink.newest_committed(Output(spec.uid, jobs, held.get(spec.uid, ())))
+        except MidstreamError as error:
+            raise type(error)(f"sink {spec.name!r}: looking for what it has committed: {error}") from error
+    return answers
+
+
+def decide(plan: JobPlan, start: Start, committed: Mapping[str, int | None]) -> Decision:
+    """Decide what to do about output that is newer than the checkpoint from which the job begins.
+
+    `committed`: see `ask_sinks`. Raises ConfigError if there is newer output and the user has not said what to do about
+    it, or if a sink cannot do that.
+    """
+    graph, metadata, newest_known = plan.graph, start.metadata, start.newest_known
+    after = BEGINNING if metadata is None else metadata.checkpoint_id
+    newer = tuple(_newer(graph, start, after, committed))
+    if not newer:
+        shown = _shown_again(graph, after, newest_known)
+        if metadata is None or newest_known <= after or not _is_pending(metadata, committed):
+            return Decision(after, warnings=shown)
+        # This start commits that output. A newer checkpoint that did not resume from this one would take it for its own
+        # because of the lower id, and the job would make the same rows again from there.
+        return Decision(after, warnings=(_given_up(after, "is committed only now"), *shown), counts_until=after)
+    if metadata is None:
+        raise ConfigError(
+            f"there is no checkpoint to resume from, but there is output of this job: {_listed(newer)}. Has the checkpoint "
+            "directory been emptied? Restore it; or start over (--fresh, fresh=True) with other targets for the output"
+        )
+    by_name = plan.restore is not None and plan.restore != "latest"
+    again = _said_before(start.begun, after, newer, by_name)
+    what = plan.newer_output or again
+    if what is None or not (by_name or what == again):
+        raise ConfigError(_refusal(newer, after, by_name))
+    if what == "keep":
+        twice = (
+            f"{newer} is kept, and the job resumes from checkpoint {after}: the rows after it will be duplicated"
+            for newer in newer
+        )
+        shown = _shown_again(graph, after, newest_known)
+        if not start.leaves or not _may_be_pending(metadata, committed):
+            return Decision(after, newer, False, (*twice, *shown))
+        given_up = _given_up(after, "may be committed only now")
+        return Decision(after, newer, False, (*twice, given_up, *shown), after)
+    for each in newer:
+        problem = _why_not(each, after)
+        if problem:
+            raise ConfigError(
+                f"sink {each.spec.name!r} cannot take back what it has committed after checkpoint {after}: {problem}. Nothing has "
+                f"been changed. To resume from checkpoint {after} anyway, with these rows duplicated: --newer-output keep"
+            )
+    back = (f"sink {each.spec.name!r} takes back what it has committed after checkpoint {after}" for each in newer)
+    return Decision(after, newer, True, (*back, *_shown_again(graph, after, newest_known)), after)
+
+
+def _newer(graph: JobGraph, start: Start, after: int, committed: Mapping[str, int | None]) -> Iterator[Newer]:
+    """Yield the sinks with output that is newer than the checkpoint, or may become so.
+
+    What a newer checkpoint holds may be in a commit that has begun: a driver that was presumed dead may be in the middle
+    of it, and no epoch stops that. Nor is it known whether the last start had all sinks take back such output. Those that
+    cannot had none, or it would have been refused.
+    """
+    begun = start.begun
+    had_until = begun.below - 1 if begun is not None and begun.newer_output == "take-back" else BEGINNING
+    for spec in transactional(graph):
+        assert spec.sink is not None
+        if not spec.sink.output_lasts:
+            continue
+        said, held = committed[spec.uid], start.held.get(spec.uid, ())
+        until = start.newest_known if said is None else said
+        output = Output(spec.uid, start.jobs, held)
+        if until > after:
+            yield Newer(spec, output, until, "" if said is not None else "it cannot determine this")
+        elif held:
+            yield Newer(spec, output, max(checkpoint_id for checkpoint_id, _ in held), UNDER_WAY)
+        elif start.metadata is not None and had_until > after:
+            had = Newer(spec, output, had_until, UNDER_WAY)
+            if not _why_not(had, after):
+                yield had
+
+
+def _said_before(begun: Begun | None, after: int, newer: Iterable[Newer], by_name: bool) -> NewerOutput | None:
+    """Return what the last start, if it has completed nothing, was to do about newer output, if that holds for this one.
+
+    It holds for a start that repeats it. If that was to take back, it also holds for a start from another checkpoint
+    with nothing newer to remove: commits that are under way have to be stopped.
+    """
+    if begun is None:
+        return None
+    if not by_name and begun.source == after and all(each.committed < begun.below for each in newer):
+        return begun.newer_output
+    return "take-back" if begun.newer_output == "take-back" and all(n.doubt == UNDER_WAY for n in newer) else None
+
+
+def _is_pending(metadata: CheckpointMetadata, committed: Mapping[str, int | None]) -> bool:
+    """Whether a sink has not committed what the checkpoint holds for it, and no newer output either."""
+    until = {uid: found for uid, found in committed.items() if found is not None}
+    return any(until.get(entry.uid, entry.checkpoint_id) < entry.checkpoint_id for entry in metadata.committables)
+
+
+def _may_be_pending(metadata: CheckpointMetadata, committed: Mapping[str, int | None]) -> bool:
+    """Whether a sink may not have committed what the checkpoint holds for it. One with newer output does not say so: that
+    output may be of another line.
+    """
+    newest: dict[str, int] = {}
+    for entry in metadata.committables:
+        newest[entry.uid] = max(entry.checkpoint_id, newest.get(entry.uid, 0))
+    return any(committed.get(uid) != checkpoint_id for uid, checkpoint_id in newest.items())
+
+
+def _given_up(after: int, when: str) -> str:
+    return f"checkpoints after {after} no longer count: what checkpoint {after} holds for sinks {when}"
+
+
+def take_back(decision: Decision, metadata: CheckpointMetadata) -> None:
+    """Have the sinks take back newer output. Raises what a sink raises; if called again, it continues where it ended."""
+    for newer in decision.newer if decision.takes_back else ():
+        kept = [item for entry in metadata.committables if entry.uid == newer.spec.uid for item in entry.items]
+        try:
+            newer.sink.take_back(newer.output, decision.after, kept)
+        except MidstreamError as error:
+            raise type(error)(
+                f"sink {newer.spec.name!r}: taking back what it has committed after checkpoint {decision.after}: {error}; "
+                "start again in the same way to continue"
+            ) from error
+
+
+def _why_not(newer: Newer, after: int) -> str:
+    try:
+        newer.sink.check_take_back(newer.output, after)
+    except ConfigError as error:
+        return str(error)
+    return ""
+
+
+def _refusal(newer: Iterable[Newer], after: int, by_name: bool) -> str:
+    newer = tuple(newer)
+    unable = "".join(
+        f" (sink {each.spec.name!r} cannot: {problem})" for each in newer if (problem := _why_not(each, after))
+    )
+    start = "" if by_name else f"--from {after} "
+    return (
+        f"checkpoint {after} is older than what has been committed: {_listed(newer)}. Resuming from it produces the "
+        f"rows in between again. Choose what to do with the newer output: {start}--newer-output take-back "
+        f'(newer_output="take-back") removes it{unable}; {start}--newer-output keep leaves it, and these rows are '
+        "duplicated" + ("; or resume from the newest checkpoint: --from latest" if by_name else "")
+    )
+
+
+def _listed(newer: Iterable[Newer]) -> str:
+    return ", ".join(map(str, newer))
+
+
+def _shown_again(graph: JobGraph, after: int, newest_known: int) -> tuple[str, ...]:
+    """Return a warning for each sink that does not commit: it gets rows again after every failure, but here many."""
+    if not BEGINNING < after < newest_known:
+        return ()
+    specs = [spec for vertex in graph.vertices for spec in vertex.operators if spec.sink is not None]
+    immediate = [spec for spec in specs if spec not in transactional(graph)]
+    return tuple(f"sink {spec.name!r} receives the rows since checkpoint {after} again" for spec in immediate)

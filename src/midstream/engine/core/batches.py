@@ -1,0 +1,261 @@
+"""Record batches: canonical types, conversion to and from polars, concatenation, size.
+
+The canonical form of a schema is the one that polars returns without copying: large strings, large binaries, large
+lists, no unit of seconds. Sources convert once; everything downstream may rely on it. Times of day keep their unit,
+since polars has them in nanoseconds only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, Final
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyarrow.lib import concat_batches
+
+from midstream.engine.core.arrow_types import is_list_of_any_length, is_text, leaves
+from midstream.engine.core.casts import CastRefused, cast_exactly
+from midstream.engine.core.errors import SchemaError
+
+SMALL_BYTES: Final = 4096
+"""The smallest buffer size allowed; memory need not be counted more finely than this."""
+
+
+def canonical_type(kind: pa.DataType) -> pa.DataType:
+    if is_text(kind):
+        return pa.large_string()
+    if pa.types.is_binary(kind) or pa.types.is_binary_view(kind):
+        return pa.large_binary()
+    if is_list_of_any_length(kind):
+        return pa.large_list(canonical_type(kind.value_type))
+    if pa.types.is_struct(kind):
+        return pa.struct([pa.field(f.name, canonical_type(f.type)) for f in kind])
+    if pa.types.is_dictionary(kind):
+        return canonical_type(kind.value_type)
+    if pa.types.is_timestamp(kind) and kind.unit == "s":
+        return pa.timestamp("ms", kind.tz)
+    if kind == pa.duration("s"):
+        return pa.duration("ms")
+    if pa.types.is_date64(kind):
+        return pa.date32()
+    if pa.types.is_decimal(kind) and kind.bit_width < 128:
+        return pa.decimal128(kind.precision, kind.scale)
+    return kind
+
+
+def canonical_schema(schema: pa.Schema) -> pa.Schema:
+    """Return the same columns in canonical types, all nullable, without metadata."""
+    return pa.schema([pa.field(f.name, canonical_type(f.type)) for f in schema])
+
+
+def conform(batch: pa.RecordBatch, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """Return `batch` with exactly the columns and types of `schema`; a cast must keep every value.
+
+    Raises SchemaError naming `where` and the first column that does not fit.
+    """
+    if batch.schema.equals(schema):
+        return batch
+    columns = []
+    for field in schema:
+        index = batch.schema.get_field_index(field.name)
+        if index < 0:
+            raise SchemaError(
+                f"{where}: column {field.name!r} is missing; got {', '.join(batch.schema.names) or 'no columns'}"
+            )
+        column = batch.column(index)
+        if column.type != field.type:
+            try:
+                column = cast_exactly(column, field.type)
+            except CastRefused as refused:
+                raise SchemaError(
+                    f"{where}: column {field.name!r} is {column.type}, declared as {field.type}: {refused}"
+                ) from refused
+        columns.append(column)
+    extra = [name for name in batch.schema.names if schema.get_field_index(name) < 0]
+    if extra:
+        raise SchemaError(f"{where}: column {extra[0]!r} is not in the declared schema")
+    return pa.RecordBatch.from_arrays(columns, schema=schema)
+
+
+def text_not_utf8(batch: pa.RecordBatch) -> tuple[int, str, bytes] | None:
+    """Return row, column and bytes of the first text that is not UTF-8, if there is one.
+
+    Arrow, and so Parquet, does not look at the bytes of a text. polars relies on them: of others it returns wrong
+    characters, or reads memory that it does not own.
+    """
+    for name, column in zip(batch.schema.names, batch.columns, strict=True):
+        is_flat = column.type.num_fields == 0
+        if _is_utf8(column) if is_flat else all(map(_is_utf8, leaves(column))):
+            continue
+        for row in range(len(column)):
+            for values in leaves(column.slice(row, 1)):
+                for each in (values.slice(at, 1) for at in range(len(values))):
+                    if not _is_utf8(each):
+                        return row, name, each.cast(pa.large_binary())[0].as_py()
+    return None
+
+
+def _is_utf8(values: pa.Array[Any]) -> bool:
+    """Whether all texts are UTF-8; true of other values. Those in ASCII are recognized together, at the speed of memory."""
+    kind = values.type
+    if not is_text(kind) or not len(values):
+        return True
+    if pa.types.is_large_string(kind):
+        _, offsets, data = values.buffers()
+        ends = np.frombuffer(memoryview(offsets), np.int64)  # type: ignore[arg-type]  # the stub has no buffers of pyarrow
+        found = np.frombuffer(memoryview(data or b""), np.int8)[ends[values.offset] : ends[values.offset + len(values)]]
+        if not len(found) or found.min() >= 0:
+            return True
+    try:
+        values.validate(full=True)
+    except pa.ArrowInvalid:
+        return False
+    return True
+
+
+_PLAIN: Final = frozenset(
+    kind.id
+    for kind in (
+        *(pa.int8(), pa.int16(), pa.int32(), pa.int64(), pa.uint8(), pa.uint16(), pa.uint32(), pa.uint64()),
+        *(pa.float32(), pa.float64(), pa.bool_(), pa.large_string(), pa.large_binary()),
+        *(pa.timestamp("us"), pa.duration("us"), pa.date32()),
+    )
+)
+"""Types that polars reads identically with either conversion."""
+
+
+def to_polars(rows: pa.RecordBatch | pa.Table) -> pl.DataFrame:
+    if isinstance(rows, pa.RecordBatch) and rows.num_columns and all(kind.id in _PLAIN for kind in rows.schema.types):
+        return pl.DataFrame(rows)  # half the time of from_arrow, which counts where batches are small
+    if any(pa.types.is_fixed_size_list(field.type) and rows.column(field.name).null_count for field in rows.schema):
+        rows = rows.take(pa.array(np.arange(rows.num_rows), pa.int64()))  # polars fails on a slice of such a column
+    frame = pl.from_arrow(rows)
+    assert isinstance(frame, pl.DataFrame)
+    return frame
+
+
+def is_held_by_polars(kind: pa.DataType) -> bool:
+    return _why_not_held(kind) is None
+
+
+def check_held_by_polars(schema: pa.Schema, where: str) -> None:
+    """Raise SchemaError naming `where` and the first column whose type polars does not support."""
+    for field in schema:
+        why = _why_not_held(field.type)
+        if why is not None:
+            raise SchemaError(
+                f"{where}: column {field.name!r} is {field.type}, which polars cannot hold ({why}); leave it out with "
+                "select() first, or have the source return it as another type"
+            )
+
+
+@lru_cache(maxsize=1024)
+def _why_not_held(kind: pa.DataType) -> str | None:
+    if _has_decimal256(kind):  # polars does not refuse it, but panics
+        return "its decimals have at most 38 digits: use decimal128"
+    try:
+        to_polars(empty_batch(pa.schema([("column", kind)])))
+    except pl.exceptions.PolarsError as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+def _has_decimal256(kind: pa.DataType) -> bool:
+    """Whether `kind` is a 256-bit decimal or contains one."""
+    if pa.types.is_decimal256(kind):
+        return True
+    return any(_has_decimal256(kind.field(index).type) for index in range(kind.num_fields))
+
+
+def to_arrow(frame: pl.DataFrame) -> pa.Table:
+    """Convert a frame without copying, to the types that `canonical_type` names.
+
+    Raises SchemaError for a column whose type Arrow does not have.
+    """
+    _check_dtypes(tuple(zip(frame.columns, frame.dtypes, strict=True)))  # a schema takes four times as long to make
+    return frame.to_arrow(compat_level=pl.CompatLevel.oldest())
+
+
+@lru_cache(maxsize=1024)
+def _check_dtypes(columns: tuple[tuple[str, pl.DataType], ...]) -> None:
+    for name, dtype in columns:
+        _check_names(name, dtype)
+        if _is_foreign(dtype):
+            raise SchemaError(f"column {name!r} is {dtype} in polars, which Arrow does not have; cast it first")
+
+
+def _check_names(name: str, dtype: Any) -> None:
+    """Raise SchemaError for a name at which polars would panic when it hands the column to Arrow."""
+    check_column_name(name, "column")
+    for field in getattr(dtype, "fields", ()):
+        _check_names(field.name, field.dtype)
+    if hasattr(dtype, "inner"):
+        _check_names("", dtype.inner)
+
+
+def check_column_name(name: str, what: str) -> None:
+    """Raise SchemaError for a name that does not reach every library as it is: Arrow's C interface ends it at a NUL, so
+    that two names could become one, and a lone surrogate is not Unicode text.
+    """
+    if "\0" in name:
+        raise SchemaError(
+            f"{what} {name!r} has a NUL in its name; rename it (a text file with such names may be UTF-16)"
+        )
+    try:
+        name.encode()
+    except UnicodeEncodeError as error:
+        raise SchemaError(f"{what} {name!r} has a lone surrogate in its name, which is not text; rename it") from error
+
+
+def _is_foreign(dtype: Any) -> bool:
+    """Whether Arrow lacks this type or one nested in it. Objects would otherwise be stored as their addresses."""
+    inner = [dtype.inner] if hasattr(dtype, "inner") else [field.dtype for field in getattr(dtype, "fields", ())]
+    return dtype.base_type() in (pl.Object, pl.Int128, pl.UInt128) or any(map(_is_foreign, inner))
+
+
+def frame_schema(frame: pl.DataFrame) -> pa.Schema:
+    """Return the canonical Arrow schema of a polars frame."""
+    return canonical_schema(to_arrow(frame.clear()).schema)
+
+
+def from_polars(frame: pl.DataFrame, schema: pa.Schema, where: str) -> pa.RecordBatch:
+    """Convert a frame to one batch of `schema`. Its columns may be in any order."""
+    return conform(single_batch(to_arrow(frame.rechunk())), schema, where)
+
+
+def single_batch(table: pa.Table) -> pa.RecordBatch:
+    """Return all rows of `table` as one batch (no copy when it has one chunk)."""
+    batches = table.to_batches()
+    if len(batches) > 1:
+        batches = table.combine_chunks().to_batches()
+    if not batches:
+        return empty_batch(table.schema)
+    if len(batches) > 1:  # an offset overflow in a 32-bit string column; canonical types have none
+        raise SchemaError("a batch has more than 2 GiB of text in one column; use smaller batches")
+    return batches[0]
+
+
+def first_null(column: pa.Array[Any]) -> int | None:
+    """Return the first row whose value is null, or None if there is none."""
+    return int(pc.index(pc.is_null(column), pa.scalar(True)).as_py()) if column.null_count else None
+
+
+def empty_batch(schema: pa.Schema) -> pa.RecordBatch:
+    return pa.RecordBatch.from_arrays([pa.nulls(0, field.type) for field in schema], schema=schema)
+
+
+def concat(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:
+    """Concatenate batches of the same schema, in order."""
+    if len(batches) == 1:
+        return batches[0]
+    return concat_batches(batches)
+
+
+def batch_bytes(batch: pa.RecordBatch) -> int:
+    """Return the bytes that the rows of `batch` take. A slice counts only its own rows, unless the whole is small."""
+    total: int = batch.get_total_buffer_size()  # 80 times as fast as nbytes, which looks at every offset
+    return total if total <= SMALL_BYTES else int(batch.nbytes)

@@ -1,0 +1,174 @@
+"""Schemas as users declare them, converted to canonical Arrow types."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from datetime import date, datetime, time, timedelta
+from types import NoneType, UnionType
+from typing import Any, Final, TypeAlias, TypeGuard, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+import polars as pl
+import pyarrow as pa
+
+from midstream.engine.core.batches import canonical_schema, canonical_type, check_column_name, frame_schema
+from midstream.engine.core.errors import SchemaError
+
+TypeLike: TypeAlias = Any
+"""A type of values: of Arrow or polars, or of Python: bool, int, float, str, bytes, datetime, date, time, timedelta,
+`list[T]`, `dict[K, V]`, `T | None`, or a dataclass or TypedDict of such types for a struct, whose values are dicts.
+"""
+SchemaLike: TypeAlias = "pa.Schema | pl.Schema | Mapping[str, TypeLike] | type"
+"""An Arrow or polars schema, column names with their types, or a dataclass or TypedDict whose fields are the columns."""
+
+DEPTH_MAX: Final = 50
+"""How deep a column may be nested; libraries end the process, or raise a RecursionError, at some unknown depth."""
+_PYTHON_TYPES: dict[type, pa.DataType] = {
+    bool: pa.bool_(),
+    int: pa.int64(),
+    float: pa.float64(),
+    str: pa.large_string(),
+    bytes: pa.large_binary(),
+    datetime: pa.timestamp("us"),
+    date: pa.date32(),
+    time: pa.time64("us"),
+    timedelta: pa.duration("us"),
+}
+
+
+def as_schema(spec: SchemaLike, where: str) -> pa.Schema:
+    """Return the canonical Arrow schema of what the user declared.
+
+    Raises SchemaError naming `where` and the column without a usable type.
+    """
+    return canonical_schema(as_declared(spec, where))
+
+
+def as_declared(spec: SchemaLike, where: str) -> pa.Schema:
+    """Return the same as `as_schema`, for sources, which also keep what was declared with `nullable=False`."""
+    if isinstance(spec, pa.Schema):
+        schema = spec
+    elif _is_record(spec):
+        return as_declared(_fields_of(spec, where), where)
+    elif isinstance(spec, Mapping) and spec:
+        schema = pa.schema(
+            [
+                pa.field(checked_name(name, where), as_type(kind, f"{where}: column {name!r}"))
+                for name, kind in spec.items()
+            ]
+        )
+    else:
+        raise SchemaError(
+            f"{where}: {spec!r} is not a schema; write for example schema={{'word': str, 'n': int}}, or give a pyarrow.Schema"
+        )
+    check_schema(schema, where)
+    return pa.schema([pa.field(field.name, canonical_type(field.type), field.nullable) for field in schema])
+
+
+def check_schema(schema: pa.Schema, where: str) -> None:
+    """Check the columns of rows that enter a job: as declared or found, of a source, or of what an operator emits.
+
+    Raises SchemaError naming `where` if there is no column, if a name is empty, occurs twice, or contains a NUL, at
+    which libraries written in C cut it, or if a column is nested too deep.
+    """
+    check_distinct(schema.names, where)
+    for field in schema:
+        if not field.name:
+            raise SchemaError(f"{where}: a column has an empty name; give it one, or leave the column out")
+        check_column_name(field.name, f"{where}: column")
+        waiting = [(field.type, 1)]
+        while waiting:
+            kind, depth = waiting.pop()
+            if depth > DEPTH_MAX:
+                raise SchemaError(f"{where}: column {field.name!r} is nested more than {DEPTH_MAX} deep")
+            inner = [kind.field(index) for index in range(kind.num_fields)]
+            if pa.types.is_struct(kind):
+                names = [each.name for each in inner]
+                twice = first_repeated(names)
+                if twice is not None:
+                    raise SchemaError(
+                        f"{where}: column {field.name!r} has a struct with more than one field {twice!r}; rename one"
+                    )
+                for name in names:
+                    check_column_name(name, f"{where}: column {field.name!r}, field")
+            waiting += [(each.type, depth + 1) for each in inner]
+
+
+def check_distinct(names: Sequence[str], where: str) -> None:
+    """Raise SchemaError if there are no columns, or two of one name."""
+    if not names:
+        raise SchemaError(f"{where}: the schema has no columns; rows have at least one")
+    twice = first_repeated(names)
+    if twice is not None:
+        raise SchemaError(f"{where}: has more than one column {twice!r}; rename one")
+
+
+def first_repeated(names: Sequence[str]) -> str | None:
+    """Return the first name that occurs a second time, in linear time: there may be thousands."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
+def checked_name(name: object, where: str) -> str:
+    """Return the name of a column. Raises SchemaError if it cannot be one."""
+    if not isinstance(name, str) or not name:
+        raise SchemaError(f"{where}: {name!r} is not a column name")
+    check_column_name(name, f"{where}: column")
+    return name
+
+
+def as_type(kind: TypeLike, where: str, within: tuple[type, ...] = ()) -> pa.DataType:
+    """Return the canonical Arrow type of what the user declared. Raises SchemaError, beginning with `where`, if it is none.
+
+    `within`: the dataclasses and TypedDicts of which it is part.
+    """
+    if isinstance(kind, pa.DataType):
+        return canonical_type(kind)
+    if isinstance(kind, type) and kind in _PYTHON_TYPES:
+        return _PYTHON_TYPES[kind]
+    if isinstance(kind, pl.DataType) or (isinstance(kind, type) and issubclass(kind, pl.DataType)):
+        if kind in (pl.Object, pl.Unknown):
+            raise SchemaError(f"{where}: the polars type {kind} has no Arrow form")
+        try:
+            return frame_schema(pl.DataFrame(schema={"value": kind})).types[0]
+        except (pl.exceptions.PolarsError, TypeError, ValueError) as error:
+            raise SchemaError(f"{where}: the polars type {kind} has no Arrow form: {error}") from error
+    if _is_record(kind):
+        if kind in within:
+            raise SchemaError(
+                f"{where}: {kind.__name__} contains itself, and rows are nested to a fixed depth; refer to it by an id"
+            )
+        return pa.struct([(name, as_type(of, where, (*within, kind))) for name, of in _fields_of(kind, where).items()])
+    origin: Any = get_origin(kind)
+    of = get_args(kind)
+    if origin in (Union, UnionType):
+        some = [one for one in of if one is not NoneType]
+        if len(some) == 1:  # each column may be null
+            return as_type(some[0], where, within)
+    elif origin is list and len(of) == 1:
+        return canonical_type(pa.list_(as_type(of[0], where, within)))
+    elif origin is dict and len(of) == 2:
+        return canonical_type(pa.map_(as_type(of[0], where, within), as_type(of[1], where, within)))
+    known = ", ".join(python.__name__ for python in _PYTHON_TYPES)
+    advice = "; say what is in it, for example list[int]" if kind in (list, dict) else ""
+    raise SchemaError(
+        f"{where}: {kind!r} is not a type{advice}; use a pyarrow type, a polars type, one of {known}, or list[…], dict[…, …] or "
+        "a dataclass of these"
+    )
+
+
+def _is_record(kind: object) -> TypeGuard[type]:
+    return isinstance(kind, type) and (is_dataclass(kind) or is_typeddict(kind))
+
+
+def _fields_of(kind: type, where: str) -> dict[str, TypeLike]:
+    """Return the fields of a dataclass or TypedDict with their types. Raises SchemaError for one that names no type."""
+    try:
+        hints = get_type_hints(kind)
+    except Exception as error:  # of any kind: texts in the user's class are evaluated
+        raise SchemaError(f"{where}: the fields of {kind.__name__}: {error}; import the type in that module") from error
+    return {field.name: hints[field.name] for field in fields(kind)} if is_dataclass(kind) else hints

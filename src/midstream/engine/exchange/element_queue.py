@@ -1,0 +1,200 @@
+"""The queue of elements that wait for their consumer, and their capture for an unaligned checkpoint.
+
+A queue has whole elements in order. A captured batch is held, not copied: its lease (`engine.exchange.batch_lease`) is over once the
+consumer has processed it *and* it has been written.
+
+The capture for checkpoint n has every batch before barrier n, whether it is in the queue or still arrives. Only one
+queue captures a batch: the one in which it is when the barrier overtakes it. A batch that has not been sent completely
+is still in the producer's queue.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from midstream.engine.core.elements import MAX_WATERMARK_US, CheckpointBarrier, EndOfPartition, Event, Watermark
+from midstream.engine.core.errors import InvariantError
+from midstream.engine.exchange.batch_lease import LeasedBatch, joined
+
+FIRST_BUFFERS: Final = 2
+"""The limit of a queue while it is not known how fast the queue is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueTime:
+    """How long a batch should wait in a queue at most. `now_s` is a clock that never goes back."""
+
+    wanted_s: float
+    now_s: Callable[[], float]
+
+
+class ElementQueue:
+    """The queue of one channel, or of one subpartition.
+
+    `on_event` is called with barriers and with the end as they arrive, before the elements ahead of them are read. The
+    producer has to stop at `limit` buffers. That is `buffers_max`, or as many of them as are read in `queue_time`: it
+    follows from how long the batch that was read last has waited. One batch, however large, is always allowed.
+    """
+
+    def __init__(self, buffers_max: int, queue_time: QueueTime | None = None) -> None:
+        self._buffers_max = buffers_max
+        self._queue_time = queue_time
+        self.limit = buffers_max if queue_time is None else min(FIRST_BUFFERS, buffers_max)
+        self.waiting = 0
+        """The buffers that are charged for the batches in the queue."""
+        self.was_short = False
+        """Whether the producer's rows had to wait for credit because of the limit. The queue's own length does not show
+        that."""
+        self._items: deque[LeasedBatch | Event] = deque()
+        self._capture: list[LeasedBatch] | None = None
+        """The list for batches that arrive before barrier `_capture_id`. None if none are captured."""
+        self._capture_id = -1
+        self.on_event: Callable[[CheckpointBarrier | EndOfPartition], None] | None = None
+
+    def __len__(self) -> int:
+        return len(self._items)
+
+    def __iter__(self) -> Iterator[LeasedBatch | Event]:
+        return iter(self._items)
+
+    def append(self, item: LeasedBatch | Event) -> None:
+        """Add an element at the end. A watermark right after another one replaces it: otherwise a slow consumer would
+        collect them without bound.
+
+        The final watermark, which says that the channel has ended, replaces none: the consumer's valve still needs the
+        last watermark before the end.
+        """
+        if isinstance(item, LeasedBatch):
+            self.waiting += item.buffers
+            if self._queue_time is not None:
+                item.queued_s, item.buffers_waiting = self._queue_time.now_s(), self.waiting
+            if self._capture is not None:
+                self._capture.append(item.hold())
+        elif isinstance(item, (CheckpointBarrier, EndOfPartition)):
+            if not self._ends_capture(item):
+                self._items.append(item)
+            if self.on_event is not None:
+                self.on_event(item)
+            return
+        elif isinstance(item, Watermark) and item.timestamp_us != MAX_WATERMARK_US:
+            if self._items and isinstance(self._items[-1], Watermark):
+                self._items.pop()
+        self._items.append(item)
+
+    def _ends_capture(self, event: CheckpointBarrier | EndOfPartition) -> bool:
+        """End the capture if no batch after `event` belongs to it.
+
+        Returns whether all batches before `event` are captured, so that it need not wait for its turn.
+        """
+        if self._capture is None or (isinstance(event, CheckpointBarrier) and event.checkpoint_id < self._capture_id):
+            return False
+        self._capture = None
+        return isinstance(event, CheckpointBarrier) and event.checkpoint_id == self._capture_id
+
+    def take(self, rows_max: int) -> LeasedBatch | Event | None:
+        """Remove the next element and return it. Small batches of one form in a row are joined, up to `rows_max` rows.
+
+        The caller has to release a batch.
+        """
+        if not self._items:
+            return None
+        item = self._items.popleft()
+        if not isinstance(item, LeasedBatch):
+            return item
+        run = self._run(item, rows_max)
+        taken = joined(run)
+        self.waiting -= taken.buffers
+        if self._queue_time is not None:
+            self._set_limit(item, run[-1], self._queue_time)
+        return taken
+
+    def _set_limit(self, first: LeasedBatch, last: LeasedBatch, queue_time: QueueTime) -> None:
+        """Set the limit by how long the batches from `first` to `last` have waited. They were read as one batch.
+
+        The limit is lowered at once: `buffers_waiting` were read while `first` waited. It is raised by one batch at a
+        time, and only if it has kept the producer waiting.
+        """
+        waited_s, wanted_s = queue_time.now_s() - first.queued_s, queue_time.wanted_s
+        if waited_s > wanted_s:
+            self.limit = min(self.limit, int(first.buffers_waiting * wanted_s / waited_s))
+        elif waited_s < wanted_s / 2 and (self.was_short or last.buffers_waiting + last.buffers > self.limit):
+            self.limit = min(self.limit + first.buffers, self._buffers_max)
+        self.limit = max(self.limit, first.buffers)
+        self.was_short = False
+
+    def _run(self, first: LeasedBatch, rows_max: int) -> list[LeasedBatch]:
+        """The batches to join, beginning with `first`. Joining copies them, and does not pay for a large batch."""
+        run = [first]
+        rows = first.batch.num_rows
+        if rows * 2 > rows_max:
+            return run
+        while self._items:
+            item = self._items[0]
+            if not isinstance(item, LeasedBatch) or item.form != first.form or rows + item.batch.num_rows > rows_max:
+                break
+            self._items.popleft()
+            run.append(item)
+            rows += item.batch.num_rows
+        return run
+
+    def head_is_event(self) -> bool:
+        return bool(self._items) and not isinstance(self._items[0], LeasedBatch)
+
+    def head_rows(self, form: int) -> int:
+        """The number of rows of the next element. It is 0 if there is none, if it is an event, or of another form."""
+        head = self._items[0] if self._items else None
+        return head.batch.num_rows if isinstance(head, LeasedBatch) and head.form == form else 0
+
+    # ---- capture ----
+
+    def capture(self, checkpoint_id: int) -> list[LeasedBatch]:
+        """Every batch before barrier `checkpoint_id`, which is removed. The list grows until that barrier has arrived.
+
+        Each batch is held, and the caller has to release it.
+        """
+        captured: list[LeasedBatch] = []
+        for index, item in enumerate(self._items):
+            if isinstance(item, LeasedBatch):
+                captured.append(item.hold())
+            elif isinstance(item, EndOfPartition):
+                return captured
+            elif isinstance(item, CheckpointBarrier) and item.checkpoint_id == checkpoint_id:
+                del self._items[index]
+                return captured
+        self._capture, self._capture_id = captured, checkpoint_id
+        return captured
+
+    def stop_capture(self) -> None:
+        """Capture no more batches: the checkpoint is given up."""
+        self._capture = None
+
+    def is_clear(self, event: Event) -> bool:
+        """Whether there is no batch before `event`."""
+        for item in self._items:
+            if item == event:
+                return True
+            if isinstance(item, LeasedBatch):
+                return False
+        return True
+
+    def has_barrier(self, checkpoint_id: int) -> bool:
+        return any(isinstance(i, CheckpointBarrier) and i.checkpoint_id == checkpoint_id for i in self._items)
+
+    def check(self) -> None:
+        """Check that `waiting` counts the queued batches, that their leases last, and that a batch is allowed."""
+        buffers = 0
+        for item in self._items:
+            if isinstance(item, LeasedBatch):
+                item.check()
+                buffers += item.buffers
+        if self.waiting != buffers or self.limit < 1:
+            raise InvariantError(f"a queue counts {self.waiting} of {buffers} buffers, limit {self.limit}")
+
+    def clear(self) -> None:
+        self._items.clear()
+        self.waiting = 0
+        self._capture = None
+        self.on_event = None

@@ -1,0 +1,179 @@
+"""The output of one subtask to one consumer on one edge: a queue of whole elements.
+
+Elements are serialised, and cut into buffers, only when a remote consumer's credit allows it. A local consumer takes
+them by reference. That is why small batches can still be joined while they wait, and no batch is ever emitted in part.
+
+Elements keep their order, except for barriers that overtake. The last of several watermarks in a row replaces the
+others: a consumer that cannot keep up would otherwise collect them without bound.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+
+import pyarrow as pa
+
+from midstream.engine.core.batches import batch_bytes
+from midstream.engine.core.elements import CheckpointBarrier, Element, EndOfPartition, Event
+from midstream.engine.core.errors import InvariantError
+from midstream.engine.core.ids import ChannelId
+from midstream.engine.exchange.batch_lease import LeasedBatch
+from midstream.engine.exchange.buffer_pool import Quota
+from midstream.engine.exchange.element_queue import ElementQueue
+
+
+class Subpartition:
+    """The queue of elements for one consumer, and the account of its batches, which uses the partition's quota.
+
+    A remote consumer has a queue of its own, and a `Sender` takes elements for it. For a local consumer `queue` is the
+    channel's queue, so that its batches are captured by the consumer, never by the producer. `combined`: the schema of
+    combined batches, if the edge has a combiner.
+    """
+
+    def __init__(
+        self,
+        channel: ChannelId,
+        quota: Quota,
+        queue: ElementQueue,
+        on_asked: Callable[[], None],
+        combined: pa.Schema | None = None,
+    ) -> None:
+        self.channel = channel
+        self.queue = queue
+        self._pool = quota.pool
+        self._quota = quota
+        self._on_asked = on_asked
+        self._combined = combined
+        self.asked = False
+        """Whether the consumer has asked for rows. Events come without being asked for."""
+        self._on_data: Callable[[], None] | None = None
+        self._urgent: deque[CheckpointBarrier] = deque()
+        """The barriers that have overtaken every element in the queue."""
+        self.sending: LeasedBatch | None = None
+        """The batch that is being sent to a remote consumer."""
+        self._charged = 0
+        self.rows_added = self.bytes_added = self.batches_added = 0
+        """The rows, bytes and batches that have been added since the deployment."""
+        self.is_local = False
+        self.closed = False
+        self.on_empty: Callable[[], None] | None = None
+        """Called when the last element has been taken."""
+        self.on_barrier_sent: Callable[[int], None] | None = None
+        """Called with the checkpoint's id when a barrier that was queued has left for a remote consumer."""
+
+    def connect(self, on_data: Callable[[], None], *, local: bool = False) -> None:
+        """Call `on_data` whenever an element is added, and once now if the queue has elements already."""
+        self._on_data = on_data
+        self.is_local = local
+        if len(self.queue):
+            on_data()
+
+    def ask(self) -> None:
+        """The consumer asks for rows, and takes them from now on."""
+        if not self.asked:
+            self.asked = True
+            self._on_asked()
+
+    def add(self, element: Element) -> None:
+        if self.closed:
+            raise InvariantError(f"{self.channel}: {type(element).__name__} added after the end of the partition")
+        if isinstance(element, pa.RecordBatch):
+            size = batch_bytes(element)
+            self.rows_added += element.num_rows
+            self.bytes_added += size
+            self.batches_added += 1
+            buffers = self._pool.buffers_for(size)
+            self._quota.charge(buffers)
+            self._charged += buffers
+            form = int(self._combined is not None and element.schema.equals(self._combined))
+            self.queue.append(LeasedBatch(element, buffers, self, form))
+        else:
+            self.closed = isinstance(element, EndOfPartition)
+            self.queue.append(element)
+        if self._on_data is not None and len(self.queue):
+            self._on_data()
+
+    def take(self, rows_max: int) -> LeasedBatch | Event | None:
+        """Remove the next element and return it.
+
+        A local consumer has to release a batch. For a remote consumer, `sent` must be called when it has been sent.
+        """
+        if self._urgent:
+            taken: LeasedBatch | Event | None = self._urgent.popleft()
+        else:
+            taken = self.queue.take(rows_max)
+            if taken is None:
+                return None
+            if self.is_local:
+                self._pool.returned()  # the batch waits no more, and so the queue may be below its limit
+            elif isinstance(taken, LeasedBatch):
+                self.sending = taken
+            elif isinstance(taken, CheckpointBarrier) and self.on_barrier_sent is not None:
+                self.on_barrier_sent(taken.checkpoint_id)
+        if self.on_empty is not None and self.is_empty:
+            self.on_empty()
+        return taken
+
+    def sent(self) -> None:
+        """The batch that was taken has been sent to the remote consumer completely."""
+        sent, self.sending = self.sending, None
+        if sent is None:
+            raise InvariantError(f"{self.channel}: sent without having been taken")
+        sent.release()
+        self._pool.returned()  # even if a checkpoint still holds the batch, the queue has room
+
+    def freed(self, buffers: int) -> None:
+        if self._charged:  # it is 0 after `discard`, which gives back every buffer
+            self._charged -= buffers
+            self._quota.free(buffers)
+
+    @property
+    def waiting(self) -> int:
+        """The buffers of batches that have not been sent completely, or that a local consumer has not taken."""
+        return self.queue.waiting + (0 if self.sending is None else self.sending.buffers)
+
+    @property
+    def is_empty(self) -> bool:
+        return not len(self.queue) and not self._urgent
+
+    def head_is_event(self) -> bool:
+        return bool(self._urgent) or self.queue.head_is_event()
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether the next element is sent at once, even inside a batch that is being sent."""
+        return bool(self._urgent)
+
+    def overtake(self, barrier: CheckpointBarrier) -> list[LeasedBatch]:
+        """Send the barrier ahead of every batch here. Returns these batches, which the producer has to store.
+
+        If the barrier is in the queue already, the batches after it are not returned.
+        """
+        if self.is_local:
+            raise InvariantError(f"{self.channel}: a barrier overtakes rows of which the local consumer is the owner")
+        captured = [] if self.sending is None else [self.sending.hold()]
+        captured += self.queue.capture(barrier.checkpoint_id)
+        self.queue.stop_capture()
+        self._urgent.append(barrier)
+        if self._on_data is not None:
+            self._on_data()
+        return captured
+
+    def discard(self) -> None:
+        """Drop everything that is queued: the attempt is over."""
+        charged, self._charged = self._charged, 0
+        self._quota.free(charged)
+        self.queue.clear()
+        self._urgent.clear()
+        self.sending = None
+        self._on_data = self.on_empty = None
+        self.closed = True
+
+    def check(self, at_work: LeasedBatch | None = None) -> None:
+        """Check that at least the queued batches are charged, and the one being sent or `at_work` locally."""
+        self.queue.check()
+        taken = at_work if self.is_local else self.sending
+        used = self.queue.waiting + (taken.charged_to(self) if taken is not None else 0)
+        if not self.closed and self._charged < used:
+            raise InvariantError(f"{self.channel}: {self._charged} buffers are charged, {used} are in use")

@@ -1,0 +1,90 @@
+"""Where the idleness of a channel comes from: the subtasks that assign event time, on whose silence it depends.
+
+A task is idle when all that it reads is. So two channels with the same origins become idle together and come back
+together, though a consumer hears of the one before the other; and a channel whose origins are all among those of a
+second one cannot stay active while the second one stays idle.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from midstream.engine.core.ids import TaskId
+from midstream.engine.graph.job_graph import JobGraph, Vertex
+
+
+@dataclass(frozen=True, slots=True)
+class Origin:
+    """All subtasks of the vertices `every`, and subtask `subtask` of the vertices `one`."""
+
+    every: frozenset[int] = frozenset()
+    one: frozenset[int] = frozenset()
+    subtask: int = 0
+    """0 where `one` is empty, so that the same origins are equal."""
+
+    @property
+    def is_empty(self) -> bool:
+        return not self.every and not self.one
+
+    def is_within(self, other: Origin) -> bool:
+        return self.is_within_all(other) or (self.subtask == other.subtask and self.is_within_alike(other))
+
+    def is_within_all(self, other: Origin) -> bool:
+        """Whatever subtasks the two are of."""
+        return self.every <= other.every and self.one <= other.every
+
+    def is_within_alike(self, other: Origin) -> bool:
+        """If the two are of the same subtask."""
+        return self.every <= other.every and self.one <= other.every | other.one
+
+    def is_within_together(self, other: Origin) -> bool:
+        """If `other` stands for the channels of all subtasks."""
+        return self.every | self.one <= other.every | other.one
+
+
+def channel_origins(graph: JobGraph, ref: TaskId) -> list[Origin]:
+    """Of each channel into a task, in the order of its gates and their channels.
+
+    Where all that a channel has comes from sources without an end, and has no event time, its origin is empty.
+    """
+    found: list[Origin] = []
+    for vertex in graph.vertices[: ref.vertex]:
+        found.append(_of(graph, vertex, found))
+    origins: list[Origin] = []
+    for edge in graph.inputs(ref.vertex):
+        each = found[edge.source]
+        origins += [
+            Origin(each.every, each.one, producer if each.one else 0) for producer in graph.producers(edge, ref.subtask)
+        ]
+    return origins
+
+
+def is_bounded(graph: JobGraph, vertex: int) -> bool:
+    """Whether every source that a vertex depends on is bounded."""
+    needed = {vertex}
+    for each in reversed(graph.vertices[: vertex + 1]):
+        if each.id in needed:
+            if each.source is not None and not each.source.source.bounded:
+                return False
+            needed.update(edge.source for edge in graph.inputs(each.id))
+    return True
+
+
+def _of(graph: JobGraph, vertex: Vertex, before: list[Origin]) -> Origin:
+    """The origins of what a vertex emits, for any one of its subtasks."""
+    every, one = frozenset[int](), frozenset[int]()
+    has_event_time = any(spec.operator.makes_watermarks for spec in vertex.operators)
+    if vertex.source is not None or has_event_time:
+        if has_event_time or vertex.source is None or vertex.source.source.bounded:
+            one = frozenset((vertex.id,))
+    else:
+        for edge in graph.inputs(vertex.id):
+            read = before[edge.source]
+            every |= read.every
+            if edge.partitioning.all_to_all:
+                every |= read.one
+            else:
+                one |= read.one
+    if vertex.parallelism == 1:
+        every, one = every | one, frozenset()
+    return Origin(every, one - every)

@@ -1,0 +1,79 @@
+"""The logical graph: one node per operator as the program wrote it, before chaining.
+
+The API appends nodes while the program runs, so ids count from 0 in the order of writing and a
+node's inputs come before it. `build` does not rely on that: a graph may be made by other means.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from midstream.engine.graph.job_graph import Partitioning
+from midstream.engine.operators.base import Operator
+from midstream.engine.operators.sink_api import Sink
+from midstream.engine.operators.source_api import Source
+
+
+@dataclass(frozen=True, slots=True)
+class Input:
+    """Rows of node `node` (of its side output `tag`, if set) that flow into input `port`.
+
+    `partitioning` None: FORWARD where both sides have the same parallelism, else REBALANCE.
+    Several inputs with the same port are a union.
+    """
+
+    node: int
+    schema: pa.Schema
+    tag: str | None = None
+    partitioning: Partitioning | None = None
+    keys: tuple[str, ...] = ()
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One operator, source or sink. `operator` is None for a source and set for all others.
+
+    `schema` is that of the main output, None for a sink. `uid`, `parallelism`: None where the
+    program did not say. `place` is the user's file and line, for messages.
+    """
+
+    kind: str
+    name: str = ""
+    uid: str | None = None
+    parallelism: int | None = None
+    inputs: tuple[Input, ...] = ()
+    schema: pa.Schema | None = None
+    source: Source | None = None
+    operator: Operator | None = None
+    sink: Sink | None = None
+    place: str = ""
+    id: int = -1
+    """Its place among the nodes of the graph to which it was added."""
+
+    @property
+    def label(self) -> str:
+        """How messages name it."""
+        place = f" ({self.place})" if self.place else ""
+        return f"operator {self.name!r}{place}"
+
+
+@dataclass(slots=True)
+class LogicalGraph:
+    nodes: list[Node] = field(default_factory=list)
+
+    def add(self, node: Node) -> Node:
+        """Append a node, with the next id. Its name is by default its kind."""
+        added = replace(node, id=len(self.nodes), name=node.name or node.kind)
+        self.nodes.append(added)
+        return added
+
+    def consumers(self) -> dict[int, list[tuple[Node, Input]]]:
+        """Per node id: who reads it, and how."""
+        found: dict[int, list[tuple[Node, Input]]] = {node.id: [] for node in self.nodes}
+        for node in self.nodes:
+            for origin in node.inputs:
+                found[origin.node].append((node, origin))
+        return found

@@ -1,0 +1,240 @@
+"""The contract between a task and the operators of its chain.
+
+The life cycle of an operator: `open`, then `restore` if there is state for it, then any order of `process`,
+`advance_watermark`, `snapshot`, `checkpoint_completed` / `checkpoint_aborted`; `end_input` once per port when that
+input ends, `finish` once all have, and `close` always. All calls come from the loop thread, one at a time.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import pyarrow as pa
+
+from midstream.engine.core.interfaces import Clock, Executor, Ids, Storage, Timer
+from midstream.engine.operators.user_metrics import UserMetrics
+from midstream.engine.state.state_parts import StatePart
+from midstream.engine.state.safe_pickle import OwnCode
+
+
+class Output(Protocol):
+    """Receives what an operator emits: the next operator of the chain, or the task's edges."""
+
+    def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
+        """Emit rows; `tag` names a side output."""
+        ...
+
+    def watermark(self, watermark_us: int) -> None:
+        """Emit a watermark. Only for operators with `makes_watermarks`."""
+        ...
+
+    def idle(self, idle: bool) -> None:
+        """Emit idleness or its end. Only for operators with `makes_watermarks`."""
+        ...
+
+
+class Splits(Protocol):
+    """The splits that the source of this task reads, each with a number that is only meaningful within the task."""
+
+    @property
+    def current(self) -> int:
+        """The split of the current rows: each batch comes from one split."""
+        ...
+
+    @property
+    def open(self) -> Iterable[int]:
+        """The splits of the task that it has not read to the end, begun or not."""
+        ...
+
+    @property
+    def all_assigned(self) -> bool:
+        """Whether each split that was found has been assigned to a task; splits marked `follows` do not count."""
+        ...
+
+    @property
+    def none_waits(self) -> bool:
+        """Whether no split that was found can still be assigned to this task. Later discoveries may find new ones."""
+        ...
+
+    def quiet_until_s(self, split: int) -> float:
+        """The time (monotonic) until which the split is known to have had no rows but those emitted; -inf if it ends.
+
+        Rows of a split that ends come without fail, however long their reading takes.
+        """
+        ...
+
+    def on_change(self, changed: Callable[[], None]) -> None:
+        """Call `changed` in a step of the task when `open`, `all_assigned` or `none_waits` has changed."""
+        ...
+
+
+def never_stored(chunk_id: str) -> None:
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorContext:
+    uid: str
+    name: str
+    subtask: int
+    parallelism: int
+    max_parallelism: int
+    key_groups: range
+    """The key groups that this subtask owns."""
+    slice_s: float
+    """How long one call may occupy the loop, in seconds; longer work must be sliced."""
+    clock: Clock
+    executor: Executor
+    ids: Ids
+    storage: Storage | None
+    """The job's checkpoint storage; None if the job has none."""
+    call_at: Callable[[int, Callable[[], None]], Timer]
+    """`call_at(time_ms, mail)`: run `mail` between two steps of this task once the wall clock reaches `time_ms`,
+    which may jump.
+
+    Mails that are not due by the end of the task's data, when nothing may be emitted any more, are dropped.
+    """
+    call_later: Callable[[float, Callable[[], None]], Timer]
+    """`call_later(delay_s, mail)`: the same, once `delay_s` seconds have passed on the monotonic clock."""
+    fail: Callable[[BaseException], None]
+    """Fail the task from a mail, which has no caller to raise to."""
+    job_id: str = ""
+    attempt: int = 0
+    """The number of the attempt, which grows with every restart of the job (for sinks: see WriterContext)."""
+    stored_bytes: Callable[[str], int | None] = never_stored
+    """Returns the size of the chunk with this id if a file of a completed checkpoint holds it, so that a snapshot need
+    only refer to it; None otherwise.
+    """
+    splits: Splits | None = None
+    """The splits of the source in this task; None unless every operator in between keeps their rows apart."""
+    is_bounded: bool = False
+    """Whether every source that the operator depends on is bounded."""
+    metrics: UserMetrics = field(default_factory=UserMetrics)
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotResult:
+    """One operator's part of a checkpoint."""
+
+    parts: Mapping[str, StatePart] = field(default_factory=dict)
+    committables: tuple[bytes, ...] = ()
+    """Committables, which the sink's committer must commit once the checkpoint is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A snapshot in two phases: `now` is taken on the loop; `later`, if set, runs on the I/O pool and returns the rest.
+
+    `later` may only touch what it captured, all of which is immutable.
+    """
+
+    now: SnapshotResult = SnapshotResult()
+    later: Callable[[], SnapshotResult] | None = None
+
+    def complete(self) -> SnapshotResult:
+        """Return the whole result. Runs on the I/O pool; raises whatever `later` raises."""
+        if self.later is None:
+            return self.now
+        rest = self.later()
+        return SnapshotResult({**self.now.parts, **rest.parts}, (*self.now.committables, *rest.committables))
+
+
+NOTHING = Snapshot()
+
+
+class Combiner(Protocol):
+    """Reduces the rows of one input of an operator before they are sent to it.
+
+    It keeps nothing from one batch to the next: each batch is combined or not, and the operator accepts both.
+    """
+
+    @property
+    def schema(self) -> pa.Schema:
+        """The schema of combined batches; it has the key columns of the input, and differs from that of its rows."""
+        ...
+
+    def combine(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        """Return a batch that stands for all rows of `batch`, which is not empty. Raises what `process` would raise."""
+        ...
+
+
+KEY: Final = "the key"
+"""The prefix of settings of state (`Operator.state_settings`) that name the key columns of a stream."""
+
+
+class Operator(ABC):
+    """Base of all operators. Until `open`, an instance is only configuration, and must pickle."""
+
+    makes_watermarks: bool = False
+    """True: watermarks from upstream stop at this operator, except the one at the end of the stream."""
+    keeps_splits: bool = False
+    """True: everything emitted for a batch is emitted while that batch is processed."""
+    own: OwnCode = OwnCode()
+    """The code that the job ships; set before the job is shipped. Untyped values can be instances of its classes."""
+    keeps_rows: bool = False
+    """True: for each batch, the operator emits one batch with a row for each input row, or for some of them, in order."""
+    timers_dropped: int = 0
+    """Users' timers that were still set after the last timers fired, and so never fire."""
+    user_metrics: UserMetrics | None = None
+    """The metrics of the user's function, once it is open."""
+
+    def state_settings(self) -> Mapping[str, Mapping[str, str]]:
+        """Return the settings on which the operator's state depends, with their values, for each part ("" for all of
+        it). Called before `open`.
+
+        State that was made with another value is not restored; the error shows both values.
+        """
+        return {}
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        """Prepare to work. Must leave no trace outside the process."""
+
+    def restore(self, parts: Mapping[str, StatePart]) -> None:
+        """Restore state, which the task has already reduced to the rows that belong to this subtask."""
+
+    def combiner(self, tags: Collection[str]) -> Combiner | None:
+        """Return what may combine rows of input 0 before they are sent; `tags`: the side outputs that are read."""
+        return None
+
+    @abstractmethod
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        """Process one batch of input `port` (0, or 1 for the second input of connect()).
+
+        Its schema is that of the input or, with a combiner, perhaps the combiner's.
+        """
+
+    def advance_watermark(self, watermark_us: int) -> bool:
+        """React to event time having reached `watermark_us` on all ports: fire what is due.
+
+        Of several watermarks in a row, with no rows between them, only the last may be delivered.
+
+        Returns False when the slice is used up and more is due: the task calls again with the same watermark, and
+        forwards it only after True. Everything that has not fired must still be in state.
+        """
+        return True
+
+    def ready(self, wake: Callable[[], None]) -> bool:
+        """Whether the operator can take another batch. If not, `wake` is called on the loop once it may."""
+        return True
+
+    def end_input(self, port: int) -> None:
+        """React to the end of input `port`: no more rows follow on it."""
+
+    def finish(self) -> None:
+        """Emit what is left after all inputs have ended."""
+
+    def snapshot(self, checkpoint_id: int) -> Snapshot:
+        return NOTHING
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        """React to the completion of this checkpoint; no earlier checkpoint is pending any more."""
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None: ...
+
+    def close(self) -> None:
+        """Release all resources. Called exactly once, also after a failure; must not raise if the operator is half
+        open.
+        """

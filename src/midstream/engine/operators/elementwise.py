@@ -1,0 +1,585 @@
+"""Whether a polars expression computes each row on its own: for a row alone, in any batch, next to any rows, in any process.
+
+Decided by behaviour. Each part of an expression is evaluated on probe rows of the types of its operands: together, one
+by one, in halves, in other orders and among other rows. Operands are probes too, not what the parts below compute, so
+that a part cannot hide what it does in values that never reach it: `when(x == 12345).then(x.sum())` has the sum as a
+part. What polars itself reports of a part only adds refusals.
+
+Behaviour shows nothing of what a Python function does for other values than the probes; that remains the user's.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import msgspec
+import polars as pl
+import pyarrow as pa
+
+from midstream.engine.core.errors import JobError
+from midstream.engine.operators.expression_trees import (
+    Tree,
+    Trees,
+    nodes,
+    read_expr,
+    substitute,
+    without_elements,
+    without_fields,
+    without_selectors,
+)
+from midstream.engine.operators.expressions import EXPRESSION_ERRORS, columns_read, empty_frame, is_plain_column
+from midstream.engine.operators.probe_values import ROW, ROWS, map_leaves, probe, probe_frame
+
+_ANY_ROWS: Final = "use flat_map() to make any number of rows from one, or filter() to drop rows"
+_OTHER_ROWS: Final = (
+    "use a window's aggregate() for a value of many rows, a process function with state for one of earlier rows, "
+    "or map_batches() if a result that depends on where the engine cuts batches is intended"
+)
+_FORMAT: Final = "state the format, for example to_date('%Y-%m-%d')"
+_CATEGORIES: Final = "use the text itself, or cast to pl.Enum, whose categories have the same numbers everywhere"
+_RANDOM: Final = "use a function of the row's own columns, such as hash(), or map()"
+_SORTED: Final = "leave it out: rows come in any order, and polars would compare wrongly"
+_JSON: Final = "use map() with json.loads, or str.json_path_match()"
+_BUILD: Final = "call the function with the type from the stream's schema when the job is defined"
+_MAP: Final = "use map() instead"
+_TYPE: Final = "state the type, with return_dtype= or a cast"
+
+_NUMBERS: Final = "depends on the numbers of categories, which follow from what a process has seen before"
+_TEXTS: Final = [text for text in probe(pl.String(), close_together=False) if text is not None]
+
+_OUT: Final = "result"
+_MAY_BE_LONG: Final = (b'"Range":', b'"RepeatBy"', b'"PadStart"', b'"PadEnd"', b'"ZFill"')
+_REMEMBERED_BYTES: Final = 10_000
+"""The length of an expression, as JSON, up to which what was found is remembered."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Why an expression does not compute each row on its own, and what to write instead."""
+
+    reason: str
+    remedy: str
+
+    def of(self, part: str) -> Fault:
+        return Fault(f"{part} {self.reason}", self.remedy)
+
+
+class _Found(Exception):
+    """Ends the search. `part` is the part with the fault, "it" for the whole expression."""
+
+    def __init__(self, fault: Fault, part: str = "it") -> None:
+        super().__init__(fault, part)
+        self.fault = fault.of(part)
+
+
+def check_row_by_row(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) -> None:
+    """Raise JobError for an expression whose result for a row of `schema` depends on other rows or on the process.
+
+    The engine decides where batches are cut and in which process a row is processed, so such a result would be arbitrary.
+    """
+    for expr in exprs:
+        if not isinstance(expr, pl.Expr):
+            raise JobError(f"{where}: {expr!r} is not a polars expression; write for example pl.col('x') + 1")
+    exprs = [expr for expr in exprs if not is_plain_column(expr)]
+    for expr, fault in faults_of(exprs, _kinds(exprs, schema, where)):
+        raise JobError(f"{where}: {expr} does not compute each row on its own: {fault.reason}; {fault.remedy}")
+
+
+def check_of_many_rows(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) -> None:
+    """Raise JobError for an expression whose result for rows of `schema` depends on more than these rows."""
+    kinds = _kinds(exprs, schema, where)
+    for expr in exprs:
+        try:
+            with _quiet():
+                _check_parts(expr, kinds, of_many_rows=True)
+        except _Found as found:
+            raise JobError(
+                f"{where}: {expr} depends on more than its rows: {found.fault.reason}; {found.fault.remedy}"
+            ) from None
+
+
+def _kinds(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) -> pl.Schema:
+    names = columns_read(exprs, schema) if exprs else []
+    return empty_frame(pa.schema([schema.field(name) for name in names]), where).schema
+
+
+def faults_of(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType]) -> list[tuple[pl.Expr, Fault]]:
+    """Return the expressions over rows of `schema` that do not compute each row on its own, each with the reason.
+
+    One that cannot be evaluated, since a column or a type does not fit, has no fault.
+    """
+    found: list[tuple[pl.Expr, Fault]] = []
+    whole: list[pl.Expr] = []
+    with _quiet():
+        for expr in exprs:
+            try:
+                if _check_parts(expr, schema):
+                    whole.append(expr)
+            except _Found as reason:
+                found.append((expr, reason.fault))
+        if whole and _difference(whole, schema, " ".join(map(str, whole))) != ROWS:
+            for expr in whole:
+                fault = _difference([expr], schema, str(expr))
+                if isinstance(fault, Fault):
+                    found.append((expr, fault.of("it")))
+    return found
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Ignore the warnings of functions that are called with probes."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _check_parts(expr: pl.Expr, schema: Mapping[str, pl.DataType], *, of_many_rows: bool = False) -> bool:
+    """Return whether the expression should be checked as a whole too. Raises _Found for a part with a fault."""
+    trees = Trees()
+    try:
+        tree = trees.tree(expr)
+        _check_names(tree)
+        judged = 0
+        for each in without_selectors(trees, tree, schema):
+            parts = _Parts(trees, schema, of_many_rows=of_many_rows)
+            parts.visit_whole(each)
+            judged = max(judged, parts.judged)
+    except _Found:
+        raise
+    except RecursionError:  # it is hundreds of parts deep
+        if not of_many_rows:
+            _check_reports(expr)
+        return True
+    except EXPRESSION_ERRORS:  # it has a function that cannot be pickled, or another part that polars cannot write
+        if not of_many_rows and _reported(expr) is False:
+            raise _Found(Fault("may look at other rows", _OTHER_ROWS)) from None
+        for part in expr.meta.pop():
+            if not _is_in_list(part):
+                _check_parts(part, schema, of_many_rows=of_many_rows)
+        return True
+    if judged == 1 and not expr.meta.has_multiple_outputs():
+        return False  # the part is the whole
+    # Functions were called with probes already. Ranges may be as long as what is computed from probes is large.
+    text = trees.text(tree)
+    return not _has_function(text) and not any(each in text for each in _MAY_BE_LONG)
+
+
+# ---- the parts of an expression ----
+
+
+class _Parts:
+    """Evaluates the parts of an expression on probes, those below first."""
+
+    def __init__(self, trees: Trees, schema: Mapping[str, pl.DataType], *, of_many_rows: bool = False) -> None:
+        self._trees = trees
+        self._schema = schema
+        self._whole: Tree = None
+        self._of_many_rows = of_many_rows
+        """Whether rows may depend on each other, as the elements of a list and the rows of an aggregate do."""
+        self.judged = 0
+        """How many parts have been evaluated."""
+
+    def visit_whole(self, tree: Tree) -> None:
+        while (inner := _named(tree)) is not None:
+            tree = inner
+        self._whole = tree
+        self.visit(tree)
+
+    def visit(self, tree: Tree) -> pl.DataType | None:
+        """Return the type of the tree's values, None if it is unknown. Raises _Found for a part with a fault."""
+        match tree:
+            case {"Column": str(name)} if not self._trees.is_held_out(name):
+                return self._schema.get(name)
+            case {"Literal": {"Dyn": _} | {"Scalar": _}} if "Categorical" not in str(tree):
+                return _kind_of(self._trees.expr(tree), pl.DataFrame())
+            case _:  # what has parts is evaluated
+                inner = _named(tree)
+        if inner is not None:
+            return self.visit(inner)
+        is_range = _is_function("Range", tree)  # from a constant to a probe it may be long
+        computed = [child for child in self._operands(tree) if is_range or not self._is_kept(child)]
+        operands = [(child, kind) for child in computed if (kind := self.visit(child)) is not None]
+        return self._judge(tree, operands if len(operands) == len(computed) else [])
+
+    def _operands(self, tree: Tree) -> list[Tree]:
+        """Return the trees directly below that are computed for each row; visit those computed within a row."""
+        children = self._trees.children(tree)
+        match tree:
+            case {"StructEval": {"expr": struct, "evaluation": list(fields)}}:
+                for field in fields:
+                    self.visit(without_fields(field, struct))
+                return [child for child in children if child not in fields]
+            case {"Eval": {"expr": lists, "evaluation": evaluation}}:
+                if "Categorical" in str(tree):
+                    kind = getattr(self.visit(lists), "inner", None)
+                    elements = {} if kind is None else {"element": kind}
+                    _Parts(self._trees, elements, of_many_rows=True).visit(without_elements(evaluation, "element"))
+                return [lists]
+            case _:  # all other parts read rows of the stream
+                return children
+
+    def _is_kept(self, child: Tree) -> bool:
+        """Whether an operand is the same for all rows, so that it stays as it is."""
+        match child:
+            case {"Literal": {"Dyn": _} | {"Scalar": _}}:
+                return "Categorical" not in str(child)
+            case {"Column": str(name)} if not self._trees.is_held_out(name):
+                return False
+            case _:  # what has parts is evaluated
+                text = self._trees.text(child)
+        if any(each in text for each in (b'{"Column":', b'"Len"', b"Categorical")) or _has_function(text):
+            return False
+        return _is_constant(text)
+
+    def _judge(self, tree: Tree, operands: Sequence[tuple[Tree, pl.DataType]]) -> pl.DataType | None:
+        self.judged += 1
+        kind, fault = self._judged(tree, operands)
+        if fault is None and kind is None:  # it does not fit its operands, or not columns that stand in place of them
+            kind = _kind_of(read_expr(self._trees.text(tree)), pl.DataFrame(schema=self._schema))
+            if kind is not None:
+                _, fault = self._judged(tree, [])
+        if fault is not None:
+            raise _Found(fault, "it" if tree is self._whole else str(self._trees.expr(tree)))
+        return kind
+
+    def _judged(
+        self, tree: Tree, operands: Sequence[tuple[Tree, pl.DataType]]
+    ) -> tuple[pl.DataType | None, Fault | None]:
+        places = []
+        for index, (child, _) in enumerate(operands):
+            column: Tree = {"Column": f"operand {index}"}
+            if _is_function("AsStruct", tree):  # its fields have the names of the operands
+                column = {"Alias": [column, self._trees.expr(child).meta.output_name()]}
+            places.append((child, column))
+        places.sort(key=lambda place: -len(msgspec.json.encode(place[0])))  # one may be part of another
+        text = self._trees.text(substitute(tree, places))
+        kinds = {f"operand {index}": kind for index, (_, kind) in enumerate(operands)}
+        for name in read_expr(text).meta.root_names():
+            if name not in kinds and name in self._schema:
+                kinds[name] = self._schema[name]
+        judged = _judge if _has_function(text) or len(text) > _REMEMBERED_BYTES else _judge_once
+        return judged(text, tuple(kinds.items()), self._of_many_rows)
+
+
+def _is_function(name: str, tree: Tree) -> bool:
+    match tree:
+        case {"Function": {"function": str(called)}}:
+            return called == name
+        case {"Function": {"function": dict(called)}}:
+            return name in called
+        case _:  # it calls no function
+            return False
+
+
+def _named(tree: Tree) -> Tree:
+    """Return the tree to which this one only gives a name, None if it does more."""
+    match tree:
+        case {"Alias": [inner, _]} | {"KeepName": inner} | {"RenameAlias": {"expr": inner}}:
+            return inner
+        case _:  # it renames nothing
+            return None
+
+
+def _judge(
+    text: bytes, kinds: tuple[tuple[str, pl.DataType], ...], of_many_rows: bool
+) -> tuple[pl.DataType | None, Fault | None]:
+    """Return the type of an expression over operands of these types, and its fault."""
+    expr = read_expr(text)
+    expr = expr if expr.meta.has_multiple_outputs() else expr.alias(_OUT)
+    probes = _probes(dict(kinds), text.decode())
+    kind = _kind_of(expr, probes)
+    if any(_has_categories(each) for _, each in kinds):
+        fault = _by_category(expr, dict(kinds), kind)
+        if fault is not None:
+            return kind, fault
+    if of_many_rows:
+        return kind, None
+    found = _difference([expr], dict(kinds), text.decode())
+    if isinstance(found, Fault):
+        return kind, found
+    if _has_function(text):
+        return kind, None
+    reported = _reported(expr)
+    if reported is False:
+        return kind, Fault("may look at other rows", _OTHER_ROWS)
+    if reported is None and not found and kind is not None and not expr.meta.has_multiple_outputs():
+        return kind, Fault("fails for each probe row, so that nothing shows how it computes others", _MAP)
+    return kind, None
+
+
+_judge_once: Final = lru_cache(maxsize=4096)(_judge)
+
+
+def _kind_of(expr: pl.Expr, probes: pl.DataFrame) -> pl.DataType | None:
+    for rows in (probes.clear(), probes):
+        try:
+            return rows.select(expr).dtypes[0]
+        except EXPRESSION_ERRORS:
+            continue
+    return None
+
+
+def _is_constant(text: bytes) -> bool:
+    """Whether an expression has the same values, however many, for whatever rows."""
+    expr = read_expr(text)
+    if expr.meta.root_names() or expr.meta.has_multiple_outputs():
+        return False
+    frames = [pl.DataFrame({"": range(rows)}) for rows in (1, 3)]
+    try:
+        first, second = (frame.select(expr.alias(_OUT)) for frame in frames)
+    except EXPRESSION_ERRORS:
+        return False
+    return first.equals(second)
+
+
+def _reported(expr: pl.Expr) -> bool | None:
+    """Return what polars itself reports; None if it cannot."""
+    if expr.meta.has_multiple_outputs():
+        return None  # for fields of a struct it would panic, with a message on stderr
+    try:
+        return expr.meta.is_row_separable()
+    except EXPRESSION_ERRORS:
+        return None
+
+
+def _has_function(text: bytes) -> bool:
+    return b'{"AnonymousFunction":' in text or b'"callback":[' in text
+
+
+# ---- what the names of functions show, where behaviour does not ----
+
+
+def _check_names(tree: Tree) -> None:
+    for node in nodes(tree):
+        match node:
+            case {"Random": _} | {"Sample": {"seed": None}} | {"Rank": {"options": {"method": "Random"}}}:
+                fault = Fault("is random", _RANDOM)
+            case {"SetSortedFlag": _}:
+                fault = Fault("declares that the rows are sorted", _SORTED)
+            case {"Strptime": [_, {"format": None}]}:
+                fault = Fault("infers the format of texts from those in a batch", _FORMAT)
+            case {"JsonDecode": _}:
+                fault = Fault("parses the texts of a batch as one document, so that a bad one may shift others", _JSON)
+            case {"Categorical": {"To": [kind, _]}} if "'Enum'" not in str(kind):
+                fault = Fault(_NUMBERS, _CATEGORIES)
+            case {"PipeWithDtype": _}:
+                fault = Fault("is a function that returns an expression for each batch", _BUILD)
+            case {"Eval": {"variant": {"Cumulative": _}}}:
+                fault = Fault("looks at the rows before", _OTHER_ROWS)
+            case _:  # it is judged by what it does
+                continue
+        raise _Found(fault)
+
+
+def _check_reports(expr: pl.Expr) -> None:
+    """Check the parts of an expression by what polars itself reports of each."""
+    waiting = [expr]
+    while waiting:
+        part = waiting.pop()
+        if _is_in_list(part):
+            continue
+        if not part.meta.is_literal() and _reported(part) is False:
+            raise _Found(Fault("may look at other rows", _OTHER_ROWS), str(part))
+        waiting += part.meta.pop()
+
+
+def _is_in_list(part: pl.Expr) -> bool:
+    """Whether this is what list.eval computes within one row."""
+    return not part.meta.root_names() and "element()" in str(part)
+
+
+# ---- behaviour ----
+
+
+def _probes(kinds: Mapping[str, pl.DataType], text: str) -> pl.DataFrame:
+    return _arrangements(tuple(kinds.items()), _is_range(text)).all
+
+
+def _is_range(text: str) -> bool:
+    return "range" in text.lower()
+
+
+@dataclass(frozen=True)
+class _Arrangements:
+    """Probe rows as they are evaluated: all, each alone, and in several orders."""
+
+    all: pl.DataFrame
+    alone: list[pl.DataFrame]
+    in_orders: list[tuple[list[int], pl.DataFrame]]
+
+
+@lru_cache(maxsize=256)
+def _arrangements(kinds: tuple[tuple[str, pl.DataType], ...], close_together: bool) -> _Arrangements:
+    rows = probe_frame(dict(kinds), close_together=close_together)
+    as_they_are, *others = _orders(ROWS)
+    alone = [rows.slice(row, 1) for row in range(ROWS)]
+    return _Arrangements(rows, alone, [(as_they_are, rows), *((order, rows[order]) for order in others)])
+
+
+def _orders(rows: int) -> list[list[int]]:
+    """Return the positions of rows as they are, reversed, in halves, and with more rows than there were."""
+    positions = list(range(rows))
+    half = rows // 2
+    return [
+        positions,
+        positions[::-1],
+        positions[:half],
+        positions[half:],
+        positions[1::2] + positions[::2] + positions,
+    ]
+
+
+def _in_orders(rows: _Arrangements, chosen: list[int]) -> Iterable[tuple[list[int], pl.DataFrame]]:
+    """Return those rows in several orders, each with its positions among them."""
+    if len(chosen) == ROWS:
+        return rows.in_orders
+    found = rows.all[chosen]
+    return ((order, found[order]) for order in _orders(len(chosen)))
+
+
+def _difference(exprs: Sequence[pl.Expr], schema: Mapping[str, pl.DataType], text: str) -> Fault | int:
+    """Return how results of rows together differ from those of each row alone; else how many rows have a result."""
+    rows = _arrangements(tuple(schema.items()), _is_range(text))
+    alone = [_outcome(exprs, row) for row in rows.alone]
+    together = _outcome(exprs, rows.all)
+    for outcome in (*alone, together):
+        if isinstance(outcome, Fault):
+            return outcome
+    results = {row: outcome for row, outcome in enumerate(alone) if isinstance(outcome, pl.DataFrame)}
+    if len(results) < ROWS and isinstance(together, pl.DataFrame):
+        error = next(_first_line(outcome) for outcome in alone if isinstance(outcome, BaseException))
+        return Fault(f"has a result for rows together although one of them fails alone: {error}", _MAP)
+    if not results:
+        return 0
+    expected = [*results.values()]
+    kinds = dict(expected[0].schema)
+    for result in expected:
+        fault = _add_types(kinds, result.schema)
+        if fault is not None:
+            return fault
+    if any(isinstance(kind, pl.Object) for kind in kinds.values()):
+        return 0  # polars cannot compare them, and a column cannot have them
+    whole = pl.concat([_cast(result, kinds) for result in expected])
+    for order, arranged in _in_orders(rows, list(results)):
+        outcome = together if arranged is rows.all else _outcome(exprs, arranged)
+        if isinstance(outcome, Fault):
+            return outcome
+        if not isinstance(outcome, pl.DataFrame):
+            error = _first_line(outcome)
+            return Fault(f"fails for rows together, each of which has a result alone: {error}", _MAP)
+        fault = _add_types(dict(kinds), outcome.schema)
+        if fault is not None:
+            return fault
+        outcome = _cast(outcome, kinds)
+        if not outcome.equals(whole[order]):
+            return _values(arranged, whole[order], outcome)
+    return len(results)
+
+
+def _outcome(exprs: Sequence[pl.Expr], rows: pl.DataFrame) -> pl.DataFrame | BaseException | Fault:
+    try:
+        return rows.with_columns(*exprs)
+    except (pl.exceptions.ShapeError, pl.exceptions.InvalidOperationError) as error:  # or a type does not fit
+        try:
+            height = rows.select(*exprs).height
+        except EXPRESSION_ERRORS:
+            return error
+        return error if height == rows.height else Fault(f"returned {_count(height)} for {rows.height}", _ANY_ROWS)
+    except EXPRESSION_ERRORS as error:
+        return error
+
+
+def _first_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
+def _count(rows: int) -> str:
+    return f"{rows} row{'s' if rows != 1 else ''}"
+
+
+def _add_types(kinds: dict[str, pl.DataType], others: Mapping[str, pl.DataType]) -> Fault | None:
+    """Add what `others` have for the columns' types. A fault, if values have several types; nulls may have any."""
+    for name, other in others.items():
+        kind = kinds.setdefault(name, other)
+        if kind == other:
+            continue
+        if _is_of(kind, other):
+            kinds[name] = other
+        elif not _is_of(other, kind):
+            return Fault(f"returned {kind} for some rows and {other} for others", _TYPE)
+    return None
+
+
+def _cast(frame: pl.DataFrame, kinds: Mapping[str, pl.DataType]) -> pl.DataFrame:
+    return frame if frame.schema == kinds else frame.cast(pl.Schema(kinds))
+
+
+def _is_of(kind: pl.DataType, other: pl.DataType) -> bool:
+    """Whether all values of one type are null, or within lists of them, where the other type has values."""
+    if isinstance(kind, (pl.List, pl.Array)) and type(kind) is type(other):
+        return _is_of(kind.inner, other.inner)  # type: ignore[arg-type]
+    return kind == other or isinstance(kind, pl.Null)
+
+
+def _values(rows: pl.DataFrame, alone: pl.DataFrame, together: pl.DataFrame) -> Fault:
+    name = next(name for name in alone.columns if not alone.get_column(name).equals(together.get_column(name)))
+    one, other = alone.get_column(name), together.get_column(name)
+    row = next(row for row in range(rows.height) if not one[row : row + 1].equals(other[row : row + 1]))
+    values = ", ".join(_text(column, row) for column in rows.drop(ROW).iter_columns())
+    of = f" of {values}" if values else ""
+    return Fault(f"returned {_text(one, row)} for a row{of} alone, and {_text(other, row)} among others", _OTHER_ROWS)
+
+
+def _text(column: pl.Series, row: int) -> str:
+    try:
+        value = column[row]
+    except EXPRESSION_ERRORS:  # such as a date that Python cannot represent
+        return f"a {column.dtype}"
+    text = repr(value.to_list() if isinstance(value, pl.Series) else value)
+    return text if len(text) <= 40 else f"{text[:39]}…"
+
+
+# ---- categories, whose numbers depend on what a process has seen ----
+
+
+def _by_category(expr: pl.Expr, kinds: Mapping[str, pl.DataType], kind: pl.DataType | None) -> Fault | None:
+    """Return a fault if results depend on the numbers of categories, not only on their texts."""
+    results = []
+    for first in (_TEXTS, _TEXTS[::-1]):
+        fresh = pl.Categorical(pl.Categories.random())
+        numbered = pl.Series(first, dtype=fresh)  # numbers its categories in this order for as long as it lives
+        probes = _probes({name: _mapped(each, fresh) for name, each in kinds.items()}, str(expr))
+        result = _outcome([expr], probes)
+        if isinstance(result, pl.DataFrame):
+            made = result.select(pl.exclude(probes.columns))
+            results.append(made.cast({name: _mapped(each, pl.String()) for name, each in made.schema.items()}))
+        del numbered
+    if len(results) == 2:
+        return None if results[0].equals(results[1]) else Fault(_NUMBERS, _CATEGORIES)
+    if kind is None or not any(each.is_numeric() for each in _leaves(kind)):
+        return None  # it has a literal of the same categories; what comes out has texts
+    return Fault(_NUMBERS, _CATEGORIES)
+
+
+def _has_categories(kind: pl.DataType) -> bool:
+    return any(isinstance(each, pl.Categorical) for each in _leaves(kind))
+
+
+def _leaves(kind: pl.DataType) -> list[pl.DataType]:
+    found: list[pl.DataType] = []
+
+    def leaf(each: pl.DataType) -> pl.DataType:
+        found.append(each)
+        return each
+
+    map_leaves(kind, leaf)
+    return found
+
+
+def _mapped(kind: pl.DataType, categorical: pl.DataType) -> pl.DataType:
+    return map_leaves(kind, lambda leaf: categorical if isinstance(leaf, pl.Categorical) else leaf)

@@ -1,0 +1,98 @@
+"""The event-time column of a stream, read without copying, in its own unit.
+
+Inside the engine times are int64 microseconds. A column of milliseconds or nanoseconds is not converted row by row;
+only its extremes and its window bounds are.
+
+Times must be in the years 1 to 9999, the range of watermarks and timers. A time far outside stands for something else,
+such as a missing value, and int64 would wrap around as soon as a window is added.
+"""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from midstream.engine.core.batches import first_null
+from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.engine.core.errors import JobError, SchemaError
+from midstream.engine.operators.row_conversion import null_error, require_columns, row_error
+
+Int64s = npt.NDArray[np.int64]
+
+_EPOCH: Final = datetime(1970, 1, 1)
+_MICROSECOND: Final = timedelta(microseconds=1)
+_FIRST_US: Final = (datetime.min - _EPOCH) // _MICROSECOND
+_LAST_US: Final = (datetime.max - _EPOCH) // _MICROSECOND
+_NAMES: Final = {"ms": "milliseconds", "us": "microseconds", "ns": "nanoseconds"}
+
+
+class EventTime:
+    """The event-time column `column` of `schema`; `kind` is its timestamp type, with unit and time zone."""
+
+    def __init__(self, column: str, schema: pa.Schema, where: str) -> None:
+        require_columns(schema, [column], where, "event-time column")
+        kind = schema.field(column).type
+        if not pa.types.is_timestamp(kind):
+            raise SchemaError(
+                f"{where}: event-time column {column!r} is {kind}, not a timestamp; cast it first, for example with "
+                f"with_columns(pl.col({column!r}).cast(pl.Datetime('us')))"
+            )
+        self.column = column
+        self.kind = kind
+        self._where = where
+
+    def native(self, batch: pa.RecordBatch, room: int = 0) -> Int64s:
+        """Return the times of the rows as int64 in the column's own unit; adding or subtracting `room` does not
+        overflow.
+
+        Raises JobError naming a row without a time, or with one outside the years 1 to 9999.
+        """
+        column = batch.column(self.column)
+        row = first_null(column)
+        if row is not None:
+            cure = "filter out or fill rows without a time first"
+            raise null_error(f"{self._where}: event-time column {self.column!r}", batch, row, cure)
+        times: Int64s = column.view(pa.int64()).to_numpy(zero_copy_only=True)
+        if len(times):
+            first = max(self.from_us(_FIRST_US), MIN_WATERMARK_US + room)
+            last = min(self.from_us(_LAST_US), MAX_WATERMARK_US - room)
+            if not (first <= times.min() and times.max() <= last):
+                raise self._outside(batch, times, first, last)
+        return times
+
+    def _outside(self, batch: pa.RecordBatch, times: Int64s, first: int, last: int) -> JobError:
+        row = int(np.flatnonzero((times < first) | (times > last))[0])
+        bounds = [(_EPOCH + self.to_us(bound) * _MICROSECOND).isoformat() for bound in (first, last)]
+        return row_error(
+            f"{self._where}: event-time column {self.column!r} is {times[row]} {_NAMES[self.kind.unit]} since 1970",
+            batch,
+            row,
+            f"times from {bounds[0]} to {bounds[1]} can be processed here; filter out or replace the others first",
+        )
+
+    def us(self, batch: pa.RecordBatch) -> Int64s:
+        """Return the times of the rows in microseconds."""
+        times = self.native(batch)
+        if self.kind.unit == "us":
+            return times
+        return times * 1000 if self.kind.unit == "ms" else times // 1000
+
+    def to_us(self, native: int) -> int:
+        """Convert a time to microseconds, rounded down."""
+        if self.kind.unit == "us":
+            return native
+        return native * 1000 if self.kind.unit == "ms" else native // 1000
+
+    def from_us(self, time_us: int) -> int:
+        """Convert a time to the column's unit, rounded down; the ends of time stay the ends of time."""
+        if time_us in (MIN_WATERMARK_US, MAX_WATERMARK_US):
+            return time_us
+        if self.kind.unit == "us":
+            return time_us
+        if self.kind.unit == "ms":
+            return time_us // 1000
+        return max(MIN_WATERMARK_US, min(MAX_WATERMARK_US, time_us * 1000 + 999))

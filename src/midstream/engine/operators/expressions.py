@@ -1,0 +1,103 @@
+"""Polars expressions as parts of a job, checked on the driver against the schema of their input."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+import polars as pl
+import pyarrow as pa
+
+from midstream.engine.core.batches import (
+    canonical_schema,
+    check_held_by_polars,
+    empty_batch,
+    frame_schema,
+    is_held_by_polars,
+    to_polars,
+)
+from midstream.engine.core.errors import SchemaError
+from midstream.engine.operators.row_conversion import USER_ERRORS
+
+EXPRESSION_ERRORS: Final = (*USER_ERRORS, pl.exceptions.PanicException)
+"""The exceptions that evaluating an expression can raise; a polars panic is not an Exception, and would be mistaken for
+a shutdown.
+"""
+
+
+def empty_frame(schema: pa.Schema, where: str) -> pl.DataFrame:
+    """Return a frame without rows. Raises SchemaError naming a column that polars cannot hold."""
+    schema = canonical_schema(schema)
+    check_held_by_polars(schema, where)
+    return to_polars(empty_batch(schema))
+
+
+def infer_schema(schema: pa.Schema, exprs: Sequence[pl.Expr], where: str, *, keep: bool) -> pa.Schema:
+    """Return the schema of `exprs` over rows of `schema`; with `keep`, all columns of `schema` come first.
+
+    A column that no expression computes keeps its type: it does not pass through polars. Raises SchemaError naming
+    `where` for a column that does not exist or types that do not match.
+    """
+    schema = canonical_schema(schema)
+    frame = _read_by(exprs, schema, where)
+    try:
+        made = frame_schema(frame.select(*exprs))
+    except pl.exceptions.ColumnNotFoundError as error:
+        first = str(error).splitlines()[0]
+        quoted = re.search(r'"([^"]+)"', first)  # unable to find column "x"; …
+        name = quoted.group(1) if quoted else first
+        raise SchemaError(
+            f"{where}: column {name!r} is not in the stream's schema ({', '.join(schema.names) or 'no columns'})"
+        ) from error
+    except pl.exceptions.PolarsError as error:
+        raise SchemaError(f"{where}: {str(error).splitlines()[0]}") from error
+    for expr in exprs:
+        if is_plain_column(expr):
+            index = made.get_field_index(expr.meta.output_name())
+            made = made.set(index, schema.field(made.names[index]))
+    if not keep:
+        return made
+    new, old = set(made.names), set(schema.names)
+    own = [made.field(field.name) if field.name in new else field for field in schema]
+    return pa.schema([*own, *(field for field in made if field.name not in old)])
+
+
+def is_plain_column(expr: pl.Expr) -> bool:
+    """Whether the expression is one column of the stream, unchanged."""
+    return bool(expr.meta.is_column() and not expr.meta.has_multiple_outputs())
+
+
+def _read_by(exprs: Sequence[pl.Expr], schema: pa.Schema, where: str) -> pl.DataFrame:
+    """Return a frame without rows: the columns that `exprs` compute with, and nulls for those that they only pass on."""
+    handed_on = {expr.meta.output_name() for expr in exprs if is_plain_column(expr)}
+    computing = [expr for expr in exprs if not is_plain_column(expr)]
+    read = columns_read(computing, schema) if computing else []
+    frame = empty_frame(pa.schema([schema.field(name) for name in read]), where) if read else pl.DataFrame()
+    return frame.with_columns(
+        pl.lit(None).alias(name) for name in schema.names if name in handed_on and name not in read
+    )
+
+
+def infer_type(schema: pa.Schema, expr: pl.Expr, where: str) -> pa.DataType:
+    made = infer_schema(schema, [expr], where, keep=False)
+    if len(made) != 1:
+        raise SchemaError(f"{where}: the expression gives {len(made)} columns; it must give one: {expr}")
+    return made.types[0]
+
+
+def columns_read(exprs: Sequence[pl.Expr], schema: pa.Schema) -> list[str]:
+    """Return the columns that a frame needs for `exprs`: at least one, since a frame without columns has no row count."""
+    if any(
+        expr.meta.has_multiple_outputs() for expr in exprs
+    ):  # the meaning of a selector depends on the columns of the frame
+        return list(schema.names)
+    names = {name for expr in exprs for name in expr.meta.root_names()}
+    return [name for name in schema.names if name in names] or [_any_held(schema)]
+
+
+def _any_held(schema: pa.Schema) -> str:
+    """Return the first column that polars can hold, or just the first column if it can hold none."""
+    held = [field.name for field in schema if is_held_by_polars(field.type)]
+    names: list[str] = held or schema.names
+    return names[0]

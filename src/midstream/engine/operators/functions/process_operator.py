@@ -1,0 +1,357 @@
+"""The operator that runs all process functions: it processes one row or timer at a time, with its key set."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from itertools import count, repeat
+from types import GeneratorType
+from typing import Any
+
+import pyarrow as pa
+
+from midstream.engine.core.batches import canonical_schema
+from midstream.engine.core.elements import MAX_WATERMARK_US
+from midstream.engine.core.errors import JobError, MidstreamError, SchemaError
+from midstream.engine.core.interfaces import Timer
+from midstream.engine.core.python_values import kind_of
+from midstream.engine.operators.base import NOTHING, OperatorContext, Output, Snapshot, SnapshotResult
+from midstream.engine.operators.functions.function_operator import FunctionOperator, Port
+from midstream.engine.operators.functions.process_context import Context, Timers
+from midstream.engine.operators.row_conversion import (
+    USER_ERRORS,
+    Origin,
+    Row,
+    as_it_is_now,
+    check_keys,
+    nested_columns,
+    to_batch,
+    to_rows,
+    yielded,
+)
+from midstream.engine.state.changelog import EntryLog, Frozen
+from midstream.engine.state.heap_snapshot import KeyForm, state_rows, state_table, timer_rows, timers_table
+from midstream.engine.state.keyed_states import KeyScope, State
+from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
+from midstream.engine.state.timers import TimerQueue
+
+TIMERS_PER_SLICE = 16_384
+"""The largest number of timers that fire in one slice, however fast they are."""
+
+Handler = Callable[[Row, Context], Any]
+
+
+class ProcessOperator(FunctionOperator):
+    """Runs a process function. Raises at once for keys, columns and states that do not fit together."""
+
+    def __init__(
+        self,
+        name: str,
+        function: Any,
+        ports: Sequence[Port],
+        schema: pa.Schema,
+        side_outputs: Mapping[str, pa.Schema],
+    ) -> None:
+        super().__init__(name, function, ports, schema)
+        self.side_outputs = {tag: canonical_schema(side) for tag, side in side_outputs.items()}
+        self._check_keys()
+        self._check_states()
+        # The following attributes are set when the operator opens.
+        self._states: dict[str, State] = {}
+        self._scope = KeyScope()
+        self._broadcast_scope = KeyScope(is_set=True, writable=False)
+        self._wake: Timer | None = None
+        self._wake_ms = 0
+        self._as_it_is_now = as_it_is_now(self.schema)
+        self._side_as_it_is_now = {tag: as_it_is_now(side) for tag, side in self.side_outputs.items()}
+        self._rows: list[Row] = []
+        self._origin: list[Origin] = []
+        self._side_rows: dict[str, list[Row]] = {}
+        self._form: KeyForm
+        self._timers: Timers
+        self._logs: list[EntryLog] = []
+        self._context: Context
+
+    def _check_keys(self) -> None:
+        for field in self._key_fields:
+            if getattr(field.type, "unit", None) == "ns":
+                raise SchemaError(
+                    f"{self._where}: key column {field.name!r} is {field.type}; Python datetimes have no nanoseconds: cast it to "
+                    "microseconds or int64"
+                )
+
+    def _check_states(self) -> None:
+        for name, state in self._declared().items():
+            if not isinstance(state, State):
+                raise JobError(
+                    f"{self._where}: {type(state).__name__} {name!r} is for functions on batches "
+                    "(process_batches()); a function on single rows has ValueState, ListState and MapState"
+                )
+            if state.is_keyed and not self._key_fields:
+                raise JobError(
+                    f"{self._where}: {type(state).__name__} {name!r} needs a key, but the stream has none; call "
+                    "key_by() first"
+                )
+            if not state.is_keyed and not any(port.broadcast for port in self._ports):
+                raise JobError(
+                    f"{self._where}: BroadcastState {name!r} needs a broadcast input; use connect_broadcast()"
+                )
+
+    # ---- life ----
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        super().open(context, out)
+        self._form = KeyForm(self._key_fields, context.max_parallelism, self._where)
+        for name, state in self._declared().items():
+            assert isinstance(state, State), state
+            bound = state.bound(name, self._scope if state.is_keyed else self._broadcast_scope)
+            self._states[name] = bound
+            bound.bind(self._function, name)
+        self._timers = Timers(self._scope, self._arm)
+        self._logs = [state.log for state in self._states.values()] + [queue.log for queue in self._queues().values()]
+        self._context = Context(
+            self._scope,
+            self._form.shown,
+            self._timers,
+            self._calendar,
+            context.clock,
+            context.metrics,
+            self._side_output,
+        )
+        self._open_function()
+
+    def restore(self, parts: Mapping[str, StatePart]) -> None:
+        expected = {state.part_name: state for state in self._states.values()}
+        timers = {name: queue for name, queue in self._queues().items() if name in parts}
+        for name, queue in timers.items():
+            for chunk in parts[name].chunks:
+                named, rows = timer_rows(chunk.table, self._form)
+                queue.forget(named)
+                queue.thaw(rows)
+                queue.log.restored(chunk.id, named, len(named))
+        for name in (name for name in parts if name not in timers):
+            state = expected.get(name)
+            if state is None:
+                raise self._undeclared(name)
+            for chunk in parts[name].chunks:
+                keys, found = state_rows(state, chunk.table, self._form_of(state), self.own, self._where)
+                state.forget(keys)
+                state.thaw(found)
+                state.log.restored(chunk.id, dict.fromkeys(keys), len(keys))
+        self._arm()
+
+    def close(self) -> None:
+        self._disarm()
+        super().close()
+
+    # ---- rows ----
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        spec = self._ports[port]
+        handler: Handler = getattr(self._function, spec.method)
+        keys = self._keys(batch, spec)
+        times = self._times[port]
+        times_us: Iterable[int | None] = repeat(None) if times is None else times.us(batch).tolist()
+        scope, context, made, origin = self._scope, self._context, self._rows, self._origin
+        scope.is_set = keys is not None
+        self._broadcast_scope.writable = spec.broadcast
+        copied = self._as_it_is_now if nested_columns(self.schema) else dict.copy
+        index = 0
+        rows = to_rows(batch, self._where)
+        try:
+            for index, row, scope.key, context.time_us in zip(count(), rows, keys or repeat(None), times_us):
+                result = handler(row, context)
+                if type(result) is dict:
+                    made.append(copied(result))
+                    origin.append(index)
+                elif result is not None:
+                    self._take(result, index, spec.method)
+        except USER_ERRORS as error:
+            raise self._user_error(spec.method, error, (batch, index)) from error
+        finally:
+            self._leave()
+        self._flush(batch)
+
+    def _keys(self, batch: pa.RecordBatch, spec: Port) -> list[Any] | None:
+        if not spec.keys:
+            return None
+        check_keys(batch, spec.keys, self._where)
+        return self._form.of([batch.column(name) for name in spec.keys])
+
+    def _leave(self) -> None:
+        self._scope.is_set = False
+        self._scope.key = None
+        self._broadcast_scope.writable = False
+        self._context.time_us = None
+
+    def _take(self, result: Any, index: Origin, method: str) -> None:
+        """Take the rows that the function returned; a generator runs here, while the key is still set."""
+        if type(result) is GeneratorType:  # the usual case; the other checks take as long as a row
+            self._rows.extend(map(self._as_it_is_now, yielded(result)))
+        elif isinstance(result, dict):
+            self._rows.append(self._as_it_is_now(result))
+        elif isinstance(result, (str, bytes)) or not isinstance(result, Iterable):
+            raise JobError(
+                f"{self._where}: {method} returned {kind_of(result)}; return a dict, an iterable of dicts, or None"
+            )
+        else:
+            self._rows.extend(map(self._as_it_is_now, result))
+        self._origin.extend([index] * (len(self._rows) - len(self._origin)))
+
+    def _side_output(self, tag: str, row: Row) -> None:
+        if tag not in self.side_outputs:
+            declared = ", ".join(map(repr, self.side_outputs)) or "none"
+            raise JobError(f"side output {tag!r} is not declared (declared: {declared})")
+        self._side_rows.setdefault(tag, []).append(self._side_as_it_is_now[tag](row))
+
+    def _flush(self, given: pa.RecordBatch | None = None) -> None:
+        rows, origin, sides = self._rows, self._origin, self._side_rows
+        self._rows, self._origin, self._side_rows = [], [], {}
+        if rows:
+            self._out.emit(to_batch(rows, self.schema, self._where, origin, given))
+        for tag, side in sides.items():
+            where = f"{self._where}: side output {tag!r}"
+            self._out.emit(to_batch(side, self.side_outputs[tag], where, ()), tag)
+        for log in self._logs:
+            log.settle()
+
+    # ---- timers ----
+
+    def advance_watermark(self, watermark_us: int) -> bool:
+        self._context.watermark_us = watermark_us
+        all_fired = self._fire(watermark_us, event_time=True)
+        if all_fired and watermark_us == MAX_WATERMARK_US:
+            all_fired = self._fire_last()
+        self._flush()
+        return all_fired
+
+    def _fire_last(self) -> bool:
+        """Fire the timers that are still set at the end of the input, which also ends processing time. Returns False if
+        more are left to fire.
+
+        Event-time timers that these set fire too, since event time is at its end. Processing-time timers are dropped:
+        one that sets itself again each time would never end.
+        """
+        self._disarm()
+        self._timers.has_ended = True
+        fired = self._fire(MAX_WATERMARK_US, event_time=False) and self._fire(MAX_WATERMARK_US, event_time=True)
+        self.timers_dropped = self._timers.dropped
+        return fired
+
+    def _fire(self, until_us: int, *, event_time: bool) -> bool:
+        """Fire the timers that are due. Returns False if the slice was used up first."""
+        queue = self._timers.event if event_time else self._timers.processing
+        on_timer, context, scope, clock = self._function.on_timer, self._context, self._scope, self._runtime.clock
+        end_s = clock.monotonic_s() + self._runtime.slice_s
+        fired = 0
+        scope.is_set = True
+        try:
+            while (timer := queue.pop(until_us)) is not None:
+                context.time_us, scope.key = timer
+                at = self._calendar.datetime(timer[0])
+                try:
+                    result = on_timer(at, context)
+                    if result is not None:
+                        self._take(result, at, "on_timer")
+                except USER_ERRORS as error:
+                    raise self._user_error(f"on_timer of {at}", error) from error
+                fired += 1
+                if fired >= TIMERS_PER_SLICE or clock.monotonic_s() >= end_s:
+                    return False
+        finally:
+            self._leave()
+        return True
+
+    def _arm(self) -> None:
+        """Set the wake-up for the earliest processing-time timer."""
+        next_us = self._timers.processing.next_us()
+        if next_us is None:
+            return
+        at_ms = -(-next_us // 1000)
+        if self._wake is None or at_ms < self._wake_ms:
+            self._disarm()
+            self._wake_ms = at_ms
+            self._wake = self._runtime.call_at(at_ms, self._on_wake)
+
+    def _disarm(self) -> None:
+        if self._wake is not None:
+            self._wake.cancel()
+            self._wake = None
+
+    def _on_wake(self) -> None:
+        self._wake = None
+        if not self._opened:
+            return
+        self._fire(self._runtime.clock.now_ms() * 1000, event_time=False)
+        self._flush()
+        self._arm()
+
+    # ---- snapshot ----
+
+    def snapshot(self, checkpoint_id: int) -> Snapshot:
+        """Take references now and make tables later; engine.state.keyed_states explains why that is safe."""
+        new_id, stored_bytes, form = self._runtime.ids.new_id, self._runtime.stored_bytes, self._form
+        of_states = [(state, state.freeze(new_id, stored_bytes)) for state in self._states.values()]
+        of_timers = [(name, queue.log.freeze(new_id, stored_bytes)) for name, queue in self._queues().items()]
+        if not any(frozen for _, frozen in (*of_states, *of_timers)):
+            return NOTHING
+        own, where = self.own, self._where
+
+        def later() -> SnapshotResult:
+            parts = {}
+            for state, frozen in of_states:
+                if frozen is not None:
+                    rule = Redistribute.KEYED if state.is_keyed else Redistribute.BROADCAST
+                    table = state_table(state, frozen, self._form_of(state), own, where)
+                    parts[state.part_name] = StatePart(rule, _chunks(frozen, table))
+            for name, frozen in of_timers:
+                if frozen is not None:
+                    parts[name] = StatePart(Redistribute.KEYED, _chunks(frozen, timers_table(frozen, form)))
+            return SnapshotResult({name: part for name, part in parts.items() if part.chunks})
+
+        return Snapshot(later=later)
+
+    def _queues(self) -> dict[str, TimerQueue]:
+        """Return the timer queues, by the name of their state part."""
+        return {"timers:event": self._timers.event, "timers:processing": self._timers.processing}
+
+    def contents(self) -> dict[str, dict[Any, Any]]:
+        """Return a copy of what each state holds, by its name: by key, as the function sees it, or all of a broadcast
+        state.
+        """
+        found = {}
+        for state in self._states.values():
+            try:
+                entries = copy.deepcopy(state.entries())
+            except Exception as error:  # of the value's own class
+                raise JobError(f"{self._where}: a value of state {state.name!r} cannot be copied: {error}") from error
+            if state.is_keyed:
+                found[state.name] = {self._form.shown(key): value for key, value in entries.items()}
+            else:
+                found[state.name] = entries.get(None, {})
+        return found
+
+    def timers_set(self) -> tuple[list[tuple[datetime, Any]], list[tuple[datetime, Any]]]:
+        """Return the event-time and the processing-time timers that are set: the time and the key of each."""
+        event, processing = (
+            [(self._calendar.datetime(time_us), self._form.shown(key)) for time_us, key in queue.timers()]
+            for queue in (self._timers.event, self._timers.processing)
+        )
+        return event, processing
+
+    def _form_of(self, state: State) -> KeyForm:
+        return self._form if state.is_keyed else KeyForm((), 1)
+
+    # ---- errors ----
+
+    def _user_error(
+        self, what: str, error: BaseException, at: tuple[pa.RecordBatch, int] | None = None
+    ) -> MidstreamError:
+        key = f" (key {self._context.key!r})" if self._scope.is_set else ""
+        return super()._user_error(f"{what}{key}", error, at)
+
+
+def _chunks(frozen: Frozen, table: pa.Table) -> tuple[Chunk, ...]:
+    chunks = tuple(Chunk(chunk_id) for chunk_id in frozen.stored)
+    return (*chunks, Chunk(frozen.chunk_id, table)) if table.num_rows else chunks

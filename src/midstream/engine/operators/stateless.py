@@ -1,0 +1,285 @@
+"""Operators without state: filter, projections, and functions per row or per batch.
+
+All are built on the driver, where their schemas and expressions are checked: a missing column is reported before the
+job runs. `schema` is always the schema of what an operator emits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from types import GeneratorType
+from typing import Any, Literal, TypeAlias
+
+import polars as pl
+import pyarrow as pa
+
+from midstream.engine.core.batches import canonical_schema, conform, from_polars, single_batch, text_not_utf8, to_polars
+from midstream.engine.core.errors import JobError, MidstreamError, SchemaError
+from midstream.engine.core.error_rows import row_text
+from midstream.engine.core.python_values import kind_of
+from midstream.engine.operators.base import Operator, OperatorContext, Output
+from midstream.engine.operators.expressions import (
+    EXPRESSION_ERRORS,
+    columns_read,
+    infer_schema,
+    infer_type,
+    is_plain_column,
+)
+from midstream.engine.operators.elementwise import check_row_by_row
+from midstream.engine.operators.row_conversion import (
+    USER_ERRORS,
+    Row,
+    as_it_is_now,
+    at_row,
+    map_rows,
+    to_batch,
+    to_rows,
+    user_error,
+    yielded,
+)
+
+RowFunction: TypeAlias = Callable[[Row], Row]
+RowsFunction: TypeAlias = Callable[[Row], "Iterable[Row] | None"]
+
+
+class Stateless(Operator):
+    """Base of the stateless operators. `name` is the operator's display name, which errors show."""
+
+    keeps_splits = True
+
+    def __init__(self, name: str, schema: pa.Schema) -> None:
+        self.schema = canonical_schema(schema)
+        self._where = f"operator {name!r}"
+        self._out: Output
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        self._out = out
+
+
+class FilterOperator(Stateless):
+    """Keeps the rows for which `predicate` is true; a row for which it is null is dropped.
+
+    `predicate`: a boolean polars expression over the columns, or a function from row to bool.
+    Raises SchemaError at once for an unknown column or an expression that is not boolean.
+    """
+
+    keeps_rows = True
+
+    def __init__(self, name: str, predicate: pl.Expr | Callable[[Row], object], schema: pa.Schema) -> None:
+        super().__init__(name, schema)
+        self._predicate = predicate
+        self._reads: list[str] = []
+        if isinstance(predicate, pl.Expr):
+            check_row_by_row([predicate], self.schema, self._where)
+            self._reads = columns_read([predicate], self.schema)
+            kind = infer_type(self.schema, predicate, self._where)
+            if kind != pa.bool_():
+                raise SchemaError(f"{self._where}: a filter must be boolean; this one is {kind}: {predicate}")
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        if isinstance(self._predicate, pl.Expr):
+            kept = self._filter_by_expression(batch, self._predicate)
+        else:
+            kept = self._filter_by_function(batch, self._predicate)
+        if kept.num_rows:
+            self._out.emit(kept)
+
+    def _filter_by_expression(self, batch: pa.RecordBatch, predicate: pl.Expr) -> pa.RecordBatch:
+        try:
+            # with_columns, not select: it gives a literal as many rows as the batch has
+            frame = to_polars(batch.select(self._reads)).with_columns(predicate.alias("__keep"))
+        except EXPRESSION_ERRORS as error:
+            raise expression_error(self._where, "the expression", error, batch, self._reads, [predicate]) from error
+        mask = frame.get_column("__keep")
+        if mask.all(ignore_nulls=False):
+            return batch
+        return batch.filter(mask.to_arrow(compat_level=pl.CompatLevel.oldest()))
+
+    def _filter_by_function(self, batch: pa.RecordBatch, predicate: Callable[[Row], object]) -> pa.RecordBatch:
+        keep: list[bool] = []
+        rows = to_rows(batch, self._where)
+        try:
+            for row in rows:
+                result = predicate(row)
+                keep.append(result if result is True or result is False else _truth(result))
+        except USER_ERRORS as error:
+            raise user_error(self._where, "the function", error, (batch, len(keep))) from error
+        return batch if all(keep) else batch.filter(pa.array(keep, pa.bool_()))
+
+
+def _truth(result: object) -> bool:
+    """Raises TypeError for what is always true: a function that was not called, a generator, a coroutine."""
+    if callable(result) or isinstance(result, (Iterator, Awaitable, AsyncIterator)):
+        raise TypeError(f"the filter returned {kind_of(result)}, which is true for every row; return True or False")
+    return bool(result)
+
+
+class ProjectOperator(Stateless):
+    """Computes the columns `exprs`; with `keep`, after all input columns, or in place of one with the same name.
+
+    Each expression computes each row on its own. `input_schema` is that of the input rows; `schema` follows from it.
+    """
+
+    keeps_rows = True
+
+    def __init__(self, name: str, exprs: Sequence[pl.Expr], input_schema: pa.Schema, *, keep: bool) -> None:
+        where = f"operator {name!r}"
+        check_row_by_row(exprs, input_schema, where)
+        super().__init__(name, infer_schema(input_schema, exprs, where, keep=keep))
+        # an unchanged column does not pass through polars, which would copy its text twice
+        self._exprs = tuple(expr for expr in exprs if not is_plain_column(expr))
+        self._made = infer_schema(input_schema, self._exprs, where, keep=False)
+        self._reads = columns_read(self._exprs, input_schema)
+        made = frozenset(self._made.names)
+        self._sources = [(field.name, field.name in made) for field in self.schema]
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        made = batch
+        if self._exprs:
+            try:
+                rows = to_polars(batch.select(self._reads))
+                frame = rows.select(*self._exprs)
+                if frame.height != rows.height:  # select turns a batch of literals into one row
+                    frame = rows.with_columns(*self._exprs).select(self._made.names)
+            except EXPRESSION_ERRORS as error:
+                raise expression_error(self._where, "an expression", error, batch, self._reads, self._exprs) from error
+            made = from_polars(frame, self._made, self._where)
+        columns = [(made if is_made else batch).column(name) for name, is_made in self._sources]
+        self._out.emit(pa.RecordBatch.from_arrays(columns, schema=self.schema))
+
+
+class ColumnsOperator(Stateless):
+    """Passes on the columns that `names` has as keys, each under its new name. Nothing passes through polars."""
+
+    keeps_rows = True
+
+    def __init__(self, name: str, names: Mapping[str, str], schema: pa.Schema) -> None:
+        super().__init__(name, pa.schema([schema.field(old).with_name(new) for old, new in names.items()]))
+        self._names = tuple(names)
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        self._out.emit(pa.RecordBatch.from_arrays([batch.column(name) for name in self._names], schema=self.schema))
+
+
+class MapOperator(Stateless):
+    """Calls `function(row) -> row` for each row; `schema` is that of the returned rows."""
+
+    keeps_rows = True
+
+    def __init__(self, name: str, function: RowFunction, schema: pa.Schema) -> None:
+        super().__init__(name, schema)
+        self._function = function
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        self._out.emit(map_rows(self._function, batch, self.schema, self._where))
+
+
+class FlatMapOperator(Stateless):
+    """Calls `function(row) -> rows` for each row, which returns an iterable of dicts (or is a generator), or None for
+    no row.
+    """
+
+    def __init__(self, name: str, function: RowsFunction, schema: pa.Schema) -> None:
+        super().__init__(name, schema)
+        self._function = function
+        self._as_it_is_now = as_it_is_now(self.schema)
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        function = self._function
+        made: list[Row] = []
+        origin: list[int] = []
+        index = 0
+        rows = to_rows(batch, self._where)
+        try:
+            for index, row in enumerate(rows):
+                result = function(row)
+                if result is None:
+                    continue
+                if isinstance(result, (dict, str, bytes)):
+                    raise at_row(
+                        JobError(
+                            f"{self._where}: the function returned {kind_of(result)} for the row "
+                            f"{row_text(batch, index)}; return an iterable of dicts, or None (map() returns one row for each)"
+                        ),
+                        index,
+                    )
+                if type(result) is GeneratorType:
+                    result = yielded(result)
+                made.extend(map(self._as_it_is_now, result))
+                origin.extend([index] * (len(made) - len(origin)))
+        except MidstreamError:
+            raise
+        except USER_ERRORS as error:
+            raise user_error(self._where, "the function", error, (batch, index)) from error
+        if made:
+            self._out.emit(to_batch(made, self.schema, self._where, origin, batch))
+
+
+class MapBatchesOperator(Stateless):
+    """Calls `function` on whole batches; it may return any number of rows, with the columns of `schema`.
+
+    `form` says what the function takes: "polars" (a DataFrame) or "arrow" (a RecordBatch). It may return a polars
+    DataFrame, an Arrow RecordBatch or an Arrow Table. The engine decides where batches are cut: a result must not
+    depend on which rows share a batch.
+    """
+
+    def __init__(
+        self, name: str, function: Callable[[Any], Any], schema: pa.Schema, form: Literal["polars", "arrow"] = "polars"
+    ) -> None:
+        super().__init__(name, schema)
+        self._function = function
+        self._form = form
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        try:
+            made = self._function(to_polars(batch) if self._form == "polars" else batch)
+        except EXPRESSION_ERRORS as error:
+            raise user_error(self._where, "the function", error) from error
+        result = made_batch(made, self.schema, self._where, "the function")
+        if result.num_rows:
+            self._out.emit(result)
+
+
+def expression_error(
+    where: str, what: str, error: BaseException, batch: pa.RecordBatch, reads: Sequence[str], exprs: Sequence[pl.Expr]
+) -> JobError:
+    """Return the JobError for expressions that raised; they compute each row on its own, so the row is found by bisection."""
+    frame = to_polars(batch.select(reads))
+    first, rows = 0, batch.num_rows
+    while rows > 1:
+        half = rows // 2
+        if _raises(frame.slice(first, half), exprs):
+            rows = half
+        else:
+            first, rows = first + half, rows - half
+    found = rows == 1 and _raises(frame.slice(first, 1), exprs)  # otherwise no single row raises it
+    return user_error(where, what, error, (batch, first) if found else None)
+
+
+def _raises(frame: pl.DataFrame, exprs: Sequence[pl.Expr]) -> bool:
+    try:
+        frame.with_columns(*exprs)
+    except EXPRESSION_ERRORS:
+        return True
+    return False
+
+
+def made_batch(made: Any, schema: pa.Schema, where: str, what: str) -> pa.RecordBatch:
+    """Convert what the user's function `what` returned to a batch of `schema`.
+
+    Raises JobError for anything but a frame, batch or table, and SchemaError naming the column that does not fit.
+    """
+    if isinstance(made, pl.DataFrame):
+        return from_polars(made, schema, f"{where}: the result of {what}")
+    if isinstance(made, (pa.Table, pa.RecordBatch)):
+        batch = single_batch(made) if isinstance(made, pa.Table) else made
+        wrong = text_not_utf8(batch)
+        if wrong is not None:
+            row, name, text = wrong
+            raise JobError(
+                f"{where}: row {row} of the result of {what} has {text!r:.200} as the text {name!r}: it is not UTF-8"
+            )
+        return conform(batch, schema, f"{where}: the result of {what}")
+    raise JobError(
+        f"{where}: {what} returned {kind_of(made)}; return a polars DataFrame, or an Arrow RecordBatch or Table"
+    )

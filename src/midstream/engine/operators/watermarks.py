@@ -1,0 +1,308 @@
+"""Event time: which column holds it, and how far it has come.
+
+A watermark states that no row at or below it follows. The progress of a split is the largest event time seen in it,
+less the strategy's delay, less one microsecond (a row with that same time may still arrive). If the source is in the
+same task (see `Splits`), this holds:
+
+    The watermark never passes the progress of an open split that is not idle; a split without a row has no
+    progress yet. The watermark does not advance while a split waits to be assigned that was found together
+    with those being read, unless that split follows all of them.
+
+So a row is late only if it is more than the delay behind a row of its own split, or if its split was found after event
+time had passed the row, or if its split was idle. A split that ends is never idle. One without an end is idle if no row
+came for `idle_after`, and its source has reported since then that it has none. Splits that have been read to the end hold nothing back. If the
+source is in another task, splits cannot be told apart, and the whole stream counts as one split.
+
+None of this is in a checkpoint: after a restore a split has no progress until its first row, which can only delay a
+watermark; the watermarks emitted before are in the chain's snapshot.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import ceil
+from typing import Final, NamedTuple
+
+import pyarrow as pa
+
+from midstream.engine.core.config import Duration, duration_us
+from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.engine.core.errors import ConfigError
+from midstream.engine.core.interfaces import Timer
+from midstream.engine.operators.base import Operator, OperatorContext, Output, Splits
+from midstream.engine.operators.event_time_column import EventTime
+
+LATE_LOOK_S = 0.1
+"""A timer that fires later than this was delayed by backpressure, not by waiting for its turn."""
+AGAIN_S_MIN, AGAIN_S_MAX = 0.001, 0.1
+"""When a split without rows is examined again whose source has not reported yet that it has none."""
+NO_SPLIT: Final = -1
+"""Stands for all rows where splits cannot be told apart, and for splits read to the end while none is open."""
+
+
+@dataclass(frozen=True, slots=True)
+class WatermarkStrategy:
+    """How far out of order rows may be, and when a silent input stops holding back the others.
+
+    Make one with `monotonous()` or `bounded()`.
+
+        >>> WatermarkStrategy.bounded("5 s").delay_us
+        5000000
+    """
+
+    delay_us: int
+    """Rows may be this much older than the newest one seen."""
+    idle_after_us: int | None = None
+    """A split without an end that has no rows for this long (wall clock) is idle, and so is a subtask whose splits all
+    are; None: never."""
+
+    @staticmethod
+    def monotonous(idle_after: Duration | None = None) -> WatermarkStrategy:
+        """Return a strategy for event times that never go back within one split of the source.
+
+        `idle_after`: a split without an end that has no rows for this long (a duration, wall clock) no longer holds back
+        event time; None for never.
+
+        Raises ConfigError for an invalid duration and for one below 1 ms.
+
+            >>> visits = env.from_collection([{"user": "ann", "at": datetime(2024, 1, 1)}])
+            >>> timed = visits.with_watermarks("at", WatermarkStrategy.monotonous())
+        """
+        return WatermarkStrategy.bounded(0, idle_after)
+
+    @staticmethod
+    def bounded(max_delay: Duration, idle_after: Duration | None = None) -> WatermarkStrategy:
+        """Return a strategy for rows that are not much older than the newest row before them in their split.
+
+        `max_delay`: how much older they may be: a duration such as "5 s", a number of seconds, or a timedelta. Older
+        rows are late.
+        `idle_after`: a split without an end that has no rows for this long (a duration, wall clock) no longer holds back
+        event time; None for never.
+
+        Raises ConfigError for an invalid duration, and for an `idle_after` of less than 1 ms.
+
+            >>> visits = env.from_collection([{"user": "ann", "at": datetime(2024, 1, 1)}])
+            >>> timed = visits.with_watermarks("at", WatermarkStrategy.bounded("5 s", idle_after="1 min"))
+        """
+        strategy = WatermarkStrategy(
+            delay_us=duration_us(max_delay, "max_delay"),
+            idle_after_us=None if idle_after is None else duration_us(idle_after, "idle_after"),
+        )
+        if strategy.idle_after_us is not None and strategy.idle_after_us < 1000:
+            raise ConfigError(f"idle_after: {idle_after!r} is too short; give at least 1 ms")
+        return strategy
+
+
+class SlowestSplit(NamedTuple):
+    split: int
+    come_us: int
+    furthest_us: int
+    """The progress of the split that is furthest ahead."""
+
+
+class TimestampsOperator(Operator):
+    """Makes `column` the event time of the stream and emits watermarks; rows pass unchanged.
+
+    Raises SchemaError at once if `schema` has no such column or it is not a timestamp, and JobError for a row without
+    an event time.
+    """
+
+    makes_watermarks = True
+    keeps_splits = True
+    keeps_rows = True
+
+    def __init__(self, name: str, column: str, strategy: WatermarkStrategy, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._time = EventTime(column, schema, f"operator {name!r}")
+        self.strategy = strategy
+        self._idle_after_s = None if strategy.idle_after_us is None else strategy.idle_after_us / 1e6
+        """None: no split is ever idle, which includes every split of a job's bounded sources."""
+        self._watermark_us = MIN_WATERMARK_US
+        self._come_us: dict[int, int] = {NO_SPLIT: MIN_WATERMARK_US}
+        """The progress of each open split."""
+        self._ended_us = MIN_WATERMARK_US
+        """The progress of the furthest split that was read to the end."""
+        self._lowest_us = MIN_WATERMARK_US
+        """Every split that is not idle is at or above this time."""
+        self._idle_splits: set[int] = set()
+        self._is_idle = False
+        self._ended = False
+        self._timer: Timer | None = None
+        self._last_row_s: dict[int, float] = {}
+        """The time of each split's last row, or of its assignment. Monotonic, since the wall clock may be set."""
+        self._newest_row_s = 0.0
+        """The time of the last row of all, or of `open`: a subtask is not active only because it is assigned splits."""
+        self._look_s = 0.0
+        """When the timer is due."""
+        self._splits: Splits | None = None
+        self._context: OperatorContext
+        self._out: Output
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        self._context = context
+        self._out = out
+        self._splits = context.splits
+        if self._splits is not None:
+            self._splits.on_change(self._splits_changed)
+        if context.is_bounded:
+            self._idle_after_s = None
+        if self._idle_after_s is not None:
+            self._newest_row_s = self._last_row_s[NO_SPLIT] = context.clock.monotonic_s()
+            self._watch(self._newest_row_s + self._idle_after_s)
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        if batch.num_rows == 0:
+            return
+        times = self._time.native(batch)
+        split = NO_SPLIT if self._splits is None else self._splits.current
+        if self._idle_after_s is not None:
+            self._stir(split)
+        self._out.emit(batch)
+        come_us = self._time.to_us(int(times.max())) - self.strategy.delay_us - 1
+        before_us = self._come_us[split]
+        if come_us > before_us:
+            self._come_us[split] = come_us
+            if before_us <= self._lowest_us:
+                self._advance()
+
+    def advance_to(self, watermark_us: int) -> None:
+        """Raise event time to at least this watermark, regardless of rows; called between two steps of the task."""
+        if watermark_us > self._watermark_us:
+            self._watermark_us = watermark_us
+            self._out.watermark(watermark_us)
+
+    def end_input(self, port: int) -> None:
+        self._ended = True
+        self._unwatch()
+
+    def close(self) -> None:
+        self._ended = True
+        self._unwatch()
+
+    def slowest_split(self) -> SlowestSplit | None:
+        """Return the open split that holds back event time, among those that are not idle.
+
+        None if splits are not told apart, and while a split that waits to be assigned holds it back.
+        """
+        active = [
+            (come_us, split) for split, come_us in self._come_us.items() if split not in self._idle_splits | {NO_SPLIT}
+        ]
+        if self._stands or not active:
+            return None
+        come_us, split = min(active)
+        return SlowestSplit(split, come_us, max(max(active)[0], self._ended_us))
+
+    # ---- splits ----
+
+    @property
+    def _stands(self) -> bool:
+        return self._splits is not None and not self._splits.all_assigned
+
+    def _advance(self) -> None:
+        active = [come_us for split, come_us in self._come_us.items() if split not in self._idle_splits]
+        if not active:
+            self._lowest_us = MAX_WATERMARK_US
+            return
+        self._lowest_us = min(active)
+        if self._lowest_us > self._watermark_us and not self._stands:
+            self._watermark_us = self._lowest_us
+            self._out.watermark(self._watermark_us)
+
+    def _splits_changed(self) -> None:
+        assert self._splits is not None
+        now = set(self._splits.open)
+        for split in self._come_us.keys() - now - {NO_SPLIT}:
+            self._ended_us = max(self._ended_us, self._come_us[split])
+            self._forget(split)
+        for split in sorted(now - self._come_us.keys()):
+            self._begin(split, MIN_WATERMARK_US)
+        if now:
+            self._forget(NO_SPLIT)
+        elif NO_SPLIT not in self._come_us:
+            self._begin(NO_SPLIT, self._ended_us)
+        if self._idle_after_s is not None and not now and self._has_none(NO_SPLIT, self._context.clock.monotonic_s()):
+            self._idle_splits.add(NO_SPLIT)
+        self._say_idle()
+        self._advance()
+
+    def _begin(self, split: int, come_us: int) -> None:
+        self._come_us[split] = come_us
+        if self._idle_after_s is None:
+            return
+        self._last_row_s[split] = self._newest_row_s if split == NO_SPLIT else self._context.clock.monotonic_s()
+        look_s = self._last_row_s[split] + self._idle_after_s
+        if not self._ended and (self._timer is None or look_s < self._look_s):
+            self._watch(look_s)
+
+    def _forget(self, split: int) -> None:
+        self._come_us.pop(split, None)
+        self._last_row_s.pop(split, None)
+        self._idle_splits.discard(split)
+
+    # ---- idleness ----
+
+    def _say_idle(self) -> None:
+        is_idle = not self._stands and self._idle_splits == self._come_us.keys()
+        if is_idle is not self._is_idle:
+            self._is_idle = is_idle
+            self._out.idle(is_idle)
+
+    def _stir(self, split: int) -> None:
+        assert self._idle_after_s is not None
+        now_s = self._newest_row_s = self._last_row_s[split] = self._context.clock.monotonic_s()
+        if split in self._idle_splits:
+            self._idle_splits.discard(split)
+            self._lowest_us = min(self._lowest_us, self._come_us[split])
+            self._say_idle()
+            if self._timer is None:
+                self._watch(now_s + self._idle_after_s)
+
+    def _watch(self, look_s: float) -> None:
+        self._unwatch()
+        clock = self._context.clock
+        self._look_s = look_s
+        delay_ms = max(1, ceil((look_s - clock.monotonic_s()) * 1000))
+        self._timer = self._context.call_later(delay_ms / 1000, self._check_idle)
+
+    def _unwatch(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _check_idle(self) -> None:
+        """Look at every split; the one timer then sleeps until the next of them may become idle."""
+        assert self._idle_after_s is not None
+        self._timer = None
+        if self._ended:
+            return
+        if self._splits is not None:
+            self._splits_changed()  # the timer may fire before the first step, when restored splits are not known yet
+        now_s, again_s = self._context.clock.monotonic_s(), self._idle_after_s
+        if self._splits is not None:
+            again_s = min(max(again_s / 4, AGAIN_S_MIN), AGAIN_S_MAX)
+        looks_s: list[float] = []
+        for split, last_row_s in self._last_row_s.items():
+            if split in self._idle_splits:
+                continue
+            if self._has_none(split, now_s):
+                self._idle_splits.add(split)
+            else:
+                # A split may have rows that the task could not read yet. They would be late if event time advanced.
+                due_s = last_row_s + self._idle_after_s
+                looks_s.append(due_s if now_s < due_s else now_s + again_s)
+        if looks_s:
+            self._watch(min(looks_s))
+        self._say_idle()
+        self._advance()
+
+    def _has_none(self, split: int, now_s: float) -> bool:
+        """Whether the split is known to have had no rows for as long as it takes to be idle."""
+        assert self._idle_after_s is not None
+        due_s = self._last_row_s[split] + self._idle_after_s
+        if now_s < due_s:
+            return False
+        if self._splits is None:
+            return now_s <= self._look_s + max(self._idle_after_s / 4, LATE_LOOK_S)  # or backpressure delays the timer
+        if split == NO_SPLIT:
+            return self._splits.none_waits
+        return self._splits.quiet_until_s(split) >= due_s

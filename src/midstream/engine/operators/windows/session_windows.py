@@ -1,0 +1,238 @@
+"""Session windows: consecutive rows of a key, no two neighbours more than a gap apart.
+
+Each batch is reduced to small sessions, which are merged with those in state when a watermark makes them due, or when a
+late row depends on them. As in Flink, sessions that touch are one, and a late row is dropped only if the session it
+would belong to is late as a whole.
+
+A row exactly at the end of a session still belongs to it. So a session, unlike a window of fixed size, is due only when
+the watermark has reached its end: then no such row can follow, however batches are cut.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+from midstream.engine.core.batches import to_polars
+from midstream.engine.operators.windows.window_combiner import COUNT, WindowCombiner
+from midstream.engine.operators.event_time_column import Int64s
+from midstream.engine.operators.windows.dense_groupby import NO_FOLDS, Fold
+from midstream.engine.operators.windows.window_aggregation import Reduction
+from midstream.engine.operators.windows.window_operator import END, START, Firing, WindowOperator, clamp, native_units, room_for
+from midstream.engine.operators.windows.window_specs import Session
+from midstream.engine.state.columnar import freeze
+from midstream.engine.state.session_index import PartIndex
+from midstream.engine.state.state_parts import KEY_GROUP, Chunk
+
+_SESSION = "__session"
+_ROW = "__row"
+_KEY = "__key"
+_BOUNDS: Final[Mapping[str, Fold]] = {START: Fold("min", START), END: Fold("max", END)}
+
+
+class SessionCombiner(WindowCombiner):
+    """Combines rows by key into small sessions, each of which ends a gap after its last row."""
+
+    bounds = (START, END)
+
+    def __init__(self, reduction: Reduction, room: int, gap: int) -> None:
+        super().__init__(reduction, room)
+        self._gap = gap
+
+    def _parts(self, frame: pl.DataFrame, times: Int64s) -> pl.DataFrame:
+        spans = frame.with_columns(pl.Series(START, times), pl.Series(END, times + self._gap))
+        return _small_sessions(self._reduction, spans, self._gap, COUNT)
+
+
+class SessionWindowOperator(WindowOperator):
+    def __init__(self, reduction: Reduction, window: Session, lateness_us: int) -> None:
+        super().__init__(reduction, window, lateness_us)
+        self._gap = native_units(window.gap_us, reduction.time, f"{reduction.where}: window gap")
+        self._room = room_for(self._gap, window, reduction)
+        self._parts = PartIndex(reduction.by, END, self._merge)
+
+    def _combiner(self) -> WindowCombiner:
+        return SessionCombiner(self._reduction, self._room, self._gap)
+
+    def _state_schema(self) -> pa.Schema:
+        bounds = [pa.field(name, pa.int64()) for name in (START, END)]
+        return pa.schema([*bounds, *self._reduction.part_schema])
+
+    def _state_times(self) -> dict[str, pa.DataType]:
+        return {START: pa.int64(), END: pa.int64()}
+
+    # ---- rows ----
+
+    def _absorb(self, batch: pa.RecordBatch, times: Int64s, watermark: int) -> None:
+        is_combined = self._is_combined(batch)
+        if is_combined:
+            frame = self._uncombined(batch, (START, END))
+            ends = batch.column(END).to_numpy()
+        else:
+            ends = times + self._gap
+            frame = self._prepared(batch).with_columns(pl.Series(START, times), pl.Series(END, ends))
+        if int(ends.min()) <= self._expired(watermark):
+            keep = self._not_late(frame, watermark)
+            if not keep.all():
+                self._emit_late(batch.filter(pa.array(~keep)))
+                frame = frame.filter(pl.Series(keep))
+                if not frame.height:
+                    return
+        parts = frame if is_combined else _small_sessions(self._reduction, frame, self._gap)
+        self._parts.append(parts)
+        self._parts.compact()
+        if int(parts.get_column(END).min()) <= watermark:  # type: ignore[arg-type]
+            self._emit_updated(parts.filter(pl.col(END) <= watermark), watermark)
+
+    def _merge(self, parts: Sequence[pl.DataFrame]) -> pl.DataFrame:
+        frame = parts[0] if len(parts) == 1 else pl.concat(parts, rechunk=True)
+        frame = frame.with_columns(pl.Series(_SESSION, session_numbers(frame, self._reduction.by)))
+        return self._reduction.merge([frame], (_SESSION,), _BOUNDS).drop(_SESSION)
+
+    def _emit_updated(self, parts: pl.DataFrame, watermark: int) -> None:
+        """Fire sessions that end by the watermark and have just received rows."""
+        by = self._reduction.by
+        merged = self._merge_keys(parts.select(by).unique(maintain_order=True))
+        ended = merged.filter(pl.col(END) <= watermark).with_row_index(_ROW)
+        inside = ended.join(parts.select(*by, pl.col(START).alias("__at")), on=by, how="inner")
+        touched = inside.filter((pl.col("__at") >= pl.col(START)) & (pl.col("__at") < pl.col(END)))
+        self._emit(ended.join(touched.select(_ROW).unique(), on=_ROW, how="semi").drop(_ROW))
+
+    def _merge_keys(self, keys: pl.DataFrame) -> pl.DataFrame:
+        """Merge all parts of these keys, in state too, and return the merged parts."""
+        parts = self._parts.take(keys)
+        if parts is None:
+            return to_polars(self._state_schema().empty_table())
+        merged = self._merge([parts])
+        self._parts.append(merged)
+        return merged
+
+    # ---- late rows ----
+
+    def _not_late(self, frame: pl.DataFrame, watermark: int) -> npt.NDArray[np.bool_]:
+        """Return which rows to keep: those in time, and late ones whose session is in time, decided row by row in
+        order.
+        """
+        expired = self._expired(watermark)
+        keep: npt.NDArray[np.bool_] = (
+            frame.select((pl.col(END) > expired).alias("keep")).get_column("keep").to_numpy().copy()
+        )
+        by = self._reduction.by
+        keys = frame.filter(pl.Series(~keep)).select(by).unique(maintain_order=True)
+        merged = self._merge_keys(keys)
+        # Keys are numbered, since distinct keys may be equal as Python values: times less than a microsecond apart.
+        keys = keys.with_row_index(_KEY)
+        known: dict[int, list[tuple[int, int]]] = {}
+        for key, start, end in merged.join(keys, on=by, how="inner").select(_KEY, START, END).iter_rows():
+            known.setdefault(key, []).append((start, end))
+        rows = frame.select(START, END, *by).with_row_index(_ROW).join(keys, on=by, how="inner", maintain_order="left")
+        for row, key, start, end in rows.select(_ROW, _KEY, START, END).iter_rows():
+            sessions = known.setdefault(key, [])
+            touching = [session for session in sessions if session[0] <= end and session[1] >= start]
+            merged_end = max([end, *(session[1] for session in touching)])
+            if merged_end <= expired:
+                continue
+            keep[row] = True
+            merged_start = min([start, *(session[0] for session in touching)])
+            known[key] = [s for s in sessions if s not in touching] + [(merged_start, merged_end)]
+        return keep
+
+    def _expired(self, watermark: int) -> int:
+        """Return the latest end of the sessions that take no more rows."""
+        return clamp(watermark - self._lateness)
+
+    # ---- firing ----
+
+    def _next_firing(self, watermark: int) -> Firing | None:
+        fired = self._progress.lowest
+        if fired >= watermark:
+            return None
+        # This includes keys with parts that are about to be dropped: newer rows may continue their session.
+        keys = self._parts.keys_of_ended(fired, watermark, self._expired(watermark))
+        if keys is None:
+            return None
+        due = self._unfired(self._merge_keys(keys).filter(pl.col(END) <= watermark), pl.col(END))
+        return Firing(self._cut(due), watermark) if due.height else None
+
+    def _forget(self) -> None:
+        """Drop expired parts; all keys that have some are merged by now, so these parts are whole sessions."""
+        self._parts.remove_ended(self._expired(self._progress.lowest))
+        self._parts.compact()
+
+    # ---- snapshot ----
+
+    def _freeze(self) -> Callable[[], tuple[Chunk, ...]]:
+        return freeze([(0, self._parts.living)], self._form, self._context.ids)
+
+    def _thaw(self, table: pa.Table) -> None:
+        frame = self._frame_of(table)
+        groups = table.column(KEY_GROUP).to_numpy()
+        # A snapshot between two slices holds parts that have expired in key groups that had already fired.
+        live = frame.get_column(END).to_numpy() + self._lateness > self._progress.of(groups)
+        frame = frame.filter(pl.Series(live))
+        if frame.height:
+            self._parts.append(self._merge([frame]))
+            self._parts.compact()
+
+
+def _small_sessions(
+    reduction: Reduction, frame: pl.DataFrame, gap: int, also: Mapping[str, Fold] = NO_FOLDS
+) -> pl.DataFrame:
+    """Reduce prepared rows with START and END to small sessions, with bounds. `also`: further columns of these."""
+    by: tuple[str, ...] = ()
+    starts = frame.get_column(START)
+    if int(starts.max()) - int(starts.min()) > gap:  # type: ignore[arg-type]
+        frame = frame.with_columns(pl.Series(_SESSION, session_numbers(frame, reduction.by)))
+        by = (_SESSION,)
+    return reduction.reduce(frame, by, {**_BOUNDS, **also}).drop(_SESSION, strict=False)
+
+
+def session_numbers(frame: pl.DataFrame, by: Sequence[str]) -> Int64s:
+    """Number the sessions in a frame with START and END, which are rows of a key whose spans touch; one number per row."""
+    if not frame.height:
+        return np.empty(0, np.int64)
+    starts, ends = frame.get_column(START).to_numpy(), frame.get_column(END).to_numpy()
+    order, codes = _by_key_and_time(_key_codes(frame, by), starts)
+    starts, ends = starts[order], ends[order]
+    breaks = np.empty(len(order), np.bool_)
+    breaks[0] = True
+    np.not_equal(codes[1:], codes[:-1], out=breaks[1:])
+    if (np.diff(ends)[~breaks[1:]] < 0).any():
+        spans = pl.DataFrame([pl.Series("key", codes), pl.Series(END, ends)])
+        ends = spans.select(pl.col(END).cum_max().over("key")).to_series().to_numpy()
+    breaks[1:] |= starts[1:] > ends[:-1]
+    numbers = np.empty(len(order), np.int64)
+    numbers[order] = np.cumsum(breaks)
+    return numbers
+
+
+def _key_codes(frame: pl.DataFrame, by: Sequence[str]) -> Int64s:
+    """Return a small number per row, which is the same for equal keys."""
+    codes = np.zeros(frame.height, np.int64)
+    for name in by:
+        column = frame.get_column(name).rechunk().to_arrow(compat_level=pl.CompatLevel.oldest()).dictionary_encode()
+        codes *= len(column.dictionary)
+        codes += column.indices.to_numpy()
+        if len(by) > 1:
+            codes = np.unique(codes, return_inverse=True)[1].astype(np.int64)
+    return codes
+
+
+def _by_key_and_time(codes: Int64s, starts: Int64s) -> tuple[Int64s, Int64s]:
+    """Return the order of rows by key, then time, then arrival; and the sorted codes."""
+    rows = len(codes)
+    low = int(starts.min())
+    row_bits = rows.bit_length()
+    time_bits = (int(starts.max()) - low).bit_length()
+    if int(codes.max()).bit_length() + time_bits + row_bits > 63:
+        order = np.lexsort((starts, codes))
+        return order, codes[order]
+    # All three fit into one integer, and sorting integers is several times faster than sorting by columns.
+    packed = (codes << (time_bits + row_bits)) | ((starts - low) << row_bits) | np.arange(rows)
+    packed.sort()
+    return packed & ((1 << row_bits) - 1), packed >> (time_bits + row_bits)

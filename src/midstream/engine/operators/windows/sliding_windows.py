@@ -1,0 +1,267 @@
+"""Tumbling and sliding windows. Rows are reduced once, per pane; a window is the merge of its panes.
+
+A pane is as long as the greatest common divisor of size and slide, so every window is a whole
+number of panes and a row belongs to one pane however many windows overlap.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+from math import gcd
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+import pyarrow as pa
+
+from midstream.engine.core.elements import MIN_WATERMARK_US
+from midstream.engine.core.errors import StorageError
+from midstream.engine.operators.windows import window_operator as window_base
+from midstream.engine.operators.windows.window_combiner import COUNT, WindowCombiner
+from midstream.engine.operators.event_time_column import Int64s
+from midstream.engine.operators.windows.dense_groupby import NO_FOLDS, Fold
+from midstream.engine.operators.windows.window_aggregation import Reduction
+from midstream.engine.operators.windows.window_operator import END, START, Firing, Piece, WindowOperator, clamp, native_units, room_for
+from midstream.engine.operators.windows.window_specs import Sliding
+from midstream.engine.state.columnar import Ordered, PartLog, freeze
+from midstream.engine.state.state_parts import Chunk
+
+PANE: Final = "__pane"
+FEW_PANES = 4
+"""Up to this many panes in a batch are selected one by one, which is faster than grouping by pane and key."""
+
+
+class PaneCombiner(WindowCombiner):
+    """Combines rows by key and pane."""
+
+    bounds = (PANE,)
+
+    def __init__(self, reduction: Reduction, room: int, pane: int, offset: int) -> None:
+        super().__init__(reduction, room)
+        self._pane = pane
+        self._offset = offset
+
+    def _parts(self, frame: pl.DataFrame, times: Int64s) -> pl.DataFrame:
+        panes = _by_pane(self._reduction, frame, times, self._pane, self._offset, COUNT)
+        parts = [part.with_columns(pl.lit(pane, pl.Int64).alias(PANE)) for pane, part in panes]
+        return parts[0] if len(parts) == 1 else pl.concat(parts)
+
+
+class SlidingWindowOperator(WindowOperator):
+    def __init__(self, reduction: Reduction, window: Sliding, lateness_us: int) -> None:
+        super().__init__(reduction, window, lateness_us)
+        where = f"{reduction.where}: window"
+        self._size = native_units(window.size_us, reduction.time, f"{where} size")
+        self._slide = native_units(window.slide_us, reduction.time, f"{where} slide")
+        self._offset = native_units(window.offset_us, reduction.time, f"{where} offset") % self._slide
+        self._room = room_for(self._size + self._slide, window, reduction)
+        self._pane = gcd(self._size, self._slide)
+        self._logs: dict[int, PartLog] = {}
+        """The parts of each pane, by its start."""
+        self._starts: list[int] = []
+        """The keys of `_logs`, sorted."""
+
+    def _combiner(self) -> WindowCombiner:
+        return PaneCombiner(self._reduction, self._room, self._pane, self._offset)
+
+    @property
+    def is_tumbling(self) -> bool:
+        """Whether each row is in exactly one window."""
+        return self._size == self._slide
+
+    def _state_schema(self) -> pa.Schema:
+        return self._reduction.part_schema
+
+    def _state_log(self) -> pa.Field[Any]:
+        return pa.field(PANE, self._reduction.time.kind)
+
+    # ---- where windows lie; `//` rounds down, also before 1970 ----
+
+    def _last_start(self, time: int) -> int:
+        """Return the latest start of a window at or before `time`."""
+        return (time - self._offset) // self._slide * self._slide + self._offset
+
+    def _last_end(self, time: int) -> int:
+        """Return the latest end of a window at or before `time`."""
+        return self._last_start(time - self._size) + self._size
+
+    def _late_before(self, watermark: int) -> int:
+        """Return the time before which rows are in no window that still takes rows."""
+        if watermark == MIN_WATERMARK_US:
+            return MIN_WATERMARK_US
+        # the last window of a row starts at s; it takes rows until s + size - 1 + lateness <= watermark
+        return clamp(self._last_start(watermark + 1 - self._lateness - self._size) + self._slide)
+
+    def _fired_before(self, watermark: int) -> int:
+        """Return the time before which rows are in a window that has fired."""
+        return MIN_WATERMARK_US if watermark == MIN_WATERMARK_US else clamp(self._last_end(watermark + 1))
+
+    # ---- rows ----
+
+    def _absorb(self, batch: pa.RecordBatch, times: Int64s, watermark: int) -> None:
+        late_before = self._late_before(watermark)  # the start of a pane: all rows of a part are late, or none
+        if times.min() < late_before:
+            late = times < late_before
+            self._emit_late(batch.filter(pa.array(late)))
+            batch, times = batch.filter(pa.array(~late)), times[~late]
+            if not len(times):
+                return
+        fired_before, is_combined = self._fired_before(watermark), self._is_combined(batch)
+        updated: dict[int, list[pl.DataFrame]] = {}
+        for pane, part in self._parts(batch, times):
+            # A combined batch that was joined of several has several parts of a key.
+            self._log(pane).append(part, is_merged=not is_combined)
+            if pane < fired_before:
+                for end in self._fired_ends(pane, watermark):
+                    updated.setdefault(end, []).append(part.select(self._reduction.by))
+        for end in sorted(updated):
+            keys = pl.concat(updated[end]).unique(maintain_order=True)
+            self._emit(self._window(end, keys))
+
+    def _parts(self, batch: pa.RecordBatch, times: Int64s) -> Iterator[tuple[int, pl.DataFrame]]:
+        """Yield the start of each pane of the batch, with its parts."""
+        if not self._is_combined(batch):
+            yield from _by_pane(self._reduction, self._prepared(batch), times, self._pane, self._offset)
+            return
+        if times[0] == times[-1] and (times == times[0]).all():
+            yield int(times[0]), self._uncombined(batch)
+            return
+        parts = self._uncombined(batch, (PANE,))
+        for (pane,), part in parts.partition_by(PANE, include_key=False, as_dict=True, maintain_order=True).items():
+            yield int(pane), part
+
+    def _log(self, pane: int) -> PartLog:
+        log = self._logs.get(pane)
+        if log is None:
+            log = self._logs[pane] = PartLog(self._reduction.merge)
+            self._starts.insert(bisect_left(self._starts, pane), pane)
+        return log
+
+    def _fired_ends(self, pane: int, watermark: int) -> range:
+        """Return the ends of the windows of `pane` that have fired but still take rows."""
+        first = self._last_end(pane + self._pane - 1) + self._slide
+        last = min(self._last_start(pane) + self._size, self._last_end(watermark + 1))
+        first = max(first, self._last_end(watermark + 1 - self._lateness) + self._slide)
+        return range(first, last + 1, self._slide)
+
+    # ---- firing ----
+
+    def _next_firing(self, watermark: int) -> Firing | None:
+        fired = self._progress.lowest
+        # skip the panes whose last window has fired already; they are the first ones
+        at = (
+            0
+            if fired == MIN_WATERMARK_US
+            else bisect_left(self._starts, self._last_start(fired + 1 - self._size) + self._slide)
+        )
+        if at == len(self._starts):
+            return None
+        pane = self._starts[at]
+        end = self._last_end(pane + self._pane - 1) + self._slide
+        if fired != MIN_WATERMARK_US:
+            end = max(end, self._last_end(fired + 1) + self._slide)
+        if end - 1 > watermark:
+            return None
+        return Firing(self._due(end), end - 1)
+
+    def _due(self, end: int) -> Iterator[Piece]:
+        """Yield the window that ends at `end`, for the key groups in which it has not fired. A large one is merged one
+        range of key groups at a time.
+        """
+        logs = self._logs_of(end)
+        if sum(log.merged().height for log in logs) <= window_base.PIECE_ROWS:
+            yield Piece(self._unfired(self._window(end), end - 1), self._last_group)
+            return
+        frames = [log.by_group(self._form) for log in logs]
+        if not self._progress.is_even:
+            frames = [_only(ordered, self._progress.of(ordered[1]) < end - 1) for ordered in frames]
+        for parts, last_group in self._cut_by_group(frames):
+            yield Piece(self._merged(parts, end), last_group)
+
+    def _window(self, end: int, keys: pl.DataFrame | None = None) -> pl.DataFrame:
+        """Merge the window that ends at `end`, with its bounds; only for `keys` if given."""
+        frames = []
+        for log in self._logs_of(end):
+            if keys is None:
+                frames.append(log.merged())
+            else:
+                frames.extend(frame.join(keys, on=self._reduction.by, how="semi") for frame in log.frames())
+        return self._merged(frames, end, is_merged=keys is None)
+
+    def _logs_of(self, end: int) -> list[PartLog]:
+        """Return the logs of the panes of the window that ends at `end`."""
+        low = bisect_left(self._starts, end - self._size)
+        high = bisect_left(self._starts, end)
+        return [self._logs[pane] for pane in self._starts[low:high]]
+
+    def _merged(self, frames: Sequence[pl.DataFrame], end: int, *, is_merged: bool = True) -> pl.DataFrame:
+        """Merge these parts of the window that ends at `end` into one frame, with its bounds.
+
+        `is_merged`: whether each frame has one part of a key only.
+        """
+        merged = frames[0] if len(frames) == 1 and is_merged else self._reduction.merge(frames)
+        bounds = [pl.lit(end - self._size, pl.Int64).alias(START), pl.lit(end, pl.Int64).alias(END)]
+        return merged.with_columns(bounds)
+
+    def _forget(self) -> None:
+        if not self._starts:
+            return
+        count = bisect_left(self._starts, self._late_before(self._progress.lowest))
+        for pane in self._starts[:count]:
+            del self._logs[pane]
+        del self._starts[:count]
+
+    # ---- snapshot ----
+
+    def _freeze(self) -> Callable[[], tuple[Chunk, ...]]:
+        return freeze([(pane, self._logs[pane].runs) for pane in self._starts], self._form, self._context.ids)
+
+    def _thaw(self, table: pa.Table) -> None:
+        panes = table.column(PANE).combine_chunks().cast(pa.int64()).to_numpy()
+        if ((panes - self._offset) % self._pane).any():
+            raise StorageError(
+                f"{self._reduction.where}: the state in the checkpoint has parts of no window: it is damaged, or midstream "
+                "has not written it. To go back to an older checkpoint, name it with --from"
+            )
+        frame = self._frame_of(table)
+        for pane in np.unique(panes).tolist():
+            self._log(pane).restore(frame.filter(pl.Series(panes == pane)))
+
+
+def _only(ordered: Ordered, rows: npt.NDArray[np.bool_]) -> Ordered:
+    frame, groups = ordered
+    return frame.filter(pl.Series(rows)), groups[rows]
+
+
+def _by_pane(
+    reduction: Reduction,
+    frame: pl.DataFrame,
+    times: Int64s,
+    pane: int,
+    offset: int,
+    also: Mapping[str, Fold] = NO_FOLDS,
+) -> Iterator[tuple[int, pl.DataFrame]]:
+    """Reduce prepared rows; yield the start of each pane, with its parts. `also`: further columns of these."""
+    first = (int(times.min()) - offset) // pane
+    last = (int(times.max()) - offset) // pane
+    if first == last:
+        yield first * pane + offset, reduction.reduce(frame, (), also)
+        return
+    numbers = (times - offset) // pane
+    if (numbers[1:] >= numbers[:-1]).all():  # as most streams come: slices copy nothing
+        starts = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1
+        for start, stop in pairwise((0, *starts.tolist(), len(numbers))):
+            yield int(numbers[start]) * pane + offset, reduction.reduce(frame.slice(start, stop - start), (), also)
+        return
+    if last - first < FEW_PANES:
+        for number in range(first, last + 1):
+            rows = frame.filter(pl.Series(numbers == number))
+            if rows.height:
+                yield number * pane + offset, reduction.reduce(rows, (), also)
+        return
+    reduced = reduction.reduce(frame.with_columns(pl.Series(PANE, numbers)), (PANE,), also)
+    for (number,), part in reduced.partition_by(PANE, include_key=False, as_dict=True).items():
+        yield int(number) * pane + offset, part

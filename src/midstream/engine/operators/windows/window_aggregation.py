@@ -1,0 +1,252 @@
+"""Aggregates bound to a stream: they reduce rows to parts, merge parts, and compute results from parts, in columns."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import polars as pl
+import pyarrow as pa
+
+from midstream.engine.core.batches import canonical_schema, frame_schema
+from midstream.engine.core.errors import ConfigError, JobError, MidstreamError, SchemaError
+from midstream.engine.operators.windows.accumulators import AccumulatorAggregate
+from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, AnyAggregate, Columns, folds_of
+from midstream.engine.operators.event_time_column import EventTime
+from midstream.engine.operators.expressions import EXPRESSION_ERRORS, empty_frame
+from midstream.engine.operators.windows.dense_groupby import NO_FOLDS, Fold, fold
+from midstream.engine.operators.elementwise import check_of_many_rows, check_row_by_row
+from midstream.engine.operators.row_conversion import require_columns, require_keys, user_error
+from midstream.engine.operators.windows.window_specs import WINDOW_END, WINDOW_START
+from midstream.engine.state.safe_pickle import OwnCode, Pickles
+
+ALL: Final = "__all"
+_NOT_SORTED: Final = "__not_sorted"
+"""Stands for the key where there are no key columns."""
+
+
+class Reduction:
+    """Computes `aggregates` by `keys` over rows of `schema`. Instances pickle.
+
+    A part is a frame with the columns `by`, then the parts of all aggregates, named `output:part`. `schema` is that of
+    the results, with window columns. Raises SchemaError or ConfigError for arguments that do not fit together.
+    """
+
+    def __init__(
+        self, name: str, keys: Sequence[str], event_time: str, aggregates: Mapping[str, AnyAggregate], schema: pa.Schema
+    ) -> None:
+        self._arguments = (name, tuple(keys), event_time, dict(aggregates), schema)
+        self.where = f"operator {name!r}"
+        self.input_schema = canonical_schema(schema)
+        self.keys = tuple(keys)
+        self.by = self.keys or (ALL,)
+        self.time = EventTime(event_time, self.input_schema, self.where)
+        require_keys(self.input_schema, self.keys, self.where)
+        self._aggregates = {output: self._bind(output, aggregate) for output, aggregate in aggregates.items()}
+        self._check_outputs()
+        self._partial: list[pl.Expr] = []
+        self._merge: list[pl.Expr] = []
+        self._finish: list[pl.Expr] = []
+        self._overflow: list[tuple[str, pl.Expr]] = []
+        self._folds: dict[str, Fold] = {}
+        """All columns of a part if they are all folds; otherwise some of them."""
+        for output, aggregate in self._aggregates.items():
+            self._compile(output, aggregate)
+        needed = {root for expr in self._partial for root in expr.meta.root_names()} | {*self.keys, event_time}
+        self.columns = [name for name in self.input_schema.names if name in needed]
+        """The input columns that are needed at all."""
+        self._check_inputs()
+        self.part_schema, self.schema = self._schemas()
+        self._merges_by_polars = any(
+            each.kind == "sum" and not each.is_estimate and pa.types.is_floating(self.part_schema.field(name).type)
+            for name, each in self._folds.items()
+        )
+        """Whether parts are never folded, since the last digits of a sum would depend on which keys are stored together."""
+
+    def __reduce__(self) -> tuple[type[Reduction], tuple[object, ...]]:
+        """Pickle the arguments: polars would give each expression its own copy of its Python functions."""
+        return Reduction, self._arguments
+
+    def pickles_of(self, own: OwnCode) -> None:
+        """Let accumulators be instances of classes in `own`. Called before any row."""
+        for aggregate in self._aggregates.values():
+            if isinstance(aggregate, AccumulatorAggregate):
+                aggregate.pickles = Pickles(own)
+
+    @property
+    def has_accumulators(self) -> bool:
+        """Whether Python code makes and merges some of the parts."""
+        return any(isinstance(aggregate, AccumulatorAggregate) for aggregate in self._aggregates.values())
+
+    # ---- checks ----
+
+    def check_expressions(self) -> None:
+        """Raise JobError for an aggregate whose results depend on how batches are cut, or on the process.
+
+        For the driver, once: the expressions are evaluated on probe rows.
+        """
+        overflow = dict(self._overflow)
+        for (output, aggregate), finish in zip(self._aggregates.items(), self._finish, strict=True):
+            if type(aggregate).__module__.startswith("midstream.engine.operators."):
+                continue  # not the user's
+            where = f"{self.where}: aggregate {output!r}"
+            partial, merge = (
+                [expr for expr in exprs if expr.meta.output_name().startswith(f"{output}:")]
+                for exprs in (self._partial, self._merge)
+            )
+            check_of_many_rows(partial, self.input_schema, f"{where}: partial")
+            check_of_many_rows(merge, self.part_schema, f"{where}: merge")
+            finished = [finish, overflow[output]] if output in overflow else [finish]
+            check_row_by_row(finished, self.part_schema, f"{where}: finish")
+
+    def _bind(self, output: str, aggregate: AnyAggregate) -> Aggregate:
+        if isinstance(aggregate, Accumulator):
+            aggregate = AccumulatorAggregate(aggregate, f"{self.where}: aggregate {output!r}")
+        if not isinstance(aggregate, Aggregate):
+            raise ConfigError(
+                f"{self.where}: {output}={aggregate!r} is not an aggregate; write for example {output}=Sum('value')"
+            )
+        require_columns(self.input_schema, aggregate.columns, f"{self.where}: aggregate {output!r}", "column")
+        try:
+            return aggregate.bind(self.input_schema)
+        except SchemaError as error:
+            raise SchemaError(f"{self.where}: aggregate {output!r}: {error}") from None
+
+    def _check_outputs(self) -> None:
+        if not self._aggregates:
+            raise ConfigError(f"{self.where}: the window has no aggregates; give at least one, such as n=Count()")
+        for output in self._aggregates:
+            if output in self.keys or output in (WINDOW_START, WINDOW_END):
+                raise ConfigError(f"{self.where}: two output columns are called {output!r}; rename the aggregate")
+        for key in self.keys:
+            if key in (WINDOW_START, WINDOW_END):
+                raise ConfigError(f"{self.where}: the key column must not be called {key!r}; rename it first")
+
+    def _check_inputs(self) -> None:
+        for name in self.columns:
+            if name.startswith("__"):  # the columns that windows add internally begin like this
+                raise ConfigError(
+                    f"{self.where}: a column that a window reads must not be called {name!r}; rename it first"
+                )
+
+    def _compile(self, output: str, aggregate: Aggregate) -> None:
+        def name(part: str) -> str:
+            return f"{output}:{part}"
+
+        def column(part: str) -> pl.Expr:
+            return pl.col(name(part))
+
+        part: Columns = column
+        partial = dict(aggregate.partial(pl.col(self.time.column)))
+        merge = dict(aggregate.merge(part))
+        if partial.keys() != merge.keys():
+            raise JobError(
+                f"{self.where}: aggregate {output!r}: partial returns {sorted(partial)}, merge returns "
+                f"{sorted(merge)}; both must return the same columns"
+            )
+        taken = {existing.meta.output_name() for existing in self._partial}
+        for key in partial:
+            if name(key) in taken or name(key) in self.keys:
+                raise ConfigError(f"{self.where}: two columns of state are called {name(key)!r}; rename one")
+        self._partial.extend(expr.alias(name(key)) for key, expr in partial.items())
+        self._merge.extend(merge[key].alias(name(key)) for key in partial)
+        self._finish.append(aggregate.finish(part).alias(output))
+        self._folds.update({name(key): each for key, each in folds_of(aggregate).items()})
+        overflow = aggregate.overflow(part)
+        if overflow is not None:
+            self._overflow.append((output, overflow))
+
+    def _schemas(self) -> tuple[pa.Schema, pa.Schema]:
+        frame = empty_frame(pa.schema([self.input_schema.field(name) for name in self.columns]), self.where)
+        try:
+            parts = self._reduce(self.prepare(frame))
+            merged = parts.group_by(self.by).agg(self._merge)
+            if merged.schema != parts.schema:
+                changed = [name for name in parts.columns if merged.schema[name] != parts.schema[name]]
+                raise JobError(
+                    f"{self.where}: {changed[0]!r} is {parts.schema[changed[0]]} in partial and "
+                    f"{merged.schema[changed[0]]} in merge; both must be the same"
+                )
+            results = frame_schema(merged.select(self._finish))
+        except pl.exceptions.PolarsError as error:
+            raise SchemaError(f"{self.where}: the aggregates do not fit the columns: {error}") from error
+        keys = [self.input_schema.field(key) for key in self.keys]
+        bounds = [pa.field(name, self.time.kind) for name in (WINDOW_START, WINDOW_END)]
+        # Keys in state have the stream's own types, as in all other state: polars has other types for some of them.
+        own = {key.name: key for key in keys}
+        part_schema = pa.schema([own.get(field.name, field) for field in frame_schema(parts)])
+        return part_schema, pa.schema([*keys, *bounds, *results])
+
+    # ---- work ----
+
+    def prepare(self, frame: pl.DataFrame) -> pl.DataFrame:
+        """Return rows with a column for every name in `by`."""
+        return frame if self.keys else frame.with_columns(pl.lit(0, pl.Int8).alias(ALL))
+
+    def reduce(
+        self, frame: pl.DataFrame, also_by: Sequence[str] = (), also: Mapping[str, Fold] = NO_FOLDS
+    ) -> pl.DataFrame:
+        """Reduce prepared rows to parts, one per key and value of `also_by`; `also` are further columns of them."""
+        folded = self._folded(frame, (*also_by, *self.by), {**also, **self._folds})
+        return self._guard(lambda: self._reduce(frame, also_by, also)) if folded is None else folded
+
+    def _reduce(
+        self, frame: pl.DataFrame, also_by: Sequence[str] = (), also: Mapping[str, Fold] = NO_FOLDS
+    ) -> pl.DataFrame:
+        return frame.group_by((*also_by, *self.by), maintain_order=True).agg(*_expressions(also), *self._partial)
+
+    def merge(
+        self, parts: Sequence[pl.DataFrame], also_by: Sequence[str] = (), also: Mapping[str, Fold] = NO_FOLDS
+    ) -> pl.DataFrame:
+        """Merge parts, in the order in which they were made, to one per key and `also_by`; `also` are further columns."""
+        frame = parts[0] if len(parts) == 1 else pl.concat(parts, rechunk=True)
+        by = (*also_by, *self.by)
+        if not self._merges_by_polars:
+            folds = {name: each.of_parts(name) for name, each in self._folds.items()}
+            folded = self._folded(frame, by, {**also, **folds})
+            if folded is not None:
+                return folded
+        if len(by) == 1 and any(frame.get_column(by[0]).flags.values()):
+            # If a column is marked as sorted, polars takes its groups as slices and adds up their floats in another
+            # order: a sum would depend on which keys are stored together.
+            frame, by = frame.with_columns(pl.lit(0, pl.Int8).alias(_NOT_SORTED)), (*by, _NOT_SORTED)
+        grouped = frame.group_by(by, maintain_order=True)
+        merged = self._guard(lambda: grouped.agg(*_expressions(also), *self._merge))
+        return merged.drop(_NOT_SORTED) if _NOT_SORTED in by else merged
+
+    def _folded(self, frame: pl.DataFrame, by: Sequence[str], folds: Mapping[str, Fold]) -> pl.DataFrame | None:
+        """Return what polars would compute, in another order, or None if polars has to."""
+        if len(self._folds) < len(self._partial) or not self.keys:
+            return None
+        return fold(frame, by, folds)
+
+    def finish(self, merged: pl.DataFrame) -> pl.DataFrame:
+        """Return results with the columns `by`, then all other columns of `merged` that are not parts, then one per
+        aggregate.
+
+        Raises JobError for a result that does not fit its type.
+        """
+        for output, overflow in self._overflow:
+            too_large = merged.filter(overflow)
+            if too_large.height:
+                key = ", ".join(f"{name}={too_large.item(0, name)!r}" for name in self.keys)
+                raise JobError(
+                    f"{self.where}: aggregate {output!r} does not fit {self.schema.field(output).type}"
+                    f"{' for ' + key if key else ''}; cast its column to a float, or to a decimal of a smaller scale, first"
+                )
+        return self._guard(lambda: merged.with_columns(self._finish))
+
+    def _guard(self, work: Callable[[], pl.DataFrame]) -> pl.DataFrame:
+        try:
+            return work()
+        except EXPRESSION_ERRORS as error:  # the expressions may be the user's
+            for aggregate in self._aggregates.values():
+                if isinstance(aggregate, AccumulatorAggregate) and aggregate.failure is not None:
+                    raise aggregate.failure from aggregate.failure.__cause__
+            if isinstance(error, MidstreamError):
+                raise
+            raise user_error(self.where, "an aggregate", error) from error
+
+
+def _expressions(folds: Mapping[str, Fold]) -> list[pl.Expr]:
+    return [each.expression.alias(name) for name, each in folds.items()]

@@ -1,0 +1,71 @@
+"""Event-time windows: what declares one, and the operator that aggregates rows in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import pyarrow as pa
+
+from midstream.engine.core.config import Duration, duration_us
+from midstream.engine.operators.windows.aggregates import AnyAggregate
+from midstream.engine.operators.windows.window_aggregation import Reduction
+from midstream.engine.operators.windows.session_windows import SessionWindowOperator
+from midstream.engine.operators.windows.sliding_windows import SlidingWindowOperator
+from midstream.engine.operators.windows.window_operator import WindowOperator
+from midstream.engine.operators.windows.window_specs import (
+    LATE,
+    WINDOW_END,
+    WINDOW_START,
+    Session,
+    Sliding,
+    Window,
+    session,
+    sliding,
+    tumbling,
+)
+
+__all__ = [
+    "LATE",
+    "WINDOW_END",
+    "WINDOW_START",
+    "Session",
+    "Sliding",
+    "Window",
+    "session",
+    "sliding",
+    "tumbling",
+    "window_operator",
+]
+
+
+def window_operator(
+    name: str,
+    *,
+    window: Window,
+    keys: Sequence[str],
+    event_time: str,
+    aggregates: Mapping[str, AnyAggregate],
+    schema: pa.Schema,
+    allowed_lateness: Duration = 0,
+) -> WindowOperator:
+    """Return the operator for `window`; its attribute `schema` is the schema of what it emits.
+
+    Emitted columns: `keys`, `window_start`, `window_end` (timestamps of the type of the event-time column), then one
+    per aggregate, in the order given. `keys` may be empty: one window for all rows, and the operator must then run with
+    parallelism 1. `schema` is that of the input rows.
+
+    A window is emitted when the watermark reaches its end. A row that arrives later, but within `allowed_lateness`,
+    causes its windows to be emitted again, updated, once per batch that changed them. A row that is later still goes to
+    the side output LATE, unchanged; a late row of a session only if the session that it would join is late as a whole.
+    After a restore the watermark continues from where it was, so late rows stay late, and nothing fires twice.
+
+    Raises, at once: SchemaError for missing columns, keys of unsupported types, an event-time column that is not a
+    timestamp, aggregates that do not fit their column; ConfigError for two output columns of one name, no aggregates,
+    or a window finer than the event time's unit; JobError for aggregates whose expressions depend on the cut of batches.
+    """
+    reduction = Reduction(name, keys, event_time, aggregates, schema)
+    reduction.check_expressions()
+    lateness_us = duration_us(allowed_lateness, "allowed_lateness")
+    if isinstance(window, Session):
+        return SessionWindowOperator(reduction, window, lateness_us)
+    return SlidingWindowOperator(reduction, window, lateness_us)

@@ -1,0 +1,362 @@
+"""Keyed state in columns: one table of the rows of all keys of a subtask.
+
+A declaration is a class attribute; when the operator opens, its function gets a bound copy of it, which holds rows. The
+rows lie in runs of frames that never change: a snapshot refers to them, and a large frame is stored only once. The rows
+of some keys are looked up in each run, so that this costs little however many rows the table holds.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final, cast
+
+import numpy as np
+import polars as pl
+import pyarrow as pa
+
+from midstream.engine.core.batches import empty_batch, frame_schema, from_polars, to_polars
+from midstream.engine.core.errors import JobError, SchemaError, StorageError
+from midstream.engine.core.schemas import SchemaLike, as_schema
+from midstream.engine.core.interfaces import Ids
+from midstream.engine.state.columnar import Run, StateForm, freeze
+from midstream.engine.state.declared_state import DeclaredState
+from midstream.engine.state.tombstones import Int64s, among, distinct
+from midstream.engine.state.state_parts import KEY_GROUP, Chunk, check_columns
+from midstream.engine.state.table_runs import LAST_TICK, TableRun, codes_of, compacted
+
+PIECES_MAX: Final = 64
+"""A frame in more pieces of memory than this is copied into one, since every operation pays for each piece."""
+
+_EPOCH: Final = datetime(1970, 1, 1)
+_EPOCH_UTC: Final = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class TableState(DeclaredState):
+    """A polars DataFrame with the rows of all keys of this subtask, empty at first; for functions on batches.
+
+    `schema`: the columns, as an Arrow or polars schema or as `{"column": type}`. Among them are those that the stream
+    is keyed by (of two streams: the first one's), with their types; by them the rows are redistributed when the job
+    resumes at another parallelism. So a table may hold rows only of keys that the function was given here: others fail
+    the next checkpoint with JobError.
+
+    Raises SchemaError for an invalid schema, and when the function is used for a stream with other keys.
+
+    The rows of some keys are looked up (`lookup`), removed (`pop`) or replaced (`upsert`), and those that are due are
+    removed (`pop_until`), at a cost that follows from these rows and hardly from all that the table holds. `frame` is all
+    of it.
+
+        >>> class Latest(KeyedBatchFunction):
+        ...     latest = TableState({"user": str, "price": int})
+        ...     def process(self, rows, ctx):
+        ...         self.latest.upsert(rows.unique("user", keep="last"))
+        >>> latest = testing.harness(Latest(), orders.schema, orders.schema, key="user")
+        >>> _ = latest.process([{"user": "ann", "price": 3}, {"user": "ann", "price": 4}])
+        >>> latest.state["latest"].rows()
+        [('ann', 4)]
+    """
+
+    kind = "table"
+
+    def __init__(self, schema: SchemaLike) -> None:
+        self.schema = as_schema(schema, "TableState")
+        if KEY_GROUP in self.schema.names:
+            raise SchemaError(f"TableState: a column cannot be called {KEY_GROUP!r}; rename it")
+        self.name = ""
+        self._runs: list[Run] | None = None
+        # The following attributes are set when the state is bound.
+        self._key_groups: range
+        self._form: StateForm
+        self._empty: pl.DataFrame
+        self._is_exact: bool
+        """Whether polars has exactly the types of the schema, not finer ones."""
+        self._whole: pl.DataFrame | None
+        """All rows in one frame; None until it is first requested."""
+        self._frozen: Callable[[], tuple[Chunk, ...]] | None
+        """The result of the last snapshot, which is reused until a row changes."""
+
+    @property
+    def frame(self) -> pl.DataFrame:
+        """All rows; those of a key are in the order in which they were added.
+
+        Assign another frame to replace them: its columns must be those of the schema, in any order. Changing a frame in
+        place has no effect on the state. Raises SchemaError for another frame, JobError for a row without its key.
+        """
+        runs = self._bound_runs()
+        if self._whole is None:
+            frames = [run.living.frame for run in runs]
+            self._whole = pl.concat(frames, rechunk=False) if frames else self._empty
+        return self._whole.clone()
+
+    @frame.setter
+    def frame(self, frame: pl.DataFrame) -> None:
+        self._bound_runs()
+        whole = self._conforming(frame)
+        self._hold([TableRun(whole)] if whole.height else [], whole)
+
+    def append(self, frame: pl.DataFrame) -> None:
+        """Add rows at the end.
+
+        Unlike assigning to `frame`, this does not store a large table again in each checkpoint.
+
+        `frame`: a polars DataFrame with the columns of the schema, in any order.
+
+        Raises SchemaError for another frame, JobError for a row without its key.
+
+            def process(self, rows, ctx):
+                self.waiting.append(rows)
+        """
+        runs = self._table_runs()
+        rows = self._conforming(frame)
+        if rows.height:
+            self._hold([*compacted(runs), TableRun(rows)])
+
+    def lookup(self, keys: pl.DataFrame) -> pl.DataFrame:
+        """Return the rows of some keys, in the order in which they were added.
+
+        `keys`: a polars DataFrame with the key columns under the names that they have in the table. Its other columns
+        are ignored; a key may be in several of its rows, and one that is null finds nothing.
+
+        Raises SchemaError for a frame without the key columns, or with other types.
+
+            def process2(self, orders, ctx):
+                return orders.join(self.users.lookup(orders), on="user")
+        """
+        frames = [run.frame[positions] for run, positions in self._found(keys)]
+        return pl.concat(frames, rechunk=False) if frames else self._empty.clone()
+
+    def pop(self, keys: pl.DataFrame) -> pl.DataFrame:
+        """Remove the rows of some keys.
+
+        `keys`: a polars DataFrame with the key columns, as for `lookup`.
+
+        Return the rows, in the order in which they were added.
+
+        Raises SchemaError as `lookup` does.
+
+            def process2(self, paid, ctx):
+                return paid.join(self.orders.pop(paid), on="order")
+        """
+        return self._removed(self._found(keys))
+
+    def upsert(self, frame: pl.DataFrame) -> None:
+        """Add rows at the end, in place of all rows that the table has of their keys.
+
+        `frame`: a polars DataFrame with the columns of the schema, in any order. If several of its rows have one key, all
+        of them are kept: use `unique` first if there should be one.
+
+        Raises what `append` raises.
+
+            def process(self, rows, ctx):
+                self.latest.upsert(rows.unique("user", keep="last"))
+        """
+        self._bound_runs()
+        rows = self._conforming(frame)
+        if rows.height:
+            runs = self._without(self._found(rows))
+            self._hold([*compacted(runs), TableRun(rows)])
+
+    def pop_until(self, column: str, time: datetime) -> pl.DataFrame:
+        """Remove the rows that are due by `time`.
+
+        `column`: a column of timestamps; a row in which it is null is never due.
+        `time`: the latest time that is due, as a rule `ctx.watermark`; in UTC if it has no zone. `datetime.max` stands
+        for the end of time, `datetime.min` for its beginning.
+
+        Return the rows, in the order in which they were added.
+
+        Raises SchemaError if there is no such column of timestamps.
+
+            def on_watermark(self, ctx):
+                return self.waiting.pop_until("at", ctx.watermark)
+        """
+        runs = self._searchable()
+        kind = self._empty.schema.get(column)
+        if not isinstance(kind, pl.Datetime):
+            raise SchemaError(
+                f"state {self.name!r} has no column {column!r} of timestamps, by which rows could be due (it has {self.type_text()})"
+            )
+        until = _ticks(time, kind.time_unit)
+        found = [(run, run.until(column, until)) for run in runs] if until is not None else []
+        return self._removed([(run, positions) for run, positions in found if len(positions)])
+
+    def _found(self, keys: object) -> list[tuple[TableRun, Int64s]]:
+        """Return the positions of the rows of these keys in each run that has some."""
+        runs = self._searchable()
+        wanted = self._keys_of(keys)
+        codes, is_exact = codes_of(wanted)
+        codes = distinct(codes)
+        found = []
+        for run in runs:
+            positions = run.positions(codes, self._form.keys)
+            if len(positions) and not is_exact:  # other keys may have the same hash
+                positions = positions[among(run.frame.select(self._form.keys)[positions], wanted)]
+            if len(positions):
+                found.append((run, positions))
+        return found
+
+    def _keys_of(self, keys: object) -> pl.DataFrame:
+        where, names = f"state {self.name!r}", ", ".join(self._form.keys)
+        if not isinstance(keys, pl.DataFrame):
+            raise SchemaError(
+                f"{where}: keys are looked up with a polars DataFrame that has the columns {names}, not {type(keys).__name__}"
+            )
+        missing = [name for name in self._form.keys if name not in keys.columns]
+        if missing:
+            raise SchemaError(
+                f"{where}: the keys to look up have no column {missing[0]!r} (they have {', '.join(keys.columns)}); "
+                "give the key columns the names that they have in the table, with rename() or select()"
+            )
+        wanted, own = keys.select(self._form.keys), self._empty.select(self._form.keys)
+        if wanted.schema != own.schema:
+            schema = pa.schema([self.schema.field(name) for name in self._form.keys])
+            wanted = to_polars(from_polars(wanted, schema, f"{where}: the keys to look up"))
+        return wanted.drop_nulls()
+
+    def _removed(self, found: Sequence[tuple[TableRun, Int64s]]) -> pl.DataFrame:
+        if not found:
+            return self._empty.clone()
+        rows = pl.concat([run.frame[positions] for run, positions in found], rechunk=False)
+        self._hold(self._without(found))
+        return rows
+
+    def _without(self, found: Sequence[tuple[TableRun, Int64s]]) -> list[TableRun]:
+        """Remove rows, and return the runs that are left."""
+        for run, positions in found:
+            run.remove(positions)
+        return [run.tidied() for run in self._searchable() if run.rows]
+
+    def _searchable(self) -> list[TableRun]:
+        """Return the runs, none of them very long: to remove a row costs something for each row of its run."""
+        runs = self._table_runs()
+        if any(run.is_long for run in runs):
+            runs = [piece for run in runs for piece in run.pieces()]
+            self._hold(runs, self._whole)
+        return runs
+
+    def _table_runs(self) -> list[TableRun]:
+        # a Timeline has runs of another kind, which it searches itself
+        return cast("list[TableRun]", self._bound_runs())
+
+    def _hold(self, runs: Sequence[Run], whole: pl.DataFrame | None = None) -> None:
+        self._runs, self._whole, self._frozen = list(runs), whole, None
+
+    def _bound_runs(self) -> list[Run]:
+        if self._runs is None:
+            raise JobError("TableState only works inside a function on batches, declared as an attribute of its class")
+        return self._runs
+
+    def _conforming(self, given: object) -> pl.DataFrame:
+        where = f"state {self.name!r}"
+        if not isinstance(given, pl.DataFrame):
+            raise SchemaError(f"{where} is a table: give it a polars DataFrame, not {type(given).__name__}")
+        frame = given
+        if not self._is_exact or frame.schema != self._empty.schema:
+            frame = to_polars(from_polars(frame, self.schema, where))
+        for key in self._form.keys:
+            if frame.get_column(key).null_count():
+                raise JobError(
+                    f"{where}: key column {key!r} is null in some row; a row without its key belongs to no subtask"
+                )
+        return frame.rechunk() if max(frame.n_chunks("all")) > PIECES_MAX else frame.clone()
+
+    # ---- for the operator ----
+
+    def type_text(self) -> str:
+        return ", ".join(f"{field.name} {field.type}" for field in self.schema)
+
+    def check_keys(self, name: str, keys: Sequence[pa.Field[Any]], where: str) -> None:
+        """Raise SchemaError if the columns `keys` are not among those of the table."""
+        for key in keys:
+            index = self.schema.get_field_index(key.name)
+            if index < 0:
+                raise SchemaError(
+                    f"{where}: TableState {name!r} has no column {key.name!r}, which the stream is keyed by "
+                    f"(it has {', '.join(self.schema.names)}); add it, its type is {key.type}"
+                )
+            if self.schema.field(index).type != key.type:
+                raise SchemaError(
+                    f"{where}: column {key.name!r} of TableState {name!r} is {self.schema.field(index).type}, the key of "
+                    f"the stream is {key.type}; declare it with that type"
+                )
+
+    def bound(self, name: str, keys: Sequence[str], key_groups: range, max_parallelism: int) -> TableState:
+        """Return a copy that holds rows, only those of `key_groups`."""
+        state = copy.copy(self)
+        state.name = name
+        state._key_groups = key_groups
+        state._form = StateForm(self.schema, tuple(keys), max_parallelism)
+        state._empty = to_polars(empty_batch(self.schema))
+        state._is_exact = frame_schema(state._empty) == self.schema
+        state._hold([])
+        return state
+
+    def freeze(self, ids: Ids, where: str) -> Callable[[], tuple[Chunk, ...]] | None:
+        """Return a function that makes chunks of all rows on the I/O pool; None if there are none.
+
+        It raises JobError for a row whose key belongs to another subtask.
+        """
+        runs, form, owned = self._bound_runs(), self._form, self._key_groups
+        if not runs:
+            return None
+        if self._frozen is None:
+            chunks = freeze([(0, [run.living for run in runs])], form, ids)
+
+            def owned_chunks() -> tuple[Chunk, ...]:
+                made = chunks()
+                for chunk in made:
+                    _check_owner(chunk.table, form.keys, owned, f"{where}: state {self.name!r}")
+                return made
+
+            self._frozen = owned_chunks
+        return self._frozen
+
+    def thaw(self, chunks: Sequence[Chunk], where: str) -> None:
+        """Restore such chunks, of one old subtask or several. Raises StorageError if they have other columns."""
+        whole = self._thawed(chunks, where)
+        self._hold([TableRun(whole)] if whole.height else [], whole)
+
+    def _never_null(self) -> Sequence[str]:
+        return self._form.keys
+
+    def _thawed(self, chunks: Sequence[Chunk], where: str) -> pl.DataFrame:
+        frames = []
+        for chunk in chunks:
+            table = chunk.table.drop_columns([KEY_GROUP])
+            if not table.schema.equals(self.schema):
+                stored = ", ".join(f"{field.name} {field.type}" for field in table.schema)
+                raise StorageError(
+                    f"{where}: state {self.name!r} in the checkpoint has the columns {stored}; the declared columns are "
+                    f"{self.type_text()}. Declare them as they were, or give the operator a new uid to start without state"
+                )
+            check_columns(
+                table, {n: self.schema.field(n).type for n in self._never_null()}, f"{where}: state {self.name!r}"
+            )
+            frames.append(to_polars(table))
+        return pl.concat(frames, rechunk=True)
+
+
+def _ticks(time: datetime, unit: str) -> int | None:
+    """Convert a time to ticks since 1970, rounded down; None for the beginning of time, before which nothing is."""
+    if not isinstance(time, datetime):
+        raise JobError(f"{time!r} is not a datetime; give ctx.watermark, or another datetime")
+    naive = time.replace(tzinfo=None)
+    if naive == datetime.min:
+        return None
+    if naive == datetime.max:
+        return LAST_TICK
+    since_us = (time - (_EPOCH if time.tzinfo is None else _EPOCH_UTC)) // timedelta(microseconds=1)
+    return min(since_us * 1000 if unit == "ns" else since_us // (1000 if unit == "ms" else 1), LAST_TICK)
+
+
+def _check_owner(table: pa.Table, keys: Sequence[str], owned: range, where: str) -> None:
+    groups = table.column(KEY_GROUP).to_numpy()
+    foreign = np.flatnonzero((groups < owned.start) | (groups >= owned.stop))
+    if len(foreign):
+        row = int(foreign[0])
+        key = ", ".join(f"{name}={table.column(name)[row].as_py()!r}" for name in keys)
+        raise JobError(
+            f"{where} holds {len(foreign)} rows of keys that belong to other subtasks, the first with {key}: at another "
+            "parallelism they would be lost or duplicated. Keep a row only under the key that it arrived with"
+        )

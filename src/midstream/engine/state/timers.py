@@ -1,0 +1,134 @@
+"""Timers per key: each (time, key) is set once; timers are due in order of time, then in the order they were set."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable
+from typing import Any, Final, TypeAlias
+
+from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.engine.state.changelog import GONE, EntryLog
+
+TimerRow: TypeAlias = tuple[int, Any]
+"""The time in microseconds, and the key."""
+
+_Entry: TypeAlias = tuple[int, int, Any]
+"""The time, the number and the key; timers of the same time are due in the order of their numbers."""
+
+STRETCH_BITS: Final = 22
+"""Timers of 2^22 µs, some four seconds, form a stretch, which is unordered until the first of them is due."""
+
+
+class TimerQueue:
+    """The timers of one kind. Deletion is lazy: an entry is valid only while `_live` has its number.
+
+    A deletion removes the invalid entries of a stretch once they may be more than half of it.
+    """
+
+    def __init__(self) -> None:
+        self._live: dict[TimerRow, int] = {}
+        self._numbers = 0
+        self.log = EntryLog(self._live)
+        self._opened = (MIN_WATERMARK_US >> STRETCH_BITS) - 1
+        self._heap: list[_Entry] = []
+        """Entries of the stretch `_opened` and earlier ones. Timers that are not yet due do not slow this small heap
+        down.
+        """
+        self._closed: dict[int, list[_Entry]] = {}
+        """The entries of later stretches."""
+        self._stretches: list[int] = []
+        """A heap of the keys of `_closed`, and of some that it no longer has."""
+        self._dead: dict[int, int] = {}
+        """An upper bound for the number of invalid entries, by stretch; the key `_opened` covers the whole heap."""
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __contains__(self, timer: TimerRow) -> bool:
+        return timer in self._live
+
+    def add(self, time_us: int, key: Any) -> None:
+        """Set a timer. Setting one that is already set changes nothing."""
+        timer = time_us, key
+        number = self._numbers + 1
+        if self._live.setdefault(timer, number) != number:
+            return
+        self._numbers = self.log.changed[timer] = number
+        stretch = time_us >> STRETCH_BITS
+        entry = time_us, number, key
+        if stretch <= self._opened:
+            heapq.heappush(self._heap, entry)
+        elif stretch in self._closed:
+            self._closed[stretch].append(entry)
+        else:
+            self._closed[stretch] = [entry]
+            heapq.heappush(self._stretches, stretch)
+
+    def delete(self, time_us: int, key: Any) -> None:
+        """Delete a timer. Deleting one that is not set changes nothing."""
+        timer = time_us, key
+        if self._live.pop(timer, None) is None:
+            return
+        self.log.changed[timer] = GONE
+        stretch = max(time_us >> STRETCH_BITS, self._opened)
+        entries = self._heap if stretch == self._opened else self._closed[stretch]
+        dead = self._dead[stretch] = self._dead.get(stretch, 0) + 1
+        if 2 * dead > len(entries):
+            self._clean(stretch, entries)
+
+    def _clean(self, stretch: int, entries: list[_Entry]) -> None:
+        del self._dead[stretch]
+        entries[:] = [entry for entry in entries if self._live.get((entry[0], entry[2])) == entry[1]]
+        if stretch == self._opened:
+            heapq.heapify(entries)
+        elif not entries:
+            del self._closed[stretch]
+            if len(self._stretches) > 2 * len(self._closed) + 64:
+                self._stretches = sorted(self._closed)
+
+    def _open(self, until_us: int) -> bool:
+        """Open the first closed stretch; return False if there is none that begins by `until_us`."""
+        while self._stretches and self._stretches[0] << STRETCH_BITS <= until_us:
+            stretch = heapq.heappop(self._stretches)
+            if stretch in self._closed:
+                self._dead.pop(self._opened, None)
+                self._opened, self._heap = stretch, self._closed.pop(stretch)
+                heapq.heapify(self._heap)
+                return True
+        return False
+
+    def next_us(self) -> int | None:
+        """Return when the next timer is due; None if none is set."""
+        while self._heap or self._open(MAX_WATERMARK_US):
+            time_us, number, key = self._heap[0]
+            if self._live.get((time_us, key)) == number:
+                return time_us
+            heapq.heappop(self._heap)
+        return None
+
+    def pop(self, until_us: int) -> TimerRow | None:
+        """Remove and return the next timer if it is due by then."""
+        while self._heap or self._open(until_us):
+            if self._heap[0][0] > until_us:
+                return None
+            time_us, number, key = heapq.heappop(self._heap)
+            timer = time_us, key
+            if self._live.get(timer) == number:
+                del self._live[timer]
+                self.log.changed[timer] = GONE
+                return timer
+        return None
+
+    def timers(self) -> list[TimerRow]:
+        """Return all timers that are set, in the order in which they were set."""
+        return list(self._live)
+
+    def thaw(self, rows: Iterable[TimerRow]) -> None:
+        for time_us, key in rows:
+            self.add(time_us, key)
+
+    def forget(self, timers: Iterable[TimerRow]) -> None:
+        """Remove these timers, before newer rows of them are restored, or because they were deleted."""
+        if self._live:
+            for time_us, key in timers:
+                self.delete(time_us, key)

@@ -1,0 +1,104 @@
+"""Runs of rows of which some have been removed: these are only marked, since a snapshot may refer to the run."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import polars as pl
+
+from midstream.engine.state.columnar import Run
+
+Bools = npt.NDArray[np.bool_]
+Int64s = npt.NDArray[np.int64]
+UInt64s = npt.NDArray[np.uint64]
+
+
+class MarkedRun(Run):
+    """A frame of which `rows` rows are live; the others have been removed."""
+
+    __slots__ = ("_living", "there")
+
+    def __init__(self, frame: pl.DataFrame) -> None:
+        super().__init__(frame)
+        self.there: Bools | None = None
+        """Which rows are live, or None for all; never changed in place, since snapshots refer to it."""
+        self._living: Run | None = None
+
+    def living_of(self, positions: Int64s) -> Int64s:
+        """Return those of the positions whose rows are live."""
+        return positions if self.there is None else positions[self.there[positions]]
+
+    def remove(self, positions: Int64s) -> None:
+        """Remove rows, which are live and distinct."""
+        there = np.ones(self.frame.height, np.bool_) if self.there is None else self.there.copy()
+        there[positions] = False
+        self.there, self._living = there, None
+        self.rows -= len(positions)
+
+    @property
+    def is_mostly_there(self) -> bool:
+        """Whether more than half of the rows are live."""
+        return 2 * self.rows > self.frame.height
+
+    @property
+    def living(self) -> Run:
+        """The live rows; the same object until they change."""
+        if self.there is None:
+            return self
+        if self._living is None:
+            self._living = LivingRun(self.frame, self.there, self.rows)
+        return self._living
+
+
+class LivingRun(Run):
+    """Some rows of a frame, selected on first access."""
+
+    __slots__ = ("_of", "_picked", "_there")
+
+    def __init__(self, of: pl.DataFrame, there: Bools, rows: int) -> None:
+        self._of, self._there, self.rows = of, there, rows
+        self._picked: pl.DataFrame | None = None
+        self.chunk_id = self.groups = None
+
+    @property
+    def frame(self) -> pl.DataFrame:  # type: ignore[override]  # it is never assigned
+        if self._picked is None:
+            self._picked = self._of.filter(pl.Series(self._there))
+        return self._picked
+
+
+def among(rows: pl.DataFrame, keys: pl.DataFrame) -> Int64s:
+    """Return the positions, in order, of the rows whose keys are among `keys`, which has the key columns alone."""
+    number = "".join(keys.columns) + "_"  # the name of no key column
+    found = (
+        rows.select(keys.columns).with_row_index(number).join(keys, on=keys.columns, how="semi", maintain_order="left")
+    )
+    return found.get_column(number).to_numpy().astype(np.int64)
+
+
+def distinct(codes: UInt64s) -> UInt64s:
+    """Return the distinct codes, sorted. Several times as fast as `np.unique`, which builds a hash table."""
+    codes = np.sort(codes)
+    is_new = np.concatenate(([True], codes[1:] != codes[:-1]))
+    return codes[is_new] if len(codes) else codes
+
+
+def found_in(held: UInt64s, wanted: UInt64s, *, is_distinct: bool = False) -> Int64s:
+    """Return the positions in `held` of all values that are among `wanted`.
+
+    Both are sorted; `wanted` are distinct, and so are those of `held` with `is_distinct`.
+    """
+    if not len(held) or not len(wanted):
+        return np.empty(0, np.int64)
+    if len(wanted) > len(held):
+        at = np.minimum(wanted.searchsorted(held), len(wanted) - 1)
+        return np.flatnonzero(wanted[at] == held)
+    after = held.searchsorted(wanted, "left")
+    found = held[np.minimum(after, len(held) - 1)] == wanted
+    begins: Int64s = after[found]
+    if is_distinct:
+        return begins
+    counts = held.searchsorted(wanted[found], "right") - begins
+    before = np.cumsum(counts) - counts
+    positions: Int64s = np.arange(int(counts.sum())) + np.repeat(begins - before, counts)
+    return positions

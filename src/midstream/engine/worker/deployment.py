@@ -1,0 +1,257 @@
+"""Builds the tasks of one attempt in one slot, with their partitions, gates and channels, from a `Deploy` message.
+
+`load` reads on the I/O pool the state that the message refers to. `Deployment` builds everything from the message and
+that state alone. A completion that arrives late reaches the deployment it was meant for, which is closed by then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import msgspec
+
+from midstream.engine.checkpoint.channel_state import ReadAhead, verify_channels
+from midstream.engine.checkpoint.state_files import known_chunks, read_parts
+from midstream.engine.core.config import JobConfig
+from midstream.engine.core.errors import ClusterError, InvariantError
+from midstream.engine.core.ids import ChannelId, TaskId
+from midstream.engine.core.key_groups import key_group_range
+from midstream.engine.core.interfaces import Storage, Transport
+from midstream.engine.exchange.capacity import WINDOW_BUFFERS_MAX, WINDOW_BUFFERS_MIN
+from midstream.engine.exchange.input_channel import InputChannel, LocalChannel, RemoteChannel
+from midstream.engine.exchange.input_gate import InputGate
+from midstream.engine.exchange.peer_link import PeerLink
+from midstream.engine.exchange.result_partition import ResultPartition
+from midstream.engine.exchange.buffer_pool import BufferPool
+from midstream.engine.exchange.element_queue import QueueTime
+from midstream.engine.graph.job_graph import Edge, JobGraph
+from midstream.engine.protocol import messages as m
+from midstream.engine.worker.finished_task import FinishedTask
+from midstream.engine.worker.task_operators import RestoredOperators
+from midstream.engine.worker.gate_recovery import GateRecovery
+from midstream.engine.worker.interfaces import TaskSeams
+from midstream.engine.worker.task import Task
+
+READ_AHEAD_OF_POOL = 4
+"""Rows in flight that are read while they are verified stay in memory, up to 1/4 of the pool's size. They are not
+charged to the pool."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Everything that is read from storage, or unpickled, for one attempt in one slot."""
+
+    storage: Storage | None
+    graphs: dict[TaskId, JobGraph]
+    """Each task has a graph of its own, because it runs the operators in it."""
+    restored: dict[TaskId, RestoredOperators]
+    in_flight: dict[TaskId, tuple[m.ChannelState, ...]]
+    read_ahead: ReadAhead
+
+
+def load(
+    deploy: m.Deploy, config: JobConfig, open_storage: Callable[[str], Storage], unpickle: Callable[[], JobGraph]
+) -> Loaded:
+    """Read and verify everything that the tasks start from. It runs on the I/O pool.
+
+    Each call of `unpickle` returns another graph with other operators.
+    """
+    storage = open_storage(deploy.checkpoint_root) if deploy.checkpoint_root is not None else None
+    restored = msgspec.msgpack.decode(deploy.restore, type=m.Restored) if deploy.restore else m.Restored()
+    restore, in_flight = dict(restored.tasks), dict(restored.channels)
+    read_ahead: ReadAhead = {}
+    if in_flight:
+        assert storage is not None, "in-flight data to restore, but no storage"
+        states = [state for states in in_flight.values() for state in states]
+        # Everything is verified before any task emits its first row: damage must not show halfway through.
+        read_ahead = verify_channels(storage, states, config.pool_bytes // READ_AHEAD_OF_POOL)
+    graphs, tasks = {}, {}
+    ended: JobGraph | None = None
+    for ref in deploy.tasks:
+        # Two tasks must not share an operator. Tasks that had finished only use the edges, so they share one graph.
+        has_finished = ref in deploy.finished
+        graph = ended if has_finished and ended is not None else unpickle()
+        ended = graph if has_finished else ended
+        owned = key_group_range(ref.subtask, graph.vertices[ref.vertex].parallelism, config.max_parallelism)
+        graphs[ref], tasks[ref] = graph, (task := RestoredOperators())
+        for snapshot in restore.get(ref, ()):
+            task.watermarks[snapshot.uid] = snapshot.watermark_in_us, snapshot.watermark_out_us
+            assert storage is not None, "state to restore, but no storage"
+            parts = read_parts(storage, snapshot.parts, owned, f"operator {snapshot.uid!r}")
+            task.parts[snapshot.uid] = parts
+            task.known.update(known_chunks(snapshot.parts, parts))
+    return Loaded(storage, graphs, tasks, in_flight, read_ahead)
+
+
+class Deployment:
+    """The tasks, channels and pool of one attempt in one slot: built from a `Deploy`, connected at the `Start`, and
+    closed as a whole.
+
+    It keeps no reference to `loaded`, except for what its tasks use: otherwise the restored state would stay in memory
+    a second time.
+    """
+
+    def __init__(self, slot_id: int, deploy: m.Deploy, loaded: Loaded, seams: TaskSeams) -> None:
+        config = seams.config
+        self.slot_id = slot_id
+        self._slot_of = deploy.slots
+        self._seams = seams
+        self.pool = BufferPool(config.pool_bytes, config.buffer_bytes)
+        self._queue_time = (
+            None if config.queue_time_s is None else QueueTime(config.queue_time_s, seams.clock.own_core_s)
+        )
+        self.tasks: dict[TaskId, Task] = {}
+        """The tasks that run."""
+        self.finished: dict[TaskId, FinishedTask] = {}
+        """The stand-ins for tasks of this slot that had finished in the checkpoint."""
+        self._partitions: dict[tuple[int, int], ResultPartition] = {}
+        """The partitions by edge and producing subtask."""
+        self._links: dict[int, PeerLink] = {}
+        self._remote: dict[int, list[RemoteChannel]] = {}
+        """The channels from each peer slot."""
+        self._outgoing: list[tuple[int, ResultPartition, int]] = []
+        """For each consumer in another slot: that slot, the partition, and the index of the subpartition."""
+        for ref, graph in loaded.graphs.items():
+            for edge in graph.outputs(ref.vertex):
+                self._add_partition(edge, ref, graph)
+        window = self._window(loaded.graphs)
+        for ref, graph in loaded.graphs.items():
+            gates = [self._gate(edge, ref, loaded, window) for edge in graph.inputs(ref.vertex)]
+            outputs = [self._partitions[edge.id, ref.subtask] for edge in graph.outputs(ref.vertex)]
+            if ref in deploy.finished:
+                self.finished[ref] = FinishedTask(ref, deploy.attempt, gates, outputs, seams.send)
+            else:
+                self.tasks[ref] = Task(ref, graph, seams, gates, outputs)
+        self.pool.check_capacity()
+
+    @property
+    def all_tasks(self) -> list[Task | FinishedTask]:
+        """All tasks of the slot: first those that run, then the stand-ins for those that had finished."""
+        return [*self.tasks.values(), *self.finished.values()]
+
+    def connect(self, peers: Sequence[m.Peer], transport: Transport) -> None:
+        """Open a link to every slot that shares a channel with this one. All slots are deployed by now."""
+        config, attempt = self._seams.config, self._seams.attempt
+        needed = {slot for slot, _, _ in self._outgoing} | set(self._remote)
+        for peer in peers:
+            if peer.slot not in needed:
+                continue
+            link = PeerLink(peer.slot, config.buffer_bytes, config.batch_rows, partial(self._link_lost, peer.slot))
+            self._links[peer.slot] = link
+            link.attach(transport.open(peer.slot, peer.host, peer.port, attempt, link))
+            for channel in self._remote.get(peer.slot, ()):
+                link.add_receiver(channel)
+        for slot, partition, index in self._outgoing:
+            self._links[slot].add_sender(partition.subpartitions[index])
+
+    def close(self) -> None:
+        """Close all tasks and links. Every buffer is back in the pool afterwards."""
+        for task in self.all_tasks:
+            task.close()
+        for link in self._links.values():
+            link.close()
+        if self.pool.in_use:
+            raise InvariantError(f"slot {self.slot_id}: {self.pool.in_use} buffers in use after the tasks are closed")
+
+    def check(self) -> None:
+        """Check every invariant that must hold between two mails."""
+        self.pool.check()
+        for task in self.tasks.values():
+            if task.is_live:
+                task.check()
+        for channels in self._remote.values():
+            for channel in channels:
+                channel.check()
+
+    # ---- building ----
+
+    def _add_partition(self, edge: Edge, ref: TaskId, graph: JobGraph) -> None:
+        consumers, groups = graph.consumers(edge, ref.subtask), self._seams.config.max_parallelism
+        partition = ResultPartition(
+            edge, ref.subtask, consumers, groups, self.pool, WINDOW_BUFFERS_MAX, self._queue_time
+        )
+        self._partitions[edge.id, ref.subtask] = partition
+        for index, sub in enumerate(partition.subpartitions):
+            slot = self._slot_of[sub.channel.consumer]
+            if slot != self.slot_id:
+                self._outgoing.append((slot, partition, index))
+
+    def _window(self, graphs: Mapping[TaskId, JobGraph]) -> int:
+        """The credit window of each remote channel, in buffers. All windows together take at most half of the pool, and
+        leave what outputs have reserved and a buffer of each input for rows to be recovered.
+        """
+        inputs = sum(len(graph.inputs(ref.vertex)) for ref, graph in graphs.items())
+        room = min(self.pool.total // 2, self.pool.shared_free - inputs)
+        remote = sum(
+            self._slot_of[producer] != self.slot_id
+            for ref, graph in graphs.items()
+            for edge in graph.inputs(ref.vertex)
+            for producer in graph.producers(edge, ref.subtask)
+        )
+        share = room // remote if remote else WINDOW_BUFFERS_MAX
+        return max(WINDOW_BUFFERS_MIN, min(WINDOW_BUFFERS_MAX, share))
+
+    def _gate(self, edge: Edge, ref: TaskId, loaded: Loaded, window: int) -> InputGate:
+        """The gate of one input, with its channels. They have no data, because no task has emitted anything yet."""
+        gate = InputGate(edge, ref.subtask, partial(self._wake, ref))
+        producers = loaded.graphs[ref].producers(edge, ref.subtask)
+        remote = sum(self._slot_of[producer] != self.slot_id for producer in producers)
+        quota = self.pool.quota(f"input e{edge.id}/{ref.subtask}", reserved=window * remote)
+        channels: list[InputChannel] = []
+        for index, producer in enumerate(producers):
+            slot, on_data = self._slot_of[producer], partial(gate.on_data, index)
+            if slot == self.slot_id:
+                position = ref.subtask if edge.partitioning.all_to_all else 0
+                local = LocalChannel(self._partitions[edge.id, producer].subpartitions[position])
+                local.connect(on_data)
+                channels.append(local)
+            else:
+                channel, grant = ChannelId(edge.id, producer, ref.subtask), partial(self._grant, slot)
+                remote_channel = RemoteChannel(channel, edge.forms, quota, window, on_data, grant, self._queue_time)
+                self._remote.setdefault(slot, []).append(remote_channel)
+                channels.append(remote_channel)
+        gate.set_channels(channels)
+        states = [state for state in loaded.in_flight.get(ref, ()) if state.edge == edge.id]
+        if states:
+            gate.recovered = GateRecovery(
+                edge,
+                states,
+                quota=self.pool.quota(f"recovered e{edge.id}/{ref.subtask}", reserved=1),
+                seams=self._seams,
+                read_ahead=loaded.read_ahead,
+                wake=partial(self._wake, ref),
+                fail=partial(self._fail, ref),
+            )
+        return gate
+
+    # ---- callbacks of gates, channels and links ----
+
+    def _wake(self, ref: TaskId) -> None:
+        task = self.tasks.get(ref)
+        if task is not None:
+            self._seams.schedule(task)
+
+    def _fail(self, ref: TaskId, error: BaseException) -> None:
+        if ref in self.tasks:
+            self.tasks[ref].fail(error)
+
+    def _grant(self, slot: int, channel: ChannelId, credits: int) -> None:
+        link = self._links.get(slot)
+        if link is not None:
+            link.grant(channel, credits)
+
+    def _link_lost(self, slot: int, reason: str) -> None:
+        """Fail one of the tasks that need the link, as a symptom of a failure elsewhere.
+
+        The link does not call this after `close`, which closes the link itself.
+        """
+        error = ClusterError(f"the connection to slot {slot} is lost: {reason}")
+        edges = {channel.id.edge for channel in self._remote.get(slot, ())}
+        edges |= {partition.edge.id for peer, partition, _ in self._outgoing if peer == slot}
+        for task in self.tasks.values():
+            ends = {gate.edge.id for gate in task.gates} | {partition.edge.id for partition in task.partitions}
+            if task.is_live and edges & ends:
+                task.fail(error, symptom=True)
+                return

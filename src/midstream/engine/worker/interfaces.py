@@ -1,0 +1,54 @@
+"""The interfaces that a slot needs of its process, and a task of its slot."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Set
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from midstream.engine.core.config import JobConfig
+from midstream.engine.core.interfaces import Clock, Ids, Signal, Storage, Transport, WallClockExecutor
+from midstream.engine.protocol import messages as m
+
+if TYPE_CHECKING:
+    from midstream.engine.worker.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class SlotSeams:
+    """The interfaces that a slot needs of its process."""
+
+    clock: Clock
+    executor: WallClockExecutor
+    ids: Ids
+    transport: Transport
+    open_storage: Callable[[str], Storage]
+    send: Callable[[m.FromSlot], None]
+    """Sends a message to the coordinator. Messages arrive in the order of sending."""
+    make_signal: Callable[[], Signal]
+    unpickle: Callable[[bytes], Any] = pickle.loads
+    """Turns `Deploy.graph` and `CommitSinks.graph` into a JobGraph."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaskSeams:
+    """The interfaces and settings that all tasks of one attempt in one slot share."""
+
+    job_id: str
+    attempt: int
+    epoch: int
+    config: JobConfig
+    clock: Clock
+    executor: WallClockExecutor
+    ids: Ids
+    storage: Storage | None
+    overtakable: Set[int]
+    """The ids of the edges on which barriers may overtake rows."""
+    inline_bytes_max: int
+    """How many bytes a task stores at most in the checkpoint's metadata: of its operators' state, and as many of its
+    rows in flight."""
+    send: Callable[[m.FromSlot], None]
+    """Sends a message to the coordinator. Messages arrive in the order of sending."""
+    schedule: Callable[[Task], None]
+    """Has `step` of a task called soon."""

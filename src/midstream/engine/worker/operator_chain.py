@@ -1,0 +1,257 @@
+"""The operators of one task in a chain: an operator's output is the next operator's input, in the same call.
+
+A watermark moves down the chain only as fast as it fires: an operator with more results due than fit in a slice keeps
+its watermark pending, and `pump` continues with it later. An operator never gets rows while a watermark that came
+before them is still pending for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Final
+
+import pyarrow as pa
+
+from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US, Event, Watermark, WatermarkStatus
+from midstream.engine.core.errors import InvariantError
+from midstream.engine.core.interfaces import Clock
+from midstream.engine.exchange.result_partition import ResultPartition
+from midstream.engine.operators.base import Operator
+from midstream.engine.operators.windows.window_specs import LATE
+
+NOWHERE: Final = (-1, -1)
+
+
+class Edges:
+    """The partitions of a task, by the side output that they carry: here rows leave the task."""
+
+    def __init__(self, partitions: Sequence[ResultPartition]) -> None:
+        self._all = partitions
+        self._by_tag: dict[str | None, list[ResultPartition]] = {}
+        for partition in partitions:
+            self._by_tag.setdefault(partition.edge.tag, []).append(partition)
+
+    def emit(self, batch: pa.RecordBatch, tag: str | None) -> None:
+        for partition in self._by_tag.get(tag, ()):
+            partition.emit(batch)
+
+    def has_reader(self, tag: str) -> bool:
+        """Whether some edge carries the rows of this side output."""
+        return tag in self._by_tag
+
+    def broadcast(self, event: Event) -> None:
+        for partition in self._all:
+            partition.broadcast(event)
+
+
+class Link:
+    """The output of the operator at `index - 1` (or of the source): the operator at `index`, or the edges."""
+
+    __slots__ = ("_chain", "_edges", "_index", "_is_last", "late_rows", "rows_out", "shown_to")
+
+    def __init__(self, chain: Chain, index: int, edges: Edges) -> None:
+        self._chain = chain
+        self._index = index
+        self._edges = edges
+        self._is_last = index == len(chain.operators)
+        self.rows_out = 0
+        self.late_rows = 0
+        """Rows that were dropped because they were late, and no edge carries the side output of late rows."""
+        self.shown_to: Callable[[pa.RecordBatch, str | None], None] | None = None
+        """Called with each batch and its side output before it is forwarded, while a user asks to see rows (see
+        `engine.worker.live_rows`)."""
+
+    def emit(self, batch: pa.RecordBatch, tag: str | None = None) -> None:
+        rows = batch.num_rows
+        if rows == 0:
+            return
+        if tag == LATE and not self._edges.has_reader(tag):
+            self.late_rows += rows
+            return
+        self.rows_out += rows
+        if self.shown_to is not None:
+            self.shown_to(batch, tag)
+        if self._is_last or tag is not None:
+            chain = self._chain
+            before = chain.go_to((self._index, rows))
+            self._edges.emit(batch, tag)
+            chain.go_to(before)
+        else:
+            self._chain.process_at(self._index, batch, 0)
+
+    def watermark(self, watermark_us: int) -> None:
+        self._chain.offer(self._index, watermark_us)
+
+    def idle(self, idle: bool) -> None:
+        self._chain.idle(self._index, idle)
+
+
+class Chain:
+    """The chain of `operators`. `links[i]` is the input of operator i, and the last link leads to the edges."""
+
+    def __init__(self, operators: Sequence[Operator], edges: Edges, clock: Clock) -> None:
+        self.operators = tuple(operators)
+        self._clock = clock
+        self._edges = edges
+        self.links = [Link(self, index, edges) for index in range(len(self.operators) + 1)]
+        self.rows_in = [0] * len(self.operators)
+        self._pending: dict[int, int] = {}
+        """The watermark that an operator has not finished firing for, by the operator's index."""
+        self.offered_us = [MIN_WATERMARK_US] * (len(self.operators) + 1)
+        """The last watermark that was offered to each operator. The last entry is the one that left the chain."""
+        self._is_idle = False
+        self._is_idle_told = False
+        """The idleness that was last sent over the edges."""
+        self.at: tuple[int, int] = NOWHERE
+        """The index of the operator at work, and how many rows it was given (-1 for a watermark, or for nothing). The
+        index after the last operator's stands for the edges. A failure leaves it as it is: it names the operator that
+        has failed."""
+        self.worked_s = [0.0] * (len(self.operators) + 2)
+        """How long each operator was at work, then the edges. The last entry is the time when none of them was."""
+        self._gone_s = clock.stopwatch_s()
+        """When `at` last changed, by the stopwatch."""
+
+    def go_to(self, at: tuple[int, int]) -> tuple[int, int]:
+        """Make this the operator at work. Returns the one before it, which is charged with the time since it began."""
+        before, now_s = self.at, self._clock.stopwatch_s()
+        self.worked_s[before[0]] += now_s - self._gone_s
+        self.at, self._gone_s = at, now_s
+        return before
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        if self.operators:
+            self.process_at(0, batch, port)
+        else:
+            self.links[0].emit(batch)
+
+    def process_at(self, index: int, batch: pa.RecordBatch, port: int) -> None:
+        if self._pending:
+            self._finish_pending(index)
+        rows = batch.num_rows
+        self.rows_in[index] += rows
+        before = self.go_to((index, rows))
+        self.operators[index].process(batch, port)
+        self.go_to(before)
+
+    def offer(self, index: int, watermark_us: int) -> None:
+        """Offer a watermark to the operator at `index` and, once that has fired, to the operators after it."""
+        while index < len(self.operators):
+            operator = self.operators[index]
+            if operator.makes_watermarks and watermark_us != MAX_WATERMARK_US:
+                return
+            if watermark_us <= self.offered_us[index]:
+                return
+            self.offered_us[index] = watermark_us
+            if index in self._pending or not self._fire(index, watermark_us):
+                self._pending[index] = watermark_us
+                return
+            index += 1
+        if watermark_us > self.offered_us[-1]:
+            self.offered_us[-1] = watermark_us
+            self._edges.broadcast(Watermark(watermark_us))
+
+    def idle(self, index: int, idle: bool) -> None:
+        """The input of the operator at `index` has become idle, or active again."""
+        if not any(operator.makes_watermarks for operator in self.operators[index:]):
+            self._is_idle = idle
+            self._tell_idle()
+
+    def _tell_idle(self) -> None:
+        """Send the chain's idleness over the edges if it has changed.
+
+        A chain that still fires a watermark does not report that it is idle: its consumers would advance event time
+        without waiting for the rows that are still to be fired.
+        """
+        if self._is_idle != self._is_idle_told and not (self._is_idle and self._pending):
+            self._is_idle_told = self._is_idle
+            self._edges.broadcast(WatermarkStatus(self._is_idle))
+
+    @property
+    def watermark_us(self) -> int:
+        """The last watermark that left the chain."""
+        return self.offered_us[-1]
+
+    def restore(self, marks: Mapping[int, tuple[int, int]]) -> None:
+        """Restore event time: `marks` has, by operator index, the watermark offered to it and the one that left it.
+
+        An operator continues to fire the watermark that was offered to it and has not left it, or the one that has left
+        the operator before it, if the two were in different tasks. An operator whose index is not in `marks` is new.
+        One that makes watermarks passes only the last one on, as in `offer`: it would not be offered that again.
+        """
+        for index, operator in enumerate(self.operators):
+            offered_us, left_us = marks.get(index, (MIN_WATERMARK_US, MIN_WATERMARK_US))
+            self.offered_us[index] = offered_us = max(offered_us, self.offered_us[index])
+            self.offered_us[index + 1] = left_us
+            if left_us < offered_us and (offered_us == MAX_WATERMARK_US or not operator.makes_watermarks):
+                self._pending[index] = offered_us
+
+    @property
+    def is_firing(self) -> bool:
+        """Whether a watermark is pending. Then `pump` has to be called before anything else."""
+        return bool(self._pending)
+
+    def pump(self) -> None:
+        """Fire one more slice of the pending watermark of the operator that is closest to the edges."""
+        self._fire_pending(max(self._pending))
+        self._tell_idle()
+
+    def _fire_pending(self, index: int) -> None:
+        watermark_us = self._pending[index]
+        if self._fire(index, watermark_us):
+            del self._pending[index]
+            self.offer(index + 1, watermark_us)
+
+    def _fire(self, index: int, watermark_us: int) -> bool:
+        before = self.go_to((index, -1))
+        all_fired = self.operators[index].advance_watermark(watermark_us)
+        self.go_to(before)
+        return all_fired
+
+    def row_of_the_batch(self, rows: int, row: int | None) -> int | None:
+        """The position, among the `rows` that came into the chain, of row `row` of the operator at work.
+
+        It is None where that is not known, because an operator in between has added, removed or merged rows.
+        """
+        index, given = self.at
+        if row is None or given != rows or not all(operator.keeps_rows for operator in self.operators[:index]):
+            return None
+        return row
+
+    @property
+    def is_at_the_batch(self) -> bool:
+        """Whether the operator at work has rows that were made from the batch that came into the chain last."""
+        index, given = self.at
+        return given >= 0 and all(operator.keeps_splits for operator in self.operators[:index])
+
+    def end_input(self, port: int) -> None:
+        if self.operators:
+            self.operators[0].end_input(port)
+
+    def finish(self) -> None:
+        """Finish all operators: every input has ended and every watermark has fired."""
+        assert not self._pending, self._pending
+        for index, operator in enumerate(self.operators):
+            if index:
+                operator.end_input(0)
+            before = self.go_to((index, -1))
+            operator.finish()
+            self.go_to(before)
+            self._finish_pending(index + 1)
+
+    def _finish_pending(self, index: int) -> None:
+        """Let the operator at `index` finish firing, because rows are about to reach it."""
+        while index in self._pending:
+            self._fire_pending(index)
+
+    def check(self) -> None:
+        """Check that every operator without a pending watermark has forwarded the watermark that it was offered."""
+        if self.offered_us[0] == self.offered_us[-1]:
+            return  # nearly always: the last watermark has left the chain
+        for index, operator in enumerate(self.operators):
+            mark, left = self.offered_us[index], self.offered_us[index + 1]
+            if mark > left and index not in self._pending and not operator.makes_watermarks:
+                behind = self.operators[index + 1 : index + 2]
+                if mark == MAX_WATERMARK_US or not any(each.makes_watermarks for each in behind):
+                    raise InvariantError(
+                        f"operator {index} was offered {mark}, has forwarded {left}, and none is pending"
+                    )

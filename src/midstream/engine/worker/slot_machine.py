@@ -1,0 +1,291 @@
+"""The state machine of one slot, which deploys, runs and cancels the tasks of one attempt at a time.
+
+SLOT_TABLE has the messages that may come in each state. `assembly` builds the tasks of an attempt, and `scheduler`
+decides which of them runs next. Messages and completions of an attempt that is over, or is not the current one, are
+ignored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from enum import Enum, auto
+from functools import partial
+from typing import Final
+
+import msgspec
+
+from midstream.engine.checkpoint.extents import inline_bytes_max
+from midstream.engine.core.config import JobConfig
+from midstream.engine.core.elements import CheckpointBarrier
+from midstream.engine.core.errors import InvariantError, assert_never
+from midstream.engine.core.ids import TaskId
+from midstream.engine.core.interfaces import Done, Failed
+from midstream.engine.core.state_machine import Row, Story, Table, new_story
+from midstream.engine.exchange.buffer_pool import BufferPool
+from midstream.engine.graph.unaligned_edges import overtakable
+from midstream.engine.protocol import messages as m
+from midstream.engine.protocol.live_rows import RowsShown, ShowRows
+from midstream.engine.worker.deployment import Deployment, Loaded, load
+from midstream.engine.worker.slot_commits import SlotCommits
+from midstream.engine.worker.failure_reports import deploy_failed
+from midstream.engine.worker.task_scheduler import Scheduler
+from midstream.engine.worker.interfaces import SlotSeams, TaskSeams
+from midstream.engine.worker.task import Task
+
+
+class SlotState(Enum):
+    IDLE = auto()
+    """No attempt runs here: none has been deployed, or the last one is over."""
+    DEPLOYING = auto()
+    """State is read on the I/O pool."""
+    DEPLOYED = auto()
+    """Tasks are built and open. Other slots may still be deploying."""
+    RUNNING = auto()
+
+
+class SlotEvent(Enum):
+    """The events that are not messages."""
+
+    OPENED = auto()
+    NOT_OPENED = auto()
+
+
+_IDLE, _DEPLOYING, _DEPLOYED, _RUNNING = SlotState
+_FOR_TASKS_THAT_RUN: Final = (
+    m.TriggerCheckpoint,
+    m.CheckpointCompleted,
+    m.CheckpointAborted,
+    m.AssignSplit,
+    m.NoMoreSplits,
+    m.StopSources,
+)
+_OF_AN_ATTEMPT: Final = (m.Start, m.SplitsAssigned, m.ResumeSources, *_FOR_TASKS_THAT_RUN)
+
+
+def _rows(
+    states: Iterable[SlotState], message: object, what: str, then: SlotState | None = None
+) -> Iterator[Row[SlotState, object]]:
+    return (Row(state, message, (then or state,), what) for state in states)
+
+
+SLOT_TABLE: Final[Table[SlotState, object]] = Table(
+    "slot",
+    (
+        Row(_IDLE, m.Welcome, (_IDLE,), "it has a number"),
+        *_rows(SlotState, m.Deploy, "running tasks are closed, state is read", _DEPLOYING),
+        Row(_DEPLOYING, SlotEvent.OPENED, (_DEPLOYED,), "it is reported to the coordinator"),
+        Row(_DEPLOYING, SlotEvent.NOT_OPENED, (_IDLE,), "everything is closed, the failure is reported"),
+        Row(_DEPLOYED, m.Start, (_RUNNING,), "links to other slots are opened, tasks run"),
+        *_rows((_DEPLOYED, _RUNNING), m.SplitsAssigned, "a mail for a source"),
+        *_rows((_DEPLOYING, _DEPLOYED, _RUNNING), m.ResumeSources, "a mail for tasks"),
+        *(row for message in _FOR_TASKS_THAT_RUN for row in _rows((_RUNNING,), message, "a mail for tasks")),
+        *_rows(SlotState, m.Cancel, "everything is closed", _IDLE),
+        *_rows(SlotState, m.Release, "everything is closed", _IDLE),
+        *_rows(SlotState, m.CommitSinks, "sinks are loaded"),
+        *_rows(SlotState, m.Commit, "a lane commits or aborts"),
+        *_rows(SlotState, m.Heartbeat, "the driver lives"),
+    ),
+)
+"""The events are classes of messages and members of `SlotEvent`."""
+
+
+class SlotMachine:
+    """One slot: it gets the coordinator's messages, and runs the tasks of the current attempt."""
+
+    def __init__(self, seams: SlotSeams) -> None:
+        self._seams = seams
+        self._commits = SlotCommits(seams)
+        self.slot_id = -1
+        self.state = SlotState.IDLE
+        self._story: Story[SlotState] = new_story()
+        self.attempt = -1
+        """The number of the current attempt, or while IDLE of the last one."""
+        self._graph = b""
+        """The pickled JobGraph, as it was sent last."""
+        self.failure: BaseException | None = None
+        """The exception with which the last deployment failed."""
+        self._deployment: Deployment | None = None
+        """The deployment of the current attempt, once it is built."""
+        self.tasks: dict[TaskId, Task] = {}
+        """The tasks of the deployment that run. Its other tasks had finished in the checkpoint."""
+        self.pool: BufferPool | None = None
+        self._scheduler = Scheduler(seams.clock, seams.executor)
+        """The scheduler of the current attempt, or of the next one. Each attempt has its own."""
+        self._opening: Task | None = None
+        """The task whose operators are being opened."""
+
+    # ---- messages --------------------------------------------------------------
+
+    def handle(self, message: m.ToSlot) -> None:  # noqa: PLR0912 - one arm for each message
+        """Handle one message of the coordinator. They come in the order of sending.
+
+        Failures of the job do not raise here: they are reported.
+        """
+        if isinstance(message, _OF_AN_ATTEMPT) and (message.attempt != self.attempt or self.state is SlotState.IDLE):
+            return
+        if isinstance(message, m.Cancel) and message.attempt != self.attempt:
+            self._seams.send(m.Cancelled(message.attempt))
+            return
+        before = self.state
+        self._on(type(message))
+        match message:
+            case m.Welcome(slot=slot):
+                self.slot_id = slot
+            case m.Heartbeat():
+                pass
+            case m.CommitSinks():
+                self._commits.load(msgspec.structs.replace(message, graph=self._graph_of(message)))
+            case m.Commit():
+                self._commits.commit(message)
+            case m.Deploy():
+                if before is not SlotState.IDLE:
+                    self._end_attempt()
+                self._deploy(message)
+            case m.Cancel(attempt):
+                self._end_attempt()
+                self._seams.send(m.Cancelled(attempt))
+            case m.Release():
+                self._end_attempt()
+            case m.Start(_, peers):
+                self._start(peers)
+            case m.TriggerCheckpoint(_, checkpoint_id, created_ms, tasks, timeout_ms, pauses_sources, completed_id):
+                barrier = CheckpointBarrier(checkpoint_id, created_ms, timeout_ms, completed_id, pauses_sources)
+                for ref in tasks:
+                    self._task(ref).trigger_checkpoint(barrier)
+            case m.CheckpointCompleted(_, checkpoint_id):
+                for task in self.tasks.values():
+                    task.checkpoint_completed(checkpoint_id)
+            case m.CheckpointAborted(_, checkpoint_id):
+                for task in self.tasks.values():
+                    task.checkpoint_aborted(checkpoint_id)
+            case m.ResumeSources(_, checkpoint_id):
+                for task in self.tasks.values():
+                    task.resume_source(checkpoint_id)
+            case m.AssignSplit(_, ref, split, is_last):
+                self._task(ref).add_split(split, is_last)
+            case m.SplitsAssigned(_, ref, none_waits):
+                if self._deployment is not None and ref not in self._deployment.finished:
+                    self._task(ref).splits_assigned(none_waits)
+            case m.NoMoreSplits(_, ref):
+                self._task(ref).no_more_splits()
+            case m.StopSources():
+                for task in self.tasks.values():
+                    task.stop_source()
+            case _:
+                assert_never(message)
+
+    def close(self) -> None:
+        """End everything that runs here, as if the slot were released."""
+        self.handle(m.Release())
+
+    def status(self) -> m.SlotStatus:
+        """The slot's status for the heartbeat. The process adds the figures of its memory."""
+        tasks = self._deployment.all_tasks if self._deployment is not None else ()
+        return m.SlotStatus(attempt=self.attempt, tasks=tuple(task.metrics() for task in tasks))
+
+    def show_rows(self, asked: ShowRows, answer: Callable[[RowsShown], None]) -> None:
+        """Show rows to users. `answer` is called at most once per task, and not if the operator does not run here."""
+        for task in self.tasks.values():
+            task.show(asked, answer)
+
+    def operator_at_work(self) -> tuple[str, str, int]:
+        """The name, uid and subtask of the operator that runs now, or ("", "", -1) between two steps."""
+        task = self._opening or self._scheduler.at_work
+        return ("", "", -1) if task is None else (*task.operators.at_work, task.ref.subtask)
+
+    def check(self) -> None:
+        """Check every invariant that must hold between two mails."""
+        if self._deployment is not None:
+            self._deployment.check()
+
+    def _on(self, event: object) -> None:
+        """Change the state as SLOT_TABLE says. Raises InvariantError for an event that must not come now."""
+        self.state, before = SLOT_TABLE.next(self.state, event, self._story), self.state
+        self._story.append((before, event))
+
+    def _task(self, ref: TaskId) -> Task:
+        task = self.tasks.get(ref)
+        if task is None:
+            raise InvariantError(f"slot {self.slot_id} has no task {ref}")
+        return task
+
+    def _graph_of(self, message: m.Deploy | m.CommitSinks) -> bytes:
+        self._graph = message.graph or self._graph
+        if not self._graph:
+            raise InvariantError(f"slot {self.slot_id} is to use the job's graph, and was never sent one")
+        return self._graph
+
+    # ---- the life of an attempt ----------------------------------------------------
+
+    def _deploy(self, deploy: m.Deploy) -> None:
+        """Read the state on the I/O pool, then build the tasks and open their operators."""
+        self.attempt = deploy.attempt
+        self.failure = None  # its traceback refers to all that the attempt before had restored
+        config = msgspec.msgpack.decode(deploy.config, type=JobConfig)
+        unpickle = partial(self._seams.unpickle, self._graph_of(deploy))
+
+        def done(outcome: Done[Loaded] | Failed) -> None:
+            if self.attempt != deploy.attempt or self.state is not SlotState.DEPLOYING:
+                return
+            if isinstance(outcome, Failed):
+                self._not_opened(outcome.error)
+                return
+            try:
+                self._open(deploy, config, outcome.value)
+            except BaseException as error:  # noqa: BLE001 - opening runs user code: any failure is the job's
+                self._not_opened(error)
+                return
+            self._on(SlotEvent.OPENED)
+            self._seams.send(m.Deployed(deploy.attempt))
+
+        self._seams.executor.submit(partial(load, deploy, config, self._seams.open_storage, unpickle), done)
+
+    def _open(self, deploy: m.Deploy, config: JobConfig, loaded: Loaded) -> None:
+        any_graph = next(iter(loaded.graphs.values()))
+        subtasks = sum(vertex.parallelism for vertex in any_graph.vertices)
+        seams = TaskSeams(
+            job_id=deploy.job_id,
+            attempt=deploy.attempt,
+            epoch=deploy.epoch,
+            config=config,
+            clock=self._seams.clock,
+            executor=self._seams.executor,
+            ids=self._seams.ids,
+            storage=loaded.storage,
+            overtakable=overtakable(any_graph),
+            inline_bytes_max=inline_bytes_max(config.inline_bytes, subtasks),
+            send=self._seams.send,
+            schedule=self._scheduler.schedule,
+        )
+        self._deployment = Deployment(self.slot_id, deploy, loaded, seams)
+        self.tasks, self.pool = self._deployment.tasks, self._deployment.pool
+        for ref, task in self.tasks.items():
+            self._opening = task
+            task.open(loaded.restored[ref])
+        self._opening = None
+
+    def _not_opened(self, error: BaseException) -> None:
+        self.failure = error
+        task = self._opening
+        opening = None if task is None else (task.ref, *task.operators.at_work)
+        self._on(SlotEvent.NOT_OPENED)
+        self._end_attempt()
+        self._seams.send(deploy_failed(self.attempt, error, opening))
+
+    def _start(self, peers: tuple[m.Peer, ...]) -> None:
+        """Open the links to other slots, and start all tasks. All slots are deployed by now."""
+        assert self._deployment is not None
+        self._scheduler.start()
+        self._deployment.connect(peers, self._seams.transport)
+        for task in self._deployment.all_tasks:
+            task.start()
+
+    def _end_attempt(self) -> None:
+        """Close everything that runs here."""
+        self._commits.attempt_over()
+        if self._deployment is not None:
+            self._deployment.close()
+        self._scheduler.stop()
+        self._scheduler = Scheduler(self._seams.clock, self._seams.executor)
+        self._deployment = self.pool = self._opening = None
+        self.tasks = {}

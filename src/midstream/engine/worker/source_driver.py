@@ -1,0 +1,445 @@
+"""Reads the splits of one source subtask and emits their batches.
+
+Every split has the offset after the last batch that was emitted. These splits, and the tally of bad records, are the
+state of a source. A batch that has been read ahead but not emitted is read again after a restore.
+
+Every batch has rows of one split, and splits take turns, batch by batch. So their event times differ by a few batches
+at most, and each operator of the chain can know from which split its rows are (`Splits`).
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
+
+import msgspec
+import pyarrow as pa
+
+from midstream.engine.core.arrow_types import to_list
+from midstream.engine.core.batches import text_not_utf8
+from midstream.engine.core.errors import DataError, InvariantError
+from midstream.engine.core.interfaces import Done, Failed, Timer
+from midstream.engine.operators.bad_records import TALLY, BadRecords, Tally
+from midstream.engine.operators.base import Splits
+from midstream.engine.operators.source_api import Source, Split, SplitReader, checked_count, checked_read, decoded_splits
+from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart, check_columns
+from midstream.engine.worker.interfaces import TaskSeams
+from midstream.engine.worker.source_rate import SourcePace
+
+SPLITS = "splits"
+"""The name of the state part with the splits, each at its offset."""
+SPLITS_SCHEMA = pa.schema([("split", pa.binary())])
+REST_S_MIN = 0.004
+"""How long a split without rows for now rests before it is read again. The time doubles, up to REST_S_MAX, with each
+read that finds none."""
+REST_S_MAX = 0.05
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(Split)
+
+
+def splits_of(part: StatePart) -> list[Split]:
+    """The splits in the state part SPLITS. Raises StorageError if they are not what a source has stored."""
+    where = "the splits of a source"
+    for chunk in part.chunks:
+        check_columns(chunk.table, {"split": pa.binary()}, where)
+    return decoded_splits(to_list(part.table().column("split")), where)
+
+
+class Progress(Enum):
+    """The result of one step of a source."""
+
+    EMITTED = auto()
+    """The source may have more to emit at once."""
+    WAITING = auto()
+    """The source has nothing to emit now, and will call `wake`."""
+    ENDED = auto()
+    """All splits have been read, and there are no more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ahead:
+    """A batch that has been read ahead, the offset after it, and the bad records that its reader has left out of it."""
+
+    batch: pa.RecordBatch
+    offset: int
+    bad: BadRecords | None
+
+
+class Reading(Enum):
+    """The state of the reading of one open split."""
+
+    IDLE = auto()
+    """The split is read when it next has its turn."""
+    UNDER_WAY = auto()
+    """A read is on the I/O pool. A split has at most one read at a time."""
+    AHEAD = auto()
+    """A batch has been read, and waits for its turn."""
+    RESTING = auto()
+    """The split had no rows for now, and is read again when its timer fires."""
+    AT_END = auto()
+    """Every row of the split has been emitted."""
+
+
+@dataclass(slots=True)
+class _OpenSplit:
+    """A split that is being read."""
+
+    split: Split
+    number: int
+    before: Split
+    """The split as it was before the batch that was emitted last."""
+    quiet_until_s: float = float("-inf")
+    """When the source last delivered rows of the split, or reported that there are none at present."""
+    reader: SplitReader | None = None
+    state: Reading = Reading.IDLE
+    ahead: _Ahead | None = None
+    """The batch of the state AHEAD."""
+    rest_timer: Timer | None = None
+    """The timer of the state RESTING."""
+    rest_s: float = 0.0
+    """How long the split rested last; 0 if it has had rows since."""
+
+
+class Asking(Enum):
+    """Whether a source asks the coordinator for splits."""
+
+    MAY_ASK = auto()
+    ASKED = auto()
+    NONE_WAITS = auto()
+    """The coordinator has no split at present, and answers once it has one."""
+    NO_MORE = auto()
+    """The coordinator has no more splits."""
+    STOPPED = auto()
+    """The source ends now, as if every split had been read (drain)."""
+    CLOSED = auto()
+
+
+# A member takes ten times as long as a global to look up.
+_IDLE, _UNDER_WAY, _AHEAD, _RESTING, _AT_END = Reading
+_MAY_ASK, _ASKED, _NONE_WAITS, _NO_MORE, _STOPPED, _CLOSED = Asking
+
+
+class SourceDriver(Splits):
+    """The source of one task. The operators of the chain see it as `engine.operators.base.Splits`."""
+
+    def __init__(
+        self,
+        source: Source,
+        parallelism: int,
+        seams: TaskSeams,
+        *,
+        emit: Callable[[pa.RecordBatch], None],
+        emit_bad: Callable[[pa.RecordBatch], None],
+        request_split: Callable[[], None],
+        wake: Callable[[], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._source = source
+        self._clock, self._executor = seams.clock, seams.executor
+        self._emit = emit
+        self._emit_bad = emit_bad
+        self.tally = Tally(source.bad_records_max)
+        self._request_split = request_split
+        self._wake = wake
+        self._fail = fail
+        self._splits_wanted = checked_count(source.splits_per_reader(parallelism), "splits_per_reader")
+        readers = checked_count(source.readers_max(parallelism), "readers_max")
+        rows_per_s = source.rows_per_s / readers if source.rows_per_s else None
+        self._pace = SourcePace(seams.config.batch_rows, rows_per_s)
+        self._timer: Timer | None = None
+        """Fires when the rate allows the next batch."""
+        self._splits: deque[_OpenSplit] = deque()
+        self._opened = 0
+        self._current = -1
+        self._asking = _MAY_ASK
+        self._all_assigned = False
+        """Whether every split that discovery has found is assigned to some subtask. False at first, because discovery
+        may not have found any yet. Other subtasks may still ask for splits when it is True."""
+        self._emitting: tuple[_OpenSplit, int] | None = None
+        """The split whose batch the chain processes, and the batch's rows. A failure of the chain leaves them here."""
+        self._listeners: list[Callable[[], None]] = []
+        self._changed = True
+        """Whether the listeners have to be called before anything else is emitted."""
+
+    def restore(self, parts: Mapping[str, StatePart]) -> None:
+        if SPLITS in parts:
+            for split in splits_of(parts[SPLITS]):
+                self._add(split)
+        if TALLY in parts:
+            self.tally.restore(parts[TALLY])
+
+    def add_split(self, encoded: bytes, *, is_last: bool = True) -> None:
+        """Read this split, too. `is_last` says whether every split found so far is now assigned (`all_assigned`)."""
+        if self._asking in (_ASKED, _NONE_WAITS):
+            self._asking = _MAY_ASK
+        self._all_assigned = is_last
+        self._add(_decoder.decode(encoded))
+        self._wake()
+
+    def splits_assigned(self, none_waits: bool) -> None:
+        """Every split that was found is assigned to some subtask, this one or another.
+
+        `none_waits` says whether that is the answer to the last request.
+        """
+        self._all_assigned = self._changed = True
+        if none_waits and self._asking is _ASKED:
+            self._asking = _NONE_WAITS
+        self._wake()
+
+    def no_more_splits(self) -> None:
+        if self._asking in (_MAY_ASK, _ASKED, _NONE_WAITS):
+            self._asking = _NO_MORE
+        self._wake()
+
+    def stop(self) -> None:
+        """End now, as if the input had ended (drain)."""
+        self._asking = _STOPPED
+        self._wake()
+
+    def step(self) -> Progress:
+        """Emit at most one batch. Splits take turns."""
+        if self._asking is _STOPPED:
+            return Progress.ENDED
+        if len(self._splits) < self._splits_wanted and self._asking is _MAY_ASK:
+            self._asking = _ASKED
+            self._request_split()
+        if self._changed and self._tell():
+            return Progress.EMITTED
+        pace = self._pace
+        if pace.has_rate and self._must_wait():
+            pace.pause()
+            return Progress.WAITING
+        for _ in range(len(self._splits)):
+            current = self._splits[0]
+            ahead = self._next_ahead(current)
+            if ahead is None and current.state is _AT_END:
+                self._splits.popleft()
+                self._close_reader(current)
+                self._tell()
+                return Progress.EMITTED
+            self._splits.rotate(-1)
+            if ahead is not None:
+                bad_rows = 0 if ahead.bad is None else len(ahead.bad.at)
+                if pace.has_rate:
+                    pace.keep_rate(ahead.batch.num_rows + bad_rows, self._clock.monotonic_s())
+                current.quiet_until_s = self._clock.monotonic_s()
+                self.tally.count(ahead.batch.num_rows, ahead.bad)
+                if ahead.bad is not None:
+                    self._emit_bad(ahead.bad.rows)
+                if ahead.batch.num_rows:
+                    self._emit_timed(current, ahead.batch)
+                return Progress.EMITTED
+        if not self._splits and self._asking is _NO_MORE:
+            return Progress.ENDED
+        pace.pause()
+        return Progress.WAITING
+
+    def snapshot(self, new_id: Callable[[], str]) -> dict[str, StatePart]:
+        parts = {}
+        encoded = [_encoder.encode(current.split) for current in self._splits]
+        if encoded:
+            table = pa.table({"split": pa.array(encoded, pa.binary())}, schema=SPLITS_SCHEMA)
+            parts[SPLITS] = StatePart(Redistribute.SPLIT, (Chunk(new_id(), table),))
+        tally = self.tally.snapshot(new_id)
+        if tally is not None:
+            parts[TALLY] = tally
+        return parts
+
+    def close(self) -> None:
+        self._asking = _CLOSED
+        if self._timer is not None:
+            self._timer.cancel()
+        while self._splits:
+            current = self._splits.popleft()
+            if current.rest_timer is not None:
+                current.rest_timer.cancel()
+            if current.state is not _UNDER_WAY:  # else the read's completion closes it
+                self._close_reader(current)
+
+    # ---- the view of the operators ----
+
+    @property
+    def current(self) -> int:
+        return self._current
+
+    @property
+    def open(self) -> Iterator[int]:
+        return (current.number for current in self._splits)
+
+    @property
+    def all_assigned(self) -> bool:
+        return self._all_assigned
+
+    def split_id(self, split: int) -> str | None:
+        """The id of the split, or None if it is not open any more. Listeners are called for that in the next step."""
+        return next((current.split.id for current in self._splits if current.number == split), None)
+
+    @property
+    def none_waits(self) -> bool:
+        return self._asking is _NONE_WAITS
+
+    def quiet_until_s(self, split: int) -> float:
+        if self._source.bounded or self._source.splits_end:
+            return float("-inf")
+        return next(current.quiet_until_s for current in self._splits if current.number == split)
+
+    def on_change(self, changed: Callable[[], None]) -> None:
+        self._listeners.append(changed)
+
+    def _tell(self) -> bool:
+        """Call the listeners. Returns whether there are any: they may have emitted a watermark."""
+        self._changed = False
+        for changed in self._listeners:
+            changed()
+        return bool(self._listeners)
+
+    @property
+    def emitting_rows(self) -> int:
+        """How many rows from here the chain processes now, or has failed on. It is 0 when the chain processes none."""
+        return 0 if self._emitting is None else self._emitting[1]
+
+    def place(self, row: int | None) -> str:
+        """The position in the input of this row of `emitting_rows`, or of all of them if `row` is None."""
+        assert self._emitting is not None
+        current, rows = self._emitting
+        return self._source.place(current.before, *((0, rows - 1) if row is None else (row, row)))
+
+    # ---- emitting ----
+
+    def _add(self, found: Split) -> None:
+        split = self._source.begin_split(found)
+        self._splits.append(_OpenSplit(split, self._opened, split))
+        self._opened += 1
+        self._changed = True
+
+    def _emit_timed(self, current: _OpenSplit, batch: pa.RecordBatch) -> None:
+        """Emit a batch, and set the size of the next ones.
+
+        It depends on how long the chain took, and on how fast batches are taken downstream.
+        """
+        started_s = self._clock.own_core_s()
+        self._current = current.number
+        self._emitting = current, batch.num_rows
+        self._emit(batch)
+        self._emitting = None
+        self._pace.emitted(batch.num_rows, started_s, self._clock.own_core_s())
+
+    # ---- reading ----
+
+    def _next_ahead(self, current: _OpenSplit) -> _Ahead | None:
+        """The next batch of the split, or None if there is none now. The split's offset moves past it."""
+        if self._source.blocking:
+            ahead, current.ahead = current.ahead, None
+            _move_past(current, ahead)
+            if current.state in (_IDLE, _AHEAD):
+                self._read_ahead(current)
+            return ahead
+        if current.state is _AT_END:
+            return None
+        if current.reader is None:
+            current.reader = self._source.open_split(current.split)
+        ahead = _read(self._source, current.split, current.reader, self._pace.rows_max)
+        if ahead is None:
+            current.state = _AT_END
+        _move_past(current, ahead)
+        return ahead
+
+    def _read_ahead(self, current: _OpenSplit) -> None:
+        current.state, current.rest_timer = _UNDER_WAY, None
+        source, split, reader, rows_max = self._source, current.split, current.reader, self._pace.rows_max
+
+        def work() -> tuple[SplitReader, _Ahead | None]:
+            if reader is not None:
+                return reader, _read(source, split, reader, rows_max)
+            with ExitStack() as stack:
+                opened = source.open_split(split)
+                stack.callback(opened.close)  # a reader whose first read fails is not returned, and must be closed
+                ahead = _read(source, split, opened, rows_max)
+                stack.pop_all()
+            return opened, ahead
+
+        def done(outcome: Done[tuple[SplitReader, _Ahead | None]] | Failed) -> None:
+            current.state = _IDLE
+            if isinstance(outcome, Failed):
+                if self._asking is _CLOSED:
+                    self._close_reader(current)
+                else:
+                    self._fail(outcome.error)
+                return
+            current.reader, ahead = outcome.value
+            if self._asking is _CLOSED:
+                self._close_reader(current)
+            elif ahead is not None and ahead.batch.num_rows == 0 and ahead.bad is None:
+                self._let_rest(current, ahead.offset)
+            else:
+                current.state = _AT_END if ahead is None else _AHEAD
+                current.ahead, current.rest_s = ahead, 0.0
+                self._wake()
+
+        self._executor.submit(work, done)
+
+    def _let_rest(self, current: _OpenSplit, offset: int) -> None:
+        """Read the split again later: it has no rows for now.
+
+        All rows that it had before have been emitted, because a read begins when the batch before it is taken.
+        """
+        if current.ahead is not None:
+            raise InvariantError(f"split {current.split.id} rests, and has rows that were read ahead")
+        current.quiet_until_s = self._clock.monotonic_s()
+        current.split = msgspec.structs.replace(current.split, offset=offset)
+        current.rest_s = min(max(2 * current.rest_s, REST_S_MIN), REST_S_MAX)
+        current.state = _RESTING
+        current.rest_timer = self._executor.call_later(current.rest_s, partial(self._read_ahead, current))
+
+    def _close_reader(self, current: _OpenSplit) -> None:
+        reader, current.reader = current.reader, None
+        if reader is None:
+            return
+        if self._source.blocking:
+            self._executor.submit(reader.close, self._closed_reader)
+        else:
+            reader.close()
+
+    def _closed_reader(self, outcome: Done[None] | Failed) -> None:
+        if isinstance(outcome, Failed) and self._asking is not _CLOSED:
+            self._fail(outcome.error)
+
+    def _must_wait(self) -> bool:
+        delay_s = self._pace.next_emit_s - self._clock.monotonic_s()
+        if delay_s <= 0:
+            return False
+        if self._timer is None:
+            self._timer = self._executor.call_later(delay_s, self._timer_fired)
+        return True
+
+    def _timer_fired(self) -> None:
+        self._timer = None
+        self._wake()
+
+
+def _move_past(current: _OpenSplit, ahead: _Ahead | None) -> None:
+    if ahead is not None:
+        current.before = current.split
+        current.split = msgspec.structs.replace(current.split, offset=ahead.offset)
+
+
+def _read(source: Source, split: Split, reader: SplitReader, rows_max: int) -> _Ahead | None:
+    """Read the next batch of the split. Raises SchemaError if it has other columns than the source, and DataError if a text
+    in it is not UTF-8.
+    """
+    found = reader.read(rows_max)
+    if found is None:
+        return None
+    batch, offset = checked_read(found, source.schema, f"{type(source).__name__}: split {split.id!r}")
+    wrong = text_not_utf8(batch)
+    if wrong is not None:
+        row, name, text = wrong
+        raise DataError(
+            f"{source.place(split, row, row)}: column {name!r} has the text {text!r:.200}, which is not UTF-8; write it in "
+            "UTF-8, or as a column of bytes"
+        )
+    return _Ahead(batch, offset, reader.bad_records())

@@ -1,0 +1,524 @@
+"""Runs one subtask: it reads its gates or its source, runs its operators, and emits to its partitions.
+
+Everything happens in `step`, a slice of work that always completes: its output goes to the subpartitions even if that
+overdraws the pool, and the next step waits until the pool is whole. Between two steps nothing is half done. That is why
+a mail (a trigger, a split, a completed checkpoint) is a step of its own.
+
+TASK_TABLE has the states of a task and the events that lead from one to the next. `Task.next_step` is the only place
+where it is decided what a task does next, and `Step` has everything that this can be.
+
+A task whose data has ended still takes part in checkpoints. It ends when three conditions are met: a checkpoint that it
+joined after the end of its data has completed, all that it has emitted is with its consumers, and it has acknowledged
+or declined every checkpoint that it has joined. Only then are its channels closed. So the sinks' committers have
+everything that the task's sinks have prepared, and rows still in flight are in every checkpoint.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from enum import Enum
+from typing import Final
+
+from midstream.engine.checkpoint.barrier_handler import CancelReceived, TriggerReceived
+from midstream.engine.core.elements import (
+    MAX_WATERMARK_US,
+    MIN_WATERMARK_US,
+    CheckpointBarrier,
+    EndOfData,
+    EndOfPartition,
+    Watermark,
+)
+from midstream.engine.core.ids import TaskId
+from midstream.engine.core.interfaces import Done, Failed
+from midstream.engine.core.state_machine import Row, Story, Table, new_story
+from midstream.engine.exchange.input_gate import InputGate
+from midstream.engine.exchange.result_partition import ResultPartition
+from midstream.engine.graph.job_graph import JobGraph
+from midstream.engine.graph.idleness import channel_origins, is_bounded
+from midstream.engine.operators.base import SnapshotResult
+from midstream.engine.protocol import messages as m
+from midstream.engine.protocol.live_rows import RowsShown, ShowRows
+from midstream.engine.protocol.task_metrics import TaskMetrics
+from midstream.engine.worker.failure_reports import place_of_failure, task_failed
+from midstream.engine.worker.task_input import TaskInput
+from midstream.engine.worker.live_rows import show_next
+from midstream.engine.worker.task_operators import RestoredOperators, TaskOperators
+from midstream.engine.worker.interfaces import TaskSeams
+from midstream.engine.worker.task_snapshots import TaskSnapshots
+from midstream.engine.worker.source_driver import Progress, SourceDriver
+from midstream.engine.worker.task_checkpoints import TaskCheckpoints
+from midstream.engine.worker.task_metrics import has_dropped, task_metrics
+
+_log = logging.getLogger(__name__)
+
+MAILS_IN_A_ROW_MAX = 32
+"""How many mails are handled in a row. Mails go before rows, but continuous checkpoints must not starve the rows."""
+
+
+class TaskState(Enum):
+    CREATED = "created"
+    RUNNING = "running"
+    PAUSED = "paused"
+    """The job stops or moves with a checkpoint: after its barrier the source is not read."""
+    ENDING = "ending"
+    """The input has ended. The last results are still to be emitted."""
+    AWAITS_CHECKPOINT = "awaits its final checkpoint"
+    """`EndOfData` is sent. Each checkpoint that the task joins from here on has everything that it has emitted."""
+    AWAITS_SINKS = "awaits its sinks"
+    """`EndOfData` is sent, in a job without checkpoints. What the sinks have prepared is committed when all tasks have
+    ended."""
+    AWAITS_SENT = "awaits that all is sent"
+    """The final checkpoint has completed. The task ends once its consumers have received everything, and it has
+    acknowledged or declined every checkpoint."""
+    FINISHED = "finished"
+    CLOSED = "closed"
+    """The task was cancelled, or has failed."""
+
+
+class TaskEvent(Enum):
+    """The events that change the state of a task."""
+
+    START = "start"
+    PAUSE = "pause"
+    RESUME = "resume"
+    INPUT_ENDED = "input ended"
+    ALL_EMITTED = "all emitted"
+    COMPLETED = "final checkpoint completed"
+    END = "end"
+    FAIL = "fail"
+    CLOSE = "close"
+
+
+_CREATED, _RUNNING, _PAUSED, _ENDING, _AWAITS_CHECKPOINT, _AWAITS_SINKS, _AWAITS_SENT, _FINISHED, _CLOSED = TaskState
+_FINISHING: Final = (_AWAITS_CHECKPOINT, _AWAITS_SINKS, _AWAITS_SENT)
+LIVE: Final = (_RUNNING, _PAUSED, _ENDING, *_FINISHING)
+
+TASK_TABLE: Final[Table[TaskState, TaskEvent]] = Table(
+    "task",
+    (
+        Row(_CREATED, TaskEvent.START, (_RUNNING,), "consumers get the restored watermark; recovery begins"),
+        Row(_RUNNING, TaskEvent.PAUSE, (_PAUSED,), "the source is not read"),
+        Row(_PAUSED, TaskEvent.PAUSE, (_PAUSED,), "the job tries again, with another checkpoint"),
+        Row(_PAUSED, TaskEvent.RESUME, (_RUNNING,), "the checkpoint is aborted, or the job continues all the same"),
+        Row(_RUNNING, TaskEvent.INPUT_ENDED, (_ENDING,), "watermarks fire"),
+        Row(_ENDING, TaskEvent.ALL_EMITTED, (_AWAITS_CHECKPOINT, _AWAITS_SINKS), "`EndOfData` goes out"),
+        Row(_AWAITS_CHECKPOINT, TaskEvent.COMPLETED, (_AWAITS_SENT,), "nothing of the task can be lost any more"),
+        *(Row(state, TaskEvent.END, (_FINISHED,), "channels are closed") for state in (_AWAITS_SINKS, _AWAITS_SENT)),
+        *(Row(state, TaskEvent.FAIL, (_CLOSED,), "the failure is reported") for state in (_CREATED, *LIVE)),
+        *(Row(state, TaskEvent.CLOSE, (_CLOSED,), "everything is dropped") for state in (_CREATED, *LIVE)),
+    ),
+)
+
+
+class Step(Enum):
+    """The steps of a task. `Task.next_step` chooses the next one."""
+
+    END = "end"
+    """Everything is committed, sent and acknowledged."""
+    MAIL = "handle a mail"
+    """A mail handles barriers and bookkeeping, and needs no buffer."""
+    WAIT = "wait for room in the output"
+    FIRE = "fire a slice of a watermark"
+    TIMER = "call a timer that is due"
+    READ_GATES = "read from the gates"
+    """Read rows, or once the data has ended the barriers and ends that still come."""
+    READ_SOURCE = "read from the source"
+    PAUSE = "wait while the source is paused"
+    FINISH = "emit what is left"
+
+
+# A member takes ten times as long as a global to look up.
+_END, _MAIL, _WAIT, _FIRE, _TIMER, _READ_GATES, _READ_SOURCE, _PAUSE, _FINISH = Step
+
+
+class Task:
+    """One subtask of a vertex."""
+
+    def __init__(
+        self, ref: TaskId, graph: JobGraph, seams: TaskSeams, gates: list[InputGate], partitions: list[ResultPartition]
+    ) -> None:
+        self.ref = ref
+        self.vertex = graph.vertices[ref.vertex]
+        self.state = TaskState.CREATED
+        self._story: Story[TaskState] = new_story()
+        self.gates = gates
+        self.partitions = partitions
+        self._seams = seams
+        self.mails: deque[Callable[[], None]] = deque()
+        self._mails_in_a_row = 0
+        self._last = Step.READ_GATES
+        """The last step that could emit. Timers take turns with rows: an operator whose timers are always due would
+        starve the rows. It is no state of its own, because it means the same in each state."""
+        self.operators = operators = TaskOperators(
+            ref, self.vertex, is_bounded(graph, ref.vertex), seams, partitions, self.wake, self.fail
+        )
+        self._snapshots = TaskSnapshots(ref, seams, self.metrics, self.fail, self.wake)
+        self._checkpoints = TaskCheckpoints(self, seams, self._snapshots)
+        self.input = TaskInput(
+            ref,
+            gates,
+            channel_origins(graph, ref),
+            operators.chain,
+            seams.clock,
+            self._checkpoints.handle,
+            self._input_ended,
+            seams.config.batch_rows,
+        )
+        self._paused_after: int | None = None
+        """The checkpoint after whose barrier the source is not read, while the task is PAUSED."""
+        self._final_checkpoint: int | None = None
+        """The first checkpoint that the task has joined since its data ended. Whichever completes first, this one or a
+        later one, has everything that the task has emitted. If this one is aborted, that says nothing of the later ones,
+        which may have been joined before the abort arrived."""
+        self.busy_s = 0.0
+        self.backpressured_s = 0.0
+        self._backpressured_since: float | None = None
+
+        self.failure: BaseException | None = None
+
+    # ---- life --------------------------------------------------------------
+
+    def open(self, restored: RestoredOperators) -> None:
+        """Open every operator and give it its state. Nothing runs yet. Raises any exception that an operator raises."""
+        self._snapshots.restored(restored.known)
+        self.operators.open(restored, self._snapshots.stored_bytes)
+        if self.gates:
+            self.input.restore(self.operators.chain.offered_us[0])
+
+    def start(self) -> None:
+        self._become(TaskState.RUNNING, TaskEvent.START)
+        self._seams.send(m.TaskRunning(self._seams.attempt, self.ref))
+        watermark_us = self.operators.chain.watermark_us
+        if watermark_us > MIN_WATERMARK_US:
+            # Consumers do not store the watermarks of their channels.
+            self.operators.edges.broadcast(Watermark(watermark_us))
+        self.input.recover()
+        self.wake()
+
+    def close(self) -> None:
+        """Drop everything and give back every buffer: the attempt is over, or the slot ends."""
+        if self.state not in (TaskState.FINISHED, TaskState.CLOSED):
+            self._become(TaskState.CLOSED, TaskEvent.CLOSE)
+            self._let_go()
+        for gate in self.gates:
+            gate.discard()
+        for partition in self.partitions:
+            partition.discard()
+
+    def fail(self, error: BaseException, *, symptom: bool = False) -> None:
+        """End the task with this failure, and report it once.
+
+        `symptom` says that the failure is probably a consequence of another one. The task's channels stay until the
+        attempt is cancelled: peers that do not know of the failure still send with the credit that they have, and
+        process batches that they have by reference.
+        """
+        if self.state is TaskState.FINISHED:
+            _log.warning("%s (subtask %d): failed after its end", self.vertex.name, self.ref.subtask, exc_info=error)
+        if self.state in (TaskState.FINISHED, TaskState.CLOSED):
+            return
+        self._become(TaskState.CLOSED, TaskEvent.FAIL)
+        self.failure = error
+        self._let_go()
+        operators, name = self.operators, self.vertex.name
+        place = place_of_failure(operators.source, operators.chain, error, name)
+        self._seams.send(task_failed(self._seams.attempt, self.ref, name, error, symptom, operators.at_work[1], place))
+
+    def _let_go(self) -> None:
+        self.operators.stop_timers()
+        self.mails.clear()
+        self._snapshots.close()
+        self._checkpoints.close()
+        self.operators.close()
+
+    def _become(self, state: TaskState, event: TaskEvent) -> None:
+        """Change the state. Raises InvariantError, with the task's story, if TASK_TABLE has no such transition."""
+        before, self.state = self.state, TASK_TABLE.check(self.state, event, state, self._story)
+        self._story.append((before, event))
+
+    @property
+    def is_live(self) -> bool:
+        """Whether the task has a next step."""
+        return self.state in LIVE
+
+    @property
+    def is_finishing(self) -> bool:
+        """Whether the task has processed all its data, and waits until that is committed."""
+        return self.state in _FINISHING
+
+    # ---- mails from the slot -------------------------------------------------
+
+    def wake(self) -> None:
+        self._seams.schedule(self)
+
+    def mail(self, work: Callable[[], None]) -> None:
+        """Run `work` as a step of its own, after the mails that were posted before."""
+        self.mails.append(work)
+        self.wake()
+
+    def trigger_checkpoint(self, barrier: CheckpointBarrier) -> None:
+        """Begin this checkpoint, in a task that reads a source or whose producers have all finished."""
+        checkpoint_id = barrier.checkpoint_id
+
+        def trigger() -> None:
+            self._story.append((self.state, f"trigger of checkpoint {checkpoint_id}"))
+            self._checkpoints.handle(TriggerReceived(barrier))
+            if barrier.pauses_sources and self.operators.source is not None and self.state in (_RUNNING, _PAUSED):
+                self._become(TaskState.PAUSED, TaskEvent.PAUSE)
+                self._paused_after = checkpoint_id
+
+        if self.state is TaskState.FINISHED:  # it finished while the trigger was on its way
+            self._snapshots.decline(checkpoint_id, f"task {self.ref} has finished", counts=False)
+        else:
+            self.mail(trigger)
+
+    def checkpoint_completed(self, checkpoint_id: int) -> None:
+        self.mail(lambda: self._on_completed(checkpoint_id))
+
+    def checkpoint_aborted(self, checkpoint_id: int) -> None:
+        self.mail(lambda: self._on_aborted(checkpoint_id))
+
+    def resume_source(self, checkpoint_id: int) -> None:
+        """Resume the source if it is PAUSED after the barrier of this checkpoint: the task continues."""
+        self.mail(lambda: self._resume_source(checkpoint_id))
+
+    def add_split(self, split: bytes, is_last: bool) -> None:
+        """Assign a split. It is a mail, like a trigger: a split that came before the trigger is in the checkpoint."""
+        self._tell_source(lambda source: source.add_split(split, is_last=is_last))
+
+    def splits_assigned(self, none_waits: bool) -> None:
+        """Every split found so far is assigned; `none_waits` says whether that answers the last request.
+
+        It is a mail, so that it keeps its place among the splits. Before the start there are no splits and no mails.
+        """
+        if self.operators.source is not None and self.state is TaskState.CREATED:
+            self.operators.source.splits_assigned(none_waits)
+        else:
+            self._tell_source(lambda source: source.splits_assigned(none_waits))
+
+    def no_more_splits(self) -> None:
+        self._tell_source(lambda source: source.no_more_splits())
+
+    def stop_source(self) -> None:
+        self._tell_source(lambda source: source.stop())
+
+    def _tell_source(self, tell: Callable[[SourceDriver], None]) -> None:
+        source = self.operators.source
+        if source is not None and self.is_live:
+            self.mail(lambda: tell(source))
+
+    # ---- the step ------------------------------------------------------------
+
+    def step(self, started_s: float) -> bool:
+        """Do one slice of work, begun at `started_s`. Returns False if the next one has to wait for `wake`."""
+        if not self.is_live:
+            self.mails.clear()
+            return False
+        if self._backpressured_since is not None:
+            self.backpressured_s += started_s - self._backpressured_since
+            self._backpressured_since = None
+        try:
+            return self._step(started_s) or bool(self.mails)
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # noqa: BLE001 - the border to user code, where a panic is no Exception
+            self.fail(error)
+            return False
+
+    def next_step(self) -> Step:
+        """The next step of a live task. If it is WAIT, `wake` will be called. Nothing else is changed by the call."""
+        state, operators = self.state, self.operators
+        if state is _AWAITS_SENT and self._snapshots.is_idle and self._is_sent():
+            return _END  # before the mails: with checkpoints that follow at once there is always another trigger
+        if self.mails and self._mails_in_a_row < MAILS_IN_A_ROW_MAX:
+            return _MAIL
+        if not self._output_available():
+            return _WAIT
+        if operators.chain.is_firing:
+            return _FIRE
+        if operators.due and self._last is not _TIMER:
+            return _TIMER
+        if state is _RUNNING:
+            return _READ_GATES if operators.source is None else _READ_SOURCE
+        if state is _PAUSED:
+            return _PAUSE
+        return _FINISH if state is _ENDING else _READ_GATES
+
+    def _step(self, started_s: float) -> bool:
+        """Do the next step. Returns whether another one may find something to do. If not, `wake` will be called."""
+        step = self.next_step()
+        if step is _MAIL:
+            self._mails_in_a_row += 1
+            self.mails.popleft()()
+            return self._may_have_work()
+        self._mails_in_a_row = 0
+        if step is _WAIT:
+            self._backpressured_since = started_s
+            return False
+        self._last = step
+        if step is _READ_GATES:
+            has_more = self.input.work(self._checkpoints.priority_gates) and self._may_have_work()
+        elif step is _READ_SOURCE:
+            has_more = self._read_source()
+        elif step is _FIRE:
+            self.operators.chain.pump()
+            return True
+        elif step is _TIMER:
+            self.operators.due.popleft()()
+            return True
+        elif step is _FINISH:
+            self._finish()
+            return True
+        elif step is _END:
+            self._end()
+            return False
+        else:
+            assert step is _PAUSE, step
+            has_more = False
+        return has_more or bool(self.operators.due)
+
+    def _may_have_work(self) -> bool:
+        operators, state = self.operators, self.state
+        if operators.due or operators.chain.is_firing or self.input.may_have_data:
+            return True
+        if state is _RUNNING or state is _PAUSED:
+            return operators.source is not None
+        return state is _ENDING or state is _AWAITS_SENT
+
+    def _output_available(self) -> bool:
+        for partition in self.partitions:
+            if not partition.is_available():
+                partition.wake_when_available(self.wake)
+                return False
+        may_be_busy = self.operators.may_be_busy
+        return not may_be_busy or all(operator.ready(self.wake) for operator in may_be_busy)
+
+    def _read_source(self) -> bool:
+        source, chain = self.operators.source, self.operators.chain
+        assert source is not None
+        progress = source.step()
+        if progress is Progress.ENDED:
+            self._input_ended()
+            chain.end_input(0)
+            chain.offer(0, MAX_WATERMARK_US)
+        return progress is not Progress.WAITING
+
+    # ---- the end -------------------------------------------------------------
+
+    def _input_ended(self) -> None:
+        self._become(TaskState.ENDING, TaskEvent.INPUT_ENDED)
+
+    def _finish(self) -> None:
+        """Emit the last results and `EndOfData`. Then the task waits for its final checkpoint."""
+        operators = self.operators
+        operators.chain.finish()
+        operators.stop_timers()  # a timer would emit rows after the end of the data
+        operators.edges.broadcast(EndOfData())
+        if self._seams.storage is None:
+            self._become(TaskState.AWAITS_SINKS, TaskEvent.ALL_EMITTED)
+            self._prepare_sinks()
+        else:
+            self._become(TaskState.AWAITS_CHECKPOINT, TaskEvent.ALL_EMITTED)
+            self._seams.send(m.TaskEndOfData(self._seams.attempt, self.ref))
+
+    def _prepare_sinks(self) -> None:
+        """Send what the sinks prepare to the coordinator. Nothing is stored, because the job has no checkpoints."""
+        operators = self.operators
+        snapshots = [operator.snapshot(0) for operator in operators.chain.operators]
+
+        def work() -> list[SnapshotResult]:
+            return [snapshot.complete() for snapshot in snapshots]
+
+        def done(outcome: Done[list[SnapshotResult]] | Failed) -> None:
+            if not self.is_live:
+                return
+            if isinstance(outcome, Failed):
+                self.fail(outcome.error)
+                return
+            prepared = zip(operators.uids, outcome.value, strict=True)
+            self._end(tuple((uid, result.committables) for uid, result in prepared if result.committables))
+
+        self._seams.executor.submit(work, done)
+
+    def _is_sent(self) -> bool:
+        """Whether the consumers have received everything that was emitted. If not, `wake` will be called."""
+        for partition in self.partitions:
+            if not partition.is_sent:
+                partition.wake_when_sent(self.wake)
+                return False
+        return True
+
+    def _end(self, committables: tuple[tuple[str, tuple[bytes, ...]], ...] = ()) -> None:
+        self.operators.edges.broadcast(EndOfPartition())
+        metrics = self.metrics()
+        self._become(TaskState.FINISHED, TaskEvent.END)
+        self._let_go()
+        for gate in self.gates:
+            gate.discard()
+        self._seams.send(m.TaskFinished(self._seams.attempt, self.ref, committables, metrics))
+
+    # ---- checkpoints -----------------------------------------------------------
+
+    def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None:
+        """Take a snapshot of every operator's state and event time, as they are between two slices."""
+        checkpoint_id, began_s = barrier.checkpoint_id, self._seams.clock.stopwatch_s()
+        self._snapshots.completed(barrier.completed_id)
+        finished = self.state in _FINISHING
+        if finished and self._final_checkpoint is None:
+            self._final_checkpoint = checkpoint_id
+        snapshots = self.operators.snapshot(checkpoint_id)
+        self._snapshots.store(
+            checkpoint_id,
+            snapshots,
+            alignment_ms=alignment_ms,
+            began_s=began_s,
+            finished=finished,
+            with_metrics=finished or barrier.pauses_sources or has_dropped(self),
+        )
+
+    def _on_completed(self, checkpoint_id: int) -> None:
+        self._story.append((self.state, f"checkpoint {checkpoint_id} completed"))
+        self._snapshots.completed(checkpoint_id)
+        for operator in self.operators.chain.operators:
+            operator.checkpoint_completed(checkpoint_id)
+        final = self._final_checkpoint
+        if self.state is _AWAITS_CHECKPOINT and final is not None and checkpoint_id >= final:
+            self._become(TaskState.AWAITS_SENT, TaskEvent.COMPLETED)
+
+    def _on_aborted(self, checkpoint_id: int) -> None:
+        self._story.append((self.state, f"checkpoint {checkpoint_id} aborted"))
+        self._checkpoints.handle(CancelReceived(checkpoint_id))
+        self._checkpoints.drop(checkpoint_id)
+        self._resume_source(checkpoint_id)
+        for operator in self.operators.chain.operators:
+            operator.checkpoint_aborted(checkpoint_id)
+
+    def _resume_source(self, checkpoint_id: int) -> None:
+        """Resume the source if it is PAUSED after the barrier of this checkpoint."""
+        if self.state is _PAUSED and self._paused_after == checkpoint_id:
+            self._become(TaskState.RUNNING, TaskEvent.RESUME)
+            self._paused_after = None
+
+    # ---- metrics and checks ----------------------------------------------------
+
+    def metrics(self) -> TaskMetrics:
+        backpressured_s = self.backpressured_s
+        if self._backpressured_since is not None:
+            backpressured_s += self._seams.clock.monotonic_s() - self._backpressured_since
+        return task_metrics(self, backpressured_s)
+
+    def show(self, asked: ShowRows, answer: Callable[[RowsShown], None]) -> None:
+        """Show the next rows of an operator, as `show_next` does."""
+        if self.is_live:
+            show_next(asked, self.ref.subtask, self.vertex, self.operators.chain, self._seams.executor, answer)
+
+    def check(self) -> None:
+        """Check everything that must hold between two steps."""
+        if self.is_live:  # a failure leaves the chain in the middle of its work
+            self.operators.chain.check()
+        self._checkpoints.check()
+        for gate in self.gates:
+            gate.check()
+        for partition in self.partitions:
+            partition.check()

@@ -1,0 +1,362 @@
+"""Takes the checkpoints of one task: barriers arrive and are forwarded, operators give snapshots, rows are captured.
+
+A task takes a checkpoint in one step on the loop: the barrier is forwarded (after the rows that are queued for the
+consumers, or ahead of all of them), every operator gives its snapshot, and the batches that the barrier has overtaken
+are held so that they can be stored. Later events only add to these batches: those that were still on their way, until
+the last channel has announced its barrier, and those in outputs where the barrier overtakes after its timeout. When
+nothing can be added any more, the batches are encoded and written on the I/O pool, and acknowledged together with the
+operators' state.
+
+Batches are held (`engine.exchange.batch_lease`), and charged to the pool, until they are written. If the barriers are slow to
+arrive, the batches captured so far are written from time to time: a producer that still has to process the rows before
+its barrier, because they are on an edge that cannot be overtaken, may need those buffers.
+
+Every batch in flight is stored by exactly one owner: a batch that has arrived is stored by its consumer, a batch that
+has not left, or has left in part, by its producer, and a recovered batch by the gate that recovers it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from midstream.engine.checkpoint.barrier_handler import (
+    AbortCheckpoint,
+    BarrierAnnounced,
+    BarrierEvent,
+    BarrierHandler,
+    Block,
+    CaptureComplete,
+    CaptureFailed,
+    EndAnnounced,
+    Resume,
+    TakeSnapshot,
+    TimedOut,
+)
+from midstream.engine.checkpoint.channel_state import Captured, store_channels
+from midstream.engine.checkpoint.state_files import channel_file
+from midstream.engine.core.elements import CancelCheckpointMarker, CheckpointBarrier
+from midstream.engine.core.errors import InvariantError, StorageError, assert_never
+from midstream.engine.core.ids import ChannelId
+from midstream.engine.core.interfaces import Done, Failed, Timer
+from midstream.engine.exchange.input_gate import Arrival
+from midstream.engine.exchange.batch_lease import LeasedBatch, release
+from midstream.engine.worker.gate_recovery import GateRecovery
+from midstream.engine.worker.interfaces import TaskSeams
+from midstream.engine.worker.task_snapshots import StoredInFlight, TaskSnapshots
+
+if TYPE_CHECKING:
+    from midstream.engine.worker.task import Task
+
+SEGMENT_BUFFERS = 16
+"""The size of a segment of channel state in buffers. A recovering gate reads a whole segment at once."""
+FLUSH_S = 0.1
+"""How long captured batches keep their buffers while barriers are still to come."""
+
+
+@dataclass(slots=True, eq=False)
+class _InFlightState:
+    """The batches that the barrier of one checkpoint has overtaken in this task, until they are written."""
+
+    barrier: CheckpointBarrier
+    inputs: list[tuple[Captured, list[LeasedBatch]]] = field(default_factory=list)
+    """The batches captured in the gates, in the order in which they are to be read again. The lists grow until every
+    channel has announced its barrier."""
+    outputs: list[tuple[ChannelId, list[LeasedBatch]]] = field(default_factory=list)
+    capturing: bool = False
+    stored: StoredInFlight = field(default_factory=StoredInFlight)
+    """The parts that have been written."""
+    parts: int = 0
+    """How many files have been begun."""
+    writing: list[LeasedBatch] | None = None
+    """The batches that are held for the write under way, and None while none is."""
+    flush: Timer | None = None
+    dropped: bool = False
+
+    def drain(self) -> tuple[list[Captured], list[LeasedBatch]]:
+        """Remove all batches from here. Returns them as they are to be written, and as they have to be released."""
+        captured: list[Captured] = []
+        items: list[LeasedBatch] = []
+        outputs = [(Captured(*channel, True), found) for channel, found in self.outputs]
+        for where, found in (*self.inputs, *outputs):
+            if found or where.stored:
+                forms = tuple([item.form for item in found])
+                batches = tuple([item.batch for item in found])
+                captured.append(replace(where, batches=batches, forms=forms if any(forms) else ()))
+            items += found
+            found.clear()  # in place: the queue adds the batches that still arrive to the same list
+        self.inputs = [(replace(where, stored=()) if where.stored else where, found) for where, found in self.inputs]
+        self.outputs = []
+        return captured, items
+
+    def close(self) -> None:
+        """Release all batches: nothing more will be written."""
+        if self.flush is not None:
+            self.flush.cancel()
+        release(self.drain()[1])
+
+
+class TaskCheckpoints:
+    """The checkpoints of one task. It is called when a barrier arrives in a channel or has left a partition."""
+
+    def __init__(self, task: Task, seams: TaskSeams, snapshots: TaskSnapshots) -> None:
+        self._task = task
+        self._seams = seams
+        self._snapshots = snapshots
+        self._gates = task.gates
+        self._partitions = task.partitions
+        self._channels = [(gate, index) for gate in task.gates for index in range(len(gate.channels))]
+        """The gate of each channel, and the channel's index in the gate. Their order gives the channels' numbers."""
+        capturable = [number for number, (gate, _) in enumerate(self._channels) if gate.edge.id in seams.overtakable]
+        self._handler = BarrierHandler(len(self._channels), capturable)
+        self.priority_gates: tuple[int, ...] = ()
+        """The gates for whose barriers a checkpoint waits, and whose rows cannot be captured for it."""
+        self._in_flight: dict[int, _InFlightState] = {}
+        """The captured batches of each checkpoint, until they are written or the checkpoint is given up."""
+        self._writing: set[_InFlightState] = set()
+        self._timers: dict[int, Timer] = {}
+        self._seen_s: tuple[int, float] = (-1, 0.0)
+        """The newest checkpoint, and when its first barrier was seen."""
+        for number, (gate, index) in enumerate(self._channels):
+            gate.channels[index].queue.on_event = partial(self.arrived, number)
+        for partition in task.partitions:
+            for sub in partition.subpartitions:
+                sub.on_barrier_sent = self._barrier_sent
+        self._closed = False
+
+    def close(self) -> None:
+        """Cancel everything: this task takes no more checkpoints."""
+        self._closed = True
+        for timer in self._timers.values():
+            timer.cancel()
+        self._timers.clear()
+        for state in self._in_flight.values():
+            state.close()
+        self._in_flight.clear()
+        for state in self._writing:
+            assert state.writing is not None
+            release(state.writing)
+        self._writing.clear()
+
+    # ---- events ----
+
+    def arrived(self, channel: int, event: Arrival) -> None:
+        """A barrier, or the end of the partition, has arrived in the channel and waits there for its turn."""
+        if self._closed:
+            return
+        gate, index = self._channels[channel]
+        if not isinstance(event, CheckpointBarrier):
+            self._task.mail(lambda: self.handle(EndAnnounced(channel, gate.is_clear(index, event))))
+        elif event.timeout_ms is not None:
+            self._task.mail(lambda: self.handle(BarrierAnnounced(channel, event, gate.is_clear(index, event))))
+
+    def handle(self, event: BarrierEvent) -> None:
+        """Give one event to the barrier handler, and carry out its instructions."""
+        for instruction in self._handler.handle(event):
+            match instruction:
+                case Block(channel):
+                    gate, index = self._channels[channel]
+                    gate.block(index)
+                case Resume(channels):
+                    for channel in channels:
+                        gate, index = self._channels[channel]
+                        gate.resume(index)
+                case TakeSnapshot():
+                    self._snapshot(instruction)
+                case CaptureComplete(checkpoint_id):
+                    if checkpoint_id in self._in_flight:  # it has been dropped if a write has failed
+                        self._in_flight[checkpoint_id].capturing = False
+                        self._store_if_complete(checkpoint_id)
+                case AbortCheckpoint(checkpoint_id, reason):
+                    for partition in self._partitions:
+                        partition.broadcast(CancelCheckpointMarker(checkpoint_id))
+                    self.drop(checkpoint_id)
+                    self._snapshots.decline(checkpoint_id, reason, counts=False)
+                case _:
+                    assert_never(instruction)
+        priority = {self._channels[channel][0] for channel in self._handler.priority_channels}
+        self.priority_gates = tuple(number for number, gate in enumerate(self._gates) if gate in priority)
+        pending = self._handler.pending
+        if pending is not None:
+            self._see(pending)
+
+    def _see(self, barrier: CheckpointBarrier) -> None:
+        """Note the first sight of this barrier, from which alignment is measured, and start its timeout.
+
+        The timeout runs from the creation of the barrier.
+        """
+        checkpoint_id = barrier.checkpoint_id
+        if self._seen_s[0] == checkpoint_id:
+            return
+        self._seen_s = checkpoint_id, self._seams.clock.monotonic_s()
+        if barrier.timeout_ms and checkpoint_id not in self._timers:
+            # The coordinator's wall clock may differ from this one: the delay is never longer than the timeout itself.
+            left_ms = barrier.created_ms + barrier.timeout_ms - self._seams.clock.now_ms()
+            delay_s = min(max(0, left_ms), barrier.timeout_ms) / 1000
+            self._timers[checkpoint_id] = self._seams.executor.call_later(
+                delay_s, lambda: self._task.mail(lambda: self._timed_out(barrier))
+            )
+
+    def _timed_out(self, barrier: CheckpointBarrier) -> None:
+        self._timers.pop(barrier.checkpoint_id, None)
+        self.handle(TimedOut(barrier.checkpoint_id))
+        state = self._in_flight.get(barrier.checkpoint_id)
+        if state is not None:
+            for partition in self._partitions:
+                if partition.edge.id in self._seams.overtakable:
+                    state.outputs += partition.overtake_waiting(barrier)
+            self._store_if_complete(barrier.checkpoint_id)
+
+    def _barrier_sent(self, checkpoint_id: int) -> None:
+        """A barrier has left for a remote consumer. Sending is not over when this is called, so the rest is a mail."""
+        if checkpoint_id in self._in_flight:
+            self._task.mail(lambda: self._store_if_complete(checkpoint_id))
+
+    def drop(self, checkpoint_id: int) -> None:
+        """Release the batches that were captured for the checkpoint: it will not complete."""
+        state = self._in_flight.get(checkpoint_id)
+        if state is None:
+            self._cancel_timer(checkpoint_id)
+            return
+        if state.capturing:
+            for gate in self._gates:
+                gate.stop_capture()
+        state.dropped = True
+        self._end(state)
+
+    def _end(self, state: _InFlightState) -> None:
+        """Nothing more will be written for this checkpoint. What was written is reported, after the write under way."""
+        checkpoint_id = state.barrier.checkpoint_id
+        self._cancel_timer(checkpoint_id)
+        del self._in_flight[checkpoint_id]
+        state.close()
+        if state.writing is None:
+            self._snapshots.in_flight_stored(checkpoint_id, state.stored)
+
+    def _cancel_timer(self, checkpoint_id: int) -> None:
+        timer = self._timers.pop(checkpoint_id, None)
+        if timer is not None:
+            timer.cancel()
+
+    # ---- the snapshot ----
+
+    def _snapshot(self, taken: TakeSnapshot) -> None:
+        barrier = taken.barrier
+        self._see(barrier)
+        state = _InFlightState(barrier)
+        for partition in self._partitions:
+            if taken.overtaking and partition.edge.id in self._seams.overtakable:
+                state.outputs += partition.overtake(barrier)
+            else:
+                partition.broadcast(barrier)
+        self._task.take_snapshot(barrier, (self._seams.clock.monotonic_s() - self._seen_s[1]) * 1000)
+        if taken.capture:
+            self._capture(state, taken.capture)
+        state.capturing = bool(taken.capture)
+        self._in_flight[barrier.checkpoint_id] = state
+        if state.capturing:
+            self._flush_later(state)
+        self._store_if_complete(barrier.checkpoint_id)
+
+    def _capture(self, state: _InFlightState, channels: tuple[int, ...]) -> None:
+        """Capture, gate by gate, the rest of the batch at work, the rows still to be recovered, and the queued rows."""
+        rests = self._task.input.rests()
+        for number, gate in enumerate(self._gates):
+            mine = [index for of, index in (self._channels[channel] for channel in channels) if of is gate]
+            if not mine:
+                continue
+            if number in rests:
+                at_work, next_row = rests.pop(number)
+                where = Captured(gate.edge.id, gate.consumer, gate.consumer, False)
+                state.inputs.append((where, [at_work.rest(next_row)]))
+            if isinstance(gate.recovered, GateRecovery):
+                remaining = gate.recovered.remaining()
+                state.inputs.append((Captured(gate.edge.id, 0, gate.consumer, False, stored=remaining), []))
+            for index in mine:
+                where = Captured(gate.edge.id, gate.channels[index].id.producer, gate.consumer, False)
+                state.inputs.append((where, gate.capture(index, state.barrier.checkpoint_id)))
+        # A gate of which nothing is captured has no rest: all its rows before the barrier have been processed.
+        if rests:
+            raise InvariantError(f"{state.barrier} would lose the rest of a batch at work in the gates {sorted(rests)}")
+
+    def _store_if_complete(self, checkpoint_id: int) -> None:
+        """Write the captured batches once nothing can be added to them.
+
+        That is when every channel has announced its barrier, and every barrier that was emitted has left its queue or
+        has overtaken it.
+        """
+        state = self._in_flight.get(checkpoint_id)
+        if state is None or state.capturing or state.writing is not None:
+            return
+        if state.barrier.timeout_ms is not None and any(
+            partition.edge.id in self._seams.overtakable and partition.is_waiting(checkpoint_id)
+            for partition in self._partitions
+        ):
+            return
+        if not self._write(state):
+            self._end(state)
+
+    def _flush_later(self, state: _InFlightState) -> None:
+        def flush() -> None:
+            if not state.capturing or state.dropped:
+                return
+            if state.writing is None:
+                self._write(state)
+            self._flush_later(state)
+
+        state.flush = self._seams.executor.call_later(FLUSH_S, lambda: self._task.mail(flush))
+
+    def _write(self, state: _InFlightState) -> bool:
+        """Begin to write the batches captured so far. Returns whether there were any."""
+        captured, items = state.drain()
+        if not captured:
+            release(items)
+            return False
+        state.writing = items
+        self._writing.add(state)
+        seams, storage, checkpoint_id = self._seams, self._seams.storage, state.barrier.checkpoint_id
+        assert storage is not None
+        segment_bytes = SEGMENT_BUFFERS * seams.config.buffer_bytes
+        file = channel_file(seams.epoch, seams.attempt, checkpoint_id, *self._task.ref, state.parts)
+        state.parts += 1
+        inline_bytes_max = seams.inline_bytes_max - state.stored.inline_bytes
+        assert inline_bytes_max >= 0, (seams.inline_bytes_max, state.stored.inline_bytes)
+
+        def work() -> StoredInFlight:
+            try:
+                states, written = store_channels(storage, captured, file, segment_bytes, inline_bytes_max)
+            except (StorageError, OSError) as error:
+                return StoredInFlight(files=(file,), error=error)  # the file may exist all the same
+            inline_bytes = sum(len(segment.inline) for state in states for segment in state.segments)
+            return StoredInFlight(states, written.files, written.stored_bytes, inline_bytes)
+
+        def done(outcome: Done[StoredInFlight] | Failed) -> None:
+            if self._closed:
+                return  # `close` has released the batches
+            self._writing.remove(state)
+            state.writing = None
+            release(items)
+            if isinstance(outcome, Failed):
+                self._task.fail(outcome.error)
+                return
+            state.stored = state.stored.with_more(outcome.value)
+            if state.dropped:
+                self._snapshots.in_flight_stored(checkpoint_id, state.stored)
+            elif state.stored.error is not None:
+                self.drop(checkpoint_id)
+                self.handle(CaptureFailed(checkpoint_id))
+            else:
+                self._store_if_complete(checkpoint_id)
+
+        self._seams.executor.submit(work, done)
+        return True
+
+    def check(self) -> None:
+        self._handler.check()
+        pending = self._handler.pending_id
+        for checkpoint_id, state in self._in_flight.items():
+            assert not state.capturing or checkpoint_id == pending, (checkpoint_id, pending)
+            found = [item for _, items in (*state.inputs, *state.outputs) for item in items]
+            for item in (*found, *(state.writing or ())):
+                item.check()

@@ -1,0 +1,245 @@
+"""Reads the gates of one task: it processes batches in slices, and handles watermarks, barriers and ends.
+
+A slice takes SHORT_SLICE_S where calls cost little, and up to SLICE_S where they cost more. Between two slices mails
+and the other gates have their turn, so that none of them waits for the whole of a slow batch. The rows of the batch
+that have not been processed are in flight (see `rests`).
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate
+
+import pyarrow as pa
+
+from midstream.engine.checkpoint.barrier_handler import BarrierEvent, BarrierReceived, CancelReceived, ChannelEnded
+from midstream.engine.core.elements import (
+    CancelCheckpointMarker,
+    CheckpointBarrier,
+    EndOfData,
+    EndOfPartition,
+    Event,
+    Watermark,
+    WatermarkStatus,
+)
+from midstream.engine.core.errors import InvariantError, assert_never
+from midstream.engine.core.ids import TaskId
+from midstream.engine.core.interfaces import Clock
+from midstream.engine.exchange.input_gate import InputGate
+from midstream.engine.exchange.batch_lease import LeasedBatch
+from midstream.engine.graph.idleness import Origin
+from midstream.engine.protocol.task_metrics import InputMetrics
+from midstream.engine.worker.operator_chain import Chain
+from midstream.engine.worker.batch_sizer import Pace
+from midstream.engine.worker.gate_recovery import GateRecovery
+from midstream.engine.worker.source_rate import FIRST_ROWS
+from midstream.engine.worker.watermark_valve import WatermarkValve
+
+SLICE_S = 0.01
+"""How long a step should keep the loop at most, on a core of its own. Longer ones come from rows slower than before."""
+SHORT_SLICE_S = 0.002
+"""How long a slice takes where shorter calls cost next to nothing. A barrier waits for a slice at each task on its way,
+and for the slices of slow tasks in the same slots."""
+
+PRIORITY_MAX = 64
+"""How many elements are read in a row from `priority` gates (see `work`). Then another gate has its turn."""
+
+
+@dataclass(slots=True, eq=False)
+class _Reader:
+    """The reading of one gate: how far its batch at work has been processed, and how fast its rows are processed."""
+
+    gate: InputGate
+    pace: Pace
+    next_row: int = 0
+    """The first row of the batch at work that has not been processed."""
+
+
+class TaskInput:
+    """The input of one task.
+
+    `handle` gets barriers and ends as they are read. `origins` has the origin of each channel (see `WatermarkValve`).
+    `ended` is called once, when the data of all channels has ended and all rows read from them have been processed.
+    """
+
+    def __init__(
+        self,
+        ref: TaskId,
+        gates: Sequence[InputGate],
+        origins: Sequence[Origin],
+        chain: Chain,
+        clock: Clock,
+        handle: Callable[[BarrierEvent], None],
+        ended: Callable[[], None],
+        rows_max: int,
+    ) -> None:
+        self._ref = ref
+        self._chain = chain
+        self._clock = clock
+        self._handle = handle
+        self._ended = ended
+        self._rows_max = rows_max
+        self._first_channel = list(accumulate((len(gate.channels) for gate in gates), initial=0))
+        """The number of each gate's first channel, with the channels of all gates counted. The last entry is
+        the number of channels."""
+        channels = self._first_channel[-1]
+        assert len(origins) == channels, (ref, origins)
+        self._valve = WatermarkValve(origins)
+        self._was_idle = False
+        self._ended_data = [False] * channels
+        self._unended_channels = Counter[int]()
+        """How many channels of each port have not ended their data."""
+        for gate in gates:
+            self._unended_channels[gate.edge.port] += len(gate.channels)
+        self._readers = [_Reader(gate, Pace(SLICE_S, SHORT_SLICE_S)) for gate in gates]
+        self._next_gate = 0
+        self._priority_in_a_row = 0
+        self.rows_in = 0
+        self.to_recover_bytes = 0
+        """The size of the rows in flight that the gates recover after the task's start."""
+
+    def restore(self, watermark_us: int) -> None:
+        """Restore the event time that the task had reached."""
+        self._valve.watermark_us = watermark_us
+
+    def recover(self) -> None:
+        """Begin to recover the rows in flight of all gates."""
+        for reader in self._readers:
+            if isinstance(reader.gate.recovered, GateRecovery):
+                self.to_recover_bytes += reader.gate.recovered.total_bytes
+                reader.gate.recovered.start()
+
+    def event_times(self) -> tuple[InputMetrics, ...]:
+        """How far event time has come on each gate, over those of its channels that the valve waits for."""
+        waited_for = sorted(self._valve.waited_for())
+        found = []
+        for reader, first, end in zip(self._readers, self._first_channel, self._first_channel[1:], strict=False):
+            marks = [
+                (self._valve.watermarks[channel], channel - first)
+                for channel in waited_for[bisect_left(waited_for, first) : bisect_left(waited_for, end)]
+            ]
+            if marks:
+                lowest_us, slowest = min(marks)
+                producer = reader.gate.channels[slowest].id.producer
+                found.append(InputMetrics(reader.gate.edge.id, lowest_us, producer, max(marks)[0]))
+        return tuple(found)
+
+    def work(self, priority: Sequence[int] = ()) -> bool:
+        """Process a slice of a batch, or the next event, of the next gate. Returns False when no gate has an element.
+
+        The `priority` gates, for whose barriers a checkpoint waits, come first. The others have a turn now and then.
+        """
+        if self._priority_in_a_row < PRIORITY_MAX:
+            for index in priority:
+                if self._read(index):
+                    self._priority_in_a_row += 1
+                    return True
+        self._priority_in_a_row = 0
+        for _ in range(len(self._readers)):
+            index = self._next_gate
+            self._next_gate = (index + 1) % len(self._readers)
+            if self._read(index):
+                return True
+        return False
+
+    @property
+    def may_have_data(self) -> bool:
+        """Whether `work` may find an element now. If not, one of the gates will wake the task."""
+        for reader in self._readers:  # noqa: SIM110 - a generator takes longer to create than the few are to look at
+            if reader.gate.at_work is not None or reader.gate.may_have_data:
+                return True
+        return False
+
+    def rests(self) -> dict[int, tuple[LeasedBatch, int]]:
+        """The batch at work, and its first row that has not been processed, by the number of the gate."""
+        return {
+            number: (reader.gate.at_work, reader.next_row)
+            for number, reader in enumerate(self._readers)
+            if reader.gate.at_work is not None
+        }
+
+    def _read(self, index: int) -> bool:
+        reader = self._readers[index]
+        gate = reader.gate
+        if gate.at_work is None:
+            polled = gate.poll(min(self._rows_max, self._slice_rows(reader)))
+            if polled is None:
+                return False
+            if not isinstance(polled, LeasedBatch):
+                self._on_event(index, *polled)
+                return True
+            self._on_batch(index, polled.batch)
+        self._process_slice(reader)
+        return True
+
+    def _slice_rows(self, reader: _Reader) -> int:
+        return reader.pace.rows(FIRST_ROWS // 2, self._clock.core_share)
+
+    def _on_batch(self, gate: int, batch: pa.RecordBatch) -> None:
+        reader, first = self._readers[gate], self._first_channel[gate]
+        for channel in reader.gate.read_from:
+            if self._ended_data[first + channel]:
+                raise InvariantError(f"{reader.gate.channels[channel].id}: rows after the end of data")
+        self.rows_in += batch.num_rows
+        reader.next_row = 0
+
+    def _on_event(self, gate: int, index: int, event: Event) -> None:
+        channel = self._first_channel[gate] + index
+        reader = self._readers[gate]
+        match event:
+            case Watermark(timestamp_us):
+                self._advance(self._valve.advance(channel, timestamp_us))
+            case WatermarkStatus(idle):
+                self._advance(self._valve.set_idle(channel, idle))
+            case CheckpointBarrier():
+                self._handle(BarrierReceived(channel, event))
+            case CancelCheckpointMarker(checkpoint_id):
+                self._handle(CancelReceived(checkpoint_id))
+            case EndOfData():
+                self._end_of_data(channel, reader.gate.edge.port)
+            case EndOfPartition():
+                if not self._ended_data[channel]:
+                    raise InvariantError(f"{reader.gate.channels[index].id}: closed before the end of data")
+                self._handle(ChannelEnded(channel))
+            case _:
+                assert_never(event)
+
+    def _process_slice(self, reader: _Reader) -> None:
+        """Process as many rows of the batch at work as fit the budget, judged by the rows of this gate before them.
+
+        The rest of the batch is divided into slices of about the same size: a last slice of few rows costs a call.
+        """
+        clock, at_work = self._clock, reader.gate.at_work
+        assert at_work is not None
+        batch = at_work.batch
+        rest = batch.num_rows - reader.next_row
+        budget = self._slice_rows(reader)
+        rows = -(-rest // max(1, round(rest / budget)))
+        part = batch if rows == batch.num_rows else batch.slice(reader.next_row, rows)
+        started_s = clock.own_core_s()
+        self._chain.process(part, reader.gate.edge.port)
+        reader.pace.took(rows, clock.own_core_s() - started_s)
+        reader.next_row += rows
+        if reader.next_row == batch.num_rows:
+            reader.gate.processed()
+
+    def _advance(self, watermark_us: int | None) -> None:
+        if watermark_us is not None:
+            self._chain.offer(0, watermark_us)
+        is_idle = self._valve.is_idle
+        if is_idle != self._was_idle:
+            self._was_idle = is_idle
+            self._chain.links[0].idle(is_idle)
+
+    def _end_of_data(self, channel: int, port: int) -> None:
+        if self._ended_data[channel]:
+            raise InvariantError(f"task {self._ref}: channel {channel} ends twice")
+        self._ended_data[channel] = True
+        self._unended_channels[port] -= 1
+        if self._unended_channels[port] == 0:
+            self._chain.end_input(port)
+        if all(self._ended_data):
+            self._ended()

@@ -1,0 +1,84 @@
+"""The figures that a task reports in a heartbeat: totals since it was deployed.
+
+Everything is counted where it happens, once per batch. Sums over channels are made here, once per heartbeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from midstream.engine.operators.watermarks import TimestampsOperator
+from midstream.engine.protocol.task_metrics import SPLIT_CHARS_MAX, EdgeMetrics, SplitMetrics, TaskMetrics, UserMetric
+from midstream.engine.worker.operator_chain import Chain
+from midstream.engine.worker.gate_recovery import GateRecovery
+from midstream.engine.worker.source_driver import SourceDriver
+
+if TYPE_CHECKING:
+    from midstream.engine.worker.task import Task
+
+
+def task_metrics(task: Task, backpressured_s: float) -> TaskMetrics:
+    """The task's metrics. `backpressured_s` includes the time since it last had to wait for room in its output."""
+    chain, source, uids = task.operators.chain, task.operators.source, task.operators.uids
+    links = chain.links
+    rows = [(uid, chain.rows_in[index], links[index + 1].rows_out) for index, uid in enumerate(uids)]
+    worked_us = [round(1e6 * worked_s) for worked_s in chain.worked_s[: len(uids)]]
+    if task.vertex.source is not None:
+        rows.insert(0, (task.vertex.source.uid, 0, links[0].rows_out))
+        # The source has worked in all steps of the task while no operator and no edge did.
+        worked_us.insert(0, max(0, round(1e6 * (task.busy_s - sum(chain.worked_s[:-1])))))
+    left_bytes = sum(gate.recovered.left_bytes() for gate in task.gates if isinstance(gate.recovered, GateRecovery))
+    return TaskMetrics(
+        task=task.ref,
+        rows_in=task.input.rows_in,
+        rows_out=links[-1].rows_out,
+        busy_ms=int(task.busy_s * 1000),
+        backpressured_ms=int(backpressured_s * 1000),
+        watermark_us=chain.watermark_us,
+        operators=tuple(rows),
+        worked_us=tuple(worked_us),
+        late=tuple((uid, links[i + 1].late_rows) for i, uid in enumerate(uids) if links[i + 1].late_rows),
+        timers_dropped=tuple(
+            (uid, operator.timers_dropped)
+            for uid, operator in zip(uids, chain.operators, strict=True)
+            if operator.timers_dropped
+        ),
+        bad_records=0 if source is None else source.tally.total,
+        to_recover_bytes=task.input.to_recover_bytes,
+        recovered_bytes=task.input.to_recover_bytes - left_bytes,
+        edges=tuple(
+            EdgeMetrics(each.edge.id, each.rows_out, each.bytes_out, each.batches_out) for each in task.partitions
+        ),
+        inputs=task.input.event_times(),
+        slowest_split=None if source is None else _slowest_split(chain, source),
+        user=tuple(_user_metrics(uids, chain)),
+    )
+
+
+def has_dropped(task: Task) -> bool:
+    """Whether the task has dropped rows, timers or records, which must be reported however soon it is lost."""
+    chain, source = task.operators.chain, task.operators.source
+    return (
+        any(link.late_rows for link in chain.links)
+        or any(operator.timers_dropped for operator in chain.operators)
+        or (source is not None and source.tally.total > 0)
+    )
+
+
+def _user_metrics(uids: Sequence[str], chain: Chain) -> Iterator[UserMetric]:
+    for uid, operator in zip(uids, chain.operators, strict=True):
+        if operator.user_metrics is not None:
+            for name, count in operator.user_metrics.counters.items():
+                yield UserMetric(uid, name, True, float(count))
+            for name, value in operator.user_metrics.gauges.items():
+                yield UserMetric(uid, name, False, float(value))
+
+
+def _slowest_split(chain: Chain, source: SourceDriver) -> SplitMetrics | None:
+    for operator in chain.operators:
+        if isinstance(operator, TimestampsOperator):
+            found = operator.slowest_split()
+            if found is not None and (name := source.split_id(found.split)) is not None:
+                return SplitMetrics(name[-SPLIT_CHARS_MAX:], found.come_us, found.furthest_us)
+    return None

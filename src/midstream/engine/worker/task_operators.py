@@ -1,0 +1,192 @@
+"""Runs the source and the operators of one task: opens them with their state, calls timers, takes snapshots, closes."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+
+from midstream.engine.core.errors import InvariantError
+from midstream.engine.core.ids import TaskId
+from midstream.engine.core.key_groups import key_group_range
+from midstream.engine.core.interfaces import Timer
+from midstream.engine.exchange.result_partition import ResultPartition
+from midstream.engine.graph.job_graph import Vertex
+from midstream.engine.operators.bad_records import BAD_RECORDS
+from midstream.engine.operators.base import Operator, OperatorContext, Snapshot, SnapshotResult, Splits
+from midstream.engine.protocol import messages as m
+from midstream.engine.state.state_parts import StatePart
+from midstream.engine.worker.operator_chain import NOWHERE, Chain, Edges
+from midstream.engine.worker.task_input import SLICE_S
+from midstream.engine.worker.interfaces import TaskSeams
+from midstream.engine.worker.source_driver import SourceDriver
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RestoredOperators:
+    """The restored state of a task's operators and its source."""
+
+    parts: dict[str, dict[str, StatePart]] = field(default_factory=dict)
+    known: dict[str, m.ChunkHandle] = field(default_factory=dict)
+    """The handles of those chunks that the checkpoint has in files, by the chunk's id."""
+    watermarks: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """The last watermark offered to each operator, and the last one that left it, by uid."""
+
+
+class TaskOperators:
+    """The source and the operators of one task.
+
+    `is_bounded` says whether every source that they depend on is bounded.
+    `wake` is called when a timer is due, and `fail` when something fails on another thread.
+    """
+
+    def __init__(
+        self,
+        ref: TaskId,
+        vertex: Vertex,
+        is_bounded: bool,
+        seams: TaskSeams,
+        partitions: list[ResultPartition],
+        wake: Callable[[], None],
+        fail: Callable[[BaseException], None],
+    ) -> None:
+        self._ref = ref
+        self._vertex = vertex
+        self._is_bounded = is_bounded
+        self._seams = seams
+        self._wake = wake
+        self._fail = fail
+        self.edges = Edges(partitions)
+        self.chain = Chain([spec.operator for spec in vertex.operators], self.edges, seams.clock)
+        self.uids = [spec.uid for spec in vertex.operators]
+        self.source: SourceDriver | None = None
+        self.may_be_busy = [op for op in self.chain.operators if type(op).ready is not Operator.ready]
+        """The operators that at times are not ready for rows."""
+        self.due: deque[Callable[[], None]] = deque()
+        """The callbacks of timers that are due. They may emit, so they wait until there is room in the output."""
+        self._timers: set[Timer] = set()
+        self._takes_timers = True
+        """Whether timers may be set. After the end of the data, a timer would never be called."""
+
+    def open(self, restored: RestoredOperators, stored_bytes: Callable[[str], int | None]) -> None:
+        """Open every operator and give it its state. Raises any exception that an operator raises."""
+        vertex, seams, head = self._vertex, self._seams, self._vertex.source
+        if head is not None:
+            self.source = SourceDriver(
+                head.source,
+                vertex.parallelism,
+                seams,
+                emit=self.chain.links[0].emit,
+                emit_bad=lambda rows: self.edges.emit(rows, BAD_RECORDS),
+                request_split=lambda: seams.send(m.RequestSplit(seams.attempt, self._ref)),
+                wake=self._wake,
+                fail=self._fail,
+            )
+            if head.uid in restored.parts:
+                self.source.restore(restored.parts[head.uid])
+        splits: Splits | None = self.source
+        for index, spec in enumerate(vertex.operators):
+            context = OperatorContext(
+                uid=spec.uid,
+                name=spec.name,
+                subtask=self._ref.subtask,
+                parallelism=vertex.parallelism,
+                max_parallelism=seams.config.max_parallelism,
+                key_groups=key_group_range(self._ref.subtask, vertex.parallelism, seams.config.max_parallelism),
+                slice_s=SLICE_S,
+                clock=seams.clock,
+                executor=seams.executor,
+                ids=seams.ids,
+                storage=seams.storage,
+                call_at=self.call_at,
+                call_later=self.call_later,
+                fail=self._fail,
+                job_id=seams.job_id,
+                attempt=seams.attempt,
+                stored_bytes=stored_bytes,
+                splits=splits,
+                is_bounded=self._is_bounded,
+            )
+            if not spec.operator.keeps_splits:
+                splits = None
+            self.chain.at = index, -1
+            spec.operator.open(context, self.chain.links[index + 1])
+            if spec.uid in restored.parts:
+                spec.operator.restore(restored.parts[spec.uid])
+            self.chain.at = NOWHERE
+        watermarks = restored.watermarks
+        self.chain.restore({i: watermarks[uid] for i, uid in enumerate(self.uids) if uid in watermarks})
+        if not self.uids and head is not None and head.uid in watermarks:
+            self.chain.offered_us[0] = watermarks[head.uid][1]
+
+    def snapshot(self, checkpoint_id: int) -> list[tuple[m.OperatorSnapshot, Snapshot]]:
+        """The event time and the state of the source and of each operator, in the order of the chain."""
+        offered_us = self.chain.offered_us
+        snapshots = []
+        if self.source is not None and self._vertex.source is not None:
+            uid, parts = self._vertex.source.uid, self.source.snapshot(self._seams.ids.new_id)
+            head = m.OperatorSnapshot(uid, watermark_in_us=offered_us[0], watermark_out_us=offered_us[0])
+            snapshots.append((head, Snapshot(SnapshotResult(parts=parts))))
+        for index, operator in enumerate(self.chain.operators):
+            head = m.OperatorSnapshot(
+                self.uids[index], watermark_in_us=offered_us[index], watermark_out_us=offered_us[index + 1]
+            )
+            snapshots.append((head, operator.snapshot(checkpoint_id)))
+        return snapshots
+
+    @property
+    def at_work(self) -> tuple[str, str]:
+        """The name and the uid of the operator that runs now, or that has failed.
+
+        Where no operator runs they are those of the task's source, and empty in a task without a source.
+        """
+        index = min(self.chain.at[0], len(self._vertex.operators) - 1)
+        if index >= 0:
+            spec = self._vertex.operators[index]
+            return spec.name, spec.uid
+        source = self._vertex.source
+        return ("", "") if source is None else (source.name, source.uid)
+
+    def close(self) -> None:
+        self.stop_timers()
+        if self.source is not None:
+            self.source.close()
+        for spec in self._vertex.operators:
+            try:
+                spec.operator.close()
+            except BaseException:  # noqa: BLE001 - the other operators must be closed too
+                _log.warning("%s: closing it failed", spec.name, exc_info=True)
+
+    # ---- timers ----
+
+    def call_at(self, time_ms: int, mail: Callable[[], None]) -> Timer:
+        return self._timer(f"at {time_ms} ms", partial(self._seams.executor.call_at, time_ms), mail)
+
+    def call_later(self, delay_s: float, mail: Callable[[], None]) -> Timer:
+        return self._timer(f"in {delay_s} s", partial(self._seams.executor.call_later, delay_s), mail)
+
+    def _timer(self, when: str, start: Callable[[Callable[[], None]], Timer], mail: Callable[[], None]) -> Timer:
+        if not self._takes_timers:
+            raise InvariantError(f"task {self._ref} has ended its data, and is to be called {when}")
+        timer: Timer
+
+        def due() -> None:
+            self._timers.discard(timer)
+            self.due.append(mail)
+            self._wake()
+
+        timer = start(due)
+        self._timers.add(timer)
+        return timer
+
+    def stop_timers(self) -> None:
+        """Cancel all timers. From here on none can be set."""
+        self._takes_timers = False
+        for timer in self._timers:
+            timer.cancel()
+        self._timers.clear()
+        self.due.clear()

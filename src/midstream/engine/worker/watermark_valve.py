@@ -1,0 +1,195 @@
+"""Combines the watermarks of a task's channels: its event time is the minimum over those channels that it waits for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
+from midstream.engine.graph.idleness import Origin
+
+
+class WatermarkValve:
+    """Merges the watermarks of channels into their growing minimum. Idle and ended channels do not hold it back.
+
+    The valve still waits for an idle channel while another channel is active whose origins are all among those of the
+    idle one. Then the idle channel is about to become active, and may have rows that come before that. So its rows are
+    not late only because the other channel's watermark arrived first. In the same way it waits for the idle channels of
+    the subtasks of an operator, if all of these are idle, and the origins of an active channel are all among those of
+    the subtasks taken together: then one of them is about to become active.
+
+    Once all channels are idle or have ended, event time is that of the channel that is furthest: there is none to wait
+    for. But the watermark of a channel counts only up to that of each channel whose origins include all of its own, and
+    up to the furthest of subtasks whose origins together do.
+
+    Channels without an origin have no event time and no end in sight. If others have, the valve waits for these only,
+    and when they have ended, the task is idle until those without have, too.
+    """
+
+    def __init__(self, origins: Sequence[Origin]) -> None:
+        """`origins` has the origin of each channel."""
+        self.watermarks = [MIN_WATERMARK_US] * len(origins)
+        self._idle = [False] * len(origins)
+        self._idle_count = 0
+        self._reached = [MIN_WATERMARK_US] * len(origins)
+        """The last watermark of each channel before its end."""
+        self._families = _families(origins)
+        empty = {channel for channel, origin in enumerate(origins) if origin.is_empty}
+        self._untimed = empty if len(empty) < len(origins) else set[int]()
+        """The channels without event time that have not ended. They count as ended, but for the end of event time."""
+        for channel in self._untimed:
+            self.watermarks[channel] = MAX_WATERMARK_US
+        self._lowest_us = MIN_WATERMARK_US
+        """The lowest watermark of all channels, as it was last determined."""
+        self._at_lowest = len(origins) - len(self._untimed)
+        """How many channels are still at the lowest watermark. It is determined again only when none is: there may be a
+        thousand channels, too many to compare whenever one of them advances."""
+        self.watermark_us = MIN_WATERMARK_US
+
+    def advance(self, channel: int, watermark_us: int) -> int | None:
+        """The watermark of a channel has advanced. Returns the task's new watermark, or None if it has not grown."""
+        if watermark_us == MAX_WATERMARK_US and channel in self._untimed:
+            self._untimed.remove(channel)
+            return self._merged()
+        if watermark_us <= self.watermarks[channel]:
+            return None
+        self._at_lowest -= self.watermarks[channel] == self._lowest_us
+        self.watermarks[channel] = watermark_us
+        if watermark_us == MAX_WATERMARK_US:
+            self._set_idle(channel, False)  # the channel has ended, and the valve does not wait for it any more
+        else:
+            self._reached[channel] = watermark_us
+        return self._merged()
+
+    def set_idle(self, channel: int, idle: bool) -> int | None:
+        """A channel has become idle or active. Returns the task's new watermark, or None if it has not grown.
+
+        A channel that has ended is never idle.
+        """
+        self._set_idle(channel, idle and self.watermarks[channel] != MAX_WATERMARK_US)
+        return self._merged()
+
+    def _set_idle(self, channel: int, idle: bool) -> None:
+        self._idle_count += idle - self._idle[channel]
+        self._idle[channel] = idle
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether some channels have not ended, and all of these are idle or without event time."""
+        return (self._idle_count > 0 or bool(self._untimed)) and all(
+            idle or mark == MAX_WATERMARK_US for idle, mark in zip(self._idle, self.watermarks, strict=True)
+        )
+
+    def _merged(self) -> int | None:
+        if self.is_idle:
+            mark = self._furthest()
+        elif self._idle_count:
+            mark = min(
+                (self.watermarks[channel] for channel in self._waited_for_beside_idle()), default=MAX_WATERMARK_US
+            )
+        else:
+            if not self._at_lowest:
+                self._lowest_us = min(self.watermarks, default=MAX_WATERMARK_US)
+                self._at_lowest = self.watermarks.count(self._lowest_us)
+            mark = self._lowest_us
+        if mark <= self.watermark_us:
+            return None
+        self.watermark_us = mark
+        return mark
+
+    def waited_for(self) -> list[int]:
+        """The channels that may hold event time back: those that have not ended, except for idle ones that the valve
+        does not wait for."""
+        if self.is_idle:
+            return []
+        channels = self._waited_for_beside_idle() if self._idle_count else range(len(self.watermarks))
+        return [channel for channel in channels if self.watermarks[channel] != MAX_WATERMARK_US]
+
+    def _waited_for_beside_idle(self) -> Iterator[int]:
+        active = [family.active(self.watermarks, self._idle) for family in self._families]
+        for family, own in zip(self._families, active, strict=True):
+            is_followed = any(active[other] for other in family.within_all) or (
+                not own and any(active[other] for other in family.within_together)
+            )
+            for subtask, channels in family.channels.items():
+                if is_followed or subtask in own or any(subtask in active[other] for other in family.within_alike):
+                    yield from channels
+
+    def _furthest(self) -> int:
+        """The event time of a task whose channels are all idle or have ended."""
+        unended = [family.lowest(self.watermarks) for family in self._families]
+        capped_all = [MAX_WATERMARK_US] * len(unended)
+        """The limit on the watermarks of all channels of a family, by the family's number."""
+        capped_alike: list[dict[int, int]] = [{} for _ in unended]
+        for family, marks in zip(self._families, unended, strict=True):
+            lowest = min(marks.values(), default=MAX_WATERMARK_US)
+            for other in family.within_all:
+                capped_all[other] = min(capped_all[other], lowest)
+            for other in family.within_alike:
+                capped = capped_alike[other]
+                for subtask, mark in marks.items():
+                    capped[subtask] = min(capped.get(subtask, MAX_WATERMARK_US), mark)
+            if marks and family.within_together:
+                ended = (self._last_of(channels) for each, channels in family.channels.items() if each not in marks)
+                ahead = max((*marks.values(), *ended))
+                for other in family.within_together:
+                    capped_all[other] = min(capped_all[other], ahead)
+        furthest = MIN_WATERMARK_US
+        for family, cap, capped in zip(self._families, capped_all, capped_alike, strict=True):
+            for subtask, channels in family.channels.items():
+                furthest = max(furthest, min(self._last_of(channels), cap, capped.get(subtask, MAX_WATERMARK_US)))
+        return furthest
+
+    def _last_of(self, channels: Sequence[int]) -> int:
+        """The furthest watermark of these channels, before the ends of those that have ended."""
+        return max(self._reached[channel] for channel in channels)
+
+
+class _Family:
+    """A set of channels whose origins differ in the subtask only."""
+
+    def __init__(self) -> None:
+        self.channels: dict[int, list[int]] = {}
+        """The channels of the family by the subtask in their origins."""
+        self.within_all: list[int] = []
+        """The numbers of the families whose origins are all among those of each channel of this one."""
+        self.within_alike: list[int] = []
+        """The numbers of the families in which the origins of each channel are all among those of the channel of the
+        same subtask here."""
+        self.within_together: list[int] = []
+        """The numbers of the families whose origins are all among those of the channels of this one taken together.
+
+        Empty if the task reads only one of several subtasks, as over a forward edge.
+        """
+
+    def active(self, watermarks: Sequence[int], idle: Sequence[bool]) -> set[int]:
+        return {
+            subtask
+            for subtask, channels in self.channels.items()
+            if any(not idle[channel] and watermarks[channel] != MAX_WATERMARK_US for channel in channels)
+        }
+
+    def lowest(self, watermarks: Sequence[int]) -> dict[int, int]:
+        """The lowest watermark of each subtask's channels, without the subtasks that have ended."""
+        marks = {subtask: min(watermarks[channel] for channel in each) for subtask, each in self.channels.items()}
+        return {subtask: mark for subtask, mark in marks.items() if mark != MAX_WATERMARK_US}
+
+
+def _families(origins: Sequence[Origin]) -> list[_Family]:
+    found: dict[tuple[frozenset[int], frozenset[int]], _Family] = {}
+    example: list[Origin] = []
+    for channel, origin in enumerate(origins):
+        kind = origin.every, origin.one
+        if kind not in found:
+            found[kind] = _Family()
+            example.append(origin)
+        found[kind].channels.setdefault(origin.subtask, []).append(channel)
+    families = list(found.values())
+    for family, origin in zip(families, example, strict=True):
+        for number, other in enumerate(example):
+            if other.is_within_all(origin):
+                family.within_all.append(number)
+            elif other.is_within_alike(origin):
+                family.within_alike.append(number)
+            if len(family.channels) > 1 and other.is_within_together(origin):
+                family.within_together.append(number)
+    return families

@@ -1,0 +1,116 @@
+"""In-memory ends of a job: sources and event time that are fed from outside, and a sink that keeps its rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pyarrow as pa
+
+from midstream.engine.core.elements import MIN_WATERMARK_US
+from midstream.engine.core.errors import InvariantError, SchemaError
+from midstream.engine.core.python_values import to_python
+from midstream.engine.operators.base import Operator, OperatorContext, Output
+from midstream.engine.operators.sink_api import Sink, SinkWriter, WriterContext
+from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader, decoded, rows_text
+
+
+class Fed(msgspec.Struct, frozen=True, array_like=True):
+    """A split: one batch, by its number, and the position of its first row in the source."""
+
+    number: int
+    first_row: int
+
+
+class FedSource(Source):
+    """A source in which each batch fed is a split of its own, and is emitted as it is, without being cut."""
+
+    blocking = False
+    bounded = False
+
+    def __init__(self, name: str, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._name = name
+        self.fed: dict[int, pa.RecordBatch] = {}
+        """The batches that have not been read, by number. Set by the engine when the source is opened."""
+
+    def discover(self, position: bytes | None, context: DiscoveryContext) -> Discovery:
+        raise InvariantError(f"the source {self._name!r} is fed, and was asked for its splits")
+
+    def open_split(self, split: Split) -> SplitReader:
+        return _FedReader(self.fed.pop(decoded(split.payload, Fed, self._name).number))
+
+    def place(self, split: Split, first: int, last: int) -> str:
+        begin = decoded(split.payload, Fed, self._name).first_row
+        return f"{rows_text(begin + first, begin + last)} of the input {self._name!r}, counted from 0"
+
+
+class _FedReader(SplitReader):
+    def __init__(self, batch: pa.RecordBatch) -> None:
+        self._batch: pa.RecordBatch | None = batch
+
+    def read(self, rows_max: int) -> tuple[pa.RecordBatch, int] | None:
+        batch, self._batch = self._batch, None
+        return None if batch is None else (batch, batch.num_rows)
+
+
+class MarksOperator(Operator):
+    """Event time that only the engine advances."""
+
+    makes_watermarks = True
+    keeps_splits = True
+    keeps_rows = True
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+        self._watermark_us = MIN_WATERMARK_US
+        self._out: Output
+
+    def open(self, context: OperatorContext, out: Output) -> None:
+        self._out = out
+
+    def process(self, batch: pa.RecordBatch, port: int) -> None:
+        self._out.emit(batch)
+
+    def advance_to(self, watermark_us: int) -> None:
+        if watermark_us > self._watermark_us:
+            self._watermark_us = watermark_us
+            self._out.watermark(watermark_us)
+
+
+class TakingSink(Sink):
+    """Keeps the rows of one output, in order of arrival."""
+
+    def __init__(self, output: str) -> None:
+        self.output = output
+        self.taken: list[pa.RecordBatch] = []
+        """One list for all subtasks. Set by the engine when the sink is opened."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"output": self.output, "taken": []}
+
+    def writer(self, context: WriterContext) -> SinkWriter:
+        return _TakingWriter(self.taken)
+
+
+class _TakingWriter(SinkWriter):
+    def __init__(self, taken: list[pa.RecordBatch]) -> None:
+        self._taken = taken
+
+    def write(self, batch: pa.RecordBatch) -> None:
+        self._taken.append(batch)
+
+
+def table_rows(table: pa.Table) -> list[dict[str, Any]]:
+    """Return rows as dicts. Raises SchemaError for a value without a Python form, such as a time after the year 9999."""
+    names = table.column_names
+    columns = []
+    for field, column in zip(table.schema, table.columns, strict=True):
+        try:
+            columns.append(to_python(column))
+        except (ValueError, OverflowError) as error:
+            raise SchemaError(
+                f"column {field.name!r}, {field.type}, has a value that Python cannot represent ({error}); a datetime holds the "
+                "years 1 to 9999. Look at the rows as an Arrow table"
+            ) from error
+    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]

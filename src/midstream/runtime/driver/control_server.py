@@ -1,0 +1,287 @@
+"""The driver's control port: one line per slot and per client, each authenticated, typed and bounded.
+
+A slot's line is closed if it is silent for the heartbeat timeout, if it sends an invalid message, or if it does not
+read. The owner is notified once of the end of each line that was not released. Loop thread only.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Final, Protocol, TypeAlias
+
+import msgspec
+
+from midstream.engine.protocol.framing import CONTROL_FRAME_BYTES_MAX, ProtocolViolation
+from midstream.engine.protocol.handshake import Identity, Role
+from midstream.engine.protocol.live_rows import GetRows, RowsShown, ShowRows
+from midstream.engine.protocol.messages import (
+    ClientRequest,
+    FromSlot,
+    GetLogs,
+    Heartbeat,
+    JobModules,
+    Logged,
+    Register,
+    Release,
+    Reply,
+    ToSlot,
+    Welcome,
+)
+from midstream.runtime.network.connection import Connection
+from midstream.runtime.network.message_channel import (
+    HEARTBEAT_INTERVAL_S_MAX,
+    HEARTBEATS_PER_TIMEOUT,
+    RECEIVE_BUFFER_BYTES,
+    MessageChannel,
+    SharedEncoding,
+)
+from midstream.runtime.network.listener import Listener
+from midstream.runtime.event_loop import EventLoop
+from midstream.runtime.network.ports import ANY_PORT, Ports
+from midstream.runtime.network.tls import JobKeys
+
+REGISTER_TIMEOUT_S: Final = 30.0
+QUESTIONS_PER_CLIENT_MAX: Final = 64
+
+_log = logging.getLogger(__name__)
+FromSlotLine: TypeAlias = FromSlot | Logged | RowsShown
+Question: TypeAlias = ClientRequest | GetLogs | GetRows
+"""The requests of clients, to the coordinator or to the driver alone."""
+_slot_decoder: msgspec.msgpack.Decoder[FromSlotLine] = msgspec.msgpack.Decoder(FromSlotLine)
+_client_decoder: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
+
+
+class LinesOwner(Protocol):
+    """The owner of the lines, which decides about them: the driver."""
+
+    def judge(self, identity: Identity) -> str:
+        """Return why this peer, which knows the secret, is refused; "" if it is accepted."""
+        ...
+
+    def unwanted(self, register: Register) -> str:
+        """Return why this slot is refused; "" if it is accepted, and then `slot_registered` follows at once."""
+        ...
+
+    def slot_registered(self, slot: int, register: Register) -> None: ...
+
+    def slot_said(self, slot: int, message: FromSlot) -> None:
+        """Process a message of a slot, which is never a `Register`."""
+        ...
+
+    def slot_logged(self, slot: int, logged: Logged) -> None: ...
+
+    def rows_shown(self, shown: RowsShown) -> None: ...
+
+    def slot_lost(self, slot: int, reason: str) -> None: ...
+
+    def client_asked(self, client: ClientLine, request: Question) -> None: ...
+
+
+class Lines:
+    """All lines. Listens from the constructor on, and accepts peers from `start` on."""
+
+    def __init__(
+        self,
+        loop: EventLoop,
+        keys: JobKeys,
+        bind_host: str,
+        heartbeat_timeout_s: float,
+        owner: LinesOwner,
+        *,
+        modules: JobModules | None = None,
+        ports: Ports = ANY_PORT,
+        register_timeout_s: float = REGISTER_TIMEOUT_S,
+    ) -> None:
+        self.loop = loop
+        self.modules = modules or JobModules()
+        self.owner = owner
+        self.heartbeat_timeout_s = heartbeat_timeout_s
+        self.heartbeat_interval_s = min(HEARTBEAT_INTERVAL_S_MAX, heartbeat_timeout_s / HEARTBEATS_PER_TIMEOUT)
+        self.register_timeout_s = register_timeout_s
+        self.encoding = SharedEncoding()
+        """The encoding shared by messages to slots."""
+        self._slots: dict[int, SlotLine] = {}
+        self._slot_count = 0
+        self._open: set[SlotLine | ClientLine] = set()
+        """All lines that are not closed: slots that have registered or may still do so, slots being released, clients."""
+        self._all_released: Callable[[], None] | None = None
+        self._listener = Listener(
+            loop,
+            bind_host,
+            keys,
+            owner.judge,
+            self._opened,
+            frame_bytes_max=CONTROL_FRAME_BYTES_MAX,
+            buffer_bytes=RECEIVE_BUFFER_BYTES,
+            ports=ports,
+        )
+        self.host, self.port = self._listener.host, self._listener.port
+
+    def start(self) -> None:
+        self._listener.start()
+        self.loop.call_later(self.heartbeat_interval_s, self._beat)
+
+    def send(self, slot: int, message: ToSlot) -> None:
+        """Send to a slot; the message is dropped if the slot is gone."""
+        line = self._slots.get(slot)
+        if line is not None:
+            line.channel.send(message)
+
+    def send_all(self, message: ShowRows) -> None:
+        """Send to every slot that is connected."""
+        for line in list(self._slots.values()):  # sending to a slot that does not read removes it
+            line.channel.send(message)
+
+    def release(self, slot: int) -> None:
+        """Send what is queued, then have the slot end; its loss is no longer reported."""
+        line = self._slots.pop(slot, None)
+        if line is not None:
+            line.channel.send(Release())
+            self._finish(line)
+
+    def drop(self, slot: int) -> bool:
+        """Cut the slot off. Returns False if it was gone already."""
+        line = self._slots.pop(slot, None)
+        if line is None:
+            return False
+        self._open.discard(line)
+        line.channel.close()
+        return True
+
+    def release_all(self, done: Callable[[], None]) -> None:
+        """Release every slot, answer every client, and accept no more peers; then call `done`, once."""
+        self._listener.close()
+        self._all_released = done
+        for slot in list(self._slots):
+            self.release(slot)
+        for line in list(self._open):
+            if isinstance(line, ClientLine) or line.slot is None:
+                self._finish(line)
+        self._look_whether_all_are_released()
+
+    def close(self) -> None:
+        """Cut off all remaining lines, without reporting it."""
+        self._listener.close()
+        for line in self._open:
+            line.channel.close()
+        self._open.clear()
+        self._slots.clear()
+
+    # ---- of the lines
+
+    def add(self, line: SlotLine) -> int:
+        slot = self._slot_count
+        self._slot_count += 1
+        self._slots[slot] = line
+        return slot
+
+    def turn_away(self, line: SlotLine, reason: str) -> None:
+        """End a refused slot in good order, so that Spark does not run its task again."""
+        _log.info("%s", reason)
+        line.channel.send(Release())
+        self._finish(line)
+
+    def ended(self, line: SlotLine | ClientLine, reason: str) -> None:
+        """Process the end of a line that was not requested."""
+        self._open.discard(line)
+        line.channel.close()
+        if isinstance(line, SlotLine):
+            if line.slot is None:
+                _log.warning("a slot connected and did not register: %s", reason)
+            elif self._slots.pop(line.slot, None) is not None:
+                self.owner.slot_lost(line.slot, reason)
+
+    # ---- inside
+
+    def _finish(self, line: SlotLine | ClientLine) -> None:
+        def finished() -> None:
+            self._open.discard(line)
+            self._look_whether_all_are_released()
+
+        line.channel.finish(finished)
+
+    def _look_whether_all_are_released(self) -> None:
+        if not self._open and self._all_released is not None:
+            done, self._all_released = self._all_released, None
+            done()
+
+    def _opened(self, connection: Connection, identity: Identity) -> None:
+        line = SlotLine(self, connection) if identity.role is Role.SLOT_CONTROL else ClientLine(self, connection)
+        self._open.add(line)
+
+    def _beat(self) -> None:
+        now_s, beat = self.loop.monotonic_s(), Heartbeat()
+        for slot, line in list(self._slots.items()):
+            silent_s = now_s - line.channel.heard_s
+            if silent_s > self.heartbeat_timeout_s:
+                self.ended(
+                    line,
+                    f"nothing was received from it for {silent_s:.1f} s: its process or its machine is frozen, the network "
+                    "is down, or a function of the job has held Python's interpreter lock for so long (then raise "
+                    "heartbeat_timeout)",
+                )
+            elif slot in self._slots:
+                line.channel.send(beat)
+        self.loop.call_later(self.heartbeat_interval_s, self._beat)
+
+
+class SlotLine:
+    """The control connection of one slot: `slot` is None until it has registered."""
+
+    def __init__(self, lines: Lines, connection: Connection) -> None:
+        self.slot: int | None = None
+        self._lines = lines
+        self.channel: MessageChannel[FromSlotLine] = MessageChannel(
+            connection, _slot_decoder, self._received, self._lost, lines.encoding.encode
+        )
+        self._timer = lines.loop.call_later(lines.register_timeout_s, lambda: self._lost("it does not register"))
+
+    def _received(self, message: FromSlotLine) -> None:
+        lines = self._lines
+        if isinstance(message, Register) != (self.slot is None):
+            raise ProtocolViolation(f"{type(message).__name__} out of turn")
+        if not isinstance(message, Register):
+            assert self.slot is not None
+            if isinstance(message, Logged):
+                lines.owner.slot_logged(self.slot, message)
+            elif isinstance(message, RowsShown):
+                lines.owner.rows_shown(message)
+            else:
+                lines.owner.slot_said(self.slot, message)
+            return
+        self._timer.cancel()
+        reason = lines.owner.unwanted(message)
+        if reason:
+            lines.turn_away(self, f"slot of process {message.pid} is refused: {reason}")
+            return
+        self.slot = lines.add(self)
+        # before the owner learns of the slot, so that its messages come after the welcome
+        self.channel.send(Welcome(self.slot, lines.heartbeat_interval_s, lines.heartbeat_timeout_s, lines.modules))
+        lines.owner.slot_registered(self.slot, message)
+
+    def _lost(self, reason: str) -> None:
+        self._timer.cancel()
+        self._lines.ended(self, reason)
+
+
+class ClientLine:
+    """The connection of a client, which may send any number of requests; each gets one answer, as soon as it is ready."""
+
+    def __init__(self, lines: Lines, connection: Connection) -> None:
+        self._lines = lines
+        self._open_questions = 0
+        self.channel: MessageChannel[Question] = MessageChannel(connection, _client_decoder, self._received, self._lost)
+
+    def answer(self, reply: Reply) -> None:
+        self._open_questions -= 1
+        self.channel.send(reply)
+
+    def _received(self, request: Question) -> None:
+        if self._open_questions >= QUESTIONS_PER_CLIENT_MAX:
+            raise ProtocolViolation(f"more than {QUESTIONS_PER_CLIENT_MAX} requests at once")
+        self._open_questions += 1
+        self._lines.owner.client_asked(self, request)
+
+    def _lost(self, reason: str) -> None:
+        self._lines.ended(self, reason)

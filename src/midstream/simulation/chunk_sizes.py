@@ -1,0 +1,76 @@
+"""The sizes at which the engine cuts, shares, merges and compresses state, made so small that small runs reach them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from random import Random
+from typing import Any, Final
+from unittest.mock import patch
+
+from midstream.engine.checkpoint import state_files
+from midstream.engine.exchange import adaptive_combiner
+from midstream.engine.operators.functions import process_operator
+from midstream.engine.operators.windows import window_operator
+from midstream_lab.scenarios.scenario import Scenario
+from midstream.engine.state import columnar
+from midstream.engine.state import changelog
+from midstream.engine.state import session_index
+from midstream.engine.state import table_state
+from midstream.engine.state import table_runs
+from midstream.engine.state import join_index
+from midstream.engine.state import timers
+
+SHARE: Final = 0.1
+"""The share of runs that have small chunks by chance."""
+
+
+def are_small(seed: int) -> bool:
+    """Whether a run of this seed has small chunks by chance."""
+    return Random(f"chunks {seed}").random() < SHARE
+
+
+def small_sizes(seed: int) -> list[tuple[Any, str, int]]:
+    """Return the module, the constant and the value of each size, as the seed draws them."""
+    random = Random(f"chunks {seed}")
+    random.random()  # the first number is the one that `are_small` uses
+    piece_rows = random.choice((1, 3, 10))
+    return [
+        (columnar, "OWN_CHUNK_ROWS", random.choice((1, 2, 5))),
+        (columnar, "STAGED_ROWS", random.choice((1, 4, 16))),
+        (columnar, "STAGED_RUNS", random.choice((2, 4))),
+        (table_state, "PIECES_MAX", random.choice((1, 2, 8))),
+        (changelog, "CHUNKS_MAX", random.choice((1, 2, 4))),
+        (changelog, "LEAST_ROWS", random.choice((0, 4, 50))),
+        (window_operator, "PIECE_ROWS", piece_rows),
+        (window_operator, "SLICE_ROWS", 4 * piece_rows),
+        (process_operator, "TIMERS_PER_SLICE", random.choice((1, 3))),
+        (join_index, "RUN_ROWS", random.choice((2, 8, 32))),
+        (state_files, "COMPRESS_FROM_BYTES", random.choice((1, 1000))),
+        (timers, "STRETCH_BITS", random.choice((0, 12, 18))),
+        (session_index, "RUNS_MAX", random.choice((0, 1, 3))),
+        (table_runs, "RUN_ROWS", random.choice((2, 8, 32))),
+        (table_runs, "RUNS_MAX", random.choice((0, 1, 3))),
+        (table_runs, "TIDY_ROWS", random.choice((1, 4, 8192))),
+    ]
+
+
+def small_combining(scenario: Scenario) -> list[tuple[Any, str, int]]:
+    """Return the sizes at which rows are combined. No run has batches as large as those for which it pays."""
+    rows_min = scenario.combined_rows_min
+    random = Random(f"combining {scenario.seed}")
+    return [
+        (adaptive_combiner, "ROWS_MIN", rows_min or random.choice((1, 1, 2, 5))),
+        (adaptive_combiner, "SHARE_MAX", 1 if rows_min else random.choice((1, 1, 1, 2))),
+        (adaptive_combiner, "PAUSE_MAX", random.choice((1, 1, 4))),
+    ]
+
+
+@contextmanager
+def chunk_sizes_of(scenario: Scenario) -> Iterator[None]:
+    """Set the sizes of a run within the block, and restore the former ones however it ends."""
+    with ExitStack() as stack:
+        used = scenario.small_chunks or are_small(scenario.seed)
+        for module, name, value in (*small_combining(scenario), *(small_sizes(scenario.seed) if used else ())):
+            stack.enter_context(patch.object(module, name, value))
+        yield

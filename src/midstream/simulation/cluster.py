@@ -1,0 +1,604 @@
+"""Binds the production coordinator and slots to a simulated world, as `midstream.runtime` binds them to real processes.
+
+A driver process runs one coordinator and carries out its instructions; slot processes run one
+SlotMachine each. Control connections are pairs of pipes. Every decision made here is one that
+`midstream.runtime` makes in the same way.
+"""
+
+from __future__ import annotations
+
+import io
+import math
+import pickle
+import re
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+import msgspec
+
+from midstream.engine.checkpoint.metadata import CheckpointMetadata
+from midstream.engine.checkpoint.store import FencedError, UnknownOutcomeError
+from midstream.engine.coordinator.events import JobEnded, JobPlan
+from midstream.engine.coordinator.placement.rescale import Stage
+from midstream.engine.coordinator.placement.slots import PYTHON
+from midstream.engine.core.errors import ClusterError, StorageError
+from midstream.engine.core.interfaces import Done, Failed, Signal, Storage
+from midstream.engine.protocol import messages as m
+from midstream.simulation.checked_shell import CheckedMachine, CheckedShell
+from midstream.simulation.control_connection import Connection
+from midstream.simulation.liveness_checker import CANCEL_ENDS, Liveness, owed_at_the_end
+from midstream.simulation.network import SIM, Network, SimTransport
+from midstream.simulation.graph_pickle import Pickler
+from midstream.simulation.message_checker import NOT_OPENED, OwedCommits, Promises
+from midstream.simulation.failure_causes import Reasons
+from midstream.simulation.signals import SimSignal
+from midstream.simulation.trace import Kind
+from midstream.simulation.world import Process, World
+from midstream.engine.worker.interfaces import SlotSeams
+from midstream.engine.worker.slot_machine import SlotMachine
+
+HEARTBEAT_S: Final = 0.5
+CHECK_STEPS: Final = 16
+LAUNCH_US: Final = 20_000
+"""How long a slot process takes to start."""
+WORD_US: Final = 1_000_000
+"""The longest delay of the report that a process has ended. Mostly it takes much less, and the driver may not wait."""
+RUN_AGAIN: Final = 0.15
+"""The probability that the task of a killed slot is run again, as Spark may do, instead of being reported as ended."""
+_to_slot: Final = msgspec.msgpack.Decoder(m.ToSlot)
+_from_slot: Final = msgspec.msgpack.Decoder(m.FromSlot)
+_encoder: Final = msgspec.msgpack.Encoder()
+
+_RESTART: Final = re.compile(r"^Restart (\d+) in ", re.MULTILINE)
+_IN_A_ROW: Final = re.compile(r"the same failure(?:, of the same row,)? (\d+) times in a row without a checkpoint")
+
+MakeCoordinator = Callable[[JobPlan, int, Callable[[str], Storage], Signal], CheckedMachine]
+
+
+class Cluster:
+    """All drivers and slots of a world. `externals` are pickled by reference."""
+
+    def __init__(
+        self,
+        world: World,
+        open_storage: Callable[[str], Storage],
+        network: Network,
+        make_coordinator: MakeCoordinator,
+        externals: Mapping[str, object],
+    ) -> None:
+        self.world = world
+        self.open_storage = open_storage
+        self.answered: Callable[[Driver, int, m.ClientRequest, m.Reply], None] | None = None
+        self.deployed: Callable[[Driver, m.Deploy], None] = lambda driver, deploy: None
+        """Called with each message that deploys an attempt on a slot."""
+        self.released: Callable[[Driver, Slot], None] = lambda driver, slot: None
+        """Called when a driver releases a slot."""
+        self.failed: Callable[[Driver], None] = lambda driver: None
+        """Called when an attempt has failed and another one will follow."""
+        self.network = network
+        self.make_coordinator = make_coordinator
+        self.drivers: list[Driver] = []
+        self.slots: list[Slot] = []
+        self.struck_us: list[int] = []
+        """The times at which faults have struck."""
+        self.patience_s = self.bound_s = math.inf
+        """See `Reasons` and `Liveness`."""
+        self.denied: Callable[[str], bool] = lambda directory: False
+        """Whether a file here may rightly be reported as existing, because of another driver or a lying storage."""
+        self.slot_failures = 0
+        """How many of the next requests for a slot fail."""
+        self.load_failures = 0
+        """How many of the next slots that load sinks to commit with cannot open the storage for them at first."""
+        self.finished: dict[tuple[str, int], set[tuple[str, int]]] = {}
+        """The uid and subtask of each operator that is deployed as finished, by job id and attempt."""
+        self.drained: set[str] = set()
+        """The ids of jobs whose sources were told to end."""
+        self._externals = dict(externals)
+        self._names = {id(value): name for name, value in externals.items()}
+
+    def submit(self, plan: JobPlan) -> Driver:
+        """Start a driver for the job."""
+        driver = Driver(self, plan, f"driver{len(self.drivers)}")
+        self.drivers.append(driver)
+        return driver
+
+    def pickle(self, value: object) -> bytes:
+        buffer = io.BytesIO()
+        Pickler(buffer, self._names, self._externals).dump(value)
+        return buffer.getvalue()
+
+    def unpickle(self, data: bytes) -> Any:
+        unpickler = pickle.Unpickler(io.BytesIO(data))
+        unpickler.persistent_load = self._externals.__getitem__  # type: ignore[method-assign]
+        return unpickler.load()
+
+    def reported_late(self, uid: str) -> int:
+        """Return how many late rows of an operator the drivers have reported as dropped."""
+        return sum(driver.coordinator.slots.late.counts()[uid] for driver in self.drivers)
+
+    @property
+    def live_slots(self) -> list[Slot]:
+        return [slot for slot in self.slots if slot.process.alive]
+
+
+class Driver:
+    """One run of one job: a coordinator in its shell, with the lines and the host of a simulated world."""
+
+    def __init__(self, cluster: Cluster, plan: JobPlan, name: str) -> None:
+        world = cluster.world
+        self.cluster = cluster
+        self.plan = plan
+        self.process = Process(world, name)
+        stopped = SimSignal(world)
+        self.coordinator = cluster.make_coordinator(plan, self.process.now_ms(), cluster.open_storage, stopped)
+        self.shell = CheckedShell(self.coordinator, self.process, self, self, self)
+        self.slots_gone = ""
+        self._told = 0
+        """The number of failures reported to users since a checkpoint completed."""
+        self._restarts_told = 0
+        self.is_cancelled = False
+        self.replies: dict[int, m.Reply] = {}
+        self.slots_late, self.has_late_slots = 0, False
+        """How many of the next requested slots start only after their timeout, and whether any did before."""
+        self.reasons = Reasons(cluster.struck_us, cluster.patience_s, cluster.denied, self._has_no_reason)
+        self.liveness = Liveness(cluster.bound_s, cluster.struck_us, lambda: world.now_us, self._has_no_reason)
+        self.completed: set[int] = set()
+        """The checkpoints whose completion was reported to slots."""
+        self.uncertain: dict[int, frozenset[str]] = {}
+        """The checkpoints that may or may not exist, as far as the driver knows, with the files that they refer to."""
+        self._publishing: dict[int, frozenset[str]] = {}
+        self.had_slots = False
+        """Whether there were slots when the driver decided to run its last commit itself. Later ones come too late."""
+        self.rescales = 0
+        """How often the running job has continued at another parallelism."""
+        self.turned_away = 0
+        """The number of slot processes that registered and were refused."""
+        self.triggered: list[int] = []
+        """The checkpoints of the job in the order of their triggers, once for every slot that was triggered."""
+        self.claimed: dict[int, int] = {}
+        """The length of `triggered` when the place of a client's savepoint was claimed, by client."""
+        self._asked: dict[int, m.ClientRequest] = {}
+        """The unanswered requests, by client."""
+        self.connections: dict[int, Connection] = {}
+        """The open connections, by slot number."""
+        self.promises = Promises(
+            plan.config, self.connections, lambda: world.now_us, self._is_for_savepoint, self._has_no_reason
+        )
+        self._slot_count = self._clients = 0
+        self._processes: dict[str, list[Slot]] = {}
+        """The processes that were started for each request: its task may be run more than once."""
+        self.process.on_death.append(self._died)
+        self.process.post(self._begin)
+
+    def _begin(self) -> None:
+        self.shell.start()
+        self._watch()
+
+    @property
+    def outcome(self) -> JobEnded | None:
+        return self.shell.outcome
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the job has ended or this driver has died."""
+        return self.shell.outcome is not None or not self.process.alive
+
+    @property
+    def state(self) -> str:
+        """The state of the job, as users see it."""
+        return self.coordinator.status(self.process.now_ms()).state
+
+    def ask(self, request: m.ClientRequest) -> int:
+        """Send a request of the command line, and return its number, under which `replies` will have the answer."""
+        self._clients += 1
+        client = self._clients
+        world = self.cluster.world
+        world.schedule(
+            world.delay(world.tempo.control_us),
+            self.process,
+            Kind.CONTROL,
+            partial(self._comes_in, client, request),
+            request,
+        )
+        return client
+
+    def _comes_in(self, client: int, request: m.ClientRequest) -> None:
+        self._asked[client] = request
+        self.promises.asked(client, request)
+        self.liveness.asked(client, request)
+        self.shell.ask(client, request)
+
+    def cancel(self, reason: str) -> None:
+        self.is_cancelled = True
+        self.liveness.owes(CANCEL_ENDS)
+        self.process.post(partial(self.shell.cancel, reason))
+
+    # ---- the shell's lines
+
+    def send(self, slot: int, message: m.ToSlot) -> None:
+        self.promises.sent(slot, message)
+        if isinstance(message, m.Deploy):
+            self._note_finished(message)
+            self.reasons.deployed(message)
+            self.liveness.deployed()
+            self.cluster.deployed(self, message)
+        elif isinstance(message, m.TriggerCheckpoint):
+            self.triggered.append(message.checkpoint_id)
+            self.reasons.triggered(message.checkpoint_id, self.cluster.world.now_us)
+        elif isinstance(message, m.CheckpointAborted) and self.reasons.is_new(message.checkpoint_id):
+            self._look_why(message.checkpoint_id)
+        elif isinstance(message, m.StopSources):
+            self.cluster.drained.add(self.plan.job_id)
+        elif isinstance(message, m.Cancel) and self.coordinator.rescaling.stage is Stage.SWITCHING:
+            self._check_held(slot)
+        elif isinstance(message, m.CheckpointCompleted):
+            self._told = 0
+            self.completed.add(message.checkpoint_id)
+        connection = self.connections.get(slot)
+        if connection is not None:
+            connection.to_slot.send(_to_slot.decode(_encoder.encode(message)))
+
+    def _check_held(self, number: int) -> None:
+        """Check that sources have read nothing since the newest checkpoint, from which the job continues elsewhere."""
+        connection, newest = self.connections.get(number), self.coordinator.checkpoints.newest
+        assert newest is not None
+        machine = connection.slot.machine if connection is not None else None
+        for ref, task in machine.tasks.items() if machine is not None else ():
+            if task.vertex.source is not None:
+                self.promises.switches(newest.checkpoint_id, ref, task.metrics())
+
+    def release(self, slot: int) -> None:
+        connection = self.connections.pop(slot, None)
+        if connection is not None:
+            self.cluster.released(self, connection.slot)
+            connection.release()
+
+    def drop(self, slot: int) -> bool:
+        connection = self.connections.pop(slot, None)
+        if connection is None:
+            return False
+        connection.cut()
+        connection.slot.lose_driver(f"{SIM} the driver has given the slot up")
+        return True
+
+    # ---- the shell's host
+
+    def request_slot(self, request: str) -> None:
+        cluster, world = self.cluster, self.cluster.world
+        if self.slots_gone:
+            raise ClusterError(self.slots_gone)
+        if cluster.slot_failures:
+            cluster.slot_failures -= 1
+            self.process.call_later(0.01, partial(self.shell.slot_failed, request, f"no core {SIM}"))
+            return
+        delay_us = 500 + world.delay(LAUNCH_US)
+        if self.slots_late:
+            self.slots_late -= 1
+            self.has_late_slots = True
+            delay_us = int(self.plan.config.slot_timeout_s * 1.1e6)
+        world.schedule(delay_us, None, Kind.CLUSTER, partial(self._launch, request), f"launch slot for {request}")
+
+    def _launch(self, request: str) -> None:
+        if self.is_over:
+            return
+        if self.slots_gone:
+            self.process.post(partial(self.shell.slot_failed, request, self.slots_gone))
+            return
+        slot = Slot(self.cluster, self, request)
+        self.cluster.slots.append(slot)
+        self._processes.setdefault(request, []).append(slot)
+
+    def abandon(self, request: str) -> None:
+        """Kill the processes of this request; one that is stopped dies when it resumes."""
+        world = self.cluster.world
+        for slot in self._processes.pop(request, ()):
+            world.schedule(
+                world.delay(WORD_US), slot.process, Kind.CLUSTER, slot.process.crash, f"{request} is abandoned"
+            )
+
+    def process_died(self, slot: Slot, reason: str) -> None:
+        """Run the task again, or report its end to the driver, before or after the connection is found closed."""
+        processes, world = self._processes.get(slot.request, []), self.cluster.world
+        if self.is_over or slot not in processes:
+            return
+        again = world.chance() < RUN_AGAIN and not self.slots_gone
+        processes.remove(slot)
+        if again:
+            delay_us = 500 + world.delay(LAUNCH_US)
+            run = partial(self._launch, slot.request)
+            world.schedule(delay_us, None, Kind.CLUSTER, run, f"the task of {slot.request} is run again")
+        elif not processes:
+            crash = "" if world.chance() < 0.5 else f"{SIM} a process has crashed"
+            word = partial(self.shell.slot_failed, slot.request, reason, crash)
+            world.schedule(
+                world.delay(WORD_US), self.process, Kind.CLUSTER, word, f"the process of {slot.request} is gone"
+            )
+
+    def last_lines(self, slot: int) -> str:
+        return ""
+
+    def answer(self, client: int, reply: m.Reply) -> None:
+        if client in self.replies:
+            self.bug(f"client {client} is answered twice")
+        self.replies[client] = reply
+        self.liveness.comes(client)
+        asked = self._asked.pop(client)
+        self._check_reply(asked, reply)
+        self.promises.answered(client, reply)
+        if self.cluster.answered is not None:
+            self.cluster.answered(self, client, asked, reply)
+        self.cluster.world.note(("reply", f"{client}:", reply.error or reply.checkpoint or "ok"))
+
+    def tell(self, text: str) -> None:
+        self._told += 1
+        self.cluster.failed(self)
+        self.promises.told(text)
+        number = _RESTART.search(text)
+        if number is not None:
+            self._restarts_told += 1
+            if int(number[1]) != self._restarts_told:
+                self.bug(f"restart {number[1]} is reported after restart {self._restarts_told - 1}")
+        self.cluster.world.note(("told", text))
+
+    def ended_with(self, outcome: JobEnded) -> None:
+        self.liveness.ended()
+        self.cluster.world.note(("job ended:", outcome.state, str(outcome.error) if outcome.error else ""))
+        for number in list(self.connections):
+            self.release(number)
+
+    # ---- the shell's observer
+
+    def bug(self, text: str) -> None:
+        self.cluster.world.bug(text)
+
+    def _has_no_reason(self, text: str) -> None:
+        """Report a bug, unless this driver was replaced: it may miss files that its successor has deleted."""
+        if self is self.cluster.drivers[-1]:
+            self.bug(text)
+
+    def _look_why(self, checkpoint_id: int) -> None:
+        for status in self.coordinator.checkpoints.history.newest_first:
+            if status.id == checkpoint_id:  # otherwise the checkpoint is only taken again
+                self.liveness.failed(self.coordinator.checkpoints.due.failures)
+                self.reasons.checkpoint_failed(checkpoint_id, status.reason, self.plan.config.checkpoint_timeout_s)
+
+    def _is_for_savepoint(self) -> bool:
+        pending = self.coordinator.checkpoints.pending
+        return pending is not None and pending.is_savepoint
+
+    def place_claimed(self, client: int) -> None:
+        self.claimed[client] = len(self.triggered)
+
+    def publishing(self, metadata: CheckpointMetadata) -> None:
+        self._publishing[metadata.checkpoint_id] = frozenset(metadata.files)
+
+    def commits_here(self) -> None:
+        self.had_slots = bool(self.connections) and self.coordinator.outcome is None
+
+    def checkpoint_expired(self) -> None:
+        self.uncertain.update(self._publishing)
+
+    def published(self, outcome: Done[object] | Failed) -> None:
+        if isinstance(outcome, Failed) and isinstance(outcome.error, UnknownOutcomeError):
+            self.uncertain.update(self._publishing)
+        elif isinstance(outcome, Failed) and not isinstance(outcome.error, FencedError):
+            with self.cluster.world.looking():
+                certain = self._publishing.keys() - self.uncertain  # one that had expired may still be written
+                self.promises.not_published(self.plan.job_id, certain, self.cluster.open_storage)
+        self._publishing.clear()
+
+    def about_to_end(self, outcome: JobEnded) -> None:
+        self._check_row(str(outcome.error))
+        if self._asked:
+            self.bug(f"the job ends without an answer to {list(self._asked.values())}")
+        if outcome.status.restarts != self._restarts_told:
+            self.bug(
+                f"the job was restarted {outcome.status.restarts} times, {self._restarts_told} restarts were reported"
+            )
+
+    def _note_finished(self, deploy: m.Deploy) -> None:
+        vertices = self.plan.graph.vertices  # the same at any parallelism
+        places = {(spec.uid, ref.subtask) for ref in deploy.finished for spec in vertices[ref.vertex].specs}
+        self.cluster.finished.setdefault((deploy.job_id, deploy.attempt), set()).update(places)
+
+    def _check_reply(self, request: m.ClientRequest, reply: m.Reply) -> None:
+        if isinstance(request, m.DoRescale) and not reply.error:
+            self.rescales += reply.checkpoint is not None
+            status = self.coordinator.status(self.process.now_ms())
+            if status.slots_needed != request.parallelism:
+                self.bug(f"rescaled to {request.parallelism}, but the job runs at {status.slots_needed}")
+            if reply.checkpoint is not None and status.restored_from != reply.checkpoint:
+                self.bug(f"rescaled from {reply.checkpoint}, but restored from {status.restored_from}")
+
+    def _check_row(self, why: str) -> None:
+        """Check that a job which ends because of repeated failures has failed as often since its last checkpoint."""
+        row = _IN_A_ROW.match(why)
+        if row is not None and self._told < int(row[1]) - 1:
+            self.bug(f"the job ends after {row[1]} failures in a row, {self._told + 1} of them since a checkpoint")
+
+    # ---- slots
+
+    def register(self, slot: Slot, register: m.Register) -> None:
+        """Accept or refuse a slot process that has connected and authenticated."""
+        if not slot.process.alive:
+            return
+        connection = slot.connection = Connection(self, slot)
+        reason = self.shell.unwanted(register)
+        if reason:
+            self.turned_away += 1
+            self.cluster.world.note((slot.process.name, "is turned away:", reason))
+            connection.release()
+            return
+        number = connection.number = self._slot_count
+        self._slot_count += 1
+        self.connections[number] = connection
+        connection.to_slot.send(m.Welcome(number, HEARTBEAT_S, self.plan.config.heartbeat_timeout_s))
+        self.shell.slot_registered(number, register)
+
+    def received(self, connection: Connection, message: m.FromSlot) -> None:
+        if connection.is_open:
+            connection.heard_us = self.cluster.world.now_us
+            pending = self.coordinator.checkpoints.pending
+            self.reasons.heard(message, pending.checkpoint_id if pending is not None else None)
+            self.promises.heard(connection.number, message)
+            self.shell.slot_said(connection.number, message)
+            self.liveness.heard(message, self.coordinator.attempt)
+
+    def connection_lost(self, connection: Connection, reason: str) -> None:
+        """Report that a slot's process, or the connection to it, is gone."""
+        if connection.is_open and self.drop(connection.number):
+            self.shell.slot_lost(connection.number, reason)
+
+    def _watch(self) -> None:
+        """Send heartbeats, and drop silent slots, as the production lines do."""
+        world = self.cluster.world
+        limit_us = self.plan.config.heartbeat_timeout_s * 1e6
+        for connection in list(self.connections.values()):
+            if connection.slot.calls_since_us is not None:  # the slot's second thread sends heartbeats
+                connection.heard_us = world.now_us
+                for_ms = (world.now_us - connection.slot.calls_since_us) // 1000
+                self.shell.slot_said(connection.number, m.InCall(f"a function {SIM}", for_ms, ""))
+            elif world.now_us - connection.heard_us > limit_us:
+                self.connection_lost(connection, f"no heartbeat {SIM}")
+            else:
+                connection.to_slot.send(m.Heartbeat())
+        if self.outcome is None:
+            self.process.call_later(HEARTBEAT_S, self._watch)
+
+    def lose_cluster(self, reason: str) -> None:
+        """End the cluster for good: all slots die, and no new ones can be started."""
+        self.slots_gone = reason
+        for processes in list(self._processes.values()):
+            for slot in list(processes):
+                slot.process.crash()
+
+    def _died(self) -> None:
+        for connection in self.connections.values():
+            connection.cut()
+        self.connections.clear()
+        for slot in self.cluster.live_slots:
+            if slot.driver is self:
+                slot.lose_driver(f"{SIM} the driver is gone")
+
+
+class Slot:
+    """A slot process: it registers, runs a SlotMachine, and ends when it is released or loses its driver."""
+
+    def __init__(self, cluster: Cluster, driver: Driver, request: str) -> None:
+        world = self._world = cluster.world
+        self.cluster = cluster
+        self.driver = driver
+        self.request = request
+        self.process = Process(world, f"slot{len(cluster.slots)}")
+        self.transport = SimTransport(cluster.network, self.process, driver.plan.job_id)
+        self.connection: Connection | None = None
+        self.is_released = False
+        self.calls_since_us: int | None = None
+        """The time since which its loop has been in one call; None if it is not."""
+        self.machine: SlotMachine | None = None
+        self.owed = OwedCommits(self._world.bug, self.process.name)
+        self._opens = True
+        """Whether it can open the storage, the next time that it does."""
+        self.process.on_death.append(self._died)
+        self.process.after_step = self._check
+        register = m.Register(self.process.name, 1, len(cluster.slots), PYTHON, request)
+        world.schedule(
+            world.delay(world.tempo.control_us), self.process, Kind.CONTROL, partial(self._connect, register), register
+        )
+
+    def _connect(self, register: m.Register) -> None:
+        driver = self.driver.process
+        if driver.alive:
+            self.cluster.world.schedule(0, driver, Kind.CONTROL, partial(self.driver.register, self, register))
+        else:
+            self.end()
+
+    def received(self, message: m.ToSlot) -> None:
+        if isinstance(message, m.Release):
+            self.is_released = True
+            self.end()
+        elif isinstance(message, m.Heartbeat):
+            return
+        elif isinstance(message, m.Welcome):
+            self._begin(message)
+        else:
+            assert self.machine is not None
+            if isinstance(message, m.Commit):
+                self.owed.asked(message.request)
+            elif isinstance(message, m.CommitSinks) and self.cluster.load_failures:
+                self.cluster.load_failures -= 1
+                self._opens = False
+            self.machine.handle(message)
+
+    def _begin(self, welcome: m.Welcome) -> None:
+        connection = self.connection
+        assert connection is not None
+        self.transport.slot = welcome.slot
+        self.machine = SlotMachine(
+            SlotSeams(
+                clock=self.process,
+                executor=self.process,
+                ids=self.process,
+                transport=self.transport,
+                open_storage=self._open_storage,
+                send=self._send,
+                make_signal=partial(SimSignal, self._world),
+                unpickle=self.cluster.unpickle,
+            )
+        )
+        self.machine.handle(welcome)
+        self._beat()
+
+    def _open_storage(self, root: str) -> Storage:
+        if not self._opens:
+            self._opens = True
+            self._world.note(("it cannot be opened:", root))
+            self.owed.not_opened()
+            raise StorageError(f"{NOT_OPENED} {SIM}")
+        return self.cluster.open_storage(root)
+
+    def _send(self, message: m.FromSlot) -> None:
+        assert self.connection is not None
+        if isinstance(message, (m.CommitDone, m.CommitFailed)):
+            self.owed.answered(message)
+        if isinstance(message, m.TaskFinished) and self.driver.plan.config.checkpoint_dir is not None:
+            for owed in owed_at_the_end(self.machine, message.task):
+                self._world.bug(f"{message.task} ends {owed}")
+        self.connection.to_driver.send(_from_slot.decode(_encoder.encode(message)))
+
+    def _beat(self) -> None:
+        assert self.machine is not None
+        self._send(self.machine.status())
+        self.process.call_later(HEARTBEAT_S, self._beat)
+
+    def _check(self) -> None:
+        """Check the slot's invariants, but not after each step, which would take a quarter of the time."""
+        if self._world.step_number % CHECK_STEPS == 0 and self.machine is not None:
+            self.machine.check()
+
+    def lose_driver(self, reason: str) -> None:
+        """End the process soon, since the control connection is gone."""
+        if self.process.alive:
+            world = self.cluster.world
+            world.schedule(world.delay(world.tempo.control_us), self.process, Kind.CLUSTER, self.end, reason)
+
+    def end(self) -> None:
+        if self.machine is not None:
+            self.machine.close()
+        if self.connection is not None:
+            self.connection.to_slot.is_cut = True
+        self.process.end()
+
+    def _died(self) -> None:
+        """Let the driver learn of the process's end, and of the closed connection after everything sent on it."""
+        connection, driver = self.connection, self.driver
+        if not driver.process.alive:
+            return
+        if not self.is_released:
+            driver.process_died(self, f"{SIM} {self.process.name} died")
+        if connection is not None:
+            connection.to_slot.is_cut = True
+            if connection.is_open:
+                lost = partial(driver.connection_lost, connection, f"{SIM} {self.process.name} died")
+                connection.to_driver.close(lost)

@@ -1,0 +1,120 @@
+"""Checks whether each failure in a run has a reason: a fault that struck and that can explain this failure.
+
+Every reason that the simulator gives contains `[sim]`, and the engine passes reasons on. So a task or
+a checkpoint that fails without that mark has failed because of a bug. A timeout does not name its
+cause: it is judged by the time that the job may rightly take, and by the faults that have struck since
+the checkpoint was triggered, or so shortly before that their effects may last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from midstream.engine.protocol import messages as m
+from midstream.simulation.network import SIM
+from midstream_lab.scenarios.scenario import Scenario
+
+LASTS_US: Final = 6_000_000
+"""The longest time after which a fault may still cause a timeout; later effects name it in their reason."""
+OUT_OF_TIME: Final = "not complete within "
+THERE: Final = " exists already"
+UNION: Final = "and only some of its subtasks have finished"
+FINISHED: Final = " has finished"
+SMALL_POOL: Final = "pool_size: the tasks of one slot need at least"
+"""The error of a plan whose pool is too small on purpose; see `Run._rescaled`."""
+
+
+class Reasons:
+    """The checks of one driver. `patience_s` is how long a checkpoint may take while no fault strikes."""
+
+    def __init__(
+        self, struck_us: list[int], patience_s: float, denied: Callable[[str], bool], bug: Callable[[str], None]
+    ) -> None:
+        self._struck_us = struck_us
+        self._denied = denied
+        self._patience_s = patience_s
+        self._bug = bug
+        self._triggered_us: dict[int, int] = {}
+        self._judged: set[int] = set()
+        self._some_finished = False
+        """Whether a task of this driver's job has finished, or was deployed as finished."""
+
+    def triggered(self, checkpoint_id: int, now_us: int) -> None:
+        self._triggered_us.setdefault(checkpoint_id, now_us)
+
+    def is_new(self, checkpoint_id: int) -> bool:
+        """Whether this is the first call for this checkpoint."""
+        is_new = checkpoint_id not in self._judged
+        self._judged.add(checkpoint_id)
+        return is_new
+
+    def deployed(self, deploy: m.Deploy) -> None:
+        self._some_finished |= bool(deploy.finished)
+
+    def heard(self, message: m.FromSlot, pending_id: int | None) -> None:
+        """Check a message of a slot. `pending_id`: the checkpoint for which the driver is waiting; None if there is
+        none.
+        """
+        match message:
+            case m.TaskFinished():
+                self._some_finished = True
+            case m.CheckpointAck(finished=True):
+                self._some_finished = True
+            case m.TaskFailed() if SIM not in message.summary and SIM not in message.details:
+                self._bug(f"task {message.task} fails without a reason: {message.summary}\n{message.details}")
+            case m.DeployFailed() if SIM not in message.summary and SMALL_POOL not in message.summary:
+                self._bug(f"a slot cannot be deployed, without a reason: {message.summary}\n{message.details}")
+            case m.CommitFailed() if not message.stopped and SIM not in message.summary:
+                self._bug(f"a commit fails without a reason: {message.summary}\n{message.details}")
+            case m.CheckpointDecline(counts=True) if SIM not in message.reason:
+                self._bug(f"a declined checkpoint counts as a failure: {message.reason}")
+            case m.CheckpointDecline(counts=False, checkpoint_id=declined) if declined == pending_id:
+                # Tasks learn that a checkpoint was given up only after the coordinator has decided it.
+                if FINISHED not in message.reason:
+                    self._bug(f"{message.task} gives up checkpoint {declined}, which is wanted: {message.reason}")
+            case _:  # no other message reports a failure
+                pass
+
+    def checkpoint_failed(self, checkpoint_id: int, reason: str, timeout_s: float) -> None:
+        """Check the reason of a checkpoint that has failed while its attempt continues."""
+        if SIM in reason or (UNION in reason and self._some_finished):
+            return
+        if THERE in reason and self._denied(f"chk-{checkpoint_id}"):
+            return
+        if reason.startswith(OUT_OF_TIME):
+            since_us = self._triggered_us[checkpoint_id] - LASTS_US
+            struck = sum(at_us >= since_us for at_us in self._struck_us)
+            if timeout_s < self._patience_s + struck * LASTS_US / 1e6:
+                return
+        self._bug(f"checkpoint {checkpoint_id} fails without a reason: {reason}")
+
+
+def patience_s(scenario: Scenario) -> float:
+    """Return a generous bound for the time that a checkpoint of this scenario may take while no fault strikes."""
+    if _overtakes_everywhere(scenario):  # a barrier that overtakes waits only for the rows that a task has taken
+        return _time_s(scenario, min(scenario.rows, 4 * scenario.batch_rows), waits_for_sinks=False)
+    return aligned_s(scenario)
+
+
+def aligned_s(scenario: Scenario) -> float:
+    """Return the same bound for a checkpoint whose barriers wait for all rows of the job, as at the end of its data."""
+    return _time_s(scenario, scenario.rows, waits_for_sinks=scenario.sink_rows > 0)
+
+
+def _time_s(scenario: Scenario, rows: int, *, waits_for_sinks: bool) -> float:
+    s, tempo = scenario, scenario.tempo
+    hops = len(s.shape)
+    work_us = hops * rows * (s.row_us + tempo.clock_tick_us)
+    pause_us = 1e6 * s.sink_pause_s * (rows / s.sink_rows) if waits_for_sinks else 0.0
+    way_us = hops * (8 * tempo.data_us + 8 * tempo.control_us + 30 * tempo.io_us + 100 * tempo.mail_us)
+    ticks_us = hops * 200 * tempo.clock_tick_us
+    return 3 * (work_us + pause_us + way_us + ticks_us) / 1e6 + (s.aligned_timeout_s or 0.0)
+
+
+def _overtakes_everywhere(scenario: Scenario) -> bool:
+    """Whether barriers may overtake on every possible edge, so that none waits until a sink takes a row."""
+    if scenario.aligned_timeout_s is None or scenario.changes:
+        return False
+    inputs = [each for shape in (scenario.shape, scenario.rescaled or ()) for node in shape for each in node.inputs]
+    return all(each.partitioning.redistributable and not each.adapts for each in inputs)

@@ -1,0 +1,131 @@
+"""Checks that what a job owes comes in time: answers to clients, its end after its data has ended, its end after a cancel.
+
+The bound is derived from the scenario. It counts from the request, or from the last disturbance, if that was later: a
+fault may have its effects for `LASTS_US`, after each deployment the tasks begin from their checkpoint, and after each
+failed checkpoint the next one may have to wait. Whatever is still owed is checked now and then, and when it comes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Final
+
+from midstream.engine.coordinator.checkpoints.schedule import FINAL_RETRY_MS, FINAL_RETRY_MS_MAX, RETRY_MS
+from midstream.engine.coordinator.placement.attempt import Attempt
+from midstream.engine.core.ids import TaskId
+from midstream.engine.exchange.batch_lease import LeasedBatch
+from midstream.engine.protocol import messages as m
+from midstream.simulation.failure_causes import LASTS_US, aligned_s
+from midstream_lab.scenarios.scenario import Scenario
+from midstream.simulation.slot_ledger_sink import WAIT_US_MAX
+from midstream.engine.worker.slot_machine import SlotMachine
+
+JOB_ENDS: Final = "the end of the job, all of whose tasks are at the end of their data"
+CANCEL_ENDS: Final = "the end of the job, which was cancelled"
+COMMITS_MAX: Final = 3
+"""How many checkpoints' commits may be added in front of what is owed: one under way, one more, and its own."""
+COMMIT_S_MAX: Final = max(WAIT_US_MAX) / 1e6
+
+
+SLOTS_S: Final = 30.0
+"""The `slot_timeout` of all simulated jobs."""
+LATE_SLOTS_MAX: Final = 2
+"""How many slots, one after the other, a fault lets come late: each costs an attempt its `slot_timeout`."""
+
+
+def bound_s(scenario: Scenario) -> float:
+    """Return how long a job that is not disturbed may owe something.
+
+    That is two checkpoints, one under way and its own, whose barriers wait for all rows of the job, and the commits of
+    both and of one more; and slots that come late, for which a job waits up to its limit. Infinite if a checkpoint
+    may run out of time without a fault: then it is not known how often it does.
+    """
+    s = scenario
+    checkpoint_s = aligned_s(s)
+    if s.timeout_s < checkpoint_s:
+        return math.inf
+    sinks = sum("sink" in kind for node in s.shape for kind in node.chain)
+    commit_s = sinks * (COMMIT_S_MAX if s.on_slots else 0.0)
+    return 2 * checkpoint_s + COMMITS_MAX * commit_s + RETRY_MS / 1000 + LATE_SLOTS_MAX * SLOTS_S
+
+
+def owed_at_the_end(slot: SlotMachine | None, ref: TaskId) -> Iterator[str]:
+    """Yield what a task that ends still owes, and cannot give later: rows that are not sent, answers for checkpoints."""
+    task = slot.tasks.get(ref) if slot is not None else None
+    if task is None:
+        return  # it had finished before
+    for partition in task.partitions:
+        for sub in partition.subpartitions:
+            waiting = [item for item in (sub.sending, *sub.queue) if isinstance(item, LeasedBatch)]
+            if waiting and not sub.is_local:
+                yield f"with {len(waiting)} batches to {sub.channel} that have not been sent"
+    if task._snapshots._unacknowledged:
+        yield f"without an answer for checkpoints {sorted(task._snapshots._unacknowledged)}"
+
+
+class Liveness:
+    """What one driver owes, with the time since which it does. `struck_us`: the times at which faults have struck."""
+
+    def __init__(self, limit_s: float, struck_us: Sequence[int], now_us: Callable[[], int], bug: Callable[[str], None]):
+        self.longest = 0.0
+        """The largest part of the bound that anything has taken."""
+        self._limit_s = limit_s
+        self._struck_us = struck_us
+        self._now_us = now_us
+        self._bug = bug
+        self._committed = 0
+        """How many commits slots have done: where they are slower than checkpoints, those of many checkpoints wait."""
+        self._owed: dict[object, tuple[str, int, int]] = {}
+        """What is owed, since when, and how many commits were done before, by client; or by itself."""
+        self._disturbed_us = 0
+        """When an attempt began or a checkpoint failed last, for which `Reasons` demands a reason."""
+        self._pause_s = 0.0
+        """The longest pause that may follow that."""
+
+    def asked(self, client: int, request: m.ClientRequest) -> None:
+        self._owed[client] = f"an answer to {request!r}", self._now_us(), self._committed
+
+    def owes(self, what: str) -> None:
+        self._owed.setdefault(what, (what, self._now_us(), self._committed))
+
+    def heard(self, message: m.FromSlot, attempt: Attempt | None) -> None:
+        """Note that a commit is done, and that the job owes its end once all its tasks are at the end of their data."""
+        self._committed += isinstance(message, m.CommitDone)
+        if isinstance(message, m.TaskEndOfData) and attempt is not None and attempt.at_end_of_data:
+            self.owes(JOB_ENDS)
+
+    def ended(self) -> None:
+        for what in (JOB_ENDS, CANCEL_ENDS):
+            self.comes(what)
+
+    def deployed(self) -> None:
+        """An attempt begins: a job whose data had ended has to come to its end again."""
+        self._disturbed_us, self._pause_s = self._now_us(), 0.0
+        self._owed.pop(JOB_ENDS, None)
+
+    def failed(self, in_a_row: int) -> None:
+        """A checkpoint has failed, as the last of so many."""
+        pause_ms = min(FINAL_RETRY_MS << min(in_a_row, 20), FINAL_RETRY_MS_MAX)
+        self._disturbed_us, self._pause_s = self._now_us(), pause_ms / 1000
+
+    def comes(self, key: object) -> None:
+        """What was owed comes now. Check that it does not come too late."""
+        owed = self._owed.pop(key, None)
+        if owed is not None:
+            self._check(*owed)
+
+    def check(self) -> None:
+        """Check that nothing is owed for too long."""
+        for owed in list(self._owed.values()):
+            self._check(*owed)
+
+    def _check(self, what: str, since_us: int, commits: int) -> None:
+        quiet_us = max(since_us, self._disturbed_us, max(self._struck_us, default=-LASTS_US) + LASTS_US)
+        taken_s = (self._now_us() - quiet_us) / 1e6
+        limit_s = self._limit_s + self._pause_s + (self._committed - commits) * COMMIT_S_MAX
+        self.longest = max(self.longest, taken_s / limit_s)
+        if taken_s > limit_s:
+            self._bug(
+                f"{what} has not come {taken_s:.3f} s after it was due to begin; at most {limit_s:.3f} s are allowed"
+            )

@@ -1,0 +1,137 @@
+"""The faults of a job's storage, of one operation of it, or of one commit; `faults` lists all kinds."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from midstream.simulation.disk import DELETED, MARKED
+from midstream.simulation.trace import Kind
+
+if TYPE_CHECKING:
+    from midstream.simulation.faults import Stage
+
+
+def publish_fails(stage: Stage, victim: int) -> bool:
+    stage.disk.failing_names["_metadata"] = 1 + victim % 3
+    return True
+
+
+def storage_lies(stage: Stage, victim: int) -> bool:
+    """Carry out writes, creations and deletions, and nevertheless report them as failed."""
+    if victim % 3:
+        stage.disk.lies += 1 + victim // 3 % 4
+    else:
+        stage.disk.denials += 1
+    return True
+
+
+def publish_lies(stage: Stage, victim: int) -> bool:
+    """Write the metadata of the next checkpoint, and nevertheless report that as failed."""
+    stage.disk.lying_names.add("_metadata")
+    return True
+
+
+def delete_fails(stage: Stage, victim: int) -> bool:
+    """Let only the third try delete a checkpoint from now on: the coordinator tries that often before the job ends."""
+    stage.disk.deletes_late = True
+    return True
+
+
+def freeze_at_commit(stage: Stage, victim: int) -> bool:
+    """Stop the driver in the middle of its next commit. Another driver takes over, and the job goes back to an older
+    checkpoint, or to the beginning; the old one continues only then. Of these drivers, half of those whose sinks are to
+    take back output are killed before that.
+    """
+    world, outside, driver = stage.world, stage.outside, stage.driver
+    if outside.before_commit is not None:
+        return False
+    delay_us = 20_000 + victim // 8 % 200_000
+
+    def in_commit() -> None:
+        process = driver.process
+        if world.writer is not process or process.paused or stage.driver is not driver or stage.cluster.drained:
+            return
+        stage.cluster.struck_us.append(world.now_us)
+        process.pause()
+        world.schedule(delay_us, None, Kind.FAULT, process.resume, f"{process.name} wakes up")
+        stage.go_back(victim // 8)
+        stage.give_up_driver()
+        if victim // 32 % 2:
+            outside.before_taking_back = killed
+        world.hang(delay_us)
+
+    def killed() -> None:
+        stage.cluster.struck_us.append(world.now_us)
+        world.schedule(0, None, Kind.FAULT, stage.driver.process.crash, "crash before output is taken back")
+        world.hang(1)
+
+    outside.before_commit = in_commit
+    return True
+
+
+def freeze_at_deletion(stage: Stage, victim: int) -> bool:
+    """Stop the driver before it marks the next checkpoint that it does not retain (`victim` even), or before it deletes
+    that. Another driver takes over, and the job goes back to that checkpoint, if it may; the old one continues only then.
+    """
+    world, disk = stage.world, stage.disk
+    what = (MARKED, DELETED)[victim % 2]
+    if what in disk.before_dropping:
+        return False
+    delay_us = 20_000 + victim // 2 % 25_000
+
+    def about_to_drop() -> int:
+        process = stage.driver.process
+        if world.writer is not process or process.paused or not process.alive or stage.cluster.drained:
+            return 0
+        stage.cluster.struck_us.append(world.now_us)
+        process.pause()
+        world.schedule(delay_us, None, Kind.FAULT, process.resume, f"{process.name} wakes up")
+        stage.go_back(0)
+        stage.give_up_driver()
+        return delay_us
+
+    disk.before_dropping[what] = about_to_drop
+    return True
+
+
+def write_fails(stage: Stage, victim: int) -> bool:
+    first = stage.disk.writes + 1 + victim % 5
+    stage.disk.failing_writes.update(range(first, first + 1 + victim % 3))
+    return True
+
+
+def disk_full(stage: Stage, victim: int) -> bool:
+    disk = stage.disk
+    disk.is_full = True
+
+    def room() -> None:
+        disk.is_full = False
+
+    stage.world.schedule(1_000 + victim % 40_000, None, Kind.FAULT, room, "the disk has room again")
+    return True
+
+
+def disk_gone(stage: Stage, victim: int) -> bool:
+    """Refuse every operation of the disk for a while."""
+    disk = stage.disk
+    disk.is_gone = True
+
+    def back() -> None:
+        disk.is_gone = False
+
+    stage.world.schedule(1_000 + victim % 30_000, None, Kind.FAULT, back, "the disk is back")
+    return True
+
+
+def slow_storage(stage: Stage, victim: int) -> bool:
+    """Let everything on the I/O pools take fifty times as long for a while."""
+    processes = [process for process in stage.world.processes if process.alive and process.io_us < 100_000]
+    for process in processes:
+        process.io_us *= 50
+
+    def fast() -> None:
+        for process in processes:
+            process.io_us //= 50
+
+    stage.world.schedule(1_000 + victim % 200_000, None, Kind.FAULT, fast, "storage is as fast as before")
+    return True

@@ -1,0 +1,303 @@
+"""A survey of a cluster's executors, made by processes on as many cores as a job needs at once.
+
+One Spark job with a task per slot. Each task connects to this program, as slots do, reports what it has found where it
+runs, and waits. When all have connected, or no more connect in time, each learns of the others and tries to connect to
+them, as slots do, and to use the checkpoint storage.
+
+    task → driver   the token, then what it is (JSON, one line)
+    driver → task   the others: [[host, port], …]
+    task → driver   what it could not do (JSON, one line)
+    driver → task   end of the connection: the task may end
+
+The token travels inside the task's serialised function, through Spark's own channel.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import platform
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from importlib import metadata
+from typing import Final, TypeVar
+
+import msgspec
+from py4j.protocol import Py4JError
+from pyspark import SparkContext
+
+from midstream.engine.core.errors import MidstreamError
+from midstream.runtime.network.ports import Ports, listen
+from midstream.runtime.slot_provider import SlotProvider
+from midstream.runtime.storage.file_storage import FileStorage
+from midstream.runtime.network.tls import keys_for
+from midstream.spark.spark_slots import explain
+
+PACKAGES: Final = ("midstream", "cloudpickle", "msgspec", "numpy", "polars", "psutil", "pyarrow", "pyspark", "xxhash")
+"""The packages that slots import."""
+LINE_BYTES_MAX: Final = 2**20
+CONNECT_TIMEOUT_S: Final = 5.0
+ANSWER_TIMEOUT_S: Final = 60.0
+"""The limit on the tests: storage may be far away, and many peers unreachable."""
+QUESTION_TIMEOUT_S: Final = 600.0
+"""The limit on the arrival of the other slots, which `doctor` waits for before it asks."""
+CONNECTING_AT_ONCE: Final = 16
+
+T = TypeVar("T")
+
+
+class Found(msgspec.Struct, frozen=True):
+    """The findings of one process on an executor."""
+
+    host: str
+    """The address from which it has reached the driver, and at which other slots connect to it."""
+    port: int
+    name: str
+    """The name of its machine."""
+    pid: int
+    python: str
+    packages: dict[str, str | None]
+    """The version of each of `PACKAGES`; None if it is not installed."""
+    clock_s: float
+    """The seconds since the epoch, by its machine's clock, when it was asked."""
+
+
+class Tried(msgspec.Struct, frozen=True):
+    """The problems that a process has found."""
+
+    unreachable: dict[int, str]
+    """The other processes to which it could not connect, by index, with the reason."""
+    storage: str
+    """Why it could not use the checkpoint storage, or ""."""
+    tls: str = ""
+    """Why it could not use its certificate, or ""."""
+
+
+@dataclass(frozen=True, slots=True)
+class Slot:
+    """A process that has connected. `asked_s`, `answered_s`: the driver's clock around `found.clock_s`."""
+
+    found: Found
+    asked_s: float
+    answered_s: float
+    tried: Tried | None
+    """The results of its tests; None: it has not answered in time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Survey:
+    slots: tuple[Slot, ...]
+    failure: str
+    """Why some did not connect, as far as Spark reports it; "" if none failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask:
+    """The instructions to a task."""
+
+    host: str
+    port: int
+    token: str = field(repr=False)
+    storage: str | None
+    probe: str
+    """A directory in the storage, with a file `driver` whose content is the token."""
+    ports: Ports
+    """The ports on which it listens for others."""
+    certificates: str
+    """The directory of certificates that every machine has, or ""."""
+
+
+def survey(
+    context: SparkContext,
+    provider: SlotProvider,
+    slots: int,
+    timeout_s: float,
+    storage: str | None,
+    probe: str,
+    token: str,
+    certificates: str = "",
+) -> Survey:
+    """Survey `slots` processes at once, of which those take part that connect within `timeout_s`.
+
+    `provider`: that of a job's slots. `storage`, `probe`, `certificates`: see `_Ask`. Raises ClusterError if nothing
+    can listen where the driver would.
+    """
+    group = f"midstream-doctor-{secrets.token_hex(4)}"
+    failures: list[str] = []
+    ended = threading.Event()
+    with listen(provider.bind_host, provider.driver_ports) as server:
+        ask = _Ask(
+            provider.driver_host, server.getsockname()[1], token, storage, probe, provider.slot_ports, certificates
+        )
+        running = threading.Thread(
+            target=_run, args=(context, group, slots, ask, failures, ended), name=group, daemon=True
+        )
+        running.start()
+        lines: list[_Line] = []
+        try:
+            _gather(server, lines, slots, timeout_s, token, ended)
+            peers = [[line.found.host, line.found.port] for line in lines]
+            with ThreadPoolExecutor(max(len(lines), 1)) as threads:
+                tried = list(threads.map(lambda line: line.ask(peers), lines))
+        finally:
+            for line in lines:
+                line.close()
+            with contextlib.suppress(Py4JError, OSError, AttributeError):  # Spark has ended
+                context.cancelJobGroup(group)
+            running.join(CONNECT_TIMEOUT_S)
+    return Survey(
+        tuple(
+            Slot(line.found, line.asked_s, line.answered_s, answer) for line, answer in zip(lines, tried, strict=True)
+        ),
+        failures[0] if failures and len(lines) < slots else "",
+    )
+
+
+def _run(context: SparkContext, group: str, slots: int, ask: _Ask, failures: list[str], ended: threading.Event) -> None:
+    """Run the Spark job, on a thread of its own, since Spark's job groups belong to threads."""
+    try:
+        context.setJobGroup(group, "midstream doctor", interruptOnCancel=True)
+        context.parallelize(range(slots), slots).mapPartitions(partial(_examine, ask)).collect()
+    except Exception as error:  # noqa: BLE001 - the errors of Spark have no common base; all say why slots did not come
+        failures.append(explain(error))
+    finally:
+        ended.set()
+
+
+class _Line:
+    """The connection of one authenticated task."""
+
+    def __init__(self, connection: socket.socket, token: str) -> None:
+        """Raises OSError or ValueError for a connection that is not from a task."""
+        connection.settimeout(CONNECT_TIMEOUT_S)
+        self._connection = connection
+        self._stream = connection.makefile("rb")
+        said = self._stream.readline(len(token) + 2)
+        if not hmac.compare_digest(said.rstrip(b"\n"), token.encode()):
+            raise ValueError("the token is wrong")
+        self.asked_s = time.time()
+        connection.sendall(b"\n")
+        self.found = _decoded(self._stream.readline(LINE_BYTES_MAX), Found)
+        self.answered_s = time.time()
+
+    def ask(self, peers: Sequence[Sequence[str | int]]) -> Tried | None:
+        """Ask for the tests. None: no answer in time, or an invalid one."""
+        try:
+            self._connection.settimeout(ANSWER_TIMEOUT_S)
+            self._connection.sendall(msgspec.json.encode(peers) + b"\n")
+            return _decoded(self._stream.readline(LINE_BYTES_MAX), Tried)
+        except (OSError, ValueError):
+            return None
+
+    def close(self) -> None:
+        self._stream.close()
+        self._connection.close()
+
+
+def _gather(
+    server: socket.socket, lines: list[_Line], slots: int, timeout_s: float, token: str, ended: threading.Event
+) -> None:
+    deadline_s = time.monotonic() + timeout_s
+    server.settimeout(0.2)
+    while len(lines) < slots and time.monotonic() < deadline_s and not ended.is_set():
+        try:
+            connection, _ = server.accept()
+        except TimeoutError:
+            continue
+        try:
+            lines.append(_Line(connection, token))
+        except (OSError, ValueError):  # a stranger, or a task that has ended
+            connection.close()
+
+
+def _decoded(line: bytes, kind: type[T]) -> T:
+    """Decode a line. Raises ValueError for an invalid one."""
+    try:
+        return msgspec.json.decode(line, type=kind)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"{kind.__name__} cannot be read: {error}") from error
+
+
+# ---- on the executors ----
+
+
+def _examine(ask: _Ask, _nothing: Iterable[int]) -> Iterator[str]:
+    with socket.create_connection((ask.host, ask.port), ANSWER_TIMEOUT_S) as line:
+        stream = line.makefile("rb")
+        host = line.getsockname()[0]
+        with listen(host, ask.ports) as listener:
+            listener.settimeout(None)
+            accepting = threading.Thread(target=_accept, args=(listener,), daemon=True)
+            accepting.start()
+            line.sendall(ask.token.encode() + b"\n")
+            stream.readline(LINE_BYTES_MAX)
+            line.sendall(msgspec.json.encode(_what_is_here(host, listener.getsockname()[1])) + b"\n")
+            line.settimeout(QUESTION_TIMEOUT_S)
+            told = stream.readline(LINE_BYTES_MAX)
+            if told:
+                peers: list[tuple[str, int]] = _decoded(told, list[tuple[str, int]])
+                with ThreadPoolExecutor(CONNECTING_AT_ONCE) as threads:
+                    reasons = list(threads.map(_connect, peers))
+                unreachable = {index: reason for index, reason in enumerate(reasons) if reason}
+                line.sendall(msgspec.json.encode(Tried(unreachable, _use_storage(ask), _use_certificates(ask))) + b"\n")
+                stream.readline(LINE_BYTES_MAX)  # others may still want to connect
+    return iter(())
+
+
+def _accept(listener: socket.socket) -> None:
+    with contextlib.suppress(OSError):  # it is closed
+        while True:
+            listener.accept()[0].close()
+
+
+def _what_is_here(host: str, port: int) -> Found:
+    versions: dict[str, str | None] = {}
+    for package in PACKAGES:
+        try:
+            versions[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            versions[package] = None
+    return Found(
+        host, port, socket.gethostname(), os.getpid(), platform.python_version(), versions, clock_s=time.time()
+    )
+
+
+def _connect(peer: tuple[str, int]) -> str:
+    try:
+        socket.create_connection(peer, CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        return str(error)
+    return ""
+
+
+def _use_certificates(ask: _Ask) -> str:
+    """Return why the certificates cannot be used on this machine, or ""."""
+    try:
+        if ask.certificates:
+            keys_for(ask.certificates, "", b"")
+    except (MidstreamError, OSError) as error:
+        return str(error)
+    return ""
+
+
+def _use_storage(ask: _Ask) -> str:
+    """Return why the storage cannot be used from here, or ""."""
+    if ask.storage is None:
+        return ""
+    name = f"{ask.probe}/{secrets.token_hex(8)}"
+    try:
+        storage = FileStorage(ask.storage)
+        if not storage.exists(f"{ask.probe}/driver") or storage.read(f"{ask.probe}/driver") != ask.token.encode():
+            return "what the driver has written there is not visible: it is another directory, or not mounted here"
+        storage.write(name, [b"written"])
+        storage.delete(name)
+    except (MidstreamError, OSError) as error:
+        return str(error)
+    return ""
