@@ -11,7 +11,7 @@ SIMULATED_SEEDS ?= 200
 SIM_SECONDS ?= 120
 BENCHES ?= window udf strings sliding exchange latency checkpoint recovery nexmark simulate
 PROCESSES ?= 2
-PROTOCOL_ROOMS := core state operators protocol checkpoint exchange worker coordinator
+PROTOCOL_ROOMS := core state operators graph protocol checkpoint exchange worker coordinator
 
 .PHONY: help setup lock setup-python demo kafka-demo test test-systems release coverage docs simulate check format bench peers minimums nightly clean
 
@@ -48,9 +48,9 @@ release: setup-python  ## sdist and wheel in dist, checked as users install them
 	@PYTHON=$(BIN)/python tools/release.sh $(RELEASE)
 
 coverage: setup-python  ## which lines and branches of the protocol rooms the tests of these rooms alone reach
-	$(BIN)/coverage run -m pytest -q -m "not spark" $(addprefix tests/,$(PROTOCOL_ROOMS))
+	$(BIN)/coverage run -m pytest -q -m "not spark" tests/engine
 	@for room in $(PROTOCOL_ROOMS); do \
-		printf '%-12s %3s %%\n' $$room $$($(BIN)/coverage report --include="src/midstream/$$room/*" --format=total); \
+		printf '%-12s %3s %%\n' $$room $$($(BIN)/coverage report --include="src/midstream/engine/$$room/*" --format=total); \
 	done
 
 docs: setup-python  ## the documentation as a site, with a reference of the API, in out/docs
@@ -60,7 +60,7 @@ docs: setup-python  ## the documentation as a site, with a reference of the API,
 simulate: setup-python  ## fresh seeds in the simulator for SIM_SECONDS=120; the commit decides which (SIM_BASE=N: others)
 	@base=$${SIM_BASE:-$$(printf '%d' "0x$$(git rev-parse --short=7 HEAD 2>/dev/null || date +%y%m%d)")}; \
 	echo "seed base $$base"; \
-	$(BIN)/midstream simulate --seeds $$base:$$((base + 1000000)) --seconds $(SIM_SECONDS)
+	$(BIN)/python -m midstream_lab simulate --seeds $$base:$$((base + 1000000)) --seconds $(SIM_SECONDS)
 
 check: setup-python  ## lint, formatting, types: strict in src, nearly so in tests
 	$(BIN)/ruff check --no-cache
@@ -73,7 +73,7 @@ format: setup-python  ## let ruff put the code in order
 	$(BIN)/ruff format
 
 bench: setup  ## the benchmarks of benchmarks/README.md (BENCHES="window latency" picks some)
-	@for name in $(BENCHES); do $(BIN)/midstream bench $$name || exit; done
+	@for name in $(BENCHES); do $(BIN)/python -m midstream_lab bench $$name || exit; done
 
 peers: setup  ## Flink, PyFlink, Bytewax and Spark's Kafka connector in .peers/, for python benchmarks/compare.py; needs a JDK 17 and 2 GB of disk
 	@tools/peers_flink.sh
@@ -87,12 +87,12 @@ minimums: setup  ## tests with the oldest dependencies that pyproject.toml allow
 nightly: export NIGHTLY = 1
 nightly: check test test-systems release minimums  ## also an hour of fresh seeds, known bugs looked for in random ones, recovery at length, correct jobs over many seeds, half an hour of mutated checkpoints, Kafka to Kafka with everything killed, a standalone cluster in which something fails sixty times, random programs on processes and on Spark that are killed, frozen and rescaled, jobs on YARN whose drivers and executors are killed, and the tests on real Spark slots, REPEAT=20 times in a row
 	@$(MAKE) simulate SIM_SECONDS=3600
-	@$(BIN)/midstream simulate --mutations
-	@$(BIN)/midstream simulate --topology keyed_broadcast --parallelism 7 --rescale-to 2 --seeds 0:$(RECOVERY_SEEDS)
+	@$(BIN)/python -m midstream_lab mutations
+	@$(BIN)/python -m midstream_lab simulate --topology keyed_broadcast --parallelism 7 --rescale-to 2 --seeds 0:$(RECOVERY_SEEDS)
 	@RECOVERY_REPEAT=$(RECOVERY_REPEAT) $(BIN)/pytest -q tests/spark/test_keyed_broadcast.py
 	@SIMULATED_SEEDS=$(SIMULATED_SEEDS) $(BIN)/pytest -q tests/testing/test_simulated_correct_jobs.py
 	@SOAK_FAULTS=60 $(BIN)/pytest -q -s tests/spark/test_soak.py
-	@MUTANT_SECONDS=1800 $(BIN)/pytest -q tests/checkpoint/test_mutated_checkpoints.py
+	@MUTANT_SECONDS=1800 $(BIN)/pytest -q tests/engine/checkpoint/test_mutated_checkpoints.py
 	@CHAOS_SECONDS=3600 $(BIN)/pytest -q -s tests/runtime/test_chaos.py
 	@KAFKA_RUNS=$(REPEAT) KAFKA_RECORDS=500000 $(BIN)/pytest -q -s tests/connectors/test_kafka_acceptance.py
 	@KAFKA_KILLS=9 $(BIN)/pytest -q -s tests/connectors/test_kafka_failover.py
@@ -100,4 +100,4 @@ nightly: check test test-systems release minimums  ## also an hour of fresh seed
 
 clean:  ## what builds and runs leave behind; .venv stays
 	rm -rf out state dist build spark-warehouse .mypy_cache .ruff_cache .pytest_cache .hypothesis .coverage
-	find src tests examples -name __pycache__ -prune -exec rm -rf {} +
+	find src lab tests examples -name __pycache__ -prune -exec rm -rf {} +

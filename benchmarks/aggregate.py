@@ -1,6 +1,6 @@
 """Rows per second of the window operator alone, on one core. Run: python benchmarks/aggregate.py [--rows N] [--batch-rows N]
 
-The rows are those of `midstream bench window`: two halves over the same time, interleaved batch
+The rows are those of `python -m midstream_lab bench window`: two halves over the same time, interleaved batch
 by batch as a keyed exchange delivers them, a watermark after each pair of batches.
 """
 
@@ -21,8 +21,8 @@ import pyarrow as pa
 
 from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.core.key_groups import key_group_range
-from midstream.engine.operators.windows.aggregates import Count, First, Last, Max, Mean, Min, Sum
 from midstream.engine.operators.base import Operator, OperatorContext, never_stored
+from midstream.engine.operators.windows.aggregates import Count, First, Last, Max, Mean, Min, Sum
 from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.engine.operators.windows.windows import Window, session, sliding, tumbling, window_operator
 

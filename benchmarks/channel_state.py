@@ -16,8 +16,8 @@ import pyarrow as pa
 from midstream.engine.checkpoint.channel_state import Captured, read_segment, rows_of, store_channels
 from midstream.engine.graph.job_graph import Edge, Partitioning
 from midstream.engine.protocol.messages import ChannelState
-from midstream.runtime.storage.file_storage import FileStorage
 from midstream.runtime.process.thread_limits import limit_threads
+from midstream.runtime.storage.file_storage import FileStorage
 
 TOTAL_BYTES = 64 * 2**20
 BUFFER_BYTES = (4 * 2**10, 32 * 2**10, 256 * 2**10)

@@ -20,8 +20,8 @@ from midstream.engine.core.batches import to_polars
 from midstream.engine.core.key_groups import key_groups, subtask_of
 from midstream.engine.exchange.result_partition import split_rows
 from midstream.engine.operators.windows.aggregates import Count, Sum
-from midstream.engine.operators.windows.window_aggregation import Reduction
 from midstream.engine.operators.windows.sliding_windows import PANE, PaneCombiner
+from midstream.engine.operators.windows.window_aggregation import Reduction
 
 NARROW = pa.schema([("key", pa.int64()), ("at", pa.timestamp("us")), ("n", pa.int64())])
 WIDE = pa.schema([*NARROW, ("text", pa.large_string())])

@@ -25,7 +25,7 @@ from plan import MIDSTREAM
 
 @dataclass(frozen=True)
 class Curve:
-    """`y` of `midstream bench BENCHMARK --OPTION x` for each x; `events`: not the benchmark's own number, by x.
+    """`y` of `python -m midstream_lab bench BENCHMARK --OPTION x` for each x; `events`: not the benchmark's own number, by x.
 
     Without an option one run has all points; `y` is then where in its result, with x in it.
     """

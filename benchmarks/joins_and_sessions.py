@@ -24,10 +24,10 @@ import numpy as np
 import pyarrow as pa
 from aggregate import opened
 
-from midstream.engine.operators.windows.aggregates import Count, Sum
 from midstream.engine.operators.base import Operator
 from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.functions.interval_join import interval_join_operator
+from midstream.engine.operators.windows.aggregates import Count, Sum
 from midstream.engine.operators.windows.windows import session, window_operator
 
 HOUR_US = 3_600_000_000

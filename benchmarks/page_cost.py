@@ -1,4 +1,4 @@
-"""What a job's page costs: `midstream bench window` and `latency` without it, and with it read and scraped every second.
+"""What a job's page costs: `python -m midstream_lab bench window` and `latency` without it, and with it read and scraped every second.
 
     python benchmarks/page_cost.py --rounds 5
 

@@ -38,20 +38,20 @@ from midstream.api.submit import StartOptions
 from midstream.connectors.memory.generator_source import GeneratorSource
 from midstream.engine.core.elements import CheckpointBarrier, Event, Watermark, encode_event
 from midstream.engine.core.ids import ChannelId, TaskId
-from midstream.engine.core.job_pickle import pickled
 from midstream.engine.core.interfaces import Done, Failed, LinkEnd, Mail
+from midstream.engine.core.job_pickle import pickled
 from midstream.engine.exchange.wire import FrameKind, header
-from midstream.engine.operators.windows.aggregates import Count
 from midstream.engine.operators.sink_api import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from midstream.engine.operators.watermarks import WatermarkStrategy
+from midstream.engine.operators.windows.aggregates import Count
 from midstream.engine.operators.windows.windows import tumbling
 from midstream.engine.protocol import messages as m
-from midstream.runtime.random_ids import RandomIds
-from midstream.runtime.process.process_slots import ProcessSlots
-from midstream.runtime.storage.file_storage import FileStorage
-from midstream.spark.session import get_session
 from midstream.engine.worker.interfaces import SlotSeams
 from midstream.engine.worker.slot_machine import SlotMachine
+from midstream.runtime.process.process_slots import ProcessSlots
+from midstream.runtime.random_ids import RandomIds
+from midstream.runtime.storage.file_storage import FileStorage
+from midstream.spark.session import get_session
 
 CHANNELS: Final = (65, 257, 1025)
 PROGRAM_BYTES: Final = 10_000

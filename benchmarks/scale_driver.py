@@ -26,12 +26,12 @@ from midstream.engine.coordinator.events import Instruction, JobEnded, JobPlan, 
 from midstream.engine.coordinator.placement.slots import PYTHON
 from midstream.engine.coordinator.shell import Shell
 from midstream.engine.core.ids import TaskId
-from midstream.engine.core.job_pickle import pickled
 from midstream.engine.core.interfaces import Done, Failed, Mail
+from midstream.engine.core.job_pickle import pickled
 from midstream.engine.graph.logical_graph import LogicalGraph
-from midstream.page.prometheus import metrics_text
 from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.task_metrics import EdgeMetrics, InputMetrics, TaskMetrics
+from midstream.page.prometheus import metrics_text
 from midstream.runtime.network.message_channel import SharedEncoding
 from midstream.runtime.process.process_slots import ProcessSlots
 from midstream.runtime.storage.file_storage import FileStorage

@@ -18,8 +18,8 @@ from functools import partial
 from types import FrameType
 
 import midstream
-from midstream_lab.bench.simulate import WARM_UP_RUNS, random, small
 from midstream.runtime.process.thread_limits import limit_threads
+from midstream_lab.bench.simulate import WARM_UP_RUNS, random, small
 from midstream_lab.campaign import collect, collecting_rarely
 from midstream_lab.run import run
 from midstream_lab.scenarios.scenario import Scenario

@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 from aggregate import opened
 
-from midstream.engine.operators.windows.aggregates import Count, Sum
 from midstream.engine.operators.base import SnapshotResult
+from midstream.engine.operators.windows.aggregates import Count, Sum
 from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.engine.operators.windows.windows import tumbling, window_operator
 

@@ -1,4 +1,4 @@
-"""What TLS costs: `midstream bench exchange`, `latency` and `window`, with connections encrypted and not, in turns.
+"""What TLS costs: `python -m midstream_lab bench exchange`, `latency` and `window`, with connections encrypted and not, in turns.
 
     python benchmarks/tls_cost.py --rounds 3
 

@@ -15,9 +15,9 @@ import polars as pl
 from jobs import check_gapless
 from machine import limit_s
 from midstream import CollectSink, Environment, KeyedProcessFunction, ValueState
+from midstream.connectors.files.file_sink import FileSink
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, decode_metadata
 from midstream.engine.checkpoint.state_files import StateFile
-from midstream.connectors.files.file_sink import FileSink
 from midstream.runtime.driver.job import Job
 from midstream.runtime.slot_provider import SlotProvider
 from waiting import until

@@ -27,6 +27,8 @@ from checkpoint_mutations import Mutant, mutate
 from checkpointed_jobs import JOBS, MORE, ROWS
 from in_memory import MemoryStorage
 from midstream import Environment, MidstreamError
+from midstream.cli.commands.inspect_checkpoint import inspect_checkpoint
+from midstream.cli.output import print_answer
 from midstream.engine.checkpoint.channel_state import Captured, store_channels
 from midstream.engine.checkpoint.extents import files_of
 from midstream.engine.checkpoint.metadata import (
@@ -42,14 +44,12 @@ from midstream.engine.checkpoint.store import load
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.core.key_groups import key_group_range, key_groups
 from midstream.engine.graph.job_graph import Edge, Partitioning
-from midstream.inprocess.engine import Snapshot
 from midstream.engine.operators.source_api import Split
-from midstream.runtime.storage.file_storage import FileStorage
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
-from midstream.testing import job
-from midstream.cli.output import print_answer
-from midstream.cli.commands.inspect_checkpoint import inspect_checkpoint
 from midstream.engine.worker.source_driver import SPLITS, SPLITS_SCHEMA
+from midstream.inprocess.engine import Snapshot
+from midstream.runtime.storage.file_storage import FileStorage
+from midstream.testing import job
 
 MEMORY_BYTES = 768 * 2**20
 """How much more than before the first mutant the process may take."""

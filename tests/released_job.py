@@ -45,8 +45,8 @@ from midstream import (
     sliding,
     tumbling,
 )
-from midstream.engine.checkpoint.metadata import CheckpointMetadata, decode_metadata
 from midstream.connectors.files import file_sink
+from midstream.engine.checkpoint.metadata import CheckpointMetadata, decode_metadata
 from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
 

@@ -15,8 +15,8 @@ import pytest
 
 from machine import limit_s
 from midstream import Environment
-from midstream.cli.output import Exit
 from midstream.cli.main import app
+from midstream.cli.output import Exit
 
 DEPLOY = Path(__file__).parent.parent / "docs" / "deploy"
 UNIT = DEPLOY / "midstream-job.service"

@@ -22,4 +22,6 @@ def test_every_table_is_in_the_coverage_and_so_on_the_page() -> None:
     missing = {
         f"{file}: {name}" for machine, (file, name) in state_machines.declared().items() if machine not in covered
     }
-    assert not missing, "give each a machine, or machine_of(table), in MACHINES of lab/midstream_lab/impossible_pairs.py"
+    assert not missing, (
+        "give each a machine, or machine_of(table), in MACHINES of lab/midstream_lab/impossible_pairs.py"
+    )

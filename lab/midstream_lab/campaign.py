@@ -17,10 +17,10 @@ from multiprocessing import get_context
 from multiprocessing.pool import AsyncResult, Pool
 
 from midstream.runtime.process.thread_limits import limit_threads
-from midstream_lab.coverage import Pair, recording
 from midstream.simulation.garbage_collection import collect, collect_rarely, collecting_rarely
-from midstream_lab.scenarios.random_scenarios import random_scenario
+from midstream_lab.coverage import Pair, recording
 from midstream_lab.run import Outcome, run
+from midstream_lab.scenarios.random_scenarios import random_scenario
 from midstream_lab.scenarios.scenario import Scenario, draw
 
 SHRINK_TRIES_MAX = 120

@@ -11,6 +11,8 @@ from midstream.engine.coordinator.placement.attempt import ATTEMPT_TABLE, TaskPh
 from midstream.engine.coordinator.placement.rescale import RESCALE_TABLE
 from midstream.engine.coordinator.requests.savepoints import SAVEPOINT_TABLE, Stage
 from midstream.engine.protocol import messages as m
+from midstream.engine.worker.slot_machine import SLOT_TABLE, SlotState
+from midstream.engine.worker.task import TASK_TABLE
 from midstream_lab.watched_machines import (
     COORDINATOR_EVENTS,
     ELEMENTS,
@@ -34,8 +36,6 @@ from midstream_lab.watched_machines import (
     watch_slots,
     watch_tasks,
 )
-from midstream.engine.worker.slot_machine import SLOT_TABLE, SlotState
-from midstream.engine.worker.task import TASK_TABLE
 
 _FROM_TASKS: Final = "|".join(
     name

@@ -14,21 +14,21 @@ from random import Random
 from typing import Final
 
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, decode_metadata
-from midstream.engine.checkpoint.store import is_superseded, jobs_of, list_checkpoints
+from midstream.engine.checkpoint.store import is_metadata_path, is_superseded, jobs_of, list_checkpoints
 from midstream.engine.coordinator.events import JobEnded, JobPlan, NewerOutput
 from midstream.engine.protocol.messages import Deploy
 from midstream.simulation.cluster import Cluster, Driver
 from midstream.simulation.disk import Disk
-from midstream_lab.checkers.lineage import After
 from midstream.simulation.network import SIM
-from midstream_lab.checkers.directory_checker import overtaken_where_none_may_be
-from midstream_lab.checkers.checkpoint_checker import CHECKPOINT, Cut, Oracle
-from midstream_lab.scenarios.changed_programs import contradictions, ends_in_flight
-from midstream_lab.savepoints import Saved, Savepoints
-from midstream_lab.scenarios.scenario import Scenario
-from midstream_lab.jobs.shapes import Shape
 from midstream.simulation.trace import Kind
 from midstream.simulation.world import World
+from midstream_lab.checkers.checkpoint_checker import Cut, Oracle
+from midstream_lab.checkers.directory_checker import overtaken_where_none_may_be
+from midstream_lab.checkers.lineage import After
+from midstream_lab.jobs.shapes import Shape
+from midstream_lab.savepoints import Saved, Savepoints
+from midstream_lab.scenarios.changed_programs import contradictions, ends_in_flight
+from midstream_lab.scenarios.scenario import Scenario
 
 ROOT: Final = "sim://checkpoints"
 KEEPER_US: Final = 20_000
@@ -212,7 +212,7 @@ class Keeper:
                 if saved.url == ended.checkpoint:
                     yield from self._oracle.check_stopped_with(saved.cut)
                     return self._go_on_from(saved)
-        if self._origin is not None and not any(CHECKPOINT.fullmatch(path) for path in self.disk.files):
+        if self._origin is not None and not any(is_metadata_path(path) for path in self.disk.files):
             return self._origin
         return LATEST
 
@@ -368,7 +368,7 @@ class Keeper:
 
     def _is_given_up(self, saved: Saved) -> bool:
         """Whether the job has gone back to before a savepoint, perhaps without output that had to be taken back."""
-        (data,) = (data for path, data in saved.files.items() if CHECKPOINT.fullmatch(path))
+        (data,) = (data for path, data in saved.files.items() if is_metadata_path(path))
         metadata = decode_metadata(data, saved.url)
         with self._world.looking():
             return jobs_of(self.disk).get(metadata.epoch) == metadata.job_id and is_superseded(self.disk, metadata)

@@ -12,35 +12,34 @@ from typing import Final
 import msgspec
 
 from midstream.engine.checkpoint.metadata import decode_metadata
+from midstream.engine.checkpoint.store import is_metadata_path
 from midstream.engine.coordinator import Coordinator
 from midstream.engine.coordinator.events import JobPlan
 from midstream.engine.core.config import JobConfig, RestartStrategy
-from midstream.engine.graph.job_graph import JobGraph
 from midstream.engine.protocol.messages import Deploy
-from midstream.simulation.chunk_sizes import chunk_sizes_of
+from midstream.engine.worker.task import TaskState
+from midstream.simulation.chunk_sizes import chunk_sizes_of, least_buffers
 from midstream.simulation.cluster import Cluster, Driver, MakeCoordinator
 from midstream.simulation.disk import Disk
 from midstream.simulation.faults import strike
-from midstream_lab.restarter import ROOT, Keeper, Start
-from midstream.simulation.liveness_checker import bound_s
 from midstream.simulation.network import Network
-from midstream_lab.checkers.directory_checker import OnDisk
-from midstream_lab.checkers.checkpoint_checker import CHECKPOINT, Oracle
-from midstream_lab.scenarios.changed_programs import changed
-from midstream.simulation.failure_causes import patience_s
-from midstream.simulation.recoveries import Recoveries
-from midstream_lab.stuck_report import who_waits
 from midstream.simulation.recorded_rows import IN_PARTS, Outside, SimSource
-from midstream_lab.savepoints import Savepoints
-from midstream_lab.scenarios.scenario import Scenario
-from midstream_lab.jobs.shapes import Shape
+from midstream.simulation.recoveries import Recoveries
 from midstream.simulation.slot_ledger_sink import Calls, SlotLedgerSink, SomeOnSlots
+from midstream.simulation.trace import Trace, following_elements
+from midstream.simulation.world import World
+from midstream_lab.checkers.checkpoint_checker import Oracle
+from midstream_lab.checkers.directory_checker import OnDisk
+from midstream_lab.checkers.watermark_checker import valves_are_checked
+from midstream_lab.jobs.shapes import Shape
 from midstream_lab.jobs.tally import ToldSource
 from midstream_lab.jobs.topologies import job_graph, uid_of, with_parallelism
-from midstream.simulation.trace import Trace, following_elements
-from midstream_lab.checkers.watermark_checker import valves_are_checked
-from midstream.simulation.world import World
-from midstream.engine.worker.task import TaskState
+from midstream_lab.restarter import ROOT, Keeper, Start
+from midstream_lab.savepoints import Savepoints
+from midstream_lab.scenarios.changed_programs import changed
+from midstream_lab.scenarios.scenario import Scenario
+from midstream_lab.scenarios.time_bounds import bound_s, patience_s
+from midstream_lab.stuck_report import who_waits
 
 JOB: Final = "simulated"
 STILL_STEPS: Final = 4_000
@@ -113,7 +112,8 @@ class Outcome:
 def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeCoordinator | None = None) -> Outcome:
     """Run a scenario. The outcome is a pure function of the scenario and the code."""
     prepared = Run(scenario, keep_trace, make_coordinator or Coordinator)
-    with chunk_sizes_of(scenario), valves_are_checked(prepared.world):
+    sizes = chunk_sizes_of(scenario.seed, small=scenario.small_chunks, combined_rows_min=scenario.combined_rows_min)
+    with sizes, valves_are_checked(prepared.world):
         if not keep_trace:
             return prepared.go()
         with following_elements(prepared.world.note):
@@ -425,7 +425,7 @@ class Run:
     def _on_write(self, root: str, path: str, data: bytes) -> None:
         if not path.endswith("/_metadata"):
             return
-        if not CHECKPOINT.fullmatch(path):
+        if not is_metadata_path(path):
             self.savepoints.written(root, path, data)
         elif root == self.keeper.root:
             metadata = decode_metadata(data, path)
@@ -441,12 +441,3 @@ class Run:
     def _complain(self, complaints: Iterable[str]) -> None:
         for complaint in complaints:
             self.world.bug(complaint)
-
-
-def least_buffers(graph: JobGraph) -> int:
-    """Return the buffers that every slot's tasks need at least, in the worst placement: all channels are remote."""
-    needed = 0
-    for edge in graph.edges:
-        producers, consumers = graph.vertices[edge.source].parallelism, graph.vertices[edge.target].parallelism
-        needed += consumers + 1 + 2 * producers
-    return 2 * needed

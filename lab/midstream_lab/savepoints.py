@@ -13,15 +13,16 @@ from functools import partial
 from typing import Final
 
 from midstream.engine.checkpoint.metadata import decode_metadata
+from midstream.engine.checkpoint.store import is_metadata_path
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.protocol.messages import ClientRequest, DoSavepoint, DoStop, Reply
 from midstream.simulation.cluster import Driver
 from midstream.simulation.disk import Disk, Folder
-from midstream.simulation.network import SIM
-from midstream_lab.checkers.checkpoint_checker import CHECKPOINT, Cut, Oracle
 from midstream.simulation.failure_causes import THERE
+from midstream.simulation.network import SIM
 from midstream.simulation.trace import Kind
 from midstream.simulation.world import World
+from midstream_lab.checkers.checkpoint_checker import Cut, Oracle
 
 WRITES_MAX: Final = 50
 RUNNING: Final = frozenset(("created", "deploying", "running", "restarting", "rescaling", "moving"))
@@ -101,7 +102,7 @@ class Savepoints:
         """
         directory, _, name = f"/{path}".rpartition("/chk-")
         directory = directory.removeprefix("/")
-        if CHECKPOINT.fullmatch(f"chk-{name}"):
+        if is_metadata_path(f"chk-{name}"):
             url = f"{root}/{directory}" if directory else root
             (self._late.add if self._oracle.is_late(data) else self._late.discard)(url)
             for complaint in self._oracle.check_savepoint(url, self.open(url), data):
@@ -245,7 +246,7 @@ class Savepoints:
 
     def _keep(self, url: str, was_stop: bool) -> None:
         files = self.files_at(url)
-        complete = [path for path in files if CHECKPOINT.fullmatch(path)]
+        complete = [path for path in files if is_metadata_path(path)]
         if len(complete) != 1:
             self._world.bug(f"savepoint {url} is reported as complete; its files are {sorted(files)}")
             return

@@ -1,8 +1,7 @@
-"""The command `midstream simulate`: its arguments and results. The command line prints them."""
+"""Many runs of the simulator's own jobs, or one with its trace: arguments and results. `__main__` prints them."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Any, TypedDict
@@ -10,12 +9,14 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import msgspec
 
 from midstream.engine.core.errors import ConfigError
+from midstream.simulation.fault_kinds import BACKLOGGED, FAULTS, RECOVERING
+from midstream.simulation.seeds import check_seconds, parse_seeds
+from midstream.simulation.trace import Filters, trace_patterns
 from midstream_lab.campaign import Options, Summary, campaign, shrink
 from midstream_lab.coverage import lines_of, report
-from midstream_lab.run import Outcome, run
-from midstream_lab.scenarios.scenario import BACKLOGGED, FAULTS, RECOVERING, Scenario
 from midstream_lab.jobs.shapes import COMBINED, SHAPES
-from midstream.simulation.trace import channel_pattern, checkpoint_pattern
+from midstream_lab.run import Outcome, run
+from midstream_lab.scenarios.scenario import Scenario
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -42,19 +43,6 @@ class Scenarios(TypedDict, total=False):
     rescale_to: int | None
     faults: str | None
     rows: int | None
-
-
-@dataclass(frozen=True, slots=True)
-class Filters:
-    """The lines of a trace that are shown: the last `tail` of those to which all conditions apply."""
-
-    channel: str | None = None
-    """edge:producer:consumer."""
-    checkpoint: int | None = None
-    """Its number."""
-    pattern: str | None = None
-    """A regular expression."""
-    tail: int | None = None
 
 
 def simulate(
@@ -130,11 +118,6 @@ def simulate(
     return Simulated(data, "\n".join(lines), ok=summary.failures == 0)
 
 
-def check_seconds(seconds: float | None) -> None:
-    if seconds is not None and not seconds > 0:
-        raise ConfigError(f"seconds: {seconds:g} is no time to run anything")
-
-
 def replay(seed: int, filters: Filters = Filters(), **scenarios: Unpack[Scenarios]) -> Simulated:
     """Run one seed again and show all its events, or those that pass the filters.
 
@@ -162,26 +145,8 @@ def _verdict(outcome: Outcome) -> list[str]:
     return [head, *(outcome.why_not_passed or ["all as it should be"])]
 
 
-def trace_patterns(filters: Filters) -> list[str]:
-    """Return regular expressions all of which must match a line of a trace. Raises ConfigError."""
-    patterns: list[str] = []
-    if filters.channel is not None:
-        patterns.append(channel_pattern(filters.channel))
-    if filters.checkpoint is not None:
-        patterns.append(checkpoint_pattern(filters.checkpoint))
-    if filters.tail is not None and filters.tail < 1:
-        raise ConfigError(f"tail: {filters.tail} is not a number of lines")
-    if filters.pattern is not None:
-        patterns.append(filters.pattern)
-        try:
-            re.compile(filters.pattern)
-        except re.error as error:
-            raise ConfigError(f"pattern: {filters.pattern!r} is not a regular expression: {error}") from error
-    return patterns
-
-
 def replay_command(options: Options, seed: int) -> str:
-    parts = [f"midstream simulate --seed {seed} --trace --topology {options.topology}"]
+    parts = [f"python -m midstream_lab simulate --seed {seed} --trace --topology {options.topology}"]
     if options.parallelism is not None:
         parts.append(f"--parallelism {options.parallelism}")
     if options.rescale_to is not None:
@@ -209,18 +174,6 @@ def describe_scenario(scenario: Scenario) -> list[str]:
     lines.append(", ".join(f"{f.name} {getattr(scenario, f.name)}" for f in fields(scenario) if f.name not in skipped))
     lines += [f"fault: {fault.kind} ({fault.victim}) before step {fault.step}" for fault in scenario.faults]
     return lines
-
-
-def parse_seeds(text: str) -> range:
-    """Parse `A:B`, or `N` for a single seed."""
-    match = re.fullmatch(r"(\d+)(?::(\d+))?", text.strip())
-    if match is None:
-        raise ConfigError(f"seeds: {text!r} is not A:B (B not included) or a single number")
-    first = int(match[1])
-    end = int(match[2]) if match[2] is not None else first + 1
-    if end <= first:
-        raise ConfigError(f"seeds: {text!r} is empty; the second number must be larger than the first")
-    return range(first, end)
 
 
 def _options(

@@ -1,35 +1,31 @@
-"""`midstream simulate`: runs seeds in the simulator with live counts, replays one with its trace, or measures it by
-mutations.
-"""
+"""Runs seeds in the simulator with live counts, replays one with its trace, or measures it by mutations."""
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from importlib.util import find_spec
+from collections.abc import Sequence
 
 from rich.console import Console
 from rich.text import Text
 
-from midstream.engine.core.errors import ConfigError
-from midstream_lab.campaign import Summary
-from midstream_lab.simulate import Filters, Scenarios, Simulated, replay, simulate
 from midstream.cli import formatting
 from midstream.cli.output import Answer, Exit
-
-LOG_S = 10.0
-"""The interval between lines if there is no terminal."""
+from midstream.cli.progress import progress_line
+from midstream.engine.core.errors import ConfigError
+from midstream.simulation.trace import Filters
+from midstream_lab.campaign import Summary
+from midstream_lab.mutations.mutation_command import line_of, measure_mutations
+from midstream_lab.mutations.mutation_score import RANDOM_SEEDS_MAX
+from midstream_lab.simulate import Scenarios, Simulated, replay, simulate
 
 
 def run_seeds(
     scenarios: Scenarios, seeds: str, *, jobs: int | None, seconds: float | None, coverage: bool, silent: bool
 ) -> Answer:
     """Run seeds. Raises ConfigError for unknown names; lost, duplicated or stuck rows are an answer with status 1."""
-    with shown(silent) as show:
+    with progress_line(silent) as show:
 
         def progress(s: Summary) -> None:
-            show(f"simulating: {text.rows(s.runs)} runs, {s.runs_per_s:.1f} runs/s, {s.failures} failed")
+            show(f"simulating: {formatting.rows(s.runs)} runs, {s.runs_per_s:.1f} runs/s, {s.failures} failed")
 
         done = simulate(seeds=seeds, jobs=jobs, seconds=seconds, coverage=coverage, progress=progress, **scenarios)
     return _answer(done)
@@ -45,17 +41,7 @@ def show_trace(scenarios: Scenarios, seed: int | None, filters: Filters) -> Answ
 def run_mutations(
     names: Sequence[str], seeds_max: int | None, jobs: int | None, seconds: float | None, silent: bool
 ) -> Answer:
-    """Measure how many seeds it takes to find each known bug; a line for each as soon as it is known.
-
-    Raises ConfigError if midstream is installed without them.
-    """
-    if find_spec("midstream_lab.mutations.catalog") is None:
-        raise ConfigError(
-            "--mutations: the known bugs are not part of an installed package; run this in a checkout of the source"
-        )
-    from midstream_lab.mutations.mutation_score import RANDOM_SEEDS_MAX
-    from midstream_lab.mutations.mutation_command import line_of, measure_mutations
-
+    """Measure how many seeds it takes to find each known bug; a line for each as soon as it is known."""
     console = Console(stderr=True, highlight=False, quiet=silent, soft_wrap=True)
     done = measure_mutations(
         names=[name for entry in names for name in entry.split(",") if name],
@@ -69,24 +55,3 @@ def run_mutations(
 
 def _answer(done: Simulated) -> Answer:
     return Answer(done.data, Text(formatting.printable(done.text)), Exit.OK if done.ok else Exit.JOB_FAILED)
-
-
-@contextmanager
-def shown(silent: bool) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows a line of progress on stderr."""
-    console = Console(stderr=True, highlight=False)
-    if silent:
-        yield lambda line: None
-    elif console.is_terminal:
-        with console.status("simulating") as status:
-            yield status.update
-    else:
-        last_s = time.monotonic()
-
-        def log(line: str) -> None:
-            nonlocal last_s
-            if time.monotonic() - last_s >= LOG_S:
-                last_s = time.monotonic()
-                console.print(line, markup=False)
-
-        yield log

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from midstream.engine.exchange.input_channel import RemoteChannel
-from midstream.simulation.cluster import Cluster, Driver, Slot
 from midstream.engine.worker.task import Task
+from midstream.simulation.cluster import Cluster, Driver, Slot
 
 
 def who_waits(cluster: Cluster, driver: Driver) -> Iterator[str]:

@@ -19,13 +19,13 @@ from typing import Any, Final, TypeAlias, get_args
 from weakref import ReferenceType, WeakKeyDictionary, ref
 
 from midstream.engine.checkpoint import barrier_handler
+from midstream.engine.coordinator import coordinator as machine
 from midstream.engine.coordinator import events as ev
 from midstream.engine.coordinator import notifications
-from midstream.engine.coordinator import coordinator as machine
 from midstream.engine.coordinator.checkpoints import checkpoint_coordinator as checkpoints
 from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import Checkpoints
-from midstream.engine.coordinator.effects import IoKind, TimerKind, io_kind, timer_kind
 from midstream.engine.coordinator.coordinator import Coordinator
+from midstream.engine.coordinator.effects import IoKind, TimerKind, io_kind, timer_kind
 from midstream.engine.coordinator.placement import rescale as rescaling
 from midstream.engine.coordinator.placement.attempt import Attempt, TaskReport
 from midstream.engine.coordinator.placement.rescale import Rescaling
@@ -40,9 +40,9 @@ from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.protocol import messages as m
 from midstream.engine.worker import deployment
 from midstream.engine.worker import slot_machine as slot
-from midstream.engine.worker.task_input import TaskInput
 from midstream.engine.worker.slot_machine import SlotMachine
 from midstream.engine.worker.task import LIVE, Task, TaskState
+from midstream.engine.worker.task_input import TaskInput
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from midstream.api.connected_streams import BroadcastConnectedStreams as BroadcastConnectedStreams
     from midstream.api.connected_streams import ConnectedStreams as ConnectedStreams
+    from midstream.api.data_stream import BroadcastStream as BroadcastStream
+    from midstream.api.data_stream import DataStream as DataStream
     from midstream.api.environment import Environment as Environment
     from midstream.api.keyed_streams import KeyedStream as KeyedStream
     from midstream.api.keyed_streams import WindowedStream as WindowedStream
     from midstream.api.restart_strategies import exponential_restarts as exponential_restarts
     from midstream.api.restart_strategies import fixed_restarts as fixed_restarts
     from midstream.api.restart_strategies import no_restart as no_restart
-    from midstream.api.data_stream import BroadcastStream as BroadcastStream
-    from midstream.api.data_stream import DataStream as DataStream
     from midstream.api.stream_sinks import StreamSink as StreamSink
-    from midstream.connectors.memory.collect_sink import CollectSink as CollectSink
     from midstream.connectors.files.file_source import CsvOptions as CsvOptions
+    from midstream.connectors.memory.collect_sink import CollectSink as CollectSink
     from midstream.engine.core.config import Duration as Duration
     from midstream.engine.core.config import RestartStrategy as RestartStrategy
     from midstream.engine.core.errors import ClusterError as ClusterError
@@ -32,21 +32,13 @@ if TYPE_CHECKING:
     from midstream.engine.core.errors import StorageError as StorageError
     from midstream.engine.core.errors import UnavailableError as UnavailableError
     from midstream.engine.core.schemas import SchemaLike as SchemaLike
-    from midstream.inprocess.preview import Preview as Preview
-    from midstream.engine.operators.windows.aggregates import Accumulator as Accumulator
-    from midstream.engine.operators.windows.aggregates import Aggregate as Aggregate
-    from midstream.engine.operators.windows.aggregates import Count as Count
-    from midstream.engine.operators.windows.aggregates import First as First
-    from midstream.engine.operators.windows.aggregates import Last as Last
-    from midstream.engine.operators.windows.aggregates import Max as Max
-    from midstream.engine.operators.windows.aggregates import Mean as Mean
-    from midstream.engine.operators.windows.aggregates import Min as Min
-    from midstream.engine.operators.windows.aggregates import Sum as Sum
     from midstream.engine.operators.bad_records import BAD_RECORDS as BAD_RECORDS
     from midstream.engine.operators.functions.batch_functions import BatchContext as BatchContext
     from midstream.engine.operators.functions.batch_functions import CoBatchFunction as CoBatchFunction
     from midstream.engine.operators.functions.batch_functions import KeyedBatchFunction as KeyedBatchFunction
-    from midstream.engine.operators.functions.process_functions import BroadcastProcessFunction as BroadcastProcessFunction
+    from midstream.engine.operators.functions.process_functions import (
+        BroadcastProcessFunction as BroadcastProcessFunction,
+    )
     from midstream.engine.operators.functions.process_functions import CoProcessFunction as CoProcessFunction
     from midstream.engine.operators.functions.process_functions import KeyedProcessFunction as KeyedProcessFunction
     from midstream.engine.operators.functions.process_functions import ProcessContext as ProcessContext
@@ -61,48 +53,58 @@ if TYPE_CHECKING:
     from midstream.engine.operators.source_api import Split as Split
     from midstream.engine.operators.source_api import SplitReader as SplitReader
     from midstream.engine.operators.watermarks import WatermarkStrategy as WatermarkStrategy
+    from midstream.engine.operators.windows.aggregates import Accumulator as Accumulator
+    from midstream.engine.operators.windows.aggregates import Aggregate as Aggregate
+    from midstream.engine.operators.windows.aggregates import Count as Count
+    from midstream.engine.operators.windows.aggregates import First as First
+    from midstream.engine.operators.windows.aggregates import Last as Last
+    from midstream.engine.operators.windows.aggregates import Max as Max
+    from midstream.engine.operators.windows.aggregates import Mean as Mean
+    from midstream.engine.operators.windows.aggregates import Min as Min
+    from midstream.engine.operators.windows.aggregates import Sum as Sum
     from midstream.engine.operators.windows.windows import LATE as LATE
     from midstream.engine.operators.windows.windows import session as session
     from midstream.engine.operators.windows.windows import sliding as sliding
     from midstream.engine.operators.windows.windows import tumbling as tumbling
     from midstream.engine.protocol.job_status import JobStatus as JobStatus
-    from midstream.runtime.driver.job import Job as Job
-    from midstream.runtime.process.process_slots import ProcessSlots as ProcessSlots
     from midstream.engine.state.keyed_states import BroadcastState as BroadcastState
     from midstream.engine.state.keyed_states import ListState as ListState
     from midstream.engine.state.keyed_states import MapState as MapState
     from midstream.engine.state.keyed_states import ReducingState as ReducingState
     from midstream.engine.state.keyed_states import ValueState as ValueState
     from midstream.engine.state.table_state import TableState as TableState
+    from midstream.inprocess.preview import Preview as Preview
+    from midstream.runtime.driver.job import Job as Job
+    from midstream.runtime.process.process_slots import ProcessSlots as ProcessSlots
 
     __version__: str
 
 _HOME = {
-    "api.connected": "BroadcastConnectedStreams ConnectedStreams",
+    "api.connected_streams": "BroadcastConnectedStreams ConnectedStreams",
     "api.environment": "Environment",
-    "api.keyed": "KeyedStream WindowedStream",
-    "api.restarts": "exponential_restarts fixed_restarts no_restart",
-    "api.stream": "BroadcastStream DataStream",
-    "api.writable": "StreamSink",
-    "connectors.collect": "CollectSink",
-    "connectors.files": "CsvOptions",
-    "core.config": "Duration RestartStrategy",
-    "core.errors": "ClusterError ConfigError DataError JobError MidstreamError SchemaError StorageError UnavailableError",
-    "core.schemas": "SchemaLike",
+    "api.keyed_streams": "KeyedStream WindowedStream",
+    "api.restart_strategies": "exponential_restarts fixed_restarts no_restart",
+    "api.data_stream": "BroadcastStream DataStream",
+    "api.stream_sinks": "StreamSink",
+    "connectors.memory.collect_sink": "CollectSink",
+    "connectors.files.file_source": "CsvOptions",
+    "engine.core.config": "Duration RestartStrategy",
+    "engine.core.errors": "ClusterError ConfigError DataError JobError MidstreamError SchemaError StorageError UnavailableError",
+    "engine.core.schemas": "SchemaLike",
     "inprocess.preview": "Preview",
-    "operators.aggregates": "Accumulator Aggregate Count First Last Max Mean Min Sum",
-    "operators.bad_records": "BAD_RECORDS",
-    "operators.batch_functions": "BatchContext CoBatchFunction KeyedBatchFunction",
-    "operators.process": "BroadcastProcessFunction CoProcessFunction KeyedProcessFunction ProcessContext",
-    "operators.sink": "Committer CommitterContext Sink SinkWriter WriterContext",
-    "operators.source": "Discovery DiscoveryContext Source Split SplitReader",
-    "operators.watermarks": "WatermarkStrategy",
-    "operators.windows": "LATE session sliding tumbling",
-    "protocol.job_status": "JobStatus",
-    "runtime.job": "Job",
-    "runtime.processes": "ProcessSlots",
-    "state.keyed": "BroadcastState ListState MapState ReducingState ValueState",
-    "state.table": "TableState",
+    "engine.operators.windows.aggregates": "Accumulator Aggregate Count First Last Max Mean Min Sum",
+    "engine.operators.bad_records": "BAD_RECORDS",
+    "engine.operators.functions.batch_functions": "BatchContext CoBatchFunction KeyedBatchFunction",
+    "engine.operators.functions.process_functions": "BroadcastProcessFunction CoProcessFunction KeyedProcessFunction ProcessContext",
+    "engine.operators.sink_api": "Committer CommitterContext Sink SinkWriter WriterContext",
+    "engine.operators.source_api": "Discovery DiscoveryContext Source Split SplitReader",
+    "engine.operators.watermarks": "WatermarkStrategy",
+    "engine.operators.windows.windows": "LATE session sliding tumbling",
+    "engine.protocol.job_status": "JobStatus",
+    "runtime.driver.job": "Job",
+    "runtime.process.process_slots": "ProcessSlots",
+    "engine.state.keyed_states": "BroadcastState ListState MapState ReducingState ValueState",
+    "engine.state.table_state": "TableState",
 }
 _MODULE_OF = {name: module for module, names in _HOME.items() for name in names.split()}
 

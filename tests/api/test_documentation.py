@@ -33,7 +33,12 @@ def test_the_page_has_an_example_for_each_part():
 
 
 @pytest.mark.parametrize(
-    "code", [pytest.param(code, id=heading) for page in ("guide/streams.md", "guide/sinks.md") for heading, code in blocks(page)]
+    "code",
+    [
+        pytest.param(code, id=heading)
+        for page in ("guide/streams.md", "guide/sinks.md")
+        for heading, code in blocks(page)
+    ],
 )
 def test_the_example_runs(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

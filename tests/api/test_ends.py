@@ -16,11 +16,11 @@ import pytest
 from jobs import Held
 from machine import limit_s
 from midstream import Environment, KeyedBatchFunction, KeyedProcessFunction, ListState, Sink, TableState, no_restart
+from midstream.cli.commands.inspect_checkpoint import read_report
 from midstream.connectors.memory.generator_source import GeneratorSource
 from midstream.engine.operators.sink_api import SinkWriter
 from midstream.runtime.driver.job import Job
 from midstream.runtime.process.process_slots import ProcessSlots
-from midstream.cli.commands.inspect_checkpoint import read_report
 from waiting import until
 
 KEYS = 8

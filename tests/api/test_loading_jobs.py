@@ -10,8 +10,8 @@ import pytest
 
 from midstream import ConfigError, Environment, JobError, SchemaError
 from midstream.api.job_file import load_job
-from midstream.runtime.process.process_slots import ProcessSlots
 from midstream.cli.error_text import user_traceback
+from midstream.runtime.process.process_slots import ProcessSlots
 
 GOOD = """
 from midstream import Environment

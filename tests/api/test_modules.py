@@ -20,8 +20,8 @@ from midstream.api import user_modules as modules
 from midstream.api.job_file import load_job
 from midstream.api.user_modules import JobFile, check_extra, collect, note_modules
 from midstream.engine.protocol.messages import JobModules
-from midstream.runtime.process.unpacked_modules import UnpackedModules
 from midstream.runtime.process.process_slots import ProcessSlots
+from midstream.runtime.process.unpacked_modules import UnpackedModules
 
 
 @pytest.fixture(autouse=True)

@@ -29,10 +29,10 @@ from midstream import (
     no_restart,
     tumbling,
 )
+from midstream.cli.commands.inspect_checkpoint import read_report
 from midstream.engine.graph.graph_builder import build_job_graph
 from midstream.runtime.driver.job import Job
 from midstream.runtime.process.process_slots import ProcessSlots
-from midstream.cli.commands.inspect_checkpoint import read_report
 from waiting import until
 
 START = datetime(2024, 1, 1)

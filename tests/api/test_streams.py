@@ -37,10 +37,10 @@ from midstream import (
     testing,
     tumbling,
 )
+from midstream.cli.commands import new
 from midstream.engine.core.arrow_types import schema_of
 from midstream.engine.graph.graph_builder import build_job_graph
 from midstream.engine.graph.job_graph import JobGraph, Partitioning
-from midstream.cli.commands import new
 
 ROWS = [{"t": datetime(2020, 1, 1), "k": "a", "v": 1, "x": 1.5}]
 HERE = Path(__file__).name

@@ -28,14 +28,14 @@ from midstream import (
     WatermarkStrategy,
     tumbling,
 )
+from midstream.cli.commands.inspect_checkpoint import read_report
+from midstream.cli.main import main
 from midstream.connectors.files.file_source import FileSource
 from midstream.connectors.memory.generator_source import GeneratorSource
 from midstream.engine.coordinator.requests import savepoints
 from midstream.engine.core.errors import MidstreamError
 from midstream.runtime.driver.job import Job
 from midstream.runtime.process.process_slots import ProcessSlots
-from midstream.cli.main import main
-from midstream.cli.commands.inspect_checkpoint import read_report
 from permissions import unprivileged
 from waiting import until
 

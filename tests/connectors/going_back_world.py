@@ -14,6 +14,7 @@ from connector_worlds import SCHEMA, Loop, batch, open_writer, prepared
 
 from committers import committer_of
 from in_memory import MemoryStorage, NeverRun, NoRows
+from midstream.connectors.files.file_sink import FileSink
 from midstream.engine.checkpoint.metadata import (
     CheckpointMetadata,
     Committables,
@@ -24,7 +25,6 @@ from midstream.engine.checkpoint.metadata import (
 )
 from midstream.engine.checkpoint.savepoint import Place, write_savepoint
 from midstream.engine.checkpoint.store import SAVEPOINT, publish
-from midstream.connectors.files.file_sink import FileSink
 from midstream.engine.coordinator.events import JobPlan, NewerOutput
 from midstream.engine.coordinator.restore.open_directory import OpenedStorage, check_start, find_start, open_checkpoints
 from midstream.engine.core.config import JobConfig

@@ -21,10 +21,10 @@ from hypothesis import strategies as st
 
 from effort import examples
 from midstream import Environment, testing
-from midstream.connectors.files import file_source as files
-from midstream.connectors.files import directory_watch
-from midstream.connectors.files.file_source import FileSource
 from midstream.connectors.common.filesystem import find_files
+from midstream.connectors.files import directory_watch
+from midstream.connectors.files import file_source as files
+from midstream.connectors.files.file_source import FileSource
 from midstream.engine.core.arrow_types import schema_of
 from midstream.engine.core.errors import ConfigError, DataError, JobError, SchemaError, StorageError
 from midstream.engine.operators.source_api import DiscoveryContext, Split

@@ -14,11 +14,11 @@ import pytest
 from going_back_world import Loud, Mute, Start, World, committed, graph_of, must_say
 
 from in_memory import MemoryStorage
+from midstream.connectors.files import file_sink
+from midstream.connectors.files.file_sink import FileSink
+from midstream.connectors.memory.collect_sink import CollectSink
 from midstream.engine.checkpoint.metadata import encode_metadata
 from midstream.engine.checkpoint.store import FencedError
-from midstream.connectors.files import file_sink
-from midstream.connectors.memory.collect_sink import CollectSink
-from midstream.connectors.files.file_sink import FileSink
 from midstream.engine.coordinator.events import NewerOutput
 from midstream.engine.coordinator.restore import open_directory as opening
 from midstream.engine.coordinator.restore.open_directory import check_start, find_start, open_checkpoints

@@ -1,4 +1,4 @@
-"""`midstream bench kafka`: it reads what it has sent, and a result that is wrong has no figures."""
+"""`python -m midstream_lab bench kafka`: it reads what it has sent, and a result that is wrong has no figures."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import polars as pl
 import pytest
 
 from machine import limit_s
-from midstream_lab.bench import kafka as bench
 from midstream.engine.core.errors import ConfigError, InvariantError
+from midstream_lab.bench import kafka as bench
 
 
 def test_its_figures_are_of_a_run_whose_rows_are_right(kafka, monkeypatch):
@@ -49,5 +49,8 @@ def test_the_records_are_the_events_and_a_wrong_result_is_noticed(kafka):
 
 def test_without_brokers_it_says_where_to_have_some(monkeypatch):
     monkeypatch.delenv("KAFKA_BOOTSTRAP", raising=False)
-    with pytest.raises(ConfigError, match=r"python tools/kafka_server\.py midstream bench kafka, which starts one"):
+    with pytest.raises(
+        ConfigError,
+        match=r"python tools/kafka_server\.py \.venv/bin/python -m midstream_lab bench kafka, which starts one",
+    ):
         bench.run("process")

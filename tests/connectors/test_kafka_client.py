@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError
 
-from midstream.connectors.kafka.client import Silence
 from midstream.connectors.common.external_waits import Wait, waits
+from midstream.connectors.kafka.client import Silence
 from midstream.engine.core.errors import StorageError
 
 DOWN = KafkaError(KafkaError._ALL_BROKERS_DOWN)

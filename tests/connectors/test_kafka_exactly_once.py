@@ -21,10 +21,10 @@ from machine import limit_s
 from midstream import ConfigError, Environment, JobError, SchemaError, StorageError
 from midstream.connectors.kafka import committer as kafka_committer
 from midstream.connectors.kafka import staged_writer
+from midstream.connectors.kafka.commit_protocol import Step
 from midstream.connectors.kafka.committer import KafkaCommitter
 from midstream.connectors.kafka.kafka_sink import KafkaSink
 from midstream.connectors.kafka.staged_records import StagedRecords, decode
-from midstream.connectors.kafka.commit_protocol import Step
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.core.interfaces import Signal
 from midstream.engine.operators.sink_api import CommitterContext, SinkWriter

@@ -11,9 +11,8 @@ import pytest
 from test_kafka_in_jobs import job, records, written
 
 from kafka_broker import Kafka
-from midstream.connectors.kafka import fetched_records
-from midstream.connectors.kafka import fetch_probe
 from midstream.connectors.common import external_waits
+from midstream.connectors.kafka import fetch_probe, fetched_records
 from midstream.runtime.driver.job import Job
 from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until

@@ -11,10 +11,10 @@ from test_kafka_source import Taker, as_json, source_of
 
 from kafka_broker import Kafka
 from midstream import ConfigError, StorageError
-from midstream.connectors.kafka import kafka_source as kafka_module
 from midstream.connectors.kafka import fetch_probe
-from midstream.connectors.kafka.kafka_source import _Partition
+from midstream.connectors.kafka import kafka_source as kafka_module
 from midstream.connectors.kafka.cluster import Cluster
+from midstream.connectors.kafka.kafka_source import _Partition
 from midstream.engine.operators.source_api import Split
 from waiting import until
 

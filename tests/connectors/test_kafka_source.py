@@ -17,8 +17,8 @@ from connector_worlds import all_splits, values
 from kafka_broker import BACK_SOON, PASSWORD, USER, Broker, Kafka
 from machine import limit_s
 from midstream import ConfigError, SchemaError, StorageError
-from midstream.connectors.kafka.kafka_source import KafkaSource
 from midstream.connectors.kafka.cluster import Topic, are_two_topics
+from midstream.connectors.kafka.kafka_source import KafkaSource
 from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Split, SplitReader
 from waiting import until
 

@@ -8,10 +8,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from midstream.connectors.files import file_source as files
-
 from midstream.connectors.files import line_splitter
-from midstream.connectors.memory.collection_source import from_arrow
 from midstream.connectors.files.file_source import FileSource
+from midstream.connectors.memory.collection_source import from_arrow
 from midstream.connectors.memory.generator_source import GeneratorSource
 from midstream.engine.operators.source_api import DiscoveryContext, Source, Split
 

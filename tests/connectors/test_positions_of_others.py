@@ -6,8 +6,8 @@ import numpy as np
 import polars as pl
 import pytest
 
-from midstream.connectors.memory.collection_source import from_rows
 from midstream.connectors.files.file_source import FileSource
+from midstream.connectors.memory.collection_source import from_rows
 from midstream.connectors.memory.generator_source import GeneratorSource
 from midstream.engine.core.errors import ConfigError
 from midstream.engine.operators.source_api import DiscoveryContext, Source, Split

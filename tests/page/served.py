@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from midstream.page.address import PageAddress
-from midstream.page.http import Refusal, Request, Response
-from midstream.page.site import Site
 from midstream.engine.protocol.job_status import JobStatus
 from midstream.engine.protocol.live_rows import GetRows
 from midstream.engine.protocol.messages import ClientRequest, GetLogs, Reply
+from midstream.page.address import PageAddress
+from midstream.page.http import Refusal, Request, Response
+from midstream.page.site import Site
 
 TOKEN = "a-token-of-the-tests"
 WITH_TOKEN = {"authorization": f"Bearer {TOKEN}", "host": "localhost:1"}

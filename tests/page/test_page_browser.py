@@ -25,8 +25,7 @@ from served import TOKEN, FakeJob
 
 from machine import limit_s
 from midstream import Environment
-from midstream.page.address import PageAddress
-from midstream.page.server import PageServer
+from midstream.cli.main import main
 from midstream.engine.protocol.job_status import (
     CheckpointStatus,
     FlowStatus,
@@ -39,9 +38,10 @@ from midstream.engine.protocol.job_status import (
 )
 from midstream.engine.protocol.live_rows import GetRows
 from midstream.engine.protocol.messages import ClientRequest, GetLogs, Reply
+from midstream.page.address import PageAddress
+from midstream.page.server import PageServer
 from midstream.runtime.driver.job import Job
 from midstream.runtime.process.process_slots import ProcessSlots
-from midstream.cli.main import main
 from sample_status import later, sample
 from waiting import until
 

@@ -8,7 +8,6 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 
 from midstream.engine.core.elements import MAX_WATERMARK_US
-from midstream.page.prometheus import STATES, metrics_text
 from midstream.engine.protocol.job_status import (
     BottleneckStatus,
     CheckpointStatus,
@@ -20,6 +19,7 @@ from midstream.engine.protocol.job_status import (
     SubtaskStatus,
     WaitStatus,
 )
+from midstream.page.prometheus import STATES, metrics_text
 from sample_status import NOW_MS, sample
 
 

@@ -15,12 +15,12 @@ from served import TOKEN, WITH_TOKEN, Asking, FakeJob
 
 from machine import limit_s
 from midstream import Environment
-from midstream.page.request_types import Action, Logs, LogsQuery, document, logs_of
-from midstream.page.http import Request, Response
-from midstream.page.routes import ROUTES, openapi
-from midstream.page.site import ANSWER_S_MAX, LOGS_OPEN_MAX, LOOKS_OPEN_MAX, ROWS_S_MAX
 from midstream.engine.protocol.live_rows import Column, LiveRows, RowsShown
 from midstream.engine.protocol.messages import GetLogs, LogEntry, LogLine, Reply
+from midstream.page.http import Request, Response
+from midstream.page.request_types import Action, Logs, LogsQuery, document, logs_of
+from midstream.page.routes import ROUTES, openapi
+from midstream.page.site import ANSWER_S_MAX, LOGS_OPEN_MAX, LOOKS_OPEN_MAX, ROWS_S_MAX
 from midstream.runtime.process.process_slots import ProcessSlots
 from sample_status import sample
 from waiting import until

@@ -21,10 +21,10 @@ from machine import limit_s
 from midstream import Environment
 from midstream.api.submit import StartOptions
 from midstream.engine.core.errors import ConfigError
+from midstream.engine.protocol.job_status import JobStatus
 from midstream.page import server as page_server
 from midstream.page.address import PageAddress, token_of
 from midstream.page.server import CONNECTIONS_MAX, PageServer, open_page
-from midstream.engine.protocol.job_status import JobStatus
 from midstream.runtime.driver import job_registry
 from midstream.runtime.driver.job import Job, start_job
 from midstream.runtime.process.process_slots import ProcessSlots

@@ -12,6 +12,9 @@ import pytest
 from served import TOKEN, WITH_TOKEN, Asking, FakeJob
 
 from midstream.engine.core.config import MAX_PARALLELISM_MAX
+from midstream.engine.protocol.job_status import DETAILS_CHARS_MAX, FailureStatus, JobStatus
+from midstream.engine.protocol.live_rows import Column, GetRows, LiveRows, RowsShown
+from midstream.engine.protocol.messages import DoCheckpoint, DoRescale, DoSavepoint, DoStop, Reply
 from midstream.page.http import Request, Response
 from midstream.page.site import (
     ACTIONS_OPEN_MAX,
@@ -22,9 +25,6 @@ from midstream.page.site import (
     WAITING_MAX,
     status_schema,
 )
-from midstream.engine.protocol.job_status import DETAILS_CHARS_MAX, FailureStatus, JobStatus
-from midstream.engine.protocol.live_rows import Column, GetRows, LiveRows, RowsShown
-from midstream.engine.protocol.messages import DoCheckpoint, DoRescale, DoSavepoint, DoStop, Reply
 from sample_status import sample
 
 STATIC = Path(__file__).parent.parent.parent / "src" / "midstream" / "page" / "static"

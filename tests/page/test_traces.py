@@ -15,9 +15,9 @@ import pytest
 from machine import limit_s
 from midstream import Environment
 from midstream.engine.core.errors import ConfigError
+from midstream.engine.protocol.job_status import CheckpointPhases, CheckpointStatus, FailureStatus, JobStatus
 from midstream.page import traces
 from midstream.page.traces import Span, Traces, Watch, open_traces
-from midstream.engine.protocol.job_status import CheckpointPhases, CheckpointStatus, FailureStatus, JobStatus
 from midstream.runtime.process.process_slots import ProcessSlots
 from sample_status import sample
 from waiting import until
@@ -59,7 +59,11 @@ def test_each_checkpoint_is_told_once_and_those_that_end_between_two_looks_in_or
     watch = Watch()
     assert watch.take(at(UNDER_WAY)) == []
     ended = msgspec.structs.replace(UNDER_WAY, state="completed")
-    assert [span.attributes["midstream.engine.checkpoint.id"] for span in watch.take(at(ended, FAILED, DONE))] == [4, 5, 6]
+    assert [span.attributes["midstream.engine.checkpoint.id"] for span in watch.take(at(ended, FAILED, DONE))] == [
+        4,
+        5,
+        6,
+    ]
     assert watch.take(at(ended, FAILED, DONE)) == []
     assert watch.take(at(ended)) == []
     again = msgspec.structs.replace(FAILED, created_ms=9_000)

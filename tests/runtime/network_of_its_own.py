@@ -16,9 +16,9 @@ from typing import Any
 
 from jobs import NumbersJob
 from machine import limit_s
-from midstream.runtime.process import process_slots
 from midstream.runtime.driver.job import Job, start_job
 from midstream.runtime.network.ports import Ports
+from midstream.runtime.process import process_slots
 from nodes import DRIVER, Nodes
 from waiting import until
 

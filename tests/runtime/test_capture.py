@@ -15,11 +15,11 @@ import msgspec
 import pytest
 
 from midstream.engine.protocol.messages import LOG_LINE_CHARS_MAX, LogEntry, Logged, LogLine
-from midstream.runtime.process import slot_output as capturing
 from midstream.runtime.driver import job_logs as keeping
-from midstream.runtime.process import process_slots
-from midstream.runtime.process.slot_output import Capture, levels_set
 from midstream.runtime.driver.job_logs import JobLogs
+from midstream.runtime.process import process_slots
+from midstream.runtime.process import slot_output as capturing
+from midstream.runtime.process.slot_output import Capture, levels_set
 
 
 class Slot:

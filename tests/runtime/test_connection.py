@@ -20,9 +20,9 @@ from machine import limit_s
 from midstream.engine.core.errors import ClusterError, ConfigError
 from midstream.engine.protocol.framing import LENGTH, UNAUTHENTICATED_FRAME_BYTES_MAX, frame
 from midstream.engine.protocol.handshake import HELLO, MAGIC, VERSION, Dialer, Identity, Role
+from midstream.runtime.event_loop import EventLoop
 from midstream.runtime.network.connection import NOT_SENT_BYTES_MAX, PULL_BYTES_MAX, Connection, dial
 from midstream.runtime.network.listener import Listener
-from midstream.runtime.event_loop import EventLoop
 from midstream.runtime.network.ports import Ports, listen
 from midstream.runtime.network.tls import JobKeys, keys_for, tls_of
 from midstream.runtime.network.transport import TcpTransport

@@ -33,10 +33,10 @@ from midstream.runtime.driver import job_registry
 from midstream.runtime.driver.client import Client
 from midstream.runtime.driver.driver import Driver
 from midstream.runtime.driver.job import Job
-from midstream.runtime.process.process_slots import ProcessSlots
-from midstream.runtime.slot_provider import OnFailed, OnLeaving, SlotLaunch
-from midstream.runtime.process.slot_main import run_slot
 from midstream.runtime.network.tls import JobKeys
+from midstream.runtime.process.process_slots import ProcessSlots
+from midstream.runtime.process.slot_main import run_slot
+from midstream.runtime.slot_provider import OnFailed, OnLeaving, SlotLaunch
 from scripted_coordinator import Scripted, plan
 from waiting import alive, until
 

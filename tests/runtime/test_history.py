@@ -17,10 +17,10 @@ from midstream.engine.core.errors import JobError
 from midstream.engine.protocol.job_status import FailureStatus, JobStatus
 from midstream.runtime.driver import job_history as history
 from midstream.runtime.driver import job_registry
-from midstream.runtime.driver.job_history import JobRecord, Keeper
 from midstream.runtime.driver.job import start_job
-from midstream.runtime.process.process_slots import ProcessSlots
+from midstream.runtime.driver.job_history import JobRecord, Keeper
 from midstream.runtime.network.tls import JobKeys
+from midstream.runtime.process.process_slots import ProcessSlots
 from sample_status import sample
 from waiting import until
 

@@ -17,12 +17,12 @@ from machine import limit_s
 from midstream import Environment, KeyedProcessFunction, ValueState, fixed_restarts
 from midstream.engine.core.config import RestartStrategy
 from midstream.engine.core.errors import JobError, StorageError
+from midstream.engine.worker.task import Task
 from midstream.runtime.driver import job_registry
 from midstream.runtime.driver.job import Job, start_job
+from midstream.runtime.network.tls import JobKeys
 from midstream.runtime.process.process_slots import ProcessSlots
 from midstream.runtime.slot_provider import SlotLaunch
-from midstream.runtime.network.tls import JobKeys
-from midstream.engine.worker.task import Task
 from waiting import alive, until
 
 

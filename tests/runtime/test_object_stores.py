@@ -115,7 +115,9 @@ def test_a_store_that_is_busy_is_asked_again(
     store.fault("PUT", "/epochs/1", fault, times=3)
     with caplog.at_level(logging.WARNING, "midstream"):
         assert proven.create("epochs/1", b"mine")
-    said = [record.getMessage() for record in caplog.records if record.name == "midstream.runtime.storage.exclusive_create"]
+    said = [
+        record.getMessage() for record in caplog.records if record.name == "midstream.runtime.storage.exclusive_create"
+    ]
     assert len(said) == 3 and all("is retried" in line for line in said)
     if fault == "cut":
         assert all("/epochs/1 failed: no answer" in line for line in said), said

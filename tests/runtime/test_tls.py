@@ -34,12 +34,12 @@ from midstream.engine.protocol.handshake import Dialer, Identity, Role
 from midstream.engine.protocol.messages import GetStatus
 from midstream.runtime.driver import job_registry
 from midstream.runtime.driver.client import Client
-from midstream.runtime.network.connection import Connection, dial
 from midstream.runtime.driver.job import Job
-from midstream.runtime.network.listener import Listener
 from midstream.runtime.event_loop import EventLoop
-from midstream.runtime.process.process_slots import ProcessSlots
+from midstream.runtime.network.connection import Connection, dial
+from midstream.runtime.network.listener import Listener
 from midstream.runtime.network.tls import WRITE_BYTES_MAX, JobKeys, keys_for, tls_of
+from midstream.runtime.process.process_slots import ProcessSlots
 from waiting import until
 
 SECRET = bytes(range(32))

@@ -30,10 +30,10 @@ from effort import examples
 from midstream.engine.core.arrow_types import schema_of, to_list
 from midstream.engine.core.errors import ConfigError, JobError, SchemaError
 from midstream.engine.operators.source_api import DiscoveryContext, Source, Split
+from midstream.engine.state.safe_pickle import OwnCode
 from midstream.runtime.storage.file_storage import LocalStorage
 from midstream.spark.datasource import DataSourceBatchSource, DataSourceStreamSource
 from midstream.spark.ddl import parse_ddl
-from midstream.engine.state.safe_pickle import OwnCode
 
 SCHEMA = StructType([StructField("n", LongType()), StructField("who", StringType())])
 

@@ -28,9 +28,9 @@ from machine import limit_s
 from midstream.engine.core.arrow_types import schema_of, to_list
 from midstream.engine.core.errors import ConfigError, InvariantError, JobError, SchemaError, StorageError
 from midstream.engine.operators.sink_api import Sink, SinkWriter, WriterContext
+from midstream.engine.state.safe_pickle import OwnCode, Pickles
 from midstream.spark import datasource_sink
 from midstream.spark.datasource_sink import DataSourceSink
-from midstream.engine.state.safe_pickle import OwnCode, Pickles
 
 
 @pytest.fixture(autouse=True)

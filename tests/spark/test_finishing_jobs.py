@@ -16,12 +16,12 @@ import pytest
 from jobs import Held, check_gapless
 from machine import limit_s
 from midstream import CollectSink, Environment, KeyedProcessFunction, ValueState
+from midstream.cli.commands.inspect_checkpoint import read_report
 from midstream.connectors.memory.generator_source import GeneratorSource
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.operators.sink_api import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from midstream.runtime.driver.job import Job
 from midstream.spark.spark_slots import SparkSlots
-from midstream.cli.commands.inspect_checkpoint import read_report
 from waiting import until
 
 pytestmark = pytest.mark.spark

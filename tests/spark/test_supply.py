@@ -11,8 +11,7 @@ from typing import Any, cast
 import pytest
 
 from midstream.engine.core.interfaces import Supply
-from midstream.spark import spark_slots
-from midstream.spark import standalone
+from midstream.spark import spark_slots, standalone
 
 
 class Page:
@@ -75,7 +74,9 @@ def standalone_slots(page: Page, monkeypatch: pytest.MonkeyPatch) -> spark_slots
     return provider("spark://127.0.0.1:7077", page.server.server_address[1], monkeypatch)
 
 
-def test_an_application_that_the_master_does_not_know_is_gone(standalone_slots: spark_slots.SparkSlots, page: Page) -> None:
+def test_an_application_that_the_master_does_not_know_is_gone(
+    standalone_slots: spark_slots.SparkSlots, page: Page
+) -> None:
     page.apps(("app-0", 4))
     gone = standalone_slots.supply().gone
     assert "spark://127.0.0.1:7077 does not know this application" in gone and "recoveryMode" in gone

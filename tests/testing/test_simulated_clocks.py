@@ -16,8 +16,8 @@ from numpy.random import rand
 from midstream import Environment
 from midstream.testing import simulate
 from midstream.testing.simulate import campaign_of
-from midstream.testing.simulation.simulated_run import run_job
 from midstream.testing.simulation.job_scenario import REFERENCE, Outer
+from midstream.testing.simulation.simulated_run import run_job
 
 now = datetime.now
 ROWS = [{"n": n} for n in range(12)]

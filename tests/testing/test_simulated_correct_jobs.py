@@ -42,12 +42,12 @@ from midstream import (
     sliding,
     tumbling,
 )
-from midstream.api.job_file import load_job
 from midstream.api.data_stream import DataStream
-from midstream_lab.bench.nexmark.generator import Events
-from midstream_lab.bench.nexmark.queries import QUERIES
+from midstream.api.job_file import load_job
 from midstream.connectors.memory.generator_source import GeneratorSource
 from midstream.testing import simulate
+from midstream_lab.bench.nexmark.generator import Events
+from midstream_lab.bench.nexmark.queries import QUERIES
 
 SEEDS = range(int(os.environ.get("SIMULATED_SEEDS", "4")))
 BEGIN = datetime(2024, 5, 1)

@@ -20,8 +20,8 @@ from midstream import (
 )
 from midstream.testing import simulate
 from midstream.testing.simulate import campaign_of
-from midstream.testing.simulation.simulated_run import run_job
 from midstream.testing.simulation.job_scenario import REFERENCE, Cuts
+from midstream.testing.simulation.simulated_run import run_job
 from midstream.testing.simulation.verdict import DIFFERS, judge
 
 NOON = datetime(2024, 1, 1, 12)

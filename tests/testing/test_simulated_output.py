@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from midstream.testing.simulation.campaign import Report
-from midstream.testing.simulation.simulated_job import Place
-from midstream.testing.simulation.output_compare import Contract, Difference, differences
 from midstream.testing.simulation.job_scenario import Cuts, JobScenario
+from midstream.testing.simulation.output_compare import Contract, Difference, differences
+from midstream.testing.simulation.simulated_job import Place
 from midstream.testing.simulation.surroundings import Effect
 from midstream.testing.simulation.verdict import Verdict
 

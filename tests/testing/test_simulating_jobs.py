@@ -24,12 +24,11 @@ import pytest
 from midstream import Environment, KeyedProcessFunction, Source, ValueState
 from midstream.engine.core.errors import ConfigError, JobError, SchemaError
 from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Split, SplitReader
-from midstream.testing import run
-from midstream.testing import simulate
+from midstream.testing import run, simulate
 from midstream.testing.simulate import campaign_of
 from midstream.testing.simulation.campaign import Campaign
-from midstream.testing.simulation.simulated_run import run_job
 from midstream.testing.simulation.job_scenario import FAULTS, REFERENCE, WORDS, Outer, Width, only
+from midstream.testing.simulation.simulated_run import run_job
 from midstream.testing.simulation.verdict import LONG, judge
 
 ROWS = [{"id": i, "key": i % 3} for i in range(30)]

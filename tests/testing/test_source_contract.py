@@ -11,8 +11,8 @@ import pyarrow as pa
 import pytest
 
 from midstream import Source, testing
-from midstream.connectors.memory.collection_source import from_rows
 from midstream.connectors.files.file_source import FileSource
+from midstream.connectors.memory.collection_source import from_rows
 from midstream.connectors.memory.generator_source import GeneratorSource
 from midstream.engine.operators.source_api import Discovery, Split, SplitReader
 from midstream.testing import sources

@@ -229,8 +229,8 @@ def _kafka_figures(
     options: argparse.Namespace, command: Sequence[str], environment: dict[str, str], children: _Children
 ) -> dict[str, Any]:
     """With the topics and the records that midstream's own benchmark has; what has come out is read back and checked."""
-    from midstream_lab.bench import kafka
     from midstream.engine.core.errors import InvariantError
+    from midstream_lab.bench import kafka
 
     servers = environment.get("KAFKA_BOOTSTRAP")
     if not servers:

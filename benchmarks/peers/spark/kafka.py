@@ -1,6 +1,6 @@
 """The workload `kafka` on Spark Structured Streaming: JSON from Kafka, count and sum per key and 10 s, JSON to Kafka.
 
-Topics, records and the check of the result are those of `midstream bench kafka`, and so is how the latency of a row
+Topics, records and the check of the result are those of `python -m midstream_lab bench kafka`, and so is how the latency of a row
 at a fixed rate is measured. Spark's sink is at least once: a batch that is repeated after a failure is written again.
 Behind the last record of each partition comes one of the year 2100: its watermark makes Spark fire all other windows,
 and its own never fires. There is one in each partition, so that both are equally long: a micro-batch takes of each in

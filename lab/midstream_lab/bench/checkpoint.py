@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from midstream.api.environment import Environment
 from midstream.api.restart_strategies import no_restart
-from midstream_lab.bench.measuring import Slots, start_on
 from midstream.connectors.memory.generator_source import GeneratorSource
 from midstream.engine.core.arrow_types import schema_of
 from midstream.engine.core.errors import InvariantError, JobError
@@ -24,6 +23,7 @@ from midstream.engine.operators.sink_api import Sink, SinkWriter, WriterContext
 from midstream.engine.protocol.job_status import JobStatus
 from midstream.runtime.driver.job import Job
 from midstream.runtime.storage.file_storage import FileStorage
+from midstream_lab.bench.measuring import Slots, start_on
 
 PARALLELISM: Final = 4
 ROW_BYTES: Final = 1024

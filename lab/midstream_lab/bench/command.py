@@ -1,4 +1,4 @@
-"""`midstream bench`: runs one benchmark and prints its parameters and figures."""
+"""`python -m midstream_lab bench`: runs one benchmark and prints its parameters and figures."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any, Final
 import msgspec
 from rich.table import Table
 
-from midstream.engine.core.errors import ConfigError
 from midstream.cli import formatting
 from midstream.cli.output import SLOTS, Answer, busy_with
+from midstream.engine.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,10 +8,10 @@ import numpy as np
 import pyarrow as pa
 
 from midstream.api.environment import Environment
+from midstream.connectors.memory.generator_source import GeneratorSource
 from midstream_lab.bench.events import KEYS, Events
 from midstream_lab.bench.measuring import Measured, Slots, measure, require
 from midstream_lab.bench.summing_sink import SummingSink, Vector, keyed_sink
-from midstream.connectors.memory.generator_source import GeneratorSource
 
 EVENTS = 20_000_000
 PARALLELISM = 2

@@ -25,13 +25,13 @@ import polars as pl
 
 from midstream.api.environment import Environment
 from midstream.api.restart_strategies import no_restart
-from midstream_lab.bench.events import WINDOW_MS, Events
-from midstream_lab.bench.measuring import Measured, Slots, measure, require, start_on
 from midstream.connectors.common.optional_packages import require as require_extra
 from midstream.engine.core.errors import ConfigError, InvariantError
-from midstream.engine.operators.windows.aggregates import Count, Sum
 from midstream.engine.operators.watermarks import WatermarkStrategy
+from midstream.engine.operators.windows.aggregates import Count, Sum
 from midstream.engine.operators.windows.windows import tumbling
+from midstream_lab.bench.events import WINDOW_MS, Events
+from midstream_lab.bench.measuring import Measured, Slots, measure, require, start_on
 
 if TYPE_CHECKING:
     from confluent_kafka import Message
@@ -86,12 +86,12 @@ class Load:
 
 def run(slots: Slots, *, events: int = EVENTS, parallelism: int = PARALLELISM, rate: int = RATE_PER_S) -> KafkaResult:
     """Run the benchmark. `rate`: rows per second when measuring latency. Raises InvariantError for a wrong result."""
-    require_extra("confluent_kafka", "kafka", "midstream bench kafka")
+    require_extra("confluent_kafka", "kafka", "python -m midstream_lab bench kafka")
     servers = os.environ.get("KAFKA_BOOTSTRAP")
     if not servers:
         raise ConfigError(
-            "the benchmark needs a broker on this machine: KAFKA_BOOTSTRAP=host:9092 midstream bench kafka, or in a clone "
-            "python tools/kafka_server.py midstream bench kafka, which starts one"
+            "the benchmark needs a broker on this machine: KAFKA_BOOTSTRAP=host:9092 python -m midstream_lab bench kafka, or in a clone "
+            "python tools/kafka_server.py .venv/bin/python -m midstream_lab bench kafka, which starts one"
         )
     with topics(servers, "warm-in", "warm-out", "in", "out") as (warm_in, warm_out, source, sink):
         workload = fill(servers, source, events)

@@ -11,15 +11,15 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from midstream.api.environment import Environment
-from midstream_lab.bench.events import Events
-from midstream_lab.bench.measuring import Measured, Slots, measure, require
-from midstream_lab.bench.summing_sink import summing
-from midstream_lab.bench.window import CHECKPOINT_INTERVAL_S, PARALLELISM
 from midstream.connectors.memory.generator_source import GeneratorSource
 from midstream.engine.core.arrow_types import schema_of
 from midstream.engine.operators.functions.process_functions import KeyedProcessFunction, ProcessContext
 from midstream.engine.operators.watermarks import WatermarkStrategy
 from midstream.engine.state.keyed_states import ValueState
+from midstream_lab.bench.events import Events
+from midstream_lab.bench.measuring import Measured, Slots, measure, require
+from midstream_lab.bench.summing_sink import summing
+from midstream_lab.bench.window import CHECKPOINT_INTERVAL_S, PARALLELISM
 
 EVENTS = 4_000_000
 KEYS: Final = 1_000_000

@@ -10,10 +10,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from midstream.api.environment import Environment
-from midstream_lab.bench.measuring import Measured, Slots, measure, require
-from midstream_lab.bench.summing_sink import SummingSink, Vector, keyed_sink
 from midstream.connectors.memory.generator_source import GeneratorSource
 from midstream.engine.core.errors import InvariantError
+from midstream_lab.bench.measuring import Measured, Slots, measure, require
+from midstream_lab.bench.summing_sink import SummingSink, Vector, keyed_sink
 
 RATE_PER_S = 20_000
 SECONDS = 20

@@ -18,13 +18,22 @@ import pyarrow as pa
 
 from midstream.api.environment import Environment
 from midstream.api.restart_strategies import fixed_restarts
-from midstream_lab.bench import checkpoint
-from midstream_lab.bench.checkpoint import ROW_BYTES, SCHEMA, ModeFigures, Rows, await_running, fill, in_flight_bytes, take
-from midstream_lab.bench.measuring import Slots, start_on
 from midstream.connectors.memory.generator_source import GeneratorSource
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.operators.sink_api import Sink, SinkWriter, WriterContext
 from midstream.runtime.driver.job import Job
+from midstream_lab.bench import checkpoint
+from midstream_lab.bench.checkpoint import (
+    ROW_BYTES,
+    SCHEMA,
+    ModeFigures,
+    Rows,
+    await_running,
+    fill,
+    in_flight_bytes,
+    take,
+)
+from midstream_lab.bench.measuring import Slots, start_on
 
 PARALLELISM: Final = 4
 RESCALED: Final = 2

@@ -11,12 +11,13 @@ from typing import Final
 import msgspec
 
 from midstream.engine.core.errors import InvariantError
-from midstream_lab.campaign import workers
+from midstream.simulation.fault_kinds import Fault
 from midstream.simulation.garbage_collection import collect
-from midstream_lab.scenarios.random_scenarios import random_scenario
-from midstream_lab.run import run as simulate
-from midstream_lab.scenarios.scenario import Fault, Scenario, draw
 from midstream.simulation.world import Tempo
+from midstream_lab.campaign import workers
+from midstream_lab.run import run as simulate
+from midstream_lab.scenarios.random_scenarios import random_scenario
+from midstream_lab.scenarios.scenario import Scenario, draw
 
 SMALL_RUNS: Final = 400
 WARM_UP_RUNS: Final = 10
@@ -38,7 +39,7 @@ _INTERVAL_S: Final = 0.0009
 
 
 class SimulateResult(msgspec.Struct, frozen=True, kw_only=True):
-    """The figures of one process of `midstream simulate`, by its processor time."""
+    """The figures of one process of `python -m midstream_lab simulate`, by its processor time."""
 
     benchmark: str = "simulate"
     small_runs: int
@@ -52,7 +53,7 @@ class SimulateResult(msgspec.Struct, frozen=True, kw_only=True):
     single_checkpoints_per_run: float
     random_runs: int
     random_runs_per_s: float
-    """Runs as `midstream simulate` draws them."""
+    """Runs as `python -m midstream_lab simulate` draws them."""
     random_steps_per_run: float
     random_checkpoints_per_run: float
     steps_per_s: int

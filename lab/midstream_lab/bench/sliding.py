@@ -5,14 +5,14 @@ from __future__ import annotations
 from typing import Final
 
 from midstream.api.environment import Environment
+from midstream.connectors.memory.generator_source import GeneratorSource
+from midstream.engine.operators.watermarks import WatermarkStrategy
+from midstream.engine.operators.windows.aggregates import Count, Sum
+from midstream.engine.operators.windows.windows import sliding
 from midstream_lab.bench.events import Events
 from midstream_lab.bench.measuring import Measured, Slots, measure, require
 from midstream_lab.bench.summing_sink import summing
 from midstream_lab.bench.window import CHECKPOINT_INTERVAL_S, PARALLELISM, WARM_UP_PER_SUBTASK
-from midstream.connectors.memory.generator_source import GeneratorSource
-from midstream.engine.operators.windows.aggregates import Count, Sum
-from midstream.engine.operators.watermarks import WatermarkStrategy
-from midstream.engine.operators.windows.windows import sliding
 
 EVENTS = 10_000_000
 KEYS = 1_000_000

@@ -10,16 +10,16 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.api.environment import Environment
+from midstream.connectors.memory.generator_source import GeneratorSource
+from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.core.batches import to_polars
+from midstream.engine.operators.watermarks import WatermarkStrategy
+from midstream.engine.operators.windows.aggregates import Count, Max, Sum
+from midstream.engine.operators.windows.windows import tumbling
 from midstream_lab.bench.events import KEYS, WINDOW_MS, Events
 from midstream_lab.bench.measuring import Measured, Slots, measure, require
 from midstream_lab.bench.summing_sink import SummingSink, Vector, column_sum
 from midstream_lab.bench.window import CHECKPOINT_INTERVAL_S, PARALLELISM, WARM_UP_PER_SUBTASK
-from midstream.connectors.memory.generator_source import GeneratorSource
-from midstream.engine.core.arrow_types import schema_of
-from midstream.engine.core.batches import to_polars
-from midstream.engine.operators.windows.aggregates import Count, Max, Sum
-from midstream.engine.operators.watermarks import WatermarkStrategy
-from midstream.engine.operators.windows.windows import tumbling
 
 EVENTS = 10_000_000
 PAYLOADS: Final = 65_536

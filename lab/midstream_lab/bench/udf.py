@@ -8,15 +8,15 @@ import numpy as np
 import pyarrow as pa
 
 from midstream.api.environment import Environment
+from midstream.connectors.memory.generator_source import GeneratorSource
+from midstream.engine.core.arrow_types import schema_of
+from midstream.engine.operators.watermarks import WatermarkStrategy
+from midstream.engine.operators.windows.aggregates import Count, Sum
+from midstream.engine.operators.windows.windows import tumbling
 from midstream_lab.bench.events import VALUES, WINDOW_MS, Events
 from midstream_lab.bench.measuring import Measured, Slots, measure, require
 from midstream_lab.bench.summing_sink import summing
 from midstream_lab.bench.window import CHECKPOINT_INTERVAL_S, PARALLELISM
-from midstream.connectors.memory.generator_source import GeneratorSource
-from midstream.engine.core.arrow_types import schema_of
-from midstream.engine.operators.windows.aggregates import Count, Sum
-from midstream.engine.operators.watermarks import WatermarkStrategy
-from midstream.engine.operators.windows.windows import tumbling
 
 EVENTS = 4_000_000
 WARM_UP_PER_SUBTASK = 20_000

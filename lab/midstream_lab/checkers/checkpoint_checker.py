@@ -7,11 +7,9 @@ to then must be exactly the result of a sequential run over those rows.
 
 from __future__ import annotations
 
-import re
 from collections import Counter
 from collections.abc import Callable, Container, Generator, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from typing import Final
 
 import msgspec
 
@@ -26,25 +24,24 @@ from midstream.engine.checkpoint.state_files import verify_chunks
 from midstream.engine.checkpoint.store import is_superseded, jobs_of, list_checkpoints
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.errors import StorageError
-from midstream.engine.core.key_groups import key_group_range
 from midstream.engine.core.interfaces import Storage
+from midstream.engine.core.key_groups import key_group_range
 from midstream.engine.operators.source_api import Split
-from midstream_lab.checkers.content_checker import some
-from midstream_lab.jobs.end_operators import said_by
-from midstream_lab.checkers.event_time_checker import EventTimes
-from midstream_lab.checkers.row_inspection import Found, Inspection
-from midstream_lab.checkers.lineage import After, Lines
+from midstream.engine.state.state_parts import KEY_GROUP, Redistribute
 from midstream.simulation.recorded_rows import Outside, SimSource, Staged
-from midstream_lab.jobs.shapes import Shape
+from midstream_lab.checkers.content_checker import some
+from midstream_lab.checkers.event_time_checker import EventTimes
+from midstream_lab.checkers.lineage import After, Lines
+from midstream_lab.checkers.row_inspection import Found, Inspection
 from midstream_lab.checkers.state_checker import StateOracle
+from midstream_lab.checkers.window_checker import Made
+from midstream_lab.jobs.end_operators import said_by
+from midstream_lab.jobs.shapes import Shape
 from midstream_lab.jobs.tables import COUNTED
 from midstream_lab.jobs.tally import LIST, UNION, ToldSource
 from midstream_lab.jobs.topologies import Expectation, expectation
-from midstream_lab.checkers.window_checker import Made
-from midstream.engine.state.state_parts import KEY_GROUP, Redistribute
 
 _decode_split = msgspec.msgpack.Decoder(Split).decode
-CHECKPOINT: Final = re.compile(r"chk-\d+/_metadata")
 """The path of a checkpoint's metadata in its directory."""
 
 

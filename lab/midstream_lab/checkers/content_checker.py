@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from midstream.engine.core.batches import concat
 from midstream.engine.core.key_groups import key_groups
-from midstream_lab.jobs.lateness import LENIENT
 from midstream.simulation.recorded_rows import N_BITS, SOURCE_IDS, Int64s, SimSource, numbered
+from midstream_lab.jobs.lateness import LENIENT
 from midstream_lab.jobs.shapes import Shape
 from midstream_lab.jobs.topologies import uid_of
 

@@ -18,15 +18,14 @@ from typing import Final
 
 import pyarrow as pa
 
-from midstream.engine.checkpoint.metadata import CheckpointMetadata, decode_metadata
 from midstream.engine.checkpoint.directory_files import OwnerFile, unsealed
+from midstream.engine.checkpoint.metadata import CheckpointMetadata, decode_metadata
 from midstream.engine.checkpoint.state_files import StateFile
-from midstream.engine.checkpoint.store import is_superseded, jobs_of
+from midstream.engine.checkpoint.store import is_metadata_path, is_superseded, jobs_of
 from midstream.engine.graph.job_graph import Edge, JobGraph, Partitioning, Vertex
 from midstream.engine.graph.unaligned_edges import overtakable
 from midstream.simulation.cluster import Driver
 from midstream.simulation.disk import Disk
-from midstream_lab.checkers.checkpoint_checker import CHECKPOINT
 from midstream.simulation.world import World
 
 SAMPLES: Final = 5
@@ -90,7 +89,7 @@ class OnDisk:
             self._began[epoch] = step
         elif CLAIM.fullmatch(path):
             self._check_claim(_number_of(path), unsealed(data, OwnerFile, path).epoch)
-        elif CHECKPOINT.fullmatch(path):
+        elif is_metadata_path(path):
             metadata = self._metadata[path] = decode_metadata(data, path)
             self._check_author(metadata)
             self._made.setdefault((metadata.epoch, metadata.attempt), {})[metadata.checkpoint_id] = step

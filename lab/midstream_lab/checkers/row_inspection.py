@@ -17,25 +17,35 @@ from midstream.engine.checkpoint.state_files import read_parts
 from midstream.engine.core.arrow_types import is_struct_array, to_list
 from midstream.engine.core.batches import concat, empty_batch
 from midstream.engine.core.elements import MAX_WATERMARK_US
-from midstream.engine.core.key_groups import key_group_range, key_groups
 from midstream.engine.core.interfaces import Storage
+from midstream.engine.core.key_groups import key_group_range, key_groups
 from midstream.engine.graph.job_graph import Edge, Partitioning
 from midstream.engine.operators.windows.window_combiner import ROWS
 from midstream.engine.operators.windows.window_operator import PARTS, PROGRESS
 from midstream.engine.protocol.messages import OperatorSnapshot
-from midstream_lab.jobs.state_contents import newest
-from midstream_lab.checkers.content_checker import MAKING, Contents, Way, check_made, check_numbers, codes, column, some, ways
+from midstream.engine.state.state_parts import KEY_GROUP
+from midstream.simulation.recorded_rows import SCHEMA, Int64s, Outside, SimSource
+from midstream_lab.checkers.content_checker import (
+    MAKING,
+    Contents,
+    Way,
+    check_made,
+    check_numbers,
+    codes,
+    column,
+    some,
+    ways,
+)
+from midstream_lab.checkers.window_checker import Made, Spans, Verdict, check_windows, held_in, no_marks, unpacked
 from midstream_lab.jobs.key_types import PLAIN, Form, as_plain, stored_keys
 from midstream_lab.jobs.lateness import LENIENT, uncombined
 from midstream_lab.jobs.on_time import behind_timers, on_time_at
-from midstream_lab.scenarios.changed_programs import Place, Places
-from midstream.simulation.recorded_rows import SCHEMA, Int64s, Outside, SimSource
 from midstream_lab.jobs.shapes import Input, Shape
+from midstream_lab.jobs.state_contents import newest
 from midstream_lab.jobs.tables import HELD
 from midstream_lab.jobs.timed import DELAY_US, WAITING, WINDOWS
 from midstream_lab.jobs.topologies import Expectation, combiner_of, form_of, uid_of
-from midstream_lab.checkers.window_checker import Made, Spans, Verdict, check_windows, held_in, no_marks, unpacked
-from midstream.engine.state.state_parts import KEY_GROUP
+from midstream_lab.scenarios.changed_programs import Place, Places
 
 _NOTHING: Final[Int64s] = np.empty(0, np.int64)
 _NO_ROWS: Final = empty_batch(SCHEMA)

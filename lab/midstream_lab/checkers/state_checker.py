@@ -12,13 +12,12 @@ import pyarrow as pa
 from midstream.engine.checkpoint.metadata import OperatorState
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.protocol.messages import OperatorSnapshot
-from midstream_lab.jobs import clocks
-from midstream_lab.jobs import states
+from midstream.simulation.recorded_rows import SimSource, Staged
+from midstream_lab.jobs import clocks, states
 from midstream_lab.jobs.joins import LEFT, RIGHT, Joined, wrong_pairs, wrong_sides
 from midstream_lab.jobs.key_types import stored_keys
 from midstream_lab.jobs.lateness import wrong_emissions
 from midstream_lab.jobs.on_time import behind_timers, on_time_at
-from midstream.simulation.recorded_rows import SimSource, Staged
 from midstream_lab.jobs.shapes import Shape
 from midstream_lab.jobs.states import Contents, Given, collected, compared, entries, out_of_order
 from midstream_lab.jobs.topologies import Expectation, expectation, uid_of

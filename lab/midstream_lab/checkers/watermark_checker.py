@@ -10,9 +10,9 @@ from unittest.mock import patch
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US, Event, Watermark
 from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.graph.idleness import Origin
-from midstream.simulation.world import World
 from midstream.engine.worker import task_input
 from midstream.engine.worker.watermark_valve import WatermarkValve
+from midstream.simulation.world import World
 
 
 class CheckedValve(WatermarkValve):

@@ -19,16 +19,16 @@ from midstream.engine.core.errors import InvariantError
 from midstream.engine.core.interfaces import Timer
 from midstream.engine.operators.base import OperatorContext, Output
 from midstream.engine.operators.functions.function_operator import two_ports
-from midstream.engine.operators.functions.process_functions import CoProcessFunction, ProcessContext
 from midstream.engine.operators.functions.process_context import instant_us
+from midstream.engine.operators.functions.process_functions import CoProcessFunction, ProcessContext
 from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.operators.row_conversion import Row
-from midstream_lab.jobs.state_contents import newest
-from midstream_lab.jobs.key_types import Form, stored_keys
-from midstream.simulation.recorded_rows import Outside
-from midstream_lab.jobs.timed import DELAY_US, WAITING
 from midstream.engine.state.keyed_states import MapState, ValueState
 from midstream.engine.state.state_parts import StatePart
+from midstream.simulation.recorded_rows import Outside
+from midstream_lab.jobs.key_types import Form, stored_keys
+from midstream_lab.jobs.state_contents import newest
+from midstream_lab.jobs.timed import DELAY_US, WAITING
 
 EVENT_TIMERS: Final = "timers:event"
 CLOCK_TIMERS: Final = "timers:processing"

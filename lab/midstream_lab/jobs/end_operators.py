@@ -14,10 +14,10 @@ from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.functions.process_functions import KeyedProcessFunction, ProcessContext
 from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.operators.row_conversion import Row
-from midstream_lab.jobs.clocks import Punctual
-from midstream.simulation.recorded_rows import SCHEMA, Outside
 from midstream.engine.state.keyed_states import MapState
 from midstream.engine.state.table_state import TableState
+from midstream.simulation.recorded_rows import SCHEMA, Outside
+from midstream_lab.jobs.clocks import Punctual
 
 _SUBTASKS: Final = 1000
 _STEP: Final = timedelta(milliseconds=1)

@@ -18,9 +18,9 @@ from midstream.engine.core.arrow_types import to_list
 from midstream.engine.operators.base import Operator, OperatorContext, Output
 from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.functions.interval_join import interval_join_operator
-from midstream_lab.jobs.wrapped_operator import Around
-from midstream_lab.jobs.key_types import PLAIN, Form
 from midstream.simulation.recorded_rows import SCHEMA, Outside, time_ms
+from midstream_lab.jobs.key_types import PLAIN, Form
+from midstream_lab.jobs.wrapped_operator import Around
 
 LOWER_MS: Final = -2
 UPPER_MS: Final = 1

@@ -18,16 +18,16 @@ from midstream.engine.core.arrow_types import is_list_array, to_list
 from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.core.key_groups import key_groups
 from midstream.engine.operators.base import Operator, OperatorContext, Output, Snapshot, SnapshotResult
-from midstream.engine.operators.windows.window_combiner import ROWS
 from midstream.engine.operators.windows.sliding_windows import PANE
+from midstream.engine.operators.windows.window_combiner import ROWS
 from midstream.engine.operators.windows.window_operator import END, PARTS, PROGRESS, START, WindowOperator
 from midstream.engine.operators.windows.window_specs import WINDOW_END, WINDOW_START
 from midstream.engine.operators.windows.windows import LATE
-from midstream_lab.jobs.wrapped_operator import Around
+from midstream.engine.state.state_parts import KEY_GROUP, StatePart
 from midstream.simulation.recorded_rows import SCHEMA, Outside, time_ms
 from midstream_lab.jobs.timed import GAP_MS, HIGHEST, IDS, LOWEST, SIZE_MS, SLIDE_MS, TUMBLING_MS, due_us, window
 from midstream_lab.jobs.window_reference import Emission, WindowReference, difference, wrong_marks
-from midstream.engine.state.state_parts import KEY_GROUP, StatePart
+from midstream_lab.jobs.wrapped_operator import Around
 
 LENIENT: Final[Mapping[str, str]] = {"late_window": "window", "late_slide": "slide", "late_session": "session"}
 """The kinds of nodes with allowed lateness, and their kinds of windows."""

@@ -10,9 +10,9 @@ import polars as pl
 from midstream.engine.operators.base import OperatorContext
 from midstream.engine.operators.functions.batch_functions import BatchContext, BatchFunctionOperator, CoBatchFunction
 from midstream.engine.operators.functions.function_operator import two_ports
+from midstream.engine.state.table_state import TableState
 from midstream.simulation.recorded_rows import SCHEMA, Outside
 from midstream_lab.jobs.timed import DELAY_US
-from midstream.engine.state.table_state import TableState
 
 HELD: Final = "table:rows"
 """The state with the rows that wait until event time has passed them."""

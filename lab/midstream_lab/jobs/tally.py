@@ -12,9 +12,9 @@ from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.errors import StorageError
 from midstream.engine.operators.base import Operator, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.engine.operators.source_api import Split
+from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
 from midstream.simulation.network import SIM
 from midstream.simulation.recorded_rows import Outside, SimSource
-from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
 
 LIST: Final = "list"
 UNION: Final = "union"

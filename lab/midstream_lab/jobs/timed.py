@@ -16,18 +16,18 @@ import pyarrow as pa
 
 from midstream.engine.core.arrow_types import is_list_array
 from midstream.engine.core.elements import MIN_WATERMARK_US
-from midstream.engine.operators.windows.aggregates import Aggregate, Columns, Max, Min
 from midstream.engine.operators.base import Operator, OperatorContext, Output
 from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.functions.process_functions import KeyedProcessFunction, ProcessContext
 from midstream.engine.operators.functions.process_operator import ProcessOperator
 from midstream.engine.operators.row_conversion import Row
 from midstream.engine.operators.watermarks import TimestampsOperator, WatermarkStrategy
+from midstream.engine.operators.windows.aggregates import Aggregate, Columns, Max, Min
 from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.engine.operators.windows.windows import Window, session, sliding, tumbling, window_operator
-from midstream.simulation.recorded_rows import SCHEMA, Outside
 from midstream.engine.state.keyed_states import MapState
 from midstream.engine.worker.source_driver import Asking, SourceDriver
+from midstream.simulation.recorded_rows import SCHEMA, Outside
 
 Integers = TypeVar("Integers", int, npt.NDArray[np.int64])
 """One time, or several."""

@@ -16,18 +16,12 @@ from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Sourc
 from midstream.engine.operators.base import Combiner, Operator
 from midstream.engine.operators.sink_operator import SinkOperator
 from midstream.engine.operators.windows.windows import LATE
-from midstream_lab.jobs import clocks
-from midstream_lab.jobs import end_operators
-from midstream_lab.jobs import joins
-from midstream_lab.jobs import lateness
-from midstream_lab.jobs import states
-from midstream_lab.jobs import tables
-from midstream_lab.jobs import timed
+from midstream.simulation.ledger_sink import LedgerSink
+from midstream.simulation.recorded_rows import SCHEMA, Count, Outside, Pass, Sieve, SimSource
+from midstream_lab.jobs import clocks, end_operators, joins, lateness, states, tables, timed
 from midstream_lab.jobs.joins import Joined
 from midstream_lab.jobs.key_types import FORMS, PLAIN, Form, Plain, Rekey
-from midstream.simulation.ledger_sink import LedgerSink
 from midstream_lab.jobs.on_time import behind_timers, on_time_at
-from midstream.simulation.recorded_rows import SCHEMA, Count, Outside, Pass, Sieve, SimSource
 from midstream_lab.jobs.shapes import (
     BROADCAST,
     FORWARD,

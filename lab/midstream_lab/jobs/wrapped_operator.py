@@ -8,8 +8,8 @@ import pyarrow as pa
 
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.operators.base import Combiner, Operator, OperatorContext, Output, Snapshot
-from midstream.simulation.recorded_rows import Outside
 from midstream.engine.state.state_parts import StatePart
+from midstream.simulation.recorded_rows import Outside
 
 
 class Around(Operator):

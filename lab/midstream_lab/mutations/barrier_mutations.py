@@ -7,17 +7,16 @@ from typing import Any, Final
 
 from midstream.engine.checkpoint import barrier_handler
 from midstream.engine.core.elements import CheckpointBarrier
-from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.exchange.batch_lease import LeasedBatch, release
-from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.exchange.element_queue import ElementQueue
+from midstream.engine.exchange.input_gate import InputGate
+from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.graph.job_graph import JobGraph
-from midstream_lab.scenarios import targeted
-from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
-from midstream_lab.scenarios.targeted_at_rest import learning_late
-from midstream.engine.worker import slot_machine
-from midstream.engine.worker import task_snapshots
+from midstream.engine.worker import slot_machine, task_snapshots
 from midstream.engine.worker.task_checkpoints import TaskCheckpoints
+from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
+from midstream_lab.scenarios import targeted
+from midstream_lab.scenarios.targeted_at_rest import learning_late
 
 
 def skip_alignment() -> Replacements:
@@ -69,7 +68,10 @@ def forget_earlier_committables() -> Replacements:
         self._unconfirmed.clear()
         original(self, *arguments)
 
-    return [(task_snapshots.TaskSnapshots, "_acknowledge", acknowledge), (task_snapshots.TaskSnapshots, "completed", completed)]
+    return [
+        (task_snapshots.TaskSnapshots, "_acknowledge", acknowledge),
+        (task_snapshots.TaskSnapshots, "completed", completed),
+    ]
 
 
 # ---- what a barrier has overtaken
@@ -196,7 +198,11 @@ def end_completes_alignment() -> Replacements:
             return out
         self._pending = None
         blocked = tuple(sorted(pending.received))
-        return [*out, barrier_handler.TakeSnapshot(pending.barrier), *([barrier_handler.Resume(blocked)] if blocked else [])]
+        return [
+            *out,
+            barrier_handler.TakeSnapshot(pending.barrier),
+            *([barrier_handler.Resume(blocked)] if blocked else []),
+        ]
 
     return [(barrier_handler.BarrierHandler, "handle", handle)]
 
@@ -239,7 +245,9 @@ def failed_capture_goes_on() -> Replacements:
     """What was captured could not be written, and the barriers that are still to come count as overtaken."""
     original = barrier_handler.BarrierHandler.handle
 
-    def handle(self: barrier_handler.BarrierHandler, event: barrier_handler.BarrierEvent) -> list[barrier_handler.BarrierInstruction]:
+    def handle(
+        self: barrier_handler.BarrierHandler, event: barrier_handler.BarrierEvent
+    ) -> list[barrier_handler.BarrierInstruction]:
         return [] if isinstance(event, barrier_handler.CaptureFailed) else original(self, event)
 
     return [(barrier_handler.BarrierHandler, "handle", handle)]

@@ -9,47 +9,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Final
 
-from midstream_lab.mutations import barrier_mutations
-
-from midstream_lab.mutations import combining_mutations
-
-from midstream_lab.mutations import commit_mutations
-
-from midstream_lab.mutations import content_mutations
-
-from midstream_lab.mutations import coordination_mutations
-
-from midstream_lab.mutations import exchange_mutations
-
-from midstream_lab.mutations import file_mutations
-
-from midstream_lab.mutations import in_flight_mutations
-
-from midstream_lab.mutations import moving_mutations
-
-from midstream_lab.mutations import on_disk_mutations
-
-from midstream_lab.mutations import operator_mutations
-
-from midstream_lab.mutations import program_mutations
-
-from midstream_lab.mutations import recovery_mutations
-
-from midstream_lab.mutations import request_mutations
-
-from midstream_lab.mutations import savepoint_mutations
-
-from midstream_lab.mutations import slot_commit_mutations
-
-from midstream_lab.mutations import split_mutations
-
-from midstream_lab.mutations import state_mutations
-
-from midstream_lab.mutations import table_mutations
-
-from midstream_lab.mutations import window_mutations
-
-from midstream_lab.mutations import worker_mutations
+from midstream_lab.mutations import (
+    barrier_mutations,
+    combining_mutations,
+    commit_mutations,
+    content_mutations,
+    coordination_mutations,
+    exchange_mutations,
+    file_mutations,
+    in_flight_mutations,
+    moving_mutations,
+    on_disk_mutations,
+    operator_mutations,
+    program_mutations,
+    recovery_mutations,
+    request_mutations,
+    savepoint_mutations,
+    slot_commit_mutations,
+    split_mutations,
+    state_mutations,
+    table_mutations,
+    window_mutations,
+    worker_mutations,
+)
 from midstream_lab.mutations.mutation import Equivalent, Mutation
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {

@@ -12,15 +12,16 @@ import pyarrow as pa
 from midstream.engine.checkpoint import channel_state
 from midstream.engine.core.batch_framing import prefix
 from midstream.engine.core.elements import Batch
-from midstream.engine.exchange import peer_link
-from midstream.engine.exchange import element_queue
+from midstream.engine.exchange import element_queue, peer_link
 from midstream.engine.exchange.batch_lease import LeasedBatch, joined
 from midstream.engine.operators.windows.aggregates import Max
-from midstream.engine.operators.windows.window_combiner import ROWS
 from midstream.engine.operators.windows.session_windows import SessionCombiner
 from midstream.engine.operators.windows.sliding_windows import PaneCombiner
+from midstream.engine.operators.windows.window_combiner import ROWS
 from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.engine.operators.windows.window_specs import LATE
+from midstream.engine.state.columnar import PartLog
+from midstream.engine.worker import gate_recovery, task_checkpoints
 from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream_lab.scenarios.targeted_combining import (
     combined_behind,
@@ -29,9 +30,6 @@ from midstream_lab.scenarios.targeted_combining import (
     combining_windowed,
     rejoined_in_both_forms,
 )
-from midstream.engine.state.columnar import PartLog
-from midstream.engine.worker import gate_recovery
-from midstream.engine.worker import task_checkpoints
 
 
 def late_parts_are_counted() -> Replacements:

@@ -9,21 +9,19 @@ from typing import Any, Final
 import msgspec
 
 from midstream.engine.coordinator.checkpoints import checkpoint_coordinator as checkpoints
-
-from midstream.engine.coordinator.checkpoints import committers
-
-from midstream.engine.coordinator.checkpoints import metadata_builder
+from midstream.engine.coordinator.checkpoints import committers, metadata_builder
 from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import Checkpoints
 from midstream.engine.coordinator.checkpoints.commits import Committing
 from midstream.engine.coordinator.coordinator import Coordinator
 from midstream.engine.core.interfaces import Done
 from midstream.engine.operators.base import Snapshot, SnapshotResult
 from midstream.engine.operators.sink_operator import SinkOperator
-from midstream_lab.scenarios import targeted
-from midstream_lab.mutations.mutation import Mutation, Replacements, owner_of
-from midstream_lab.scenarios.targeted_at_rest import committing, outcome_unknown
-from midstream_lab.scenarios.scenario import Fault, Scenario, draw
 from midstream.engine.worker.task_snapshots import TaskSnapshots
+from midstream.simulation.fault_kinds import Fault
+from midstream_lab.mutations.mutation import Mutation, Replacements, owner_of
+from midstream_lab.scenarios import targeted
+from midstream_lab.scenarios.scenario import Scenario, draw
+from midstream_lab.scenarios.targeted_at_rest import committing, outcome_unknown
 
 
 def unknown_outcome_is_aborted() -> Replacements:

@@ -11,10 +11,10 @@ from midstream.engine.checkpoint import channel_state
 from midstream.engine.core.elements import Batch
 from midstream.engine.exchange import element_queue
 from midstream.engine.exchange.batch_lease import LeasedBatch, joined
-from midstream_lab.scenarios import targeted
-from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream.engine.worker import gate_recovery
 from midstream.engine.worker.task_input import TaskInput
+from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.scenarios import targeted
 
 
 def _with_last(batch: Batch, change: Callable[[pa.Array[Any]], pa.Array[Any]]) -> Batch:

@@ -9,13 +9,10 @@ from unittest.mock import patch
 
 import msgspec
 
-from midstream.engine.checkpoint import redistribute_state
-
-from midstream.engine.checkpoint import store
+from midstream.engine.checkpoint import redistribute_state, store
 from midstream.engine.coordinator import coordinator as machine
 from midstream.engine.coordinator.checkpoints import checkpoint_coordinator as checkpoints
-from midstream.engine.coordinator.checkpoints import commits
-from midstream.engine.coordinator.checkpoints import metadata_builder
+from midstream.engine.coordinator.checkpoints import commits, metadata_builder
 from midstream.engine.coordinator.checkpoints import trigger as triggering
 from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import Checkpoints
 from midstream.engine.coordinator.checkpoints.pending_checkpoint import Progress
@@ -28,17 +25,17 @@ from midstream.engine.core.elements import MAX_WATERMARK_US, EndOfData, Watermar
 from midstream.engine.core.ids import TaskId
 from midstream.engine.operators import watermarks
 from midstream.engine.operators.functions.process_operator import ProcessOperator
-from midstream_lab.scenarios import targeted
-from midstream_lab.mutations.mutation import Mutation, Replacements, nothing, owner_of
-from midstream_lab.scenarios.targeted_at_rest import partly_finished
-from midstream_lab.scenarios.targeted_ends import intolerant_saving
 from midstream.engine.state.state_parts import Redistribute
 from midstream.engine.worker import source_driver
 from midstream.engine.worker.deployment import Deployment
 from midstream.engine.worker.operator_chain import Chain
+from midstream.engine.worker.task import Step, Task, TaskState
 from midstream.engine.worker.task_operators import TaskOperators
 from midstream.engine.worker.task_snapshots import TaskSnapshots
-from midstream.engine.worker.task import Step, Task, TaskState
+from midstream_lab.mutations.mutation import Mutation, Replacements, nothing, owner_of
+from midstream_lab.scenarios import targeted
+from midstream_lab.scenarios.targeted_at_rest import partly_finished
+from midstream_lab.scenarios.targeted_ends import intolerant_saving
 
 # ---- metadata that is written late
 

@@ -10,16 +10,16 @@ from midstream.engine.core.elements import CheckpointBarrier, Watermark
 from midstream.engine.core.ids import ChannelId
 from midstream.engine.core.key_groups import subtask_of as subtask_of_groups
 from midstream.engine.exchange import result_partition as partition
+from midstream.engine.exchange.batch_lease import LeasedBatch, release
+from midstream.engine.exchange.element_queue import ElementQueue
 from midstream.engine.exchange.input_channel import RemoteChannel
 from midstream.engine.exchange.input_gate import InputGate
-from midstream.engine.exchange.batch_lease import LeasedBatch, release
 from midstream.engine.exchange.peer_link import PeerLink
 from midstream.engine.exchange.result_partition import ResultPartition
-from midstream.engine.exchange.element_queue import ElementQueue
 from midstream.engine.exchange.subpartition import Subpartition
-from midstream_lab.scenarios import targeted
-from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
 from midstream.engine.worker.deployment import Deployment
+from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
+from midstream_lab.scenarios import targeted
 
 
 def resume_forgets() -> Replacements:

@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from midstream.engine.checkpoint import store
-from midstream.engine.checkpoint.metadata import encode_metadata
 from midstream.engine.checkpoint.directory_files import FromFile, OwnerFile, sealed
+from midstream.engine.checkpoint.metadata import encode_metadata
 from midstream.engine.checkpoint.store import split_retained
 from midstream.engine.coordinator.checkpoints import checkpoint_coordinator as checkpoints
 from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import Checkpoints
@@ -18,12 +18,13 @@ from midstream.engine.coordinator.checkpoints.cleanup import Cleaning
 from midstream.engine.coordinator.restore import open_directory
 from midstream.engine.core.errors import StorageError
 from midstream.engine.core.interfaces import Storage
-from midstream_lab.scenarios import targeted
+from midstream.engine.worker.task_snapshots import StoredInFlight, TaskSnapshots
+from midstream.simulation.fault_kinds import HANGS, Fault
 from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream_lab.mutations.on_disk_mutations import left_behind
+from midstream_lab.scenarios import targeted
+from midstream_lab.scenarios.scenario import Scenario, draw
 from midstream_lab.scenarios.targeted_at_rest import frozen
-from midstream_lab.scenarios.scenario import HANGS, Fault, Scenario, draw
-from midstream.engine.worker.task_snapshots import StoredInFlight, TaskSnapshots
 
 
 def _nothing(*_: Any) -> None:
@@ -102,7 +103,10 @@ def id_after_the_complete_ones() -> Replacements:
         complete = (n for n in store._checkpoint_ids(storage) if storage.exists(store.metadata_path(n)))
         return max([0, newest_seen, *complete]) + 1
 
-    return [(store, "next_checkpoint_id", next_checkpoint_id), (open_directory, "next_checkpoint_id", next_checkpoint_id)]
+    return [
+        (store, "next_checkpoint_id", next_checkpoint_id),
+        (open_directory, "next_checkpoint_id", next_checkpoint_id),
+    ]
 
 
 def ids_in_the_order_of_text() -> Replacements:

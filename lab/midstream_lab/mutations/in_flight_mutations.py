@@ -8,24 +8,19 @@ from unittest.mock import patch
 
 import msgspec
 
-from midstream.engine.checkpoint import redistribute_channel_state
-
-from midstream.engine.checkpoint import segment_references
-
-from midstream.engine.checkpoint import state_files
-from midstream.engine.coordinator.checkpoints import checkpoint_coordinator
-from midstream.engine.coordinator.checkpoints import metadata_builder
+from midstream.engine.checkpoint import redistribute_channel_state, segment_references, state_files
+from midstream.engine.coordinator.checkpoints import checkpoint_coordinator, metadata_builder
 from midstream.engine.core.elements import CheckpointBarrier
-from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.exchange.batch_lease import LeasedBatch, release
-from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.exchange.element_queue import ElementQueue
+from midstream.engine.exchange.input_gate import InputGate
+from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.exchange.subpartition import Subpartition
-from midstream_lab.scenarios import targeted
-from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
 from midstream.engine.worker import gate_recovery as recovery
 from midstream.engine.worker.gate_recovery import GateRecovery
 from midstream.engine.worker.task_checkpoints import TaskCheckpoints
+from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
+from midstream_lab.scenarios import targeted
 
 
 def forget_rest() -> Replacements:

@@ -12,9 +12,9 @@ from midstream.engine.coordinator.placement.attempts import Attempts
 from midstream.engine.coordinator.placement.slots import Slots
 from midstream.engine.operators.base import Snapshot
 from midstream.engine.protocol.messages import OperatorSnapshot, Start
-from midstream_lab.scenarios import targeted
-from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
 from midstream.engine.worker.task_snapshots import TaskSnapshots
+from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
+from midstream_lab.scenarios import targeted
 
 
 def sources_do_not_hold() -> Replacements:
@@ -100,7 +100,9 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         targeted.given_up,
     ),
     "move_slot_used_again": Mutation("a slot that has to leave is used again", used_again, targeted.leaving),
-    "move_slot_let_go_at_once": Mutation("a slot that has to leave is let go at once", let_go_at_once, targeted.leaving),
+    "move_slot_let_go_at_once": Mutation(
+        "a slot that has to leave is let go at once", let_go_at_once, targeted.leaving
+    ),
     "move_end_is_no_failure": Mutation(
         "a slot that has ended before its tasks have moved is no failure", end_is_no_failure, targeted.leaving
     ),

@@ -1,4 +1,4 @@
-"""The command `midstream simulate --mutations`, which exists only in a checkout, as all mutations do."""
+"""The command `python -m midstream_lab mutations`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from midstream.engine.core.errors import ConfigError
-from midstream_lab.simulate import Simulated, check_seconds
-from midstream_lab.mutations.mutation_score import RANDOM_SEEDS_MAX, Kill, Search, kill_table
+from midstream.simulation.seeds import check_seconds
 from midstream_lab.mutations.catalog import EQUIVALENT, MUTATIONS
+from midstream_lab.mutations.mutation_score import RANDOM_SEEDS_MAX, Kill, Search, kill_table
+from midstream_lab.simulate import Simulated
 
 TABLE_CHARS = 180
 NOT_ASKED = Search(0, None)

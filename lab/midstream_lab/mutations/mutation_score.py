@@ -21,14 +21,14 @@ from unittest.mock import patch
 
 import msgspec
 
-from midstream_lab.campaign import workers
-from midstream.simulation.garbage_collection import collect, collecting_rarely
-from midstream_lab.mutations.mutation import Mutation
-from midstream_lab.mutations.catalog import MUTATIONS
-from midstream_lab.scenarios.random_scenarios import random_scenario
-from midstream_lab.run import run
-from midstream_lab.scenarios.scenario import Scenario
 from midstream.engine.worker.task import Task
+from midstream.simulation.garbage_collection import collect, collecting_rarely
+from midstream_lab.campaign import workers
+from midstream_lab.mutations.catalog import MUTATIONS
+from midstream_lab.mutations.mutation import Mutation
+from midstream_lab.run import run
+from midstream_lab.scenarios.random_scenarios import random_scenario
+from midstream_lab.scenarios.scenario import Scenario
 
 STEPS_MAX: Final = 60_000
 """The bound on the steps of a run: a run that does not end within it has failed."""

@@ -9,8 +9,8 @@ from typing import Any, Final
 import msgspec
 
 from midstream.engine.checkpoint import store
-from midstream.engine.checkpoint.metadata import CheckpointMetadata, encode_metadata
 from midstream.engine.checkpoint.directory_files import FromFile, OwnerFile, sealed
+from midstream.engine.checkpoint.metadata import CheckpointMetadata, encode_metadata
 from midstream.engine.checkpoint.store import Listed, Retained, TakenOver
 from midstream.engine.coordinator.checkpoints import checkpoint_coordinator as checkpoints
 from midstream.engine.coordinator.checkpoints import cleanup as cleaning
@@ -22,7 +22,10 @@ from midstream.engine.coordinator.restore.newer_output import Decision, Newer
 from midstream.engine.core.errors import StorageError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.protocol.messages import CheckpointAck
+from midstream.engine.worker.task_snapshots import StoredInFlight, TaskSnapshots
+from midstream.simulation.fault_kinds import Fault
 from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.scenarios.scenario import Scenario, draw
 from midstream_lab.scenarios.targeted import hanging
 from midstream_lab.scenarios.targeted_at_rest import (
     back_behind_a_commit,
@@ -33,8 +36,6 @@ from midstream_lab.scenarios.targeted_at_rest import (
     given_up_and_frozen,
     going_back_and_forth,
 )
-from midstream_lab.scenarios.scenario import Fault, Scenario, draw
-from midstream.engine.worker.task_snapshots import StoredInFlight, TaskSnapshots
 
 # ---- in which they show ----
 
@@ -225,7 +226,10 @@ def id_is_reused() -> Replacements:
     def next_checkpoint_id(storage: Storage, newest_seen: int) -> int:
         return max((entry.checkpoint_id for entry in store.list_checkpoints(storage)), default=0) + 1
 
-    return [(store, "next_checkpoint_id", next_checkpoint_id), (open_directory, "next_checkpoint_id", next_checkpoint_id)]
+    return [
+        (store, "next_checkpoint_id", next_checkpoint_id),
+        (open_directory, "next_checkpoint_id", next_checkpoint_id),
+    ]
 
 
 def goes_back_without_a_word() -> Replacements:

@@ -16,23 +16,22 @@ import pyarrow as pa
 from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.core.key_groups import key_groups
 from midstream.engine.core.python_values import to_python
-from midstream.engine.operators.windows import window_operator
 from midstream.engine.operators.functions.interval_join import IntervalJoinOperator
 from midstream.engine.operators.functions.process_operator import ProcessOperator
+from midstream.engine.operators.windows import window_operator
 from midstream.engine.operators.windows.sliding_windows import SlidingWindowOperator
-from midstream_lab.mutations.mutation import Mutation, Replacements
-from midstream_lab.scenarios.targeted import in_pieces
-from midstream_lab.scenarios.targeted_at_rest import dealt_anew, waiting_in_runs
-from midstream_lab.scenarios.scenario import draw
-from midstream.engine.state import columnar
-from midstream.engine.state import heap_snapshot
+from midstream.engine.state import columnar, heap_snapshot
 from midstream.engine.state import keyed_states as keyed
 from midstream.engine.state import table_state as table
+from midstream.engine.state.join_index import Timeline
 from midstream.engine.state.keyed_states import ListState, MapState, ReducingState
 from midstream.engine.state.state_parts import Redistribute, StatePart
 from midstream.engine.state.table_state import TableState
-from midstream.engine.state.join_index import Timeline
 from midstream.engine.state.timers import TimerQueue
+from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.scenarios.scenario import draw
+from midstream_lab.scenarios.targeted import in_pieces
+from midstream_lab.scenarios.targeted_at_rest import dealt_anew, waiting_in_runs
 
 # ---- states of a key
 

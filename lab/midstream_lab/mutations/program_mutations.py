@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from midstream.engine.checkpoint import redistribute_state
-
-from midstream.engine.checkpoint import redistribute_channel_state
+from midstream.engine.checkpoint import redistribute_channel_state, redistribute_state
 from midstream.engine.checkpoint.edge_ends import EdgeEnds, edge_ends
-from midstream_lab.scenarios import targeted
 from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
+from midstream_lab.scenarios import targeted
 
 
 def edges_by_number() -> Replacements:
@@ -22,7 +20,9 @@ def edges_by_number() -> Replacements:
 
 def edges_by_their_readers() -> Replacements:
     """Rows in flight from one producer may be recovered on the edge of another."""
-    return [(redistribute_channel_state, "edge_ends", lambda *of: [ends._replace(source="") for ends in edge_ends(*of)])]
+    return [
+        (redistribute_channel_state, "edge_ends", lambda *of: [ends._replace(source="") for ends in edge_ends(*of)])
+    ]
 
 
 def rows_of_gone_edges_are_dropped() -> Replacements:
@@ -61,6 +61,8 @@ MUTATIONS: Final[Mapping[str, Mutation]] = {
         targeted.changing_at_the_end,
     ),
     "finished_is_fed": Mutation(
-        "an operator that had finished may get rows from one that had not", finished_is_fed, targeted.changing_at_the_end
+        "an operator that had finished may get rows from one that had not",
+        finished_is_fed,
+        targeted.changing_at_the_end,
     ),
 }

@@ -10,29 +10,26 @@ from unittest.mock import patch
 
 import msgspec
 
-from midstream.engine.checkpoint import redistribute_state
-
-from midstream.engine.checkpoint import redistribute_channel_state
-
-from midstream.engine.checkpoint import channel_state
-
-from midstream.engine.checkpoint import extents
-
-from midstream.engine.checkpoint import segment_references
-
-from midstream.engine.checkpoint import state_files
+from midstream.engine.checkpoint import (
+    channel_state,
+    extents,
+    redistribute_channel_state,
+    redistribute_state,
+    segment_references,
+    state_files,
+)
 from midstream.engine.coordinator import coordinator as machine
 from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import Checkpoints
 from midstream.engine.coordinator.restore import distribute
-from midstream.engine.core.key_groups import key_group_range
 from midstream.engine.core.interfaces import Failed
-from midstream_lab.scenarios import targeted
-from midstream_lab.mutations.mutation import Mutation, Replacements
-from midstream_lab.scenarios.targeted_at_rest import rejoined_with_gaps
+from midstream.engine.core.key_groups import key_group_range
 from midstream.engine.worker import gate_recovery as recovery
 from midstream.engine.worker.gate_recovery import GateRecovery
-from midstream.engine.worker.task_snapshots import StoredInFlight
 from midstream.engine.worker.task_checkpoints import TaskCheckpoints
+from midstream.engine.worker.task_snapshots import StoredInFlight
+from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.scenarios import targeted
+from midstream_lab.scenarios.targeted_at_rest import rejoined_with_gaps
 
 AGAIN_S: Final = 0.035
 """What could not be read is read again."""

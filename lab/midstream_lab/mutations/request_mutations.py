@@ -18,10 +18,11 @@ from midstream.engine.coordinator.requests.client_requests import Requests
 from midstream.engine.coordinator.requests.savepoints import Savepoints
 from midstream.engine.coordinator.restore.distribute import Restoring
 from midstream.engine.protocol.messages import DoStop, Reply
-from midstream_lab.scenarios import targeted
+from midstream.simulation.fault_kinds import HANGS, Fault
 from midstream_lab.mutations.mutation import Mutation, Replacements, owner_of
+from midstream_lab.scenarios import targeted
+from midstream_lab.scenarios.scenario import Scenario, draw
 from midstream_lab.scenarios.targeted_at_rest import asked, intolerant
-from midstream_lab.scenarios.scenario import HANGS, Fault, Scenario, draw
 
 
 def _nothing(*_: Any, **__: Any) -> None:

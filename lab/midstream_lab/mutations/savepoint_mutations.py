@@ -20,10 +20,10 @@ from midstream.engine.coordinator.requests.client_requests import Requests
 from midstream.engine.coordinator.requests.savepoints import Savepoints, Stage
 from midstream.engine.core.errors import StorageError
 from midstream.engine.core.interfaces import Storage
-from midstream_lab.scenarios import targeted
-from midstream_lab.mutations.mutation import Mutation, Replacements
-from midstream_lab.scenarios.targeted_at_rest import saved_too_late
 from midstream.engine.worker.task import Task
+from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.scenarios import targeted
+from midstream_lab.scenarios.targeted_at_rest import saved_too_late
 
 
 def _nothing(*_: Any, **__: Any) -> None:

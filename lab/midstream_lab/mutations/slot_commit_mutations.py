@@ -14,11 +14,11 @@ from midstream.engine.coordinator.checkpoints.commits import Committing
 from midstream.engine.coordinator.checkpoints.commits_on_slots import Lanes
 from midstream.engine.coordinator.coordinator import Coordinator
 from midstream.engine.protocol import messages as m
-from midstream_lab.mutations.mutation import Mutation, Replacements
-from midstream_lab.scenarios.targeted_at_rest import loaded_again, struck_committing
-from midstream_lab.scenarios.scenario import KILL_ANOTHER
 from midstream.engine.worker import slot_commits as commits
 from midstream.engine.worker.slot_commits import SlotCommits
+from midstream.simulation.fault_kinds import KILL_ANOTHER
+from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.scenarios.targeted_at_rest import loaded_again, struck_committing
 
 
 def lanes_are_split() -> Replacements:

@@ -13,12 +13,13 @@ from midstream.engine.coordinator.placement.split_assignment import Sources
 from midstream.engine.core.interfaces import Done
 from midstream.engine.graph.idleness import Origin
 from midstream.engine.operators.watermarks import TimestampsOperator
-from midstream_lab.mutations.mutation import Mutation, Replacements
-from midstream_lab.scenarios.targeted_at_rest import finding, restarted
-from midstream_lab.scenarios.scenario import Fault, Scenario, draw
 from midstream.engine.worker import task
 from midstream.engine.worker.source_driver import Reading, SourceDriver
 from midstream.engine.worker.watermark_valve import WatermarkValve
+from midstream.simulation.fault_kinds import Fault
+from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.scenarios.scenario import Scenario, draw
+from midstream_lab.scenarios.targeted_at_rest import finding, restarted
 
 # ---- in the coordinator
 

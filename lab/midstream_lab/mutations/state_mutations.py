@@ -12,24 +12,22 @@ import numpy as np
 import polars as pl
 import pyarrow as pa
 
-from midstream.engine.checkpoint import redistribute_state
-
-from midstream.engine.checkpoint import state_files
+from midstream.engine.checkpoint import redistribute_state, state_files
 from midstream.engine.operators.functions.process_operator import ProcessOperator
-from midstream_lab.scenarios import targeted
-from midstream_lab.mutations.mutation import Mutation, Replacements
-from midstream_lab.scenarios.targeted_at_rest import dealt_anew
-from midstream_lab.scenarios.scenario import Scenario, draw
 from midstream.engine.state import keyed_states as keyed
 from midstream.engine.state import timers
-from midstream.engine.state.columnar import PartLog
 from midstream.engine.state.changelog import GONE, EntryLog
+from midstream.engine.state.columnar import PartLog
 from midstream.engine.state.keyed_states import MapState, State, _Single
 from midstream.engine.state.state_parts import Chunk, Redistribute
-from midstream.engine.state.table_state import TableState
 from midstream.engine.state.table_runs import TableRun
+from midstream.engine.state.table_state import TableState
 from midstream.engine.state.timers import TimerQueue
 from midstream.engine.worker.task_snapshots import TaskSnapshots
+from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.scenarios import targeted
+from midstream_lab.scenarios.scenario import Scenario, draw
+from midstream_lab.scenarios.targeted_at_rest import dealt_anew
 
 # ---- what a snapshot shares with the operator
 

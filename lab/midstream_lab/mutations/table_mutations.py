@@ -7,11 +7,11 @@ from typing import Any, Final
 
 import numpy as np
 
-from midstream_lab.scenarios import targeted
-from midstream_lab.mutations.mutation import Mutation, Replacements
 from midstream.engine.state import table_runs
-from midstream.engine.state.table_state import TableState
 from midstream.engine.state.table_runs import Index, TableRun
+from midstream.engine.state.table_state import TableState
+from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.scenarios import targeted
 
 
 def snapshot_of_before() -> Replacements:

@@ -21,12 +21,12 @@ from midstream.engine.operators.windows.session_windows import SessionWindowOper
 from midstream.engine.operators.windows.sliding_windows import SlidingWindowOperator
 from midstream.engine.operators.windows.window_operator import END, PROGRESS, START, WindowOperator, clamp
 from midstream.engine.protocol.messages import FromSlot, TaskFinished
-from midstream_lab.mutations.mutation import Mutation, Replacements
-from midstream_lab.scenarios.targeted_at_rest import behind_closely, dropping_late, firing_slowly, uneven, windowed
-from midstream_lab.scenarios.scenario import Scenario, draw
-from midstream.engine.state.session_index import IndexedRun, PartIndex
 from midstream.engine.state.join_index import Timeline
+from midstream.engine.state.session_index import IndexedRun, PartIndex
 from midstream.engine.worker import task
+from midstream_lab.mutations.mutation import Mutation, Replacements
+from midstream_lab.scenarios.scenario import Scenario, draw
+from midstream_lab.scenarios.targeted_at_rest import behind_closely, dropping_late, firing_slowly, uneven, windowed
 
 
 def _nothing(*_: Any) -> None:

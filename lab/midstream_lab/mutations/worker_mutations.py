@@ -14,17 +14,16 @@ from midstream.engine.exchange.element_queue import ElementQueue
 from midstream.engine.exchange.subpartition import Subpartition
 from midstream.engine.graph.idleness import Origin
 from midstream.engine.operators.windows import fired_upto
-from midstream_lab.scenarios import targeted
-from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
-from midstream_lab.scenarios.targeted_at_rest import ending_with_generators
-from midstream_lab.scenarios.targeted_ends import ending_without_another
-from midstream_lab.mutations.state_mutations import plain
 from midstream.engine.worker import operator_chain as chain
-from midstream.engine.worker import task_snapshots
-from midstream.engine.worker import task
+from midstream.engine.worker import task, task_snapshots
 from midstream.engine.worker import watermark_valve as valve
 from midstream.engine.worker.source_driver import SourceDriver
 from midstream.engine.worker.watermark_valve import WatermarkValve
+from midstream_lab.mutations.mutation import Mutation, Replacements, nothing
+from midstream_lab.mutations.state_mutations import plain
+from midstream_lab.scenarios import targeted
+from midstream_lab.scenarios.targeted_at_rest import ending_with_generators
+from midstream_lab.scenarios.targeted_ends import ending_without_another
 
 
 def partition_ends_early() -> Replacements:

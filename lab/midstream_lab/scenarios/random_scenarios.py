@@ -8,14 +8,13 @@ from functools import partial
 from random import Random
 from typing import Final
 
-from midstream_lab.scenarios import targeted
-
-from midstream_lab.scenarios import targeted_ends
+from midstream.simulation.fault_kinds import FAULTS
+from midstream_lab.jobs.shapes import SHAPES
+from midstream_lab.scenarios import targeted, targeted_ends
 from midstream_lab.scenarios import targeted_at_rest as at_rest
 from midstream_lab.scenarios import targeted_combining as of_combining
 from midstream_lab.scenarios.extremes import with_extremes
-from midstream_lab.scenarios.scenario import FAULTS, Scenario, draw
-from midstream_lab.jobs.shapes import SHAPES
+from midstream_lab.scenarios.scenario import Scenario, draw
 
 
 def of_one_topology(seed: int) -> Scenario:

@@ -11,8 +11,7 @@ from dataclasses import replace
 from random import Random
 from typing import Any
 
-from midstream.simulation.faults import PARALLELISMS, WITH_IN_FLIGHT
-from midstream_lab.scenarios.scenario import (
+from midstream.simulation.fault_kinds import (
     BACKLOGGED,
     HANGS,
     IN_FLIGHT,
@@ -26,12 +25,11 @@ from midstream_lab.scenarios.scenario import (
     STALLS,
     UNREADABLE,
     Fault,
-    Scenario,
-    draw,
-    with_backlog,
 )
+from midstream.simulation.faults import PARALLELISMS, WITH_IN_FLIGHT
 from midstream_lab.jobs.shapes import SHAPES, Shape
 from midstream_lab.jobs.topologies import with_parallelism
+from midstream_lab.scenarios.scenario import Scenario, draw, with_backlog
 
 
 def backpressured(seed: int) -> Scenario:

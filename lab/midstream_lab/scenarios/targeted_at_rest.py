@@ -6,9 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from midstream.simulation.faults import PARALLELISMS
-from midstream_lab.scenarios.targeted import close_behind, hanging
-from midstream_lab.scenarios.scenario import (
+from midstream.simulation.fault_kinds import (
     AT_IT,
     BACKLOGGED,
     COMMIT_FROZEN,
@@ -24,11 +22,11 @@ from midstream_lab.scenarios.scenario import (
     SAVEPOINT_SLOW,
     TAKEN_RECOVERING,
     Fault,
-    Scenario,
-    draw,
-    with_backlog,
 )
+from midstream.simulation.faults import PARALLELISMS
 from midstream_lab.jobs.shapes import FORWARD, KEYED, Input, node_of, source_node
+from midstream_lab.scenarios.scenario import Scenario, draw, with_backlog
+from midstream_lab.scenarios.targeted import close_behind, hanging
 
 
 def going_back_and_forth(seed: int) -> Scenario:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import replace
 from random import Random
 
-from midstream_lab.scenarios.targeted_at_rest import windowed
-from midstream_lab.scenarios.scenario import BACKLOGGED, FAULTS, IN_RECOVERY, RECOVERING, Fault, Scenario, draw, with_backlog
+from midstream.simulation.fault_kinds import BACKLOGGED, FAULTS, IN_RECOVERY, RECOVERING, Fault
 from midstream_lab.jobs.shapes import COMBINED
+from midstream_lab.scenarios.scenario import Scenario, draw, with_backlog
+from midstream_lab.scenarios.targeted_at_rest import windowed
 
 
 def combining(seed: int) -> Scenario:

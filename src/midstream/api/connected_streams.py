@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from midstream.api.stream_core import StreamCore
+from midstream.api.data_stream import DataStream, main_output
 from midstream.api.keyed_streams import processed, require_function
 from midstream.api.program import located
-from midstream.api.data_stream import DataStream, main_output
+from midstream.api.stream_core import StreamCore
 from midstream.engine.core.config import Duration, signed_duration_us
 from midstream.engine.core.errors import ConfigError, JobError
 from midstream.engine.core.schemas import SchemaLike, as_schema

@@ -14,10 +14,10 @@ import pyarrow.fs
 from midstream.api.argument_checks import columns_text, require_callable, require_column
 from midstream.api.columns import Columns, all_of, expressions, renamed, without
 from midstream.api.columns import Literal as Constant
-from midstream.api.stream_core import StreamCore
 from midstream.api.hints import OF_STREAMS, Hinted
-from midstream.api.program import Handle, MakeOperator, located
 from midstream.api.picklability import check_shippable
+from midstream.api.program import Handle, MakeOperator, located
+from midstream.api.stream_core import StreamCore
 from midstream.api.stream_sinks import Writable
 from midstream.engine.core.batches import check_held_by_polars
 from midstream.engine.core.errors import JobError, SchemaError

@@ -13,15 +13,15 @@ import pyarrow as pa
 import pyarrow.fs
 
 from midstream.api.argument_checks import calling_file, calling_module, calling_place, require_callable
-from midstream.api.stream_core import Origin, StreamCore
-from midstream.api.hints import OF_ENVIRONMENTS, Hinted
-from midstream.api.user_modules import check_extra, job_file, note_modules
-from midstream.api.program import Program, located
-from midstream.api.picklability import check_shippable
 from midstream.api.data_stream import DataStream, main_output
+from midstream.api.hints import OF_ENVIRONMENTS, Hinted
+from midstream.api.picklability import check_shippable
+from midstream.api.program import Program, located
+from midstream.api.stream_core import Origin, StreamCore
+from midstream.api.user_modules import check_extra, job_file, note_modules
 from midstream.connectors.common.malformed_records import BadRecordsMax, OnBadRecord
-from midstream.connectors.memory.collection_source import from_arrow, from_polars, from_rows
 from midstream.connectors.files.file_source import CsvOptions, FileSource, Format
+from midstream.connectors.memory.collection_source import from_arrow, from_polars, from_rows
 from midstream.connectors.memory.generator_source import Generate, GeneratorSource
 from midstream.engine.core.config import (
     DEFAULT_RESTART,
@@ -36,8 +36,8 @@ from midstream.engine.core.config import (
 )
 from midstream.engine.core.errors import ConfigError, JobError
 from midstream.engine.core.schemas import SchemaLike, as_declared, as_schema
-from midstream.engine.graph.graph_builder import build_job_graph
 from midstream.engine.graph.describe import describe_text
+from midstream.engine.graph.graph_builder import build_job_graph
 from midstream.engine.operators.bad_records import BAD_RECORDS, BAD_RECORDS_SCHEMA
 from midstream.engine.operators.source_api import Source
 from midstream.engine.protocol.job_status import JobStatus
@@ -49,10 +49,10 @@ if TYPE_CHECKING:
     from pyspark.sql.types import StructType
 
     from midstream.api.submit import StartOptions, Submission
-    from midstream.connectors.kafka.kafka_source import OnGap
-    from midstream.connectors.kafka.source_bounds import Start, Stop, Topics
     from midstream.connectors.kafka.client import OptionValue
+    from midstream.connectors.kafka.kafka_source import OnGap
     from midstream.connectors.kafka.record_parser import KafkaFormat
+    from midstream.connectors.kafka.source_bounds import Start, Stop, Topics
     from midstream.engine.coordinator.events import NewerOutput
     from midstream.inprocess.preview import Preview
     from midstream.runtime.driver.job import Job

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Never, overload
 
 import pyarrow as pa
 
-from midstream.api.stream_core import StreamCore
-from midstream.api.hints import OF_KEYED_STREAMS, OF_WINDOWS, Hinted
-from midstream.api.program import located
-from midstream.api.picklability import check_shippable
 from midstream.api.data_stream import BroadcastStream, DataStream, main_output
+from midstream.api.hints import OF_KEYED_STREAMS, OF_WINDOWS, Hinted
+from midstream.api.picklability import check_shippable
+from midstream.api.program import located
+from midstream.api.stream_core import StreamCore
 from midstream.api.stream_sinks import Writable
 from midstream.engine.core.config import Duration, duration_s
 from midstream.engine.core.errors import JobError
 from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.graph.job_graph import Partitioning
-from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, AnyAggregate
 from midstream.engine.operators.base import Operator
 from midstream.engine.operators.functions.batch_functions import BatchFunctionOperator, KeyedBatchFunction
 from midstream.engine.operators.functions.function_operator import Function, Port
 from midstream.engine.operators.functions.process_functions import KeyedProcessFunction
 from midstream.engine.operators.functions.process_operator import ProcessOperator
+from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, AnyAggregate
 from midstream.engine.operators.windows.windows import Session, Sliding, Window, window_operator
 from midstream.engine.state.declared_state import DeclaredState
 

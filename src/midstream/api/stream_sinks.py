@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING
 
 import pyarrow.fs
 
-from midstream.api.stream_core import StreamCore
-from midstream.api.program import Handle, located
 from midstream.api.picklability import check_shippable
-from midstream.connectors.memory.collect_sink import CollectSink
+from midstream.api.program import Handle, located
+from midstream.api.stream_core import StreamCore
 from midstream.connectors.files.encoders import check_encodable
 from midstream.connectors.files.file_sink import FileSink
+from midstream.connectors.memory.collect_sink import CollectSink
 from midstream.connectors.memory.print_sink import PrintSink
 from midstream.engine.core.config import Size
 from midstream.engine.core.errors import JobError
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from pyspark.sql.datasource import DataSource
 
     from midstream.connectors.kafka.client import OptionValue
-    from midstream.connectors.kafka.record_parser import KafkaFormat
     from midstream.connectors.kafka.kafka_sink import Guarantee
+    from midstream.connectors.kafka.record_parser import KafkaFormat
 
 
 class StreamSink(Handle):

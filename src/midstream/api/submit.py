@@ -22,14 +22,14 @@ from midstream.engine.exchange.capacity import check_pool
 from midstream.engine.graph.graph_builder import build_job_graph
 from midstream.engine.graph.job_graph import JobGraph
 from midstream.engine.graph.logical_graph import LogicalGraph, Node
+from midstream.engine.protocol.messages import JobModules
+from midstream.engine.state.job_code import own_code
 from midstream.page import PageAddress, open_page
 from midstream.page.traces import open_traces
-from midstream.engine.protocol.messages import JobModules
-from midstream.runtime.random_ids import RandomIds
 from midstream.runtime.driver.job import Job, start_job
+from midstream.runtime.random_ids import RandomIds
 from midstream.runtime.slot_provider import SlotProvider
 from midstream.runtime.storage.file_storage import FileStorage, absolute, check_can_create
-from midstream.engine.state.job_code import own_code
 
 _log = logging.getLogger(__name__)
 

@@ -30,8 +30,8 @@ import cloudpickle
 
 from midstream.api.argument_checks import is_own_file
 from midstream.engine.core.errors import ConfigError, JobError
-from midstream.engine.core.site_packages import is_installed
 from midstream.engine.core.job_pickle import ApartUnpickler
+from midstream.engine.core.site_packages import is_installed
 from midstream.engine.protocol.messages import JobModules
 
 MODULES_BYTES_MAX: Final = 32 * 2**20

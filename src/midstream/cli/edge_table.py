@@ -5,8 +5,8 @@ from __future__ import annotations
 from rich.table import Table
 from rich.text import Text
 
-from midstream.engine.protocol.job_status import HeldBackStatus, JobStatus, VertexStatus
 from midstream.cli import formatting
+from midstream.engine.protocol.job_status import HeldBackStatus, JobStatus, VertexStatus
 
 NAME_CELLS_MAX = 20
 FAR_US = 300_000_000

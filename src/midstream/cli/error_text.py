@@ -10,12 +10,12 @@ from rich.panel import Panel
 from rich.text import Text
 
 import midstream
+from midstream.cli import formatting
+from midstream.cli.output import Exit
 from midstream.engine.checkpoint.store import FencedError
 from midstream.engine.core.errors import InvariantError, MidstreamError, UnavailableError
 from midstream.engine.core.tracebacks import is_users, users_part
 from midstream.engine.protocol.job_status import JobStatus
-from midstream.cli import formatting
-from midstream.cli.output import Exit
 
 _OUR_CODE = str(Path(midstream.__file__).parent)
 _LOADERS = ("<frozen runpy>", "<frozen importlib", "runpy.py")

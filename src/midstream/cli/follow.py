@@ -19,12 +19,12 @@ from typing import Protocol
 from rich.console import Console
 from rich.live import Live
 
+from midstream.cli.rates import Rates
+from midstream.cli.status_tables import LiveView, progress_line
+from midstream.cli.supervisor import handled_by
 from midstream.engine.core.errors import MidstreamError
 from midstream.engine.protocol.job_status import JobStatus
 from midstream.runtime.driver.job import Job
-from midstream.cli.rates import Rates
-from midstream.cli.supervisor import handled_by
-from midstream.cli.status_tables import LiveView, progress_line
 
 POLL_S = 0.1
 REFRESH_S = 0.5

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import types
 import typing
-from typing import Any, Final, TypeAlias
+from typing import Any, Final
 
 import msgspec
 
-from midstream.page.request_types import FormatVersion, LogRecord, components
-from midstream.engine.protocol.job_status import JobStatus
-from midstream.engine.protocol.live_rows import LiveRows
 from midstream.cli.commands.doctor import Doctored
 from midstream.cli.commands.inspect_checkpoint import CheckpointReport
 from midstream.cli.json_types import (
@@ -28,9 +25,9 @@ from midstream.cli.json_types import (
     StoppedJob,
     TracedRun,
 )
-
-Figures: TypeAlias = dict[str, Any]
-"""Figures for developers of midstream; their names may change."""
+from midstream.engine.protocol.job_status import JobStatus
+from midstream.engine.protocol.live_rows import LiveRows
+from midstream.page.request_types import FormatVersion, LogRecord, components
 
 SHAPES: Final[dict[str, Any]] = {
     "run": RanJob | Previewed,
@@ -48,16 +45,14 @@ SHAPES: Final[dict[str, Any]] = {
     "stop": StoppedJob,
     "inspect": CheckpointReport,
     "doctor": Doctored,
-    "simulate": SimulatedRuns | TracedRun | Figures,
-    "bench": Figures,
+    "simulate": SimulatedRuns | TracedRun,
 }
 """The shape of each command's output; for commands that print lines (logs, top, page), of each line."""
 
 
 def _structs(shape: Any) -> list[Any]:
-    """Return the structs of a union; none if it may be any object."""
-    members = typing.get_args(shape) if isinstance(shape, types.UnionType) else (shape,)
-    return [] if Figures in members else list(members)
+    """Return the structs of a union, or the one struct that the shape is."""
+    return list(typing.get_args(shape)) if isinstance(shape, types.UnionType) else [shape]
 
 
 def schema() -> bytes:
@@ -70,7 +65,7 @@ def schema() -> bytes:
         command: {
             "allOf": [
                 reference[FormatVersion],
-                {"anyOf": [reference[Failed], *([reference[each] for each in some] or [{"type": "object"}])]},
+                {"anyOf": [reference[Failed], *(reference[each] for each in some)]},
             ]
         }
         for command, some in structs.items()

@@ -17,15 +17,14 @@ from pathlib import Path
 from typing import Annotated, Literal, TextIO
 
 import cyclopts
-from cyclopts import App, Parameter
+from cyclopts import App, Group, Parameter
 from rich.console import Console
 
-from midstream.engine.core.errors import ConfigError, MidstreamError
-from midstream.cli.output import Answer, Exit, Stream, print_answer, print_stream, stdout_kept_for_the_answer
 from midstream.cli.error_text import print_error, print_midstream_error
-from midstream.cli.parameters import Json, whole_number
-from midstream_lab.simulate_parameters import simulate
+from midstream.cli.output import Answer, Exit, Stream, print_answer, print_stream, stdout_kept_for_the_answer
+from midstream.cli.parameters import Json, refuse, whole_number
 from midstream.cli.supervisor import Supervised, supervise_driver
+from midstream.engine.core.errors import ConfigError, MidstreamError
 
 app = App(
     name="midstream",
@@ -44,6 +43,7 @@ def _version() -> str:
 
 
 app.version = _version
+OF_A_TRACE = Group("Options for the trace of one run", sort_key=2)
 
 
 @app.command
@@ -434,64 +434,107 @@ def doctor(
 
 
 @app.command
-def bench(
-    name: str,
+def simulate(  # noqa: PLR0913 - one flag each
+    job: Path,
     /,
     *,
-    events: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    seeds: str | None = None,
+    seed: Annotated[int | None, Parameter(converter=whole_number)] = None,
     parallelism: Annotated[int | None, Parameter(converter=whole_number)] = None,
-    keys: Annotated[int | None, Parameter(converter=whole_number)] = None,
-    columns: Annotated[int | None, Parameter(converter=whole_number)] = None,
-    rate: Annotated[int | None, Parameter(converter=whole_number)] = None,
-    query: str | None = None,
-    backlog: Annotated[int | None, Parameter(converter=whole_number)] = None,
-    slots: str = "spark",
+    rescale_to: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    rows: Annotated[list[str] | None, Parameter(negative=())] = None,
+    rows_max: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    latest: Annotated[list[str] | None, Parameter(negative=())] = None,
+    ignore: Annotated[list[str] | None, Parameter(negative=())] = None,
+    py_files: str | None = None,
+    jobs: Annotated[int | None, Parameter(converter=whole_number)] = None,
+    seconds: float | None = None,
+    trace: Annotated[bool, Parameter(negative=(), group=OF_A_TRACE)] = False,
+    channel: Annotated[str | None, Parameter(group=OF_A_TRACE)] = None,
+    checkpoint: Annotated[int | None, Parameter(converter=whole_number, group=OF_A_TRACE)] = None,
+    pattern: Annotated[str | None, Parameter(group=OF_A_TRACE)] = None,
+    tail: Annotated[int | None, Parameter(converter=whole_number, group=OF_A_TRACE)] = None,
     json: Json = False,
 ) -> Answer:
-    """Run a benchmark.
+    """Run a job through simulated failures, restarts and rescales, and check that its output stays the same.
+
+    Its sources are replaced by recorded rows and its sinks by ones that record theirs; everything else is the engine
+    itself, in one thread with a simulated clock. If the output differs, the command shows the shortest schedule that
+    causes this, and the reason.
 
     Parameters
     ----------
-    name
-        window, udf, keyed_process, strings, sliding, exchange, latency, checkpoint, recovery, nexmark, or simulate.
-    events
-        The number of events; with fewer than the default the result is not comparable.
+    job
+        A Python file that makes one Environment.
+    seeds
+        A:B, without B; each seed is one run. Default: 0:200.
+    seed
+        Run only this seed.
     parallelism
-        Slots, and subtasks of each operator (2). Not for latency, checkpoint and recovery.
-    keys
-        The number of keys, for window (10,000) and sliding (1,000,000).
-    columns
-        The number of columns that are summed, for window (1).
-    rate
-        Rows per second, for latency (20,000).
-    query
-        The query, for nexmark: q0 to q5, q7 to q9, q11, q12, q14 to q18, q20, q21 or q22; by default all, one after the
-        other.
-    backlog
-        MiB in flight when the job fails, for recovery (256).
-    slots
-        "spark": slots on an embedded Spark session; "process": plain processes, without a JVM.
+        Subtasks per operator; by default the seed decides.
+    rescale_to
+        The parallelism after a restart; by default the seed decides.
+    rows
+        UID=FILE, a Parquet, CSV or JSON lines file with the rows of the source with that uid; may be given several
+        times.
+    rows_max
+        The number of rows to read from each source without given rows (200).
+    latest
+        SINK=KEY[,KEY], for a sink that gets a stream of updates: only the last row of each key counts.
+    ignore
+        SINK=COLUMN[,COLUMN], columns that may differ.
+    py_files
+        Python files, package directories and zips that the job imports, separated by commas.
+    jobs
+        The number of processes; by default one per core.
+    seconds
+        Begin no further run after this time.
+    trace
+        Show every event of the run of --seed.
+    channel
+        Show only events of channel edge:producer:consumer, such as 3:0:1 or 3:: (all of edge 3).
+    checkpoint
+        Show only events of the checkpoint with this number.
+    pattern
+        Show only lines that match this regular expression.
+    tail
+        Show only this many of the last lines.
     """
-    from midstream_lab.bench.command import run_bench
+    from midstream.cli.commands.simulate import JobOptions, simulate_job
+    from midstream.simulation.trace import Filters
 
-    given = {"events": events, "parallelism": parallelism, "keys": keys, "columns": columns, "rate": rate}
-    return run_bench(name, slots, json, {**given, "query": query, "backlog": backlog})
+    if seed is not None or trace:
+        refuse({"--seeds": seeds}, "give either this or --seed, and --trace with --seed")
+    if not trace:
+        filtered = {"--channel": channel, "--checkpoint": checkpoint, "--pattern": pattern, "--tail": tail}
+        refuse(filtered, "filters the lines of a trace: add --trace")
+    options = JobOptions(
+        path=job,
+        rows=tuple(rows or ()),
+        rows_max=rows_max,
+        parallelism=parallelism,
+        rescale_to=rescale_to,
+        latest=tuple(latest or ()),
+        ignore=tuple(ignore or ()),
+        py_files=py_files,
+        jobs=jobs,
+        seconds=seconds,
+    )
+    filters = Filters(channel, checkpoint, pattern, tail) if trace else None
+    return simulate_job(options, seeds, seed, filters, silent=json)
 
 
-app.command(simulate)
-
-
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line, and return the exit status."""
+def main(argv: Sequence[str] | None = None, commands: App = app) -> int:
+    """Run the command line, and return the exit status. `commands`: those of another program, which answers alike."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     json = "--json" in arguments
     errors = Console(stderr=True, highlight=False)
     log_to_stderr()
     try:
         if not json:
-            return _answer(arguments, json, sys.stdout, errors)
+            return _answer(commands, arguments, json, sys.stdout, errors)
         with stdout_kept_for_the_answer() as stdout:
-            return _answer(arguments, json, stdout, errors)
+            return _answer(commands, arguments, json, stdout, errors)
     except BrokenPipeError:  # `midstream list | head`: the reader has ended
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         return Exit.OK
@@ -511,16 +554,16 @@ def log_to_stderr() -> None:
     logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
-def _answer(arguments: list[str], json: bool, stdout: TextIO, errors: Console) -> int:
+def _answer(commands: App, arguments: list[str], json: bool, stdout: TextIO, errors: Console) -> int:
     try:
-        answer = app(arguments, exit_on_error=False, print_error=False)
+        answer = commands(arguments, exit_on_error=False, print_error=False)
         if isinstance(answer, Supervised):
             return supervise_driver(arguments, stdout if json else None)
         if isinstance(answer, Stream):
             print_stream(answer, json, stdout)
     except cyclopts.CycloptsError as error:
-        problem = _usage_problem(error, arguments)
-        print_error(errors, problem, f"{_command_of(arguments)} --help")
+        problem = _usage_problem(commands, error, arguments)
+        print_error(errors, problem, f"{_command_of(commands, arguments)} --help")
         return _refused(problem, json, stdout)
     except MidstreamError as error:
         exit_status = print_midstream_error(errors, error)
@@ -538,16 +581,16 @@ def _refused(problem: str, json: bool, stdout: TextIO) -> int:
     return Exit.BAD_INPUT
 
 
-def _command_of(arguments: list[str]) -> str:
-    known = bool(arguments) and arguments[0] in app
-    return f"midstream {arguments[0]}" if known else "midstream"
+def _command_of(commands: App, arguments: list[str]) -> str:
+    known = bool(arguments) and arguments[0] in commands
+    return f"{commands.name[0]} {arguments[0]}" if known else commands.name[0]
 
 
-def _usage_problem(error: cyclopts.CycloptsError, arguments: list[str]) -> str:
+def _usage_problem(commands: App, error: cyclopts.CycloptsError, arguments: list[str]) -> str:
     """Return cyclopts's message, reworded where the original would confuse."""
     if isinstance(error, cyclopts.UnusedCliTokensError):
         extra = " ".join(error.unused_tokens or [])
-        return f"{_command_of(arguments)} takes no further argument: {extra}"
+        return f"{_command_of(commands, arguments)} takes no further argument: {extra}"
     if isinstance(error, cyclopts.UnknownCommandError) and arguments[0].startswith("-"):
         close = get_close_matches(arguments[0], ["--help", "--version"], n=1)
         return f"Unknown option: {arguments[0]}." + (f" Did you mean {close[0]}?" if close else "")

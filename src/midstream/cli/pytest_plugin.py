@@ -39,7 +39,7 @@ def simulate(request: pytest.FixtureRequest) -> Callable[..., Report]:
         simulate(env, {"clicks": [{"user": 1, "ms": 5}, {"user": 2, "ms": 7}]})
     """
     from midstream.engine.core.errors import ConfigError
-    from midstream_lab.simulate import parse_seeds
+    from midstream.simulation.seeds import parse_seeds
     from midstream.testing import simulate as simulated
 
     try:

@@ -11,12 +11,12 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from midstream.engine.protocol.bottleneck import MOST, uneven
-from midstream.engine.protocol.bottleneck import bottleneck as waited_for
-from midstream.engine.protocol.job_status import CheckpointStatus, JobStatus, OperatorStatus, VertexStatus
 from midstream.cli import formatting
 from midstream.cli.edge_table import edge_table, held_back_lines
 from midstream.cli.rates import Rates, rows_handled
+from midstream.engine.protocol.bottleneck import MOST, uneven
+from midstream.engine.protocol.bottleneck import bottleneck as waited_for
+from midstream.engine.protocol.job_status import CheckpointStatus, JobStatus, OperatorStatus, VertexStatus
 
 STATE_STYLE = {
     "running": "bold green",
@@ -336,7 +336,9 @@ def _user_metrics(status: JobStatus) -> list[Text]:
         if shown:
             more = len(shown) - USER_METRICS_MAX
             shown = shown[:USER_METRICS_MAX] + ([f"{more} more (--json)"] if more > 0 else [])
-            lines.append(Text(formatting.printable(f"metrics of {names[operator.uid]}: {', '.join(shown)}"), style="dim"))
+            lines.append(
+                Text(formatting.printable(f"metrics of {names[operator.uid]}: {', '.join(shown)}"), style="dim")
+            )
     return lines
 
 

@@ -27,9 +27,9 @@ from dataclasses import dataclass, field
 from types import FrameType
 from typing import IO, Final, TextIO
 
+from midstream.cli.output import Exit, written
 from midstream.engine.core.errors import ConfigError
 from midstream.runtime.process.process_slots import how_it_ended
-from midstream.cli.output import Exit, written
 
 RESTARTS_MAX: Final = 10
 WITHIN_S: Final = 600.0

@@ -4,39 +4,36 @@ The classes of the built-in sources and sinks are imported from here, when they 
 of Environment and DataStream instead (`env.read_kafka`, `stream.write_kafka`).
 
 Owns what a sink has prepared until it is committed, and nothing else. Packages of extras are imported only where they
-are used (`extras`). May import `core`, `state`, `operators`. Discovery, validation and commits run on the driver's I/O
+are used (`common.optional_packages`). May import the engine up to `operators`. Discovery, validation and commits run on the driver's I/O
 pool; readers and encoders on a slot's I/O pool; on the loop thread, a writer only appends to a queue.
 
-Reading order: `files` (with `filesystem`, `formats`, `parquet`, `text`, `cursor`), `generator`, `collection`; `queued`,
-`rolling`, `file_sink` (with `encoders`), `collect`, `print_sink`; `kafka` and `kafka_sink` (with the other files that
-begin with `kafka_`, and `avro`, `protobuf`, `schema_registry`); `postgres` (with `postgres_tables`, `postgres_rows`),
-`delta` (with `delta_tables`).
+Folders by system: `files`, `memory`, `kafka`, `postgres`, `delta`; `formats` (Avro, Protobuf) and `common` are for all.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from midstream.connectors.memory.collection_source import CollectionSource as CollectionSource
     from midstream.connectors.delta.delta_sink import DeltaSink as DeltaSink
     from midstream.connectors.files.file_sink import FileSink as FileSink
     from midstream.connectors.files.file_source import FileSource as FileSource
-    from midstream.connectors.memory.generator_source import GeneratorSource as GeneratorSource
-    from midstream.connectors.kafka.kafka_source import KafkaSource as KafkaSource
     from midstream.connectors.kafka.kafka_sink import KafkaSink as KafkaSink
-    from midstream.connectors.postgres.postgres_sink import PostgresSink as PostgresSink
+    from midstream.connectors.kafka.kafka_source import KafkaSource as KafkaSource
+    from midstream.connectors.memory.collection_source import CollectionSource as CollectionSource
+    from midstream.connectors.memory.generator_source import GeneratorSource as GeneratorSource
     from midstream.connectors.memory.print_sink import PrintSink as PrintSink
+    from midstream.connectors.postgres.postgres_sink import PostgresSink as PostgresSink
 
 _MODULE_OF = {
-    "CollectionSource": "collection",
-    "DeltaSink": "delta",
-    "FileSink": "file_sink",
-    "FileSource": "files",
-    "GeneratorSource": "generator",
-    "KafkaSink": "kafka_sink",
-    "KafkaSource": "kafka",
-    "PostgresSink": "postgres",
-    "PrintSink": "print_sink",
+    "CollectionSource": "memory.collection_source",
+    "DeltaSink": "delta.delta_sink",
+    "FileSink": "files.file_sink",
+    "FileSource": "files.file_source",
+    "GeneratorSource": "memory.generator_source",
+    "KafkaSink": "kafka.kafka_sink",
+    "KafkaSource": "kafka.kafka_source",
+    "PostgresSink": "postgres.postgres_sink",
+    "PrintSink": "memory.print_sink",
 }
 
 __all__ = sorted(_MODULE_OF)  # noqa: PLE0605 - the same names as above; a test compares

@@ -12,7 +12,15 @@ from midstream.engine.core.errors import InvariantError, SchemaError
 from midstream.engine.core.python_values import to_python
 from midstream.engine.operators.base import Operator, OperatorContext, Output
 from midstream.engine.operators.sink_api import Sink, SinkWriter, WriterContext
-from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader, decoded, rows_text
+from midstream.engine.operators.source_api import (
+    Discovery,
+    DiscoveryContext,
+    Source,
+    Split,
+    SplitReader,
+    decoded,
+    rows_text,
+)
 
 
 class Fed(msgspec.Struct, frozen=True, array_like=True):

@@ -15,23 +15,20 @@ from typing import Final
 import msgspec
 import pyarrow as pa
 
-from midstream.engine.checkpoint.redistribute_state import assign_state
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, layout_of
+from midstream.engine.checkpoint.redistribute_state import assign_state
 from midstream.engine.coordinator.checkpoints.metadata_builder import operator_states
 from midstream.engine.coordinator.events import JobPlan
 from midstream.engine.coordinator.placement.attempt import tasks_of
 from midstream.engine.core.config import JobConfig
 from midstream.engine.core.errors import InvariantError, JobError, MidstreamError
 from midstream.engine.core.ids import TaskId
-from midstream.engine.core.job_pickle import ApartUnpickler, pickled
 from midstream.engine.core.interfaces import DataLink, LinkEnd
+from midstream.engine.core.job_pickle import ApartUnpickler, pickled
 from midstream.engine.core.tracebacks import raised_by_users_code
 from midstream.engine.graph.graph_builder import build_job_graph
 from midstream.engine.graph.job_graph import JobGraph, OperatorSpec
 from midstream.engine.graph.logical_graph import LogicalGraph
-from midstream.inprocess.endpoints import Fed, FedSource, MarksOperator, TakingSink
-from midstream.inprocess.virtual_loop import Loop, MemoryStorage
-from midstream.inprocess.own_modules import by_value, own_modules
 from midstream.engine.operators.base import Operator
 from midstream.engine.operators.source_api import Split
 from midstream.engine.operators.watermarks import TimestampsOperator
@@ -40,6 +37,9 @@ from midstream.engine.state.job_code import own_code
 from midstream.engine.worker.interfaces import SlotSeams
 from midstream.engine.worker.slot_machine import SlotMachine
 from midstream.engine.worker.task import Task
+from midstream.inprocess.endpoints import Fed, FedSource, MarksOperator, TakingSink
+from midstream.inprocess.own_modules import by_value, own_modules
+from midstream.inprocess.virtual_loop import Loop, MemoryStorage
 
 STORAGE: Final = "memory"
 POOL_BYTES: Final = 64 * 2**20

@@ -15,8 +15,8 @@ from typing import Any
 
 import cloudpickle
 
-from midstream.engine.core.site_packages import is_installed
 from midstream.engine.core.job_pickle import JobPickler, pickled, unpickled_apart
+from midstream.engine.core.site_packages import is_installed
 from midstream.engine.graph.logical_graph import LogicalGraph
 from midstream.engine.state.safe_pickle import OwnCode
 

@@ -19,23 +19,23 @@ import pyarrow as pa
 
 from midstream.engine.coordinator.effects import Effects
 from midstream.engine.coordinator.events import CancelTimer, RunIo, Send, SetTimer
-from midstream.engine.coordinator.notifications import Fact
 from midstream.engine.coordinator.failover import Failure
+from midstream.engine.coordinator.notifications import Fact
 from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.coordinator.placement.split_assignment import Sources
 from midstream.engine.core.batches import is_held_by_polars, to_polars
 from midstream.engine.core.config import JobConfig, is_whole
 from midstream.engine.core.errors import ConfigError, InvariantError, JobError
-from midstream.engine.core.job_pickle import unpickled_apart
 from midstream.engine.core.interfaces import Done, Failed, Timer
+from midstream.engine.core.job_pickle import unpickled_apart
 from midstream.engine.graph.job_graph import JobGraph
 from midstream.engine.graph.logical_graph import LogicalGraph, Node
-from midstream.inprocess.endpoints import table_rows
-from midstream.inprocess.engine import Engine, InProcessFailure, noted, surfaced
-from midstream.inprocess.rewrite import End, Output, rewritten
 from midstream.engine.operators.bad_records import BadRecords
 from midstream.engine.operators.source_api import Source, Split, SplitReader
 from midstream.engine.protocol import messages as m
+from midstream.inprocess.endpoints import table_rows
+from midstream.inprocess.engine import Engine, InProcessFailure, noted, surfaced
+from midstream.inprocess.rewrite import End, Output, rewritten
 
 TIME_S: Final = 10.0
 """The largest virtual time that passes at once when there is nothing else to do."""

@@ -13,11 +13,11 @@ import pyarrow as pa
 from midstream.engine.core.errors import JobError
 from midstream.engine.graph.graph_builder import assign_uids
 from midstream.engine.graph.logical_graph import Input, LogicalGraph, Node
-from midstream.inprocess.endpoints import TakingSink
 from midstream.engine.operators.base import Operator
 from midstream.engine.operators.sink_api import Sink
 from midstream.engine.operators.sink_operator import SinkOperator
 from midstream.engine.operators.source_api import Source
+from midstream.inprocess.endpoints import TakingSink
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,9 +20,6 @@ from urllib.parse import parse_qs, urlsplit
 import msgspec
 
 from midstream.engine.core.errors import ClusterError, ConfigError, JobError, assert_never
-from midstream.page.address import TOKEN_VARIABLE
-from midstream.page.request_types import ActionState, Checkpoint, Drain, Logs, Look, Rescale, Savepoint, Stop
-from midstream.page.routes import ACTIONS, JSON, LOGS, ROWS, STATUS
 from midstream.engine.protocol.job_status import JobStatus
 from midstream.engine.protocol.live_rows import GetRows, LiveRows
 from midstream.engine.protocol.messages import (
@@ -37,6 +34,9 @@ from midstream.engine.protocol.messages import (
     LogLine,
     Reply,
 )
+from midstream.page.address import TOKEN_VARIABLE
+from midstream.page.request_types import ActionState, Checkpoint, Drain, Logs, Look, Rescale, Savepoint, Stop
+from midstream.page.routes import ACTIONS, JSON, LOGS, ROWS, STATUS
 
 ANSWER_BYTES_MAX: Final = 64 * 2**20
 TIMEOUT_S: Final = 10.0

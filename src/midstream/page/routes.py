@@ -8,6 +8,9 @@ from typing import Any, Final, Literal
 
 import msgspec
 
+from midstream.engine.protocol.job_status import JobStatus
+from midstream.engine.protocol.live_rows import LiveRows
+from midstream.page.prometheus import CONTENT_TYPE as METRICS_TYPE
 from midstream.page.request_types import (
     FORMAT_VERSION,
     Action,
@@ -19,9 +22,6 @@ from midstream.page.request_types import (
     MetricsQuery,
     components,
 )
-from midstream.page.prometheus import CONTENT_TYPE as METRICS_TYPE
-from midstream.engine.protocol.job_status import JobStatus
-from midstream.engine.protocol.live_rows import LiveRows
 
 JSON: Final = "application/json"
 TEXT: Final = "text/plain; charset=utf-8"

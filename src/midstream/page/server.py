@@ -13,8 +13,8 @@ from midstream.engine.core.errors import ClusterError
 from midstream.page.address import PageAddress, token_of
 from midstream.page.http import Refusal, Request, RequestReader, Response
 from midstream.page.site import Served, Site
-from midstream.runtime.network.listener import accepted
 from midstream.runtime.event_loop import READ, WRITE, EventLoop
+from midstream.runtime.network.listener import accepted
 from midstream.runtime.network.ports import Ports, listen
 
 CONNECTIONS_MAX: Final = 64

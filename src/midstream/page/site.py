@@ -29,7 +29,21 @@ import msgspec
 
 from midstream.engine.core.errors import ConfigError, assert_never
 from midstream.engine.core.interfaces import Mail
+from midstream.engine.protocol.job_status import JobStatus
+from midstream.engine.protocol.live_rows import GetRows
+from midstream.engine.protocol.messages import (
+    ClientRequest,
+    DoCheckpoint,
+    DoRescale,
+    DoSavepoint,
+    DoStop,
+    GetLogs,
+    GetStatus,
+    Reply,
+)
 from midstream.page.address import PageAddress, is_loopback
+from midstream.page.http import Refusal, Request, Response
+from midstream.page.prometheus import metrics_text
 from midstream.page.request_types import (
     Action,
     ActionState,
@@ -45,8 +59,6 @@ from midstream.page.request_types import (
     document,
     logs_of,
 )
-from midstream.page.http import Refusal, Request, Response
-from midstream.page.prometheus import metrics_text
 from midstream.page.routes import (
     ACTION,
     ACTIONS,
@@ -59,18 +71,6 @@ from midstream.page.routes import (
     STATUS,
     Route,
     openapi,
-)
-from midstream.engine.protocol.job_status import JobStatus
-from midstream.engine.protocol.live_rows import GetRows
-from midstream.engine.protocol.messages import (
-    ClientRequest,
-    DoCheckpoint,
-    DoRescale,
-    DoSavepoint,
-    DoStop,
-    GetLogs,
-    GetStatus,
-    Reply,
 )
 from midstream.runtime.driver.control_server import Question
 from midstream.runtime.storage.file_storage import absolute

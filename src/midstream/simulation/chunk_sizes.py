@@ -1,4 +1,4 @@
-"""The sizes at which the engine cuts, shares, merges and compresses state, made so small that small runs reach them."""
+"""Sizes so small that small runs reach them: of pools, and of what the engine cuts, merges and compresses."""
 
 from __future__ import annotations
 
@@ -10,16 +10,10 @@ from unittest.mock import patch
 
 from midstream.engine.checkpoint import state_files
 from midstream.engine.exchange import adaptive_combiner
+from midstream.engine.graph.job_graph import JobGraph
 from midstream.engine.operators.functions import process_operator
 from midstream.engine.operators.windows import window_operator
-from midstream_lab.scenarios.scenario import Scenario
-from midstream.engine.state import columnar
-from midstream.engine.state import changelog
-from midstream.engine.state import session_index
-from midstream.engine.state import table_state
-from midstream.engine.state import table_runs
-from midstream.engine.state import join_index
-from midstream.engine.state import timers
+from midstream.engine.state import changelog, columnar, join_index, session_index, table_runs, table_state, timers
 
 SHARE: Final = 0.1
 """The share of runs that have small chunks by chance."""
@@ -55,10 +49,9 @@ def small_sizes(seed: int) -> list[tuple[Any, str, int]]:
     ]
 
 
-def small_combining(scenario: Scenario) -> list[tuple[Any, str, int]]:
+def small_combining(seed: int, rows_min: int) -> list[tuple[Any, str, int]]:
     """Return the sizes at which rows are combined. No run has batches as large as those for which it pays."""
-    rows_min = scenario.combined_rows_min
-    random = Random(f"combining {scenario.seed}")
+    random = Random(f"combining {seed}")
     return [
         (adaptive_combiner, "ROWS_MIN", rows_min or random.choice((1, 1, 2, 5))),
         (adaptive_combiner, "SHARE_MAX", 1 if rows_min else random.choice((1, 1, 1, 2))),
@@ -67,10 +60,20 @@ def small_combining(scenario: Scenario) -> list[tuple[Any, str, int]]:
 
 
 @contextmanager
-def chunk_sizes_of(scenario: Scenario) -> Iterator[None]:
+def chunk_sizes_of(seed: int, *, small: bool, combined_rows_min: int) -> Iterator[None]:
     """Set the sizes of a run within the block, and restore the former ones however it ends."""
     with ExitStack() as stack:
-        used = scenario.small_chunks or are_small(scenario.seed)
-        for module, name, value in (*small_combining(scenario), *(small_sizes(scenario.seed) if used else ())):
+        used = small or are_small(seed)
+        sizes = small_sizes(seed) if used else ()
+        for module, name, value in (*small_combining(seed, combined_rows_min), *sizes):
             stack.enter_context(patch.object(module, name, value))
         yield
+
+
+def least_buffers(graph: JobGraph) -> int:
+    """Return the buffers that every slot's tasks need at least, in the worst placement: all channels are remote."""
+    needed = 0
+    for edge in graph.edges:
+        producers, consumers = graph.vertices[edge.source].parallelism, graph.vertices[edge.target].parallelism
+        needed += consumers + 1 + 2 * producers
+    return 2 * needed

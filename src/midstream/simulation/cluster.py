@@ -25,18 +25,18 @@ from midstream.engine.coordinator.placement.slots import PYTHON
 from midstream.engine.core.errors import ClusterError, StorageError
 from midstream.engine.core.interfaces import Done, Failed, Signal, Storage
 from midstream.engine.protocol import messages as m
+from midstream.engine.worker.interfaces import SlotSeams
+from midstream.engine.worker.slot_machine import SlotMachine
 from midstream.simulation.checked_shell import CheckedMachine, CheckedShell
 from midstream.simulation.control_connection import Connection
-from midstream.simulation.liveness_checker import CANCEL_ENDS, Liveness, owed_at_the_end
-from midstream.simulation.network import SIM, Network, SimTransport
-from midstream.simulation.graph_pickle import Pickler
-from midstream.simulation.message_checker import NOT_OPENED, OwedCommits, Promises
 from midstream.simulation.failure_causes import Reasons
+from midstream.simulation.graph_pickle import Pickler
+from midstream.simulation.liveness_checker import CANCEL_ENDS, Liveness, owed_at_the_end
+from midstream.simulation.message_checker import NOT_OPENED, OwedCommits, Promises
+from midstream.simulation.network import SIM, Network, SimTransport
 from midstream.simulation.signals import SimSignal
 from midstream.simulation.trace import Kind
 from midstream.simulation.world import Process, World
-from midstream.engine.worker.interfaces import SlotSeams
-from midstream.engine.worker.slot_machine import SlotMachine
 
 HEARTBEAT_S: Final = 0.5
 CHECK_STEPS: Final = 16

@@ -13,7 +13,6 @@ from typing import Final
 
 from midstream.engine.protocol import messages as m
 from midstream.simulation.network import SIM
-from midstream_lab.scenarios.scenario import Scenario
 
 LASTS_US: Final = 6_000_000
 """The longest time after which a fault may still cause a timeout; later effects name it in their reason."""
@@ -88,33 +87,3 @@ class Reasons:
             if timeout_s < self._patience_s + struck * LASTS_US / 1e6:
                 return
         self._bug(f"checkpoint {checkpoint_id} fails without a reason: {reason}")
-
-
-def patience_s(scenario: Scenario) -> float:
-    """Return a generous bound for the time that a checkpoint of this scenario may take while no fault strikes."""
-    if _overtakes_everywhere(scenario):  # a barrier that overtakes waits only for the rows that a task has taken
-        return _time_s(scenario, min(scenario.rows, 4 * scenario.batch_rows), waits_for_sinks=False)
-    return aligned_s(scenario)
-
-
-def aligned_s(scenario: Scenario) -> float:
-    """Return the same bound for a checkpoint whose barriers wait for all rows of the job, as at the end of its data."""
-    return _time_s(scenario, scenario.rows, waits_for_sinks=scenario.sink_rows > 0)
-
-
-def _time_s(scenario: Scenario, rows: int, *, waits_for_sinks: bool) -> float:
-    s, tempo = scenario, scenario.tempo
-    hops = len(s.shape)
-    work_us = hops * rows * (s.row_us + tempo.clock_tick_us)
-    pause_us = 1e6 * s.sink_pause_s * (rows / s.sink_rows) if waits_for_sinks else 0.0
-    way_us = hops * (8 * tempo.data_us + 8 * tempo.control_us + 30 * tempo.io_us + 100 * tempo.mail_us)
-    ticks_us = hops * 200 * tempo.clock_tick_us
-    return 3 * (work_us + pause_us + way_us + ticks_us) / 1e6 + (s.aligned_timeout_s or 0.0)
-
-
-def _overtakes_everywhere(scenario: Scenario) -> bool:
-    """Whether barriers may overtake on every possible edge, so that none waits until a sink takes a row."""
-    if scenario.aligned_timeout_s is None or scenario.changes:
-        return False
-    inputs = [each for shape in (scenario.shape, scenario.rescaled or ()) for node in shape for each in node.inputs]
-    return all(each.partitioning.redistributable and not each.adapts for each in inputs)

@@ -13,10 +13,7 @@ from midstream.engine.protocol.messages import DoCheckpoint, DoRescale, DoStop, 
 from midstream.simulation import storage_faults
 from midstream.simulation.cluster import Cluster, Driver, Slot
 from midstream.simulation.disk import Disk
-from midstream.simulation.network import SIM, stall
-from midstream.simulation.recoveries import Recoveries, gates_of, is_recovering
-from midstream.simulation.recorded_rows import Outside, SimSource
-from midstream_lab.scenarios.scenario import (
+from midstream.simulation.fault_kinds import (
     AT_IT,
     BACKLOGGED,
     COMMIT_FROZEN,
@@ -39,6 +36,9 @@ from midstream_lab.scenarios.scenario import (
     UNREADABLE,
     Fault,
 )
+from midstream.simulation.network import SIM, stall
+from midstream.simulation.recorded_rows import Outside, SimSource
+from midstream.simulation.recoveries import Recoveries, gates_of, is_recovering
 from midstream.simulation.slot_ledger_sink import Calls
 from midstream.simulation.trace import Kind
 from midstream.simulation.world import World

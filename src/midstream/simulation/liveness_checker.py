@@ -7,47 +7,21 @@ failed checkpoint the next one may have to wait. Whatever is still owed is check
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
-from midstream.engine.coordinator.checkpoints.schedule import FINAL_RETRY_MS, FINAL_RETRY_MS_MAX, RETRY_MS
+from midstream.engine.coordinator.checkpoints.schedule import FINAL_RETRY_MS, FINAL_RETRY_MS_MAX
 from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.core.ids import TaskId
 from midstream.engine.exchange.batch_lease import LeasedBatch
 from midstream.engine.protocol import messages as m
-from midstream.simulation.failure_causes import LASTS_US, aligned_s
-from midstream_lab.scenarios.scenario import Scenario
-from midstream.simulation.slot_ledger_sink import WAIT_US_MAX
 from midstream.engine.worker.slot_machine import SlotMachine
+from midstream.simulation.failure_causes import LASTS_US
+from midstream.simulation.slot_ledger_sink import WAIT_US_MAX
 
 JOB_ENDS: Final = "the end of the job, all of whose tasks are at the end of their data"
 CANCEL_ENDS: Final = "the end of the job, which was cancelled"
-COMMITS_MAX: Final = 3
-"""How many checkpoints' commits may be added in front of what is owed: one under way, one more, and its own."""
 COMMIT_S_MAX: Final = max(WAIT_US_MAX) / 1e6
-
-
-SLOTS_S: Final = 30.0
-"""The `slot_timeout` of all simulated jobs."""
-LATE_SLOTS_MAX: Final = 2
-"""How many slots, one after the other, a fault lets come late: each costs an attempt its `slot_timeout`."""
-
-
-def bound_s(scenario: Scenario) -> float:
-    """Return how long a job that is not disturbed may owe something.
-
-    That is two checkpoints, one under way and its own, whose barriers wait for all rows of the job, and the commits of
-    both and of one more; and slots that come late, for which a job waits up to its limit. Infinite if a checkpoint
-    may run out of time without a fault: then it is not known how often it does.
-    """
-    s = scenario
-    checkpoint_s = aligned_s(s)
-    if s.timeout_s < checkpoint_s:
-        return math.inf
-    sinks = sum("sink" in kind for node in s.shape for kind in node.chain)
-    commit_s = sinks * (COMMIT_S_MAX if s.on_slots else 0.0)
-    return 2 * checkpoint_s + COMMITS_MAX * commit_s + RETRY_MS / 1000 + LATE_SLOTS_MAX * SLOTS_S
 
 
 def owed_at_the_end(slot: SlotMachine | None, ref: TaskId) -> Iterator[str]:

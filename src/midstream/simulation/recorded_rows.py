@@ -23,9 +23,9 @@ from midstream.engine.core.key_groups import key_groups
 from midstream.engine.operators.base import Operator, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.engine.operators.sink_api import WriterContext
 from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.engine.state.state_parts import KEY_GROUP, Chunk, Redistribute, StatePart
 from midstream.simulation.network import SIM
 from midstream.simulation.world import World
-from midstream.engine.state.state_parts import KEY_GROUP, Chunk, Redistribute, StatePart
 
 Int64s = npt.NDArray[np.int64]
 SPLIT_IDS: Final = 10_000

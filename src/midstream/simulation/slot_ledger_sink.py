@@ -17,10 +17,10 @@ from midstream.engine.coordinator.job_phase import Phase
 from midstream.engine.coordinator.placement.rescale import Stage
 from midstream.engine.core.errors import StorageError
 from midstream.engine.operators.sink_api import Committer, CommitterContext, SinkWriter, WriterContext
+from midstream.engine.worker.slot_machine import SlotState
 from midstream.simulation.ledger_sink import LedgerCommitter, LedgerSink
 from midstream.simulation.network import SIM
 from midstream.simulation.recorded_rows import Outside
-from midstream.engine.worker.slot_machine import SlotState
 
 if TYPE_CHECKING:
     from midstream.simulation.cluster import Cluster, Driver, Slot

@@ -20,8 +20,8 @@ import pyarrow as pa
 from midstream.engine.core.elements import Element, Event, decode_event
 from midstream.engine.core.errors import ConfigError
 from midstream.engine.core.ids import ChannelId, TaskId
-from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.exchange.batch_lease import LeasedBatch
+from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.exchange.subpartition import Subpartition
 from midstream.engine.exchange.wire import HEADER, FrameKind
 
@@ -208,3 +208,34 @@ def describe_frame(frame: bytes | bytearray | memoryview) -> str:
         event = decode_event(bytes(frame[HEADER.size :]))
         return f"{channel} {sequence}: {describe_message(event)}"
     return f"{channel} {sequence}: {len(frame) - HEADER.size} bytes"
+
+
+@dataclass(frozen=True, slots=True)
+class Filters:
+    """The lines of a trace that are shown: the last `tail` of those to which all conditions apply."""
+
+    channel: str | None = None
+    """edge:producer:consumer."""
+    checkpoint: int | None = None
+    """Its number."""
+    pattern: str | None = None
+    """A regular expression."""
+    tail: int | None = None
+
+
+def trace_patterns(filters: Filters) -> list[str]:
+    """Return regular expressions all of which must match a line of a trace. Raises ConfigError."""
+    patterns: list[str] = []
+    if filters.channel is not None:
+        patterns.append(channel_pattern(filters.channel))
+    if filters.checkpoint is not None:
+        patterns.append(checkpoint_pattern(filters.checkpoint))
+    if filters.tail is not None and filters.tail < 1:
+        raise ConfigError(f"tail: {filters.tail} is not a number of lines")
+    if filters.pattern is not None:
+        patterns.append(filters.pattern)
+        try:
+            re.compile(filters.pattern)
+        except re.error as error:
+            raise ConfigError(f"pattern: {filters.pattern!r} is not a regular expression: {error}") from error
+    return patterns

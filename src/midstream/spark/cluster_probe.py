@@ -35,9 +35,9 @@ from pyspark import SparkContext
 
 from midstream.engine.core.errors import MidstreamError
 from midstream.runtime.network.ports import Ports, listen
+from midstream.runtime.network.tls import keys_for
 from midstream.runtime.slot_provider import SlotProvider
 from midstream.runtime.storage.file_storage import FileStorage
-from midstream.runtime.network.tls import keys_for
 from midstream.spark.spark_slots import explain
 
 PACKAGES: Final = ("midstream", "cloudpickle", "msgspec", "numpy", "polars", "psutil", "pyarrow", "pyspark", "xxhash")

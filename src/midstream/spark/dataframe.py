@@ -24,13 +24,27 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
-from midstream.connectors.files.file_source import FileSplit, check_unchanged, open_row_groups, row_group_place, row_group_runs
 from midstream.connectors.common.filesystem import find_files, names_in, resolve
 from midstream.connectors.files.file_formats import Wanted, explained
+from midstream.connectors.files.file_source import (
+    FileSplit,
+    check_unchanged,
+    open_row_groups,
+    row_group_place,
+    row_group_runs,
+)
 from midstream.connectors.files.parquet import open_parquet
 from midstream.engine.core.batches import canonical_schema
 from midstream.engine.core.errors import ClusterError, ConfigError, InvariantError, JobError, SchemaError, StorageError
-from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
+from midstream.engine.operators.source_api import (
+    Discovery,
+    DiscoveryContext,
+    Source,
+    Split,
+    SplitReader,
+    check_rate,
+    decoded,
+)
 from midstream.spark.datasource_rows import arrow_schema
 from midstream.spark.session import NEEDS_CLASSIC, is_local_master, is_of_connect
 

@@ -38,9 +38,9 @@ from midstream.engine.operators.source_api import (
     decoded,
     rows_text,
 )
+from midstream.engine.state.safe_pickle import OwnCode, Pickles
 from midstream.spark.datasource_rows import arrow_schema, make_data_source, struct_of
 from midstream.spark.datasource_tuples import batches_of
-from midstream.engine.state.safe_pickle import OwnCode, Pickles
 
 _FIRST: Final = b"all"
 

@@ -25,9 +25,9 @@ from midstream.engine.core.batches import batch_bytes, conform
 from midstream.engine.core.errors import ConfigError, InvariantError, JobError
 from midstream.engine.core.job_pickle import pickled
 from midstream.engine.operators.sink_api import Committer, CommitterContext, Sink, SinkWriter, WriterContext, decoded
+from midstream.engine.state.safe_pickle import OwnCode, Pickles
 from midstream.spark.datasource_rows import arrow_schema, make_data_source, rows_of, spark_struct
 from midstream.spark.task_context import task_context
-from midstream.engine.state.safe_pickle import OwnCode, Pickles
 
 _ARROW_WRITERS = tuple(
     getattr(spark_datasource, name)

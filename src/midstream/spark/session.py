@@ -28,8 +28,8 @@ from pyspark.sql import SparkSession
 from midstream.engine.core.errors import ClusterError, ConfigError, MidstreamError, UnavailableError
 from midstream.runtime.process.process_slots import how_it_ended
 from midstream.runtime.process.thread_limits import ENVIRONMENT
-from midstream.spark.jvm import interruptible, launch_jvm, log_option
 from midstream.spark.decommission import leaving_settings
+from midstream.spark.jvm import interruptible, launch_jvm, log_option
 from midstream.spark.yarn import check_managers, check_named, waiting_is_told
 
 DEFAULT_MASTER: Final = "local[*]"
@@ -198,7 +198,9 @@ def _stop_with_the_program(context: SparkContext) -> None:
     """Stop Spark before the program ends: a JVM that ends only because the program has cannot wind up its executors,
     and logs this at length.
     """
-    from midstream.runtime.driver.driver import end_jobs  # slots import this module, and must not import polars so early
+    from midstream.runtime.driver.driver import (
+        end_jobs,  # slots import this module, and must not import polars so early
+    )
 
     end_jobs()
     if context._jsc is not None:

@@ -28,11 +28,11 @@ from pyspark.sql import SparkSession
 
 from midstream.engine.core.errors import ClusterError, ConfigError
 from midstream.engine.core.interfaces import Supply
-from midstream.runtime.process.slot_output import Capture
 from midstream.runtime.network.ports import ANY_PORT, PORT_MAX, Ports
-from midstream.runtime.slot_provider import OnFailed, OnLeaving, SlotLaunch
 from midstream.runtime.process.slot_main import run_slot
+from midstream.runtime.process.slot_output import Capture
 from midstream.runtime.process.slot_processes import SlotEnd, WatchedSlot, end_all
+from midstream.runtime.slot_provider import OnFailed, OnLeaving, SlotLaunch
 from midstream.spark.decommission import INSTANCES_DEFAULT, LeavingSlots, SparkAsks
 from midstream.spark.session import (
     CORES_MAX,

@@ -16,8 +16,8 @@ from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.operators.windows.aggregates import AnyAggregate
 from midstream.engine.operators.windows.window_aggregation import ALL, Reduction
 from midstream.engine.state.job_code import own_code
-from midstream.testing.inputs import as_batch, as_sent
 from midstream.testing.float_compare import is_near
+from midstream.testing.inputs import as_batch, as_sent
 
 RESULT: Final = "result"
 WAYS: Final = 30

@@ -7,11 +7,11 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from midstream.inprocess.endpoints import table_rows
 from midstream.engine.operators.windows.window_specs import LATE
+from midstream.inprocess.endpoints import table_rows
+from midstream.testing.float_compare import close_of, is_near
 from midstream.testing.inputs import Cut, Rows
 from midstream.testing.jobs import What, run
-from midstream.testing.float_compare import close_of, is_near
 from midstream.testing.results import Result
 
 ROWS_SHOWN_MAX: Final = 5

@@ -11,16 +11,20 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from midstream.api.argument_checks import require_column
+from midstream.api.data_stream import DataStream, main_output
 from midstream.api.environment import Environment
 from midstream.api.program import located
-from midstream.api.data_stream import DataStream, main_output
 from midstream.engine.core.config import Duration
 from midstream.engine.core.errors import ConfigError
 from midstream.engine.core.schemas import SchemaLike, as_schema
-from midstream.inprocess.endpoints import MarksOperator
 from midstream.engine.operators.functions.batch_functions import CoBatchFunction, KeyedBatchFunction
-from midstream.engine.operators.functions.process_functions import BroadcastProcessFunction, CoProcessFunction, KeyedProcessFunction
+from midstream.engine.operators.functions.process_functions import (
+    BroadcastProcessFunction,
+    CoProcessFunction,
+    KeyedProcessFunction,
+)
 from midstream.engine.operators.functions.process_operator import ProcessOperator
+from midstream.inprocess.endpoints import MarksOperator
 from midstream.testing.inputs import Instant, Rows
 from midstream.testing.jobs import NOW, RunningJob
 from midstream.testing.results import Row

@@ -11,20 +11,20 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 
+from midstream.api.data_stream import DataStream
 from midstream.api.environment import Environment
 from midstream.api.program import Program
-from midstream.api.data_stream import DataStream
 from midstream.connectors.memory.collection_source import CollectionSource
 from midstream.connectors.memory.generator_source import GeneratorSource
 from midstream.engine.core.config import Duration, JobConfig, check_parallelism, duration_us
 from midstream.engine.core.errors import ConfigError, JobError
 from midstream.engine.core.job_pickle import in_the_programs_classes
 from midstream.engine.graph.logical_graph import Node
+from midstream.engine.operators.base import Operator
+from midstream.engine.operators.source_api import DiscoveryContext, Source, rows_text
 from midstream.inprocess.endpoints import FedSource, table_rows
 from midstream.inprocess.engine import Engine, InProcessFailure, Snapshot, noted, surfaced
 from midstream.inprocess.rewrite import End, rewritten
-from midstream.engine.operators.base import Operator
-from midstream.engine.operators.source_api import DiscoveryContext, Source, rows_text
 from midstream.testing.inputs import LAST_US, Cut, Instant, Rows, as_batch, as_us, batches
 from midstream.testing.results import Name, Result, Row, find, only
 from midstream.testing.states import contents

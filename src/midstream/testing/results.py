@@ -12,10 +12,10 @@ from midstream.api.data_stream import DataStream
 from midstream.api.stream_sinks import StreamSink
 from midstream.engine.core.batches import check_held_by_polars, to_polars
 from midstream.engine.core.errors import ConfigError
-from midstream.inprocess.endpoints import table_rows
-from midstream.inprocess.rewrite import Output
 from midstream.engine.operators.sink_api import Sink
 from midstream.engine.operators.windows.window_specs import LATE
+from midstream.inprocess.endpoints import table_rows
+from midstream.inprocess.rewrite import Output
 
 Name: TypeAlias = "str | tuple[str, str] | DataStream | StreamSink | Sink"
 """The name of an output: the uid or name of a sink or of the operator at the end of a stream, the tag of a side output

@@ -14,10 +14,10 @@ import pyarrow.csv
 import pyarrow.json
 import pyarrow.parquet
 
-from midstream.api.stream_core import StreamCore
-from midstream.api.environment import Environment
-from midstream.api.user_modules import top_level_names
 from midstream.api.data_stream import DataStream
+from midstream.api.environment import Environment
+from midstream.api.stream_core import StreamCore
+from midstream.api.user_modules import top_level_names
 from midstream.engine.core.config import JobConfig
 from midstream.engine.core.errors import ConfigError, JobError
 from midstream.engine.core.job_pickle import pickled
@@ -25,8 +25,8 @@ from midstream.engine.graph.graph_builder import assign_uids
 from midstream.engine.graph.logical_graph import LogicalGraph, Node
 from midstream.engine.operators.sink_operator import SinkOperator
 from midstream.testing.simulation.campaign import Campaign, Report
-from midstream.testing.simulation.simulated_job import PARALLELISMS, ROWS_MAX, Book, Given, SimulatedJob, simulated_job
 from midstream.testing.simulation.output_compare import Contract
+from midstream.testing.simulation.simulated_job import PARALLELISMS, ROWS_MAX, Book, Given, SimulatedJob, simulated_job
 
 Rows: TypeAlias = pa.Table | pa.RecordBatch | pl.DataFrame | Sequence[Mapping[str, Any]] | str | os.PathLike[str]
 """The rows of one source: an Arrow table, a polars DataFrame, a Parquet, CSV or JSON lines file, or dicts as for

@@ -8,7 +8,16 @@ from typing import Final
 import numpy as np
 import polars as pl
 
-from midstream_lab.bench.nexmark.generator import AUCTION, BID, COLUMNS, FIRST_CATEGORY, PERSON, Int64s, kind_of, time_ms
+from midstream_lab.bench.nexmark.generator import (
+    AUCTION,
+    BID,
+    COLUMNS,
+    FIRST_CATEGORY,
+    PERSON,
+    Int64s,
+    kind_of,
+    time_ms,
+)
 from midstream_lab.bench.nexmark.joins import CATEGORIES
 
 CHUNK: Final = 1_000_000

@@ -11,11 +11,11 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.api.data_stream import DataStream
+from midstream.engine.operators.functions.batch_functions import BatchContext, CoBatchFunction, KeyedBatchFunction
+from midstream.engine.state.table_state import TableState
 from midstream_lab.bench.nexmark.generator import AUCTION, FIRST_CATEGORY, PERSON
 from midstream_lab.bench.nexmark.streams import TIME, bids, only
 from midstream_lab.bench.summing_sink import Vector
-from midstream.engine.operators.functions.batch_functions import BatchContext, CoBatchFunction, KeyedBatchFunction
-from midstream.engine.state.table_state import TableState
 
 CATEGORIES: Final = 5
 

@@ -7,10 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from midstream.api.data_stream import DataStream
-from midstream_lab.bench.nexmark import joins
-from midstream_lab.bench.nexmark import reports
-from midstream_lab.bench.nexmark import rows
-from midstream_lab.bench.nexmark import windowed
+from midstream_lab.bench.nexmark import joins, reports, rows, windowed
 from midstream_lab.bench.nexmark.generator import FIRST_CATEGORY
 from midstream_lab.bench.nexmark.joins import CATEGORIES, ByCategory
 from midstream_lab.bench.nexmark.reports import COUNTS, DISTINCT, LAST_OF_BID

@@ -7,13 +7,13 @@ from typing import Final
 import msgspec
 
 from midstream.api.environment import Environment
+from midstream.connectors.memory.generator_source import GeneratorSource
+from midstream.engine.core.errors import ConfigError
+from midstream.engine.operators.watermarks import WatermarkStrategy
 from midstream_lab.bench.measuring import Measured, Slots, measure, require
 from midstream_lab.bench.nexmark.expected import EXPECTED
 from midstream_lab.bench.nexmark.generator import EPOCH, Events
 from midstream_lab.bench.nexmark.queries import QUERIES
-from midstream.connectors.memory.generator_source import GeneratorSource
-from midstream.engine.core.errors import ConfigError
-from midstream.engine.operators.watermarks import WatermarkStrategy
 
 EVENTS: Final = 10_000_000
 PARALLELISM: Final = 2

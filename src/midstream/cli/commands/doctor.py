@@ -21,15 +21,14 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from rich.text import Text
 
-from midstream.engine.core.errors import ClusterError, MidstreamError
+from midstream.cli.commands.run import Overrides, load_with_its_own_logging
+from midstream.cli.output import Answer, Exit, busy_with
 from midstream.engine.core.error_rows import counted
+from midstream.engine.core.errors import ClusterError, MidstreamError
 from midstream.engine.core.interfaces import Storage
+from midstream.runtime.network.tls import keys_for
 from midstream.runtime.storage.exclusive_create import without_secrets
 from midstream.runtime.storage.file_storage import FileStorage, absolute, is_exclusive
-from midstream.runtime.network.tls import keys_for
-from midstream.cli import formatting
-from midstream.cli.output import Answer, Exit, busy_with
-from midstream.cli.commands.run import Overrides, load_with_its_own_logging
 
 if TYPE_CHECKING:
     from pyspark import SparkConf

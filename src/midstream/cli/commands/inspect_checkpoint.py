@@ -11,19 +11,19 @@ from rich.rule import Rule
 from rich.table import Table
 from rich.text import Text
 
+from midstream.cli import formatting
+from midstream.cli.output import Answer, Exit
 from midstream.engine.checkpoint.channel_state import segment_bytes, where
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, EdgeLayout, OperatorState
 from midstream.engine.checkpoint.segment_references import batches_of, each_once, left_bytes, segments_left
 from midstream.engine.checkpoint.state_files import read_parts, verify_chunks
 from midstream.engine.checkpoint.store import SAVEPOINT, check_records, checkpoint_path, load
 from midstream.engine.core.errors import StorageError
-from midstream.engine.core.urls import below, parted
 from midstream.engine.core.interfaces import Storage
+from midstream.engine.core.urls import below, parted
 from midstream.engine.protocol.messages import ChannelState, PartHandle
-from midstream.runtime.storage.file_storage import FileStorage
-from midstream.cli import formatting
-from midstream.cli.output import Answer, Exit
 from midstream.engine.worker.source_driver import SPLITS, splits_of
+from midstream.runtime.storage.file_storage import FileStorage
 
 _CHECKPOINT = re.compile(r"((?P<root>.*)/)?(?P<name>chk-\d+)(/_metadata)?/?")
 SPLITS_SHOWN_MAX = 20
@@ -138,7 +138,7 @@ def inspect_checkpoint(where: str) -> Answer:
 
 def read_report(where: str) -> CheckpointReport:
     directory, parameters = parted(where)
-    match = _CHECKPOINT.fullmatch(directory)
+    match = _is_metadata_path(directory)
     root, which = (_root(match["root"]) + parameters, match["name"]) if match else (where, "latest")
     storage = FileStorage(root)
     if not storage.list(""):

@@ -13,14 +13,25 @@ import msgspec
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from midstream.cli import formatting
+from midstream.cli.error_text import RequestFailed
+from midstream.cli.follow import REFRESH_S, display
+from midstream.cli.job_targets import Target, line_to, named
+from midstream.cli.json_types import (
+    DroppedLines,
+    ListedJobs,
+    MadeCheckpoint,
+    MadeSavepoint,
+    PageLink,
+    Rescaled,
+    SilentJob,
+    StoppedJob,
+)
+from midstream.cli.output import Answer, Stream, busy_with
+from midstream.cli.status_tables import job_view, jobs_table
 from midstream.engine.core.config import MAX_PARALLELISM_MAX, check_parallelism
 from midstream.engine.core.errors import ClusterError, ConfigError, MidstreamError
 from midstream.engine.core.tracebacks import users_part
-from midstream.page.address import PageAddress, token_of
-from midstream.page.request_types import LogRecord
-from midstream.page.remote_client import PageJob, PageLine, is_link
-from midstream.page.server import PageServer
-from midstream.page.site import EndedJob
 from midstream.engine.protocol.job_status import JobStatus
 from midstream.engine.protocol.messages import (
     ClientRequest,
@@ -33,27 +44,16 @@ from midstream.engine.protocol.messages import (
     LogEntry,
     Reply,
 )
+from midstream.page.address import PageAddress, token_of
+from midstream.page.remote_client import PageJob, PageLine, is_link
+from midstream.page.request_types import LogRecord
+from midstream.page.server import PageServer
+from midstream.page.site import EndedJob
 from midstream.runtime.driver import job_history
 from midstream.runtime.driver import job_registry as registry
 from midstream.runtime.driver.client import Client
 from midstream.runtime.driver.job_registry import JobEntry
 from midstream.runtime.storage.file_storage import absolute
-from midstream.cli import formatting
-from midstream.cli.output import Answer, Stream, busy_with
-from midstream.cli.error_text import RequestFailed
-from midstream.cli.follow import REFRESH_S, display
-from midstream.cli.json_types import (
-    DroppedLines,
-    ListedJobs,
-    MadeCheckpoint,
-    MadeSavepoint,
-    PageLink,
-    Rescaled,
-    SilentJob,
-    StoppedJob,
-)
-from midstream.cli.status_tables import job_view, jobs_table
-from midstream.cli.job_targets import Target, line_to, named
 
 STATUS_TIMEOUT_S = 10.0
 REQUESTS_MAX = 16

@@ -12,10 +12,10 @@ from typing import Final
 
 from rich.text import Text
 
-from midstream.engine.core.errors import ConfigError, StorageError
-from midstream.cli.output import Answer
-from midstream.cli.json_types import NewFiles
 from midstream.cli.formatting import printable
+from midstream.cli.json_types import NewFiles
+from midstream.cli.output import Answer
+from midstream.engine.core.errors import ConfigError, StorageError
 
 _NAME: Final = re.compile(r"[a-zA-Z][a-zA-Z0-9_]*")
 _TAKEN: Final = frozenset(

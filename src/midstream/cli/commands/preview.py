@@ -7,11 +7,11 @@ from pathlib import Path
 from rich.console import Group
 from rich.text import Text
 
-from midstream.engine.core.errors import ConfigError, JobError, MidstreamError
-from midstream.cli.output import Answer
 from midstream.cli.commands.run import Overrides, load_with_its_own_logging
-from midstream.cli.json_types import Previewed, ShownStream
 from midstream.cli.formatting import printable
+from midstream.cli.json_types import Previewed, ShownStream
+from midstream.cli.output import Answer
+from midstream.engine.core.errors import ConfigError, JobError, MidstreamError
 
 
 def preview_job(path: Path, rows: int, overrides: Overrides) -> Answer:

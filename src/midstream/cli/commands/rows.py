@@ -6,12 +6,12 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from midstream.engine.core.errors import ConfigError
-from midstream.engine.protocol.live_rows import ROWS_MAX, WAIT_S, GetRows, LiveRows
 from midstream.cli import formatting
-from midstream.cli.output import Answer
 from midstream.cli.error_text import RequestFailed
 from midstream.cli.job_targets import line_to, named
+from midstream.cli.output import Answer
+from midstream.engine.core.errors import ConfigError
+from midstream.engine.protocol.live_rows import ROWS_MAX, WAIT_S, GetRows, LiveRows
 
 ANSWER_S_MAX = WAIT_S + 15.0
 

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Final
 from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
+from midstream.cli import formatting
+from midstream.cli.error_text import exit_after, print_error, print_job_failure
+from midstream.cli.follow import Interrupts, display, ending_at_a_signal, follow
+from midstream.cli.json_types import RanJob
+from midstream.cli.output import SLOTS, Answer, Exit, busy_with
+from midstream.cli.status_tables import job_view
+from midstream.cli.supervisor import end_with_the_supervisor
 from midstream.engine.checkpoint.store import FencedError
 from midstream.engine.core.errors import ConfigError, InvariantError, MidstreamError
 from midstream.engine.protocol.job_status import JobStatus
 from midstream.runtime.driver.job import Job
 from midstream.runtime.process.process_slots import ProcessSlots
 from midstream.runtime.slot_provider import SlotProvider
-from midstream.cli import formatting
-from midstream.cli.output import SLOTS, Answer, Exit, busy_with
-from midstream.cli.error_text import exit_after, print_error, print_job_failure
-from midstream.cli.follow import Interrupts, display, ending_at_a_signal, follow
-from midstream.cli.json_types import RanJob
-from midstream.cli.supervisor import end_with_the_supervisor
-from midstream.cli.status_tables import job_view
 
 if TYPE_CHECKING:
     from midstream.api.environment import Environment

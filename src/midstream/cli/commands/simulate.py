@@ -9,18 +9,19 @@ from pathlib import Path
 
 from rich.text import Text
 
-from midstream.engine.core.errors import ConfigError
+from midstream.cli import formatting
+from midstream.cli.json_types import SimulatedRuns, TracedRun
+from midstream.cli.output import Answer, Exit
+from midstream.cli.progress import progress_line
 from midstream.engine.core.error_rows import counted
-from midstream_lab.simulate import Filters, parse_seeds, trace_patterns
+from midstream.engine.core.errors import ConfigError
+from midstream.simulation.seeds import parse_seeds
+from midstream.simulation.trace import Filters, trace_patterns
 from midstream.testing.simulate import campaign_of
 from midstream.testing.simulation.campaign import Campaign, Report
-from midstream.testing.simulation.simulated_run import run_job
 from midstream.testing.simulation.job_scenario import REFERENCE
+from midstream.testing.simulation.simulated_run import run_job
 from midstream.testing.simulation.verdict import judge
-from midstream.cli import formatting
-from midstream.cli.output import Answer, Exit
-from midstream.cli.json_types import SimulatedRuns, TracedRun
-from midstream_lab.simulate_command import shown
 
 SEEDS = "0:200"
 
@@ -64,7 +65,7 @@ def simulate_job(
     """
     if options.seconds is not None and options.seconds <= 0:
         raise ConfigError(f"--seconds: {options.seconds:g} is not a time")
-    with shown(silent) as show:
+    with progress_line(silent) as show:
         campaign = _campaign(options)
         campaign.progress = lambda runs: show(
             f"simulating {campaign.name}: {counted(runs, 'run')}, all as it should be"

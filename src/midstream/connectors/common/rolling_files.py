@@ -9,8 +9,8 @@ from typing import Final
 import pyarrow as pa
 import pyarrow.fs
 
-from midstream.connectors.files.encoders import OutputFormat, new_encoder
 from midstream.connectors.common.filesystem import delete_if_there, make_directory, make_durable
+from midstream.connectors.files.encoders import OutputFormat, new_encoder
 from midstream.engine.core.batches import batch_bytes, concat
 from midstream.engine.core.config import Size, size_bytes
 from midstream.engine.core.errors import ConfigError, StorageError

@@ -31,6 +31,19 @@ import pyarrow.compute as pc
 import pyarrow.fs
 import xxhash
 
+from midstream.connectors.common.async_writer import Part, QueuedWriter
+from midstream.connectors.common.filesystem import (
+    below,
+    delete_if_there,
+    directory_of,
+    is_local,
+    make_durable,
+    names_in,
+    place_of,
+    resolve,
+)
+from midstream.connectors.common.optional_packages import require
+from midstream.connectors.common.rolling_files import OpenFile, RollingFiles, explained, roll_bytes_of
 from midstream.connectors.delta.delta_tables import (
     FOLDER_BYTES_MAX,
     check_features,
@@ -47,24 +60,19 @@ from midstream.connectors.delta.delta_tables import (
     schema_of,
     statistics,
 )
-from midstream.connectors.common.optional_packages import require
-from midstream.connectors.common.filesystem import (
-    below,
-    delete_if_there,
-    directory_of,
-    is_local,
-    make_durable,
-    names_in,
-    place_of,
-    resolve,
-)
-from midstream.connectors.common.async_writer import Part, QueuedWriter
-from midstream.connectors.common.rolling_files import OpenFile, RollingFiles, explained, roll_bytes_of
 from midstream.engine.core.batches import conform, first_null, from_polars, to_polars
 from midstream.engine.core.config import Size
 from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError, StorageError
 from midstream.engine.core.python_values import shown
-from midstream.engine.operators.sink_api import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext, decoded
+from midstream.engine.operators.sink_api import (
+    Committer,
+    CommitterContext,
+    Output,
+    Sink,
+    SinkWriter,
+    WriterContext,
+    decoded,
+)
 
 if TYPE_CHECKING:
     import os

@@ -28,6 +28,14 @@ from midstream.connectors.files.file_formats import (
     what_is_wrong,
 )
 from midstream.connectors.files.line_splitter import Lines, edges_of, last_line, line_begins, next_line
+from midstream.connectors.files.lossy_numbers import (
+    BOM,
+    check_depth,
+    check_inferred,
+    integers_in_csv,
+    integers_in_json,
+    may_be_rounded,
+)
 from midstream.connectors.files.text_file import TextFile
 from midstream.connectors.files.text_parsers import (
     CsvOptions,
@@ -41,14 +49,6 @@ from midstream.connectors.files.text_parsers import (
     misread_columns,
     quotes_of,
     read_json,
-)
-from midstream.connectors.files.lossy_numbers import (
-    BOM,
-    check_depth,
-    check_inferred,
-    integers_in_csv,
-    integers_in_json,
-    may_be_rounded,
 )
 from midstream.connectors.files.time_formats import (
     check_years,

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.fs
 import xxhash
 
-from midstream.connectors.files.encoders import check_encodable
+from midstream.connectors.common.async_writer import Part, QueuedWriter
 from midstream.connectors.common.filesystem import (
     below,
     delete_if_there,
@@ -41,12 +41,27 @@ from midstream.connectors.common.filesystem import (
     place_of,
     resolve,
 )
-from midstream.connectors.common.async_writer import Part, QueuedWriter
 from midstream.connectors.common.rolling_files import OpenFile, RollingFiles, explained, roll_bytes_of
-from midstream.connectors.files.rollback import JOURNAL, CommittedFiles, file_token, is_file, read_journal, write_journal
+from midstream.connectors.files.encoders import check_encodable
+from midstream.connectors.files.rollback import (
+    JOURNAL,
+    CommittedFiles,
+    file_token,
+    is_file,
+    read_journal,
+    write_journal,
+)
 from midstream.engine.core.config import Size
 from midstream.engine.core.errors import ConfigError, StorageError
-from midstream.engine.operators.sink_api import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext, decoded
+from midstream.engine.operators.sink_api import (
+    Committer,
+    CommitterContext,
+    Output,
+    Sink,
+    SinkWriter,
+    WriterContext,
+    decoded,
+)
 
 _PENDING = re.compile(r"(\d+)-\d+-\d+")
 _PENDING_PATH = re.compile(r"[A-Za-z0-9_-]+/([A-Za-z0-9_-]+)/(\d+)-\d+-\d+")

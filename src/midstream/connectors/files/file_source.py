@@ -23,15 +23,15 @@ import msgspec
 import pyarrow as pa
 import pyarrow.fs
 
-from midstream.connectors.common.malformed_records import BadRecordsMax, OnBadRecord, check_on_bad_record
 from midstream.connectors.common.batch_cursor import BatchCursor
 from midstream.connectors.common.filesystem import appears_whole, file_info, find_files, glob_base, resolve
+from midstream.connectors.common.malformed_records import BadRecordsMax, OnBadRecord, check_on_bad_record
+from midstream.connectors.files.csv_jsonl import TextReader, block_and_rows, infer_schema, read_header
+from midstream.connectors.files.directory_watch import Listing, Watch, decoded_position
 from midstream.connectors.files.file_formats import Format, Wanted, compression_of, explained, format_of
 from midstream.connectors.files.parquet import open_parquet, parquet_row_groups, read_parquet
-from midstream.connectors.files.csv_jsonl import TextReader, block_and_rows, infer_schema, read_header
 from midstream.connectors.files.text_file import TextFile
 from midstream.connectors.files.text_parsers import CsvOptions, check_types
-from midstream.connectors.files.directory_watch import Listing, Watch, decoded_position
 from midstream.engine.core.batches import canonical_schema
 from midstream.engine.core.config import Duration, interval_s
 from midstream.engine.core.errors import ConfigError, DataError, SchemaError, StorageError

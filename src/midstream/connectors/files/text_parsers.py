@@ -37,7 +37,14 @@ from midstream.connectors.files.lossy_numbers import (
     may_have_tiny,
     of_64_bits,
 )
-from midstream.connectors.files.time_formats import check_times, check_years, days_of, doubtful_times, expanded, from_texts
+from midstream.connectors.files.time_formats import (
+    check_times,
+    check_years,
+    days_of,
+    doubtful_times,
+    expanded,
+    from_texts,
+)
 from midstream.engine.core.arrow_types import buffer_reader
 from midstream.engine.core.errors import ConfigError, SchemaError
 

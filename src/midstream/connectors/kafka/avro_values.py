@@ -11,8 +11,6 @@ import pyarrow as pa
 
 from midstream.connectors.formats.avro import AvroDecoder, AvroEncoder
 from midstream.connectors.formats.avro_types import arrow_fields, parse_schema
-from midstream.connectors.kafka.client import OptionValue
-from midstream.connectors.kafka.record_parser import BoundValues
 from midstream.connectors.formats.schema_registry import (
     HEADER_BYTES,
     BySchema,
@@ -22,6 +20,8 @@ from midstream.connectors.formats.schema_registry import (
     header_id,
     registering,
 )
+from midstream.connectors.kafka.client import OptionValue
+from midstream.connectors.kafka.record_parser import BoundValues
 from midstream.engine.core.errors import ConfigError
 
 

@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from midstream.connectors.common.optional_packages import require
 from midstream.connectors.common.external_waits import Wait
+from midstream.connectors.common.optional_packages import require
 from midstream.engine.core.errors import ConfigError, StorageError
 
 if TYPE_CHECKING:

@@ -12,8 +12,10 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
+from midstream.connectors.common.external_waits import Wait
 from midstream.connectors.kafka.client import ANSWER_S, Connection, Silence, explained, is_for_the_user, made, send_all
 from midstream.connectors.kafka.cluster import Place
+from midstream.connectors.kafka.commit_protocol import LaneCommit, LaneState, Step
 from midstream.connectors.kafka.staged_records import (
     Leftovers,
     StagedRecords,
@@ -24,8 +26,6 @@ from midstream.connectors.kafka.staged_records import (
     read_staged,
     records_of,
 )
-from midstream.connectors.kafka.commit_protocol import LaneCommit, LaneState, Step
-from midstream.connectors.common.external_waits import Wait
 from midstream.engine.core.errors import ConfigError, InvariantError, StorageError
 from midstream.engine.core.interfaces import Signal, Storage
 from midstream.engine.operators.sink_api import Committer, CommitterContext

@@ -25,8 +25,8 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from midstream.connectors.common import external_waits as outside
-from midstream.connectors.kafka.fetched_records import Client, MemoryTap, ObjectTap, Tap
 from midstream.connectors.common.external_waits import Wait
+from midstream.connectors.kafka.fetched_records import Client, MemoryTap, ObjectTap, Tap
 from midstream.engine.core.errors import InvariantError, StorageError
 
 if TYPE_CHECKING:

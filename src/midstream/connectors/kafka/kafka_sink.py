@@ -22,8 +22,9 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from midstream.connectors.files.encoders import check_encodable, new_encoder
+from midstream.connectors.common.async_writer import Part, QueuedWriter
 from midstream.connectors.common.optional_packages import require
+from midstream.connectors.files.encoders import check_encodable, new_encoder
 from midstream.connectors.kafka.client import (
     NO_PARTITION,
     Connection,
@@ -38,9 +39,8 @@ from midstream.connectors.kafka.client import (
 from midstream.connectors.kafka.cluster import Cluster
 from midstream.connectors.kafka.committer import TIMEOUT, KafkaCommitter, check_transactions
 from midstream.connectors.kafka.record_parser import HEADERS, KafkaFormat, check_written_format
-from midstream.connectors.kafka.staged_writer import StagedWriter
 from midstream.connectors.kafka.staged_records import decode
-from midstream.connectors.common.async_writer import Part, QueuedWriter
+from midstream.connectors.kafka.staged_writer import StagedWriter
 from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError, StorageError
 from midstream.engine.core.interfaces import Done, Failed
 from midstream.engine.operators.row_conversion import require_columns

@@ -22,7 +22,21 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from midstream.connectors.common.malformed_records import BadRecord, BadRecordsMax, OnBadRecord, check_on_bad_record, reported
+from midstream.connectors.common.external_waits import Wait
+from midstream.connectors.common.malformed_records import (
+    BadRecord,
+    BadRecordsMax,
+    OnBadRecord,
+    check_on_bad_record,
+    reported,
+)
+from midstream.connectors.files.text_parsers import CsvOptions
+from midstream.connectors.formats.schema_registry import RegistrySilent
+from midstream.connectors.kafka.client import ANSWER_S, Connection, OptionValue, Silence, explained, made
+from midstream.connectors.kafka.cluster import EARLIEST, LATEST, Cluster, Place, Topic, are_two_topics
+from midstream.connectors.kafka.fetch_probe import new_tap
+from midstream.connectors.kafka.fetched_records import Fetched, Note
+from midstream.connectors.kafka.record_parser import KafkaFormat, RecordParser
 from midstream.connectors.kafka.source_bounds import (
     Start,
     Stop,
@@ -33,18 +47,18 @@ from midstream.connectors.kafka.source_bounds import (
     listed,
     topics_text,
 )
-from midstream.connectors.kafka.client import ANSWER_S, Connection, OptionValue, Silence, explained, made
-from midstream.connectors.kafka.cluster import EARLIEST, LATEST, Cluster, Place, Topic, are_two_topics
-from midstream.connectors.kafka.fetched_records import Fetched, Note
-from midstream.connectors.kafka.fetch_probe import new_tap
-from midstream.connectors.kafka.record_parser import KafkaFormat, RecordParser
-from midstream.connectors.common.external_waits import Wait
-from midstream.connectors.formats.schema_registry import RegistrySilent
-from midstream.connectors.files.text_parsers import CsvOptions
 from midstream.engine.core.config import Duration, interval_s
 from midstream.engine.core.errors import ConfigError, StorageError
 from midstream.engine.operators.bad_records import BadRecords
-from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
+from midstream.engine.operators.source_api import (
+    Discovery,
+    DiscoveryContext,
+    Source,
+    Split,
+    SplitReader,
+    check_rate,
+    decoded,
+)
 
 if TYPE_CHECKING:
     from confluent_kafka import Consumer, KafkaError

@@ -12,8 +12,6 @@ from importlib import import_module
 
 import pyarrow as pa
 
-from midstream.connectors.kafka.client import OptionValue
-from midstream.connectors.kafka.record_parser import BoundValues
 from midstream.connectors.formats.protobuf import ProtobufDecoder, ProtobufEncoder
 from midstream.connectors.formats.protobuf_types import EXTRA, MessageType, files_of, message_at, mismatch, pool_of
 from midstream.connectors.formats.schema_registry import (
@@ -24,6 +22,8 @@ from midstream.connectors.formats.schema_registry import (
     header_id,
     registering,
 )
+from midstream.connectors.kafka.client import OptionValue
+from midstream.connectors.kafka.record_parser import BoundValues
 from midstream.engine.core.errors import SchemaError
 
 _GOOGLE = "google/protobuf/"

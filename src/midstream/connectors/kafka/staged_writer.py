@@ -12,6 +12,8 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from midstream.connectors.common.async_writer import Part, QueuedWriter
+from midstream.connectors.common.external_waits import Wait
 from midstream.connectors.kafka.client import Connection, Silence
 from midstream.connectors.kafka.cluster import Cluster
 from midstream.connectors.kafka.committer import marker_place
@@ -24,8 +26,6 @@ from midstream.connectors.kafka.staged_records import (
     transactional_id,
     write_staged,
 )
-from midstream.connectors.common.external_waits import Wait
-from midstream.connectors.common.async_writer import Part, QueuedWriter
 from midstream.engine.core.arrow_types import byte_lengths
 from midstream.engine.core.batches import batch_bytes
 from midstream.engine.core.errors import InvariantError, SchemaError, StorageError

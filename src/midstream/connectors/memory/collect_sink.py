@@ -15,7 +15,15 @@ from midstream.engine.core.arrow_bytes import NOT_ARROW, read_table
 from midstream.engine.core.batches import batch_bytes, check_held_by_polars, to_polars
 from midstream.engine.core.errors import ConfigError, InvariantError, JobError, SchemaError, StorageError
 from midstream.engine.core.python_values import to_python
-from midstream.engine.operators.sink_api import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext, decoded
+from midstream.engine.operators.sink_api import (
+    Committer,
+    CommitterContext,
+    Output,
+    Sink,
+    SinkWriter,
+    WriterContext,
+    decoded,
+)
 
 BYTES_MAX: Final = 64 * 2**20
 """The limit on the rows of one subtask between two checkpoints; they travel in control messages and metadata."""

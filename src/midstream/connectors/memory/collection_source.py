@@ -13,8 +13,8 @@ from midstream.connectors.common.batch_cursor import BatchCursor
 from midstream.connectors.memory.generator_source import IndexRange, IndexSource
 from midstream.engine.core.batches import canonical_schema, canonical_type, conform, single_batch, to_arrow
 from midstream.engine.core.errors import SchemaError
-from midstream.engine.core.schemas import check_schema, checked_name
 from midstream.engine.core.python_values import ARROW_ERRORS, ValueMisfit, to_array
+from midstream.engine.core.schemas import check_schema, checked_name
 from midstream.engine.operators.source_api import Split, SplitReader, decoded, rows_text
 
 

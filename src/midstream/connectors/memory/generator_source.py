@@ -15,9 +15,17 @@ import pyarrow as pa
 from midstream.engine.core.batches import canonical_schema, conform, single_batch, to_arrow
 from midstream.engine.core.config import is_whole
 from midstream.engine.core.errors import ConfigError, JobError, SchemaError
-from midstream.engine.core.schemas import check_schema, checked_name
 from midstream.engine.core.python_values import kind_of, shown
-from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader, check_rate, decoded
+from midstream.engine.core.schemas import check_schema, checked_name
+from midstream.engine.operators.source_api import (
+    Discovery,
+    DiscoveryContext,
+    Source,
+    Split,
+    SplitReader,
+    check_rate,
+    decoded,
+)
 
 Rows: TypeAlias = pa.RecordBatch | Mapping[str, Any] | pl.DataFrame
 Generate: TypeAlias = Callable[[npt.NDArray[np.int64]], Rows]

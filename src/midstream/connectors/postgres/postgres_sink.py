@@ -34,6 +34,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
+from midstream.connectors.common.async_writer import Part, QueuedWriter
 from midstream.connectors.common.optional_packages import require
 from midstream.connectors.postgres.copy_rows import encode
 from midstream.connectors.postgres.postgres_tables import (
@@ -50,9 +51,16 @@ from midstream.connectors.postgres.postgres_tables import (
     identifier,
     is_conflict,
 )
-from midstream.connectors.common.async_writer import Part, QueuedWriter
 from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError, StorageError
-from midstream.engine.operators.sink_api import Committer, CommitterContext, Output, Sink, SinkWriter, WriterContext, decoded
+from midstream.engine.operators.sink_api import (
+    Committer,
+    CommitterContext,
+    Output,
+    Sink,
+    SinkWriter,
+    WriterContext,
+    decoded,
+)
 
 if TYPE_CHECKING:
     from typing import LiteralString  # in typing from Python 3.11 on

@@ -15,7 +15,13 @@ from typing import Any, Final
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from midstream.engine.core.arrow_types import is_list_array, is_list_of_any_length, is_text, outside_of_years, text_lengths
+from midstream.engine.core.arrow_types import (
+    is_list_array,
+    is_list_of_any_length,
+    is_text,
+    outside_of_years,
+    text_lengths,
+)
 
 _INTEGERS: Final = ("int2", "int4", "int8", "numeric")
 _TEXTS: Final = ("text", "varchar", "bpchar", "json", "jsonb", "uuid", "inet", "cidr", "citext")

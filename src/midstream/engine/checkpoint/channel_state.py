@@ -27,8 +27,8 @@ from midstream.engine.core.arrow_bytes import NOT_ARROW, read_batch
 from midstream.engine.core.batch_framing import PREFIX_BYTES, prefix, read_prefix
 from midstream.engine.core.batches import concat
 from midstream.engine.core.errors import StorageError
-from midstream.engine.core.key_groups import key_groups
 from midstream.engine.core.interfaces import Storage
+from midstream.engine.core.key_groups import key_groups
 from midstream.engine.graph.job_graph import Edge
 from midstream.engine.protocol.messages import ChannelState, Segment
 

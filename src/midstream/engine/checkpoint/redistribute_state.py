@@ -20,9 +20,9 @@ from collections.abc import Collection, Iterator, Mapping, Set
 from dataclasses import dataclass
 from typing import Final
 
-from midstream.engine.checkpoint.redistribute_channel_state import assign_channels
 from midstream.engine.checkpoint.compatibility import check_settings, dropped_state
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, OperatorState, SourcePosition
+from midstream.engine.checkpoint.redistribute_channel_state import assign_channels
 from midstream.engine.checkpoint.state_files import rule_of
 from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.core.errors import ConfigError, StorageError, assert_never

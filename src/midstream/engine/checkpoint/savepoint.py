@@ -26,8 +26,8 @@ from midstream.engine.checkpoint.metadata import CheckpointMetadata, encode_meta
 from midstream.engine.checkpoint.state_files import SHARED, StateFile
 from midstream.engine.checkpoint.store import SAVEPOINT, check_epoch, metadata_path
 from midstream.engine.core.errors import StorageError
-from midstream.engine.core.urls import below, is_below
 from midstream.engine.core.interfaces import Storage
+from midstream.engine.core.urls import below, is_below
 from midstream.engine.protocol.messages import ChunkHandle, OperatorSnapshot, Segment
 
 FOLDER = "savepoints"
@@ -97,8 +97,8 @@ def write_savepoint(source: Storage, metadata: CheckpointMetadata, place: Place)
 
 def discard(place: Place) -> None:
     """Delete an unfinished savepoint: the metadata first, the claim last."""
-    for name in sorted(place.storage.list(""), key=lambda name: (not _CHECKPOINT.fullmatch(name), name == SAVEPOINT)):
-        if _CHECKPOINT.fullmatch(name) or name in (SHARED, SAVEPOINT):
+    for name in sorted(place.storage.list(""), key=lambda name: (not _is_metadata_path(name), name == SAVEPOINT)):
+        if _is_metadata_path(name) or name in (SHARED, SAVEPOINT):
             place.storage.delete(name)
 
 

@@ -36,12 +36,12 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-from midstream.engine.checkpoint.metadata import CheckpointMetadata, check_job, decode_metadata, encode_metadata
 from midstream.engine.checkpoint.directory_files import EpochFile, FromFile, JobFile, OwnerFile, sealed, unsealed
+from midstream.engine.checkpoint.metadata import CheckpointMetadata, check_job, decode_metadata, encode_metadata
 from midstream.engine.checkpoint.state_files import SHARED, StateFile
 from midstream.engine.core.errors import StorageError
-from midstream.engine.core.urls import parted
 from midstream.engine.core.interfaces import Storage
+from midstream.engine.core.urls import parted
 
 EPOCHS_KEPT = 64
 """The number of starts of a job that are remembered: a coordinator that sleeps through more loses its last checkpoint."""
@@ -116,6 +116,12 @@ def checkpoint_path(checkpoint_id: int) -> str:
 
 def metadata_path(checkpoint_id: int) -> str:
     return f"{checkpoint_path(checkpoint_id)}/{_METADATA}"
+
+
+def is_metadata_path(path: str) -> bool:
+    """Whether this is the path of a checkpoint's metadata within the directory of its job."""
+    directory, _, name = path.partition("/")
+    return name == _METADATA and _CHECKPOINT.fullmatch(directory) is not None
 
 
 # ---- taking over -----------------------------------------------------------
@@ -282,7 +288,7 @@ def list_checkpoints(storage: Storage, newer_than: int = 0) -> list[Listed]:
 
 
 def _checkpoint_ids(storage: Storage) -> list[int]:
-    return sorted(int(match[1]) for name in storage.list("") if (match := _CHECKPOINT.fullmatch(name)))
+    return sorted(int(match[1]) for name in storage.list("") if (match := _is_metadata_path(name)))
 
 
 def _starts(storage: Storage) -> dict[int, FromFile]:
@@ -456,7 +462,7 @@ def choose(listed: Collection[Listed], which: str, job_name: str | None, storage
 
 def _by_name(listed: Collection[Listed], which: str, job_name: str | None, storage: Storage) -> CheckpointMetadata:
     name = parted(which)[0].rstrip("/").removesuffix("/_metadata").rsplit("/", 1)[-1]
-    match = _CHECKPOINT.fullmatch(name)
+    match = _is_metadata_path(name)
     digits = match[1] if match else name
     if not digits.isascii() or not digits.isdigit():
         raise StorageError(f"{which!r} is not a checkpoint; write latest, a number, or the path of a chk-<number>")
@@ -495,7 +501,7 @@ def split_restore(which: str, root: str) -> tuple[str | None, str]:
     directory, parameters = parted(which)
     directory = directory.rstrip("/").removesuffix("/_metadata")
     name = "latest"
-    if _CHECKPOINT.fullmatch(directory.rpartition("/")[2]):
+    if _is_metadata_path(directory.rpartition("/")[2]):
         directory, _, name = directory.rpartition("/")
         if not directory:
             return None, name
@@ -600,7 +606,7 @@ def clean_up(storage: Storage, epoch: int, listed: Collection[Listed], first: in
     check_epoch(storage, epoch)
     # No mark is needed: this coordinator has recorded which checkpoints count, and these do not.
     _delete(storage, [n for n in _checkpoint_ids(storage) if n < first and n not in complete], ())
-    storage.sweep("", lambda name: _CHECKPOINT.fullmatch(name) is not None)
+    storage.sweep("", lambda name: _is_metadata_path(name) is not None)
     _drop_state_files(storage, epoch, lambda file: file.epoch < epoch, referenced)
     for name in storage.list(_EPOCHS):
         match = _EPOCH.fullmatch(name)

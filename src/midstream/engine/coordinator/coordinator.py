@@ -22,14 +22,21 @@ from midstream.engine.checkpoint.redistribute_state import has_finished
 from midstream.engine.coordinator import events as ev
 from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import Checkpoints
 from midstream.engine.coordinator.checkpoints.cleanup import Cleaning
-from midstream.engine.coordinator.checkpoints.committers import Committers
 from midstream.engine.coordinator.checkpoints.commits import Committing
 from midstream.engine.coordinator.checkpoints.commits_on_slots import SlotsForCommits, commit_slots
+from midstream.engine.coordinator.checkpoints.committers import Committers
 from midstream.engine.coordinator.checkpoints.trigger import trigger_when_due
 from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind, brief
-from midstream.engine.coordinator.notifications import who_hears
-from midstream.engine.coordinator.failover import Failure, Restarts, failure_of, failure_of_user_code, slot_lost, slots_gone
+from midstream.engine.coordinator.failover import (
+    Failure,
+    Restarts,
+    failure_of,
+    failure_of_user_code,
+    slot_lost,
+    slots_gone,
+)
 from midstream.engine.coordinator.job_phase import PHASE_TABLE, Phase, PhaseTurn
+from midstream.engine.coordinator.notifications import who_hears
 from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.coordinator.placement.attempts import Attempts
 from midstream.engine.coordinator.placement.rescale import Rescaling, Stage
@@ -37,10 +44,16 @@ from midstream.engine.coordinator.placement.slots import PYTHON, Slots, other_py
 from midstream.engine.coordinator.placement.split_assignment import Sources
 from midstream.engine.coordinator.requests import status_builder as shown
 from midstream.engine.coordinator.requests.client_requests import Requests
-from midstream.engine.coordinator.requests.savepoints import Savepoints
 from midstream.engine.coordinator.requests.pending_waits import Waiting
+from midstream.engine.coordinator.requests.savepoints import Savepoints
 from midstream.engine.coordinator.restore.distribute import Dealt, Restoring
-from midstream.engine.coordinator.restore.open_directory import HAD_FINISHED, OpenedStorage, check_plan, copies_in, open_checkpoints
+from midstream.engine.coordinator.restore.open_directory import (
+    HAD_FINISHED,
+    OpenedStorage,
+    check_plan,
+    copies_in,
+    open_checkpoints,
+)
 from midstream.engine.core.errors import InvariantError, MidstreamError, StorageError, assert_never
 from midstream.engine.core.interfaces import Done, Failed, Signal, Storage, Supply
 from midstream.engine.protocol import messages as m

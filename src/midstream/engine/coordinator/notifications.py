@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Generic, ParamSpec
 
 if TYPE_CHECKING:
     from midstream.engine.coordinator.checkpoints.pending_checkpoint import Aborted, Completed
-    from midstream.engine.coordinator.failover import Failure
     from midstream.engine.coordinator.coordinator import Coordinator
+    from midstream.engine.coordinator.failover import Failure
     from midstream.engine.coordinator.requests.client_requests import Stop
     from midstream.engine.coordinator.restore.open_directory import OpenedStorage
     from midstream.engine.core.errors import StorageError

@@ -19,8 +19,8 @@ import xxhash
 
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.batches import first_null
-from midstream.engine.core.errors import JobError, SchemaError
 from midstream.engine.core.error_rows import row_text
+from midstream.engine.core.errors import JobError, SchemaError
 
 UInt64s = npt.NDArray[np.uint64]
 

@@ -15,8 +15,8 @@ from typing import Protocol
 
 from midstream.engine.core.elements import CheckpointBarrier, EndOfPartition, Event
 from midstream.engine.core.errors import InvariantError
-from midstream.engine.exchange.input_channel import InputChannel
 from midstream.engine.exchange.batch_lease import LeasedBatch, joined
+from midstream.engine.exchange.input_channel import InputChannel
 from midstream.engine.graph.job_graph import Edge
 
 Arrival = CheckpointBarrier | EndOfPartition

@@ -18,8 +18,8 @@ from midstream.engine.core.elements import decode_event, encode_event
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.core.ids import ChannelId
 from midstream.engine.core.interfaces import DataLink
-from midstream.engine.exchange.input_channel import RemoteChannel
 from midstream.engine.exchange.batch_lease import LeasedBatch
+from midstream.engine.exchange.input_channel import RemoteChannel
 from midstream.engine.exchange.subpartition import Subpartition
 from midstream.engine.exchange.wire import HEADER, FrameKind, header
 

@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from midstream.engine.core.interfaces import Clock, Executor, Ids, Storage, Timer
 from midstream.engine.operators.user_metrics import UserMetrics
-from midstream.engine.state.state_parts import StatePart
 from midstream.engine.state.safe_pickle import OwnCode
+from midstream.engine.state.state_parts import StatePart
 
 
 class Output(Protocol):

@@ -14,9 +14,9 @@ from typing import Any, Final, TypeAlias
 import pyarrow as pa
 
 from midstream.engine.core.batches import first_null
+from midstream.engine.core.error_rows import row_text
 from midstream.engine.core.errors import JobError, SchemaError, text_of
 from midstream.engine.core.key_groups import key_cast, key_type_supported
-from midstream.engine.core.error_rows import row_text
 from midstream.engine.core.python_values import ValueMisfit, kind_of, to_array, to_python
 
 USER_ERRORS: Final = (Exception, SystemExit)

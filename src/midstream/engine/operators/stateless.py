@@ -14,10 +14,11 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.engine.core.batches import canonical_schema, conform, from_polars, single_batch, text_not_utf8, to_polars
-from midstream.engine.core.errors import JobError, MidstreamError, SchemaError
 from midstream.engine.core.error_rows import row_text
+from midstream.engine.core.errors import JobError, MidstreamError, SchemaError
 from midstream.engine.core.python_values import kind_of
 from midstream.engine.operators.base import Operator, OperatorContext, Output
+from midstream.engine.operators.elementwise import check_row_by_row
 from midstream.engine.operators.expressions import (
     EXPRESSION_ERRORS,
     columns_read,
@@ -25,7 +26,6 @@ from midstream.engine.operators.expressions import (
     infer_type,
     is_plain_column,
 )
-from midstream.engine.operators.elementwise import check_row_by_row
 from midstream.engine.operators.row_conversion import (
     USER_ERRORS,
     Row,

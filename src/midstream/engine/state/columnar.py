@@ -15,8 +15,8 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.engine.core.batches import from_polars
-from midstream.engine.core.key_groups import key_groups
 from midstream.engine.core.interfaces import Ids
+from midstream.engine.core.key_groups import key_groups
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk
 
 STAGED_ROWS = 16_384

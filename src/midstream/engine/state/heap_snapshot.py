@@ -20,8 +20,8 @@ from midstream.engine.core.key_groups import key_groups
 from midstream.engine.core.python_values import ValueMisfit, to_array, to_python, zone_of
 from midstream.engine.state.changelog import GONE, Frozen
 from midstream.engine.state.keyed_states import ListState, MapState, State, StateRow
-from midstream.engine.state.state_parts import KEY_GROUP, check_columns
 from midstream.engine.state.safe_pickle import OwnCode, Pickles
+from midstream.engine.state.state_parts import KEY_GROUP, check_columns
 from midstream.engine.state.timers import TimerRow
 
 T = TypeVar("T")

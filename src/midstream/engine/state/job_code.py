@@ -9,8 +9,8 @@ from functools import cache
 from types import FunctionType, ModuleType
 from typing import Any
 
-from midstream.engine.core.site_packages import is_installed
 from midstream.engine.core.job_pickle import JobPickler
+from midstream.engine.core.site_packages import is_installed
 from midstream.engine.state.safe_pickle import OwnCode
 
 _ENGINES = ("midstream", "pyspark")

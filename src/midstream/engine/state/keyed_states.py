@@ -23,11 +23,11 @@ from typing import Any, ClassVar, Generic, Never, TypeVar, cast
 import pyarrow as pa
 
 from midstream.engine.core.errors import JobError, SchemaError, StorageError
-from midstream.engine.core.value_converters import LEAST_DIGIT, ONE_DIGIT
-from midstream.engine.core.schemas import TypeLike, as_type
 from midstream.engine.core.python_values import Form, ValueMisfit, form_of, is_fixed_zone, is_nan
-from midstream.engine.state.declared_state import DeclaredState
+from midstream.engine.core.schemas import TypeLike, as_type
+from midstream.engine.core.value_converters import LEAST_DIGIT, ONE_DIGIT
 from midstream.engine.state.changelog import GONE, EntryLog, Frozen
+from midstream.engine.state.declared_state import DeclaredState
 
 T = TypeVar("T")
 K = TypeVar("K")

@@ -23,8 +23,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from midstream.engine.core.errors import JobError, StorageError
-from midstream.engine.state import pickle_makers
-from midstream.engine.state import pickled_arrays
+from midstream.engine.state import pickle_makers, pickled_arrays
 from midstream.engine.state.pickle_instructions import check_instructions
 
 _MAIN = "__main__"

@@ -18,13 +18,13 @@ import pyarrow as pa
 
 from midstream.engine.core.batches import empty_batch, frame_schema, from_polars, to_polars
 from midstream.engine.core.errors import JobError, SchemaError, StorageError
-from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.core.interfaces import Ids
+from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.state.columnar import Run, StateForm, freeze
 from midstream.engine.state.declared_state import DeclaredState
-from midstream.engine.state.tombstones import Int64s, among, distinct
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk, check_columns
 from midstream.engine.state.table_runs import LAST_TICK, TableRun, codes_of, compacted
+from midstream.engine.state.tombstones import Int64s, among, distinct
 
 PIECES_MAX: Final = 64
 """A frame in more pieces of memory than this is copied into one, since every operation pays for each piece."""

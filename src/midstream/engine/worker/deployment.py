@@ -17,22 +17,22 @@ from midstream.engine.checkpoint.state_files import known_chunks, read_parts
 from midstream.engine.core.config import JobConfig
 from midstream.engine.core.errors import ClusterError, InvariantError
 from midstream.engine.core.ids import ChannelId, TaskId
-from midstream.engine.core.key_groups import key_group_range
 from midstream.engine.core.interfaces import Storage, Transport
+from midstream.engine.core.key_groups import key_group_range
+from midstream.engine.exchange.buffer_pool import BufferPool
 from midstream.engine.exchange.capacity import WINDOW_BUFFERS_MAX, WINDOW_BUFFERS_MIN
+from midstream.engine.exchange.element_queue import QueueTime
 from midstream.engine.exchange.input_channel import InputChannel, LocalChannel, RemoteChannel
 from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.exchange.peer_link import PeerLink
 from midstream.engine.exchange.result_partition import ResultPartition
-from midstream.engine.exchange.buffer_pool import BufferPool
-from midstream.engine.exchange.element_queue import QueueTime
 from midstream.engine.graph.job_graph import Edge, JobGraph
 from midstream.engine.protocol import messages as m
 from midstream.engine.worker.finished_task import FinishedTask
-from midstream.engine.worker.task_operators import RestoredOperators
 from midstream.engine.worker.gate_recovery import GateRecovery
 from midstream.engine.worker.interfaces import TaskSeams
 from midstream.engine.worker.task import Task
+from midstream.engine.worker.task_operators import RestoredOperators
 
 READ_AHEAD_OF_POOL = 4
 """Rows in flight that are read while they are verified stay in memory, up to 1/4 of the pool's size. They are not

@@ -5,9 +5,9 @@ from __future__ import annotations
 import logging
 import traceback
 
+from midstream.engine.core.error_rows import sendable
 from midstream.engine.core.errors import JobError, is_permanent, text_of
 from midstream.engine.core.ids import TaskId
-from midstream.engine.core.error_rows import sendable
 from midstream.engine.core.tracebacks import depends_on_values, kind_and_line
 from midstream.engine.protocol import messages as m
 from midstream.engine.worker.operator_chain import Chain

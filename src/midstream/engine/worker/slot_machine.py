@@ -26,11 +26,11 @@ from midstream.engine.graph.unaligned_edges import overtakable
 from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.live_rows import RowsShown, ShowRows
 from midstream.engine.worker.deployment import Deployment, Loaded, load
-from midstream.engine.worker.slot_commits import SlotCommits
 from midstream.engine.worker.failure_reports import deploy_failed
-from midstream.engine.worker.task_scheduler import Scheduler
 from midstream.engine.worker.interfaces import SlotSeams, TaskSeams
+from midstream.engine.worker.slot_commits import SlotCommits
 from midstream.engine.worker.task import Task
+from midstream.engine.worker.task_scheduler import Scheduler
 
 
 class SlotState(Enum):

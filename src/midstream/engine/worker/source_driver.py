@@ -25,7 +25,14 @@ from midstream.engine.core.errors import DataError, InvariantError
 from midstream.engine.core.interfaces import Done, Failed, Timer
 from midstream.engine.operators.bad_records import TALLY, BadRecords, Tally
 from midstream.engine.operators.base import Splits
-from midstream.engine.operators.source_api import Source, Split, SplitReader, checked_count, checked_read, decoded_splits
+from midstream.engine.operators.source_api import (
+    Source,
+    Split,
+    SplitReader,
+    checked_count,
+    checked_read,
+    decoded_splits,
+)
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart, check_columns
 from midstream.engine.worker.interfaces import TaskSeams
 from midstream.engine.worker.source_rate import SourcePace

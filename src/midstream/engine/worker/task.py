@@ -35,21 +35,21 @@ from midstream.engine.core.interfaces import Done, Failed
 from midstream.engine.core.state_machine import Row, Story, Table, new_story
 from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.exchange.result_partition import ResultPartition
-from midstream.engine.graph.job_graph import JobGraph
 from midstream.engine.graph.idleness import channel_origins, is_bounded
+from midstream.engine.graph.job_graph import JobGraph
 from midstream.engine.operators.base import SnapshotResult
 from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.live_rows import RowsShown, ShowRows
 from midstream.engine.protocol.task_metrics import TaskMetrics
 from midstream.engine.worker.failure_reports import place_of_failure, task_failed
-from midstream.engine.worker.task_input import TaskInput
-from midstream.engine.worker.live_rows import show_next
-from midstream.engine.worker.task_operators import RestoredOperators, TaskOperators
 from midstream.engine.worker.interfaces import TaskSeams
-from midstream.engine.worker.task_snapshots import TaskSnapshots
+from midstream.engine.worker.live_rows import show_next
 from midstream.engine.worker.source_driver import Progress, SourceDriver
 from midstream.engine.worker.task_checkpoints import TaskCheckpoints
+from midstream.engine.worker.task_input import TaskInput
 from midstream.engine.worker.task_metrics import has_dropped, task_metrics
+from midstream.engine.worker.task_operators import RestoredOperators, TaskOperators
+from midstream.engine.worker.task_snapshots import TaskSnapshots
 
 _log = logging.getLogger(__name__)
 

@@ -40,8 +40,8 @@ from midstream.engine.core.elements import CancelCheckpointMarker, CheckpointBar
 from midstream.engine.core.errors import InvariantError, StorageError, assert_never
 from midstream.engine.core.ids import ChannelId
 from midstream.engine.core.interfaces import Done, Failed, Timer
-from midstream.engine.exchange.input_gate import Arrival
 from midstream.engine.exchange.batch_lease import LeasedBatch, release
+from midstream.engine.exchange.input_gate import Arrival
 from midstream.engine.worker.gate_recovery import GateRecovery
 from midstream.engine.worker.interfaces import TaskSeams
 from midstream.engine.worker.task_snapshots import StoredInFlight, TaskSnapshots

@@ -28,13 +28,13 @@ from midstream.engine.core.elements import (
 from midstream.engine.core.errors import InvariantError, assert_never
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Clock
-from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.exchange.batch_lease import LeasedBatch
+from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.graph.idleness import Origin
 from midstream.engine.protocol.task_metrics import InputMetrics
-from midstream.engine.worker.operator_chain import Chain
 from midstream.engine.worker.batch_sizer import Pace
 from midstream.engine.worker.gate_recovery import GateRecovery
+from midstream.engine.worker.operator_chain import Chain
 from midstream.engine.worker.source_rate import FIRST_ROWS
 from midstream.engine.worker.watermark_valve import WatermarkValve
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from midstream.engine.operators.watermarks import TimestampsOperator
 from midstream.engine.protocol.task_metrics import SPLIT_CHARS_MAX, EdgeMetrics, SplitMetrics, TaskMetrics, UserMetric
-from midstream.engine.worker.operator_chain import Chain
 from midstream.engine.worker.gate_recovery import GateRecovery
+from midstream.engine.worker.operator_chain import Chain
 from midstream.engine.worker.source_driver import SourceDriver
 
 if TYPE_CHECKING:

@@ -10,18 +10,18 @@ from functools import partial
 
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.core.ids import TaskId
-from midstream.engine.core.key_groups import key_group_range
 from midstream.engine.core.interfaces import Timer
+from midstream.engine.core.key_groups import key_group_range
 from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.graph.job_graph import Vertex
 from midstream.engine.operators.bad_records import BAD_RECORDS
 from midstream.engine.operators.base import Operator, OperatorContext, Snapshot, SnapshotResult, Splits
 from midstream.engine.protocol import messages as m
 from midstream.engine.state.state_parts import StatePart
-from midstream.engine.worker.operator_chain import NOWHERE, Chain, Edges
-from midstream.engine.worker.task_input import SLICE_S
 from midstream.engine.worker.interfaces import TaskSeams
+from midstream.engine.worker.operator_chain import NOWHERE, Chain, Edges
 from midstream.engine.worker.source_driver import SourceDriver
+from midstream.engine.worker.task_input import SLICE_S
 
 _log = logging.getLogger(__name__)
 

@@ -28,7 +28,9 @@ from midstream.engine.protocol.messages import (
     ToSlot,
     Welcome,
 )
+from midstream.runtime.event_loop import EventLoop
 from midstream.runtime.network.connection import Connection
+from midstream.runtime.network.listener import Listener
 from midstream.runtime.network.message_channel import (
     HEARTBEAT_INTERVAL_S_MAX,
     HEARTBEATS_PER_TIMEOUT,
@@ -36,8 +38,6 @@ from midstream.runtime.network.message_channel import (
     MessageChannel,
     SharedEncoding,
 )
-from midstream.runtime.network.listener import Listener
-from midstream.runtime.event_loop import EventLoop
 from midstream.runtime.network.ports import ANY_PORT, Ports
 from midstream.runtime.network.tls import JobKeys
 

@@ -26,24 +26,24 @@ import msgspec
 from midstream.engine.coordinator import Coordinator
 from midstream.engine.coordinator.events import JobEnded, JobPlan
 from midstream.engine.coordinator.shell import CoordinatorMachine, Shell
-from midstream.engine.core.errors import InvariantError, MidstreamError, StorageError
 from midstream.engine.core.error_rows import printable
+from midstream.engine.core.errors import InvariantError, MidstreamError, StorageError
 from midstream.engine.core.tracebacks import users_part
 from midstream.engine.protocol.handshake import SECRET_BYTES, Identity, Role
 from midstream.engine.protocol.job_status import FailureStatus, JobStatus
 from midstream.engine.protocol.live_rows import GetRows, RowsShown
 from midstream.engine.protocol.messages import FromSlot, GetLogs, Logged, Register, Reply
 from midstream.runtime.driver import job_registry
-from midstream.runtime.process.slot_output import levels_set
-from midstream.runtime.process.descriptors import DRIVER_OWN, PER_SLOT, allow
-from midstream.runtime.driver.job_history import KEEP_EVERY_S, Keeper
 from midstream.runtime.driver.control_server import ClientLine, Lines, Question
-from midstream.runtime.driver.live_rows import OpenLooks
+from midstream.runtime.driver.job_history import KEEP_EVERY_S, Keeper
 from midstream.runtime.driver.job_logs import JobLogs
+from midstream.runtime.driver.live_rows import OpenLooks
 from midstream.runtime.event_loop import EventLoop
+from midstream.runtime.network.tls import keys_for, tls_shown
+from midstream.runtime.process.descriptors import DRIVER_OWN, PER_SLOT, allow
+from midstream.runtime.process.slot_output import levels_set
 from midstream.runtime.slot_provider import SlotLaunch, SlotProvider
 from midstream.runtime.storage.file_storage import FileStorage
-from midstream.runtime.network.tls import keys_for, tls_shown
 
 END_TIMEOUT_S: Final = 6.0
 """How long peers may take to learn of the end before they are cut off."""

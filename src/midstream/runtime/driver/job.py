@@ -14,7 +14,15 @@ from typing import Final
 from midstream.engine.coordinator.events import JobPlan
 from midstream.engine.core.errors import JobError
 from midstream.engine.protocol.job_status import JobStatus
-from midstream.engine.protocol.messages import ClientRequest, DoCheckpoint, DoRescale, DoSavepoint, DoStop, GetStatus, Reply
+from midstream.engine.protocol.messages import (
+    ClientRequest,
+    DoCheckpoint,
+    DoRescale,
+    DoSavepoint,
+    DoStop,
+    GetStatus,
+    Reply,
+)
 from midstream.runtime.driver.driver import Driver, DriverPage
 from midstream.runtime.slot_provider import SlotProvider
 from midstream.runtime.storage.file_storage import absolute

@@ -29,8 +29,8 @@ from midstream.engine.protocol.framing import (
 )
 from midstream.engine.protocol.handshake import Acceptor, Handshake, Refused
 from midstream.runtime.event_loop import READ, WRITE, EventLoop
-from midstream.runtime.network.tls import Tls, TlsSocket, explained, is_final
 from midstream.runtime.network.tcp_stall import Unanswered
+from midstream.runtime.network.tls import Tls, TlsSocket, explained, is_final
 
 PULL_BYTES_MAX: Final = 128 * 2**10
 NOT_SENT_BYTES_MAX: Final = 128 * 2**10

@@ -17,8 +17,8 @@ from collections.abc import Callable, Iterator
 from typing import Final
 
 from midstream.engine.protocol.handshake import NONCE_BYTES, Acceptor, Identity
-from midstream.runtime.network.connection import HANDSHAKE_TIMEOUT_S, Connection, State
 from midstream.runtime.event_loop import READ, EventLoop
+from midstream.runtime.network.connection import HANDSHAKE_TIMEOUT_S, Connection, State
 from midstream.runtime.network.ports import ANY_PORT, Ports, listen
 from midstream.runtime.network.tls import JobKeys, tls_of
 

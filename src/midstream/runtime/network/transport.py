@@ -19,9 +19,9 @@ from midstream.engine.core.errors import ClusterError
 from midstream.engine.core.interfaces import DataLink, LinkEnd, Timer
 from midstream.engine.protocol.framing import DATA_FRAME_BYTES_MAX
 from midstream.engine.protocol.handshake import NONCE_BYTES, Dialer, Identity, Role
+from midstream.runtime.event_loop import EventLoop
 from midstream.runtime.network.connection import HANDSHAKE_TIMEOUT_S, Connection, dial
 from midstream.runtime.network.listener import Listener
-from midstream.runtime.event_loop import EventLoop
 from midstream.runtime.network.ports import ANY_PORT, Ports
 from midstream.runtime.network.tls import JobKeys, tls_of
 

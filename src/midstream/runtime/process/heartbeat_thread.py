@@ -20,8 +20,8 @@ from typing import Final
 from midstream.engine.core.error_rows import sendable
 from midstream.engine.operators.base import Operator
 from midstream.engine.protocol.messages import InCall
-from midstream.runtime.event_loop import EventLoop
 from midstream.engine.worker.task import Task
+from midstream.runtime.event_loop import EventLoop
 
 JOIN_S: Final = 1.0
 _NOT_USERS: Final = (

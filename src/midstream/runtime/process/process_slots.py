@@ -30,11 +30,11 @@ import msgspec
 from midstream.engine.core.errors import ClusterError, MidstreamError
 from midstream.engine.core.interfaces import Supply
 from midstream.engine.protocol.framing import LENGTH, LENGTH_BYTES
-from midstream.runtime.process.slot_output import Capture
 from midstream.runtime.network.ports import ANY_PORT
-from midstream.runtime.slot_provider import OnFailed, OnLeaving, SlotLaunch
-from midstream.runtime.process.thread_limits import ENVIRONMENT
+from midstream.runtime.process.slot_output import Capture
 from midstream.runtime.process.slot_processes import SlotEnd, WatchedSlot, end_all
+from midstream.runtime.process.thread_limits import ENVIRONMENT
+from midstream.runtime.slot_provider import OnFailed, OnLeaving, SlotLaunch
 
 KILL_WAIT_S: Final = 5.0
 ORPHAN_WAIT_S: Final = 5.0

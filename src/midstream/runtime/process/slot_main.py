@@ -41,24 +41,24 @@ from midstream.engine.protocol.messages import (
     ToSlot,
     Welcome,
 )
-from midstream.runtime.process.slot_output import Capture
+from midstream.engine.worker.interfaces import SlotSeams
+from midstream.runtime.event_loop import EventLoop
 from midstream.runtime.network.connection import Connection, dial
 from midstream.runtime.network.message_channel import RECEIVE_BUFFER_BYTES, MessageChannel
-from midstream.runtime.process.descriptors import SLOT_DESCRIPTORS, allow
-from midstream.runtime.random_ids import RandomIds
-from midstream.runtime.event_loop import EventLoop
-from midstream.runtime.process.slot_memory import keep_freed_memory, memory_limit
-from midstream.runtime.process.unpacked_modules import UnpackedModules
-from midstream.runtime.slot_provider import SlotLaunch
-from midstream.runtime.storage.file_storage import FileStorage
-from midstream.runtime.process.thread_limits import limit_threads
 from midstream.runtime.network.tls import tls_of
 from midstream.runtime.network.transport import DIAL_TIMEOUT_S, REDIAL_S, TcpTransport
-from midstream.engine.worker.interfaces import SlotSeams
+from midstream.runtime.process.descriptors import SLOT_DESCRIPTORS, allow
+from midstream.runtime.process.slot_memory import keep_freed_memory, memory_limit
+from midstream.runtime.process.slot_output import Capture
+from midstream.runtime.process.thread_limits import limit_threads
+from midstream.runtime.process.unpacked_modules import UnpackedModules
+from midstream.runtime.random_ids import RandomIds
+from midstream.runtime.slot_provider import SlotLaunch
+from midstream.runtime.storage.file_storage import FileStorage
 
 if TYPE_CHECKING:
-    from midstream.runtime.process.heartbeat_thread import Beating
     from midstream.engine.worker.slot_machine import SlotMachine
+    from midstream.runtime.process.heartbeat_thread import Beating
 
 WELCOME_TIMEOUT_S: Final = 30.0
 LOG_BYTES_MAX: Final = 2**20
@@ -84,7 +84,9 @@ class _SlotProcess:
     def __init__(self, launch: SlotLaunch, capture: Capture | None) -> None:
         import psutil
 
-        from midstream.engine.worker.slot_machine import SlotMachine  # before the slot registers, since it takes a while
+        from midstream.engine.worker.slot_machine import (
+            SlotMachine,  # before the slot registers, since it takes a while
+        )
 
         self._make_machine = SlotMachine
         self._capture = capture
@@ -211,7 +213,9 @@ class _SlotProcess:
         )
         self._machine.handle(welcome)
         self._channel.share()
-        from midstream.runtime.process.heartbeat_thread import Beating  # after the threads of the libraries that it imports are limited
+        from midstream.runtime.process.heartbeat_thread import (
+            Beating,  # after the threads of the libraries that it imports are limited
+        )
 
         self._beating = Beating(self._loop, welcome.heartbeat_interval_s, self._channel.send_aside)
         if self._capture is not None:

@@ -1,7 +1,7 @@
 """The memory of a slot process: its limit, and what its allocator keeps of freed memory.
 
 Batches and numpy's temporaries are megabytes that live for milliseconds. By default glibc returns such memory to the
-kernel at once and gets it back page by page, which took about a seventh of the processor time of `midstream bench
+kernel at once and gets it back page by page, which took about a seventh of the processor time of `python -m midstream_lab bench
 window`.
 """
 

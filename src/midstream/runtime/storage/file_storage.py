@@ -27,9 +27,15 @@ from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from midstream.engine.core.errors import ConfigError, StorageError
-from midstream.engine.core.local_paths import absolute_path
 from midstream.engine.core.interfaces import Storage
-from midstream.runtime.storage.exclusive_create import RIGHTS, STORES, ConditionalWrites, check_installed, without_secrets
+from midstream.engine.core.local_paths import absolute_path
+from midstream.runtime.storage.exclusive_create import (
+    RIGHTS,
+    STORES,
+    ConditionalWrites,
+    check_installed,
+    without_secrets,
+)
 
 TEMPORARY: Final = ".tmp-"
 """The prefix of files that were never finished; `list` does not show them."""

@@ -14,17 +14,17 @@ from typing import BinaryIO, Final
 
 import msgspec
 
+from midstream.engine.core.error_rows import counted
 from midstream.engine.core.errors import ClusterError
 from midstream.engine.core.job_pickle import pickled
-from midstream.engine.core.error_rows import counted
 from midstream.inprocess.own_modules import by_value, own_modules
 from midstream.simulation.garbage_collection import collect, collecting_rarely
 from midstream.testing.simulation.causes import Cause, Diagnosis, all_clues, diagnose
 from midstream.testing.simulation.code_hints import Clue, Habit
-from midstream.testing.simulation.simulated_job import SimulatedJob
-from midstream.testing.simulation.output_compare import Contract
-from midstream.testing.simulation.simulated_run import Ran, run_job
 from midstream.testing.simulation.job_scenario import REFERENCE, JobScenario, draw
+from midstream.testing.simulation.output_compare import Contract
+from midstream.testing.simulation.simulated_job import SimulatedJob
+from midstream.testing.simulation.simulated_run import Ran, run_job
 from midstream.testing.simulation.verdict import DIFFERS, EFFECT, ENGINE, FAILS, LONG, Small, Verdict, judge, shrink
 
 LINE_BYTES_MAX: Final = 1 << 20

@@ -17,10 +17,10 @@ from midstream.engine.graph.logical_graph import LogicalGraph, Node
 from midstream.engine.operators.watermarks import TimestampsOperator
 from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.testing.simulation.code_hints import MISTAKES, UNDECLARED, Clue, Habit, clues_of
-from midstream.testing.simulation.simulated_job import TAP, Place, SimulatedJob, place_of
-from midstream.testing.simulation.output_compare import Contract, differences
-from midstream.testing.simulation.simulated_run import Ran, run_job
 from midstream.testing.simulation.job_scenario import REFERENCE, Cuts, JobScenario, Outer, draw, only
+from midstream.testing.simulation.output_compare import Contract, differences
+from midstream.testing.simulation.simulated_job import TAP, Place, SimulatedJob, place_of
+from midstream.testing.simulation.simulated_run import Ran, run_job
 from midstream.testing.simulation.verdict import compared, reference_of
 
 TRIES: Final = {"clock": 4, "random": 2, "hash": 2, "width": 12, "cuts": 12, "order": 12, "failures": 60}

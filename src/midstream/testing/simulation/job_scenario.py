@@ -8,7 +8,7 @@ from random import Random
 from typing import Final
 
 from midstream.engine.core.error_rows import counted
-from midstream_lab.scenarios.scenario import IN_FLIGHT, RECOVERING, Fault
+from midstream.simulation.fault_kinds import IN_FLIGHT, RECOVERING, Fault
 from midstream.simulation.world import Tempo
 
 ALL_ROWS: Final = 1 << 20

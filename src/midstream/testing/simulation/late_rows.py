@@ -17,8 +17,8 @@ import pyarrow as pa
 from midstream.engine.graph.logical_graph import Input, LogicalGraph
 from midstream.engine.operators.base import Operator, OperatorContext, Output
 from midstream.engine.operators.windows.windows import LATE
-from midstream.testing.simulation.simulated_job import SimulatedJob
 from midstream.testing.simulation.output_compare import rows_of
+from midstream.testing.simulation.simulated_job import SimulatedJob
 
 
 class LateGate(Operator):

@@ -18,15 +18,15 @@ from midstream.engine.core.job_pickle import ApartUnpickler, JobPickler
 from midstream.engine.graph.graph_builder import assign_uids, build_job_graph
 from midstream.engine.graph.job_graph import JobGraph
 from midstream.engine.graph.logical_graph import Input, LogicalGraph, Node
-from midstream.inprocess.own_modules import by_value, own_modules, user_code
-from midstream.engine.operators.windows.window_aggregation import Reduction
 from midstream.engine.operators.sink_api import Sink, SinkWriter, WriterContext
 from midstream.engine.operators.sink_operator import SinkOperator
-from midstream.engine.operators.windows.sliding_windows import SlidingWindowOperator
 from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
+from midstream.engine.operators.windows.sliding_windows import SlidingWindowOperator
+from midstream.engine.operators.windows.window_aggregation import Reduction
 from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.engine.operators.windows.windows import LATE
 from midstream.engine.state.job_code import own_code
+from midstream.inprocess.own_modules import by_value, own_modules, user_code
 from midstream.testing.inputs import as_batch
 from midstream.testing.simulation.surroundings import by_name
 

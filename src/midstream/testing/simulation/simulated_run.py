@@ -18,6 +18,7 @@ import msgspec
 import pyarrow as pa
 
 from midstream.engine.checkpoint.metadata import decode_metadata
+from midstream.engine.checkpoint.store import is_metadata_path
 from midstream.engine.coordinator import Coordinator
 from midstream.engine.coordinator.events import JobEnded, JobPlan
 from midstream.engine.coordinator.placement import dropped_rows
@@ -30,22 +31,20 @@ from midstream.engine.operators.sink_api import SinkWriter, WriterContext
 from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Split, SplitReader
 from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.messages import ClientRequest, DoSavepoint, DoStop, Reply
-from midstream.simulation.chunk_sizes import are_small, small_sizes
+from midstream.simulation.chunk_sizes import are_small, least_buffers, small_sizes
 from midstream.simulation.cluster import Cluster, Driver
 from midstream.simulation.disk import Disk, Folder
+from midstream.simulation.failure_causes import Reasons
 from midstream.simulation.faults import strike
 from midstream.simulation.ledger_sink import LedgerSink
 from midstream.simulation.network import SIM, Network
-from midstream_lab.checkers.checkpoint_checker import CHECKPOINT
-from midstream.simulation.failure_causes import Reasons
-from midstream.simulation.recoveries import Recoveries
 from midstream.simulation.recorded_rows import SOURCE_IDS, SPLIT_IDS, Outside, SimSource, Staged
-from midstream_lab.run import least_buffers
+from midstream.simulation.recoveries import Recoveries
 from midstream.simulation.slot_ledger_sink import Calls
 from midstream.simulation.trace import Kind, Trace, following_elements
 from midstream.simulation.world import World
-from midstream.testing.simulation.simulated_job import Recorded, SimulatedJob, Unpickler
 from midstream.testing.simulation.job_scenario import JobScenario
+from midstream.testing.simulation.simulated_job import Recorded, SimulatedJob, Unpickler
 from midstream.testing.simulation.surroundings import Effect, Surroundings, set_function_state, surroundings
 
 ROOT: Final = "sim://checkpoints"
@@ -483,7 +482,7 @@ class _Run:
         return self._plan(job_id, parallelism, restore)
 
     def _written(self, path: str, data: bytes) -> None:
-        if CHECKPOINT.fullmatch(path):
+        if is_metadata_path(path):
             self.recoveries.completed(ROOT, decode_metadata(data, path), self.cluster.live_slots)
 
     # ---- the result

@@ -8,11 +8,11 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from midstream.engine.core.error_rows import counted
-from midstream.testing.simulation.simulated_job import Place, SimulatedJob
+from midstream.testing.simulation.job_scenario import REFERENCE, SIDES, Cuts, JobScenario, Width, without
 from midstream.testing.simulation.late_rows import held_late
 from midstream.testing.simulation.output_compare import Contract, Difference, differences, rows_of
+from midstream.testing.simulation.simulated_job import Place, SimulatedJob
 from midstream.testing.simulation.simulated_run import Ran, run_job
-from midstream.testing.simulation.job_scenario import REFERENCE, SIDES, Cuts, JobScenario, Width, without
 from midstream.testing.simulation.surroundings import Effect
 
 SHRINK_TRIES_MAX: Final = 60

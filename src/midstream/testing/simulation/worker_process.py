@@ -15,9 +15,9 @@ import msgspec
 from midstream.runtime.process.thread_limits import limit_threads
 from midstream.simulation.garbage_collection import collect, collecting_rarely
 from midstream.testing.simulation.campaign import PROBE, Campaign, finished
+from midstream.testing.simulation.job_scenario import REFERENCE
 from midstream.testing.simulation.simulated_job import SimulatedJob
 from midstream.testing.simulation.simulated_run import Ran
-from midstream.testing.simulation.job_scenario import REFERENCE
 
 PART_BYTES_MAX = 1 << 31
 

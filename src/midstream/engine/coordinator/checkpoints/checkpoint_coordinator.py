@@ -26,6 +26,7 @@ from midstream.engine.checkpoint.store import (
     publish,
     split_retained,
 )
+from midstream.engine.coordinator.checkpoints.checkpoint_history import CheckpointHistory, phases_of
 from midstream.engine.coordinator.checkpoints.cleanup import Cleaning
 from midstream.engine.coordinator.checkpoints.commits import Committing
 from midstream.engine.coordinator.checkpoints.metadata_builder import (
@@ -35,8 +36,6 @@ from midstream.engine.coordinator.checkpoints.metadata_builder import (
     operator_states,
     refusal,
 )
-from midstream.engine.coordinator.checkpoints.schedule import Due
-from midstream.engine.coordinator.checkpoints.checkpoint_history import CheckpointHistory, phases_of
 from midstream.engine.coordinator.checkpoints.pending_checkpoint import (
     CHECKPOINT_TABLE,
     Aborted,
@@ -45,6 +44,7 @@ from midstream.engine.coordinator.checkpoints.pending_checkpoint import (
     Pending,
     Progress,
 )
+from midstream.engine.coordinator.checkpoints.schedule import Due
 from midstream.engine.coordinator.checkpoints.state_sizes import StateSizes
 from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.engine.coordinator.events import JobPlan
@@ -53,8 +53,8 @@ from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.coordinator.restore.open_directory import OpenedStorage
 from midstream.engine.core.errors import InvariantError, StorageError
 from midstream.engine.core.ids import TaskId
-from midstream.engine.core.urls import below
 from midstream.engine.core.interfaces import Done, Failed, Storage
+from midstream.engine.core.urls import below
 from midstream.engine.protocol.job_status import CheckpointStatus
 from midstream.engine.protocol.messages import CheckpointAborted, CheckpointAck, CheckpointDecline, TriggerCheckpoint
 

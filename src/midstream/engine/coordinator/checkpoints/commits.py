@@ -15,9 +15,9 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from midstream.engine.checkpoint.metadata import Committables, names_of
+from midstream.engine.coordinator.checkpoints.commits_on_slots import Lanes, SlotsForCommits, Work, lanes_of
 from midstream.engine.coordinator.checkpoints.committers import Committers
 from midstream.engine.coordinator.checkpoints.metadata_builder import merged
-from midstream.engine.coordinator.checkpoints.commits_on_slots import Lanes, SlotsForCommits, Work, lanes_of
 from midstream.engine.coordinator.checkpoints.pending_checkpoint import Completed
 from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.engine.coordinator.events import JobPlan

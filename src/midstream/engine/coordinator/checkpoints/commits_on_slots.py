@@ -20,8 +20,8 @@ from midstream.engine.operators.sink_api import Sink
 from midstream.engine.protocol import messages as m
 
 if TYPE_CHECKING:
-    from midstream.engine.coordinator.events import JobPlan
     from midstream.engine.coordinator.coordinator import Coordinator
+    from midstream.engine.coordinator.events import JobPlan
 
 AT_ONCE_MAX: Final = 8
 """The number of lanes that run on one slot at a time; it is limited because I/O threads also store checkpoints."""

@@ -14,8 +14,8 @@ from typing import TypeAlias
 
 import msgspec
 
-from midstream.engine.checkpoint.redistribute_state import assign_state
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, SourcePosition
+from midstream.engine.checkpoint.redistribute_state import assign_state
 from midstream.engine.coordinator.effects import Effects, IoKind
 from midstream.engine.coordinator.events import JobPlan
 from midstream.engine.core.ids import TaskId

@@ -9,8 +9,8 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from midstream.engine.checkpoint.redistribute_state import assign_state
 from midstream.engine.checkpoint.metadata import CheckpointMetadata
+from midstream.engine.checkpoint.redistribute_state import assign_state
 from midstream.engine.checkpoint.savepoint import copy_in
 from midstream.engine.checkpoint.store import (
     Begun,

@@ -13,8 +13,8 @@ from midstream.engine.operators.base import OperatorContext, Output, Snapshot, S
 from midstream.engine.operators.functions.batch_functions import BatchContext, BatchFunctionOperator, CoBatchFunction
 from midstream.engine.operators.functions.function_operator import Port
 from midstream.engine.operators.windows.fired_upto import Progress
-from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
 from midstream.engine.state.join_index import Timeline
+from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
 
 PROGRESS: Final = "progress"
 _FURTHEST_US: Final = 2**62

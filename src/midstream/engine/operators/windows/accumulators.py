@@ -9,11 +9,11 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.engine.core.errors import MidstreamError, SchemaError
-from midstream.engine.core.schemas import as_type
 from midstream.engine.core.python_values import form_of, to_array, to_python
-from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, Columns
+from midstream.engine.core.schemas import as_type
 from midstream.engine.operators.expressions import empty_frame
 from midstream.engine.operators.row_conversion import USER_ERRORS, copied, user_error
+from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, Columns
 from midstream.engine.state.safe_pickle import OwnCode, Pickles
 
 T = TypeVar("T")

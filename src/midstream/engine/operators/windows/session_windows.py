@@ -19,11 +19,19 @@ import polars as pl
 import pyarrow as pa
 
 from midstream.engine.core.batches import to_polars
-from midstream.engine.operators.windows.window_combiner import COUNT, WindowCombiner
 from midstream.engine.operators.event_time_column import Int64s
 from midstream.engine.operators.windows.dense_groupby import NO_FOLDS, Fold
 from midstream.engine.operators.windows.window_aggregation import Reduction
-from midstream.engine.operators.windows.window_operator import END, START, Firing, WindowOperator, clamp, native_units, room_for
+from midstream.engine.operators.windows.window_combiner import COUNT, WindowCombiner
+from midstream.engine.operators.windows.window_operator import (
+    END,
+    START,
+    Firing,
+    WindowOperator,
+    clamp,
+    native_units,
+    room_for,
+)
 from midstream.engine.operators.windows.window_specs import Session
 from midstream.engine.state.columnar import freeze
 from midstream.engine.state.session_index import PartIndex

@@ -19,12 +19,21 @@ import pyarrow as pa
 
 from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.core.errors import StorageError
-from midstream.engine.operators.windows import window_operator as window_base
-from midstream.engine.operators.windows.window_combiner import COUNT, WindowCombiner
 from midstream.engine.operators.event_time_column import Int64s
+from midstream.engine.operators.windows import window_operator as window_base
 from midstream.engine.operators.windows.dense_groupby import NO_FOLDS, Fold
 from midstream.engine.operators.windows.window_aggregation import Reduction
-from midstream.engine.operators.windows.window_operator import END, START, Firing, Piece, WindowOperator, clamp, native_units, room_for
+from midstream.engine.operators.windows.window_combiner import COUNT, WindowCombiner
+from midstream.engine.operators.windows.window_operator import (
+    END,
+    START,
+    Firing,
+    Piece,
+    WindowOperator,
+    clamp,
+    native_units,
+    room_for,
+)
 from midstream.engine.operators.windows.window_specs import Sliding
 from midstream.engine.state.columnar import Ordered, PartLog, freeze
 from midstream.engine.state.state_parts import Chunk

@@ -10,13 +10,13 @@ import pyarrow as pa
 
 from midstream.engine.core.batches import canonical_schema, frame_schema
 from midstream.engine.core.errors import ConfigError, JobError, MidstreamError, SchemaError
-from midstream.engine.operators.windows.accumulators import AccumulatorAggregate
-from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, AnyAggregate, Columns, folds_of
+from midstream.engine.operators.elementwise import check_of_many_rows, check_row_by_row
 from midstream.engine.operators.event_time_column import EventTime
 from midstream.engine.operators.expressions import EXPRESSION_ERRORS, empty_frame
-from midstream.engine.operators.windows.dense_groupby import NO_FOLDS, Fold, fold
-from midstream.engine.operators.elementwise import check_of_many_rows, check_row_by_row
 from midstream.engine.operators.row_conversion import require_columns, require_keys, user_error
+from midstream.engine.operators.windows.accumulators import AccumulatorAggregate
+from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, AnyAggregate, Columns, folds_of
+from midstream.engine.operators.windows.dense_groupby import NO_FOLDS, Fold, fold
 from midstream.engine.operators.windows.window_specs import WINDOW_END, WINDOW_START
 from midstream.engine.state.safe_pickle import OwnCode, Pickles
 

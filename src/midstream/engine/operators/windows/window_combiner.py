@@ -15,9 +15,9 @@ import pyarrow as pa
 
 from midstream.engine.core.batches import from_polars, to_polars
 from midstream.engine.operators.event_time_column import Int64s
+from midstream.engine.operators.row_conversion import check_keys
 from midstream.engine.operators.windows.dense_groupby import Fold
 from midstream.engine.operators.windows.window_aggregation import Reduction
-from midstream.engine.operators.row_conversion import check_keys
 
 ROWS: Final = "__rows"
 """The column with the number of rows that a part stands for."""

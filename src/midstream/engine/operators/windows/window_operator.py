@@ -17,11 +17,11 @@ from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.errors import ConfigError, InvariantError, JobError
 from midstream.engine.core.key_groups import key_groups
 from midstream.engine.operators.base import KEY, Combiner, Operator, OperatorContext, Output, Snapshot, SnapshotResult
-from midstream.engine.operators.windows.window_combiner import ROWS, WindowCombiner
 from midstream.engine.operators.event_time_column import EventTime, Int64s
+from midstream.engine.operators.row_conversion import check_keys, fields_text
 from midstream.engine.operators.windows.fired_upto import Progress
 from midstream.engine.operators.windows.window_aggregation import Reduction
-from midstream.engine.operators.row_conversion import check_keys, fields_text
+from midstream.engine.operators.windows.window_combiner import ROWS, WindowCombiner
 from midstream.engine.operators.windows.window_specs import LATE, WINDOW_END, WINDOW_START, Window
 from midstream.engine.state.columnar import Ordered, StateForm, by_group
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart, check_columns

@@ -8,9 +8,9 @@ import pyarrow as pa
 
 from midstream.engine.core.config import Duration, duration_us
 from midstream.engine.operators.windows.aggregates import AnyAggregate
-from midstream.engine.operators.windows.window_aggregation import Reduction
 from midstream.engine.operators.windows.session_windows import SessionWindowOperator
 from midstream.engine.operators.windows.sliding_windows import SlidingWindowOperator
+from midstream.engine.operators.windows.window_aggregation import Reduction
 from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.engine.operators.windows.window_specs import (
     LATE,

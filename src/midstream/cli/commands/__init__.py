@@ -1,0 +1,1 @@
+"""The commands, one file each; `cli.main` declares their parameters."""

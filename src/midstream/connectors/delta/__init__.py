@@ -1,0 +1,1 @@
+"""Delta tables; the extra `midstream[delta]`. Begin with `delta_sink`."""

@@ -1,0 +1,1 @@
+"""Rows that a program holds, generates, collects or prints."""

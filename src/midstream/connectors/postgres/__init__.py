@@ -1,0 +1,1 @@
+"""PostgreSQL tables; the extra `midstream[postgres]`. Begin with `postgres_sink`."""

@@ -1,0 +1,1 @@
+"""Files of checkpoints and sinks, on local disks and in object stores."""
