@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
 TOPOLOGIES = (*SHAPES, *COMBINED, "random")
 PARALLELISM_MAX = 64
+ALL = Filters()
 JOBS_MAX = 1024
 
 
@@ -118,7 +119,7 @@ def simulate(
     return Simulated(data, "\n".join(lines), ok=summary.failures == 0)
 
 
-def replay(seed: int, filters: Filters = Filters(), **scenarios: Unpack[Scenarios]) -> Simulated:
+def replay(seed: int, filters: Filters = ALL, **scenarios: Unpack[Scenarios]) -> Simulated:
     """Run one seed again and show all its events, or those that pass the filters.
 
     In the trace, channels read `e1:0>2`, checkpoints `chk 3`, tasks `v1/0`.

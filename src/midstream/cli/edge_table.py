@@ -56,7 +56,7 @@ def held_back_lines(status: JobStatus) -> list[str]:
         subtask = f", subtask {held.subtask}" if parallelism[held.vertex] > 1 else ""
         split = f", split {held.split}" if held.split else ""
         if held.behind_us is not None:
-            how = f"{text.span(held.behind_us / 1e6)} behind the most advanced"
+            how = f"{formatting.span(held.behind_us / 1e6)} behind the most advanced"
         else:
             how = f"no {'row' if held.split else 'watermark'} of it has arrived"
         line = f"event time of {vertex.name} is held back by {held.name}{subtask}{split}: {how}"

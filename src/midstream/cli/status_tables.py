@@ -85,7 +85,7 @@ class Headline:
         recovered = recovered_share(status.vertices)
         if recovered is not None:
             rest.append(f"  recovering {_percent(recovered)}", style="not bold yellow")
-        rest.append(f"  {text.span(max(0, status.now_ms - status.started_ms) / 1e3)}", style="not bold")
+        rest.append(f"  {formatting.span(max(0, status.now_ms - status.started_ms) / 1e3)}", style="not bold")
         rest.append(f"  slots {status.slots}/{status.slots_needed}", style="not bold")
         rest.append(f"  {status.job_id}", style="not bold dim")
         line = _shortened(status.name, options.max_width - rest.cell_len)
@@ -153,9 +153,9 @@ def operator_table(status: JobStatus, rates: Rates | None, wide: bool, lines_max
         if vertex is slow and len(vertex.operators) > 1 and operator.work is not None and operator.work > MOST:
             said.append(f"  {share(operator.work).strip()} of the work", style="bold yellow")
         if operator.late_rows:
-            said.append(f"  {text.rows(operator.late_rows)} late rows dropped", style="bold yellow")
+            said.append(f"  {formatting.rows(operator.late_rows)} late rows dropped", style="bold yellow")
         if operator.bad_records:
-            said.append(f"  {text.rows(operator.bad_records)} bad records dropped", style="bold yellow")
+            said.append(f"  {formatting.rows(operator.bad_records)} bad records dropped", style="bold yellow")
         counts = (operator.rows_in, operator.rows_out) if wide else (rows_handled(operator),)
         cells: list[RenderableType] = [_Name(names[operator.uid], first, said), str(operator.parallelism)]
         cells += [formatting.rows(count) if count else "" for count in counts]
@@ -298,11 +298,11 @@ def facts(status: JobStatus, tells_failures: bool) -> list[Text]:
     """Return what happened to the job, one line per fact if there is room."""
     facts = _checkpoints(status)
     if status.restored_from:
-        facts.append(Text(f"restored from {text.printable(status.restored_from)}", style="dim"))
+        facts.append(Text(f"restored from {formatting.printable(status.restored_from)}", style="dim"))
     if any(status.slot_memory_bytes):
         facts.append(Text(f"slot memory {', '.join(_slot_sizes(status))}", style="dim"))
     if status.tls != "off":
-        own = "" if status.tls == "on" else f", with the certificate in {text.printable(status.tls)}"
+        own = "" if status.tls == "on" else f", with the certificate in {formatting.printable(status.tls)}"
         facts.append(Text(f"connections are encrypted by TLS{own}", style="dim"))
     if status.restarts or status.failures:
         line = Text(f"restarts {status.restarts}", style="yellow")
@@ -319,7 +319,7 @@ def facts(status: JobStatus, tells_failures: bool) -> list[Text]:
     facts += [Text(line, style="yellow") for line in held_back_lines(status)]
     facts += [Text(formatting.printable(wait.sentence), style="yellow") for wait in status.waiting]
     facts += [
-        Text(f"warning: {text.printable(warning)}", style="yellow") for warning in status.warnings[-WARNINGS_MAX:]
+        Text(f"warning: {formatting.printable(warning)}", style="yellow") for warning in status.warnings[-WARNINGS_MAX:]
     ]
     return facts
 
@@ -329,10 +329,12 @@ def _user_metrics(status: JobStatus) -> list[Text]:
     names = names_shown(status)
     lines = []
     for operator in [operator for vertex in status.vertices for operator in vertex.operators]:
-        shown = [f"{name} {text.figure(value)}" for name, value in operator.counters.items()]
+        shown = [f"{name} {formatting.figure(value)}" for name, value in operator.counters.items()]
         for name, gauge in operator.gauges.items():
-            spread = "" if gauge.min == gauge.max else f" ({text.figure(gauge.min)} to {text.figure(gauge.max)})"
-            shown.append(f"{name} {text.figure(gauge.sum)}{spread}")
+            spread = (
+                "" if gauge.min == gauge.max else f" ({formatting.figure(gauge.min)} to {formatting.figure(gauge.max)})"
+            )
+            shown.append(f"{name} {formatting.figure(gauge.sum)}{spread}")
         if shown:
             more = len(shown) - USER_METRICS_MAX
             shown = shown[:USER_METRICS_MAX] + ([f"{more} more (--json)"] if more > 0 else [])
@@ -350,7 +352,7 @@ def _slot_sizes(status: JobStatus) -> list[str]:
     if len(sizes) != len(status.slot_pids):
         return sizes
     are_apart = len(set(status.slot_hosts)) > 1 and len(status.slot_hosts) == len(sizes)
-    hosts = [f" on {text.printable(host)}" for host in status.slot_hosts] if are_apart else [""] * len(sizes)
+    hosts = [f" on {formatting.printable(host)}" for host in status.slot_hosts] if are_apart else [""] * len(sizes)
     return [f"{size} (process {pid}{host})" for size, pid, host in zip(sizes, status.slot_pids, hosts, strict=True)]
 
 
@@ -365,19 +367,21 @@ def _checkpoints(status: JobStatus) -> list[Text]:
     if last is not None:
         line.append("; last: ", style="dim")
         line.append(checkpoint_line(last), style="not dim")
-        line.append(f", {text.span(max(0, status.now_ms - last.created_ms) / 1e3)} ago", style="not dim")
+        line.append(f", {formatting.span(max(0, status.now_ms - last.created_ms) / 1e3)} ago", style="not dim")
     holding = [each for vertex in status.vertices for each in vertex.operators if each.state_bytes]
     if holding:
         largest = max(holding, key=lambda each: each.state_bytes)
-        line.append(f"; state {text.size(sum(each.state_bytes for each in holding))}", style="not dim")
+        line.append(f"; state {formatting.size(sum(each.state_bytes for each in holding))}", style="not dim")
         most = " most" if len(holding) > 1 else ""
-        line.append(f",{most} in {text.printable(largest.name)} ({text.rows(largest.state_rows)} rows)", style="dim")
-    line.append(f"  in {text.printable(status.checkpoint_dir)}", style="dim")
+        line.append(
+            f",{most} in {formatting.printable(largest.name)} ({formatting.rows(largest.state_rows)} rows)", style="dim"
+        )
+    line.append(f"  in {formatting.printable(status.checkpoint_dir)}", style="dim")
     slow = [one for one in status.checkpoints if one.state == "in_progress" and one.duration_ms >= SLOW_MS]
     return [
         line,
         *(
-            Text(f"checkpoint {one.id} has been in progress for {text.span(one.duration_ms / 1e3)}", "yellow")
+            Text(f"checkpoint {one.id} has been in progress for {formatting.span(one.duration_ms / 1e3)}", "yellow")
             for one in slow
         ),
     ]
@@ -387,12 +391,12 @@ def checkpoint_line(checkpoint: CheckpointStatus) -> str:
     """Format a checkpoint, such as `3 (120 ms, 1.2 MiB)`, or why there is none."""
     if checkpoint.state == "completed":
         took = formatting.span(checkpoint.duration_ms / 1e3)
-        in_flight = f", {text.size(checkpoint.in_flight_bytes)} in flight" if checkpoint.in_flight_bytes else ""
+        in_flight = f", {formatting.size(checkpoint.in_flight_bytes)} in flight" if checkpoint.in_flight_bytes else ""
         waited = checkpoint.alignment_ms >= ALIGNMENT_MS
-        aligned = f", aligned in {text.span(checkpoint.alignment_ms / 1e3)}" if waited else ""
-        return f"{checkpoint.id} ({took}, {text.size(checkpoint.state_bytes)}{in_flight}{aligned})"
+        aligned = f", aligned in {formatting.span(checkpoint.alignment_ms / 1e3)}" if waited else ""
+        return f"{checkpoint.id} ({took}, {formatting.size(checkpoint.state_bytes)}{in_flight}{aligned})"
     state = checkpoint.state.replace("_", " ")
-    reason = f": {text.printable(checkpoint.reason)}" if checkpoint.reason else ""
+    reason = f": {formatting.printable(checkpoint.reason)}" if checkpoint.reason else ""
     return f"{checkpoint.id} {state}{reason}"
 
 
@@ -421,7 +425,11 @@ def jobs_table(statuses: Sequence[JobStatus]) -> RenderableType:
 def _history(status: JobStatus) -> str:
     said = [_counted(status.checkpoints_completed, "checkpoint")] if status.checkpoint_dir else []
     said += [_counted(status.restarts, "restart")] if status.restarts or not said else []
-    place = f" in {text.printable(status.checkpoint_dir)}" if status.checkpoint_dir else ", and no checkpoint directory"
+    place = (
+        f" in {formatting.printable(status.checkpoint_dir)}"
+        if status.checkpoint_dir
+        else ", and no checkpoint directory"
+    )
     return " and ".join(reversed(said)) + place
 
 
@@ -442,25 +450,27 @@ def _ends(status: JobStatus) -> list[OperatorStatus]:
 
 def progress_line(status: JobStatus, rates: Rates) -> str:
     """Return the status in one line, for logs and pipes."""
-    parts = [f"{text.clock(status.now_ms)} {text.printable(status.name)} {status.state}"]
+    parts = [f"{formatting.clock(status.now_ms)} {formatting.printable(status.name)} {status.state}"]
     names = names_shown(status)
     for operator in _ends(status):
         if operator.rows_in or operator.rows_out:
             rate = rates.rows_per_s(operator.uid)
-            speed = "" if rate is None else f" ({text.short(rate)}/s)"
-            parts.append(f"{text.printable(names[operator.uid])} {text.rows(rows_handled(operator))} rows{speed}")
+            speed = "" if rate is None else f" ({formatting.short(rate)}/s)"
+            parts.append(
+                f"{formatting.printable(names[operator.uid])} {formatting.rows(rows_handled(operator))} rows{speed}"
+            )
     recovered = recovered_share(status.vertices)
     if recovered is not None:
         parts.append(f"recovering {_percent(recovered)}")
     marks = [v.watermark_us for v in status.vertices if v.watermark_us is not None]
     if marks:
-        parts.append(f"watermark {text.watermark(min(marks))}")
+        parts.append(f"watermark {formatting.watermark(min(marks))}")
     late_rows = sum(operator.late_rows for vertex in status.vertices for operator in vertex.operators)
     if late_rows:
-        parts.append(f"dropped {text.rows(late_rows)} late rows")
+        parts.append(f"dropped {formatting.rows(late_rows)} late rows")
     bad_records = sum(operator.bad_records for vertex in status.vertices for operator in vertex.operators)
     if bad_records:
-        parts.append(f"dropped {text.rows(bad_records)} bad records")
+        parts.append(f"dropped {formatting.rows(bad_records)} bad records")
     if status.last_checkpoint is not None:
         parts.append(f"checkpoint {checkpoint_line(status.last_checkpoint)}")
     if status.restarts:

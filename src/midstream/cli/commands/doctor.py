@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 from rich.text import Text
 
+from midstream.cli import formatting
 from midstream.cli.commands.run import Overrides, load_with_its_own_logging
 from midstream.cli.output import Answer, Exit, busy_with
 from midstream.engine.core.error_rows import counted
@@ -109,9 +110,9 @@ def _view(checks: Sequence[Check]) -> Text:
     view = Text()
     for check in checks:
         view.append(f"{check.verdict.value:8}", style=STYLE[check.verdict])
-        view.append(f"{text.printable(check.what)}: {text.printable(check.found)}\n")
+        view.append(f"{formatting.printable(check.what)}: {formatting.printable(check.found)}\n")
         if check.change:
-            view.append(f"        {text.printable(check.change)}\n", style="dim")
+            view.append(f"        {formatting.printable(check.change)}\n", style="dim")
     problems = Counter(check.verdict for check in checks)
     errors, warnings = problems[Verdict.ERROR], problems[Verdict.WARNING]
     view.append(f"{counted(errors, 'error')}, {counted(warnings, 'warning')}", style="bold")

@@ -138,7 +138,7 @@ def inspect_checkpoint(where: str) -> Answer:
 
 def read_report(where: str) -> CheckpointReport:
     directory, parameters = parted(where)
-    match = _is_metadata_path(directory)
+    match = _CHECKPOINT.fullmatch(directory)
     root, which = (_root(match["root"]) + parameters, match["name"]) if match else (where, "latest")
     storage = FileStorage(root)
     if not storage.list(""):
@@ -301,28 +301,32 @@ def _splits(storage: Storage, operator: OperatorState | None, max_parallelism: i
 def report_view(report: CheckpointReport) -> RenderableType:
     """Show the report as a table of operators, then sources, sinks, and problems."""
     headline = Text(f"{'savepoint' if report.savepoint else 'checkpoint'} {report.checkpoint_id}", style="bold")
-    headline.append(f"  of job {text.printable(report.job_name)}", style="not bold")
+    headline.append(f"  of job {formatting.printable(report.job_name)}", style="not bold")
     headline.append(f"  {report.path}", style="not bold dim")
     took = formatting.span((report.completed_ms - report.created_ms) / 1e3)
-    facts = Text(f"completed {text.moment(report.completed_ms * 1000)} UTC, took {took}", style="dim")
+    facts = Text(f"completed {formatting.moment(report.completed_ms * 1000)} UTC, took {took}", style="dim")
     facts.append(f"; epoch {report.epoch}, attempt {report.attempt}, max_parallelism {report.max_parallelism}")
     parts: list[RenderableType] = [Rule(headline, align="left", style="dim"), facts, _operators_table(report)]
     if report.in_flight:
         parts.append(_in_flight_table(report))
     parts += [
-        Text(f"{text.printable(operator.uid)}: {text.printable(', '.join(operator.settings))}", style="dim")
+        Text(f"{formatting.printable(operator.uid)}: {formatting.printable(', '.join(operator.settings))}", style="dim")
         for operator in report.operators
         if operator.settings and operator.parts
     ]
     parts += [_source_line(source) for source in report.sources]
     parts += [
-        Text(f"sink {text.printable(c.name)}: {c.count} prepared in checkpoint {c.checkpoint_id}, {text.size(c.bytes)}")
+        Text(
+            f"sink {formatting.printable(c.name)}: {c.count} prepared in checkpoint {c.checkpoint_id}, {formatting.size(c.bytes)}"
+        )
         for c in report.committables
     ]
-    parts += [Text(f"damaged: {text.printable(problem)}", style="bold red") for problem in report.problems]
+    parts += [Text(f"damaged: {formatting.printable(problem)}", style="bold red") for problem in report.problems]
     if not report.problems:
         parts.append(
-            Text(f"verified: every checksum of {text.size(report.verified_bytes)} {_where(report.files)}", "green")
+            Text(
+                f"verified: every checksum of {formatting.size(report.verified_bytes)} {_where(report.files)}", "green"
+            )
         )
     return Group(*parts)
 
@@ -371,16 +375,18 @@ def _in_flight_table(report: CheckpointReport) -> Table:
     for header in ("rows", "bytes", "batches"):
         table.add_column(header, justify="right", no_wrap=True)
     for edge in report.in_flight:
-        name = Text(f"{text.printable(edge.source)} → {text.printable(edge.target)}", style="bold")
+        name = Text(f"{formatting.printable(edge.source)} → {formatting.printable(edge.target)}", style="bold")
         name.append(f"  {edge.partitioning}", style="not bold dim")
         at_most = "≤ " if any(channel.partial for channel in edge.channels) else ""
-        table.add_row(name, "", "", f"{at_most}{text.rows(edge.rows)}", formatting.size(edge.bytes), str(edge.batches))
+        table.add_row(
+            name, "", "", f"{at_most}{formatting.rows(edge.rows)}", formatting.size(edge.bytes), str(edge.batches)
+        )
         for channel in edge.channels[:CHANNELS_SHOWN_MAX]:
             table.add_row(
                 "",
                 f"{channel.producer} → {channel.consumer}",
                 channel.stored_by,
-                f"{'≤ ' if channel.partial else ''}{text.rows(channel.rows)}",
+                f"{'≤ ' if channel.partial else ''}{formatting.rows(channel.rows)}",
                 formatting.size(channel.bytes),
                 str(channel.batches),
                 style="dim",
@@ -391,10 +397,10 @@ def _in_flight_table(report: CheckpointReport) -> Table:
 
 
 def _source_line(source: SourceReport) -> Text:
-    line = Text(f"source {text.printable(source.uid)}: ")
+    line = Text(f"source {formatting.printable(source.uid)}: ")
     line.append(f"{source.splits_waiting} splits waiting, {len(source.splits_in_progress)} being read")
     for split in source.splits_in_progress[:SPLITS_SHOWN_MAX]:
-        line.append(f"\n  {text.printable(split.id)} at {split.offset:,}", style="dim")
+        line.append(f"\n  {formatting.printable(split.id)} at {split.offset:,}", style="dim")
     if len(source.splits_in_progress) > SPLITS_SHOWN_MAX:
         line.append(f"\n  and {len(source.splits_in_progress) - SPLITS_SHOWN_MAX} more", style="dim")
     line.append("\n  more may be found" if not source.exhausted else "\n  all of its input is known", style="dim")

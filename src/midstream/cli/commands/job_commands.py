@@ -101,7 +101,7 @@ def list_jobs(also_ended: bool) -> Answer:
     data = ListedJobs(tuple(statuses), tuple(SilentJob(e.job_id, e.name, e.pid) for e in silent), unreadable)
     notes = [
         Text(
-            f"{text.printable(e.name)} ({e.job_id}): process {e.pid} is alive but not responding"
+            f"{formatting.printable(e.name)} ({e.job_id}): process {e.pid} is alive but not responding"
             if isinstance(error, ClusterError)
             else formatting.printable(f"{e.name} ({e.job_id}): {error}"),
             "yellow",
@@ -142,11 +142,11 @@ def watch(job: str | None, json: bool) -> Answer | Stream:
         for status in _statuses(entry):
             screen.show(status)
             if status.has_ended or status.state == job_history.LOST:
-                how = f"{text.printable(status.name)} {status.state}"
+                how = f"{formatting.printable(status.name)} {status.state}"
                 if isinstance(entry, JobEntry):  # records are of this machine
                     how = f"{how}; midstream history {status.job_id} has all of it"
                 return Answer(status, Text(how, style="dim"))
-    return Answer(None, Text(f"{text.printable(entry.name)} runs on", style="dim"))
+    return Answer(None, Text(f"{formatting.printable(entry.name)} runs on", style="dim"))
 
 
 def _statuses(entry: Target) -> Iterator[JobStatus]:
@@ -187,7 +187,7 @@ def show_history(job: str) -> Answer:
     lost = (
         [
             Text(
-                f"its driver disappeared without reporting how the job ended; last known at {text.clock(status.now_ms)}",
+                f"its driver disappeared without reporting how the job ended; last known at {formatting.clock(status.now_ms)}",
                 "red",
             )
         ]
@@ -195,7 +195,7 @@ def show_history(job: str) -> Answer:
         else []
     )
     failures = [
-        Text(formatting.printable(f"{text.minute(each.at_ms)}  attempt {each.attempt}: {each.summary}"))
+        Text(formatting.printable(f"{formatting.minute(each.at_ms)}  attempt {each.attempt}: {each.summary}"))
         for each in status.failures
     ]
     heading = [Text("failures, the newest first", style="dim")] if failures else []
@@ -225,8 +225,8 @@ def serve_page(job: str, at: str | None) -> Stream:
 def _served(page: PageServer, status: JobStatus) -> Iterator[tuple[object, str]]:
     page.begin(EndedJob(status))
     try:
-        what = f"job {text.printable(status.name)} ({status.job_id}) does not run; this is the record of its last start"
-        shown = f"{what}: {status.state}, as of {text.minute(status.now_ms)}"
+        what = f"job {formatting.printable(status.name)} ({status.job_id}) does not run; this is the record of its last start"
+        shown = f"{what}: {status.state}, as of {formatting.minute(status.now_ms)}"
         yield PageLink(page.link), f"page: {page.link}\n{shown}; end with Ctrl-C"
         while not page.ended(FOLLOW_S):
             pass
@@ -285,7 +285,7 @@ def _log_line(logged: LogEntry) -> str:
     line = logged.line
     level = f"{logging.getLevelName(line.level)} " if line.level else ""
     at = f"{line.operator}/{line.subtask}" if line.operator else f"slot {logged.slot}"
-    return formatting.printable(f"{text.clock(line.at_ms)} {at} {level}{line.logger}: {line.text}")
+    return formatting.printable(f"{formatting.clock(line.at_ms)} {at} {level}{line.logger}: {line.text}")
 
 
 def make_checkpoint(job: str | None, silent: bool) -> Answer:
@@ -313,7 +313,7 @@ def rescale_job(job: str | None, parallelism: int, silent: bool) -> Answer:
     entry = named(job)
     with busy_with(f"rescaling {entry.name} to parallelism {parallelism}", silent) as say:
         reply = _ask_patiently(entry, DoRescale(parallelism), say)
-    line = Text(f"{text.printable(entry.name)} runs at parallelism {parallelism}")
+    line = Text(f"{formatting.printable(entry.name)} runs at parallelism {parallelism}")
     line.append(f"\nfrom: {reply.checkpoint}" if reply.checkpoint else ", as it did before")
     return Answer(Rescaled(entry.job_id, parallelism, reply.checkpoint), line)
 
@@ -331,7 +331,7 @@ def stop_job(job: str | None, drain: bool, savepoint: str | None, silent: bool) 
     place = None if savepoint is None else _place(entry, savepoint)
     with busy_with(f"{'draining' if drain else 'stopping'} {entry.name}", silent) as say:
         reply = _ask_patiently(entry, DoStop(drain, place), say)
-    line = Text(f"{text.printable(entry.name)} {'finished' if drain else 'stopped'}")
+    line = Text(f"{formatting.printable(entry.name)} {'finished' if drain else 'stopped'}")
     if reply.checkpoint:
         line.append(f"\nresume from: {reply.checkpoint}" if not drain else f"\nlast checkpoint: {reply.checkpoint}")
     stopped = StoppedJob(entry.job_id, drain)

@@ -47,7 +47,7 @@ def rows_view(seen: LiveRows) -> RenderableType:
     for row in shown.rows:
         table.add_row(*(Text("null", style="dim") if value is None else Text(_line(value)) for value in row))
     more = f"; {shown.columns_left_out} more columns are left out" if shown.columns_left_out else ""
-    said = f"{len(shown.rows)} of the {text.rows(shown.batch_rows)} rows of a batch that {what}, subtask {shown.subtask}{more}"
+    said = f"{len(shown.rows)} of the {formatting.rows(shown.batch_rows)} rows of a batch that {what}, subtask {shown.subtask}{more}"
     return Group(Text(said, style="dim"), table)
 
 

@@ -170,14 +170,14 @@ def _why(error: MidstreamError, status: JobStatus) -> str:
 
 def _summary(status: JobStatus, again: str) -> Text:
     took = formatting.span(max(0, status.now_ms - status.started_ms) / 1e3)
-    line = Text(f"{text.printable(status.name)} {status.state}", style="bold")
-    line.append(f": {text.rows(status.rows_read)} rows read in {took}", style="not bold")
+    line = Text(f"{formatting.printable(status.name)} {status.state}", style="bold")
+    line.append(f": {formatting.rows(status.rows_read)} rows read in {took}", style="not bold")
     if status.restarts:
         times = "1 restart" if status.restarts == 1 else f"{status.restarts} restarts"
         line.append(f", {times}, after which rows are read again and counted again", style="not bold")
     if status.had_finished:
         line.append(
-            f"\nit had finished before, in {text.printable(status.restored_from or '')}, so nothing was run; to run it "
+            f"\nit had finished before, in {formatting.printable(status.restored_from or '')}, so nothing was run; to run it "
             "again, start it with --fresh",
             style="not bold",
         )

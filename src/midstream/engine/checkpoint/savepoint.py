@@ -97,8 +97,8 @@ def write_savepoint(source: Storage, metadata: CheckpointMetadata, place: Place)
 
 def discard(place: Place) -> None:
     """Delete an unfinished savepoint: the metadata first, the claim last."""
-    for name in sorted(place.storage.list(""), key=lambda name: (not _is_metadata_path(name), name == SAVEPOINT)):
-        if _is_metadata_path(name) or name in (SHARED, SAVEPOINT):
+    for name in sorted(place.storage.list(""), key=lambda name: (not _CHECKPOINT.fullmatch(name), name == SAVEPOINT)):
+        if _CHECKPOINT.fullmatch(name) or name in (SHARED, SAVEPOINT):
             place.storage.delete(name)
 
 

@@ -288,7 +288,7 @@ def list_checkpoints(storage: Storage, newer_than: int = 0) -> list[Listed]:
 
 
 def _checkpoint_ids(storage: Storage) -> list[int]:
-    return sorted(int(match[1]) for name in storage.list("") if (match := _is_metadata_path(name)))
+    return sorted(int(match[1]) for name in storage.list("") if (match := _CHECKPOINT.fullmatch(name)))
 
 
 def _starts(storage: Storage) -> dict[int, FromFile]:
@@ -462,7 +462,7 @@ def choose(listed: Collection[Listed], which: str, job_name: str | None, storage
 
 def _by_name(listed: Collection[Listed], which: str, job_name: str | None, storage: Storage) -> CheckpointMetadata:
     name = parted(which)[0].rstrip("/").removesuffix("/_metadata").rsplit("/", 1)[-1]
-    match = _is_metadata_path(name)
+    match = _CHECKPOINT.fullmatch(name)
     digits = match[1] if match else name
     if not digits.isascii() or not digits.isdigit():
         raise StorageError(f"{which!r} is not a checkpoint; write latest, a number, or the path of a chk-<number>")
@@ -501,7 +501,7 @@ def split_restore(which: str, root: str) -> tuple[str | None, str]:
     directory, parameters = parted(which)
     directory = directory.rstrip("/").removesuffix("/_metadata")
     name = "latest"
-    if _is_metadata_path(directory.rpartition("/")[2]):
+    if _CHECKPOINT.fullmatch(directory.rpartition("/")[2]):
         directory, _, name = directory.rpartition("/")
         if not directory:
             return None, name
@@ -606,7 +606,7 @@ def clean_up(storage: Storage, epoch: int, listed: Collection[Listed], first: in
     check_epoch(storage, epoch)
     # No mark is needed: this coordinator has recorded which checkpoints count, and these do not.
     _delete(storage, [n for n in _checkpoint_ids(storage) if n < first and n not in complete], ())
-    storage.sweep("", lambda name: _is_metadata_path(name) is not None)
+    storage.sweep("", lambda name: _CHECKPOINT.fullmatch(name) is not None)
     _drop_state_files(storage, epoch, lambda file: file.epoch < epoch, referenced)
     for name in storage.list(_EPOCHS):
         match = _EPOCH.fullmatch(name)
