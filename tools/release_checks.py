@@ -24,7 +24,7 @@ IMPORTS = {
 }
 """Of each extra that users install."""
 NOT_FOR_USERS = {"bench", "dev"}
-NOT_IN_A_WHEEL = re.compile(r"mutation|(^|/)kills\.py$|(^|/)(tests|benchmarks|examples|tools)/")
+NOT_IN_A_WHEEL = re.compile(r"(^|/)(midstream_lab|lab|tests|benchmarks|examples|tools)/")
 IN_A_WHEEL = ("midstream/py.typed", "midstream/page/static/page.html", "midstream/page/static/page.js")
 IN_AN_SDIST = ("LICENSE", "README.md", "pyproject.toml", "src/midstream/py.typed")
 
