@@ -21,7 +21,7 @@ from midstream.engine.core.key_groups import key_groups, subtask_of
 from midstream.engine.exchange.result_partition import split_rows
 from midstream.engine.operators.windows.aggregates import Count, Sum
 from midstream.engine.operators.windows.sliding_windows import PANE, PaneCombiner
-from midstream.engine.operators.windows.window_aggregation import Reduction
+from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 
 NARROW = pa.schema([("key", pa.int64()), ("at", pa.timestamp("us")), ("n", pa.int64())])
 WIDE = pa.schema([*NARROW, ("text", pa.large_string())])
@@ -63,14 +63,16 @@ def main() -> None:
         f"{'columns':8} {'rows':>8} {'keys':>7} {'rows sent':>10} {'combined':>10}   (ms of processor time per batch)"
     )
     for name, schema in (("narrow", NARROW), ("wide", WIDE)):
-        reduction = Reduction("w", ["key"], "at", {"n": Count(), "sum": Sum("n")}, schema)
+        reduction = WindowAggregation("w", ["key"], "at", {"n": Count(), "sum": Sum("n")}, schema)
         combiner = PaneCombiner(reduction, PANE_US, PANE_US, 0)
         parts = [*reduction.part_schema.names, PANE]
         for rows in (131_072, 32_768, 16_384, 8_192):
             for keys in (100, 1_000, 10_000):
                 given = batch(rows, keys, schema)
 
-                def plain(given: pa.RecordBatch = given, reduction: Reduction = reduction) -> list[pl.DataFrame]:
+                def plain(
+                    given: pa.RecordBatch = given, reduction: WindowAggregation = reduction
+                ) -> list[pl.DataFrame]:
                     return [reduction.reduce(to_polars(part.select(reduction.columns))) for part in sent(given)]
 
                 def combined(

@@ -28,7 +28,7 @@ from midstream.engine.checkpoint.metadata import CheckpointMetadata, decode_meta
 from midstream.engine.checkpoint.redistribute_state import assign_state
 from midstream.engine.checkpoint.segment_references import InFlight
 from midstream.engine.coordinator.checkpoints.metadata_builder import build_metadata, operator_states, refusal
-from midstream.engine.coordinator.checkpoints.pending_checkpoint import Pending
+from midstream.engine.coordinator.checkpoints.pending_checkpoint import PendingCheckpoint
 from midstream.engine.coordinator.events import JobPlan
 from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.coordinator.placement.deploy_messages import deployments
@@ -124,7 +124,7 @@ def measure(parallelism: int, channels_max: int) -> list[float]:
             longest_ack = max(longest_ack, (time.thread_time() - began) * 1000)
 
     first = Attempt(0, graph, tuple(range(parallelism)), ())
-    pending = Pending(1, first, 0, first.plan_checkpoint(), (), (), False, False, False, acks, in_flight)
+    pending = PendingCheckpoint(1, first, 0, first.plan_checkpoint(), (), (), False, False, False, acks, in_flight)
 
     def complete() -> CheckpointMetadata:
         operators = operator_states(plan, acks, frozenset(), None)

@@ -46,7 +46,7 @@ from midstream.engine.operators.watermarks import WatermarkStrategy
 from midstream.engine.operators.windows.aggregates import Count
 from midstream.engine.operators.windows.windows import tumbling
 from midstream.engine.protocol import messages as m
-from midstream.engine.worker.interfaces import SlotSeams
+from midstream.engine.worker.interfaces import SlotServices
 from midstream.engine.worker.slot_machine import SlotMachine
 from midstream.runtime.process.process_slots import ProcessSlots
 from midstream.runtime.random_ids import RandomIds
@@ -174,7 +174,7 @@ def measure_channels(parallelism: int) -> dict[str, float]:
         plan = env.submission(StartOptions(slots=ProcessSlots())).plan
         peers = Peers()
         machine = SlotMachine(
-            SlotSeams(
+            SlotServices(
                 clock=peers,
                 executor=peers,
                 ids=RandomIds(),

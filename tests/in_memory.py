@@ -17,7 +17,7 @@ TORN = "torn-"
 
 
 class MemoryStorage:
-    """core.seams.Storage. `refuse(path)` true: writing there fails."""
+    """core.interfaces.Storage. `refuse(path)` true: writing there fails."""
 
     def __init__(self) -> None:
         self.files: dict[str, bytes] = {}
@@ -67,7 +67,7 @@ class MemoryStorage:
 
 
 class CountingIds:
-    """core.seams.Ids."""
+    """core.interfaces.Ids."""
 
     def __init__(self) -> None:
         self._numbers = count()

@@ -18,7 +18,7 @@ from midstream.engine.exchange.buffer_pool import BufferPool
 from midstream.engine.graph.job_graph import Edge
 from midstream.engine.protocol.messages import ChannelState
 from midstream.engine.worker.gate_recovery import GateRecovery
-from midstream.engine.worker.interfaces import TaskSeams
+from midstream.engine.worker.interfaces import TaskServices
 from standing_clock import StandingClock
 
 SCHEMA = pa.schema([("key", pa.int64()), ("n", pa.int64())])
@@ -44,7 +44,7 @@ def rows_in(found: pa.RecordBatch) -> list[tuple[int, int]]:
 
 
 class Steps:
-    """core.seams.WallClockExecutor: I/O, mails and timers happen when the test says."""
+    """core.interfaces.WallClockExecutor: I/O, mails and timers happen when the test says."""
 
     def __init__(self) -> None:
         self.io: deque[Callable[[], None]] = deque()
@@ -80,7 +80,7 @@ class Steps:
         return True
 
 
-def task_seams(executor: WallClockExecutor, storage: Storage | None, **more: Any) -> TaskSeams:
+def task_seams(executor: WallClockExecutor, storage: Storage | None, **more: Any) -> TaskServices:
     """Of attempt 0 and epoch 1; `more`: fields that are to be otherwise."""
     fields: dict[str, Any] = {
         "config": JobConfig(name="job"),
@@ -91,7 +91,7 @@ def task_seams(executor: WallClockExecutor, storage: Storage | None, **more: Any
         "send": lambda message: None,
         "schedule": lambda task: None,
     }
-    return TaskSeams("job", attempt=0, epoch=1, executor=executor, storage=storage, **{**fields, **more})
+    return TaskServices("job", attempt=0, epoch=1, executor=executor, storage=storage, **{**fields, **more})
 
 
 class FakeTimer:
@@ -128,7 +128,7 @@ class Recovering:
             edge,
             states,
             quota=self.pool.quota("recovered", 1),
-            seams=task_seams(self.steps, storage, config=JobConfig(name="job", max_parallelism=max_parallelism)),
+            services=task_seams(self.steps, storage, config=JobConfig(name="job", max_parallelism=max_parallelism)),
             read_ahead={},
             wake=self._wake,
             fail=self.failures.append,

@@ -265,7 +265,7 @@ are long, since they have all parameters and an example.
 FUNCTION_LINES_MAX = 60
 """Its docstring not counted."""
 LONG_FUNCTIONS = {
-    "engine/coordinator/notifications.py who_hears": "one table, whose order is the point",
+    "engine/coordinator/notifications.py subscribe": "one table, whose order is the point",
     "lab/midstream_lab/simulate.py simulate": "what is printed of a campaign, line by line",
     "lab/midstream_lab/scenarios/scenario.py draw": "one field of the scenario after the other, in the order in which they are drawn",
     "cli/commands/doctor.py _look_at_settings": "one setting of Spark after the other",

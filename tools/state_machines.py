@@ -11,7 +11,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from midstream.engine.core.state_machine import Row, Table, name_of
+from midstream.engine.core.state_machine import Transition, TransitionTable, name_of
 from midstream_lab.impossible_pairs import MACHINES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -28,7 +28,7 @@ event names the machine, the state, the event and the events before it. The cove
 The diagrams have what leads from one state to another; the tables also have what leads back to the same state. This page
 is drawn from the tables by `{COMMAND}`, and a test compares it with them.
 """
-DECLARED = re.compile(r"^(\w+)\b[^\n]*= Table\(\s*\"([^\"]+)\"", re.MULTILINE)
+DECLARED = re.compile(r"^(\w+)\b[^\n]*= TransitionTable\(\s*\"([^\"]+)\"", re.MULTILINE)
 
 
 def declared() -> dict[str, tuple[str, str]]:
@@ -47,13 +47,13 @@ def page() -> str:
     return "\n".join([INTRODUCTION, *sections])
 
 
-def section(table: Table[Any, Any], file: str, name: str) -> str:
+def section(table: TransitionTable[Any, Any], file: str, name: str) -> str:
     lines = [f"## {table.machine[0].upper()}{table.machine[1:]}", "", f"`{name}` in `{file}`.", ""]
     lines += ["```mermaid", *diagram(table), "```", "", *rows(table), "", *meanings(table)]
     return "\n".join(lines) + "\n"
 
 
-def diagram(table: Table[Any, Any]) -> Iterator[str]:
+def diagram(table: TransitionTable[Any, Any]) -> Iterator[str]:
     """What leads from one state to another, the events of one arrow together."""
     arrows: dict[tuple[Enum, Enum], list[str]] = {}
     for row in table.rows:
@@ -67,7 +67,7 @@ def diagram(table: Table[Any, Any]) -> Iterator[str]:
     yield from (f"    {then.name} --> [*]" for then in dict.fromkeys(then for _, then in arrows) if then not in left)
 
 
-def rows(table: Table[Any, Any]) -> Iterator[str]:
+def rows(table: TransitionTable[Any, Any]) -> Iterator[str]:
     """State by state, in the order of the states."""
     yield from ("| state | event | next state | what is done |", "|---|---|---|---|")
     order = list(states_of(table))
@@ -75,7 +75,7 @@ def rows(table: Table[Any, Any]) -> Iterator[str]:
         yield f"| {row.state.name} | {name_of(row.event)} | {next_states(row)} | {row.what} |"
 
 
-def meanings(table: Table[Any, Any]) -> Iterator[str]:
+def meanings(table: TransitionTable[Any, Any]) -> Iterator[str]:
     """What the source says of states and events whose names alone do not say it."""
     for named in (*states_of(table), *dict.fromkeys(row.event for row in table.rows)):
         about = member_doc(named) if isinstance(named, Enum) else vars(named).get("__doc__") or ""
@@ -94,12 +94,12 @@ def member_doc(member: Enum) -> str:
     return ""
 
 
-def states_of(table: Table[Any, Any]) -> type[Enum]:
+def states_of(table: TransitionTable[Any, Any]) -> type[Enum]:
     kind: type[Enum] = type(table.rows[0].state)
     return kind
 
 
-def next_states(row: Row[Any, Any]) -> str:
+def next_states(row: Transition[Any, Any]) -> str:
     return ", ".join("the same" if then is row.state else then.name for then in row.then)
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Final
 
 from midstream.engine.checkpoint.barrier_handler import BARRIER_TABLE, Alignment
-from midstream.engine.coordinator.checkpoints.pending_checkpoint import CHECKPOINT_TABLE, Progress
+from midstream.engine.coordinator.checkpoints.pending_checkpoint import CHECKPOINT_TABLE, CheckpointProgress
 from midstream.engine.coordinator.job_phase import PHASE_TABLE, Phase
 from midstream.engine.coordinator.placement.attempt import ATTEMPT_TABLE, TaskPhase
 from midstream.engine.coordinator.placement.rescale import RESCALE_TABLE
-from midstream.engine.coordinator.requests.savepoints import SAVEPOINT_TABLE, Stage
+from midstream.engine.coordinator.requests.savepoints import SAVEPOINT_TABLE, SavepointStage
 from midstream.engine.protocol import messages as m
 from midstream.engine.worker.slot_machine import SLOT_TABLE, SlotState
 from midstream.engine.worker.task import TASK_TABLE
@@ -152,7 +152,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
     machine_of(RESCALE_TABLE),
     Machine(
         "checkpoint",
-        names_of(Progress),
+        names_of(CheckpointProgress),
         watch_checkpoints,
         (
             ("COLLECTING|PUBLISHING|ORPHANED", "trigger", "one at a time"),
@@ -166,7 +166,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
     ),
     Machine(
         "savepoint",
-        names_of(Stage),
+        names_of(SavepointStage),
         watch_savepoints,
         (
             ("WAITING|STORING|COMMITTING|COPYING|COPIED|DISCARDING", "claimed|not claimed", "it comes first, once"),

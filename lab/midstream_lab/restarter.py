@@ -22,7 +22,7 @@ from midstream.simulation.disk import Disk
 from midstream.simulation.network import SIM
 from midstream.simulation.trace import Kind
 from midstream.simulation.world import World
-from midstream_lab.checkers.checkpoint_checker import Cut, Oracle
+from midstream_lab.checkers.checkpoint_checker import CheckpointChecker, Cut
 from midstream_lab.checkers.directory_checker import overtaken_where_none_may_be
 from midstream_lab.checkers.lineage import After
 from midstream_lab.jobs.shapes import Shape
@@ -41,7 +41,7 @@ NOT_THERE: Final = ("is not in the checkpoint directory", "is being deleted")
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class StartedJob:
     """The options with which the job is started, named as on the command line."""
 
     restore: str | None = None
@@ -59,13 +59,13 @@ class Start:
         return int(self.restore.rpartition("chk-")[2])
 
 
-LATEST: Final = Start("latest")
-RESUME: Final = Start("latest", resume=True)
-MakePlan = Callable[[str, str, Shape, int, Start], JobPlan]
+LATEST: Final = StartedJob("latest")
+RESUME: Final = StartedJob("latest", resume=True)
+MakePlan = Callable[[str, str, Shape, int, StartedJob], JobPlan]
 """Returns the plan for a job id, a checkpoint directory, a shape, a version of the program, and a start."""
 
 
-class Keeper:
+class Restarter:
     """Keeps one job running. `driver` is its current driver; `root` and `disk` are its checkpoint directory."""
 
     def __init__(
@@ -73,7 +73,7 @@ class Keeper:
         scenario: Scenario,
         world: World,
         cluster: Cluster,
-        oracle: Oracle,
+        oracle: CheckpointChecker,
         savepoints: Savepoints,
         disk: Disk,
         new_directory: Callable[[str], Disk],
@@ -103,12 +103,12 @@ class Keeper:
         self._make_plan = make_plan
         self._wants_back: int | None = None
         """Chooses how the next start goes back, or starts the job over; None if it does neither."""
-        self._start = Start()
-        self._starts: dict[str, Start] = {}
+        self._start = StartedJob()
+        self._starts: dict[str, StartedJob] = {}
         """Each start, by its job id."""
-        self._begun_at_launch: Start | None = None
+        self._begun_at_launch: StartedJob | None = None
         """See `_begun`, when the current driver was submitted."""
-        self._origin: Start | None = None
+        self._origin: StartedJob | None = None
         """The start from the savepoint from which the job continues while its directory holds no checkpoint."""
         self._is_restored = True
         """Whether the savepoint of the current start, if any, has been copied into the job's directory."""
@@ -119,7 +119,7 @@ class Keeper:
 
     # ---- starting
 
-    def launch(self, shape: Shape, start: Start, version: int = 0) -> None:
+    def launch(self, shape: Shape, start: StartedJob, version: int = 0) -> None:
         self.launches += 1
         self.launch_is_due = self.is_given_up = False
         self._start = start
@@ -160,7 +160,7 @@ class Keeper:
             self.rescaled += 1
         self.launch_is_due = True
         if not self._scenario.has_checkpoints:
-            start = Start()
+            start = StartedJob()
         elif is_contradicted:
             start = self._start
         else:
@@ -190,7 +190,7 @@ class Keeper:
             return bool(copied) and LAST_STARTED in error
         return (bool(over) and STARTED_OVER in error) or (bool(back or copied) and LAST_STARTED in error)
 
-    def _may_be_deleted(self, start: Start) -> bool:
+    def _may_be_deleted(self, start: StartedJob) -> bool:
         """Whether the checkpoint that a start names may have been deleted since the start was chosen.
 
         A driver that was considered dead leads the job until another one takes over, and deletes what it does not have
@@ -203,7 +203,7 @@ class Keeper:
             listed = [entry.checkpoint_id for entry in list_checkpoints(self.disk)]
         return number not in listed and sum(there > number for there in listed) >= self._scenario.retained
 
-    def _usual(self, ended: JobEnded | None) -> Generator[str, None, Start]:
+    def _usual(self, ended: JobEnded | None) -> Generator[str, None, StartedJob]:
         """Yield complaints, and return the usual start: from the savepoint of a stop, or else from the newest
         checkpoint.
         """
@@ -218,7 +218,7 @@ class Keeper:
 
     # ---- other programs
 
-    def _next_version(self, start: Start, *, may_change: bool) -> int:
+    def _next_version(self, start: StartedJob, *, may_change: bool) -> int:
         """Return the program's version for the next start: sometimes another one, otherwise that of the checkpoint."""
         random = Random(f"version {self._scenario.seed} {self.launches}")
         if may_change and random.random() < self._scenario.changes:
@@ -244,7 +244,7 @@ class Keeper:
         for metadata in listed:
             yield from contradictions(metadata.operators, ends_in_flight(metadata), graph)
 
-    def _go_on_from(self, saved: Saved) -> Start:
+    def _go_on_from(self, saved: Saved) -> StartedJob:
         """Return a start from a savepoint, which may have been moved, in the same directory, or in another one after
         the first was deleted.
         """
@@ -253,7 +253,7 @@ class Keeper:
         elsewhere = is_alone and random.random() < 0.4
         if random.random() < 0.4 or (elsewhere and saved.url.startswith(f"{self.root}/")):
             self._savepoints.move(saved)
-        start = Start(saved.url, copies=saved.cut)
+        start = StartedJob(saved.url, copies=saved.cut)
         if elsewhere:
             self._savepoints.forget_below(self.root)
             self._begin_directory(start)
@@ -261,14 +261,14 @@ class Keeper:
             return LATEST
         return start
 
-    def _begin_directory(self, origin: Start) -> None:
+    def _begin_directory(self, origin: StartedJob) -> None:
         self.root = f"{ROOT}-{self.launches}"
         self.disk = self._oracle.storage = self._new_directory(self.root)
         self._origin = origin
 
     def fork(self, saved: Saved) -> None:
         """Start another job from a savepoint, in its own directory and with the output of the savepoint."""
-        start = Start(saved.url, copies=saved.cut)
+        start = StartedJob(saved.url, copies=saved.cut)
         self._begin_directory(start)
         self._oracle.begin_again(self.disk, saved.cut)
         self.is_over = False
@@ -281,26 +281,26 @@ class Keeper:
         """Go back with the next start."""
         self._wants_back = victim
 
-    def _back(self, is_refused: bool) -> Start | None:
+    def _back(self, is_refused: bool) -> StartedJob | None:
         """Return a start that goes back, or starts over; None if the next start should do neither."""
         start, job_id = self._start, self.driver.plan.job_id
         begun = self._begun()
         is_over = begun is not None and begun.fresh
         random = Random(f"over {self._scenario.seed} {self.launches}")
         if is_refused and is_over:
-            return Start(fresh=True)
+            return StartedJob(fresh=True)
         if is_refused and start.restore == "latest":
             with self._world.looking():
                 named = [str(entry.checkpoint_id) for entry in list_checkpoints(self.disk)[-1:]]
             if begun is not None and begun.restore is not None and begun.copies is None:
                 named.append(begun.restore)
-            return Start(random.choice(named), random.choice(("take-back", "keep"))) if named else self._origin
+            return StartedJob(random.choice(named), random.choice(("take-back", "keep"))) if named else self._origin
         if is_refused:
             self._wants_back = 4 * self.launches  # the next start says what is to happen to the newer output
         elif is_over and random.random() < 0.5:
             return random.choice((LATEST, RESUME))  # the first must be refused
         elif is_over or (start.fresh and not self._oracle.lines.has_begun(job_id)):
-            return Start(fresh=True)
+            return StartedJob(fresh=True)
         elif start.newer_output is not None and not self._oracle.lines.has_begun(job_id):
             # The driver may have been killed while it took output back.
             return (
@@ -313,16 +313,16 @@ class Keeper:
             return None
         victim, self._wants_back = self._wants_back, None
         if victim % 4 == 3:
-            return Start(fresh=True)
+            return StartedJob(fresh=True)
         random = Random(f"back {self._scenario.seed} {self.launches} {victim}")
         there = self._older()
         if not there:
             return None
         restore, cut = random.choice(there)
         says: tuple[NewerOutput | None, ...] = ("take-back", "take-back", "keep", None)
-        return Start(restore, random.choice(says[:3] if is_refused else says), copies=cut)
+        return StartedJob(restore, random.choice(says[:3] if is_refused else says), copies=cut)
 
-    def _begun(self, until: str | None = None) -> Start | None:
+    def _begun(self, until: str | None = None) -> StartedJob | None:
         """Return the last start that took effect, if it has completed no checkpoint and did not begin at the newest.
 
         `until`: see `_last`.
@@ -334,7 +334,7 @@ class Keeper:
             return start if newest else None
         return None if start.restore is None or start.named == newest else start
 
-    def _last(self, until: str | None = None) -> tuple[Start | None, int]:
+    def _last(self, until: str | None = None) -> tuple[StartedJob | None, int]:
         """Return the last start that took effect, if it has completed no checkpoint, and the newest checkpoint.
 
         `until`: the job id of a start; only those before it are looked at. A start that continued from the newest

@@ -28,13 +28,13 @@ from midstream.simulation.recoveries import Recoveries
 from midstream.simulation.slot_ledger_sink import Calls, SlotLedgerSink, SomeOnSlots
 from midstream.simulation.trace import Trace, following_elements
 from midstream.simulation.world import World
-from midstream_lab.checkers.checkpoint_checker import Oracle
-from midstream_lab.checkers.directory_checker import OnDisk
+from midstream_lab.checkers.checkpoint_checker import CheckpointChecker
+from midstream_lab.checkers.directory_checker import DirectoryChecker
 from midstream_lab.checkers.watermark_checker import valves_are_checked
 from midstream_lab.jobs.shapes import Shape
 from midstream_lab.jobs.tally import ToldSource
 from midstream_lab.jobs.topologies import job_graph, uid_of, with_parallelism
-from midstream_lab.restarter import ROOT, Keeper, Start
+from midstream_lab.restarter import ROOT, Restarter, StartedJob
 from midstream_lab.savepoints import Savepoints
 from midstream_lab.scenarios.changed_programs import changed
 from midstream_lab.scenarios.scenario import Scenario
@@ -121,7 +121,7 @@ def run(scenario: Scenario, *, keep_trace: bool = False, make_coordinator: MakeC
 
 
 class Run:
-    """The parts of one run; implements `faults.Stage`."""
+    """The parts of one run; implements `faults.FaultTarget`."""
 
     def __init__(self, scenario: Scenario, keep_trace: bool, make_coordinator: MakeCoordinator) -> None:
         self.scenario = scenario
@@ -130,7 +130,7 @@ class Run:
         self.outside = Outside(self.world)
         self.outside.row_us = scenario.row_us
         self._disks: dict[str, Disk] = {}
-        self._on_disk: dict[str, OnDisk] = {}
+        self._on_disk: dict[str, DirectoryChecker] = {}
         """The rules for each checkpoint directory, by its root."""
         self.sources: Mapping[str, SimSource] = self._make_sources(scenario.shape)
         self.has_checkpoints = scenario.has_checkpoints
@@ -145,11 +145,13 @@ class Run:
         )
         disk = self._new_directory(ROOT)
         is_aligned = scenario.aligned_timeout_s is None
-        self._oracle = Oracle(scenario.shape, self.sources, self.outside, disk, scenario.key_groups, is_aligned)
+        self._oracle = CheckpointChecker(
+            scenario.shape, self.sources, self.outside, disk, scenario.key_groups, is_aligned
+        )
         self.savepoints = Savepoints(self.world, self._oracle, self._disks)
         self.cluster = Cluster(self.world, self.savepoints.open, network, make_coordinator, externals)
         self.calls.watch(self.cluster)
-        self.keeper = Keeper(
+        self.keeper = Restarter(
             scenario, self.world, self.cluster, self._oracle, self.savepoints, disk, self._new_directory, self._plan
         )
         self.recoveries = Recoveries()
@@ -183,7 +185,7 @@ class Run:
         """Return a new, empty checkpoint directory."""
         disk = self._disks[root] = Disk(self.world)
         disk.on_write = partial(self._on_write, root)
-        self._on_disk[root] = OnDisk(self.world, disk)
+        self._on_disk[root] = DirectoryChecker(self.world, disk)
         return disk
 
     def _make_sources(self, shape: Shape) -> dict[str, SimSource]:
@@ -224,7 +226,7 @@ class Run:
 
     def go(self) -> Outcome:
         world, scenario, outcome = self.world, self.scenario, self.outcome
-        self.keeper.launch(scenario.shape, Start())
+        self.keeper.launch(scenario.shape, StartedJob())
         if self._go_on("the job"):
             self._wind_up()
             self._fork()
@@ -266,7 +268,9 @@ class Run:
             self.outcome.is_long = True
         return False
 
-    def _rescaled(self, job_id: str, root: str, shape: Shape, version: int, start: Start, parallelism: int) -> JobPlan:
+    def _rescaled(
+        self, job_id: str, root: str, shape: Shape, version: int, start: StartedJob, parallelism: int
+    ) -> JobPlan:
         """Return the plan of the same job at another parallelism. Some plans cannot run: their pool is too small."""
         self.world.io_point()
         random = Random(f"rescale {self.scenario.seed} {parallelism}")
@@ -277,7 +281,7 @@ class Run:
             return replace(then, config=too_small)
         return then
 
-    def _plan(self, job_id: str, root: str, shape: Shape, version: int, start: Start) -> JobPlan:
+    def _plan(self, job_id: str, root: str, shape: Shape, version: int, start: StartedJob) -> JobPlan:
         s = self.scenario
         original = job_graph(shape, self.outside, list(self.sources.values()), self._sink, s.key_groups)
         graph = changed(original, shape, self.outside, s.seed, version, generators=s.new_generators)

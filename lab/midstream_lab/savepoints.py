@@ -22,7 +22,7 @@ from midstream.simulation.failure_causes import THERE
 from midstream.simulation.network import SIM
 from midstream.simulation.trace import Kind
 from midstream.simulation.world import World
-from midstream_lab.checkers.checkpoint_checker import Cut, Oracle
+from midstream_lab.checkers.checkpoint_checker import CheckpointChecker, Cut
 
 WRITES_MAX: Final = 50
 RUNNING: Final = frozenset(("created", "deploying", "running", "restarting", "rescaling", "moving"))
@@ -66,7 +66,7 @@ class Saved:
 class Savepoints:
     """All disks of the world by root, and the requests for savepoints on them."""
 
-    def __init__(self, world: World, oracle: Oracle, disks: dict[str, Disk]) -> None:
+    def __init__(self, world: World, oracle: CheckpointChecker, disks: dict[str, Disk]) -> None:
         self.saved: list[Saved] = []
         self.made = 0
         self.failed = 0

@@ -23,7 +23,7 @@ from midstream.engine.coordinator import coordinator as machine
 from midstream.engine.coordinator import events as ev
 from midstream.engine.coordinator import notifications
 from midstream.engine.coordinator.checkpoints import checkpoint_coordinator as checkpoints
-from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import Checkpoints
+from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from midstream.engine.coordinator.coordinator import Coordinator
 from midstream.engine.coordinator.effects import IoKind, TimerKind, io_kind, timer_kind
 from midstream.engine.coordinator.placement import rescale as rescaling
@@ -34,7 +34,7 @@ from midstream.engine.coordinator.requests.savepoints import Savepoints
 from midstream.engine.coordinator.shell import Shell
 from midstream.engine.core import elements
 from midstream.engine.core.interfaces import Failed
-from midstream.engine.core.state_machine import Table, name_of
+from midstream.engine.core.state_machine import TransitionTable, name_of
 from midstream.engine.exchange.input_channel import LocalChannel, RemoteChannel
 from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.protocol import messages as m
@@ -70,7 +70,7 @@ class Machine:
     """Returns the methods to watch, once for each recording."""
     impossible: tuple[tuple[str, str, str], ...] = ()
     """States and events (separated by |, * for all; RUNNING is every "RUNNING, …"), and why they never meet."""
-    table: Table[Any, Any] | None = None
+    table: TransitionTable[Any, Any] | None = None
     """The table on which the machine runs, if it has one: a pair without a row is impossible."""
     row_of: Callable[[str], str] = str
     """Returns the table's name for an event."""
@@ -103,7 +103,7 @@ def _is_one_of(name: str, names: str) -> bool:
     return names == "*" or not {name, name.partition(",")[0]}.isdisjoint(names.split("|"))
 
 
-def machine_of(table: Table[Any, Any]) -> Machine:
+def machine_of(table: TransitionTable[Any, Any]) -> Machine:
     """Return the coverage of a table: which of its rows the machine has looked up."""
 
     def of_call(asked: Any, state: Enum, event: object, *_: Any) -> tuple[str, str] | None:
@@ -112,7 +112,10 @@ def machine_of(table: Table[Any, Any]) -> Machine:
     events = tuple(dict.fromkeys(name_of(row.event) for row in table.rows))
     states = names_of(type(table.rows[0].state))
     return Machine(
-        f"{table.machine}, by its table", states, lambda: [Watched(Table, "row", of_call, events)], table=table
+        f"{table.machine}, by its table",
+        states,
+        lambda: [Watched(TransitionTable, "row", of_call, events)],
+        table=table,
     )
 
 
@@ -152,7 +155,7 @@ def callbacks(module: ModuleType, owner: type) -> tuple[str, ...]:
     return tuple(name for name, value in vars(owner).items() if name in handed_out and inspect.isfunction(value))
 
 
-def hearers(owner: type, part: str) -> tuple[str, ...]:
+def subscribers(owner: type, part: str) -> tuple[str, ...]:
     """Return the methods of `owner`, a part of the coordinator, that are called for facts, in its order."""
     hears = {
         node.attr
@@ -299,9 +302,9 @@ _CHECKPOINT_READS: Final = frozenset(
 CHECKPOINT_METHODS: Final = tuple(
     name
     for name in (
-        *methods_called((machine,), Checkpoints, ("self.checkpoints",)),
-        *hearers(Checkpoints, "job.checkpoints"),
-        *callbacks(checkpoints, Checkpoints),
+        *methods_called((machine,), CheckpointCoordinator, ("self.checkpoints",)),
+        *subscribers(CheckpointCoordinator, "job.checkpoints"),
+        *callbacks(checkpoints, CheckpointCoordinator),
     )
     if name not in _CHECKPOINT_READS
 )
@@ -347,7 +350,7 @@ def watch_checkpoints() -> Sequence[Watched]:
         ),
     }
     return [
-        Watched(Checkpoints, name, *more.get(name, (plain(name.strip("_")), (name.strip("_"),))))
+        Watched(CheckpointCoordinator, name, *more.get(name, (plain(name.strip("_")), (name.strip("_"),))))
         for name in CHECKPOINT_METHODS
     ]
 
@@ -369,7 +372,7 @@ RESCALE_STATES: Final = names_of(rescaling.Stage)
 RESCALE_METHODS: Final = (
     *methods_called((machine,), Rescaling, ("self.rescaling",)),
     *(name for name in methods_called((rescaling,), Rescaling, ("self",)) if name in ("stored", "checkpoint_failed")),
-    *(name for name in hearers(Rescaling, "job.rescaling") if not name.startswith("checkpoint")),
+    *(name for name in subscribers(Rescaling, "job.rescaling") if not name.startswith("checkpoint")),
     *callbacks(rescaling, Rescaling),
 )
 

@@ -17,7 +17,7 @@ from midstream.cli.commands.doctor import Check, Verdict, _Checks
 from midstream.cli.main import main
 from midstream.runtime.process.process_slots import ProcessSlots
 from midstream.runtime.storage.file_storage import FileStorage
-from midstream.spark.cluster_probe import PACKAGES, Found, Slot, Survey, Tried
+from midstream.spark.cluster_probe import PACKAGES, ClusterProbe, Found, ProbedSlot, Tried
 from object_store import KEY, SECRET, running_store, use_environment
 
 VERSIONS: dict[str, str | None] = {package: metadata.version(package) for package in PACKAGES}
@@ -32,19 +32,19 @@ env.from_collection([{{"a": 1}}]).print()
 NO_TROUBLE = Tried({}, "")
 
 
-def slot(name: str, number: int, tried: Tried | None = NO_TROUBLE, **other: Any) -> Slot:
+def slot(name: str, number: int, tried: Tried | None = NO_TROUBLE, **other: Any) -> ProbedSlot:
     values = {"python": platform.python_version(), "packages": VERSIONS, "clock_s": 1000.05, **other}
-    return Slot(Found(f"192.0.2.{number}", 4000 + number, name, 100 + number, **values), 1000.0, 1000.1, tried)
+    return ProbedSlot(Found(f"192.0.2.{number}", 4000 + number, name, 100 + number, **values), 1000.0, 1000.1, tried)
 
 
 class Elsewhere(ProcessSlots):
     driver_host = "192.0.2.99"
 
 
-def judged(*slots: Slot, needed: int | None = None, failure: str = "", storage: str = "/data") -> list[Check]:
+def judged(*slots: ProbedSlot, needed: int | None = None, failure: str = "", storage: str = "/data") -> list[Check]:
     checks = _Checks([])
     needed = len(slots) if needed is None else needed
-    doctor._judge(checks, Survey(slots, failure), needed, 60.0, Elsewhere(), storage)
+    doctor._judge(checks, ClusterProbe(slots, failure), needed, 60.0, Elsewhere(), storage)
     return checks.made
 
 

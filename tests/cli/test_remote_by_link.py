@@ -17,7 +17,7 @@ from midstream.cli.main import main
 from midstream.engine.core.errors import ClusterError
 from midstream.engine.protocol.messages import DoCheckpoint, DoRescale, DoSavepoint, DoStop, GetStatus, Logged, LogLine
 from midstream.page import remote_client as page_line
-from midstream.page.remote_client import PageJob, PageLine, job_at
+from midstream.page.remote_client import PageJob, RemoteClient, job_at
 from midstream.page.request_types import ActionState, document
 from midstream.page.site import status_json
 from sample_status import sample
@@ -231,5 +231,5 @@ def test_whether_it_was_done_is_not_known_when_the_page_goes_away_meanwhile(
     job = PageJob("a", "flights", link.partition("#")[0], TOKEN)
     began_s = time.monotonic()
     with pytest.raises(ClusterError, match=r"whether the job has carried out the request \(checkpoint\) is unknown"):
-        PageLine(job).ask(DoCheckpoint())
+        RemoteClient(job).ask(DoCheckpoint())
     assert time.monotonic() - began_s < 20

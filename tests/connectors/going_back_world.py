@@ -23,7 +23,7 @@ from midstream.engine.checkpoint.metadata import (
     layout_of,
     names_of,
 )
-from midstream.engine.checkpoint.savepoint import Place, write_savepoint
+from midstream.engine.checkpoint.savepoint import SavepointLocation, write_savepoint
 from midstream.engine.checkpoint.store import SAVEPOINT, publish
 from midstream.engine.coordinator.events import JobPlan, NewerOutput
 from midstream.engine.coordinator.restore.open_directory import OpenedStorage, check_start, find_start, open_checkpoints
@@ -272,7 +272,7 @@ class World:
         url = f"memory://saved/{len(self.elsewhere)}"
         place = self.elsewhere[url] = MemoryStorage()
         place.create(SAVEPOINT, b"{}")
-        write_savepoint(self.storage, start.newest, Place(url, place))
+        write_savepoint(self.storage, start.newest, SavepointLocation(url, place))
         return url
 
     def rows(self, name: str = "out") -> list[int]:

@@ -26,7 +26,7 @@ from midstream.engine.core.arrow_types import schema_of, to_list
 from midstream.engine.core.config import JobConfig
 from midstream.engine.core.errors import ConfigError, JobError, SchemaError
 from midstream.engine.operators.source_api import DiscoveryContext
-from midstream.engine.worker.source_driver import Progress, SourceDriver
+from midstream.engine.worker.source_driver import ReadProgress, SourceDriver
 from recovering import task_seams
 
 
@@ -193,7 +193,7 @@ def test_a_rate_limit_is_kept_over_any_second_and_reached_in_the_long_run(rows_p
     for split in all_splits(source):
         driver.add_split(msgspec.msgpack.encode(split))
     while time.now_s < 120.0:
-        if driver.step() is Progress.WAITING:
+        if driver.step() is ReadProgress.WAITING:
             time.pass_until_next_timer()
     driver.close()
     total = sum(rows for _, rows in emitted)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import KafkaError
 
-from midstream.connectors.common.external_waits import Wait, waits
+from midstream.connectors.common.external_waits import ExternalWait, waits
 from midstream.connectors.kafka.client import Silence
 from midstream.engine.core.errors import StorageError
 
@@ -78,7 +78,7 @@ def test_a_wait_ends_with_its_block_though_an_exception_keeps_the_frames_that_it
     kept = []
 
     def fails_once() -> None:
-        with Wait() as wait:
+        with ExternalWait() as wait:
             try:
                 raise OSError("refused")
             except OSError as error:

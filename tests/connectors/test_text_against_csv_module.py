@@ -124,8 +124,10 @@ def test_reading_goes_on_within_a_block_that_was_cut_again(tmp_path, monkeypatch
     path.write_bytes(b',1\n,2\n,3\n,"\n"\n,5\n,6\n,7\n,8')
     source = FileSource(path, schema=pa.schema([("a", pa.string()), ("b", pa.string())]), csv=CsvOptions(header=False))
     cuts = []
-    recut = line_splitter.Lines.recut
-    monkeypatch.setattr(line_splitter.Lines, "recut", lambda *arguments: cuts.append(arguments) or recut(*arguments))
+    recut = line_splitter.LineSplitter.recut
+    monkeypatch.setattr(
+        line_splitter.LineSplitter, "recut", lambda *arguments: cuts.append(arguments) or recut(*arguments)
+    )
     [split] = all_splits(source)
     rows, offsets = read_split(source, split, rows_max=1)
     assert [row["b"] for row in rows] == ["1", "2", "3", "\n", "5", "6", "7", "8"]

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from midstream.connectors.files.directory_watch import GONE_S, Listing, Position, Watch, decoded_position
+from midstream.connectors.files.directory_watch import GONE_S, DirectoryWatch, Listing, Position, decoded_position
 from midstream.engine.core.errors import ConfigError, StorageError
 
 HOUR_NS = 3600 * 10**9
@@ -20,7 +20,7 @@ class Directory:
 
     def __init__(self, appear_whole: bool = False) -> None:
         self.files: dict[str, tuple[int, int]] = {}
-        self.watch = Watch(appear_whole)
+        self.watch = DirectoryWatch(appear_whole)
         self.now_s = 0.0
         self.position: bytes | None = None
 
@@ -37,7 +37,7 @@ class Directory:
         return [info.path for info in new]
 
     def restart(self) -> None:
-        self.watch = Watch(False)
+        self.watch = DirectoryWatch(False)
 
 
 def test_a_file_is_taken_once_nobody_writes_to_it_any_more():

@@ -20,7 +20,7 @@ from midstream.simulation.fault_kinds import Fault
 from midstream.simulation.recorded_rows import Outside, Pass
 from midstream_lab.checkers.checkpoint_checker import at_rest
 from midstream_lab.jobs.shapes import COMBINED, KEYED, REBALANCE, SHAPES, Input, Shape, node_of, source_node
-from midstream_lab.restarter import ROOT, Start
+from midstream_lab.restarter import ROOT, StartedJob
 from midstream_lab.run import Run, run
 from midstream_lab.scenarios.changed_programs import NEW, Places
 from midstream_lab.scenarios.scenario import Scenario, draw
@@ -145,7 +145,7 @@ def test_a_version_is_a_valid_program_the_same_at_every_parallelism_with_all_tha
     shapes = drawn.shape, drawn.rescaled or drawn.shape
 
     def graphs(version: int) -> list[JobGraph]:
-        return [prepared._plan("job", ROOT, shape, version, Start()).graph for shape in shapes]
+        return [prepared._plan("job", ROOT, shape, version, StartedJob()).graph for shape in shapes]
 
     original = {spec.uid for vertex in graphs(0)[0].vertices for spec in vertex.specs}
     versions = 0

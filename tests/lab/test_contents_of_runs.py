@@ -22,7 +22,7 @@ from midstream.engine.coordinator.checkpoints import checkpoint_coordinator, met
 from midstream.engine.operators.functions import process_operator
 from midstream.engine.operators.watermarks import TimestampsOperator
 from midstream.engine.operators.windows import session_windows
-from midstream.engine.operators.windows.fired_upto import Progress
+from midstream.engine.operators.windows.fired_upto import FiredUpTo
 from midstream.engine.operators.windows.session_windows import SessionWindowOperator
 from midstream.engine.operators.windows.sliding_windows import SlidingWindowOperator
 from midstream.engine.operators.windows.window_operator import END, START, WindowOperator
@@ -30,8 +30,8 @@ from midstream.engine.state import heap_snapshot as heap
 from midstream.engine.state.heap_snapshot import KeyForm
 from midstream.engine.state.table_state import TableState
 from midstream.engine.worker import gate_recovery
-from midstream.engine.worker.source_driver import Asking, SourceDriver
-from midstream.engine.worker.source_driver import Progress as Step
+from midstream.engine.worker.source_driver import FiredUpTo as Step
+from midstream.engine.worker.source_driver import SourceDriver, SplitRequestState
 from midstream.engine.worker.watermark_valve import WatermarkValve
 from midstream.simulation.fault_kinds import Fault
 from midstream.simulation.recorded_rows import Outside, SimSource
@@ -175,7 +175,7 @@ def without_the_last_part(operator: type) -> Patches:
 
 
 def fired_twice() -> Patches:
-    return [(Progress, "restore", lambda self, table: None)]
+    return [(FiredUpTo, "restore", lambda self, table: None)]
 
 
 def no_late_output() -> Patches:
@@ -264,7 +264,7 @@ def ends_too_soon() -> Patches:
     original = SourceDriver.step
 
     def step(self: Any) -> Step:
-        return Step.ENDED if self._asking is Asking.NO_MORE and len(self._splits) == 1 else original(self)
+        return Step.ENDED if self._asking is SplitRequestState.NO_MORE and len(self._splits) == 1 else original(self)
 
     return [(SourceDriver, "step", step)]
 

@@ -18,7 +18,7 @@ from midstream.engine.checkpoint.state_files import StateFile
 from midstream.engine.checkpoint.store import begin, next_checkpoint_id, say_where_from, split_retained, take_over
 from midstream.engine.coordinator import Coordinator
 from midstream.engine.coordinator.checkpoints import cleanup
-from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import Checkpoints
+from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from midstream.engine.coordinator.events import JobEnded, JobPlan
 from midstream.engine.coordinator.requests import savepoints
 from midstream.engine.core.interfaces import Storage
@@ -29,7 +29,7 @@ from midstream.simulation.fault_kinds import HANGS, Fault
 from midstream_lab.checkers.directory_checker import TRIES
 from midstream_lab.mutations.catalog import MUTATIONS
 from midstream_lab.mutations.mutation_score import applied
-from midstream_lab.restarter import LAST_STARTED, Keeper
+from midstream_lab.restarter import LAST_STARTED, Restarter
 from midstream_lab.run import Run, run
 from midstream_lab.scenarios.random_scenarios import random_scenario
 from midstream_lab.scenarios.scenario import Scenario, draw
@@ -69,16 +69,16 @@ def test_a_job_that_goes_back_and_is_stopped_before_its_tasks_are_deployed_has_w
 ) -> None:
     """It stands for that, although newer checkpoints are complete, and whether or not any output is newer."""
     stopped: list[Driver] = []
-    launch = Keeper.launch
+    launch = Restarter.launch
 
-    def launch_and_stop(self: Keeper, *given: Any) -> None:
+    def launch_and_stop(self: Restarter, *given: Any) -> None:
         launch(self, *given)
         goes_back = self.driver.plan.fresh or self.driver.plan.restore not in (None, "latest")
         if goes_back and self.launches % 2 == 0:  # a start over is repeated when it was stopped
             self.driver.ask(DoStop())
             stopped.append(self.driver)
 
-    monkeypatch.setattr(Keeper, "launch", launch_and_stop)
+    monkeypatch.setattr(Restarter, "launch", launch_and_stop)
     for seed in range(1, 13):
         outcome = run(going_back_and_forth(seed))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
@@ -97,20 +97,20 @@ def test_a_start_that_went_back_and_completed_nothing_is_begun_again_and_nothing
     """Whether it kept newer output, took it back, or there was none."""
     resumed: Counter[str] = Counter()
     refused: list[str] = []
-    begins, after_end = Keeper.begins, Keeper.after_end
+    begins, after_end = Restarter.begins, Restarter.after_end
 
-    def count(self: Keeper, driver: Driver) -> Iterator[str]:
+    def count(self: Restarter, driver: Driver) -> Iterator[str]:
         begun = self._begun(driver.plan.job_id) if driver.plan.resume and driver is self.driver else None
         if begun is not None and not self._oracle.lines.has_begun(driver.plan.job_id):
             resumed["fresh" if begun.fresh else str(begun.newer_output)] += 1
         yield from begins(self, driver)
 
-    def note(self: Keeper, ended: JobEnded | None) -> Iterator[str]:
+    def note(self: Restarter, ended: JobEnded | None) -> Iterator[str]:
         refused.extend([str(ended.error)] if ended is not None and LAST_STARTED in str(ended.error) else [])
         yield from after_end(self, ended)
 
-    monkeypatch.setattr(Keeper, "begins", count)
-    monkeypatch.setattr(Keeper, "after_end", note)
+    monkeypatch.setattr(Restarter, "begins", count)
+    monkeypatch.setattr(Restarter, "after_end", note)
     for seed in known((105, 111, 113, 119), range(100, 140)):
         outcome = run(going_back_and_forth(seed))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
@@ -248,7 +248,7 @@ def test_that_the_checkpoint_from_which_the_last_start_began_is_deleted_is_found
             self.retained, dropped, files = split_retained(self.retained, keep, self._uncertain_files)
             self._cleaning.drop([each.checkpoint_id for each in dropped], files)
 
-    monkeypatch.setattr(Checkpoints, "retain", retain)
+    monkeypatch.setattr(CheckpointCoordinator, "retain", retain)
     failures = {failure for scenario in scenarios for failure in run(scenario).failures}
     assert any("the job was last started from checkpoint " in failure for failure in failures)
     for failure in failures:
@@ -338,14 +338,14 @@ def test_what_had_finished_in_a_checkpoint_that_is_written_during_the_next_attem
 
 
 def test_a_restart_that_forgets_a_complete_checkpoint_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Checkpoints._published
+    original = CheckpointCoordinator._published
 
     def published(self: Any, *given: Any) -> None:
         before = self.newest
         original(self, *given)
         self.newest = before
 
-    monkeypatch.setattr(Checkpoints, "_published", published)
+    monkeypatch.setattr(CheckpointCoordinator, "_published", published)
     drawn = draw(0, topology="timers", parallelism=2, rows=100, faults=())
     outcome = run(replace(drawn, interval_s=0.01, sink_rows=1, sink_pause_s=0.01, faults=(Fault(500, "kill_slot", 0),)))
     found = next(failure for failure in outcome.failures if "of job1 resumes from" in failure)

@@ -16,7 +16,7 @@ from midstream.engine.worker.task_checkpoints import TaskCheckpoints
 from midstream.simulation.fault_kinds import BACKLOGGED, IN_RECOVERY, Fault
 from midstream_lab.jobs.shapes import FORWARD, KEYED, SHAPES, Input, Node, Shape
 from midstream_lab.jobs.topologies import with_parallelism
-from midstream_lab.restarter import Start
+from midstream_lab.restarter import StartedJob
 from midstream_lab.run import Run, run
 from midstream_lab.scenarios.scenario import Scenario, draw
 
@@ -108,7 +108,7 @@ STOPPED = IN_RECOVERY.index("stop") + 6 * len(IN_RECOVERY)
 class _Damaged(Run):
     """Before the job resumes, a byte of every file of rows in flight is changed."""
 
-    def _plan(self, job_id: str, root: str, shape: Shape, version: int, start: Start) -> JobPlan:
+    def _plan(self, job_id: str, root: str, shape: Shape, version: int, start: StartedJob) -> JobPlan:
         if start.restore is not None:
             for path, content in self.disk.files.items():
                 if path.endswith(".channels"):

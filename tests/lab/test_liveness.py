@@ -10,7 +10,7 @@ import pytest
 from midstream.engine.coordinator.checkpoints.schedule import FINAL_RETRY_MS
 from midstream.engine.protocol import messages as m
 from midstream.simulation.failure_causes import LASTS_US
-from midstream.simulation.liveness_checker import COMMIT_S_MAX, JOB_ENDS, Liveness
+from midstream.simulation.liveness_checker import COMMIT_S_MAX, JOB_ENDS, LivenessChecker
 from midstream_lab.run import run
 from midstream_lab.scenarios.extremes import EXTREMES, SHARE, with_extremes
 from midstream_lab.scenarios.scenario import draw
@@ -25,7 +25,7 @@ class Watched:
         self.now_us = 0
         self.struck_us: list[int] = []
         self.bugs: list[str] = []
-        self.liveness = Liveness(2.0, self.struck_us, lambda: self.now_us, self.bugs.append)
+        self.liveness = LivenessChecker(2.0, self.struck_us, lambda: self.now_us, self.bugs.append)
 
     def after(self, seconds: float) -> None:
         self.now_us += int(seconds * 1e6)

@@ -10,16 +10,16 @@ from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.ids import TaskId
 from midstream.engine.graph.idleness import Origin
 from midstream.engine.protocol import messages as m
-from midstream.simulation.message_checker import NOT_OPENED, OwedCommits, Promises
+from midstream.simulation.message_checker import NOT_OPENED, MessageChecker, OwedCommits
 from midstream.simulation.world import Tempo, World
-from midstream_lab.checkers.event_time_checker import EventTimes
+from midstream_lab.checkers.event_time_checker import EventTimeChecker
 from midstream_lab.checkers.watermark_checker import CheckedValve
 
 TASK = TaskId(0, 0)
 
 
 class Watched:
-    """Promises of a driver with the slots 0 and 1 and a pause of 5 ms, at `now_us`."""
+    """The messages of a driver with the slots 0 and 1 and a pause of 5 ms, at `now_us`."""
 
     def __init__(self) -> None:
         self.now_us = 0
@@ -27,7 +27,9 @@ class Watched:
         self.bugs: list[str] = []
         config = JobConfig(name="job", parallelism=1, checkpoint_dir="memory://x", min_pause_s=0.005)
         self.is_savepoint = False
-        self.promises = Promises(config, self.open, lambda: self.now_us, lambda: self.is_savepoint, self.bugs.append)
+        self.promises = MessageChecker(
+            config, self.open, lambda: self.now_us, lambda: self.is_savepoint, self.bugs.append
+        )
 
     def trigger(self, number: int) -> None:
         self.promises.sent(0, m.TriggerCheckpoint(0, number, 0, (TASK,), None, False))
@@ -138,7 +140,7 @@ def test_event_time_of_a_task_is_that_of_its_channel_furthest_behind() -> None:
 def test_event_time_goes_back_only_in_a_source_whose_first_operator_is_new(
     before: tuple[str, ...], after: tuple[str, ...], complaints: int
 ) -> None:
-    event_times = EventTimes((), (), lambda subtask, part: iter(()), True)
+    event_times = EventTimeChecker((), (), lambda subtask, part: iter(()), True)
 
     def check(uids: tuple[str, ...], mark_us: int) -> list[str]:
         operators = {

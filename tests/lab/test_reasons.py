@@ -12,7 +12,7 @@ from midstream.engine.coordinator import Coordinator
 from midstream.engine.protocol import messages as m
 from midstream.engine.worker.task import Task
 from midstream.engine.worker.task_snapshots import TaskSnapshots
-from midstream.simulation.failure_causes import LASTS_US, Reasons
+from midstream.simulation.failure_causes import LASTS_US, FailureCauses
 from midstream.simulation.fault_kinds import Fault
 from midstream_lab.campaign import Options, campaign
 from midstream_lab.run import CIRCLES_MAX, STILL_MAX, Run, run
@@ -51,7 +51,7 @@ def test_a_failed_checkpoint_is_explained_or_a_bug(
     reason: str, timeout_s: float, struck_us: tuple[int, ...], is_bug: bool
 ) -> None:
     bugs: list[str] = []
-    reasons = Reasons(list(struck_us), 5.0, lambda directory: directory == "chk-2", bugs.append)
+    reasons = FailureCauses(list(struck_us), 5.0, lambda directory: directory == "chk-2", bugs.append)
     reasons.triggered(1, TRIGGERED_US)
     reasons.checkpoint_failed(1, reason, timeout_s)
     assert bugs == ([f"checkpoint 1 fails without a reason: {reason}"] if is_bug else [])
@@ -68,7 +68,7 @@ def test_a_barrier_waits_for_the_rows_in_front_of_it_where_it_cannot_overtake(
 
 def test_union_state_refuses_a_checkpoint_once_a_task_has_finished() -> None:
     bugs: list[str] = []
-    reasons = Reasons([], 5.0, lambda _: False, bugs.append)
+    reasons = FailureCauses([], 5.0, lambda _: False, bugs.append)
     reasons.heard(m.TaskFinished(0, m.TaskId(0, 0)), None)
     reasons.checkpoint_failed(1, UNION, 60.0)
     assert not bugs
@@ -93,7 +93,7 @@ def test_a_checkpoint_that_the_driver_waits_for_is_given_up_by_no_task(
     reason: str, pending_id: int | None, is_bug: bool
 ) -> None:
     bugs: list[str] = []
-    reasons = Reasons([], 5.0, lambda _: False, bugs.append)
+    reasons = FailureCauses([], 5.0, lambda _: False, bugs.append)
     reasons.heard(m.CheckpointDecline(0, 3, m.TaskId(1, 0), reason, False, ()), pending_id)
     assert bugs == ([f"v1/0 gives up checkpoint 3, which is wanted: {reason}"] if is_bug else [])
 

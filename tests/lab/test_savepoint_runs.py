@@ -13,7 +13,7 @@ from midstream.engine.coordinator import Coordinator
 from midstream.engine.protocol.messages import DoStop
 from midstream.simulation.cluster import Driver
 from midstream.simulation.fault_kinds import SAVEPOINTS, Fault
-from midstream_lab.restarter import Keeper
+from midstream_lab.restarter import Restarter
 from midstream_lab.run import Run, run
 from midstream_lab.savepoints import Saved, Savepoints
 from midstream_lab.scenarios.scenario import Scenario, draw
@@ -37,7 +37,7 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
     count(Savepoints, "move")
     count(Savepoints, "forget_below")
-    count(Keeper, "_go_on_from")
+    count(Restarter, "_go_on_from")
     return found
 
 
@@ -113,14 +113,14 @@ def test_a_fork_that_is_stopped_before_its_tasks_are_deployed_has_what_its_savep
 ) -> None:
     """It stands for that, although the last start of the job that it was forked from has finished with more."""
     stopped: list[Driver] = []
-    fork = Keeper.fork
+    fork = Restarter.fork
 
-    def fork_and_stop(self: Keeper, saved: Saved) -> None:
+    def fork_and_stop(self: Restarter, saved: Saved) -> None:
         fork(self, saved)
         self.driver.ask(DoStop())
         stopped.append(self.driver)
 
-    monkeypatch.setattr(Keeper, "fork", fork_and_stop)
+    monkeypatch.setattr(Restarter, "fork", fork_and_stop)
     for seed in some(range(12)):
         outcome = _Forked(draw(seed, topology="random", faults=SAVING, rows=100), False, Coordinator).go()
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"

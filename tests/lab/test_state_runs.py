@@ -12,7 +12,7 @@ from midstream.engine.checkpoint.metadata import CheckpointMetadata
 from midstream.engine.checkpoint.state_files import StateFile
 from midstream.engine.state import columnar
 from midstream.simulation import chunk_sizes
-from midstream_lab.checkers.checkpoint_checker import Cut, Oracle
+from midstream_lab.checkers.checkpoint_checker import CheckpointChecker, Cut
 from midstream_lab.jobs.key_types import FORMS
 from midstream_lab.jobs.lateness import LENIENT, wrong_emissions
 from midstream_lab.jobs.states import Given
@@ -51,10 +51,12 @@ def many_checkpoints_of_one_key(seed: int) -> Scenario:
 def test_small_chunks_are_shared_by_checkpoints_and_end_with_their_run(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunk_sizes, "SHARE", 1.0)
     before = columnar.OWN_CHUNK_ROWS
-    original = Oracle.check_checkpoint
+    original = CheckpointChecker.check_checkpoint
     shared: Counter[int] = Counter()
 
-    def check_checkpoint(self: Oracle, metadata: CheckpointMetadata, is_copy_of: Cut | None = None) -> list[str]:
+    def check_checkpoint(
+        self: CheckpointChecker, metadata: CheckpointMetadata, is_copy_of: Cut | None = None
+    ) -> list[str]:
         assert before > columnar.OWN_CHUNK_ROWS
         files = {
             chunk.file
@@ -68,7 +70,7 @@ def test_small_chunks_are_shared_by_checkpoints_and_end_with_their_run(monkeypat
         shared[seed] += sum(file is not None and file.checkpoint_id < metadata.checkpoint_id for file in written)
         return original(self, metadata, is_copy_of)
 
-    monkeypatch.setattr(Oracle, "check_checkpoint", check_checkpoint)
+    monkeypatch.setattr(CheckpointChecker, "check_checkpoint", check_checkpoint)
     for seed in range(6):
         outcome = run(many_checkpoints_of_one_key(seed))
         assert not outcome.failures, f"seed {seed}: {outcome.failures[0]}"
@@ -81,17 +83,19 @@ def test_small_chunks_are_shared_by_checkpoints_and_end_with_their_run(monkeypat
 def test_checkpoints_of_functions_refer_to_what_earlier_ones_have_stored(
     topology: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = Oracle.check_checkpoint
+    original = CheckpointChecker.check_checkpoint
     chunks: Counter[int] = Counter()
     """Of the part that has most of them in a checkpoint."""
 
-    def check_checkpoint(self: Oracle, metadata: CheckpointMetadata, is_copy_of: Cut | None = None) -> list[str]:
+    def check_checkpoint(
+        self: CheckpointChecker, metadata: CheckpointMetadata, is_copy_of: Cut | None = None
+    ) -> list[str]:
         parts = (part for operator in metadata.operators for subtask in operator.subtasks for part in subtask.parts)
         own = [len(part.chunks) for part in parts if part.name.startswith(("value:", "list:", "map:", "timers:"))]
         chunks[max(own, default=0)] += 1
         return original(self, metadata, is_copy_of)
 
-    monkeypatch.setattr(Oracle, "check_checkpoint", check_checkpoint)
+    monkeypatch.setattr(CheckpointChecker, "check_checkpoint", check_checkpoint)
     for seed in (0, 4, 8):  # all chunks are in files
         drawn = draw(seed, topology=topology, parallelism=2, faults=("kill_slot",), rows=100)
         assert drawn.inline_bytes == 0

@@ -19,13 +19,13 @@ from midstream.runtime.driver import job_logs as keeping
 from midstream.runtime.driver.job_logs import JobLogs
 from midstream.runtime.process import process_slots
 from midstream.runtime.process import slot_output as capturing
-from midstream.runtime.process.slot_output import Capture, levels_set
+from midstream.runtime.process.slot_output import SlotOutput, levels_set
 
 
 class Slot:
     """A capture whose lines are sent nowhere."""
 
-    def __init__(self, capture: Capture, streams: Streams) -> None:
+    def __init__(self, capture: SlotOutput, streams: Streams) -> None:
         self.capture, self.streams = capture, streams
         self.sent: list[Logged] = []
         self.posted: list[Callable[[], None]] = []
@@ -68,7 +68,7 @@ def slot(streams: Callable[[], Streams]) -> Iterator[Callable[[], Slot]]:
 
         def begin() -> Slot:
             put = streams()
-            capture = stack.enter_context(Capture({"": logging.WARNING, "app": logging.INFO}, keeps_records=False))
+            capture = stack.enter_context(SlotOutput({"": logging.WARNING, "app": logging.INFO}, keeps_records=False))
             return Slot(capture, put)
 
         yield begin
@@ -110,7 +110,7 @@ def test_everything_is_put_back_and_what_comes_later_goes_to_stderr(streams: Cal
     put = streams()
     root = logging.getLogger()
     handlers, level = list(root.handlers), root.level
-    with Capture({"": logging.ERROR}, keeps_records=False) as capture:
+    with SlotOutput({"": logging.ERROR}, keeps_records=False) as capture:
         running = Slot(capture, put)
         capture.end()
         logging.getLogger("app").error("the driver is gone")
@@ -124,7 +124,7 @@ def test_where_people_look_at_the_files_of_a_worker_records_are_written_there_to
     streams: Callable[[], Streams],
 ) -> None:
     put = streams()
-    with Capture({"": logging.WARNING}, keeps_records=True) as capture:
+    with SlotOutput({"": logging.WARNING}, keeps_records=True) as capture:
         running = Slot(capture, put)
         logging.getLogger("app").warning("on the worker")
     assert put.err.getvalue() == "WARNING app: on the worker\n"

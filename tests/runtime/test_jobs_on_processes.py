@@ -82,7 +82,7 @@ def test_a_slot_keeps_nothing_of_older_attempts(tmp_path: Path) -> None:
         held = ValueState(default=0)
 
         def open(self, context: Any) -> None:
-            attempts = {task._seams.attempt for task in gc.get_objects() if type(task) is Task}
+            attempts = {task._services.attempt for task in gc.get_objects() if type(task) is Task}
             with (tmp_path / "attempts").open("a") as file:
                 file.write(f"{sorted(attempts)}\n")
 

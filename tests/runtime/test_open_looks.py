@@ -15,7 +15,7 @@ from midstream.engine.operators.base import Operator
 from midstream.engine.operators.sink_api import Sink
 from midstream.engine.protocol.live_rows import GetRows, LiveRows, RowsShown, ShowRows
 from midstream.engine.protocol.messages import Reply
-from midstream.runtime.driver.live_rows import EVERY_S, LOOKS_MAX, OpenLooks, meant_by
+from midstream.runtime.driver.live_rows import EVERY_S, LOOKS_MAX, LiveRowRequests, meant_by
 from midstream.runtime.event_loop import EventLoop
 
 
@@ -41,7 +41,7 @@ class World:
         self.timers: list[tuple[float, Callable[[], None]]] = []
         self.sent: list[ShowRows] = []
         self.answers: dict[int, Reply] = {}
-        self.looks = OpenLooks(cast(EventLoop, self), graph(), self.sent.append, self.answer)
+        self.looks = LiveRowRequests(cast(EventLoop, self), graph(), self.sent.append, self.answer)
 
     def monotonic_s(self) -> float:
         return self.now_s

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from midstream.runtime.network.tcp_stall import Unanswered
+from midstream.runtime.network.tcp_stall import TcpStall
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="TCP_INFO is Linux's")
 
@@ -40,12 +40,12 @@ def pair() -> Iterator[tuple[socket.socket, socket.socket]]:
 def test_nothing_is_overdue_while_nothing_waits() -> None:
     kernel = Kernel()
     kernel.heard_ms = kernel.sent_ms = 3_600_000
-    assert Unanswered(kernel).overdue_s(5_000.0) == 0  # type: ignore[arg-type]
+    assert TcpStall(kernel).overdue_s(5_000.0) == 0  # type: ignore[arg-type]
 
 
 def test_what_is_sent_after_a_long_silence_is_given_its_time() -> None:
     kernel = Kernel()
-    unanswered = Unanswered(kernel)  # type: ignore[arg-type]
+    unanswered = TcpStall(kernel)  # type: ignore[arg-type]
     kernel.unacknowledged, kernel.heard_ms, kernel.sent_ms = 3, 3_600_000, 10
     assert unanswered.overdue_s(5_000.0) == 0
     kernel.heard_ms, kernel.sent_ms = 3_604_000, 1_000
@@ -54,7 +54,7 @@ def test_what_is_sent_after_a_long_silence_is_given_its_time() -> None:
 
 def test_an_answer_begins_the_time_anew() -> None:
     kernel = Kernel()
-    unanswered = Unanswered(kernel)  # type: ignore[arg-type]
+    unanswered = TcpStall(kernel)  # type: ignore[arg-type]
     kernel.unacknowledged, kernel.heard_ms, kernel.sent_ms = 3, 20, 10
     assert unanswered.overdue_s(100.0) == 0
     kernel.heard_ms, kernel.sent_ms = 500, 10  # heard at 109.5
@@ -69,7 +69,7 @@ def test_an_answer_begins_the_time_anew() -> None:
 def test_two_things_on_their_way_at_two_moments_far_apart_are_not_one_that_waits(ms_until_the_answer: int) -> None:
     """The slot was inside a long call between the two. -2: an answer in the same tick of the kernel's clock."""
     kernel = Kernel()
-    unanswered = Unanswered(kernel)  # type: ignore[arg-type]
+    unanswered = TcpStall(kernel)  # type: ignore[arg-type]
     kernel.unacknowledged, kernel.heard_ms, kernel.sent_ms = 1, 30, 1
     assert unanswered.overdue_s(100.0) == 0
     kernel.heard_ms, kernel.sent_ms = 4_000 - ms_until_the_answer, 1
@@ -80,7 +80,7 @@ def test_two_things_on_their_way_at_two_moments_far_apart_are_not_one_that_waits
 
 def test_a_peer_that_answers_and_has_no_room_is_not_overdue() -> None:
     kernel = Kernel()
-    unanswered = Unanswered(kernel)  # type: ignore[arg-type]
+    unanswered = TcpStall(kernel)  # type: ignore[arg-type]
     kernel.unacknowledged = 2
     for second in range(0, 200, 5):  # the kernel tries again every minute, and is answered each time
         kernel.sent_ms = 1_000 * (second % 60) + 1
@@ -90,7 +90,7 @@ def test_a_peer_that_answers_and_has_no_room_is_not_overdue() -> None:
 
 def test_probes_that_are_not_answered_are_overdue() -> None:
     kernel = Kernel()
-    unanswered = Unanswered(kernel)  # type: ignore[arg-type]
+    unanswered = TcpStall(kernel)  # type: ignore[arg-type]
     kernel.probes, kernel.heard_ms, kernel.sent_ms = 1, 100, 2_000
     assert unanswered.overdue_s(10.0) == 0
     kernel.probes, kernel.heard_ms, kernel.sent_ms = 4, 10_100, 12_000
@@ -100,7 +100,7 @@ def test_probes_that_are_not_answered_are_overdue() -> None:
 def test_a_real_peer_that_reads_nothing_is_not_overdue(pair: tuple[socket.socket, socket.socket]) -> None:
     near, _ = pair
     near.setblocking(False)
-    unanswered = Unanswered(near)
+    unanswered = TcpStall(near)
     began_s = time.monotonic()
     sent = 0
     longest_s = 0.0

@@ -18,7 +18,7 @@ from midstream.runtime.process.process_slots import ProcessSlots
 from midstream.runtime.slot_provider import SlotProvider
 from midstream.runtime.storage.file_storage import FileStorage
 from midstream.spark import cluster_probe as surveys
-from midstream.spark.cluster_probe import PACKAGES, Survey, survey
+from midstream.spark.cluster_probe import PACKAGES, ClusterProbe, survey
 from waiting import until_spark_is_idle
 
 pytestmark = pytest.mark.spark
@@ -33,7 +33,7 @@ def look(
     probe: str = "probe",
     provider: SlotProvider | None = None,
     certificates: str = "",
-) -> Survey:
+) -> ClusterProbe:
     provider = provider or ProcessSlots()  # whose addresses are those of slots on a local master
     return survey(spark.sparkContext, provider, slots, timeout_s, storage, probe, TOKEN, certificates)
 

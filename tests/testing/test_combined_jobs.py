@@ -26,7 +26,7 @@ from midstream import (
     tumbling,
 )
 from midstream.engine.exchange import adaptive_combiner as combining
-from midstream.engine.exchange.adaptive_combiner import Combining
+from midstream.engine.exchange.adaptive_combiner import AdaptiveCombiner
 from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.engine.operators.windows.window_specs import Window
 
@@ -73,16 +73,16 @@ def windowed(window: Window, *, is_keyed: bool):
 def found_in(what: Any, *, combines: bool, monkeypatch: pytest.MonkeyPatch, given: pl.DataFrame) -> tuple[list, int]:
     """The results, and how many batches were combined."""
     combined = 0
-    original, without_tags = Combining.apply, WindowOperator.combiner
+    original, without_tags = AdaptiveCombiner.apply, WindowOperator.combiner
 
-    def apply(self: Combining, batch: Any) -> Any:
+    def apply(self: AdaptiveCombiner, batch: Any) -> Any:
         nonlocal combined
         sent = original(self, batch)
         combined += sent is not batch
         return sent
 
     with monkeypatch.context() as patched:
-        patched.setattr(Combining, "apply", apply)
+        patched.setattr(AdaptiveCombiner, "apply", apply)
         # A test reads every side output, and so late rows, of which there are none here.
         patched.setattr(WindowOperator, "combiner", lambda self, tags: without_tags(self, ()))
         if not combines:
@@ -124,7 +124,7 @@ def test_late_rows_that_are_read_are_not_combined_away(monkeypatch: pytest.Monke
     result = stream(Environment()).key_by("key").window(tumbling("10 s")).aggregate(rows=Count()).uid("found")
     late = result.side_output(LATE).select("key", "n").uid("late")
     tried = []
-    monkeypatch.setattr(Combining, "apply", lambda self, batch: tried.append(batch) or batch)
+    monkeypatch.setattr(AdaptiveCombiner, "apply", lambda self, batch: tried.append(batch) or batch)
     given = pl.concat([rows(), rows().head(1_000)])
     found = testing.run([result, late], given, cut=2_000, parallelism=2)
     assert not tried

@@ -11,12 +11,12 @@ import pytest
 from midstream.testing.simulation.campaign import Report
 from midstream.testing.simulation.job_scenario import Cuts, JobScenario
 from midstream.testing.simulation.output_compare import Contract, Difference, differences
-from midstream.testing.simulation.simulated_job import Place
+from midstream.testing.simulation.simulated_job import SourceLine
 from midstream.testing.simulation.surroundings import Effect
 from midstream.testing.simulation.verdict import Verdict
 
 ANY_ORDER = Contract()
-SINK = Place("out", "print", "print", "job.py:7")
+SINK = SourceLine("out", "print", "print", "job.py:7")
 
 
 def compared(before: list[dict[str, Any]], after: list[dict[str, Any]], contract: Contract = ANY_ORDER) -> list[str]:

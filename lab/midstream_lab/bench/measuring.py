@@ -55,7 +55,7 @@ class Measured(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class MeasuredRun:
     start_s: float
     """The time from the start call until every task runs."""
     run_s: float
@@ -104,7 +104,7 @@ def measure(
     build: Callable[[Environment, W], None],
     workload: W,
     warm_up: W,
-) -> Run:
+) -> MeasuredRun:
     """Run the job that `build` makes from `workload`, after one from `warm_up` that warms the session.
 
     `checkpoint_interval_s` None: no checkpoints. Raises the error of a failed job.
@@ -133,7 +133,7 @@ def start_on(slots: Slots, env: Environment, cores: int, **options: Any) -> Job:
     return env.start(master=f"local[{cores}]", **options)
 
 
-def run_measured(start: Callable[[], Job]) -> Run:
+def run_measured(start: Callable[[], Job]) -> MeasuredRun:
     """Measure a job. `start` starts a bounded job. Raises its error, and InvariantError if it was restarted."""
     began_s = time.perf_counter()
     job = start()
@@ -156,7 +156,7 @@ def run_measured(start: Callable[[], Job]) -> Run:
             f"the job was restarted {status.restarts} times, so its figures mean nothing: {status.failures[0].summary}"
         )
     running_s = began_s if running_s is None else running_s
-    return Run(running_s - began_s, now_s - running_s, tuple(peaks.values()), status)
+    return MeasuredRun(running_s - began_s, now_s - running_s, tuple(peaks.values()), status)
 
 
 def _all_running(vertex: VertexStatus) -> bool:

@@ -30,10 +30,10 @@ from midstream.engine.operators.source_api import Split
 from midstream.engine.state.state_parts import KEY_GROUP, Redistribute
 from midstream.simulation.recorded_rows import Outside, SimSource, Staged
 from midstream_lab.checkers.content_checker import some
-from midstream_lab.checkers.event_time_checker import EventTimes
-from midstream_lab.checkers.lineage import After, Lines
-from midstream_lab.checkers.row_inspection import Found, Inspection
-from midstream_lab.checkers.state_checker import StateOracle
+from midstream_lab.checkers.event_time_checker import EventTimeChecker
+from midstream_lab.checkers.lineage import After, Lineage
+from midstream_lab.checkers.row_inspection import Found, RowInspection
+from midstream_lab.checkers.state_checker import StateChecker
 from midstream_lab.checkers.window_checker import Made
 from midstream_lab.jobs.end_operators import said_by
 from midstream_lab.jobs.shapes import Shape
@@ -58,12 +58,12 @@ class Cut:
     sources: tuple[SourcePosition, ...]
     done: Mapping[str, frozenset[int]]
     finished_at: Mapping[str, int]
-    """`done` and `finished_at` record the operators that have finished, wholly or in part; see `Oracle`."""
+    """`done` and `finished_at` record the operators that have finished, wholly or in part; see `CheckpointChecker`."""
     ended: Mapping[str, dict[int, int]]
     said: Mapping[str, tuple[OperatorState, Counter[int]]]
-    """`ended` and `said` record the sources that have ended and the operators that sum up; see `Oracle`."""
+    """`ended` and `said` record the sources that have ended and the operators that sum up; see `CheckpointChecker`."""
     marks: Mapping[str, tuple[int, int]]
-    """See `EventTimes`."""
+    """See `EventTimeChecker`."""
 
 
 def at_rest(
@@ -83,7 +83,7 @@ def at_rest(
     return ended
 
 
-class Oracle:
+class CheckpointChecker:
     """The rules for one run. `sources` are by uid. `is_aligned`: barriers overtake nothing."""
 
     def __init__(
@@ -110,7 +110,7 @@ class Oracle:
         """Returns how many late rows of an operator drivers have reported as dropped, in all starts together."""
         self._sources = sources
         self._outside = outside
-        self.lines = Lines(outside)
+        self.lines = Lineage(outside)
         self._job_id = ""
         """The id of the job's current start."""
         self._cuts: dict[tuple[str, int], Cut] = {}
@@ -136,10 +136,10 @@ class Oracle:
         """
         self._last: Cut | None = None
         """The cut of the newest completed checkpoint."""
-        self.inspection = Inspection(shape, sources, outside, key_groups)
+        self.inspection = RowInspection(shape, sources, outside, key_groups)
         tables = lambda subtask, *parts: self.inspection.tables_of(self.storage, subtask, *parts)  # noqa: E731 - its storage may change
-        self._states = StateOracle(shape, sources, tables)
-        self._event_times = EventTimes(shape, sources.values(), tables, is_aligned)
+        self._states = StateChecker(shape, sources, tables)
+        self._event_times = EventTimeChecker(shape, sources.values(), tables, is_aligned)
 
     # ---- at every checkpoint
 
@@ -531,7 +531,7 @@ class Oracle:
         """Begin another job from `cut`, in its own directory and with only the output of `cut`."""
         self.storage = storage
         self._outside.committed = dict.fromkeys(cut.output)
-        self.lines = Lines(self._outside)
+        self.lines = Lineage(self._outside)
 
     def check_stopped_with(self, cut: Cut) -> Iterator[str]:
         """Yield complaints about a job that has stopped with a savepoint: its output must be that of the savepoint."""

@@ -52,7 +52,7 @@ def overtaken_where_none_may_be(metadata: CheckpointMetadata) -> list[str]:
     return [f"{where} {edge}, on which barriers do not overtake" for edge in wrong]
 
 
-class OnDisk:
+class DirectoryChecker:
     """The rules for one checkpoint directory. It is notified of every change of a file."""
 
     def __init__(self, world: World, disk: Disk) -> None:

@@ -21,7 +21,7 @@ from midstream_lab.jobs.topologies import uid_of
 SAMPLES: Final = 5
 
 
-class EventTimes:
+class EventTimeChecker:
     """Checks event time in the checkpoints of one run. `tables` returns the tables of a part of a subtask's state."""
 
     def __init__(

@@ -16,7 +16,7 @@ from midstream.simulation.recorded_rows import Outside
 After = Literal["take-back", "keep", "fresh"]
 
 
-class Lines:
+class Lineage:
     def __init__(self, outside: Outside) -> None:
         self._outside = outside
         self._before: dict[str, frozenset[str]] = {}

@@ -36,7 +36,7 @@ from midstream_lab.checkers.content_checker import (
     some,
     ways,
 )
-from midstream_lab.checkers.window_checker import Made, Spans, Verdict, check_windows, held_in, no_marks, unpacked
+from midstream_lab.checkers.window_checker import Made, Spans, WindowVerdict, check_windows, held_in, no_marks, unpacked
 from midstream_lab.jobs.key_types import PLAIN, Form, as_plain, stored_keys
 from midstream_lab.jobs.lateness import LENIENT, uncombined
 from midstream_lab.jobs.on_time import behind_timers, on_time_at
@@ -68,7 +68,7 @@ class Found:
         }
 
 
-class Inspection:
+class RowInspection:
     """Examines the rows of one run. `sources` are by uid, in the order of the shape."""
 
     def __init__(self, shape: Shape, sources: Mapping[str, SimSource], outside: Outside, key_groups: int) -> None:
@@ -297,7 +297,7 @@ class Inspection:
         made = expected.windowed[uid][1]
         return Made(made, Spans.joined(emitted), all_late if is_read else None, marks_us=marks_us)
 
-    def check_windows(self, uid: str, kind: str, made: Made) -> Verdict:
+    def check_windows(self, uid: str, kind: str, made: Made) -> WindowVerdict:
         node = self._node_of(uid)
         on_time = self.contents.are_of(self._on_time[node])
         return check_windows(self.contents, kind, made, on_time, DELAY_US if node in self._held_back else 0)

@@ -28,7 +28,7 @@ Tables: TypeAlias = Callable[..., Iterator[pa.Table]]
 TIMED = ("timer", "alarm", "clocks")
 
 
-class StateOracle:
+class StateChecker:
     """Checks the states of all operators of a run. `tables`: reads the tables of state parts."""
 
     def __init__(self, shape: Shape, sources: Mapping[str, SimSource], tables: Tables) -> None:

@@ -61,7 +61,7 @@ class Made:
 
 
 @dataclass(slots=True)
-class Verdict:
+class WindowVerdict:
     complaints: list[str] = field(default_factory=list)
     lost: int = 0
     doubled: int = 0
@@ -99,11 +99,11 @@ def no_marks(key_groups: int, *, all_fired: bool = False) -> Int64s:
     return np.full(key_groups, MAX_WATERMARK_US if all_fired else MIN_WATERMARK_US, np.int64)
 
 
-def check_windows(contents: Contents, kind: str, made: Made, on_time: Bools, late_us: int) -> Verdict:
+def check_windows(contents: Contents, kind: str, made: Made, on_time: Bools, late_us: int) -> WindowVerdict:
     """Check all rules for one operator. `on_time`: which rows never arrive once event time is `late_us` past them."""
     got = contents.amounts(np.array(list(made.got), np.int64), np.array(list(made.got.values()), np.int64))
     late = None if made.late is None else contents.amounts(made.late)
-    verdict = Verdict()
+    verdict = WindowVerdict()
     rules = _sessions if kind == "session" else _fixed
     for what, found, wrong in rules(contents, kind, made, on_time, late_us, got, late):
         if wrong.any():

@@ -10,8 +10,8 @@ import msgspec
 
 from midstream.engine.coordinator.checkpoints import checkpoint_coordinator as checkpoints
 from midstream.engine.coordinator.checkpoints import committers, metadata_builder
-from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import Checkpoints
-from midstream.engine.coordinator.checkpoints.commits import Committing
+from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
+from midstream.engine.coordinator.checkpoints.commits import Commits
 from midstream.engine.coordinator.coordinator import Coordinator
 from midstream.engine.core.interfaces import Done
 from midstream.engine.operators.base import Snapshot, SnapshotResult
@@ -33,8 +33,8 @@ def unknown_outcome_is_aborted() -> Replacements:
         self._uncertain_id = known
         return taken
 
-    original = Checkpoints.take_prepared
-    return [(Checkpoints, "take_prepared", take_prepared)]
+    original = CheckpointCoordinator.take_prepared
+    return [(CheckpointCoordinator, "take_prepared", take_prepared)]
 
 
 def failed_is_aborted_at_once() -> Replacements:
@@ -45,8 +45,8 @@ def failed_is_aborted_at_once() -> Replacements:
         owner.committing.abort(metadata_builder.committables_of(pending.acks, self._names, self._newest_id))
         original(self, pending, *arguments, **more)
 
-    original = Checkpoints._abort
-    return [(Checkpoints, "_abort", abort)]
+    original = CheckpointCoordinator._abort
+    return [(CheckpointCoordinator, "_abort", abort)]
 
 
 def earlier_under_the_new_id() -> Replacements:
@@ -106,7 +106,7 @@ def output_of_finished_is_forgotten() -> Replacements:
 
 def uncommitted_is_left_out() -> Replacements:
     """A checkpoint does not hold what was prepared for earlier ones and is not committed yet."""
-    return [(Committing, "uncommitted", ())]
+    return [(Commits, "uncommitted", ())]
 
 
 def failed_commit_counts() -> Replacements:
@@ -115,8 +115,8 @@ def failed_commit_counts() -> Replacements:
     def committed(self: Any, what: Any, outcome: Any) -> None:
         original(self, what, Done(None))
 
-    original = Committing._committed
-    return [(Committing, "_committed", committed)]
+    original = Commits._committed
+    return [(Commits, "_committed", committed)]
 
 
 def given_up_after_failures() -> Replacements:
@@ -126,8 +126,8 @@ def given_up_after_failures() -> Replacements:
         self._commits.popleft()
         original(self)
 
-    original = Committing.resume
-    return [(Committing, "resume", resume)]
+    original = Commits.resume
+    return [(Commits, "resume", resume)]
 
 
 def ended_before_committed() -> Replacements:
@@ -192,8 +192,8 @@ def abort_follows_the_restart() -> Replacements:
         self._prepared.update(unsettled)
         return taken
 
-    original = Checkpoints.take_prepared
-    return [(Checkpoints, "take_prepared", take_prepared)]
+    original = CheckpointCoordinator.take_prepared
+    return [(CheckpointCoordinator, "take_prepared", take_prepared)]
 
 
 def settled_stays_unsettled() -> Replacements:
@@ -204,8 +204,8 @@ def settled_stays_unsettled() -> Replacements:
         original(self, *arguments)
         self._prepared = unsettled
 
-    original = Checkpoints._published
-    return [(Checkpoints, "_published", published)]
+    original = CheckpointCoordinator._published
+    return [(CheckpointCoordinator, "_published", published)]
 
 
 def zombie_driver_commits() -> Replacements:

@@ -14,13 +14,13 @@ from midstream.engine.coordinator import coordinator as machine
 from midstream.engine.coordinator.checkpoints import checkpoint_coordinator as checkpoints
 from midstream.engine.coordinator.checkpoints import commits, metadata_builder
 from midstream.engine.coordinator.checkpoints import trigger as triggering
-from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import Checkpoints
-from midstream.engine.coordinator.checkpoints.pending_checkpoint import Progress
-from midstream.engine.coordinator.failover import Restarts
+from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
+from midstream.engine.coordinator.checkpoints.pending_checkpoint import CheckpointProgress
+from midstream.engine.coordinator.failover import Failover
 from midstream.engine.coordinator.placement import split_assignment
-from midstream.engine.coordinator.placement.rescale import Rescaling, Stage
+from midstream.engine.coordinator.placement.rescale import RescaleStage, Rescaling
 from midstream.engine.coordinator.placement.slots import Slots
-from midstream.engine.coordinator.requests.client_requests import Requests
+from midstream.engine.coordinator.requests.client_requests import ClientRequests
 from midstream.engine.core.elements import MAX_WATERMARK_US, EndOfData, Watermark
 from midstream.engine.core.ids import TaskId
 from midstream.engine.operators import watermarks
@@ -28,7 +28,7 @@ from midstream.engine.operators.functions.process_operator import ProcessOperato
 from midstream.engine.state.state_parts import Redistribute
 from midstream.engine.worker import source_driver
 from midstream.engine.worker.deployment import Deployment
-from midstream.engine.worker.operator_chain import Chain
+from midstream.engine.worker.operator_chain import OperatorChain
 from midstream.engine.worker.task import Step, Task, TaskState
 from midstream.engine.worker.task_operators import TaskOperators
 from midstream.engine.worker.task_snapshots import TaskSnapshots
@@ -47,19 +47,19 @@ def late_metadata_is_failed() -> Replacements:
         self.pending.timer = None
         self._abort(self.pending, "not complete within its time", counts=True, retry=False)
 
-    return [(Checkpoints, "_expired", expired)]
+    return [(CheckpointCoordinator, "_expired", expired)]
 
 
 def late_metadata_completes() -> Replacements:
     """A checkpoint that has been given up is complete all the same once its metadata is written."""
-    original = Checkpoints._published
+    original = CheckpointCoordinator._published
 
     def published(self: Any, pending: Any, metadata: Any, own: Any, outcome: Any) -> None:
         if self.pending is None:
-            self.pending, self.progress = pending, Progress.PUBLISHING
+            self.pending, self.progress = pending, CheckpointProgress.PUBLISHING
         original(self, pending, metadata, own, outcome)
 
-    return [(Checkpoints, "_published", published)]
+    return [(CheckpointCoordinator, "_published", published)]
 
 
 # ---- failures
@@ -67,18 +67,18 @@ def late_metadata_completes() -> Replacements:
 
 def checkpoints_do_not_count() -> Replacements:
     """The same failure ends the job though checkpoints completed in between."""
-    return [(Restarts, "progressed", nothing)]
+    return [(Failover, "progressed", nothing)]
 
 
 def savepoints_count() -> Replacements:
     """A checkpoint for a savepoint that fails counts against the failures that the job tolerates."""
-    original = Checkpoints._abort
+    original = CheckpointCoordinator._abort
 
     def abort(self: Any, pending: Any, reason: str, **how: Any) -> None:
         pending.is_savepoint = False
         original(self, pending, reason, **how)
 
-    return [(Checkpoints, "_abort", abort)]
+    return [(CheckpointCoordinator, "_abort", abort)]
 
 
 # ---- rescaling while the job runs
@@ -97,8 +97,8 @@ def rescale_keeps_splits() -> Replacements:
 
 
 def rescale_keeps_layout() -> Replacements:
-    """Checkpoints are described as of the graph that the job began with."""
-    return [(Checkpoints, "rescale", lambda self, plan: None)]
+    """Checkpoints are described by the graph that the job began with."""
+    return [(CheckpointCoordinator, "rescale", lambda self, plan: None)]
 
 
 def rescale_is_not_answered() -> Replacements:
@@ -134,25 +134,25 @@ def rescale_keeps_slots() -> Replacements:
 
 def rescale_before_stored() -> Replacements:
     """The job switches when the checkpoint is taken, and names it as the one to resume from, before it is complete."""
-    original = Checkpoints._publish
+    original = CheckpointCoordinator._publish
 
     def publish(self: Any, pending: Any) -> None:
         original(self, pending)
         owner = owner_of(self)
-        if pending.is_rescale and not self.outcome_is_known and owner.rescaling.stage is Stage.STORING:
+        if pending.is_rescale and not self.outcome_is_known and owner.rescaling.stage is RescaleStage.STORING:
             owner.rescaling._current.checkpoint, owner.rescaling.stage = (
                 self.path_of(pending.checkpoint_id),
-                Stage.STORED,
+                RescaleStage.STORED,
             )
             self._effects.cancel_timer(pending.timer)
-            self.pending, self.progress = None, Progress.NONE
+            self.pending, self.progress = None, CheckpointProgress.NONE
 
     def published(self: Any, pending: Any, *rest: Any) -> None:
         if self.pending is pending:
             original_published(self, pending, *rest)
 
-    original_published = Checkpoints._published
-    return [(Checkpoints, "_publish", publish), (Checkpoints, "_published", published)]
+    original_published = CheckpointCoordinator._published
+    return [(CheckpointCoordinator, "_publish", publish), (CheckpointCoordinator, "_published", published)]
 
 
 # ---- finishing
@@ -190,7 +190,7 @@ def finished_is_opened() -> Replacements:
         original_build(self, slot_id, msgspec.structs.replace(deploy, finished=()), *rest)
 
     def finish(self: Any) -> None:
-        if (self._seams.job_id, self._seams.attempt, self.ref) not in had_finished:
+        if (self._services.job_id, self._services.attempt, self.ref) not in had_finished:
             original_finish(self)
             return
         self.operators.chain.finish()
@@ -233,7 +233,7 @@ def checkpoint_while_draining() -> Replacements:
     original = triggering.trigger_when_due
 
     def trigger_when_due(*of: Any) -> None:
-        with patch.object(Requests, "draining", False):
+        with patch.object(ClientRequests, "draining", False):
             original(*of)
 
     return [(machine, "trigger_when_due", trigger_when_due)]
@@ -301,7 +301,7 @@ def watermark_before_timers() -> Replacements:
             self.offered_us[-1] = watermark_us
             self._edges.broadcast(Watermark(watermark_us))
 
-    return [(Chain, "offer", offer)]
+    return [(OperatorChain, "offer", offer)]
 
 
 def timers_before_rows() -> Replacements:

@@ -139,7 +139,7 @@ def partial_kept_over_a_cut() -> Replacements:
 
     def gate_as_before(self: Any, *arguments: Any) -> InputGate:
         gate = make_gate(self, *arguments)
-        before = of_slots.setdefault(self._seams.executor, {})
+        before = of_slots.setdefault(self._services.executor, {})
         for channel in gate.channels:
             if isinstance(channel, RemoteChannel):
                 partial, filled = getattr(before.get(channel.id), "kept", (None, 0))

@@ -13,8 +13,8 @@ from midstream.engine.checkpoint.directory_files import FromFile, OwnerFile, sea
 from midstream.engine.checkpoint.metadata import encode_metadata
 from midstream.engine.checkpoint.store import split_retained
 from midstream.engine.coordinator.checkpoints import checkpoint_coordinator as checkpoints
-from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import Checkpoints
-from midstream.engine.coordinator.checkpoints.cleanup import Cleaning
+from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
+from midstream.engine.coordinator.checkpoints.cleanup import CheckpointCleanup
 from midstream.engine.coordinator.restore import open_directory
 from midstream.engine.core.errors import StorageError
 from midstream.engine.core.interfaces import Storage
@@ -158,7 +158,7 @@ def files_that_may_be_needed_go() -> Replacements:
     def is_uncertain(self: Any, pending: Any) -> None:
         self._uncertain_id = pending.checkpoint_id
 
-    return [(Checkpoints, "_is_uncertain", is_uncertain)]
+    return [(CheckpointCoordinator, "_is_uncertain", is_uncertain)]
 
 
 def known_before_complete() -> Replacements:
@@ -187,7 +187,7 @@ def earlier_flushes_are_left_out() -> Replacements:
 
 def files_of_dead_attempts_stay() -> Replacements:
     """What attempts that have failed have written for checkpoints that never completed stays."""
-    return [(Cleaning, "drop_attempts_before", _nothing)]
+    return [(CheckpointCleanup, "drop_attempts_before", _nothing)]
 
 
 def files_of_earlier_starts_stay() -> Replacements:
@@ -219,8 +219,8 @@ def files_of_failed_ones_stay() -> Replacements:
     def abort(self: Any, *arguments: Any, **more: Any) -> None:
         original(self, *arguments, **(more | {"delete": False}))
 
-    original = Checkpoints._abort
-    return [(Checkpoints, "_abort", abort)]
+    original = CheckpointCoordinator._abort
+    return [(CheckpointCoordinator, "_abort", abort)]
 
 
 def files_of_late_answers_stay() -> Replacements:
@@ -235,8 +235,8 @@ def files_of_late_answers_stay() -> Replacements:
         else:
             original(self, slot, ack, attempt)
 
-    original = Checkpoints.acknowledge
-    return [(Checkpoints, "acknowledge", acknowledge)]
+    original = CheckpointCoordinator.acknowledge
+    return [(CheckpointCoordinator, "acknowledge", acknowledge)]
 
 
 def a_failed_pass_is_forgotten() -> Replacements:
@@ -245,8 +245,8 @@ def a_failed_pass_is_forgotten() -> Replacements:
     def done(self: Any, doomed: Any, outcome: Any) -> None:
         original(self, type(doomed)(), outcome)
 
-    original = Cleaning._done
-    return [(Cleaning, "_done", done)]
+    original = CheckpointCleanup._done
+    return [(CheckpointCleanup, "_done", done)]
 
 
 # ---- where they are looked for

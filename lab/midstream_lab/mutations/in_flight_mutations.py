@@ -197,7 +197,7 @@ def barrier_later() -> Replacements:
                 with patch.object(self._task, "take_snapshot", nothing):
                     original(self, taken)
 
-        self._seams.executor.post(rest)
+        self._services.executor.post(rest)
 
     return [(TaskCheckpoints, "_snapshot", snapshot)]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final
 
-from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import Checkpoints
+from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from midstream.engine.coordinator.coordinator import Coordinator
 from midstream.engine.coordinator.job_phase import Phase
 from midstream.engine.coordinator.placement.attempts import Attempts
@@ -18,7 +18,7 @@ from midstream_lab.scenarios import targeted
 
 
 def sources_do_not_hold() -> Replacements:
-    original = Checkpoints.trigger
+    original = CheckpointCoordinator.trigger
 
     def trigger(
         self: Any, attempt: Any, sources: Any, clients: Any, is_stop: bool, is_rescale: bool, *rest: Any
@@ -27,7 +27,7 @@ def sources_do_not_hold() -> Replacements:
         self.pending.is_rescale = is_rescale
         return checkpoint_id
 
-    return [(Checkpoints, "trigger", trigger)]
+    return [(CheckpointCoordinator, "trigger", trigger)]
 
 
 def metrics_as_usual() -> Replacements:

@@ -30,7 +30,7 @@ class Equivalent:
 
 def owner_of(part: Any) -> Any:
     """Return the coordinator to which a part belongs."""
-    [(hear, _)] = part._effects.facts.start_failed.hearers
+    [(hear, _)] = part._effects.facts.start_failed.subscribers
     return hear.__self__
 
 

@@ -14,8 +14,8 @@ from midstream.engine.checkpoint.metadata import CheckpointMetadata, encode_meta
 from midstream.engine.checkpoint.store import Listed, Retained, TakenOver
 from midstream.engine.coordinator.checkpoints import checkpoint_coordinator as checkpoints
 from midstream.engine.coordinator.checkpoints import cleanup as cleaning
-from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import Checkpoints
-from midstream.engine.coordinator.checkpoints.cleanup import Cleaning
+from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
+from midstream.engine.coordinator.checkpoints.cleanup import CheckpointCleanup
 from midstream.engine.coordinator.restore import newer_output as going_back
 from midstream.engine.coordinator.restore import open_directory
 from midstream.engine.coordinator.restore.newer_output import Decision, Newer
@@ -135,7 +135,7 @@ class _CheckedOnce:
 
 def attempts_leak() -> Replacements:
     """What earlier attempts have left is never deleted."""
-    return [(Cleaning, "drop_attempts_before", lambda *_: None)]
+    return [(CheckpointCleanup, "drop_attempts_before", lambda *_: None)]
 
 
 def epochs_leak() -> Replacements:
@@ -145,35 +145,35 @@ def epochs_leak() -> Replacements:
 
 def deleted_later() -> Replacements:
     """What could not be deleted is not tried again at once."""
-    original = Cleaning._done
+    original = CheckpointCleanup._done
 
     def done(self: Any, *arguments: Any) -> None:
         self._has_failed = True
         original(self, *arguments)
 
-    return [(Cleaning, "_done", done)]
+    return [(CheckpointCleanup, "_done", done)]
 
 
 def aborted_leak() -> Replacements:
     """Files that were written for a checkpoint that fails stay."""
-    original = Checkpoints._abort
+    original = CheckpointCoordinator._abort
 
     def abort(self: Any, pending: Any, reason: str, *, counts: bool, retry: bool, delete: bool = True) -> None:
         original(self, pending, reason, counts=counts, retry=retry, delete=False)
 
-    return [(Checkpoints, "_abort", abort)]
+    return [(CheckpointCoordinator, "_abort", abort)]
 
 
 def late_files_leak() -> Replacements:
     """The files of an acknowledgement that arrives when its checkpoint has failed stay."""
-    original = Checkpoints.acknowledge
+    original = CheckpointCoordinator.acknowledge
 
     def acknowledge(self: Any, slot: int, ack: CheckpointAck, attempt: Any) -> None:
         pending = self.pending
         is_late = pending is None or pending.checkpoint_id != ack.checkpoint_id
         original(self, slot, msgspec.structs.replace(ack, files=()) if is_late else ack, attempt)
 
-    return [(Checkpoints, "acknowledge", acknowledge)]
+    return [(CheckpointCoordinator, "acknowledge", acknowledge)]
 
 
 def declined_leak() -> Replacements:
@@ -330,7 +330,7 @@ def where_it_went_back_is_not_written_down() -> Replacements:
 
 def uncertain_is_aborted() -> Replacements:
     """What was prepared for a checkpoint of unknown outcome is cleaned up."""
-    original = Checkpoints.take_prepared
+    original = CheckpointCoordinator.take_prepared
 
     def take_prepared(self: Any) -> Any:
         before, self._uncertain_id = self._uncertain_id, 0
@@ -339,7 +339,7 @@ def uncertain_is_aborted() -> Replacements:
         finally:
             self._uncertain_id = before
 
-    return [(Checkpoints, "take_prepared", take_prepared)]
+    return [(CheckpointCoordinator, "take_prepared", take_prepared)]
 
 
 _Bug = tuple[str, Callable[[], Replacements], Callable[[int], Scenario]]

@@ -7,14 +7,14 @@ from dataclasses import replace
 from typing import Any, Final
 from unittest.mock import patch
 
-from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import Checkpoints
-from midstream.engine.coordinator.checkpoints.schedule import Due
+from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
+from midstream.engine.coordinator.checkpoints.schedule import CheckpointSchedule
 from midstream.engine.coordinator.coordinator import Coordinator
 from midstream.engine.coordinator.job_phase import Phase
 from midstream.engine.coordinator.placement.attempt import Attempt, CheckpointPlan, TaskPhase
 from midstream.engine.coordinator.placement.attempts import Attempts
-from midstream.engine.coordinator.placement.rescale import Rescaling, Stage
-from midstream.engine.coordinator.requests.client_requests import Requests
+from midstream.engine.coordinator.placement.rescale import RescaleStage, Rescaling
+from midstream.engine.coordinator.requests.client_requests import ClientRequests
 from midstream.engine.coordinator.requests.savepoints import Savepoints
 from midstream.engine.coordinator.restore.distribute import Restoring
 from midstream.engine.protocol.messages import DoStop, Reply
@@ -39,13 +39,13 @@ def id_of_a_failed_one_again() -> Replacements:
         self._next_id = pending.checkpoint_id
         original(self, pending, *arguments, **more)
 
-    original = Checkpoints._abort
-    return [(Checkpoints, "_abort", abort)]
+    original = CheckpointCoordinator._abort
+    return [(CheckpointCoordinator, "_abort", abort)]
 
 
 def finished_meanwhile_is_missed() -> Replacements:
     """A checkpoint waits for a task that has ended before its trigger came."""
-    return [(Checkpoints, "task_finished", _nothing)]
+    return [(CheckpointCoordinator, "task_finished", _nothing)]
 
 
 def trigger_at_the_sources_only() -> Replacements:
@@ -64,7 +64,7 @@ def outcome_is_not_awaited() -> Replacements:
     """The next attempt begins while the metadata of a checkpoint is still being written."""
 
     def try_deploy(self: Any) -> bool:
-        with patch.object(Checkpoints, "outcome_is_known", True):
+        with patch.object(CheckpointCoordinator, "outcome_is_known", True):
             return original(self)
 
     original = Coordinator._try_deploy
@@ -92,8 +92,8 @@ def pause_is_ignored() -> Replacements:
         self._ended_ms = ended
         return due
 
-    original = Due._due_ms
-    return [(Due, "_due_ms", due_ms)]
+    original = CheckpointSchedule._due_ms
+    return [(CheckpointSchedule, "_due_ms", due_ms)]
 
 
 def failures_are_never_forgotten() -> Replacements:
@@ -104,8 +104,8 @@ def failures_are_never_forgotten() -> Replacements:
         original(self, *arguments)
         self.due.failures = max(failures, self.due.failures)
 
-    original = Checkpoints._published
-    return [(Checkpoints, "_published", published)]
+    original = CheckpointCoordinator._published
+    return [(CheckpointCoordinator, "_published", published)]
 
 
 # ---- attempts
@@ -162,8 +162,8 @@ def rescaled_before_it_runs() -> Replacements:
             original_refuse(self, client, reason)
 
     def running(self: Any) -> None:
-        if self._current is not None and self.stage is Stage.SWITCHING:
-            self._current, self.stage = None, Stage.NONE
+        if self._current is not None and self.stage is RescaleStage.SWITCHING:
+            self._current, self.stage = None, RescaleStage.NONE
         self._goes_back = False
 
     original, original_refuse = Rescaling.switching, Rescaling._refuse
@@ -179,13 +179,13 @@ def second_stop_replaces_the_first() -> Replacements:
         else:
             original(self, client, request, has_storage)
 
-    original = Requests.asked
-    return [(Requests, "asked", asked)]
+    original = ClientRequests.asked
+    return [(ClientRequests, "asked", asked)]
 
 
 def retry_is_not_asked_for() -> Replacements:
     """The client that waits for a checkpoint which has to be taken again is forgotten."""
-    return [(Requests, "put_back", _nothing)]
+    return [(ClientRequests, "put_back", _nothing)]
 
 
 def stopped_with_a_failed_one() -> Replacements:
@@ -198,8 +198,8 @@ def stopped_with_a_failed_one() -> Replacements:
         else:
             original(self, fact)
 
-    original = Requests.checkpoint_aborted
-    return [(Requests, "checkpoint_aborted", aborted)]
+    original = ClientRequests.checkpoint_aborted
+    return [(ClientRequests, "checkpoint_aborted", aborted)]
 
 
 def asked_after_the_trigger() -> Replacements:
@@ -271,7 +271,7 @@ def _again(seed: int) -> Scenario:
 
 
 def _paused(seed: int) -> Scenario:
-    """Checkpoints take longer than they are apart, and there is to be a pause between them."""
+    """Checkpoints take longer than the interval between them, and there is to be a pause between them."""
     drawn = asked("kill_slot")(seed)
     return replace(drawn, min_pause_s=0.005, tempo=replace(drawn.tempo, io_us=2000), faults=drawn.faults[:2])
 

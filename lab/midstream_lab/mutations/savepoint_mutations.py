@@ -11,13 +11,13 @@ import msgspec
 
 from midstream.engine.checkpoint import savepoint
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, encode_metadata
-from midstream.engine.checkpoint.savepoint import Place
+from midstream.engine.checkpoint.savepoint import SavepointLocation
 from midstream.engine.checkpoint.state_files import SHARED
 from midstream.engine.checkpoint.store import check_epoch, metadata_path
-from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import Checkpoints
+from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from midstream.engine.coordinator.requests import savepoints
-from midstream.engine.coordinator.requests.client_requests import Requests
-from midstream.engine.coordinator.requests.savepoints import Savepoints, Stage
+from midstream.engine.coordinator.requests.client_requests import ClientRequests
+from midstream.engine.coordinator.requests.savepoints import Savepoints, SavepointStage
 from midstream.engine.core.errors import StorageError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.worker.task import Task
@@ -60,7 +60,7 @@ def files_left_out() -> Replacements:
 def not_copied() -> Replacements:
     """It refers to the files of the job, which the job deletes when it has no use for them any more."""
 
-    def write_savepoint(source: Storage, metadata: CheckpointMetadata, place: Place) -> None:
+    def write_savepoint(source: Storage, metadata: CheckpointMetadata, place: SavepointLocation) -> None:
         alone = msgspec.structs.replace(metadata, committables=())
         place.storage.write(metadata_path(metadata.checkpoint_id), [encode_metadata(alone)])
 
@@ -73,19 +73,19 @@ def not_retained() -> Replacements:
 
 
 def not_aligned() -> Replacements:
-    original = Checkpoints.trigger
+    original = CheckpointCoordinator.trigger
 
     def trigger(self: Any, attempt: Any, sources: Any, clients: Any, is_stop: bool, is_rescale: bool, *_: bool) -> int:
         return original(self, attempt, sources, clients, is_stop, is_rescale)
 
-    return [(Checkpoints, "trigger", trigger)]
+    return [(CheckpointCoordinator, "trigger", trigger)]
 
 
 def keeps_committables() -> Replacements:
     """What it covers has been committed, and a job that resumes from it commits it again."""
     original = savepoint.write_savepoint
 
-    def write_savepoint(source: Storage, metadata: CheckpointMetadata, place: Place) -> None:
+    def write_savepoint(source: Storage, metadata: CheckpointMetadata, place: SavepointLocation) -> None:
         with patch.object(msgspec.structs, "replace", _without_committables(msgspec.structs.replace)):
             original(source, metadata, place)
 
@@ -120,7 +120,7 @@ def refused_at_once() -> Replacements:
                 stop.clients = []
                 self._effects.facts.stop_failed(stop, reason)
 
-    return [(Requests, "stop_failed", stop_failed)]
+    return [(ClientRequests, "stop_failed", stop_failed)]
 
 
 def copied_after_the_end() -> Replacements:
@@ -141,7 +141,7 @@ def end_does_not_answer() -> Replacements:
     original = Savepoints.job_ended
 
     def job_ended(self: Any, *why: Any) -> None:
-        copying = self._at(Stage.COPYING)
+        copying = self._at(SavepointStage.COPYING)
         self._all = [asked for asked in self._all if asked not in copying]
         original(self, *why)
         self._all += copying
@@ -167,7 +167,7 @@ def retry_is_forgotten() -> Replacements:
 def completed_behind_a_successor() -> Replacements:
     """A driver that was believed dead completes a savepoint when another one has taken over."""
 
-    def copy(source: Storage, metadata: CheckpointMetadata, place: Place) -> None:
+    def copy(source: Storage, metadata: CheckpointMetadata, place: SavepointLocation) -> None:
         try:
             savepoint.write_savepoint(source, metadata, place)
         except StorageError:

@@ -10,8 +10,8 @@ from typing import Any, Final
 from midstream.engine.coordinator import coordinator as machine
 from midstream.engine.coordinator.checkpoints import commits as committing
 from midstream.engine.coordinator.checkpoints import commits_on_slots as lanes
-from midstream.engine.coordinator.checkpoints.commits import Committing
-from midstream.engine.coordinator.checkpoints.commits_on_slots import Lanes
+from midstream.engine.coordinator.checkpoints.commits import Commits
+from midstream.engine.coordinator.checkpoints.commits_on_slots import CommitLanes
 from midstream.engine.coordinator.coordinator import Coordinator
 from midstream.engine.protocol import messages as m
 from midstream.engine.worker import slot_commits as commits
@@ -47,8 +47,8 @@ def lane_moves() -> Replacements:
         turn = self._requests % len(slots)
         original(self, (*slots[turn:], *slots[:turn]))
 
-    original = Lanes.ask
-    return [(Lanes, "ask", ask)]
+    original = CommitLanes.ask
+    return [(CommitLanes, "ask", ask)]
 
 
 def done_when_asked() -> Replacements:
@@ -61,8 +61,8 @@ def done_when_asked() -> Replacements:
             if request not in before:
                 self.heard(asked.slot, m.CommitDone(request))
 
-    original = Lanes.ask
-    return [(Lanes, "ask", ask)]
+    original = CommitLanes.ask
+    return [(CommitLanes, "ask", ask)]
 
 
 def answer_of_another_lane() -> Replacements:
@@ -76,8 +76,8 @@ def answer_of_another_lane() -> Replacements:
             self._asked[request] = replace(self._asked[request], lane=asked.lane)
         original(self, slot, answer)
 
-    original = Lanes.heard
-    return [(Lanes, "heard", heard)]
+    original = CommitLanes.heard
+    return [(CommitLanes, "heard", heard)]
 
 
 def stopped_counts() -> Replacements:
@@ -88,8 +88,8 @@ def stopped_counts() -> Replacements:
             answer = m.CommitDone(answer.request)
         original(self, slot, answer)
 
-    original = Lanes.heard
-    return [(Lanes, "heard", heard)]
+    original = CommitLanes.heard
+    return [(CommitLanes, "heard", heard)]
 
 
 def failed_lane_counts() -> Replacements:
@@ -101,8 +101,8 @@ def failed_lane_counts() -> Replacements:
         if asked is not None and self.failed is not None and len(self.work.left) > 1:
             self.work.left.pop(asked.lane, None)
 
-    original = Lanes.heard
-    return [(Lanes, "heard", heard)]
+    original = CommitLanes.heard
+    return [(CommitLanes, "heard", heard)]
 
 
 def lost_with_the_slot() -> Replacements:
@@ -114,8 +114,8 @@ def lost_with_the_slot() -> Replacements:
                 del self.work.left[asked.lane]
         original(self, live)
 
-    original = Lanes.forget_lost
-    return [(Lanes, "forget_lost", forget_lost)]
+    original = CommitLanes.forget_lost
+    return [(CommitLanes, "forget_lost", forget_lost)]
 
 
 def _not_waiting(method: str) -> Replacements:
@@ -133,8 +133,8 @@ def _not_waiting(method: str) -> Replacements:
             return True
         return bool(original_idle(self))
 
-    original, original_idle = getattr(Coordinator, method), inspect.getattr_static(Committing, "idle").fget
-    return [(Coordinator, method, pretending), (Committing, "idle", property(idle))]
+    original, original_idle = getattr(Coordinator, method), inspect.getattr_static(Commits, "idle").fget
+    return [(Coordinator, method, pretending), (Commits, "idle", property(idle))]
 
 
 def deployed_while_committing() -> Replacements:
@@ -149,7 +149,7 @@ def ended_while_committing() -> Replacements:
 
 def let_go_while_committing() -> Replacements:
     """A rescale lets slots go that are committing."""
-    return [(Committing, "on_slots", False)]
+    return [(Commits, "on_slots", False)]
 
 
 def aborted_is_committed() -> Replacements:
@@ -178,7 +178,7 @@ def not_told_to_stop() -> Replacements:
     """A commit does not learn that its attempt is over."""
 
     def attempt_over(self: Any) -> None:
-        told, self._stopped = self._stopped, self._seams.make_signal()
+        told, self._stopped = self._stopped, self._services.make_signal()
         original(self)
         self._stopped = told
 

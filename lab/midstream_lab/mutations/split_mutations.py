@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from midstream.engine.checkpoint.metadata import SourcePosition
-from midstream.engine.coordinator.placement.split_assignment import Sources
+from midstream.engine.coordinator.placement.split_assignment import SplitAssignment
 from midstream.engine.core.interfaces import Done
 from midstream.engine.graph.idleness import Origin
 from midstream.engine.operators.watermarks import TimestampsOperator
@@ -26,12 +26,12 @@ from midstream_lab.scenarios.targeted_at_rest import finding, restarted
 
 def position_before_its_splits() -> Replacements:
     """The position of the discovery moves when it answers, and its splits are there a little later."""
-    return [(Sources, "_discovered", _in_two_steps(_take_position))]
+    return [(SplitAssignment, "_discovered", _in_two_steps(_take_position))]
 
 
 def exhausted_before_its_splits() -> Replacements:
     """The end of discovery is noted when it answers, and its last splits are there a little later."""
-    return [(Sources, "_discovered", _in_two_steps(_take_exhausted))]
+    return [(SplitAssignment, "_discovered", _in_two_steps(_take_exhausted))]
 
 
 def _take_position(state: Any, found: Any) -> None:
@@ -43,7 +43,7 @@ def _take_exhausted(state: Any, found: Any) -> None:
 
 
 def _in_two_steps(first: Callable[[Any, Any], None]) -> Callable[..., None]:
-    original = Sources._discovered
+    original = SplitAssignment._discovered
 
     def discovered(self: Any, state: Any, generation: int, outcome: Any) -> None:
         if generation != state.generation or not self._discovers or not isinstance(outcome, Done):
@@ -69,8 +69,8 @@ def found_before_the_reset() -> Replacements:
             generation = state.generation
         original(self, state, generation, outcome)
 
-    original = Sources._discovered
-    return [(Sources, "_discovered", discovered)]
+    original = SplitAssignment._discovered
+    return [(SplitAssignment, "_discovered", discovered)]
 
 
 def handed_out_before_the_restart() -> Replacements:
@@ -86,8 +86,8 @@ def handed_out_before_the_restart() -> Replacements:
         }
         original(self, both, finished)
 
-    original = Sources.reset
-    return [(Sources, "reset", reset)]
+    original = SplitAssignment.reset
+    return [(SplitAssignment, "reset", reset)]
 
 
 def pending_of_the_last_round() -> Replacements:
@@ -99,8 +99,8 @@ def pending_of_the_last_round() -> Replacements:
             for position in original(self)
         )
 
-    original = Sources.snapshot
-    return [(Sources, "snapshot", snapshot)]
+    original = SplitAssignment.snapshot
+    return [(SplitAssignment, "snapshot", snapshot)]
 
 
 def told_of_now() -> Replacements:
@@ -112,8 +112,8 @@ def told_of_now() -> Replacements:
             if state.notice is not None:
                 state.notice = replace(state.notice, position=state.position, pending=tuple(state.pending))
 
-    original = Sources.checkpoint_completed
-    return [(Sources, "checkpoint_completed", completed)]
+    original = SplitAssignment.checkpoint_completed
+    return [(SplitAssignment, "checkpoint_completed", completed)]
 
 
 # ---- in the reader

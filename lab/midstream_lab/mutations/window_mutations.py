@@ -16,7 +16,7 @@ import pyarrow as pa
 from midstream.engine.coordinator.coordinator import Coordinator
 from midstream.engine.core.elements import MAX_WATERMARK_US
 from midstream.engine.operators.windows import session_windows
-from midstream.engine.operators.windows.fired_upto import Progress
+from midstream.engine.operators.windows.fired_upto import FiredUpTo
 from midstream.engine.operators.windows.session_windows import SessionWindowOperator
 from midstream.engine.operators.windows.sliding_windows import SlidingWindowOperator
 from midstream.engine.operators.windows.window_operator import END, PROGRESS, START, WindowOperator, clamp
@@ -84,7 +84,7 @@ def fired_for_all() -> Replacements:
     def reach_up_to(self: Any, key_group: int, watermark: int) -> None:
         self.reach(watermark)
 
-    return [(Progress, "reach_up_to", reach_up_to)]
+    return [(FiredUpTo, "reach_up_to", reach_up_to)]
 
 
 # ---- rows that come late
@@ -191,7 +191,7 @@ def progress_of_the_fastest() -> Replacements:
         marks = table.column("watermark").to_numpy()
         self._set(np.full_like(self._marks, marks.max()))
 
-    return [(Progress, "restore", restore)]
+    return [(FiredUpTo, "restore", restore)]
 
 
 def panes_are_restored_twice() -> Replacements:

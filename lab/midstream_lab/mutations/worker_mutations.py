@@ -333,14 +333,14 @@ def watermark_of_one_slice_more() -> Replacements:
 
 def progress_of_the_slowest() -> Replacements:
     """After a restore all key groups have come as far as the one furthest behind."""
-    original = fired_upto.Progress.restore
+    original = fired_upto.FiredUpTo.restore
 
     def restore(self: Any, table: Any) -> None:
         original(self, table)
         self._marks[:] = self.lowest
         self.is_even = True
 
-    return [(fired_upto.Progress, "restore", restore)]
+    return [(fired_upto.FiredUpTo, "restore", restore)]
 
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {

@@ -45,7 +45,7 @@ class Silence:
     def say(self, message: str) -> None: ...
 
 
-class Lines:
+class LineDisplay:
     """One line every few seconds, and one for every change of state."""
 
     def __init__(self, console: Console) -> None:
@@ -65,7 +65,7 @@ class Lines:
         self._console.print(message, markup=False, highlight=False, soft_wrap=True)
 
 
-class Tables:
+class TableDisplay:
     """The job's tables, redrawn in place; other lines scroll by above them."""
 
     def __init__(self, live: Live) -> None:
@@ -92,9 +92,9 @@ def display(console: Console, silent: bool) -> Iterator[Display]:
             redirect_stdout=sys.stdout.isatty(),  # else rows that a job prints, and `> rows.txt` asks for, came here
         )
         with live, _logging_above_it():
-            yield Tables(live)
+            yield TableDisplay(live)
     else:
-        yield Lines(console)
+        yield LineDisplay(console)
 
 
 @contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TypeAlias
 
 from midstream.engine.core.errors import JobError
-from midstream.page.remote_client import PageJob, PageLine, is_link, job_at
+from midstream.page.remote_client import PageJob, RemoteClient, is_link, job_at
 from midstream.runtime.driver import job_registry as registry
 from midstream.runtime.driver.client import Client
 from midstream.runtime.driver.job_registry import JobEntry
@@ -29,5 +29,5 @@ def named(job: str | None) -> Target:
     raise JobError(f"{len(entries)} jobs run on this machine; choose one: {running}")
 
 
-def line_to(target: Target) -> Client | PageLine:
-    return PageLine(target) if isinstance(target, PageJob) else Client(target)
+def line_to(target: Target) -> Client | RemoteClient:
+    return RemoteClient(target) if isinstance(target, PageJob) else Client(target)

@@ -34,7 +34,7 @@ from midstream.engine.operators.source_api import Split
 from midstream.engine.operators.watermarks import TimestampsOperator
 from midstream.engine.protocol import messages as m
 from midstream.engine.state.job_code import own_code
-from midstream.engine.worker.interfaces import SlotSeams
+from midstream.engine.worker.interfaces import SlotServices
 from midstream.engine.worker.slot_machine import SlotMachine
 from midstream.engine.worker.task import Task
 from midstream.inprocess.endpoints import Fed, FedSource, MarksOperator, TakingSink
@@ -128,7 +128,7 @@ class Engine:
         self._config = config
         self._copies: list[JobGraph] = []
         self._slot = SlotMachine(
-            SlotSeams(
+            SlotServices(
                 clock=self.loop,
                 executor=self.loop,
                 ids=self.loop,

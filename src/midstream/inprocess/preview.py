@@ -20,9 +20,9 @@ import pyarrow as pa
 from midstream.engine.coordinator.effects import Effects
 from midstream.engine.coordinator.events import CancelTimer, RunIo, Send, SetTimer
 from midstream.engine.coordinator.failover import Failure
-from midstream.engine.coordinator.notifications import Fact
+from midstream.engine.coordinator.notifications import Notification
 from midstream.engine.coordinator.placement.attempt import Attempt
-from midstream.engine.coordinator.placement.split_assignment import Sources
+from midstream.engine.coordinator.placement.split_assignment import SplitAssignment
 from midstream.engine.core.batches import is_held_by_polars, to_polars
 from midstream.engine.core.config import JobConfig, is_whole
 from midstream.engine.core.errors import ConfigError, InvariantError, JobError
@@ -243,11 +243,11 @@ class _OwnSources:
         self._error: BaseException | None = None
         self._engine = engine
         self._effects = Effects()
-        self._effects.facts.start_failed = Fact((self._fail, "nothing is tried again"))
-        self._effects.facts.warned = Fact()
+        self._effects.facts.start_failed = Notification((self._fail, "nothing is tried again"))
+        self._effects.facts.warned = Notification()
         self._timers: dict[str, Timer] = {}
         graph: JobGraph = unpickled_apart(engine.graph_bytes)
-        self._sources = Sources(self._effects, graph)
+        self._sources = SplitAssignment(self._effects, graph)
         self._sources.storage = engine.storage
         for vertex in graph.vertices:
             if vertex.source is not None:

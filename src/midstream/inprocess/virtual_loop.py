@@ -1,4 +1,4 @@
-"""Virtual time, the queue of mails, and storage: the seams of `engine.core.interfaces` for one thread.
+"""Virtual time, the queue of mails, and storage: `engine.core.interfaces` for one thread.
 
 Mails run in the order in which they were posted, I/O runs at once when its turn comes, and time stands still until it
 is advanced: the same calls give the same run.
@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 class LoopTimer:
-    """core.seams.Timer."""
+    """core.interfaces.Timer."""
 
     __slots__ = ("due_us", "mail")
 
@@ -33,7 +33,7 @@ class LoopTimer:
 
 
 class Loop:
-    """core.seams.Clock, Executor and Ids."""
+    """core.interfaces.Clock, Executor and Ids."""
 
     def __init__(self, now_us: int, passed_s: Callable[[], float] = lambda: 0.0) -> None:
         """Begin at `now_us`. `passed_s`: returns real time, which the monotonic clock adds to virtual time; work is cut
@@ -109,7 +109,7 @@ class Loop:
 
 
 class MemoryStorage:
-    """core.seams.Storage in a dict."""
+    """core.interfaces.Storage in a dict."""
 
     def __init__(self) -> None:
         self._files: dict[str, bytes] = {}

@@ -35,7 +35,7 @@ from midstream.engine.protocol.messages import (
     Reply,
 )
 from midstream.page.address import TOKEN_VARIABLE
-from midstream.page.request_types import ActionState, Checkpoint, Drain, Logs, Look, Rescale, Savepoint, Stop
+from midstream.page.request_types import ActionState, Checkpoint, Drain, LiveRowsRequest, Logs, Rescale, Savepoint, Stop
 from midstream.page.routes import ACTIONS, JSON, LOGS, ROWS, STATUS
 
 ANSWER_BYTES_MAX: Final = 64 * 2**20
@@ -72,7 +72,7 @@ class PageJob:
 
 def job_at(link: str, environ: Mapping[str, str] = os.environ) -> PageJob:
     """Return the job whose page has that link. Raises ConfigError for an invalid link, and otherwise like
-    `PageLine.ask`.
+    `RemoteClient.ask`.
     """
     try:
         parts = urlsplit(link)
@@ -86,13 +86,13 @@ def job_at(link: str, environ: Mapping[str, str] = os.environ) -> PageJob:
         raise ConfigError("the token in the link has characters that are not allowed in tokens; copy the whole link")
     path = parts.path if parts.path.endswith("/") else f"{parts.path}/"
     job = PageJob("", parts.netloc, f"{parts.scheme}://{parts.netloc}{path}", token)
-    with PageLine(job) as line:
+    with RemoteClient(job) as line:
         status = line.ask(GetStatus(), TIMEOUT_S).status
     assert status is not None
     return PageJob(status.job_id, status.name, job.page, token)
 
 
-class PageLine:
+class RemoteClient:
     """Sends requests to a page as `runtime.driver.client.Client` does to a driver, with the same answers. Not thread-safe.
 
     Raises JobError if the page refuses, ClusterError if it does not answer.
@@ -105,7 +105,7 @@ class PageLine:
         self._host, self._port, self._path = parts.hostname, parts.port, parts.path
         self._is_tls = parts.scheme == "https"
 
-    def __enter__(self) -> PageLine:
+    def __enter__(self) -> RemoteClient:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -121,7 +121,7 @@ class PageLine:
             case GetLogs(after):
                 return self._logs(after)
             case GetRows(operator, rows):
-                status, body = self._send("POST", ROWS.path, Look(operator, rows), ROWS_TIMEOUT_S)
+                status, body = self._send("POST", ROWS.path, LiveRowsRequest(operator, rows), ROWS_TIMEOUT_S)
                 if status == 409:
                     return Reply(error=_text(body))
                 return Reply(rows=self._document(status, body, LiveRows))

@@ -84,7 +84,7 @@ class Drain(_Action, frozen=True, tag="drain"):
 Action: TypeAlias = Checkpoint | Savepoint | Rescale | Stop | Drain
 
 
-class Look(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class LiveRowsRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A request for up to `rows` of the next rows that an operator, given by uid or name, emits."""
 
     operator: Uid

@@ -16,9 +16,9 @@ from midstream.page.request_types import (
     Action,
     ActionState,
     FormatVersion,
+    LiveRowsRequest,
     Logs,
     LogsQuery,
-    Look,
     MetricsQuery,
     components,
 )
@@ -91,7 +91,7 @@ ROWS: Final = Route(
     "actors",
     "The next rows that an operator emits or, for a sink, receives. Answered when they arrive, or after 5 s",
     answer=LiveRows,
-    body=Look,
+    body=LiveRowsRequest,
     refusals=(400, 401, 403, 409, 413, 415, 429, 503),
 )
 ACTIONS: Final = Route(

@@ -49,8 +49,8 @@ from midstream.page.request_types import (
     ActionState,
     Checkpoint,
     Drain,
+    LiveRowsRequest,
     LogsQuery,
-    Look,
     MetricsQuery,
     Rescale,
     Savepoint,
@@ -373,7 +373,7 @@ class Site:
 
 
 _actions: Final = msgspec.json.Decoder(Action)
-_looks: Final = msgspec.json.Decoder(Look)
+_looks: Final = msgspec.json.Decoder(LiveRowsRequest)
 
 
 def _check_json(request: Request, what: str) -> None:

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Protocol
 
 from midstream.engine.checkpoint.metadata import CheckpointMetadata
-from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import Checkpoints
+from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from midstream.engine.coordinator.effects import IoKind, TimerKind, io_kind, timer_kind
 from midstream.engine.coordinator.events import (
     ClientAsked,
@@ -24,7 +24,7 @@ from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.coordinator.placement.rescale import Rescaling
 from midstream.engine.coordinator.placement.slots import Slots
 from midstream.engine.coordinator.requests.savepoints import Savepoints
-from midstream.engine.coordinator.shell import CoordinatorMachine, Host, Lines, Loop, Shell
+from midstream.engine.coordinator.shell import Connections, CoordinatorMachine, Host, Loop, Shell
 from midstream.engine.core.errors import MidstreamError
 from midstream.engine.core.interfaces import Done, Failed
 
@@ -44,7 +44,7 @@ class CheckedMachine(CoordinatorMachine, Protocol):
     def attempt(self) -> Attempt | None: ...
 
     @property
-    def checkpoints(self) -> Checkpoints: ...
+    def checkpoints(self) -> CheckpointCoordinator: ...
 
     def check(self) -> None: ...
 
@@ -76,7 +76,9 @@ class Observer(Protocol):
 
 
 class CheckedShell(Shell):
-    def __init__(self, coordinator: CheckedMachine, loop: Loop, lines: Lines, host: Host, observer: Observer) -> None:
+    def __init__(
+        self, coordinator: CheckedMachine, loop: Loop, lines: Connections, host: Host, observer: Observer
+    ) -> None:
         super().__init__(coordinator, loop, lines, host)
         self._check: Callable[[], None] = coordinator.check
         self._observer = observer

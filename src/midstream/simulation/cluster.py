@@ -20,19 +20,19 @@ import msgspec
 from midstream.engine.checkpoint.metadata import CheckpointMetadata
 from midstream.engine.checkpoint.store import FencedError, UnknownOutcomeError
 from midstream.engine.coordinator.events import JobEnded, JobPlan
-from midstream.engine.coordinator.placement.rescale import Stage
+from midstream.engine.coordinator.placement.rescale import RescaleStage
 from midstream.engine.coordinator.placement.slots import PYTHON
 from midstream.engine.core.errors import ClusterError, StorageError
 from midstream.engine.core.interfaces import Done, Failed, Signal, Storage
 from midstream.engine.protocol import messages as m
-from midstream.engine.worker.interfaces import SlotSeams
+from midstream.engine.worker.interfaces import SlotServices
 from midstream.engine.worker.slot_machine import SlotMachine
 from midstream.simulation.checked_shell import CheckedMachine, CheckedShell
 from midstream.simulation.control_connection import Connection
-from midstream.simulation.failure_causes import Reasons
+from midstream.simulation.failure_causes import FailureCauses
 from midstream.simulation.graph_pickle import Pickler
-from midstream.simulation.liveness_checker import CANCEL_ENDS, Liveness, owed_at_the_end
-from midstream.simulation.message_checker import NOT_OPENED, OwedCommits, Promises
+from midstream.simulation.liveness_checker import CANCEL_ENDS, LivenessChecker, owed_at_the_end
+from midstream.simulation.message_checker import NOT_OPENED, MessageChecker, OwedCommits
 from midstream.simulation.network import SIM, Network, SimTransport
 from midstream.simulation.signals import SimSignal
 from midstream.simulation.trace import Kind
@@ -83,7 +83,7 @@ class Cluster:
         self.struck_us: list[int] = []
         """The times at which faults have struck."""
         self.patience_s = self.bound_s = math.inf
-        """See `Reasons` and `Liveness`."""
+        """See `FailureCauses` and `LivenessChecker`."""
         self.denied: Callable[[str], bool] = lambda directory: False
         """Whether a file here may rightly be reported as existing, because of another driver or a lying storage."""
         self.slot_failures = 0
@@ -141,8 +141,8 @@ class Driver:
         self.replies: dict[int, m.Reply] = {}
         self.slots_late, self.has_late_slots = 0, False
         """How many of the next requested slots start only after their timeout, and whether any did before."""
-        self.reasons = Reasons(cluster.struck_us, cluster.patience_s, cluster.denied, self._has_no_reason)
-        self.liveness = Liveness(cluster.bound_s, cluster.struck_us, lambda: world.now_us, self._has_no_reason)
+        self.reasons = FailureCauses(cluster.struck_us, cluster.patience_s, cluster.denied, self._has_no_reason)
+        self.liveness = LivenessChecker(cluster.bound_s, cluster.struck_us, lambda: world.now_us, self._has_no_reason)
         self.completed: set[int] = set()
         """The checkpoints whose completion was reported to slots."""
         self.uncertain: dict[int, frozenset[str]] = {}
@@ -162,7 +162,7 @@ class Driver:
         """The unanswered requests, by client."""
         self.connections: dict[int, Connection] = {}
         """The open connections, by slot number."""
-        self.promises = Promises(
+        self.promises = MessageChecker(
             plan.config, self.connections, lambda: world.now_us, self._is_for_savepoint, self._has_no_reason
         )
         self._slot_count = self._clients = 0
@@ -230,7 +230,7 @@ class Driver:
             self._look_why(message.checkpoint_id)
         elif isinstance(message, m.StopSources):
             self.cluster.drained.add(self.plan.job_id)
-        elif isinstance(message, m.Cancel) and self.coordinator.rescaling.stage is Stage.SWITCHING:
+        elif isinstance(message, m.Cancel) and self.coordinator.rescaling.stage is RescaleStage.SWITCHING:
             self._check_held(slot)
         elif isinstance(message, m.CheckpointCompleted):
             self._told = 0
@@ -536,7 +536,7 @@ class Slot:
         assert connection is not None
         self.transport.slot = welcome.slot
         self.machine = SlotMachine(
-            SlotSeams(
+            SlotServices(
                 clock=self.process,
                 executor=self.process,
                 ids=self.process,

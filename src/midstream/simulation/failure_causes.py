@@ -24,7 +24,7 @@ SMALL_POOL: Final = "pool_size: the tasks of one slot need at least"
 """The error of a plan whose pool is too small on purpose; see `Run._rescaled`."""
 
 
-class Reasons:
+class FailureCauses:
     """The checks of one driver. `patience_s` is how long a checkpoint may take while no fault strikes."""
 
     def __init__(

@@ -52,7 +52,7 @@ class AskedForSavepoints(Protocol):
         ...
 
 
-class Stage(Protocol):
+class FaultTarget(Protocol):
     """The parts of a run that faults can reach."""
 
     world: World
@@ -99,10 +99,10 @@ RECOVERY_US: Final = 40_000
 LOOK_US: Final = 500
 LOOKS_MAX: Final = 2_000
 
-Strike = Callable[[Stage, int], bool]
+Strike = Callable[[FaultTarget, int], bool]
 
 
-def strike(stage: Stage, fault: Fault) -> bool:
+def strike(stage: FaultTarget, fault: Fault) -> bool:
     """Strike, and return whether there was something to strike."""
     world = stage.world
     if stage.driver.outcome is not None:
@@ -115,7 +115,7 @@ def strike(stage: Stage, fault: Fault) -> bool:
     return struck
 
 
-def _kill_slot(stage: Stage, victim: int) -> bool:
+def _kill_slot(stage: FaultTarget, victim: int) -> bool:
     slots = stage.cluster.live_slots
     if not slots:
         return False
@@ -123,24 +123,24 @@ def _kill_slot(stage: Stage, victim: int) -> bool:
     return True
 
 
-def _kill_slot_twice(stage: Stage, victim: int) -> bool:
+def _kill_slot_twice(stage: FaultTarget, victim: int) -> bool:
     """Kill a slot, and another one while the job recovers."""
     world = stage.world
     world.schedule(1 + victim % 50_000, None, Kind.FAULT, lambda: _kill_again(stage, victim), "a second slot is killed")
     return _kill_slot(stage, victim)
 
 
-def _strikes_now(stage: Stage) -> None:
+def _strikes_now(stage: FaultTarget) -> None:
     """Record that a fault which was prepared earlier strikes now: it may be the reason of later failures."""
     stage.cluster.struck_us.append(stage.world.now_us)
 
 
-def _kill_again(stage: Stage, victim: int) -> None:
+def _kill_again(stage: FaultTarget, victim: int) -> None:
     _strikes_now(stage)
     _kill_slot(stage, victim // 7)
 
 
-def _stop_slot(stage: Stage, victim: int) -> bool:
+def _stop_slot(stage: FaultTarget, victim: int) -> bool:
     """Stop a slot, as SIGSTOP does, for less or more than the heartbeat timeout."""
     slots = [slot for slot in stage.cluster.live_slots if not slot.process.paused]
     if not slots:
@@ -152,7 +152,7 @@ def _stop_slot(stage: Stage, victim: int) -> bool:
     return True
 
 
-def _long_call(stage: Stage, victim: int) -> bool:
+def _long_call(stage: FaultTarget, victim: int) -> bool:
     """Keep a slot's loop in a function for less or more than the heartbeat timeout; a thread sends heartbeats
     meanwhile.
     """
@@ -172,7 +172,7 @@ def _long_call(stage: Stage, victim: int) -> bool:
     return True
 
 
-def _cut_link(stage: Stage, victim: int) -> bool:
+def _cut_link(stage: FaultTarget, victim: int) -> bool:
     links = list(stage.cluster.network.connected.values())
     if not links:
         return False
@@ -180,7 +180,7 @@ def _cut_link(stage: Stage, victim: int) -> bool:
     return True
 
 
-def _cut_control(stage: Stage, victim: int) -> bool:
+def _cut_control(stage: FaultTarget, victim: int) -> bool:
     connections = list(stage.driver.connections.values())
     if not connections:
         return False
@@ -188,18 +188,18 @@ def _cut_control(stage: Stage, victim: int) -> bool:
     return True
 
 
-def _stall(stage: Stage, victim: int) -> bool:
+def _stall(stage: FaultTarget, victim: int) -> bool:
     connections = stage.driver.connections.values()
     to_slots, to_driver = [each.to_slot for each in connections], [each.to_driver for each in connections]
     return stall([*to_slots, *to_driver, *stage.cluster.network.ends()], victim)
 
 
-def _kill_driver(stage: Stage, victim: int) -> bool:
+def _kill_driver(stage: FaultTarget, victim: int) -> bool:
     stage.driver.process.crash()
     return True
 
 
-def _stop_driver(stage: Stage, victim: int) -> bool:
+def _stop_driver(stage: FaultTarget, victim: int) -> bool:
     """Stop the driver, as SIGSTOP does: it is considered dead, the job is started again, and it resumes as a zombie.
 
     This strikes only a driver that has slots, and so leads the job: an earlier one might rightly become the leader when
@@ -215,7 +215,7 @@ def _stop_driver(stage: Stage, victim: int) -> bool:
     return True
 
 
-def _publish_hangs(stage: Stage, victim: int) -> bool:
+def _publish_hangs(stage: FaultTarget, victim: int) -> bool:
     """Let the next checkpoint's metadata be written late, often after it was given up; a slot may die before that."""
     world = stage.world
     longest_us = 3_000_000 if victim % 2 else 300_000
@@ -232,7 +232,7 @@ def _publish_hangs(stage: Stage, victim: int) -> bool:
     return True
 
 
-def _crash_at_publish(stage: Stage, victim: int) -> bool:
+def _crash_at_publish(stage: FaultTarget, victim: int) -> bool:
     """Kill the driver, or a slot, around the moment at which the next checkpoint completes."""
     world = stage.world
 
@@ -250,7 +250,7 @@ def _crash_at_publish(stage: Stage, victim: int) -> bool:
     return True
 
 
-def _freeze_at_publish(stage: Stage, victim: int) -> bool:
+def _freeze_at_publish(stage: FaultTarget, victim: int) -> bool:
     """Stop the driver after it has checked the epochs and before it writes metadata; another driver takes over.
 
     The old one writes only after that.
@@ -274,7 +274,7 @@ def _freeze_at_publish(stage: Stage, victim: int) -> bool:
     return True
 
 
-def _strike_unreadable(stage: Stage, victim: int) -> bool:
+def _strike_unreadable(stage: FaultTarget, victim: int) -> bool:
     """Make one read of rows in flight fail, as soon as such rows are being recovered or a while later."""
 
     def another() -> None:
@@ -285,7 +285,7 @@ def _strike_unreadable(stage: Stage, victim: int) -> bool:
     return True
 
 
-def _user_error(stage: Stage, victim: int) -> bool:
+def _user_error(stage: FaultTarget, victim: int) -> bool:
     sources = list(stage.sources.values())
     source = sources[victim % len(sources)]
     split = victim // 7 % len(source.rows)
@@ -296,19 +296,19 @@ def _user_error(stage: Stage, victim: int) -> bool:
     return True
 
 
-def _open_fails(stage: Stage, victim: int) -> bool:
+def _open_fails(stage: FaultTarget, victim: int) -> bool:
     """Let the next operators that are opened raise, and kill a slot, so that operators are opened."""
     stage.outside.open_failures += 1 + victim % 3
     return _kill_slot(stage, victim)
 
 
-def _cancel(stage: Stage, victim: int) -> bool:
+def _cancel(stage: FaultTarget, victim: int) -> bool:
     """Cancel the job, like Ctrl-C, without a last checkpoint. It is started again from the newest one."""
     stage.driver.cancel(f"the user cancels the job {SIM}")
     return True
 
 
-def _go_back(stage: Stage, victim: int) -> bool:
+def _go_back(stage: FaultTarget, victim: int) -> bool:
     """End the job, and let it start again from an older checkpoint, from an older savepoint, or from the beginning."""
     if stage.cluster.drained:  # the drain has chosen where sources end, which a start that goes back does not repeat
         return False
@@ -316,17 +316,17 @@ def _go_back(stage: Stage, victim: int) -> bool:
     return (_cancel, _cancel, _kill_driver, _stop, _stop_driver)[victim % 5](stage, victim // 7)
 
 
-def _read_fails(stage: Stage, victim: int) -> bool:
+def _read_fails(stage: FaultTarget, victim: int) -> bool:
     stage.outside.read_failures += 1
     return True
 
 
-def _commit_fails(stage: Stage, victim: int) -> bool:
+def _commit_fails(stage: FaultTarget, victim: int) -> bool:
     stage.outside.commit_failures += 1 + victim % 3
     return True
 
 
-def _slot_leaves(stage: Stage, victim: int) -> bool:
+def _slot_leaves(stage: FaultTarget, victim: int) -> bool:
     """Drain the nodes of some slots: the driver is told, and slots that still live a while later are killed."""
     driver, world = stage.driver, stage.world
     slots = [slot for slot in stage.cluster.live_slots if slot.driver is driver]
@@ -351,19 +351,19 @@ def _slot_leaves(stage: Stage, victim: int) -> bool:
     return True
 
 
-def _slot_fails(stage: Stage, victim: int) -> bool:
+def _slot_fails(stage: FaultTarget, victim: int) -> bool:
     """Let the next request for a slot fail, and kill a slot, so that one is requested."""
     stage.cluster.slot_failures += 1
     return _kill_slot(stage, victim)
 
 
-def _loads_fail(stage: Stage, victim: int) -> bool:
+def _loads_fail(stage: FaultTarget, victim: int) -> bool:
     """Let the next slot that loads sinks to commit with fail to open the storage once, and kill a slot, so that one comes."""
     stage.cluster.load_failures = 1
     return _kill_slot(stage, victim)
 
 
-def _cluster_gone(stage: Stage, victim: int) -> bool:
+def _cluster_gone(stage: FaultTarget, victim: int) -> bool:
     """End the cluster for good, with all slots: the job has to be started again."""
     if not stage.cluster.live_slots or not stage.driver.process.alive:
         return False
@@ -371,40 +371,40 @@ def _cluster_gone(stage: Stage, victim: int) -> bool:
     return True
 
 
-def _stop(stage: Stage, victim: int) -> bool:
+def _stop(stage: FaultTarget, victim: int) -> bool:
     stage.driver.ask(DoStop(drain=False))
     return True
 
 
-def _drain(stage: Stage, victim: int) -> bool:
+def _drain(stage: FaultTarget, victim: int) -> bool:
     stage.driver.ask(DoStop(drain=True))
     return True
 
 
-def _checkpoint(stage: Stage, victim: int) -> bool:
+def _checkpoint(stage: FaultTarget, victim: int) -> bool:
     stage.driver.ask(DoCheckpoint())
     stage.driver.ask(GetStatus())
     return True
 
 
-def _savepoint(stage: Stage, victim: int) -> bool:
+def _savepoint(stage: FaultTarget, victim: int) -> bool:
     stage.savepoints.ask(stage.driver, victim, stop=False)
     return True
 
 
-def _stop_savepoint(stage: Stage, victim: int) -> bool:
+def _stop_savepoint(stage: FaultTarget, victim: int) -> bool:
     """Stop the job with a savepoint, from which it then continues."""
     stage.savepoints.ask(stage.driver, victim, stop=True)
     return True
 
 
-def _savepoint_fails(stage: Stage, victim: int) -> bool:
+def _savepoint_fails(stage: FaultTarget, victim: int) -> bool:
     """Request a savepoint, or a stop with one, at a place where the disk fails; the job must run on."""
     stage.savepoints.ask(stage.driver, victim // 4, stop=victim % 4 > 0, fails=True)
     return True
 
 
-def _savepoint_slow(stage: Stage, victim: int) -> bool:
+def _savepoint_slow(stage: FaultTarget, victim: int) -> bool:
     """Request a savepoint at a slow place; every other time, cancel the job while it is being copied there."""
     driver = stage.driver
 
@@ -419,30 +419,30 @@ def _savepoint_slow(stage: Stage, victim: int) -> bool:
     return True
 
 
-def _savepoint_struck(stage: Stage, victim: int) -> bool:
+def _savepoint_struck(stage: FaultTarget, victim: int) -> bool:
     """Request a savepoint, and strike the job, or request something else, while it is claimed, made or copied."""
     _then(stage, victim, BESIDES)
     return (_savepoint, _stop_savepoint, _savepoint_fails)[victim // 5 % 3](stage, victim // 11)
 
 
-def _rescale(stage: Stage, victim: int) -> bool:
+def _rescale(stage: FaultTarget, victim: int) -> bool:
     stage.driver.ask(DoRescale(PARALLELISMS[victim % len(PARALLELISMS)]))
     return True
 
 
-def _rescale_struck(stage: Stage, victim: int) -> bool:
+def _rescale_struck(stage: FaultTarget, victim: int) -> bool:
     """Request a rescale, and strike the job, or request something else, soon afterwards."""
     _then(stage, victim, BESIDES)
     return _rescale(stage, victim // 11)
 
 
-def _drain_struck(stage: Stage, victim: int) -> bool:
+def _drain_struck(stage: FaultTarget, victim: int) -> bool:
     """Drain the job, and make it continue from a checkpoint that is made while its sources reach their end."""
     _then(stage, victim, ("kill_driver", "kill_driver", "stop_driver", "kill_slot", "cancel", "crash_at_publish"))
     return _drain(stage, victim)
 
 
-def _then(stage: Stage, victim: int, kinds: Sequence[str]) -> None:
+def _then(stage: FaultTarget, victim: int, kinds: Sequence[str]) -> None:
     """Let one of these kinds strike as well, soon or some time later."""
     world = stage.world
     kind = kinds[victim // 7 % len(kinds)]
@@ -453,7 +453,7 @@ def _then(stage: Stage, victim: int, kinds: Sequence[str]) -> None:
     world.schedule(1 << victim % 18, None, Kind.FAULT, another, f"{kind} on top of it")
 
 
-def _slots_late(stage: Stage, victim: int) -> bool:
+def _slots_late(stage: FaultTarget, victim: int) -> bool:
     """Let the next requested slots come too late, and kill a slot or rescale the job, so that some are requested."""
     if stage.driver.state != "running":
         return False  # a job that has never run would give up
@@ -461,7 +461,7 @@ def _slots_late(stage: Stage, victim: int) -> bool:
     return _rescale(stage, victim // 5) if victim % 3 else _kill_slot(stage, victim)
 
 
-def _strike_backlogged(stage: Stage, victim: int) -> bool:
+def _strike_backlogged(stage: FaultTarget, victim: int) -> bool:
     """Strike the job as soon as many elements are in flight."""
     waiting = 2 + victim // 7 % 30
     _strike_when(
@@ -472,7 +472,7 @@ def _strike_backlogged(stage: Stage, victim: int) -> bool:
     return True
 
 
-def _strike_in_flight(stage: Stage, victim: int) -> bool:
+def _strike_in_flight(stage: FaultTarget, victim: int) -> bool:
     """Strike the job as soon as a checkpoint with rows in flight is complete."""
     before = stage.recoveries.in_flight
     _strike_when(stage, victim, lambda: stage.recoveries.in_flight > before, WITH_IN_FLIGHT)
@@ -482,7 +482,7 @@ def _strike_in_flight(stage: Stage, victim: int) -> bool:
 def _strike_complete(count: Callable[[Recoveries], int]) -> Strike:
     """Kill the driver as soon as a checkpoint is complete that `count` counts."""
 
-    def strike_complete(stage: Stage, victim: int) -> bool:
+    def strike_complete(stage: FaultTarget, victim: int) -> bool:
         before = count(stage.recoveries)
 
         def another() -> None:
@@ -495,7 +495,7 @@ def _strike_complete(count: Callable[[Recoveries], int]) -> Strike:
     return strike_complete
 
 
-def _strike_committing(stage: Stage, victim: int) -> bool:
+def _strike_committing(stage: FaultTarget, victim: int) -> bool:
     """Strike the job as soon as a slot is in the middle of a commit; mostly that slot is the victim."""
     kinds = AT_IT if stage.has_checkpoints else AT_IT[: AT_IT.index("stop")]
     name = kinds[victim % len(kinds)]
@@ -518,13 +518,15 @@ def _strike_committing(stage: Stage, victim: int) -> bool:
     return True
 
 
-def _strike_recovering(stage: Stage, victim: int) -> bool:
+def _strike_recovering(stage: FaultTarget, victim: int) -> bool:
     """Strike the job as soon as rows in flight are being recovered, or a while later."""
     _strike_when(stage, victim, lambda: is_recovering(stage.cluster.live_slots))
     return True
 
 
-def _strike_when(stage: Stage, victim: int, is_time: Callable[[], bool], names: Sequence[str] = IN_RECOVERY) -> None:
+def _strike_when(
+    stage: FaultTarget, victim: int, is_time: Callable[[], bool], names: Sequence[str] = IN_RECOVERY
+) -> None:
     name = names[victim % len(names)]
 
     def another() -> None:
@@ -533,7 +535,9 @@ def _strike_when(stage: Stage, victim: int, is_time: Callable[[], bool], names: 
     _when(stage, is_time, victim // 7 % RECOVERY_US, another, name)
 
 
-def _when(stage: Stage, is_time: Callable[[], bool], delay_us: int, another: Callable[[], None], name: str) -> None:
+def _when(
+    stage: FaultTarget, is_time: Callable[[], bool], delay_us: int, another: Callable[[], None], name: str
+) -> None:
     world = stage.world
 
     def look(looks: int) -> None:

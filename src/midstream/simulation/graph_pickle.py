@@ -11,9 +11,9 @@ from typing import Any, Final
 import pyarrow as pa
 
 from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, SourceSpec, Vertex
-from midstream.engine.operators.windows.window_aggregation import Reduction
+from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 
-CONSTANTS: Final = frozenset({Edge, Reduction, pa.Schema})
+CONSTANTS: Final = frozenset({Edge, WindowAggregation, pa.Schema})
 
 
 class Pickler(pickle.Pickler):

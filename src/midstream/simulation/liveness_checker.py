@@ -38,7 +38,7 @@ def owed_at_the_end(slot: SlotMachine | None, ref: TaskId) -> Iterator[str]:
         yield f"without an answer for checkpoints {sorted(task._snapshots._unacknowledged)}"
 
 
-class Liveness:
+class LivenessChecker:
     """What one driver owes, with the time since which it does. `struck_us`: the times at which faults have struck."""
 
     def __init__(self, limit_s: float, struck_us: Sequence[int], now_us: Callable[[], int], bug: Callable[[str], None]):

@@ -20,7 +20,7 @@ ROUNDING_US: Final = 1_500
 NOT_OPENED: Final = "the checkpoint directory cannot be opened"
 
 
-class Promises:
+class MessageChecker:
     """The checks of one driver. `is_open` has the numbers of the slots whose connections are open. `is_for_savepoint`:
     whether the checkpoint that is being triggered is for a savepoint.
     """

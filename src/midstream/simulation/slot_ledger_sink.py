@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Final
 
 from midstream.engine.checkpoint.metadata import CheckpointMetadata
 from midstream.engine.coordinator.job_phase import Phase
-from midstream.engine.coordinator.placement.rescale import Stage
+from midstream.engine.coordinator.placement.rescale import RescaleStage
 from midstream.engine.core.errors import StorageError
 from midstream.engine.operators.sink_api import Committer, CommitterContext, SinkWriter, WriterContext
 from midstream.engine.worker.slot_machine import SlotState
@@ -157,7 +157,7 @@ class Calls:
         """
         job = driver.coordinator
         has_ended = job.outcome is not None and job.outcome[0] != "failed" and not driver.is_cancelled
-        if not has_ended and (job.phase is not Phase.GATHERING or job.rescaling.stage is not Stage.SWITCHING):
+        if not has_ended and (job.phase is not Phase.GATHERING or job.rescaling.stage is not RescaleStage.SWITCHING):
             return
         for call in self._under_way:
             if call.process is slot.process:

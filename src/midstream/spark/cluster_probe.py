@@ -81,7 +81,7 @@ class Tried(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
+class ProbedSlot:
     """A process that has connected. `asked_s`, `answered_s`: the driver's clock around `found.clock_s`."""
 
     found: Found
@@ -92,8 +92,8 @@ class Slot:
 
 
 @dataclass(frozen=True, slots=True)
-class Survey:
-    slots: tuple[Slot, ...]
+class ClusterProbe:
+    slots: tuple[ProbedSlot, ...]
     failure: str
     """Why some did not connect, as far as Spark reports it; "" if none failed."""
 
@@ -123,8 +123,8 @@ def survey(
     probe: str,
     token: str,
     certificates: str = "",
-) -> Survey:
-    """Survey `slots` processes at once, of which those take part that connect within `timeout_s`.
+) -> ClusterProbe:
+    """Start `slots` processes at once, of which those take part that connect within `timeout_s`.
 
     `provider`: that of a job's slots. `storage`, `probe`, `certificates`: see `_Ask`. Raises ClusterError if nothing
     can listen where the driver would.
@@ -152,9 +152,10 @@ def survey(
             with contextlib.suppress(Py4JError, OSError, AttributeError):  # Spark has ended
                 context.cancelJobGroup(group)
             running.join(CONNECT_TIMEOUT_S)
-    return Survey(
+    return ClusterProbe(
         tuple(
-            Slot(line.found, line.asked_s, line.answered_s, answer) for line, answer in zip(lines, tried, strict=True)
+            ProbedSlot(line.found, line.asked_s, line.answered_s, answer)
+            for line, answer in zip(lines, tried, strict=True)
         ),
         failures[0] if failures and len(lines) < slots else "",
     )

@@ -25,7 +25,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql.types import StructType
 
 from midstream.connectors.common.filesystem import find_files, names_in, resolve
-from midstream.connectors.files.file_formats import Wanted, explained
+from midstream.connectors.files.file_formats import WantedColumns, explained
 from midstream.connectors.files.file_source import (
     FileSplit,
     check_unchanged,
@@ -158,7 +158,7 @@ class DataFrameSource(Source):
         with explained(staged.part.path, "parquet"), ExitStack() as stack:
             found = canonical_schema(open_parquet(filesystem, staged.part.path, stack).schema_arrow)
         stored = pa.schema([(field.name, _stored(field.type, _field(found, field.name))) for field in self.schema])
-        reader = open_row_groups(filesystem, staged.part, Wanted(stored, declared=False), split.offset)
+        reader = open_row_groups(filesystem, staged.part, WantedColumns(stored, declared=False), split.offset)
         return reader if stored == self.schema else _StagedReader(reader, self.schema)
 
     def place(self, split: Split, first: int, last: int) -> str:

@@ -30,7 +30,7 @@ from midstream.engine.core.errors import ClusterError, ConfigError
 from midstream.engine.core.interfaces import Supply
 from midstream.runtime.network.ports import ANY_PORT, PORT_MAX, Ports
 from midstream.runtime.process.slot_main import run_slot
-from midstream.runtime.process.slot_output import Capture
+from midstream.runtime.process.slot_output import SlotOutput
 from midstream.runtime.process.slot_processes import SlotEnd, WatchedSlot, end_all
 from midstream.runtime.slot_provider import OnFailed, OnLeaving, SlotLaunch
 from midstream.spark.decommission import INSTANCES_DEFAULT, LeavingSlots, SparkAsks
@@ -317,7 +317,7 @@ def _be_a_slot(launch: SlotLaunch, is_local: bool, _nothing: Iterable[int]) -> I
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(line_buffering=True)  # it is a pipe, yet people watch what is printed
     try:
-        with Capture(launch.log_levels, keeps_records=not is_local) as capture:
+        with SlotOutput(launch.log_levels, keeps_records=not is_local) as capture:
             run_slot(launch, capture=capture)
     except ClusterError as error:
         return iter([f"ClusterError: {error}"])

@@ -14,7 +14,7 @@ from midstream.connectors.memory.collection_source import from_rows
 from midstream.engine.core.batches import to_polars
 from midstream.engine.core.schemas import SchemaLike, as_schema
 from midstream.engine.operators.windows.aggregates import AnyAggregate
-from midstream.engine.operators.windows.window_aggregation import ALL, Reduction
+from midstream.engine.operators.windows.window_aggregation import ALL, WindowAggregation
 from midstream.engine.state.job_code import own_code
 from midstream.testing.float_compare import is_near
 from midstream.testing.inputs import as_batch, as_sent
@@ -79,20 +79,20 @@ def _time_column(columns: pa.Schema) -> pa.Field[Any]:
     return pa.field("at" if "at" not in columns.names else "event_time_of_the_check", pa.timestamp("us"))
 
 
-def _reduction(aggregate: AnyAggregate, schema: pa.Schema, name: str) -> Reduction:
+def _reduction(aggregate: AnyAggregate, schema: pa.Schema, name: str) -> WindowAggregation:
     """Return the reduction that a window in one slot would use."""
     sent = as_sent(aggregate, name)
-    reduction = Reduction(name, (), schema.names[-1], {RESULT: sent}, schema)
+    reduction = WindowAggregation(name, (), schema.names[-1], {RESULT: sent}, schema)
     reduction.check_expressions()
     reduction.pickles_of(own_code(sent))  # it may have copies of the classes of the program's main file
     return reduction
 
 
-def _part(reduction: Reduction, rows: pl.DataFrame) -> pl.DataFrame:
+def _part(reduction: WindowAggregation, rows: pl.DataFrame) -> pl.DataFrame:
     return reduction.reduce(reduction.prepare(rows.select(reduction.columns)))
 
 
-def _folded(reduction: Reduction, parts: list[pl.DataFrame], right_first: bool, at_once: int) -> pl.DataFrame:
+def _folded(reduction: WindowAggregation, parts: list[pl.DataFrame], right_first: bool, at_once: int) -> pl.DataFrame:
     """Merge `at_once` neighbours at a time, from the left or from the right, keeping their order."""
     while len(parts) > 1:
         at = max(0, len(parts) - at_once) if right_first else 0
@@ -100,7 +100,7 @@ def _folded(reduction: Reduction, parts: list[pl.DataFrame], right_first: bool, 
     return parts[0]
 
 
-def _result(reduction: Reduction, merged: pl.DataFrame) -> Any:
+def _result(reduction: WindowAggregation, merged: pl.DataFrame) -> Any:
     return reduction.finish(merged).drop(ALL).get_column(RESULT).to_list()[0]
 
 

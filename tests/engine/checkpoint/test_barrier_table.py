@@ -32,7 +32,7 @@ from midstream.engine.checkpoint.barrier_handler import (
 )
 from midstream.engine.core.elements import CheckpointBarrier
 from midstream.engine.core.errors import InvariantError
-from midstream.engine.core.state_machine import Row, nothing
+from midstream.engine.core.state_machine import Transition, nothing
 
 REFUSED = {
     (Alignment.IDLE, TimedOut): "nothing is pending that it could be about",
@@ -57,7 +57,7 @@ def test_every_event_has_a_row_in_every_state_or_is_refused_on_purpose() -> None
 
 
 @pytest.mark.parametrize("row", BARRIER_TABLE.rows, ids=lambda row: f"{row.state.name}-{row.event}")
-def test_what_a_row_does_takes_its_event(row: Row[Alignment, BarrierKind]) -> None:
+def test_what_a_row_does_takes_its_event(row: Transition[Alignment, BarrierKind]) -> None:
     if row.do is nothing:
         assert row.event is OtherCheckpoint.OVER
         return

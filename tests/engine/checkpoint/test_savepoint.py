@@ -13,7 +13,14 @@ from in_memory import MemoryStorage
 from midstream.engine.checkpoint.channel_state import segment_bytes
 from midstream.engine.checkpoint.extents import files_of
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, Committables
-from midstream.engine.checkpoint.savepoint import Place, SavepointFile, claim_place, copy_in, discard, write_savepoint
+from midstream.engine.checkpoint.savepoint import (
+    SavepointFile,
+    SavepointLocation,
+    claim_place,
+    copy_in,
+    discard,
+    write_savepoint,
+)
 from midstream.engine.checkpoint.state_files import StateFile, state_file, verify_chunks
 from midstream.engine.checkpoint.store import (
     SAVEPOINT,
@@ -201,7 +208,7 @@ def test_a_copy_that_was_cut_off_is_cleaned_up_by_the_next_start() -> None:
 def test_a_savepoint_can_be_moved(tmp_path: Path) -> None:
     source = MemoryStorage()
     metadata = checkpoint(source)
-    place = Place(str(tmp_path / "here"), FileStorage(str(tmp_path / "here")))
+    place = SavepointLocation(str(tmp_path / "here"), FileStorage(str(tmp_path / "here")))
     write_savepoint(source, metadata, place)
     (tmp_path / "here").rename(tmp_path / "there")
     moved = FileStorage(str(tmp_path / "there"))

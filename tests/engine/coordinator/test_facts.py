@@ -12,7 +12,7 @@ from coordinator_world import Bench
 
 from midstream.engine.coordinator import events as ev
 from midstream.engine.coordinator import notifications
-from midstream.engine.coordinator.checkpoints.pending_checkpoint import CHECKPOINT_TABLE, Progress
+from midstream.engine.coordinator.checkpoints.pending_checkpoint import CHECKPOINT_TABLE, CheckpointProgress
 from midstream.engine.coordinator.job_phase import PHASE_TABLE, Phase
 from midstream.engine.coordinator.placement.attempt import ATTEMPT_TABLE, TaskPhase
 from midstream.engine.coordinator.placement.rescale import RESCALE_TABLE
@@ -20,19 +20,19 @@ from midstream.engine.coordinator.placement.rescale import Stage as RescaleStage
 from midstream.engine.coordinator.requests.savepoints import SAVEPOINT_TABLE
 from midstream.engine.coordinator.requests.savepoints import Stage as SavepointStage
 from midstream.engine.core.errors import InvariantError
-from midstream.engine.core.state_machine import Table
+from midstream.engine.core.state_machine import TransitionTable
 
 
 def test_every_fact_is_heard_and_every_place_in_the_order_has_its_reason() -> None:
     found = vars(Bench().job._effects.facts)
-    assert found.keys() == inspect.get_annotations(notifications.Facts).keys()
+    assert found.keys() == inspect.get_annotations(notifications.Notifications).keys()
     for name, fact in found.items():
-        assert fact.hearers and all(why for _, why in fact.hearers), name
+        assert fact.subscribers and all(why for _, why in fact.subscribers), name
 
 
 def test_those_who_hear_are_told_in_order() -> None:
     heard: list[str] = []
-    warned: notifications.Fact[[str]] = notifications.Fact(
+    warned: notifications.Notification[[str]] = notifications.Notification(
         (lambda text: heard.append(f"first: {text}"), "it comes first"),
         (lambda text: heard.append(f"second: {text}"), "it comes second"),
     )
@@ -45,13 +45,15 @@ def test_those_who_hear_are_told_in_order() -> None:
     [
         (PHASE_TABLE, Phase, Phase.CREATED),
         (ATTEMPT_TABLE, TaskPhase, TaskPhase.DEPLOYING),
-        (CHECKPOINT_TABLE, Progress, Progress.NONE),
+        (CHECKPOINT_TABLE, CheckpointProgress, CheckpointProgress.NONE),
         (SAVEPOINT_TABLE, SavepointStage, SavepointStage.CLAIMING),
         (RESCALE_TABLE, RescaleStage, RescaleStage.NONE),
     ],
-    ids=lambda value: value.machine if isinstance(value, Table) else "",
+    ids=lambda value: value.machine if isinstance(value, TransitionTable) else "",
 )
-def test_every_state_of_a_table_can_be_reached(table: Table[Any, Hashable], states: type[Enum], first: Enum) -> None:
+def test_every_state_of_a_table_can_be_reached(
+    table: TransitionTable[Any, Hashable], states: type[Enum], first: Enum
+) -> None:
     reached, new = {first}, {first}
     while new:
         new = {then for row in table.rows if row.state in new for then in row.then} - reached

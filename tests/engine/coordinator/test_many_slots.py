@@ -16,7 +16,7 @@ import pytest
 from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
 
 from midstream import coordinator
-from midstream.engine.coordinator.placement.split_assignment import Askers
+from midstream.engine.coordinator.placement.split_assignment import WaitingReaders
 from midstream.engine.core.ids import TaskId
 from midstream.engine.protocol import messages as m
 from midstream.runtime.network.message_channel import SharedEncoding
@@ -171,7 +171,7 @@ def test_what_all_slots_are_told_is_encoded_once() -> None:
 def test_who_waits_for_a_split_is_chosen_as_by_a_search_through_all() -> None:
     dice = random.Random(7)
     for _ in range(200):
-        askers, plain = Askers(), list[TaskId]()
+        askers, plain = WaitingReaders(), list[TaskId]()
         given: Counter[TaskId] = Counter()
         for _ in range(40):
             ref = TaskId(0, dice.randrange(8))

@@ -24,7 +24,7 @@ import xxhash
 
 from checkpoint_samples import MAX_PARALLELISM, metadata_of, pipeline
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, encode_metadata
-from midstream.engine.checkpoint.savepoint import Place, write_savepoint
+from midstream.engine.checkpoint.savepoint import SavepointLocation, write_savepoint
 from midstream.engine.checkpoint.state_files import state_file, verify_chunks
 from midstream.engine.checkpoint.store import (
     SAVEPOINT,
@@ -91,7 +91,7 @@ class Directory:
         assert storage.create(f"{checkpoint_path(UNFINISHED)}/_owner", b"1")
         place = FileStorage(self.saved)
         place.create(SAVEPOINT, b"{}")
-        write_savepoint(storage, load(storage, "job", str(NAMED)), Place(self.saved, place))
+        write_savepoint(storage, load(storage, "job", str(NAMED)), SavepointLocation(self.saved, place))
 
     def copied_to(self, path: Path, open_storage: Callable[[str], Storage] = FileStorage) -> Directory:
         shutil.copytree(self.path, path)

@@ -7,7 +7,7 @@ from coordinator_world import SCHEMA, Bench, Ledger, ScriptedSource, restored, t
 
 from in_memory import NeverRun
 from midstream.engine.checkpoint.metadata import decode_metadata
-from midstream.engine.coordinator.placement.rescale import Stage
+from midstream.engine.coordinator.placement.rescale import RescaleStage
 from midstream.engine.core.config import RestartStrategy
 from midstream.engine.core.ids import TaskId
 from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
@@ -229,7 +229,7 @@ def test_whoever_asked_hears_of_the_jobs_end() -> None:
     bench.fail(TaskId(0, 0))
     assert "ValueError: row 7 is bad" in bench.replies[client].error
     bench.release("rescale")
-    assert bench.job.rescaling.stage is Stage.NONE
+    assert bench.job.rescaling.stage is RescaleStage.NONE
 
 
 def test_a_stop_during_the_switch_comes_after_it() -> None:
@@ -237,7 +237,7 @@ def test_a_stop_during_the_switch_comes_after_it() -> None:
     bench.answers[m.Cancel] = False
     client = rescale(bench, 1)
     acknowledged_by_all(bench)
-    assert bench.job.rescaling.stage is Stage.SWITCHING
+    assert bench.job.rescaling.stage is RescaleStage.SWITCHING
     stop = bench.ask(m.DoStop())
     for slot in (0, 1):
         bench.feed_cancelled(slot)

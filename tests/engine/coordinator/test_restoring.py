@@ -9,7 +9,7 @@ from coordinator_world import Bench, Ledger, ScriptedSource, restored, two_verti
 
 from midstream.engine.coordinator.events import CancelRequested
 from midstream.engine.coordinator.job_phase import Phase
-from midstream.engine.coordinator.placement.rescale import Stage
+from midstream.engine.coordinator.placement.rescale import RescaleStage
 from midstream.engine.coordinator.restore import distribute
 from midstream.engine.core.errors import ConfigError
 from midstream.engine.core.ids import TaskId
@@ -104,7 +104,7 @@ def test_while_a_rescale_deals_out_its_checkpoint_no_newer_one_takes_its_place()
     bench = Bench(held=("deal",), checkpoint_interval_s=1.0).run()
     client = bench.ask(m.DoRescale(1))
     acknowledge_all(bench)
-    assert bench.job.rescaling.stage is Stage.DEALING
+    assert bench.job.rescaling.stage is RescaleStage.DEALING
     waiting = bench.ask(m.DoCheckpoint())
     bench.wait(5)
     assert bench.job.checkpoints.pending is None and bench.state == "running"
@@ -135,7 +135,7 @@ def test_a_new_slot_that_is_lost_while_a_rescale_deals_out_means_another_checkpo
     acknowledge_all(bench)
     bench.lose(2)
     bench.release("deal")
-    assert bench.job.rescaling.stage is Stage.GATHERING and client not in bench.replies
+    assert bench.job.rescaling.stage is RescaleStage.GATHERING and client not in bench.replies
     bench.connect()
     acknowledge_all(bench)
     bench.release("deal")

@@ -7,7 +7,7 @@ from enum import Enum, auto
 import pytest
 
 from midstream.engine.core.errors import InvariantError
-from midstream.engine.core.state_machine import STORY_EVENTS_MAX, Row, Story, Table, new_story
+from midstream.engine.core.state_machine import STORY_EVENTS_MAX, Story, Transition, TransitionTable, new_story
 
 
 class Door(Enum):
@@ -27,12 +27,12 @@ class Turn(Enum):
     KEY = auto()
 
 
-ROWS: list[Row[Door, object]] = [
-    Row(Door.OPEN, Push, (Door.SHUT,), "it closes"),
-    Row(Door.SHUT, Push, (Door.OPEN, Door.SHUT), "it opens, unless it sticks"),
-    Row(Door.SHUT, Turn.KEY, (Door.LOCKED,)),
+ROWS: list[Transition[Door, object]] = [
+    Transition(Door.OPEN, Push, (Door.SHUT,), "it closes"),
+    Transition(Door.SHUT, Push, (Door.OPEN, Door.SHUT), "it opens, unless it sticks"),
+    Transition(Door.SHUT, Turn.KEY, (Door.LOCKED,)),
 ]
-TABLE: Table[Door, object] = Table("door", ROWS)
+TABLE: TransitionTable[Door, object] = TransitionTable("door", ROWS)
 
 
 def test_a_table_says_what_follows() -> None:
@@ -70,6 +70,6 @@ def test_a_row_that_names_nothing_to_do_does_nothing() -> None:
 
 
 def test_two_rows_of_one_pair_are_refused() -> None:
-    more: Row[Door, object] = Row(Door.OPEN, Push, (Door.LOCKED,))
+    more: Transition[Door, object] = Transition(Door.OPEN, Push, (Door.LOCKED,))
     with pytest.raises(ValueError, match="two rows"):
-        Table("door", [*ROWS, more])
+        TransitionTable("door", [*ROWS, more])

@@ -77,8 +77,8 @@ def test_slots_reserve_no_more_than_that(monkeypatch: pytest.MonkeyPatch) -> Non
     """With the least windows they reserve all of it, but for what is only needed while rows are recovered."""
     seen: list[tuple[int, int, int]] = []
 
-    def build(self: Any, slot_id: int, deploy: Any, loaded: Any, seams: Any) -> None:
-        original(self, slot_id, deploy, loaded, seams)
+    def build(self: Any, slot_id: int, deploy: Any, loaded: Any, services: Any) -> None:
+        original(self, slot_id, deploy, loaded, services)
         graph = next(iter(loaded.graphs.values()), None)
         if graph is not None:
             reserved = sum(quota.reserved for quota in self.pool._quotas)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from midstream.engine.exchange.adaptive_combiner import PAUSE_MAX, ROWS_MIN, SHARE_MAX, TRIED_FIRST, Combining
+from midstream.engine.exchange.adaptive_combiner import PAUSE_MAX, ROWS_MIN, SHARE_MAX, TRIED_FIRST, AdaptiveCombiner
 from midstream.engine.exchange.buffer_pool import BufferPool
 from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.graph.job_graph import Edge, Partitioning
@@ -34,7 +34,7 @@ def batch(rows: int, keys: int) -> pa.RecordBatch:
 
 
 def test_a_batch_is_combined_if_few_rows_are_left() -> None:
-    combining = Combining(Distinct())
+    combining = AdaptiveCombiner(Distinct())
     keys = 10_000  # in turn, so that none of them comes twice in the first rows
     rows = keys * SHARE_MAX
     few, many = batch(rows, keys), batch(rows, keys + 1)
@@ -47,13 +47,13 @@ def test_a_batch_is_combined_if_few_rows_are_left() -> None:
 def test_a_small_batch_is_not_even_tried() -> None:
     combiner = Distinct()
     rows = batch(ROWS_MIN - 1, 1)
-    assert Combining(combiner).apply(rows) is rows
+    assert AdaptiveCombiner(combiner).apply(rows) is rows
     assert combiner.calls == 0
 
 
 def test_where_it_never_pays_it_is_hardly_tried() -> None:
     combiner = Distinct()
-    combining = Combining(combiner)
+    combining = AdaptiveCombiner(combiner)
     rows = batch(ROWS_MIN, ROWS_MIN)
     doublings = PAUSE_MAX.bit_length()
     for _ in range(100 * PAUSE_MAX):
@@ -63,7 +63,7 @@ def test_where_it_never_pays_it_is_hardly_tried() -> None:
 
 def test_no_more_than_the_first_rows_are_reduced_where_these_are_too_many() -> None:
     combiner = Distinct()
-    combining = Combining(combiner)
+    combining = AdaptiveCombiner(combiner)
     many = batch(4 * ROWS_MIN, 4 * ROWS_MIN)
     for _ in range(10 * PAUSE_MAX):
         combining.apply(many)
@@ -76,7 +76,7 @@ def test_no_more_than_the_first_rows_are_reduced_where_these_are_too_many() -> N
 
 def test_where_it_pays_again_it_is_tried_again_and_then_always_done() -> None:
     combiner = Distinct()
-    combining = Combining(combiner)
+    combining = AdaptiveCombiner(combiner)
     unlike, alike = batch(ROWS_MIN, ROWS_MIN), batch(ROWS_MIN, 1)
     for _ in range(10 * PAUSE_MAX):
         combining.apply(unlike)

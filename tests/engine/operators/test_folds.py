@@ -19,8 +19,8 @@ from midstream.engine.core.errors import SchemaError
 from midstream.engine.core.key_groups import key_groups, subtask_of
 from midstream.engine.operators.windows import dense_groupby as folds
 from midstream.engine.operators.windows.aggregates import Count, Max, Mean, Min, Sum
-from midstream.engine.operators.windows.dense_groupby import Fold, fold
-from midstream.engine.operators.windows.window_aggregation import Reduction
+from midstream.engine.operators.windows.dense_groupby import DenseGroupBy, fold
+from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.windows import Window, session, sliding, tumbling, window_operator
 
 KEYS = (pl.Int8, pl.Int16, pl.Int32, pl.Int64, pl.UInt8, pl.UInt16, pl.UInt32, pl.UInt64)
@@ -56,13 +56,13 @@ def test_what_plain_python_computes(seed: int) -> None:
     frame = pl.DataFrame(table, schema={**dtypes, "i": number, "f": pl.Float64})
     wide = pl.UInt64() if number.is_unsigned_integer() else pl.Int64()
     wanted = {
-        "n": Fold("count"),
-        "si": Fold("sum", "i", wide),
-        "sf": Fold("sum", "f"),
-        "li": Fold("min", "i"),
-        "hi": Fold("max", "i"),
-        "lf": Fold("min", "f"),
-        "hf": Fold("max", "f"),
+        "n": DenseGroupBy("count"),
+        "si": DenseGroupBy("sum", "i", wide),
+        "sf": DenseGroupBy("sum", "f"),
+        "li": DenseGroupBy("min", "i"),
+        "hi": DenseGroupBy("max", "i"),
+        "lf": DenseGroupBy("min", "f"),
+        "hf": DenseGroupBy("max", "f"),
     }
     found = fold(frame, by, wanted)
     if found is None:
@@ -89,7 +89,7 @@ def test_what_plain_python_computes(seed: int) -> None:
 
 def test_only_dense_integers_without_nulls_are_folded() -> None:
     plain = pl.DataFrame({"k": [1, 2, 1], "v": [1.0, 2.0, 3.0]})
-    total = {"v": Fold("sum", "v")}
+    total = {"v": DenseGroupBy("sum", "v")}
     assert fold(plain, ["k"], total) is not None
     for name, values in {
         "k": (["a", "b", "a"], [1.0, 2.0, 1.0], [1, None, 1], [1, 2, 100], [True, False, True]),
@@ -111,7 +111,7 @@ class Doubled(Sum):
 def test_a_subclass_with_expressions_of_its_own_is_not_folded() -> None:
     rows = pl.DataFrame(_batch(random.Random(1), 0))
     for aggregate, factor in ((Sum("f"), 1), (Doubled("f"), 2)):
-        reduction = Reduction("w", ["k"], "t", {"total": aggregate}, SCHEMA)
+        reduction = WindowAggregation("w", ["k"], "t", {"total": aggregate}, SCHEMA)
         total = reduction.reduce(rows.select(reduction.columns)).get_column("total:sum").sum()
         assert total == factor * rows.get_column("f").sum()
 
@@ -119,7 +119,7 @@ def test_a_subclass_with_expressions_of_its_own_is_not_folded() -> None:
 @pytest.mark.parametrize("seed", range(20))
 def test_a_sum_of_floats_does_not_depend_on_the_keys_beside_it(seed: int) -> None:
     drawn = random.Random(f"sums {seed}")
-    reduction = Reduction("w", ["k"], "t", {"sum": Sum("f"), "mean": Mean("f"), "n": Count()}, SCHEMA)
+    reduction = WindowAggregation("w", ["k"], "t", {"sum": Sum("f"), "mean": Mean("f"), "n": Count()}, SCHEMA)
     batches = [_batch(drawn, 0) for _ in range(6)]
     parts = [reduction.reduce(pl.DataFrame(batch).select(reduction.columns)) for batch in batches]
     far = parts[0].head(1).with_columns(pl.lit(2**31 - 1, pl.Int32).alias("k"))

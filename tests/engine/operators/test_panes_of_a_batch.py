@@ -12,7 +12,7 @@ import pytest
 
 from midstream.engine.operators.windows.aggregates import Count, Last, Sum
 from midstream.engine.operators.windows.sliding_windows import _by_pane
-from midstream.engine.operators.windows.window_aggregation import Reduction
+from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 
 TYPES: dict[str, pa.DataType] = {"k": pa.int64(), "at": pa.timestamp("us"), "x": pa.float64()}
 SCHEMA = pa.schema(TYPES)
@@ -32,7 +32,7 @@ def test_each_pane_gets_its_rows_in_their_order(seed: int, is_sorted: bool) -> N
         pa.array([drawn.random() for _ in range(rows)]),
     ]
     batch = pa.RecordBatch.from_arrays(columns, schema=SCHEMA)
-    reduction = Reduction("window", ["k"], "at", {"n": Count(), "sum": Sum("x"), "last": Last("x")}, SCHEMA)
+    reduction = WindowAggregation("window", ["k"], "at", {"n": Count(), "sum": Sum("x"), "last": Last("x")}, SCHEMA)
     frame = pl.DataFrame(batch)
     found = dict(_by_pane(reduction, frame, times, 10**6, 0))
     assert sorted(found) == sorted({int(time) // 10**6 * 10**6 for time in times})

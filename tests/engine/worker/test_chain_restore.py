@@ -7,7 +7,7 @@ import pytest
 
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US, Event, Watermark, WatermarkStatus
 from midstream.engine.operators.base import Operator
-from midstream.engine.worker.operator_chain import Chain, Edges
+from midstream.engine.worker.operator_chain import OperatorChain, TaskOutputs
 from standing_clock import StandingClock
 
 
@@ -27,7 +27,7 @@ class Generates(Fires):
     makes_watermarks = True
 
 
-class Heard(Edges):
+class Heard(TaskOutputs):
     """There are no partitions: what they would be told is noted."""
 
     def __init__(self) -> None:
@@ -41,9 +41,9 @@ class Heard(Edges):
             self.watermarks.append(-1 if event.idle else -2)
 
 
-def restored(marks: dict[int, tuple[int, int]], *operators: Fires) -> tuple[Chain, Heard]:
+def restored(marks: dict[int, tuple[int, int]], *operators: Fires) -> tuple[OperatorChain, Heard]:
     edges = Heard()
-    chain = Chain(list(operators), edges, StandingClock())
+    chain = OperatorChain(list(operators), edges, StandingClock())
     chain.restore(marks)
     while chain.is_firing:
         chain.pump()
@@ -99,12 +99,12 @@ class FiresInSlices(Fires):
 
 
 IDLE, ACTIVE = -1, -2
-"""As `Edges` has them among the watermarks."""
+"""As `TaskOutputs` has them among the watermarks."""
 
 
 def test_a_chain_is_not_idle_before_its_last_watermark_has_fired() -> None:
     edges = Heard()
-    chain = Chain([FiresInSlices(3)], edges, StandingClock())
+    chain = OperatorChain([FiresInSlices(3)], edges, StandingClock())
     chain.offer(0, 100)
     chain.idle(0, True)
     assert edges.watermarks == []
@@ -115,7 +115,7 @@ def test_a_chain_is_not_idle_before_its_last_watermark_has_fired() -> None:
 
 def test_a_chain_that_was_idle_for_a_moment_only_says_nothing_of_it() -> None:
     edges = Heard()
-    chain = Chain([FiresInSlices(3)], edges, StandingClock())
+    chain = OperatorChain([FiresInSlices(3)], edges, StandingClock())
     chain.offer(0, 100)
     chain.idle(0, True)
     chain.idle(0, False)

@@ -17,7 +17,7 @@ from midstream.engine.core.interfaces import Done, Failed, Transport
 from midstream.engine.graph.job_graph import Edge, JobGraph, OperatorSpec, Partitioning, SourceSpec, Vertex
 from midstream.engine.operators.sink_api import Committer, CommitterContext, Sink, SinkWriter, WriterContext
 from midstream.engine.protocol import messages as m
-from midstream.engine.worker.interfaces import SlotSeams
+from midstream.engine.worker.interfaces import SlotServices
 from midstream.engine.worker.slot_commits import SlotCommits
 from standing_clock import StandingClock
 
@@ -111,7 +111,7 @@ class World:
         self.said: list[Any] = []
         self.storage = MemoryStorage()
         self.roots: list[str] = []
-        seams = SlotSeams(
+        services = SlotServices(
             clock=StandingClock(),
             executor=self.pool,
             ids=CountingIds(),
@@ -121,7 +121,7 @@ class World:
             make_signal=threading.Event,
             unpickle=unpickle,
         )
-        self.commits = SlotCommits(seams)
+        self.commits = SlotCommits(services)
         self.commits.load(m.CommitSinks("job-a", pickle.dumps(GRAPH), root, epoch=1))
 
     def _open(self, root: str) -> MemoryStorage:

@@ -15,7 +15,7 @@ from midstream.engine.exchange.batch_lease import LeasedBatch
 from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.graph.idleness import Origin
 from midstream.engine.graph.job_graph import Edge, Partitioning
-from midstream.engine.worker.operator_chain import Chain
+from midstream.engine.worker.operator_chain import OperatorChain
 from midstream.engine.worker.task_input import PRIORITY_MAX, SLICE_S, TaskInput
 from recovering import SCHEMA, batch, rows_in
 
@@ -78,7 +78,7 @@ def task_input(
 ) -> tuple[TaskInput, Rows]:
     rows = Rows(call_s, row_s)
     gates = cast("list[InputGate]", [Gate(SLOW, *slow), Gate(RULES, *rules)])
-    chain = cast(Chain, rows)
+    chain = cast(OperatorChain, rows)
     return TaskInput(
         TaskId(2, 0), gates, [Origin()] * 2, chain, rows, lambda event: None, lambda: None, rows_max=10
     ), rows

@@ -26,7 +26,7 @@ from midstream.engine.protocol.live_rows import (
     ShowRows,
 )
 from midstream.engine.worker.live_rows import rows_shown, show_next
-from midstream.engine.worker.operator_chain import Chain, Edges
+from midstream.engine.worker.operator_chain import OperatorChain, TaskOutputs
 from standing_clock import StandingClock
 
 
@@ -111,7 +111,7 @@ class World:
 
     def __init__(self) -> None:
         operators = [_Passes(), _Passes()]
-        self.chain = Chain(operators, cast(Edges, _Nowhere()), StandingClock())
+        self.chain = OperatorChain(operators, cast(TaskOutputs, _Nowhere()), StandingClock())
         for at, operator in enumerate(operators):
             operator.open(None, self.chain.links[at + 1])
         specs = tuple(OperatorSpec(uid, uid, operator) for uid, operator in zip("ab", operators, strict=True))

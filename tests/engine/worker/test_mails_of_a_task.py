@@ -72,7 +72,7 @@ class Slot:
         self.is_scheduled = False
         self.io = Steps()
         self.sent: list[m.FromSlot] = []
-        seams = task_seams(
+        services = task_seams(
             self.io,
             storage,
             clock=Clock(),
@@ -81,7 +81,7 @@ class Slot:
             schedule=self.schedule,
         )
         vertex = Vertex(0, 1, SourceSpec("source", "source", Silent()), operators)
-        self.task = Task(TaskId(0, 0), JobGraph((vertex,), (), 128), seams, [], [])
+        self.task = Task(TaskId(0, 0), JobGraph((vertex,), (), 128), services, [], [])
         self.task.open(RestoredOperators())
         self.task.start()
         self.run()

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from effort import examples
-from midstream.engine.worker.batch_sizer import CALL_SHARE, Pace
-from midstream.engine.worker.source_rate import SourcePace
+from midstream.engine.worker.batch_sizer import CALL_SHARE, BatchSizer
+from midstream.engine.worker.source_rate import SourceRate
 
 LIMIT = 131_072
 SHORT_S = 0.002
@@ -20,7 +20,7 @@ def run(
     call_s: float, row_s: float, *, enough_s: float | None = None, noise: float = 0.0, calls: int = 300
 ) -> list[tuple[int, float]]:
     """Rows and seconds of each call; with `enough_s` as tasks cut their slices."""
-    pace, random, found = Pace(0.01, enough_s), Random(f"{call_s} {row_s} {noise}"), []
+    pace, random, found = BatchSizer(0.01, enough_s), Random(f"{call_s} {row_s} {noise}"), []
     for _ in range(calls):
         rows = min(LIMIT, pace.rows(256))
         seconds = (call_s + row_s * rows) * (1 + noise * random.random() ** 4)
@@ -75,7 +75,7 @@ def test_whatever_calls_there_were_before_what_a_call_costs_is_found_out(
 ) -> None:
     """A stream that began with single rows, or whose calls have all been alike, is not slow for ever."""
     call_s, random = share * budget_s, Random(f"{share} {row_s}")
-    pace = Pace(budget_s, SHORT_S) if is_slice else Pace(budget_s)
+    pace = BatchSizer(budget_s, SHORT_S) if is_slice else BatchSizer(budget_s)
 
     def seconds(rows: int) -> float:
         return (call_s + row_s * rows) * (1 + noise * random.random() ** 4)
@@ -97,7 +97,7 @@ def test_whatever_calls_there_were_before_what_a_call_costs_is_found_out(
 @pytest.mark.parametrize("after", [100, 113, 131])
 @pytest.mark.parametrize("enough_s", [None, SHORT_S])
 def test_after_the_first_call_that_is_much_slower_none_is_long(slower: int, after: int, enough_s: float | None) -> None:
-    pace, found = Pace(0.01, enough_s), []
+    pace, found = BatchSizer(0.01, enough_s), []
     for call in range(after + 30):
         rows = min(LIMIT, pace.rows(256))
         found.append(1e-6 * (slower if call >= after else 1) * rows)
@@ -111,7 +111,7 @@ def test_after_the_first_call_that_is_much_slower_none_is_long(slower: int, afte
 def test_a_call_that_stalls_does_not_make_slow_rows_come_many_at_a_time(
     row_s: float, at: int, stalled_s: float
 ) -> None:
-    pace, sizes = Pace(0.01, SHORT_S), []
+    pace, sizes = BatchSizer(0.01, SHORT_S), []
     for call in range(200):
         sizes.append(pace.rows(1))
         pace.took(sizes[-1], row_s * sizes[-1] + (stalled_s if call % 50 == at else 0.0))
@@ -128,7 +128,7 @@ def test_two_rows_are_seldom_tried_where_single_rows_are_slow(row_s: float) -> N
 @pytest.mark.parametrize("call_s", [5e-5, 1.5e-4])
 def test_disturbances_are_not_taken_for_what_a_call_costs(call_s: float, disturbed_s: float) -> None:
     """On a busy machine three calls of ten take longer by chance; a barrier waits for as many rows as a slice has."""
-    pace, random, sizes = Pace(0.01, SHORT_S), Random(f"{call_s} {disturbed_s}"), []
+    pace, random, sizes = BatchSizer(0.01, SHORT_S), Random(f"{call_s} {disturbed_s}"), []
     for _ in range(3_000):
         sizes.append(min(4, pace.rows(256, core_share=0.6)))
         disturbance_s = random.expovariate(1 / disturbed_s) if random.random() < 0.3 else 0.0
@@ -145,7 +145,7 @@ def test_large_batches_among_small_ones_are_not_cut_to_pieces_where_calls_are_di
     """Pieces would be batches for all tasks downstream. In a wide job on a busy machine nearly all calls are disturbed:
     each takes up to 1 + `slower` times as long, and three of ten take `disturbed_s` longer on average.
     """
-    pace, random = Pace(0.01, SHORT_S), Random(f"{call_s} {row_s} {disturbed_s} {slower}")
+    pace, random = BatchSizer(0.01, SHORT_S), Random(f"{call_s} {row_s} {disturbed_s} {slower}")
     spent_s = fewest_s = 0.0
     for number in range(1_500):
         rest = batch = random.randint(1, 30) if random.random() < 0.85 else random.randint(500, 5_000)
@@ -166,7 +166,7 @@ def test_large_batches_among_small_ones_are_not_cut_to_pieces_where_calls_are_di
 def test_a_source_whose_rows_cost_nothing_downstream_gets_large_batches(
     at_first: int, chain_s: float, downstream_s: float
 ) -> None:
-    pace, now_s = SourcePace(LIMIT, None), 0.0
+    pace, now_s = SourceRate(LIMIT, None), 0.0
     for call in range(500):
         rows = at_first if call < 40 else pace.rows_max
         pace.emitted(rows, now_s, now_s + chain_s)
@@ -177,7 +177,7 @@ def test_a_source_whose_rows_cost_nothing_downstream_gets_large_batches(
 def taken_in_bursts(call_s: float, row_s: float, lag: int, jitter: float, batches: int) -> list[tuple[int, float]]:
     """Rows and seconds of each batch of a source; it emits the next one when all but `lag` batches have been processed,
     or up to `jitter` times as long afterwards as a batch takes. So some leave one right after the other."""
-    pace, random, found = SourcePace(LIMIT, None), Random(f"{call_s} {row_s} {lag} {jitter}"), []
+    pace, random, found = SourceRate(LIMIT, None), Random(f"{call_s} {row_s} {lag} {jitter}"), []
     processed_s: list[float] = []
     now_s = 0.0
     for _ in range(batches):
@@ -221,7 +221,7 @@ def test_barriers_wait_behind_no_batch_that_takes_several_times_the_budget_downs
 @pytest.mark.parametrize("slower", [10, 100, 1000])
 def test_when_rows_become_slower_downstream_batches_become_smaller(slower: int, after: int) -> None:
     """At once, wherever in a measurement that happens: batches are halved each time."""
-    pace, now_s = SourcePace(LIMIT, None), 0.0
+    pace, now_s = SourceRate(LIMIT, None), 0.0
     taken_s: list[float] = []
     for call in range(400):
         rows = pace.rows_max
@@ -233,7 +233,7 @@ def test_when_rows_become_slower_downstream_batches_become_smaller(slower: int, 
 
 
 def test_nothing_is_known_at_first_and_a_clock_may_stand_still() -> None:
-    pace = Pace(0.01)
+    pace = BatchSizer(0.01)
     assert pace.rows(77) == 77
     for _ in range(30):
         rows = pace.rows(1)
@@ -242,7 +242,7 @@ def test_nothing_is_known_at_first_and_a_clock_may_stand_still() -> None:
 
 
 def test_a_few_rows_in_between_do_not_make_it_start_over() -> None:
-    pace = Pace(0.01)
+    pace = BatchSizer(0.01)
     for _ in range(20):
         pace.took(10_000, 0.001)
     pace.took(1, 0.0001)
@@ -250,7 +250,7 @@ def test_a_few_rows_in_between_do_not_make_it_start_over() -> None:
 
 
 def test_a_function_that_has_become_slow_is_called_with_fewer_rows_at_once() -> None:
-    pace = Pace(0.01)
+    pace = BatchSizer(0.01)
     for _ in range(50):
         pace.took(10_000, 0.001)
     sizes = []
@@ -279,7 +279,7 @@ def test_where_calls_cost_something_there_are_hardly_more_of_them(call_s: float,
 
 
 def test_a_price_of_calls_that_was_none_is_found_out_although_all_calls_are_alike() -> None:
-    pace = Pace(0.01, SHORT_S)
+    pace = BatchSizer(0.01, SHORT_S)
     for rows in (4, 1, 4, 1):
         pace.took(rows, 0.003)
     assert pace.rows(1) >= 4
@@ -290,7 +290,7 @@ def test_a_price_of_calls_that_was_none_is_found_out_although_all_calls_are_alik
 
 
 def test_who_waits_for_a_short_slice_waits_no_longer_where_others_keep_the_slot_off_its_core() -> None:
-    pace = Pace(0.01, SHORT_S)
+    pace = BatchSizer(0.01, SHORT_S)
     for rows in (80, 20, 80, 20):
         pace.took(rows, rows * 5e-5)
     assert pace.rows(1) == pytest.approx(40, abs=1)
@@ -298,7 +298,7 @@ def test_who_waits_for_a_short_slice_waits_no_longer_where_others_keep_the_slot_
 
 
 def test_rows_that_are_fast_have_the_whole_budget_of_a_core_of_their_own() -> None:
-    pace = Pace(0.01, SHORT_S)
+    pace = BatchSizer(0.01, SHORT_S)
     for rows in (800, 200, 800, 200):
         pace.took(rows, rows * 2e-5)
     assert pace.rows(1, core_share=0.1) == pace.rows(1) == pytest.approx(500, abs=1)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, cast
 
 from midstream.engine.worker.task import MAILS_IN_A_ROW_MAX, Task
-from midstream.engine.worker.task_scheduler import STEPS_PER_MAIL, Scheduler
+from midstream.engine.worker.task_scheduler import STEPS_PER_MAIL, TaskScheduler
 from recovering import Steps
 from standing_clock import StandingClock
 
@@ -31,7 +31,7 @@ class World:
     def __init__(self, names: str) -> None:
         self.io = Steps()
         self.steps: list[str] = []
-        self.scheduler = Scheduler(StandingClock(), self.io)
+        self.scheduler = TaskScheduler(StandingClock(), self.io)
         self.tasks = {name: Stepping(name, self.steps) for name in names}
 
     def schedule(self) -> None:

@@ -29,8 +29,8 @@ class World:
         self.storage = MemoryStorage()
         self.steps = Steps()
         self.sent: list[m.FromSlot] = []
-        seams = task_seams(self.steps, self.storage, inline_bytes_max=inline_bytes_max, send=self.sent.append)
-        self.snapshots = TaskSnapshots(TASK, seams, lambda: METRICS, self.failed, lambda: None)
+        services = task_seams(self.steps, self.storage, inline_bytes_max=inline_bytes_max, send=self.sent.append)
+        self.snapshots = TaskSnapshots(TASK, services, lambda: METRICS, self.failed, lambda: None)
 
     def failed(self, error: BaseException) -> None:
         raise error

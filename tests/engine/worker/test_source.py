@@ -20,7 +20,7 @@ from midstream.engine.core.interfaces import Done, Failed, Mail
 from midstream.engine.operators.bad_records import TALLY, BadRecords
 from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.engine.state.state_parts import StatePart
-from midstream.engine.worker.source_driver import REST_S_MAX, REST_S_MIN, SPLITS, Progress, SourceDriver, splits_of
+from midstream.engine.worker.source_driver import REST_S_MAX, REST_S_MIN, SPLITS, ReadProgress, SourceDriver, splits_of
 from recovering import task_seams
 from scarce_cores import Machine
 
@@ -142,13 +142,13 @@ class Reader:
         for split_id in ids:
             self.driver.add_split(msgspec.msgpack.encode(Split(split_id, b"")))
 
-    def run(self, steps: int) -> Progress:
-        progress = Progress.WAITING
+    def run(self, steps: int) -> ReadProgress:
+        progress = ReadProgress.WAITING
         for _ in range(steps):
             progress = self.driver.step()
-            if progress is Progress.ENDED or self.failures:
+            if progress is ReadProgress.ENDED or self.failures:
                 break
-            if progress is Progress.WAITING:
+            if progress is ReadProgress.WAITING:
                 self.world.run_io()
         return progress
 
@@ -163,12 +163,12 @@ def test_a_snapshot_at_any_point_goes_on_exactly_behind_what_was_emitted(blockin
         first = Reader(source, world)
         first.give("0:20", "20:23")
         first.driver.no_more_splits()
-        ended = first.run(steps) is Progress.ENDED
+        ended = first.run(steps) is ReadProgress.ENDED
         parts = first.driver.snapshot(lambda: "chunk")
         second = Reader(source, world)
         second.driver.restore(parts)
         second.driver.no_more_splits()
-        assert second.run(1000) is Progress.ENDED
+        assert second.run(1000) is ReadProgress.ENDED
         assert sorted(first.rows + second.rows) == list(range(23)), f"restored after {steps} steps"
         if ended:
             break
@@ -198,14 +198,14 @@ def test_a_checkpoint_has_a_split_as_the_job_reads_it_even_before_anything_is_re
 
 def test_a_split_is_asked_for_once_and_again_when_it_is_read() -> None:
     reader = Reader(Numbers(blocking=False), World())
-    assert reader.run(3) is Progress.WAITING
+    assert reader.run(3) is ReadProgress.WAITING
     assert reader.requests == 1
     reader.give("0:3")
     reader.run(10)
     assert reader.rows == [0, 1, 2]
     assert reader.requests == 2
     reader.driver.no_more_splits()
-    assert reader.run(2) is Progress.ENDED
+    assert reader.run(2) is ReadProgress.ENDED
 
 
 def test_a_split_that_is_gone_fails_the_task_with_its_reason() -> None:
@@ -335,7 +335,7 @@ def test_a_split_without_rows_for_now_is_asked_again_less_and_less_often_and_its
     source.bounded = False
     reader = Reader(source, world)
     reader.give("0:100")
-    assert reader.run(3) is Progress.WAITING
+    assert reader.run(3) is ReadProgress.WAITING
     rests_s = []
     for _ in range(8):
         assert reader.driver.quiet_until_s(0) == world.time_s, "it is the input that has nothing"
@@ -368,7 +368,7 @@ def test_stopping_ends_in_the_middle_of_a_split() -> None:
     reader.give("0:30")
     reader.run(2)
     reader.driver.stop()
-    assert reader.driver.step() is Progress.ENDED
+    assert reader.driver.step() is ReadProgress.ENDED
     assert 0 < len(reader.rows) < 30
 
 
@@ -383,7 +383,7 @@ def test_a_rate_is_kept_over_time_and_in_small_steps(rate: float, together: int)
     most = 0
     for _ in range(100_000):
         before = len(reader.rows)
-        if reader.driver.step() is Progress.WAITING:
+        if reader.driver.step() is ReadProgress.WAITING:
             due, mail = world.timers.pop(0)
             assert due >= world.time_s and not world.timers
             if due > 2:
@@ -486,7 +486,7 @@ def test_batches_are_those_of_a_tenth_of_a_second_however_slowly_they_are_taken(
     sizes = []
     while len(reader.rows) < 4000:
         before = len(reader.rows)
-        assert reader.driver.step() is not Progress.ENDED
+        assert reader.driver.step() is not ReadProgress.ENDED
         world.run_io()  # what a blocking source reads ahead is there when its rows can be taken
         sizes.append(len(reader.rows) - before)
         world.time_s += sizes[-1] / 200  # rows/s
@@ -503,7 +503,7 @@ def test_a_source_that_had_nothing_for_long_goes_on_with_batches_of_full_size() 
     for first in (0, 1000, 2000):
         reader.give(f"{first}:{first + 1000}")
         before = len(reader.rows)
-        while reader.driver.step() is Progress.EMITTED:
+        while reader.driver.step() is ReadProgress.EMITTED:
             world.time_s += 0.001
         assert len(reader.rows) - before == 1000
         world.time_s += 1000.0
@@ -524,7 +524,7 @@ def test_a_source_with_a_rate_makes_up_for_a_stall_and_then_takes_small_steps_ag
     def run_until(end_s: float) -> None:
         while world.time_s < end_s:
             before = len(reader.rows)
-            if reader.driver.step() is Progress.WAITING:
+            if reader.driver.step() is ReadProgress.WAITING:
                 due_s, mail = world.timers.pop(0)
                 world.time_s = max(world.time_s, due_s) + 1e-9
                 mail()
@@ -553,7 +553,7 @@ def test_batches_do_not_shrink_where_the_slots_get_no_core_for_most_of_the_time(
         found = []
         for _ in range(200):
             before = len(reader.rows)
-            assert reader.driver.step() is not Progress.ENDED
+            assert reader.driver.step() is not ReadProgress.ENDED
             found.append(len(reader.rows) - before)
             for _ in range(10):
                 machine.work(found[-1] / 10 * 1e-4)
@@ -576,7 +576,7 @@ def test_a_rate_is_made_up_for_up_to_a_second_and_not_before_the_first_rows() ->
     def run_until(end_s: float) -> int:
         before = len(reader.rows)
         while world.time_s < end_s:
-            if reader.driver.step() is Progress.WAITING:
+            if reader.driver.step() is ReadProgress.WAITING:
                 due_s, mail = world.timers.pop(0)
                 world.time_s = max(world.time_s, due_s) + 1e-9
                 mail()
@@ -653,7 +653,7 @@ def test_bad_records_are_emitted_once_in_whatever_step_a_job_is_restored(blockin
         second = Reader(source, world)
         second.driver.restore(first.driver.snapshot(lambda: "chunk"))
         second.driver.no_more_splits()
-        assert second.run(1000) is Progress.ENDED
+        assert second.run(1000) is ReadProgress.ENDED
         assert first.rows + second.rows == list(range(0, 12, 2)), steps
         assert first.bad + second.bad == list(range(1, 12, 2)), steps
         assert first.driver.tally.total + second.driver.tally.total == 6
@@ -683,7 +683,7 @@ def test_a_bad_record_too_many_in_a_window_fails_whatever_the_batches_and_restor
     reader = Reader(source, World())
     reader.give("0:28")
     reader.driver.no_more_splits()
-    assert reader.run(1000) is Progress.ENDED
+    assert reader.run(1000) is ReadProgress.ENDED
     assert reader.bad == list(range(1, 28, 2))
 
 
@@ -694,7 +694,7 @@ def test_after_a_rescale_a_subtask_goes_on_with_the_worst_of_the_windows_that_it
     for reader, split in zip(readers, ("0:2", "10:16"), strict=True):
         reader.give(split)
         reader.driver.no_more_splits()
-        assert reader.run(100) is Progress.ENDED
+        assert reader.run(100) is ReadProgress.ENDED
     parts = [reader.driver.snapshot(lambda i=i: f"chunk{i}")[TALLY] for i, reader in enumerate(readers)]  # type: ignore[misc]  # mypy infers no lambda with defaults
     after = Reader(source, World())
     after.driver.restore({TALLY: StatePart(parts[0].redistribute, parts[0].chunks + parts[1].chunks)})

@@ -29,7 +29,7 @@ from midstream.engine.operators.source_api import Discovery, DiscoveryContext, S
 from midstream.engine.operators.stateless import Stateless
 from midstream.engine.operators.windows.window_specs import LATE
 from midstream.engine.protocol import messages as m
-from midstream.engine.worker.interfaces import SlotSeams
+from midstream.engine.worker.interfaces import SlotServices
 from midstream.engine.worker.slot_machine import SLOT_TABLE, SlotEvent, SlotMachine, SlotState
 from midstream.engine.worker.task import LIVE, TASK_TABLE, Step, Task, TaskEvent, TaskState
 from midstream.engine.worker.task_operators import RestoredOperators
@@ -74,8 +74,8 @@ class World:
     def __init__(self) -> None:
         self.io = Steps()
         self.sent: list[m.FromSlot] = []
-        self.seams = task_seams(self.io, MemoryStorage(), send=self.sent.append)
-        self.task = Task(REF, graph(), self.seams, [], [])
+        self.services = task_seams(self.io, MemoryStorage(), send=self.sent.append)
+        self.task = Task(REF, graph(), self.services, [], [])
         self.task.open(RestoredOperators())
 
     def state(self) -> TaskState:
@@ -264,7 +264,7 @@ class Slot:
         self.io = Steps()
         self.sent: list[m.FromSlot] = []
         self.machine = SlotMachine(
-            SlotSeams(
+            SlotServices(
                 clock=StandingClock(),
                 executor=self.io,
                 ids=CountingIds(),

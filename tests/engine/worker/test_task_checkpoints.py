@@ -78,7 +78,7 @@ class World:
         self.gate.set_channels(channels)
         for index, channel in enumerate(channels):
             channel.connect(lambda index=index: self.gate.on_data(index))  # type: ignore[misc]
-        seams = task_seams(
+        services = task_seams(
             self.steps,
             self.storage,
             config=JobConfig(name="job", buffer_bytes=4096, max_parallelism=16),
@@ -91,7 +91,7 @@ class World:
                 edge,
                 old,
                 quota=self.pool.quota("recovered", 1),
-                seams=seams,
+                services=services,
                 read_ahead={},
                 wake=lambda: None,
                 fail=self.failures.append,
@@ -101,7 +101,7 @@ class World:
         self.gate.ask()
         self.output.subpartitions[0].ask()
         self.ref, self.gates, self.partitions, self.input = TaskId(1, 0), [self.gate], [self.output], self
-        self.checkpoints = TaskCheckpoints(cast(Task, self), seams, cast(TaskSnapshots, self.snapshots))
+        self.checkpoints = TaskCheckpoints(cast(Task, self), services, cast(TaskSnapshots, self.snapshots))
 
     def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None:
         self.taken.append(barrier.checkpoint_id)

@@ -9,7 +9,7 @@ import pyarrow as pa
 from midstream.engine.core.elements import Event
 from midstream.engine.operators.base import Operator
 from midstream.engine.operators.stateless import Stateless
-from midstream.engine.worker.operator_chain import Chain, Edges
+from midstream.engine.worker.operator_chain import OperatorChain, TaskOutputs
 from standing_clock import StandingClock
 
 ROW = pa.record_batch({"n": pa.array([1])})
@@ -49,7 +49,7 @@ class SlowEdges:
 def test_time_is_of_the_innermost_operator() -> None:
     clock = StandingClock()
     operators: list[Operator] = [Works(clock, 1.0), Works(clock, 2.0), Works(clock, 3.0)]
-    chain = Chain(operators, cast(Edges, SlowEdges(clock)), clock)
+    chain = OperatorChain(operators, cast(TaskOutputs, SlowEdges(clock)), clock)
     for at, operator in enumerate(operators):
         operator.open(None, chain.links[at + 1])  # type: ignore[arg-type]  # it looks at no context
     clock.passes(7.0)

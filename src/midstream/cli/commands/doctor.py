@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from midstream.api.submit import Submission
     from midstream.runtime.network.ports import Ports
     from midstream.runtime.slot_provider import SlotProvider
-    from midstream.spark.cluster_probe import Slot, Survey
+    from midstream.spark.cluster_probe import ClusterProbe, ProbedSlot
 
 CLOCKS_APART_S: Final = 1.0
 """The tolerated difference of clocks. Event time follows rows, but latency, lag and processing-time timers follow
@@ -327,7 +327,9 @@ def _look_at_settings(checks: _Checks, conf: SparkConf, master: str, tls: str) -
 # ---- what was found on the executors ----
 
 
-def _judge(checks: _Checks, found: Survey, slots: int, timeout_s: float, provider: SlotProvider, storage: str) -> None:
+def _judge(
+    checks: _Checks, found: ClusterProbe, slots: int, timeout_s: float, provider: SlotProvider, storage: str
+) -> None:
     came, driver_host = found.slots, provider.driver_host
     if len(came) < slots:
         why = f": {found.failure}" if found.failure else ""
@@ -379,11 +381,11 @@ def _judge(checks: _Checks, found: Survey, slots: int, timeout_s: float, provide
         )
 
 
-def _place(slot: Slot) -> str:
+def _place(slot: ProbedSlot) -> str:
     return f"{slot.found.name} ({slot.found.host}, process {slot.found.pid})"
 
 
-def _judge_versions(checks: _Checks, came: Sequence[Slot]) -> None:
+def _judge_versions(checks: _Checks, came: Sequence[ProbedSlot]) -> None:
     ours = ".".join(platform.python_version_tuple()[:2])
     wrong = [slot for slot in came if ".".join(slot.found.python.split(".")[:2]) != ours]
     if wrong:
@@ -417,8 +419,8 @@ def _judge_versions(checks: _Checks, came: Sequence[Slot]) -> None:
         checks.ok("Python on the executors", f"{platform.python_version()}, with the driver's versions of all packages")
 
 
-def _judge_clocks(checks: _Checks, came: Sequence[Slot]) -> None:
-    apart: list[tuple[float, Slot]] = []
+def _judge_clocks(checks: _Checks, came: Sequence[ProbedSlot]) -> None:
+    apart: list[tuple[float, ProbedSlot]] = []
     for slot in came:
         clock_s = slot.found.clock_s
         ahead_s = max(clock_s - slot.answered_s, min(clock_s - slot.asked_s, 0.0))
@@ -434,7 +436,7 @@ def _judge_clocks(checks: _Checks, came: Sequence[Slot]) -> None:
         checks.ok("clocks", f"within {CLOCKS_APART_S:g} s of the driver's")
 
 
-def _judge_connections(checks: _Checks, came: Sequence[Slot], ports: Ports) -> None:
+def _judge_connections(checks: _Checks, came: Sequence[ProbedSlot], ports: Ports) -> None:
     broken = [
         (slot, came[peer], why)
         for slot in came

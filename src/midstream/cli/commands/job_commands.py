@@ -45,7 +45,7 @@ from midstream.engine.protocol.messages import (
     Reply,
 )
 from midstream.page.address import PageAddress, token_of
-from midstream.page.remote_client import PageJob, PageLine, is_link
+from midstream.page.remote_client import PageJob, RemoteClient, is_link
 from midstream.page.request_types import LogRecord
 from midstream.page.server import PageServer
 from midstream.page.site import EndedJob
@@ -365,7 +365,7 @@ def _ask_patiently(entry: Target, request: ClientRequest, say: Callable[[str], N
     over = threading.Event()
     silent: list[MidstreamError] = []
 
-    def look(line: Client | PageLine) -> None:
+    def look(line: Client | RemoteClient) -> None:
         last: dict[str, float] = {}
         answered_s = time.monotonic()
         while not over.wait(LOOK_S):

@@ -19,7 +19,7 @@ QUEUED_BYTES_MAX: Final = 32 * 2**20
 """The bytes that may be queued before the task has to wait."""
 
 
-class Part(ABC):
+class AsyncPart(ABC):
     """The output of one subtask between two checkpoints.
 
     `add` is called from the loop; `drain`, `finish` and `discard` from the I/O pool, possibly from two of its threads
@@ -95,13 +95,13 @@ class Part(ABC):
         """Undo what was written. Must not raise if that is incomplete."""
 
 
-class QueuedWriter(SinkWriter):
-    """Feeds one Part after the other, a new one for each checkpoint that has rows."""
+class AsyncWriter(SinkWriter):
+    """Feeds one part after the other, a new one for each checkpoint that has rows."""
 
-    def __init__(self, context: WriterContext, new_part: Callable[[], Part]) -> None:
+    def __init__(self, context: WriterContext, new_part: Callable[[], AsyncPart]) -> None:
         self._context = context
         self._new_part = new_part
-        self._part: Part | None = None
+        self._part: AsyncPart | None = None
         self._wake: Callable[[], None] | None = None
         self._closed = False
 
@@ -133,12 +133,12 @@ class QueuedWriter(SinkWriter):
         if part is not None:
             self._context.executor.submit(part.discard, _ignore)
 
-    def _drain(self, part: Part) -> None:
+    def _drain(self, part: AsyncPart) -> None:
         if not part.draining:
             part.draining = True
             self._context.executor.submit(part.drain, partial(self._drained, part))
 
-    def _drained(self, part: Part, outcome: Done[None] | Failed) -> None:
+    def _drained(self, part: AsyncPart, outcome: Done[None] | Failed) -> None:
         part.draining = False
         if self._closed:
             return

@@ -17,7 +17,7 @@ _begun: dict[int, tuple[str, float]] = {}
 _warnings: dict[str, None] = {}
 
 
-class Wait:
+class ExternalWait:
     """One wait, which may begin and end any number of times.
 
     Used with `with`, it ends with the block. At the latest it ends when this object is deleted, which an exception may
@@ -28,7 +28,7 @@ class Wait:
         self._number = next(_numbers)
         self._now_s = now_s
 
-    def __enter__(self) -> Wait:
+    def __enter__(self) -> ExternalWait:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.fs
 import xxhash
 
-from midstream.connectors.common.async_writer import Part, QueuedWriter
+from midstream.connectors.common.async_writer import AsyncPart, AsyncWriter
 from midstream.connectors.common.filesystem import (
     below,
     delete_if_there,
@@ -206,7 +206,7 @@ class DeltaSink(Sink):
         def next_name() -> str:
             return f"part-{context.attempt:04d}-{context.subtask:04d}-{next(numbers):06d}-{token}.parquet"
 
-        return QueuedWriter(context, lambda: _FilesPart(self, context, schema, next_name))
+        return AsyncWriter(context, lambda: _FilesPart(self, context, schema, next_name))
 
     def committer(self, context: CommitterContext) -> _DeltaCommitter:
         return _DeltaCommitter(self, context.job_id)
@@ -368,7 +368,7 @@ def _checkpoint_of(mark: int) -> int:
     return mark - _SUPERSEDED if mark >= _SUPERSEDED else mark
 
 
-class _FilesPart(Part):
+class _FilesPart(AsyncPart):
     def __init__(
         self, sink: DeltaSink, context: WriterContext, schema: pa.Schema, next_name: Callable[[], str]
     ) -> None:

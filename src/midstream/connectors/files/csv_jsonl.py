@@ -21,13 +21,13 @@ import pyarrow.json
 
 from midstream.connectors.common.malformed_records import BadRecord, parsed_apart, reported
 from midstream.connectors.files.file_formats import (
-    Wanted,
+    WantedColumns,
     check_encoding,
     check_names,
     explained,
     what_is_wrong,
 )
-from midstream.connectors.files.line_splitter import Lines, edges_of, last_line, line_begins, next_line
+from midstream.connectors.files.line_splitter import LineSplitter, edges_of, last_line, line_begins, next_line
 from midstream.connectors.files.lossy_numbers import (
     BOM,
     check_depth,
@@ -91,7 +91,7 @@ class TextReader(SplitReader):
         filesystem: pyarrow.fs.FileSystem,
         path: str,
         format: TextFormat,
-        wanted: Wanted,
+        wanted: WantedColumns,
         *,
         csv: CsvOptions,
         check: Callable[[], None],
@@ -129,7 +129,7 @@ class TextReader(SplitReader):
             else:
                 check_encoding(self._file.read(0, len(BOM)), path)
                 self._parse = jsonl_parser(wanted)
-            self._lines = Lines(
+            self._lines = LineSplitter(
                 self._file, self._quotes, stack, begin=begin, position=self._block_start, first=first, last=last
             )
             self._stack = stack.pop_all()

@@ -125,7 +125,7 @@ class Listing:
         return Listing(infos, self.hashes[order], self.sizes[order], self.modified_ns[order])
 
 
-class Watch:
+class DirectoryWatch:
     """The driver's memory of a directory: how its files were at the last listing.
 
     `appear_whole`: a file is complete from the first moment, as in an object store.

@@ -50,7 +50,7 @@ _OF_VALUES = (
 
 
 @dataclass(frozen=True)
-class Wanted:
+class WantedColumns:
     """The columns that a source reads: those `declared` by the user, or else all columns of the first file.
 
     A declared column that a file or line lacks is null there, except for `required` ones, which have a value in every
@@ -118,7 +118,7 @@ def explained(path: str, format: Format) -> Iterator[None]:
         raise what_is_wrong(path, format, str(error)) from error
 
 
-def check_names(found: list[str], wanted: Wanted, path: str) -> None:
+def check_names(found: list[str], wanted: WantedColumns, path: str) -> None:
     """Raise SchemaError for a column that a file must have but lacks, or must not have."""
     names = wanted.schema.names
     for name in names:

@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.fs
 import xxhash
 
-from midstream.connectors.common.async_writer import Part, QueuedWriter
+from midstream.connectors.common.async_writer import AsyncPart, AsyncWriter
 from midstream.connectors.common.filesystem import (
     below,
     delete_if_there,
@@ -159,7 +159,7 @@ class FileSink(Sink):
         def next_pending() -> str:
             return f"{folder}/{context.attempt}-{context.subtask}-{next(numbers)}"
 
-        return QueuedWriter(context, lambda: _FilesPart(self, context, next_pending))
+        return AsyncWriter(context, lambda: _FilesPart(self, context, next_pending))
 
     def committer(self, context: CommitterContext) -> Committer:
         return _FileCommitter(self, context.job_id)
@@ -223,7 +223,7 @@ class FileSink(Sink):
         return CommittedFiles(self.filesystem, self.directory, self.hidden, _folder(output.uid), output, self.append)
 
 
-class _FilesPart(Part):
+class _FilesPart(AsyncPart):
     def __init__(self, sink: FileSink, context: WriterContext, next_pending: Callable[[], str]) -> None:
         super().__init__()
         self._sink = sink

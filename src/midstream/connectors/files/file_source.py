@@ -27,8 +27,8 @@ from midstream.connectors.common.batch_cursor import BatchCursor
 from midstream.connectors.common.filesystem import appears_whole, file_info, find_files, glob_base, resolve
 from midstream.connectors.common.malformed_records import BadRecordsMax, OnBadRecord, check_on_bad_record
 from midstream.connectors.files.csv_jsonl import TextReader, block_and_rows, infer_schema, read_header
-from midstream.connectors.files.directory_watch import Listing, Watch, decoded_position
-from midstream.connectors.files.file_formats import Format, Wanted, compression_of, explained, format_of
+from midstream.connectors.files.directory_watch import DirectoryWatch, Listing, decoded_position
+from midstream.connectors.files.file_formats import Format, WantedColumns, compression_of, explained, format_of
 from midstream.connectors.files.parquet import open_parquet, parquet_row_groups, read_parquet
 from midstream.connectors.files.text_file import TextFile
 from midstream.connectors.files.text_parsers import CsvOptions, check_types
@@ -135,7 +135,7 @@ class FileSource(Source):
         self._filesystem = resolved[0][0]
         self._paths = [inner for _, inner in resolved]
         self._csv = csv or CsvOptions()
-        self._watch: Watch | None = None
+        self._watch: DirectoryWatch | None = None
         declared = schema is not None
         files = self._find()
         self._format: Format = format or self._infer_format(files)
@@ -144,7 +144,7 @@ class FileSource(Source):
         check_schema(schema, "FileSource: the declared schema" if declared else "FileSource: the first file")
         self.schema = canonical_schema(schema)
         required = tuple(field.name for field in schema if declared and not field.nullable)
-        self._wanted = Wanted(self.schema, declared, required)
+        self._wanted = WantedColumns(self.schema, declared, required)
         if self._format == "parquet" and self.drops_bad_records:
             raise ConfigError(
                 "FileSource: on_bad_record='drop' is for CSV and JSON lines; a damaged Parquet file cannot be read "
@@ -168,7 +168,7 @@ class FileSource(Source):
         began_s = time.thread_time()
         known = decoded_position(position, "FileSource")
         if self._watch is None:
-            self._watch = Watch(appears_whole(self._filesystem))
+            self._watch = DirectoryWatch(appears_whole(self._filesystem))
         # an empty file may be one whose writer has just begun
         listing = Listing.of([info for info in self._find() if info.size])
         new, after = self._watch.look(listing, known, now_ns=time.time_ns(), now_s=time.monotonic())
@@ -342,7 +342,7 @@ def check_unchanged(filesystem: pyarrow.fs.FileSystem, part: FileSplit, offset: 
 
 
 def open_row_groups(
-    filesystem: pyarrow.fs.FileSystem, part: FileSplit, wanted: Wanted, offset_rows: int
+    filesystem: pyarrow.fs.FileSystem, part: FileSplit, wanted: WantedColumns, offset_rows: int
 ) -> SplitReader:
     """Open a reader of a split of a Parquet file."""
     check = partial(check_unchanged, filesystem, part, offset_rows)

@@ -150,7 +150,7 @@ def line_begins(data: bytes, edges: npt.NDArray[np.int64]) -> list[int]:
     return begins if begins[-1] == len(data) else [*begins, len(data)]
 
 
-class Lines:
+class LineSplitter:
     """Cuts a part of a text into blocks: from the first line at or after byte `first` to the first at or after `last`.
 
     `begin`: where the first line of the file begins, after a header; `position`: where a block begins at which reading

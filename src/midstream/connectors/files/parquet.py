@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.fs
 import pyarrow.parquet
 
-from midstream.connectors.files.file_formats import MISSES_VALUE, Wanted, check_names, explained
+from midstream.connectors.files.file_formats import MISSES_VALUE, WantedColumns, check_names, explained
 from midstream.engine.core.arrow_types import (
     is_list_array,
     is_list_of_any_length,
@@ -33,7 +33,7 @@ _NS_YEARS_US = 9_200_000_000_000_000
 """How far from 1970 times can be for nanoseconds in 64 bits; about 291 years."""
 
 
-def parquet_row_groups(filesystem: pyarrow.fs.FileSystem, path: str, wanted: Wanted) -> list[tuple[int, int]]:
+def parquet_row_groups(filesystem: pyarrow.fs.FileSystem, path: str, wanted: WantedColumns) -> list[tuple[int, int]]:
     """Return rows and bytes of each row group, after checking the file's columns against `wanted`."""
     with explained(path, "parquet"), ExitStack() as stack:
         file = open_parquet(filesystem, path, stack)
@@ -42,7 +42,7 @@ def parquet_row_groups(filesystem: pyarrow.fs.FileSystem, path: str, wanted: Wan
         return [(group.num_rows, group.total_byte_size) for group in groups]
 
 
-def check_parquet_schema(found: pa.Schema, wanted: Wanted, path: str) -> None:
+def check_parquet_schema(found: pa.Schema, wanted: WantedColumns, path: str) -> None:
     """Raise SchemaError naming file and column if a column is missing, unexpected, or of another kind."""
     check_distinct(found.names, path)
     check_names(found.names, wanted, path)
@@ -77,7 +77,7 @@ def open_parquet(
 def read_parquet(
     filesystem: pyarrow.fs.FileSystem,
     path: str,
-    wanted: Wanted,
+    wanted: WantedColumns,
     first: int,
     last: int | None,
     skip_rows: int,
@@ -132,7 +132,7 @@ def _checked_times(
     file: pyarrow.parquet.ParquetFile,
     exact: pyarrow.parquet.ParquetFile | None,
     path: str,
-    wanted: Wanted,
+    wanted: WantedColumns,
     groups: range,
     times: list[str],
 ) -> Iterator[pa.RecordBatch]:
@@ -157,7 +157,7 @@ def _checked_times(
 def _parquet_batches(
     batches: Iterator[pa.RecordBatch],
     path: str,
-    wanted: Wanted,
+    wanted: WantedColumns,
     groups: range,
     rows_before: int,
     check: Callable[[], None],
@@ -181,7 +181,7 @@ def _parquet_batches(
         yield ready
 
 
-def _filled(batch: pa.RecordBatch, wanted: Wanted) -> pa.RecordBatch:
+def _filled(batch: pa.RecordBatch, wanted: WantedColumns) -> pa.RecordBatch:
     """Add the columns that the file lacks, filled with nulls, and give structs the fields that are declared."""
     for field in wanted.schema:
         index = batch.schema.get_field_index(field.name)

@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.csv
 import pyarrow.json
 
-from midstream.connectors.files.file_formats import MISSES_VALUE, Wanted
+from midstream.connectors.files.file_formats import MISSES_VALUE, WantedColumns
 from midstream.connectors.files.line_splitter import Quotes
 from midstream.connectors.files.lossy_numbers import (
     BOM,
@@ -108,7 +108,7 @@ def _strptime_formats(csv: CsvOptions) -> list[str]:
     return [expanded(format) for format in csv.timestamp_formats]
 
 
-def csv_parser(csv: CsvOptions, wanted: Wanted, names: list[str]) -> Callable[[bytes], pa.Table]:
+def csv_parser(csv: CsvOptions, wanted: WantedColumns, names: list[str]) -> Callable[[bytes], pa.Table]:
     """Return a parser, which also raises ArrowException if the data end within a quoted value, which pyarrow ignores.
 
     To find out, it appends a line that is skipped, having a column too many, unless it becomes part of a value.
@@ -197,7 +197,7 @@ def check_texts(
         check_times(name, column, texts, _strptime_formats(csv), kind)
 
 
-def jsonl_parser(wanted: Wanted) -> Callable[[bytes], pa.Table]:
+def jsonl_parser(wanted: WantedColumns) -> Callable[[bytes], pa.Table]:
     """Return a parser of JSON lines, which raises ArrowException."""
     as_read = pa.schema([pa.field(field.name, _json_type(field.type)) for field in wanted.schema])
     parse = pyarrow.json.ParseOptions(
@@ -271,7 +271,7 @@ def _has_empty_row(table: pa.Table) -> bool:
     return bool(pc.any(empty).as_py())
 
 
-def _checked(table: pa.Table, wanted: Wanted) -> pa.Table:
+def _checked(table: pa.Table, wanted: WantedColumns) -> pa.Table:
     for name in wanted.required:
         if table.column(name).null_count:
             raise pa.ArrowInvalid(f"column {name!r} {MISSES_VALUE}")
@@ -284,7 +284,7 @@ def check_types(
     """Raise SchemaError naming the first column whose type cannot be read from text."""
     csv = csv or CsvOptions()
     for field in schema:
-        only = Wanted(pa.schema([field]), declared=True)
+        only = WantedColumns(pa.schema([field]), declared=True)
         if pa.types.is_decimal(field.type) and field.type.scale < 0:
             raise SchemaError(
                 f"{who}: column {field.name!r} is {field.type}; declare a scale of at least 0 to read text"

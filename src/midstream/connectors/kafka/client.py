@@ -14,7 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
-from midstream.connectors.common.external_waits import Wait
+from midstream.connectors.common.external_waits import ExternalWait
 from midstream.connectors.common.optional_packages import require
 from midstream.engine.core.errors import ConfigError, StorageError
 
@@ -162,7 +162,7 @@ class Silence:
     ) -> None:
         """`what_for` follows "waiting for brokers …" in the job's status; if empty, the status does not show it."""
         self._what = f"brokers {servers} {what_for}" if what_for else ""
-        self._wait = Wait(now_s)
+        self._wait = ExternalWait(now_s)
         self._where = where
         self._servers = servers
         self._now_s = now_s

@@ -12,7 +12,7 @@ from contextlib import closing
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final
 
-from midstream.connectors.common.external_waits import Wait
+from midstream.connectors.common.external_waits import ExternalWait
 from midstream.connectors.kafka.client import ANSWER_S, Connection, Silence, explained, is_for_the_user, made, send_all
 from midstream.connectors.kafka.cluster import Place
 from midstream.connectors.kafka.commit_protocol import LaneCommit, LaneState, Step
@@ -330,10 +330,10 @@ class _Lane:
         """Commit, and return whether a transaction of this call did it. Raises ConfigError for what only the user can
         fix.
         """
-        with Wait() as wait:
+        with ExternalWait() as wait:
             return self._run(wait)
 
-    def _run(self, wait: Wait) -> bool:
+    def _run(self, wait: ExternalWait) -> bool:
         from confluent_kafka import KafkaException
 
         commit, stopped = self._commit, self._committer._context.stopped

@@ -25,7 +25,7 @@ from functools import cache
 from typing import TYPE_CHECKING, Any, Final
 
 from midstream.connectors.common import external_waits as outside
-from midstream.connectors.common.external_waits import Wait
+from midstream.connectors.common.external_waits import ExternalWait
 from midstream.connectors.kafka.fetched_records import Client, MemoryTap, ObjectTap, Tap
 from midstream.engine.core.errors import InvariantError, StorageError
 
@@ -86,7 +86,7 @@ def refusal(program: str = _PROBE, limit_s: float = _LIMIT_S) -> str | None:
     """Run the probe in a process of its own, and return why records must not be read from memory; None if they may."""
     command = [sys.executable, "-P", "-c", program]
     path = os.pathsep.join(part or os.getcwd() for part in sys.path)
-    wait = Wait()
+    wait = ExternalWait()
     wait.begin("the probe of Kafka's client")
     try:
         done = subprocess.run(

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from midstream.connectors.common.async_writer import Part, QueuedWriter
+from midstream.connectors.common.async_writer import AsyncPart, AsyncWriter
 from midstream.connectors.common.optional_packages import require
 from midstream.connectors.files.encoders import check_encodable, new_encoder
 from midstream.connectors.kafka.client import (
@@ -233,7 +233,7 @@ class KafkaSink(Sink):
             return Producer({**_DEFAULTS, **self._connection.config(ours)})
 
 
-class _KafkaWriter(QueuedWriter):
+class _KafkaWriter(AsyncWriter):
     """Sends rows through one queue for all checkpoints, which keeps their order."""
 
     def __init__(self, sink: KafkaSink, context: WriterContext) -> None:
@@ -246,7 +246,7 @@ class _KafkaWriter(QueuedWriter):
         self._context.executor.submit(self._records.forget, _ignore)
 
 
-class _Records(Part):
+class _Records(AsyncPart):
     """The one part of a writer: a checkpoint waits until all of it is delivered."""
 
     def __init__(self, sink: KafkaSink, context: WriterContext) -> None:

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Final, Literal, TypeAlias
 import msgspec
 import pyarrow as pa
 
-from midstream.connectors.common.external_waits import Wait
+from midstream.connectors.common.external_waits import ExternalWait
 from midstream.connectors.common.malformed_records import (
     BadRecord,
     BadRecordsMax,
@@ -439,7 +439,7 @@ class _PartitionReader(SplitReader):
         self._kept: tuple[Fetched, int] | None = None
         """Records whose schema could not be looked up yet, and the offset at which they begin."""
         self._silence = Silence(self._where, source._connection.servers, what_for=f"of topic {part.topic!r}")
-        self._registry_wait = Wait()
+        self._registry_wait = ExternalWait()
         self._ask_again_s = 0.0
         self._is_checked = part.from_earliest and not offset
         """The topic was found to be the one in which the offset is. Reading that begins where the broker's records begin

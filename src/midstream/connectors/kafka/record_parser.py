@@ -19,7 +19,7 @@ import pyarrow.compute as pc
 
 from midstream.connectors.common.malformed_records import BadRecord, parsed_apart
 from midstream.connectors.files.csv_jsonl import ROW_NUMBER
-from midstream.connectors.files.file_formats import MISSES_VALUE, Wanted
+from midstream.connectors.files.file_formats import MISSES_VALUE, WantedColumns
 from midstream.connectors.files.text_parsers import CsvOptions, check_types, csv_parser, jsonl_parser
 from midstream.engine.core.batches import canonical_schema, conform, single_batch
 from midstream.engine.core.errors import ConfigError, SchemaError
@@ -110,7 +110,7 @@ class RecordParser:
             from midstream.connectors.kafka.avro_values import AvroValues
 
             self._described = AvroValues(registry, schema, subject, who)
-            self._wanted = Wanted(self._described.schema, declared=True)
+            self._wanted = WantedColumns(self._described.schema, declared=True)
         elif format == "protobuf":
             if schema is not None:
                 raise ConfigError(
@@ -119,7 +119,7 @@ class RecordParser:
             from midstream.connectors.kafka.protobuf_values import ProtobufValues
 
             self._described = ProtobufValues(registry, message, who)
-            self._wanted = Wanted(self._described.schema, declared=True)
+            self._wanted = WantedColumns(self._described.schema, declared=True)
         elif isinstance(schema, str):
             raise ConfigError(f"{who}: schema= as a string is only for format='avro'; give columns and their types")
         else:
@@ -296,20 +296,20 @@ def _check_described(format: KafkaFormat, registry: object, message: object, who
         )
 
 
-def _wanted(format: KafkaFormat, schema: pa.Schema | None, csv: CsvOptions, who: str) -> Wanted:
+def _wanted(format: KafkaFormat, schema: pa.Schema | None, csv: CsvOptions, who: str) -> WantedColumns:
     if format not in ("json", "csv"):
         if schema is not None:
             raise ConfigError(
                 f"{who}: schema= requires json, csv or avro; {format} has one column {VALUE!r}, and those of metadata="
             )
         kind = pa.large_binary() if format == "bytes" else pa.large_string()
-        return Wanted(pa.schema([(VALUE, kind)]), declared=True)
+        return WantedColumns(pa.schema([(VALUE, kind)]), declared=True)
     if schema is None:
         raise ConfigError(f"{who}: format={format!r} needs schema=, the columns to read and their types")
     check_schema(schema, f"{who}: the declared schema")
     canonical = canonical_schema(schema)
     check_types(canonical, "csv" if format == "csv" else "jsonl", csv, who=who)
-    return Wanted(canonical, declared=True, required=tuple(field.name for field in schema if not field.nullable))
+    return WantedColumns(canonical, declared=True, required=tuple(field.name for field in schema if not field.nullable))
 
 
 def _as_lines(values: pa.Array[Any]) -> bytes:

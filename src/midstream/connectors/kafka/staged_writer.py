@@ -12,8 +12,8 @@ from typing import Any, Final, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from midstream.connectors.common.async_writer import Part, QueuedWriter
-from midstream.connectors.common.external_waits import Wait
+from midstream.connectors.common.async_writer import AsyncPart, AsyncWriter
+from midstream.connectors.common.external_waits import ExternalWait
 from midstream.connectors.kafka.client import Connection, Silence
 from midstream.connectors.kafka.cluster import Cluster
 from midstream.connectors.kafka.committer import marker_place
@@ -47,7 +47,7 @@ class Staging(Protocol):
     def staged(self, batch: pa.RecordBatch) -> pa.RecordBatch: ...
 
 
-class StagedWriter(QueuedWriter):
+class StagedWriter(AsyncWriter):
     """A writer with a separate part, in separate files, for each checkpoint."""
 
     def __init__(
@@ -127,10 +127,10 @@ class _Lane:
 
     def _asked(self, ask: Callable[[Cluster], int | None]) -> int:
         """Query the cluster, waiting for brokers that do not answer."""
-        with Wait() as wait:
+        with ExternalWait() as wait:
             return self._answered(ask, wait)
 
-    def _answered(self, ask: Callable[[Cluster], int | None], wait: Wait) -> int:
+    def _answered(self, ask: Callable[[Cluster], int | None], wait: ExternalWait) -> int:
         silence = Silence(self._where, self._connection.servers)
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
@@ -146,7 +146,7 @@ class _Lane:
                 raise StorageError(f"{self._where}: the attempt ended before the brokers answered")
 
 
-class StagedPart(Part):
+class StagedPart(AsyncPart):
     """The rows that one subtask stages for one checkpoint."""
 
     def __init__(self, writer: StagedWriter, number: int) -> None:

@@ -8,7 +8,7 @@ from itertools import islice
 
 import pyarrow as pa
 
-from midstream.connectors.common.async_writer import Part, QueuedWriter
+from midstream.connectors.common.async_writer import AsyncPart, AsyncWriter
 from midstream.engine.core.config import is_whole
 from midstream.engine.core.errors import ConfigError
 from midstream.engine.operators.sink_api import Sink, SinkWriter, WriterContext
@@ -35,10 +35,10 @@ class PrintSink(Sink):
 
     def writer(self, context: WriterContext) -> SinkWriter:
         lines = _Lines(self._prefix, self._limit)
-        return QueuedWriter(context, lambda: lines)
+        return AsyncWriter(context, lambda: lines)
 
 
-class _Lines(Part):
+class _Lines(AsyncPart):
     """The one part of a writer: printing does not depend on checkpoints."""
 
     def __init__(self, prefix: str, limit: int | None) -> None:

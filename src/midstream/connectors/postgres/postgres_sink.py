@@ -34,7 +34,7 @@ import numpy as np
 import pyarrow as pa
 import xxhash
 
-from midstream.connectors.common.async_writer import Part, QueuedWriter
+from midstream.connectors.common.async_writer import AsyncPart, AsyncWriter
 from midstream.connectors.common.optional_packages import require
 from midstream.connectors.postgres.copy_rows import encode
 from midstream.connectors.postgres.postgres_tables import (
@@ -245,7 +245,7 @@ class PostgresSink(Sink):
     def writer(self, context: WriterContext) -> SinkWriter:
         require("psycopg", "postgres", f"operator {context.name!r}")
         numbers = count()
-        return QueuedWriter(context, lambda: _StagedPart(self, context, next(numbers)))
+        return AsyncWriter(context, lambda: _StagedPart(self, context, next(numbers)))
 
     def committer(self, context: CommitterContext) -> Committer:
         return _PostgresCommitter(self, context.job_id, context.stopped)
@@ -372,7 +372,7 @@ class PostgresSink(Sink):
             )
 
 
-class _StagedPart(Part):
+class _StagedPart(AsyncPart):
     """One staging table, in a transaction that is open until `_finish`."""
 
     def __init__(self, sink: PostgresSink, context: WriterContext, number: int) -> None:

@@ -34,7 +34,7 @@ from typing import Final, TypeAlias
 
 from midstream.engine.core.elements import CheckpointBarrier
 from midstream.engine.core.errors import assert_never
-from midstream.engine.core.state_machine import Row, Story, Table, new_story
+from midstream.engine.core.state_machine import Story, Transition, TransitionTable, new_story
 
 # ---- events ----------------------------------------------------------------
 
@@ -394,35 +394,41 @@ _IDLE, _ALIGNING, _OVERTAKING, _CAPTURING = _ANY = tuple(Alignment)
 _NEWER, _H = OtherCheckpoint.NEWER, BarrierHandler
 _OVER: BarrierKind = OtherCheckpoint.OVER
 _URGENT = (_OVERTAKING, _CAPTURING, _IDLE)
-BARRIER_TABLE: Final[Table[Alignment, BarrierKind]] = Table(
+BARRIER_TABLE: Final[TransitionTable[Alignment, BarrierKind]] = TransitionTable(
     "barrier handler",
     (
-        Row(_IDLE, BarrierAnnounced, _ANY, "TakeSnapshot if it overtakes, CaptureComplete", _H._on_announced),
-        Row(_IDLE, BarrierReceived, _ANY, "Block, or TakeSnapshot, CaptureComplete", _H._on_received),
-        Row(_IDLE, TriggerReceived, _ANY, "TakeSnapshot if no channel is open, CaptureComplete", _H._on_trigger),
-        Row(_IDLE, CancelReceived, (_IDLE,), "AbortCheckpoint", _H._on_cancel),
-        Row(_IDLE, EndAnnounced, (_IDLE,), "counts as every later barrier, announced", _H._on_end_announced),
-        Row(_IDLE, ChannelEnded, (_IDLE,), "counts as every later barrier, received", _H._on_end),
-        Row(_ALIGNING, BarrierAnnounced, (_ALIGNING,), "it has still to be received", _H._on_announced),
-        Row(_ALIGNING, BarrierReceived, (_ALIGNING, _IDLE), "Block; the last: TakeSnapshot, Resume", _H._on_received),
-        Row(_ALIGNING, TimedOut, _URGENT, "TakeSnapshot, Resume, CaptureComplete", _H._on_timeout),
-        Row(_ALIGNING, CancelReceived, (_IDLE,), "AbortCheckpoint, Resume", _H._on_cancel),
-        Row(_ALIGNING, EndAnnounced, (_ALIGNING,), "it has still to be read", _H._on_end_announced),
-        Row(_ALIGNING, ChannelEnded, (_ALIGNING, _IDLE), "the last: TakeSnapshot, Resume", _H._on_end),
-        Row(_ALIGNING, _NEWER, (_IDLE,), "AbortCheckpoint, Resume", _H._on_newer),
-        Row(_OVERTAKING, BarrierAnnounced, _URGENT, "TakeSnapshot, Resume, CaptureComplete", _H._on_announced),
-        Row(_OVERTAKING, BarrierReceived, _URGENT, "Block, or TakeSnapshot, Resume, CaptureComplete", _H._on_received),
-        Row(_OVERTAKING, CancelReceived, (_IDLE,), "AbortCheckpoint, Resume", _H._on_cancel),
-        Row(_OVERTAKING, EndAnnounced, _URGENT, "TakeSnapshot, Resume, CaptureComplete", _H._on_end_announced),
-        Row(_OVERTAKING, ChannelEnded, _URGENT, "TakeSnapshot, Resume, CaptureComplete", _H._on_end),
-        Row(_OVERTAKING, _NEWER, (_IDLE,), "AbortCheckpoint, Resume", _H._on_newer),
-        Row(_CAPTURING, BarrierAnnounced, (_CAPTURING, _IDLE), "the last: CaptureComplete", _H._on_announced),
-        Row(_CAPTURING, CancelReceived, (_IDLE,), "AbortCheckpoint", _H._on_cancel),
-        Row(_CAPTURING, CaptureFailed, (_IDLE,), "the rest of the barriers is not captured", _H._on_capture_failed),
-        Row(_CAPTURING, EndAnnounced, (_CAPTURING, _IDLE), "the last: CaptureComplete", _H._on_end_announced),
-        Row(_CAPTURING, ChannelEnded, (_CAPTURING, _IDLE), "the last: CaptureComplete", _H._on_end),
-        Row(_CAPTURING, _NEWER, (_IDLE,), "AbortCheckpoint", _H._on_newer),
-        *(Row(state, _OVER, (state,)) for state in Alignment),
+        Transition(_IDLE, BarrierAnnounced, _ANY, "TakeSnapshot if it overtakes, CaptureComplete", _H._on_announced),
+        Transition(_IDLE, BarrierReceived, _ANY, "Block, or TakeSnapshot, CaptureComplete", _H._on_received),
+        Transition(_IDLE, TriggerReceived, _ANY, "TakeSnapshot if no channel is open, CaptureComplete", _H._on_trigger),
+        Transition(_IDLE, CancelReceived, (_IDLE,), "AbortCheckpoint", _H._on_cancel),
+        Transition(_IDLE, EndAnnounced, (_IDLE,), "counts as every later barrier, announced", _H._on_end_announced),
+        Transition(_IDLE, ChannelEnded, (_IDLE,), "counts as every later barrier, received", _H._on_end),
+        Transition(_ALIGNING, BarrierAnnounced, (_ALIGNING,), "it has still to be received", _H._on_announced),
+        Transition(
+            _ALIGNING, BarrierReceived, (_ALIGNING, _IDLE), "Block; the last: TakeSnapshot, Resume", _H._on_received
+        ),
+        Transition(_ALIGNING, TimedOut, _URGENT, "TakeSnapshot, Resume, CaptureComplete", _H._on_timeout),
+        Transition(_ALIGNING, CancelReceived, (_IDLE,), "AbortCheckpoint, Resume", _H._on_cancel),
+        Transition(_ALIGNING, EndAnnounced, (_ALIGNING,), "it has still to be read", _H._on_end_announced),
+        Transition(_ALIGNING, ChannelEnded, (_ALIGNING, _IDLE), "the last: TakeSnapshot, Resume", _H._on_end),
+        Transition(_ALIGNING, _NEWER, (_IDLE,), "AbortCheckpoint, Resume", _H._on_newer),
+        Transition(_OVERTAKING, BarrierAnnounced, _URGENT, "TakeSnapshot, Resume, CaptureComplete", _H._on_announced),
+        Transition(
+            _OVERTAKING, BarrierReceived, _URGENT, "Block, or TakeSnapshot, Resume, CaptureComplete", _H._on_received
+        ),
+        Transition(_OVERTAKING, CancelReceived, (_IDLE,), "AbortCheckpoint, Resume", _H._on_cancel),
+        Transition(_OVERTAKING, EndAnnounced, _URGENT, "TakeSnapshot, Resume, CaptureComplete", _H._on_end_announced),
+        Transition(_OVERTAKING, ChannelEnded, _URGENT, "TakeSnapshot, Resume, CaptureComplete", _H._on_end),
+        Transition(_OVERTAKING, _NEWER, (_IDLE,), "AbortCheckpoint, Resume", _H._on_newer),
+        Transition(_CAPTURING, BarrierAnnounced, (_CAPTURING, _IDLE), "the last: CaptureComplete", _H._on_announced),
+        Transition(_CAPTURING, CancelReceived, (_IDLE,), "AbortCheckpoint", _H._on_cancel),
+        Transition(
+            _CAPTURING, CaptureFailed, (_IDLE,), "the rest of the barriers is not captured", _H._on_capture_failed
+        ),
+        Transition(_CAPTURING, EndAnnounced, (_CAPTURING, _IDLE), "the last: CaptureComplete", _H._on_end_announced),
+        Transition(_CAPTURING, ChannelEnded, (_CAPTURING, _IDLE), "the last: CaptureComplete", _H._on_end),
+        Transition(_CAPTURING, _NEWER, (_IDLE,), "AbortCheckpoint", _H._on_newer),
+        *(Transition(state, _OVER, (state,)) for state in Alignment),
     ),
 )
 """The text of a row names the instructions that may be given, in their order."""

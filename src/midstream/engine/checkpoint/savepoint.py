@@ -43,7 +43,7 @@ class SavepointFile(msgspec.Struct, frozen=True):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SavepointLocation:
     """A directory that is claimed for one savepoint."""
 
     url: str
@@ -53,7 +53,9 @@ class Place:
 # ---- making ----------------------------------------------------------------
 
 
-def claim_place(open_storage: Callable[[str], Storage], url: str | None, root: str, about: SavepointFile) -> Place:
+def claim_place(
+    open_storage: Callable[[str], Storage], url: str | None, root: str, about: SavepointFile
+) -> SavepointLocation:
     """Claim the place of a savepoint. None: the next free number below the checkpoint directory `root`.
 
     Raises StorageError if something exists there already or it cannot be written.
@@ -73,17 +75,17 @@ def claim_place(open_storage: Callable[[str], Storage], url: str | None, root: s
             raise StorageError(
                 f"{url}: the place is taken ({found}); give a directory that is empty or does not exist yet"
             )
-        return Place(url, storage)
+        return SavepointLocation(url, storage)
     number = max((int(name) for name in open_storage(above).list("") if name.isdecimal()), default=0)
     while True:
         number += 1
         place = below(above, str(number))
         storage = open_storage(place)
         if storage.create(SAVEPOINT, content):
-            return Place(place, storage)
+            return SavepointLocation(place, storage)
 
 
-def write_savepoint(source: Storage, metadata: CheckpointMetadata, place: Place) -> None:
+def write_savepoint(source: Storage, metadata: CheckpointMetadata, place: SavepointLocation) -> None:
     """Copy checkpoint `metadata`, whose sinks have committed everything, from `source` to `place`.
 
     If this raises StorageError, nothing that could be restored remains there. It raises FencedError if a later
@@ -95,7 +97,7 @@ def write_savepoint(source: Storage, metadata: CheckpointMetadata, place: Place)
     place.storage.write(metadata_path(metadata.checkpoint_id), [encode_metadata(copied)])
 
 
-def discard(place: Place) -> None:
+def discard(place: SavepointLocation) -> None:
     """Delete an unfinished savepoint: the metadata first, the claim last."""
     for name in sorted(place.storage.list(""), key=lambda name: (not _CHECKPOINT.fullmatch(name), name == SAVEPOINT)):
         if _CHECKPOINT.fullmatch(name) or name in (SHARED, SAVEPOINT):

@@ -20,33 +20,33 @@ from typing import Final
 
 from midstream.engine.checkpoint.redistribute_state import has_finished
 from midstream.engine.coordinator import events as ev
-from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import Checkpoints
-from midstream.engine.coordinator.checkpoints.cleanup import Cleaning
-from midstream.engine.coordinator.checkpoints.commits import Committing
-from midstream.engine.coordinator.checkpoints.commits_on_slots import SlotsForCommits, commit_slots
+from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
+from midstream.engine.coordinator.checkpoints.cleanup import CheckpointCleanup
+from midstream.engine.coordinator.checkpoints.commits import Commits
+from midstream.engine.coordinator.checkpoints.commits_on_slots import CommitSlots, commit_slots
 from midstream.engine.coordinator.checkpoints.committers import Committers
 from midstream.engine.coordinator.checkpoints.trigger import trigger_when_due
 from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind, brief
 from midstream.engine.coordinator.failover import (
+    Failover,
     Failure,
-    Restarts,
     failure_of,
     failure_of_user_code,
     slot_lost,
     slots_gone,
 )
 from midstream.engine.coordinator.job_phase import PHASE_TABLE, Phase, PhaseTurn
-from midstream.engine.coordinator.notifications import who_hears
+from midstream.engine.coordinator.notifications import subscribe
 from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.coordinator.placement.attempts import Attempts
-from midstream.engine.coordinator.placement.rescale import Rescaling, Stage
+from midstream.engine.coordinator.placement.rescale import RescaleStage, Rescaling
 from midstream.engine.coordinator.placement.slots import PYTHON, Slots, other_python
-from midstream.engine.coordinator.placement.split_assignment import Sources
+from midstream.engine.coordinator.placement.split_assignment import SplitAssignment
 from midstream.engine.coordinator.requests import status_builder as shown
-from midstream.engine.coordinator.requests.client_requests import Requests
-from midstream.engine.coordinator.requests.pending_waits import Waiting
+from midstream.engine.coordinator.requests.client_requests import ClientRequests
+from midstream.engine.coordinator.requests.pending_waits import PendingWaits
 from midstream.engine.coordinator.requests.savepoints import Savepoints
-from midstream.engine.coordinator.restore.distribute import Dealt, Restoring
+from midstream.engine.coordinator.restore.distribute import DistributedState, Restoring
 from midstream.engine.coordinator.restore.open_directory import (
     HAD_FINISHED,
     OpenedStorage,
@@ -99,20 +99,20 @@ class Coordinator:
         """Why the job ends."""
 
         self._effects = Effects()
-        self.waiting = Waiting(self._effects, plan.config.name)
+        self.waiting = PendingWaits(self._effects, plan.config.name)
         self.slots = Slots(self._effects, plan.graph, plan.config.slot_timeout_s, supply)
         self.attempts = Attempts(self._effects, self.slots, plan.config.heartbeat_timeout_s)
-        self.restarts = Restarts(self._effects, plan.config.restart)
-        self.requests = Requests(self._effects)
+        self.restarts = Failover(self._effects, plan.config.restart)
+        self.requests = ClientRequests(self._effects)
         self._restoring = Restoring(self._effects)
         self.rescaling = Rescaling(self._effects, self.slots, self.attempts, self._restoring)
         self.savepoints = Savepoints(self._effects, plan, self.requests, open_storage)
-        self.cleaning = Cleaning(self._effects)
-        self.sources = Sources(self._effects, plan.graph)
-        committers, places = Committers(plan, stopped), SlotsForCommits(self, commit_slots)
-        self.committing = Committing(self._effects, plan, committers, self.slots, places)
-        self.checkpoints = Checkpoints(self._effects, plan, self.cleaning, self.committing)
-        who_hears(self, self._effects.facts)
+        self.cleaning = CheckpointCleanup(self._effects)
+        self.sources = SplitAssignment(self._effects, plan.graph)
+        committers, places = Committers(plan, stopped), CommitSlots(self, commit_slots)
+        self.committing = Commits(self._effects, plan, committers, self.slots, places)
+        self.checkpoints = CheckpointCoordinator(self._effects, plan, self.cleaning, self.committing)
+        subscribe(self, self._effects.facts)
 
         self.had_finished = False
         """Whether the job had finished in the checkpoint from which it was started: then nothing runs."""
@@ -387,7 +387,7 @@ class Coordinator:
         if not self.checkpoints.outcome_is_known:
             return False
         self.committing.abort(self.checkpoints.take_prepared())
-        may_stop = self.attempt is not None and self.rescaling.stage is Stage.NONE and self.committing.idle
+        may_stop = self.attempt is not None and self.rescaling.stage is RescaleStage.NONE and self.committing.idle
         if may_stop and self._stop_at_once():
             return True
         if self.restarts.delayed:
@@ -427,7 +427,7 @@ class Coordinator:
         state = self._state_to_restore()
         self.sources.reset(state.sources, state.finished)
 
-    def _state_to_restore(self) -> Dealt:
+    def _state_to_restore(self) -> DistributedState:
         dealt = self._restoring.dealt(self.checkpoints.newest, self.plan.graph)
         assert dealt is not None
         return dealt
@@ -473,10 +473,10 @@ class Coordinator:
                 return True
             return False
         self.rescaling.move_if_needed(self.plan, is_stopping=stop is not None)
-        if self.rescaling.stage is Stage.GATHERING and self.slots.complete:
+        if self.rescaling.stage is RescaleStage.GATHERING and self.slots.complete:
             self.rescaling.gathered()
             return True
-        if self.rescaling.stage is Stage.STORED:
+        if self.rescaling.stage is RescaleStage.STORED:
             self.rescaling.switching()
             self.sources.pause()
             self._cancel_attempt("the job is being rescaled, or moves to other slots")
@@ -579,7 +579,7 @@ class Coordinator:
             return False
         self.attempts.cancelled()
         self._turn(PhaseTurn.CANCELLED)
-        if self.rescaling.stage is Stage.SWITCHING:
+        if self.rescaling.stage is RescaleStage.SWITCHING:
             self._switch_to(self.rescaling.plan)
             self.slots.gather()
         return True

@@ -13,7 +13,7 @@ from enum import Enum
 from typing import TypeVar, cast
 
 from midstream.engine.coordinator import events as ev
-from midstream.engine.coordinator.notifications import Facts
+from midstream.engine.coordinator.notifications import Notifications
 from midstream.engine.core.interfaces import Done, Failed
 from midstream.engine.protocol.messages import Reply, ToSlot
 
@@ -84,7 +84,7 @@ class Call:
 
 class Effects:
     def __init__(self) -> None:
-        self.facts = Facts()
+        self.facts = Notifications()
         """The facts that any part may state, and of which the other parts are told."""
         self.cause = 0
         """The number of the event that is being handled."""

@@ -76,7 +76,7 @@ def slots_gone(reason: str, newest_checkpoint: str | None) -> Failure:
     return Failure(str(error), "", error, fatal=True)
 
 
-class Restarts:
+class Failover:
     """Counts restarts, and waits before each."""
 
     def __init__(self, effects: Effects, strategy: RestartStrategy) -> None:

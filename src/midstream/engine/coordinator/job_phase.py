@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import Enum, auto
 from typing import Final
 
-from midstream.engine.core.state_machine import Row, Table
+from midstream.engine.core.state_machine import Transition, TransitionTable
 
 
 class Phase(Enum):
@@ -46,24 +46,26 @@ class PhaseTurn(Enum):
     CONCLUDED = auto()
 
 
-PHASE_TABLE: Final[Table[Phase, PhaseTurn]] = Table(
+PHASE_TABLE: Final[TransitionTable[Phase, PhaseTurn]] = TransitionTable(
     "coordinator",
     (
-        Row(Phase.CREATED, PhaseTurn.STARTED, (Phase.OPENING,), "the checkpoint directory is opened, if there is one"),
-        Row(Phase.OPENING, PhaseTurn.OPENED, (Phase.GATHERING,), "sources are reset, slots requested"),
-        Row(Phase.GATHERING, PhaseTurn.DEPLOYED, (Phase.DEPLOYING,), "each slot is told what to build"),
-        Row(Phase.DEPLOYING, PhaseTurn.ANSWERED, (Phase.STARTING,), "splits are handed out, tasks started"),
-        Row(Phase.STARTING, PhaseTurn.RUNS, (Phase.RUNNING,), "checkpoints begin"),
+        Transition(
+            Phase.CREATED, PhaseTurn.STARTED, (Phase.OPENING,), "the checkpoint directory is opened, if there is one"
+        ),
+        Transition(Phase.OPENING, PhaseTurn.OPENED, (Phase.GATHERING,), "sources are reset, slots requested"),
+        Transition(Phase.GATHERING, PhaseTurn.DEPLOYED, (Phase.DEPLOYING,), "each slot is told what to build"),
+        Transition(Phase.DEPLOYING, PhaseTurn.ANSWERED, (Phase.STARTING,), "splits are handed out, tasks started"),
+        Transition(Phase.STARTING, PhaseTurn.RUNS, (Phase.RUNNING,), "checkpoints begin"),
         *(
-            Row(phase, PhaseTurn.ATTEMPT_OVER, (Phase.CANCELLING,), "slots are told to cancel their tasks")
+            Transition(phase, PhaseTurn.ATTEMPT_OVER, (Phase.CANCELLING,), "slots are told to cancel their tasks")
             for phase in (Phase.DEPLOYING, Phase.STARTING, Phase.RUNNING)
         ),
-        Row(Phase.CANCELLING, PhaseTurn.CANCELLED, (Phase.GATHERING,), "missing slots are requested"),
+        Transition(Phase.CANCELLING, PhaseTurn.CANCELLED, (Phase.GATHERING,), "missing slots are requested"),
         *(
-            Row(phase, PhaseTurn.ENDS, (Phase.ENDING,), "slots are released, sources and committers closed")
+            Transition(phase, PhaseTurn.ENDS, (Phase.ENDING,), "slots are released, sources and committers closed")
             for phase in Phase
             if phase not in (Phase.ENDING, Phase.ENDED)
         ),
-        Row(Phase.ENDING, PhaseTurn.CONCLUDED, (Phase.ENDED,), "clients that still wait are answered"),
+        Transition(Phase.ENDING, PhaseTurn.CONCLUDED, (Phase.ENDED,), "clients that still wait are answered"),
     ),
 )

@@ -1,7 +1,7 @@
-"""Facts: what one part of the coordinator finds out and other parts must be told, in a certain order, for a reason.
+"""Notifications: what one part of the coordinator finds out and other parts must be told, in a certain order, for a reason.
 
 A part states a fact (`Effects.facts`) without knowing which parts are told. All of these are called immediately, one
-after the other, before the stating part continues. `who_hears` is the one table of them. What follows from several
+after the other, before the stating part continues. `subscribe` is the one table of them. What follows from several
 facts together is decided in `machine`, by `_step`.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Generic, ParamSpec
 
 if TYPE_CHECKING:
-    from midstream.engine.coordinator.checkpoints.pending_checkpoint import Aborted, Completed
+    from midstream.engine.coordinator.checkpoints.pending_checkpoint import AbortedCheckpoint, CompletedCheckpoint
     from midstream.engine.coordinator.coordinator import Coordinator
     from midstream.engine.coordinator.failover import Failure
     from midstream.engine.coordinator.requests.client_requests import Stop
@@ -21,69 +21,69 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 
 
-class Fact(Generic[P]):
-    """One kind of fact. `hearers` are the functions to call, in order, each with the reason for its place."""
+class Notification(Generic[P]):
+    """One kind of fact. `subscribers` are the functions to call, in order, each with the reason for its place."""
 
-    def __init__(self, *hearers: tuple[Callable[P, object], str]) -> None:
-        self.hearers = hearers
+    def __init__(self, *subscribers: tuple[Callable[P, object], str]) -> None:
+        self.subscribers = subscribers
 
     def __call__(self, *of_it: P.args, **named: P.kwargs) -> None:
-        for hear, _ in self.hearers:
+        for hear, _ in self.subscribers:
             hear(*of_it, **named)
 
 
-class Facts:
+class Notifications:
     """All facts, each of which is stated by calling it."""
 
-    warned: Fact[[str]]
+    warned: Notification[[str]]
     """Something is lost or tried again, and the job continues."""
-    attempt_failed: Fact[[Failure]]
-    start_failed: Fact[[Failure]]
+    attempt_failed: Notification[[Failure]]
+    start_failed: Notification[[Failure]]
     """Something fails that every attempt begins with: deploying tasks, or finding splits."""
-    slots_failed: Fact[[Failure]]
+    slots_failed: Notification[[Failure]]
     """Slots do not come, or cannot be used."""
-    storage_opened: Fact[[OpenedStorage]]
-    commit_failed: Fact[[]]
+    storage_opened: Notification[[OpenedStorage]]
+    commit_failed: Notification[[]]
     """A commit has failed: it is tried again, or given up for now."""
-    fenced: Fact[[StorageError]]
+    fenced: Notification[[StorageError]]
     """Another coordinator has taken the job over."""
-    checkpoint_completed: Fact[[Completed]]
-    checkpoint_aborted: Fact[[Aborted]]
-    stop_asked: Fact[[bool]]
+    checkpoint_completed: Notification[[CompletedCheckpoint]]
+    checkpoint_aborted: Notification[[AbortedCheckpoint]]
+    stop_asked: Notification[[bool]]
     """The job is asked to stop, and was not before. True: with drain, so the sources are to end now."""
-    stop_failed: Fact[[Stop, str]]
+    stop_failed: Notification[[Stop, str]]
     """A stop with a savepoint is cancelled, for the given reason: its clients have still to be told."""
-    attempt_runs: Fact[[]]
+    attempt_runs: Notification[[]]
     """All tasks of the attempt run."""
-    attempt_over: Fact[[str, bool]]
+    attempt_over: Notification[[str, bool]]
     """The attempt is over, for the given reason: its tasks are to be cancelled, and new ones deployed. True: the
     checkpoint in progress was to stop the job.
     """
-    job_ends: Fact[[str, bool]]
+    job_ends: Notification[[str, bool]]
     """The job ends, for the given reason. True: it was stopped."""
 
 
-def who_hears(job: Coordinator, facts: Facts) -> None:
+def subscribe(job: Coordinator, facts: Notifications) -> None:
     """List, for each fact, the functions to call, in order, with the reason for this order. It is long because it is
     one table.
     """
-    facts.warned = Fact((job.warnings.append, "the status shows it"))
-    facts.attempt_failed = Fact((job.fail_attempt, "the job restarts, or ends"))
-    facts.start_failed = Fact((job.start_failed, "the same, and a job that has never run ends"))
-    facts.slots_failed = Fact((job.slots_failed, "the same, unless only a rescale or a move needs them"))
-    facts.storage_opened = Fact(
+    facts.warned = Notification((job.warnings.append, "the status shows it"))
+    facts.attempt_failed = Notification((job.fail_attempt, "the job restarts, or ends"))
+    facts.start_failed = Notification((job.start_failed, "the same, and a job that has never run ends"))
+    facts.slots_failed = Notification((job.slots_failed, "the same, unless only a rescale or a move needs them"))
+    facts.storage_opened = Notification(
         (job.cleaning.storage_opened, "nothing is in progress yet, so these may come in any order"),
         (job.sources.storage_opened, "they may keep files there"),
         (job.committing.storage_opened, "before the committables of the checkpoint are added"),
         (job.checkpoints.storage_opened, "the job resumes from the newest one"),
     )
-    facts.commit_failed = Fact((job.checkpoints.check_epochs, "perhaps another coordinator has taken over"))
-    facts.fenced = Fact(
+    facts.commit_failed = Notification((job.checkpoints.check_epochs, "perhaps another coordinator has taken over"))
+    facts.fenced = Notification(
         (job.cleaning.stop, "another coordinator owns the files: the end of the job must not delete any"),
         (job.committing.abandon, "nor may the end of the job clean up any output"),
         (job.fenced, "last: the job ends, and the parts that it closes must be told before"),
     )
-    facts.checkpoint_completed = Fact(
+    facts.checkpoint_completed = Notification(
         (job.attempts.checkpoint_completed, "slots first: all later messages to them presuppose it"),
         (
             job.checkpoints.drop_older_attempts,
@@ -96,7 +96,7 @@ def who_hears(job: Coordinator, facts: Facts) -> None:
         (job.sources.checkpoint_completed, "after the output: what sources forget now can never be read again"),
         (job.requests.checkpoint_completed, "clients last: what they are told has been done by then"),
     )
-    facts.checkpoint_aborted = Fact(
+    facts.checkpoint_aborted = Notification(
         (
             job.savepoints.checkpoint_aborted,
             "first: a savepoint may wait for the next one, or fail together with its stop",
@@ -104,18 +104,18 @@ def who_hears(job: Coordinator, facts: Facts) -> None:
         (job.requests.checkpoint_aborted, "waiting clients are told, and a stop that still waits for it is cancelled"),
         (job.rescaling.checkpoint_aborted, "last: the job stays as it is"),
     )
-    facts.stop_asked = Fact(
+    facts.stop_asked = Notification(
         (job.stop_asked, "sources that are to end are told first: giving up a rescale resumes them"),
         (job.rescaling.stop_asked, "a job that was stopped resumes at the program's own parallelism"),
     )
-    facts.stop_failed = Fact((job.savepoints.stop_failed, "the place is given back, then clients are told"))
-    facts.attempt_runs = Fact(
+    facts.stop_failed = Notification((job.savepoints.stop_failed, "the place is given back, then clients are told"))
+    facts.attempt_runs = Notification(
         (job.slots.running, "from now on a slot that does not start is requested again"),
         (job.restarts.running, "the time for which the job runs is counted from now"),
         (job.checkpoints.due.running, "the first one comes one interval after this"),
         (job.rescaling.running, "the client that requested a rescale is told"),
     )
-    facts.attempt_over = Fact(
+    facts.attempt_over = Notification(
         (job.requests.attempt_over, "a stop is cancelled before its checkpoint fails, which is not the reason"),
         (job.checkpoints.attempt_over, "the checkpoint in progress fails, unless it is being written"),
         (job.committing.abort_kept, "what finished tasks have prepared is cleaned up, and will be prepared again"),
@@ -123,7 +123,7 @@ def who_hears(job: Coordinator, facts: Facts) -> None:
         (job.attempts.cancel, "slots are told to cancel, after all other messages about the attempt"),
         (job.slots.gather, "missing ones are requested meanwhile"),
     )
-    facts.job_ends = Fact(
+    facts.job_ends = Notification(
         (
             job.savepoints.job_ended,
             "first: savepoints whose checkpoint fails next fail for the job's reason",

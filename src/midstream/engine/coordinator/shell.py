@@ -43,7 +43,7 @@ class Loop(Clock, Executor, Protocol):
     """The loop of the thread on which the shell runs."""
 
 
-class Lines(Protocol):
+class Connections(Protocol):
     """The connections of registered slots, by the slots' numbers."""
 
     def send(self, slot: int, message: ToSlot) -> None:
@@ -99,7 +99,7 @@ class Host(Protocol):
 class Shell:
     """Runs a coordinator from `start` until `outcome` is set."""
 
-    def __init__(self, coordinator: CoordinatorMachine, loop: Loop, lines: Lines, host: Host) -> None:
+    def __init__(self, coordinator: CoordinatorMachine, loop: Loop, lines: Connections, host: Host) -> None:
         self.coordinator = coordinator
         self.outcome: ev.JobEnded | None = None
         self._loop = loop

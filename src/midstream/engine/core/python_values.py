@@ -38,13 +38,13 @@ from midstream.engine.core.value_converters import (
     DecimalForm,
     DurationForm,
     FloatForm,
-    Form,
     IntForm,
     NarrowFloatForm,
     NullForm,
     TextForm,
     TimeForm,
     TimestampForm,
+    ValueConverter,
     ValueMisfit,
     fits_datetime,
     is_fixed,
@@ -56,7 +56,7 @@ from midstream.engine.core.value_converters import (
 
 __all__ = [
     "ARROW_ERRORS",
-    "Form",
+    "ValueConverter",
     "ValueMisfit",
     "form_of",
     "is_fixed_zone",
@@ -69,7 +69,7 @@ __all__ = [
 ]
 
 
-class _List(Form):
+class _List(ValueConverter):
     """The form of lists. It accepts only lists: a tuple or an array would be read back as a list."""
 
     kind: ListType
@@ -123,7 +123,7 @@ class _List(Form):
         return _listed(self.kind, offsets, child, missing)
 
 
-class _Struct(Form):
+class _Struct(ValueConverter):
     """The form of structs: a dict with exactly the type's fields."""
 
     kind: pa.StructType
@@ -173,7 +173,7 @@ class _Struct(Form):
         return pa.StructArray.from_arrays(columns, fields=list(self.kind), mask=pa.array(missing))
 
 
-class _Map(Form):
+class _Map(ValueConverter):
     """The form of maps: a dict, in the order of its keys."""
 
     kind: MapType
@@ -233,7 +233,7 @@ class _Map(Form):
 
 
 @lru_cache(maxsize=1024)
-def form_of(kind: pa.DataType) -> Form:
+def form_of(kind: pa.DataType) -> ValueConverter:
     """Return the Python form of `kind`. Raises SchemaError for an Arrow type without one."""
     types = pa.types
     found = next((form for is_kind, form in _FORMS if is_kind(kind)), None)
@@ -247,7 +247,7 @@ def form_of(kind: pa.DataType) -> Form:
     return found(kind)
 
 
-_FORMS: Final[tuple[tuple[Callable[[pa.DataType], bool], type[Form]], ...]] = (
+_FORMS: Final[tuple[tuple[Callable[[pa.DataType], bool], type[ValueConverter]], ...]] = (
     (pa.types.is_null, NullForm),
     (pa.types.is_boolean, BoolForm),
     (pa.types.is_integer, IntForm),
@@ -327,7 +327,7 @@ def is_fixed_zone(kind: TimestampType) -> bool:
     return kind.tz is None or is_fixed(zone_of(kind))
 
 
-def _key_of_map(form: Form, key: Any) -> Any:
+def _key_of_map(form: ValueConverter, key: Any) -> Any:
     if key is None or is_nan(key):
         raise ValueMisfit(key, form.kind, f"{shown(key)} cannot be the key of a map")
     return key
@@ -337,7 +337,9 @@ def _not_a_dict(value: object) -> str:
     return f"{kind_of(value)} is not a dict; write {'dataclasses.asdict' if is_dataclass(value) else 'dict'}(x)"
 
 
-def _inner(form: Form, items: list[Any], offsets: np.ndarray[Any, Any], path: Callable[[int], str]) -> pa.Array[Any]:
+def _inner(
+    form: ValueConverter, items: list[Any], offsets: np.ndarray[Any, Any], path: Callable[[int], str]
+) -> pa.Array[Any]:
     """Convert the items inside lists or maps to a column; a misfit is located by its outer value and its `path`."""
     try:
         return form.array(items)

@@ -32,7 +32,7 @@ def nothing(*_: object) -> list[Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Row(Generic[S, E]):
+class Transition(Generic[S, E]):
     """The states that may follow when `event` comes in `state`, and the action taken then."""
 
     state: S
@@ -45,17 +45,17 @@ class Row(Generic[S, E]):
     """The action, called with the machine and the event by a machine that dispatches by its table."""
 
 
-class Table(Generic[S, E]):
+class TransitionTable(Generic[S, E]):
     """The rows of one machine, by state and event. Raises ValueError if two rows have the same pair."""
 
-    def __init__(self, machine: str, rows: Iterable[Row[S, E]]) -> None:
+    def __init__(self, machine: str, rows: Iterable[Transition[S, E]]) -> None:
         self.machine: Final = machine
         self.rows: Final = tuple(rows)
         self._by_pair = {(row.state, row.event): row for row in self.rows}
         if len(self._by_pair) < len(self.rows):
             raise ValueError(f"{machine}: two rows of one state and event")
 
-    def row(self, state: S, event: E, story: Iterable[tuple[S, object]] = ()) -> Row[S, E]:
+    def row(self, state: S, event: E, story: Iterable[tuple[S, object]] = ()) -> Transition[S, E]:
         """Return the row of this pair. Raises InvariantError, with the story, if there is none."""
         found = self._by_pair.get((state, event))
         if found is None:

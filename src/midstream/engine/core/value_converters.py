@@ -68,7 +68,7 @@ def kind_of(value: object) -> str:
     return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
 
 
-class Form:
+class ValueConverter:
     """The Python form of one Arrow type."""
 
     plain: type | None = None
@@ -122,12 +122,12 @@ class Form:
         return ValueMisfit(value, self.kind, reason)
 
 
-class NullForm(Form):
+class NullForm(ValueConverter):
     def _kept(self, value: Any) -> Any:
         raise self.misfit(value, "only None fits")
 
 
-class BoolForm(Form):
+class BoolForm(ValueConverter):
     plain = bool
 
     def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
@@ -139,7 +139,7 @@ class BoolForm(Form):
         raise self.misfit(value, f"{kind_of(value)} is not a bool; write bool(x)")
 
 
-class IntForm(Form):
+class IntForm(ValueConverter):
     def __init__(self, kind: pa.DataType) -> None:
         super().__init__(kind)
         bits, signed = kind.bit_width, pa.types.is_signed_integer(kind)
@@ -167,7 +167,7 @@ class IntForm(Form):
         return kept
 
 
-class FloatForm(Form):
+class FloatForm(ValueConverter):
     plain = float
 
     def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
@@ -188,7 +188,7 @@ class FloatForm(Form):
         return kept
 
 
-class NarrowFloatForm(Form):
+class NarrowFloatForm(ValueConverter):
     """The form of float32 and float16, which accept only what they hold exactly."""
 
     def __init__(self, kind: pa.DataType) -> None:
@@ -217,7 +217,7 @@ class NarrowFloatForm(Form):
         return kept
 
 
-class DecimalForm(Form):
+class DecimalForm(ValueConverter):
     """The form of decimals.
 
     pyarrow is never given a value with more decimal places than the type has: it would turn some of them into 0.
@@ -253,7 +253,7 @@ class DecimalForm(Form):
             ) from None
 
 
-class TextForm(Form):
+class TextForm(ValueConverter):
     def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
         return pa.array(values, self.kind) if _are_all(values, str) else None
 
@@ -276,7 +276,7 @@ class TextForm(Form):
         return kept
 
 
-class BytesForm(Form):
+class BytesForm(ValueConverter):
     def __init__(self, kind: pa.DataType) -> None:
         super().__init__(kind)
         self._width = kind.byte_width if pa.types.is_fixed_size_binary(kind) else None
@@ -297,7 +297,7 @@ class BytesForm(Form):
         return kept
 
 
-class DateForm(Form):
+class DateForm(ValueConverter):
     plain = date
 
     def _at_once(self, values: Sequence[Any]) -> pa.Array[Any] | None:
@@ -310,7 +310,7 @@ class DateForm(Form):
         return date(value.year, value.month, value.day)
 
 
-class TimeForm(Form):
+class TimeForm(ValueConverter):
     kind: TimeType
 
     def __init__(self, kind: TimeType) -> None:
@@ -332,7 +332,7 @@ class TimeForm(Form):
         return time(value.hour, value.minute, value.second, value.microsecond)
 
 
-class DurationForm(Form):
+class DurationForm(ValueConverter):
     kind: pa.DurationType[Any]
 
     def __init__(self, kind: pa.DurationType[Any]) -> None:
@@ -359,7 +359,7 @@ class DurationForm(Form):
         return kept
 
 
-class TimestampForm(Form):
+class TimestampForm(ValueConverter):
     """The form of timestamps: naive datetimes for a type without a zone, aware ones converted to the type's zone."""
 
     kind: TimestampType
@@ -457,7 +457,7 @@ def _plain_datetime(value: datetime) -> datetime:
     return datetime(*value.timetuple()[:6], microsecond=value.microsecond, tzinfo=value.tzinfo, fold=value.fold)
 
 
-def _no_nanoseconds(form: Form, value: Any, name: str) -> None:
+def _no_nanoseconds(form: ValueConverter, value: Any, name: str) -> None:
     """Refuse a pandas time that has nanoseconds."""
     if getattr(value, name, 0):
         raise form.misfit(value, "it has nanoseconds, which Python's times do not have; round it to microseconds")

@@ -26,7 +26,7 @@ PAUSE_MAX: Final = 64
 """The largest number of batches until combining is tried again."""
 
 
-class Combining:
+class AdaptiveCombiner:
     """Combines the batches that one subtask emits on one edge."""
 
     def __init__(self, combiner: Combiner) -> None:

@@ -17,7 +17,7 @@ from midstream.engine.core.elements import Batch, CheckpointBarrier, Event
 from midstream.engine.core.errors import assert_never
 from midstream.engine.core.ids import ChannelId
 from midstream.engine.core.key_groups import key_groups, subtask_of
-from midstream.engine.exchange.adaptive_combiner import Combining
+from midstream.engine.exchange.adaptive_combiner import AdaptiveCombiner
 from midstream.engine.exchange.batch_lease import LeasedBatch
 from midstream.engine.exchange.buffer_pool import BufferPool
 from midstream.engine.exchange.element_queue import ElementQueue, QueueTime
@@ -63,7 +63,7 @@ class ResultPartition:
 
         self._next = producer % max(1, self._consumers)
         self._route = self._router()
-        self._combining = Combining(edge.combiner) if edge.combiner is not None else None
+        self._combining = AdaptiveCombiner(edge.combiner) if edge.combiner is not None else None
 
     def is_available(self) -> bool:
         """Whether a step may start that emits here.

@@ -48,7 +48,7 @@ class BadRecords:
     at: tuple[int, ...]
 
 
-class Tally:
+class BadRecordCount:
     """Counts the bad records of one subtask, and fails when there are too many.
 
     `most`: (bad, records): how many bad records are allowed in each block of `records` records that the subtask reads.

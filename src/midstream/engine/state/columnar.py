@@ -32,7 +32,7 @@ Ordered = tuple[pl.DataFrame, Int32s]
 """Rows sorted by key group, and the key group of each row."""
 
 
-class Run:
+class FrameRun:
     """A frame that never changes; for windows, it has at most one part per key and window.
 
     Its two memos only ever change from None to the one correct value.
@@ -47,7 +47,7 @@ class Run:
         self.groups: Int32s | None = None
 
     @property
-    def living(self) -> Run:
+    def living(self) -> FrameRun:
         """The rows that have not been removed."""
         return self
 
@@ -61,13 +61,13 @@ class PartLog:
         self._merge = merge
         self._is_merged = True
         """Whether each frame has one part of a key only."""
-        self.runs: list[Run] = []
+        self.runs: list[FrameRun] = []
         self.rows = 0
 
     def append(self, frame: pl.DataFrame, *, is_merged: bool = True) -> None:
         """Append a frame of parts. `is_merged`: whether it has one part of a key only."""
         self._is_merged = self._is_merged and is_merged
-        self.runs.append(Run(frame))
+        self.runs.append(FrameRun(frame))
         self.rows += frame.height
         merged = self.runs[0].frame.height
         if self.rows - merged > max(merged, STAGED_ROWS) or len(self.runs) > STAGED_RUNS:
@@ -96,7 +96,7 @@ class PartLog:
 
     def replace(self, frames: Iterable[pl.DataFrame]) -> None:
         kept = {id(run.frame): run for run in self.runs}
-        self.runs = [kept.get(id(frame)) or Run(frame) for frame in frames if frame.height]
+        self.runs = [kept.get(id(frame)) or FrameRun(frame) for frame in frames if frame.height]
         self.rows = sum(run.frame.height for run in self.runs)
 
     def frames(self) -> list[pl.DataFrame]:
@@ -134,12 +134,12 @@ class StateForm:
         keys = from_polars(frame.select(self.keys), self._key_schema, "keys of state")
         return key_groups(keys, self.keys, self._max_parallelism)
 
-    def groups_of(self, run: Run) -> Int32s:
+    def groups_of(self, run: FrameRun) -> Int32s:
         if run.groups is None:
             run.groups = self.groups(run.frame)
         return run.groups
 
-    def table(self, runs: Sequence[tuple[int, Run]]) -> pa.Table:
+    def table(self, runs: Sequence[tuple[int, FrameRun]]) -> pa.Table:
         """Build a table of all rows of these runs, in their order, each with the number of its log.
 
         The runs are joined first: converting a frame with one row takes as long as converting one with a thousand.
@@ -152,7 +152,7 @@ class StateForm:
             columns.append(pa.array(numbers, pa.int64()).view(self._log.type))
         return pa.Table.from_arrays([*columns, *batch.columns], schema=self._at_rest)
 
-    def _groups_of_all(self, runs: Sequence[Run], rows: pa.RecordBatch) -> Int32s:
+    def _groups_of_all(self, runs: Sequence[FrameRun], rows: pa.RecordBatch) -> Int32s:
         """Return the key group of each of `rows`, which are the rows of `runs`."""
         known = [run.groups for run in runs if run.groups is not None]
         if len(known) == len(runs):
@@ -168,14 +168,16 @@ class StateForm:
         return groups
 
 
-def freeze(logs: Sequence[tuple[int, Sequence[Run]]], form: StateForm, ids: Ids) -> Callable[[], tuple[Chunk, ...]]:
+def freeze(
+    logs: Sequence[tuple[int, Sequence[FrameRun]]], form: StateForm, ids: Ids
+) -> Callable[[], tuple[Chunk, ...]]:
     """Return a function that turns the runs of all logs into chunks on the I/O pool.
 
     Each log comes with its number (any number if there is only one log). The parts of a log stay in order: a shared
     chunk ends where one of its logs has a chunk of its own.
     """
-    planned: list[tuple[str, list[tuple[int, Run]]]] = []
-    shared: list[tuple[int, Run]] = []
+    planned: list[tuple[str, list[tuple[int, FrameRun]]]] = []
+    shared: list[tuple[int, FrameRun]] = []
     for number, runs in logs:
         first_shared = len(shared)
         for run in runs:

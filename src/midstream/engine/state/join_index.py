@@ -16,7 +16,7 @@ import polars as pl
 
 from midstream.engine.core.elements import MAX_WATERMARK_US, MIN_WATERMARK_US
 from midstream.engine.core.schemas import SchemaLike
-from midstream.engine.state.columnar import Int32s, Run
+from midstream.engine.state.columnar import FrameRun, Int32s
 from midstream.engine.state.state_parts import Chunk
 from midstream.engine.state.table_state import TableState
 
@@ -37,7 +37,7 @@ def _later(times: Int64s, by_us: int) -> Int64s:
     return later
 
 
-class TimedRun(Run):
+class TimedRun(FrameRun):
     """Rows sorted by `codes`: 32 bits of the key's hash, then 32 of the time since the first row, in ticks of 2^shift
     µs.
     """

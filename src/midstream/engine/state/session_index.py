@@ -13,7 +13,7 @@ import numpy as np
 import polars as pl
 
 from midstream.engine.core.elements import MAX_WATERMARK_US
-from midstream.engine.state.columnar import Merge, Run
+from midstream.engine.state.columnar import FrameRun, Merge
 from midstream.engine.state.tombstones import Int64s, MarkedRun, UInt64s, among, distinct, found_in
 
 RUNS_MAX: Final = 12
@@ -77,7 +77,7 @@ class PartIndex:
         return min((run.first_end for run in self.runs), default=MAX_WATERMARK_US)
 
     @property
-    def living(self) -> list[Run]:
+    def living(self) -> list[FrameRun]:
         """Return all parts, for a snapshot."""
         return [run.living for run in self.runs]
 

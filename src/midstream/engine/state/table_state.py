@@ -20,7 +20,7 @@ from midstream.engine.core.batches import empty_batch, frame_schema, from_polars
 from midstream.engine.core.errors import JobError, SchemaError, StorageError
 from midstream.engine.core.interfaces import Ids
 from midstream.engine.core.schemas import SchemaLike, as_schema
-from midstream.engine.state.columnar import Run, StateForm, freeze
+from midstream.engine.state.columnar import FrameRun, StateForm, freeze
 from midstream.engine.state.declared_state import DeclaredState
 from midstream.engine.state.state_parts import KEY_GROUP, Chunk, check_columns
 from midstream.engine.state.table_runs import LAST_TICK, TableRun, codes_of, compacted
@@ -64,7 +64,7 @@ class TableState(DeclaredState):
         if KEY_GROUP in self.schema.names:
             raise SchemaError(f"TableState: a column cannot be called {KEY_GROUP!r}; rename it")
         self.name = ""
-        self._runs: list[Run] | None = None
+        self._runs: list[FrameRun] | None = None
         # The following attributes are set when the state is bound.
         self._key_groups: range
         self._form: StateForm
@@ -239,10 +239,10 @@ class TableState(DeclaredState):
         # a Timeline has runs of another kind, which it searches itself
         return cast("list[TableRun]", self._bound_runs())
 
-    def _hold(self, runs: Sequence[Run], whole: pl.DataFrame | None = None) -> None:
+    def _hold(self, runs: Sequence[FrameRun], whole: pl.DataFrame | None = None) -> None:
         self._runs, self._whole, self._frozen = list(runs), whole, None
 
-    def _bound_runs(self) -> list[Run]:
+    def _bound_runs(self) -> list[FrameRun]:
         if self._runs is None:
             raise JobError("TableState only works inside a function on batches, declared as an attribute of its class")
         return self._runs

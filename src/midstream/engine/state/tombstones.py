@@ -6,14 +6,14 @@ import numpy as np
 import numpy.typing as npt
 import polars as pl
 
-from midstream.engine.state.columnar import Run
+from midstream.engine.state.columnar import FrameRun
 
 Bools = npt.NDArray[np.bool_]
 Int64s = npt.NDArray[np.int64]
 UInt64s = npt.NDArray[np.uint64]
 
 
-class MarkedRun(Run):
+class MarkedRun(FrameRun):
     """A frame of which `rows` rows are live; the others have been removed."""
 
     __slots__ = ("_living", "there")
@@ -22,7 +22,7 @@ class MarkedRun(Run):
         super().__init__(frame)
         self.there: Bools | None = None
         """Which rows are live, or None for all; never changed in place, since snapshots refer to it."""
-        self._living: Run | None = None
+        self._living: FrameRun | None = None
 
     def living_of(self, positions: Int64s) -> Int64s:
         """Return those of the positions whose rows are live."""
@@ -41,7 +41,7 @@ class MarkedRun(Run):
         return 2 * self.rows > self.frame.height
 
     @property
-    def living(self) -> Run:
+    def living(self) -> FrameRun:
         """The live rows; the same object until they change."""
         if self.there is None:
             return self
@@ -50,7 +50,7 @@ class MarkedRun(Run):
         return self._living
 
 
-class LivingRun(Run):
+class LivingRun(FrameRun):
     """Some rows of a frame, selected on first access."""
 
     __slots__ = ("_of", "_picked", "_there")

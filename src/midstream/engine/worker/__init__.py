@@ -8,7 +8,7 @@ chain (rows and watermarks on their way through operators), inputs (elements rea
 several channels), pace (the size of slices), source and source_pace (splits become batches, and the size of these),
 task_checkpoints (barriers and rows in flight), snapshots (state is written to files), recovery (rows in flight are read
 again), failures (exceptions as they are reported), task_metrics and live_rows (figures and rows that users see); then
-slot (the messages of a process and the life of an attempt), seams (the interfaces between a slot, its tasks and their
+slot (the messages of a process and the life of an attempt), services (the interfaces between a slot, its tasks and their
 surroundings), assembly (a `Deploy` becomes tasks and channels), finished (the stand-in for a task that had finished),
 scheduler (which task runs next), commits (sinks that commit on slots).
 """

@@ -41,7 +41,7 @@ class _Least:
     """How many calls there had been, this one included."""
 
 
-class Pace:
+class BatchSizer:
     """The pace of calls: a call gets as many rows as take `budget_s`.
 
     If these are few, and shorter calls cost little, a call gets only as many rows as take `enough_s`.

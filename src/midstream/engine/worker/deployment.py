@@ -30,7 +30,7 @@ from midstream.engine.graph.job_graph import Edge, JobGraph
 from midstream.engine.protocol import messages as m
 from midstream.engine.worker.finished_task import FinishedTask
 from midstream.engine.worker.gate_recovery import GateRecovery
-from midstream.engine.worker.interfaces import TaskSeams
+from midstream.engine.worker.interfaces import TaskServices
 from midstream.engine.worker.task import Task
 from midstream.engine.worker.task_operators import RestoredOperators
 
@@ -93,14 +93,14 @@ class Deployment:
     a second time.
     """
 
-    def __init__(self, slot_id: int, deploy: m.Deploy, loaded: Loaded, seams: TaskSeams) -> None:
-        config = seams.config
+    def __init__(self, slot_id: int, deploy: m.Deploy, loaded: Loaded, services: TaskServices) -> None:
+        config = services.config
         self.slot_id = slot_id
         self._slot_of = deploy.slots
-        self._seams = seams
+        self._services = services
         self.pool = BufferPool(config.pool_bytes, config.buffer_bytes)
         self._queue_time = (
-            None if config.queue_time_s is None else QueueTime(config.queue_time_s, seams.clock.own_core_s)
+            None if config.queue_time_s is None else QueueTime(config.queue_time_s, services.clock.own_core_s)
         )
         self.tasks: dict[TaskId, Task] = {}
         """The tasks that run."""
@@ -121,9 +121,9 @@ class Deployment:
             gates = [self._gate(edge, ref, loaded, window) for edge in graph.inputs(ref.vertex)]
             outputs = [self._partitions[edge.id, ref.subtask] for edge in graph.outputs(ref.vertex)]
             if ref in deploy.finished:
-                self.finished[ref] = FinishedTask(ref, deploy.attempt, gates, outputs, seams.send)
+                self.finished[ref] = FinishedTask(ref, deploy.attempt, gates, outputs, services.send)
             else:
-                self.tasks[ref] = Task(ref, graph, seams, gates, outputs)
+                self.tasks[ref] = Task(ref, graph, services, gates, outputs)
         self.pool.check_capacity()
 
     @property
@@ -133,7 +133,7 @@ class Deployment:
 
     def connect(self, peers: Sequence[m.Peer], transport: Transport) -> None:
         """Open a link to every slot that shares a channel with this one. All slots are deployed by now."""
-        config, attempt = self._seams.config, self._seams.attempt
+        config, attempt = self._services.config, self._services.attempt
         needed = {slot for slot, _, _ in self._outgoing} | set(self._remote)
         for peer in peers:
             if peer.slot not in needed:
@@ -168,7 +168,7 @@ class Deployment:
     # ---- building ----
 
     def _add_partition(self, edge: Edge, ref: TaskId, graph: JobGraph) -> None:
-        consumers, groups = graph.consumers(edge, ref.subtask), self._seams.config.max_parallelism
+        consumers, groups = graph.consumers(edge, ref.subtask), self._services.config.max_parallelism
         partition = ResultPartition(
             edge, ref.subtask, consumers, groups, self.pool, WINDOW_BUFFERS_MAX, self._queue_time
         )
@@ -219,7 +219,7 @@ class Deployment:
                 edge,
                 states,
                 quota=self.pool.quota(f"recovered e{edge.id}/{ref.subtask}", reserved=1),
-                seams=self._seams,
+                services=self._services,
                 read_ahead=loaded.read_ahead,
                 wake=partial(self._wake, ref),
                 fail=partial(self._fail, ref),
@@ -231,7 +231,7 @@ class Deployment:
     def _wake(self, ref: TaskId) -> None:
         task = self.tasks.get(ref)
         if task is not None:
-            self._seams.schedule(task)
+            self._services.schedule(task)
 
     def _fail(self, ref: TaskId, error: BaseException) -> None:
         if ref in self.tasks:

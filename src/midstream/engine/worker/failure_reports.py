@@ -10,7 +10,7 @@ from midstream.engine.core.errors import JobError, is_permanent, text_of
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.tracebacks import depends_on_values, kind_and_line
 from midstream.engine.protocol import messages as m
-from midstream.engine.worker.operator_chain import Chain
+from midstream.engine.worker.operator_chain import OperatorChain
 from midstream.engine.worker.source_driver import SourceDriver
 
 _log = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ def task_failed(
     )
 
 
-def place_of_failure(source: SourceDriver | None, chain: Chain, error: BaseException, name: str) -> str:
+def place_of_failure(source: SourceDriver | None, chain: OperatorChain, error: BaseException, name: str) -> str:
     """The position in the input of the rows on which an operator of the task has failed, or "" if it is not known."""
     if source is None or not source.emitting_rows or not chain.is_at_the_batch:
         return ""

@@ -29,7 +29,7 @@ from midstream.engine.exchange.batch_lease import LeasedBatch, buffers_of
 from midstream.engine.exchange.buffer_pool import Quota
 from midstream.engine.graph.job_graph import Edge
 from midstream.engine.protocol.messages import ChannelState
-from midstream.engine.worker.interfaces import TaskSeams
+from midstream.engine.worker.interfaces import TaskServices
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class GateRecovery:
         states: Sequence[ChannelState],
         *,
         quota: Quota,
-        seams: TaskSeams,
+        services: TaskServices,
         read_ahead: ReadAhead,
         wake: Callable[[], None],
         fail: Callable[[BaseException], None],
@@ -64,8 +64,8 @@ class GateRecovery:
         self.total_bytes = left_bytes(self._states)
         """The size of all batches to read, including rows that belong to other subtasks."""
         self._quota = quota
-        self._seams = seams
-        self._executor = seams.executor
+        self._services = services
+        self._executor = services.executor
         self._read_ahead = read_ahead
         """Segments that were kept in memory when they were verified. The gates of the slot share it, and each segment
         that is read is removed."""
@@ -154,7 +154,7 @@ class GateRecovery:
         self._reading = True
         state = self._states[at.state]
         segment = state.segments[at.segment]
-        storage, edge, max_parallelism = self._seams.storage, self.edge, self._seams.config.max_parallelism
+        storage, edge, max_parallelism = self._services.storage, self.edge, self._services.config.max_parallelism
         assert storage is not None, "in-flight data to restore, but no storage"
         data = self._read_ahead.pop((segment.file, segment.offset), None)
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class SlotSeams:
+class SlotServices:
     """The interfaces that a slot needs of its process."""
 
     clock: Clock
@@ -32,7 +32,7 @@ class SlotSeams:
 
 
 @dataclass(frozen=True, slots=True)
-class TaskSeams:
+class TaskServices:
     """The interfaces and settings that all tasks of one attempt in one slot share."""
 
     job_id: str

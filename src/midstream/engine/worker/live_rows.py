@@ -20,14 +20,19 @@ from midstream.engine.protocol.live_rows import (
     RowsShown,
     ShowRows,
 )
-from midstream.engine.worker.operator_chain import Chain
+from midstream.engine.worker.operator_chain import OperatorChain
 
 VALUE_BYTES_MAX: Final = 64 * 1024
 """A value of more bytes is shown as its size only: making text of it would hold up the task."""
 
 
 def show_next(
-    asked: ShowRows, subtask: int, vertex: Vertex, chain: Chain, executor: Executor, answer: Callable[[RowsShown], None]
+    asked: ShowRows,
+    subtask: int,
+    vertex: Vertex,
+    chain: OperatorChain,
+    executor: Executor,
+    answer: Callable[[RowsShown], None],
 ) -> None:
     """Answer with the next rows that the operator emits, if it is one of `chain` and emits any within WAIT_S.
 

@@ -22,7 +22,7 @@ from midstream.engine.operators.windows.window_specs import LATE
 NOWHERE: Final = (-1, -1)
 
 
-class Edges:
+class TaskOutputs:
     """The partitions of a task, by the side output that they carry: here rows leave the task."""
 
     def __init__(self, partitions: Sequence[ResultPartition]) -> None:
@@ -44,12 +44,12 @@ class Edges:
             partition.broadcast(event)
 
 
-class Link:
+class ChainOutput:
     """The output of the operator at `index - 1` (or of the source): the operator at `index`, or the edges."""
 
     __slots__ = ("_chain", "_edges", "_index", "_is_last", "late_rows", "rows_out", "shown_to")
 
-    def __init__(self, chain: Chain, index: int, edges: Edges) -> None:
+    def __init__(self, chain: OperatorChain, index: int, edges: TaskOutputs) -> None:
         self._chain = chain
         self._index = index
         self._edges = edges
@@ -86,14 +86,14 @@ class Link:
         self._chain.idle(self._index, idle)
 
 
-class Chain:
+class OperatorChain:
     """The chain of `operators`. `links[i]` is the input of operator i, and the last link leads to the edges."""
 
-    def __init__(self, operators: Sequence[Operator], edges: Edges, clock: Clock) -> None:
+    def __init__(self, operators: Sequence[Operator], edges: TaskOutputs, clock: Clock) -> None:
         self.operators = tuple(operators)
         self._clock = clock
         self._edges = edges
-        self.links = [Link(self, index, edges) for index in range(len(self.operators) + 1)]
+        self.links = [ChainOutput(self, index, edges) for index in range(len(self.operators) + 1)]
         self.rows_in = [0] * len(self.operators)
         self._pending: dict[int, int] = {}
         """The watermark that an operator has not finished firing for, by the operator's index."""

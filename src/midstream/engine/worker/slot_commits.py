@@ -20,7 +20,7 @@ from midstream.engine.graph.job_graph import JobGraph
 from midstream.engine.operators.sink_api import Committer, CommitterContext, Sink
 from midstream.engine.protocol import messages as m
 from midstream.engine.worker.failure_reports import commit_failed
-from midstream.engine.worker.interfaces import SlotSeams
+from midstream.engine.worker.interfaces import SlotServices
 
 _log = logging.getLogger(__name__)
 
@@ -54,13 +54,13 @@ class _Lane:
 class SlotCommits:
     """The lanes of one slot."""
 
-    def __init__(self, seams: SlotSeams) -> None:
-        self._seams = seams
+    def __init__(self, services: SlotServices) -> None:
+        self._services = services
         self._sinks: m.CommitSinks | None = None
         self._loaded: Done[_Loaded] | Failed | None = None
         self._lanes: dict[tuple[str, int], _Lane] = {}
         """Every lane that has had a commit, by the sink's uid and the lane's number."""
-        self._stopped = seams.make_signal()
+        self._stopped = services.make_signal()
         """The signal that tells the calls of the current attempt, or of the next one, to stop."""
 
     def load(self, message: m.CommitSinks) -> None:
@@ -72,12 +72,12 @@ class SlotCommits:
         self._loaded = None
 
         def work() -> _Loaded:
-            graph: JobGraph = self._seams.unpickle(message.graph)
+            graph: JobGraph = self._services.unpickle(message.graph)
             specs = (spec for vertex in graph.vertices for spec in vertex.operators)
             sinks = {spec.uid: (spec.name, spec.sink) for spec in specs if spec.sink is not None}
             root = message.checkpoint_root
             return _Loaded(
-                message.job_id, sinks, None if root is None else self._seams.open_storage(root), message.epoch
+                message.job_id, sinks, None if root is None else self._services.open_storage(root), message.epoch
             )
 
         def done(outcome: Done[_Loaded] | Failed) -> None:
@@ -85,7 +85,7 @@ class SlotCommits:
             for lane in self._lanes.values():
                 self._start_next(lane)
 
-        self._seams.executor.submit(work, done)
+        self._services.executor.submit(work, done)
 
     def commit(self, message: m.Commit) -> None:
         lane = self._lanes.setdefault((message.uid, message.lane), _Lane(message.uid))
@@ -104,7 +104,7 @@ class SlotCommits:
     def attempt_over(self) -> None:
         """Tell the calls under way to stop, and close all committers: the attempt is over, or the slot ends."""
         self._stopped.set()
-        self._stopped = self._seams.make_signal()
+        self._stopped = self._services.make_signal()
         for lane in self._lanes.values():
             if lane.committer is not None or lane.unanswered is not None:
                 lane.todo.append((partial(self._close, lane), partial(self._closed, lane)))
@@ -121,14 +121,14 @@ class SlotCommits:
             done(outcome)
             self._start_next(lane)
 
-        self._seams.executor.submit(partial(work, self._loaded), finished)
+        self._services.executor.submit(partial(work, self._loaded), finished)
 
     def _done(self, lane: _Lane, message: m.Commit, stopped: Signal, outcome: Done[None] | Failed) -> None:
         lane.unanswered = None
         if isinstance(outcome, Failed):
-            self._seams.send(commit_failed(message.request, outcome.error, stopped.is_set()))
+            self._services.send(commit_failed(message.request, outcome.error, stopped.is_set()))
         else:
-            self._seams.send(m.CommitDone(message.request))
+            self._services.send(m.CommitDone(message.request))
 
     def _closed(self, lane: _Lane, outcome: Done[None] | Failed) -> None:
         if isinstance(outcome, Failed):

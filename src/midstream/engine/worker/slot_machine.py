@@ -20,17 +20,17 @@ from midstream.engine.core.elements import CheckpointBarrier
 from midstream.engine.core.errors import InvariantError, assert_never
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed
-from midstream.engine.core.state_machine import Row, Story, Table, new_story
+from midstream.engine.core.state_machine import Story, Transition, TransitionTable, new_story
 from midstream.engine.exchange.buffer_pool import BufferPool
 from midstream.engine.graph.unaligned_edges import overtakable
 from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.live_rows import RowsShown, ShowRows
 from midstream.engine.worker.deployment import Deployment, Loaded, load
 from midstream.engine.worker.failure_reports import deploy_failed
-from midstream.engine.worker.interfaces import SlotSeams, TaskSeams
+from midstream.engine.worker.interfaces import SlotServices, TaskServices
 from midstream.engine.worker.slot_commits import SlotCommits
 from midstream.engine.worker.task import Task
-from midstream.engine.worker.task_scheduler import Scheduler
+from midstream.engine.worker.task_scheduler import TaskScheduler
 
 
 class SlotState(Enum):
@@ -64,18 +64,18 @@ _OF_AN_ATTEMPT: Final = (m.Start, m.SplitsAssigned, m.ResumeSources, *_FOR_TASKS
 
 def _rows(
     states: Iterable[SlotState], message: object, what: str, then: SlotState | None = None
-) -> Iterator[Row[SlotState, object]]:
-    return (Row(state, message, (then or state,), what) for state in states)
+) -> Iterator[Transition[SlotState, object]]:
+    return (Transition(state, message, (then or state,), what) for state in states)
 
 
-SLOT_TABLE: Final[Table[SlotState, object]] = Table(
+SLOT_TABLE: Final[TransitionTable[SlotState, object]] = TransitionTable(
     "slot",
     (
-        Row(_IDLE, m.Welcome, (_IDLE,), "it has a number"),
+        Transition(_IDLE, m.Welcome, (_IDLE,), "it has a number"),
         *_rows(SlotState, m.Deploy, "running tasks are closed, state is read", _DEPLOYING),
-        Row(_DEPLOYING, SlotEvent.OPENED, (_DEPLOYED,), "it is reported to the coordinator"),
-        Row(_DEPLOYING, SlotEvent.NOT_OPENED, (_IDLE,), "everything is closed, the failure is reported"),
-        Row(_DEPLOYED, m.Start, (_RUNNING,), "links to other slots are opened, tasks run"),
+        Transition(_DEPLOYING, SlotEvent.OPENED, (_DEPLOYED,), "it is reported to the coordinator"),
+        Transition(_DEPLOYING, SlotEvent.NOT_OPENED, (_IDLE,), "everything is closed, the failure is reported"),
+        Transition(_DEPLOYED, m.Start, (_RUNNING,), "links to other slots are opened, tasks run"),
         *_rows((_DEPLOYED, _RUNNING), m.SplitsAssigned, "a mail for a source"),
         *_rows((_DEPLOYING, _DEPLOYED, _RUNNING), m.ResumeSources, "a mail for tasks"),
         *(row for message in _FOR_TASKS_THAT_RUN for row in _rows((_RUNNING,), message, "a mail for tasks")),
@@ -92,9 +92,9 @@ SLOT_TABLE: Final[Table[SlotState, object]] = Table(
 class SlotMachine:
     """One slot: it gets the coordinator's messages, and runs the tasks of the current attempt."""
 
-    def __init__(self, seams: SlotSeams) -> None:
-        self._seams = seams
-        self._commits = SlotCommits(seams)
+    def __init__(self, services: SlotServices) -> None:
+        self._services = services
+        self._commits = SlotCommits(services)
         self.slot_id = -1
         self.state = SlotState.IDLE
         self._story: Story[SlotState] = new_story()
@@ -109,7 +109,7 @@ class SlotMachine:
         self.tasks: dict[TaskId, Task] = {}
         """The tasks of the deployment that run. Its other tasks had finished in the checkpoint."""
         self.pool: BufferPool | None = None
-        self._scheduler = Scheduler(seams.clock, seams.executor)
+        self._scheduler = TaskScheduler(services.clock, services.executor)
         """The scheduler of the current attempt, or of the next one. Each attempt has its own."""
         self._opening: Task | None = None
         """The task whose operators are being opened."""
@@ -124,7 +124,7 @@ class SlotMachine:
         if isinstance(message, _OF_AN_ATTEMPT) and (message.attempt != self.attempt or self.state is SlotState.IDLE):
             return
         if isinstance(message, m.Cancel) and message.attempt != self.attempt:
-            self._seams.send(m.Cancelled(message.attempt))
+            self._services.send(m.Cancelled(message.attempt))
             return
         before = self.state
         self._on(type(message))
@@ -143,7 +143,7 @@ class SlotMachine:
                 self._deploy(message)
             case m.Cancel(attempt):
                 self._end_attempt()
-                self._seams.send(m.Cancelled(attempt))
+                self._services.send(m.Cancelled(attempt))
             case m.Release():
                 self._end_attempt()
             case m.Start(_, peers):
@@ -222,7 +222,7 @@ class SlotMachine:
         self.attempt = deploy.attempt
         self.failure = None  # its traceback refers to all that the attempt before had restored
         config = msgspec.msgpack.decode(deploy.config, type=JobConfig)
-        unpickle = partial(self._seams.unpickle, self._graph_of(deploy))
+        unpickle = partial(self._services.unpickle, self._graph_of(deploy))
 
         def done(outcome: Done[Loaded] | Failed) -> None:
             if self.attempt != deploy.attempt or self.state is not SlotState.DEPLOYING:
@@ -236,28 +236,28 @@ class SlotMachine:
                 self._not_opened(error)
                 return
             self._on(SlotEvent.OPENED)
-            self._seams.send(m.Deployed(deploy.attempt))
+            self._services.send(m.Deployed(deploy.attempt))
 
-        self._seams.executor.submit(partial(load, deploy, config, self._seams.open_storage, unpickle), done)
+        self._services.executor.submit(partial(load, deploy, config, self._services.open_storage, unpickle), done)
 
     def _open(self, deploy: m.Deploy, config: JobConfig, loaded: Loaded) -> None:
         any_graph = next(iter(loaded.graphs.values()))
         subtasks = sum(vertex.parallelism for vertex in any_graph.vertices)
-        seams = TaskSeams(
+        services = TaskServices(
             job_id=deploy.job_id,
             attempt=deploy.attempt,
             epoch=deploy.epoch,
             config=config,
-            clock=self._seams.clock,
-            executor=self._seams.executor,
-            ids=self._seams.ids,
+            clock=self._services.clock,
+            executor=self._services.executor,
+            ids=self._services.ids,
             storage=loaded.storage,
             overtakable=overtakable(any_graph),
             inline_bytes_max=inline_bytes_max(config.inline_bytes, subtasks),
-            send=self._seams.send,
+            send=self._services.send,
             schedule=self._scheduler.schedule,
         )
-        self._deployment = Deployment(self.slot_id, deploy, loaded, seams)
+        self._deployment = Deployment(self.slot_id, deploy, loaded, services)
         self.tasks, self.pool = self._deployment.tasks, self._deployment.pool
         for ref, task in self.tasks.items():
             self._opening = task
@@ -270,13 +270,13 @@ class SlotMachine:
         opening = None if task is None else (task.ref, *task.operators.at_work)
         self._on(SlotEvent.NOT_OPENED)
         self._end_attempt()
-        self._seams.send(deploy_failed(self.attempt, error, opening))
+        self._services.send(deploy_failed(self.attempt, error, opening))
 
     def _start(self, peers: tuple[m.Peer, ...]) -> None:
         """Open the links to other slots, and start all tasks. All slots are deployed by now."""
         assert self._deployment is not None
         self._scheduler.start()
-        self._deployment.connect(peers, self._seams.transport)
+        self._deployment.connect(peers, self._services.transport)
         for task in self._deployment.all_tasks:
             task.start()
 
@@ -286,6 +286,6 @@ class SlotMachine:
         if self._deployment is not None:
             self._deployment.close()
         self._scheduler.stop()
-        self._scheduler = Scheduler(self._seams.clock, self._seams.executor)
+        self._scheduler = TaskScheduler(self._services.clock, self._services.executor)
         self._deployment = self.pool = self._opening = None
         self.tasks = {}

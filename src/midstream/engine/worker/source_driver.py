@@ -23,7 +23,7 @@ from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.batches import text_not_utf8
 from midstream.engine.core.errors import DataError, InvariantError
 from midstream.engine.core.interfaces import Done, Failed, Timer
-from midstream.engine.operators.bad_records import TALLY, BadRecords, Tally
+from midstream.engine.operators.bad_records import TALLY, BadRecordCount, BadRecords
 from midstream.engine.operators.base import Splits
 from midstream.engine.operators.source_api import (
     Source,
@@ -34,8 +34,8 @@ from midstream.engine.operators.source_api import (
     decoded_splits,
 )
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart, check_columns
-from midstream.engine.worker.interfaces import TaskSeams
-from midstream.engine.worker.source_rate import SourcePace
+from midstream.engine.worker.interfaces import TaskServices
+from midstream.engine.worker.source_rate import SourceRate
 
 SPLITS = "splits"
 """The name of the state part with the splits, each at its offset."""
@@ -56,7 +56,7 @@ def splits_of(part: StatePart) -> list[Split]:
     return decoded_splits(to_list(part.table().column("split")), where)
 
 
-class Progress(Enum):
+class ReadProgress(Enum):
     """The result of one step of a source."""
 
     EMITTED = auto()
@@ -111,7 +111,7 @@ class _OpenSplit:
     """How long the split rested last; 0 if it has had rows since."""
 
 
-class Asking(Enum):
+class SplitRequestState(Enum):
     """Whether a source asks the coordinator for splits."""
 
     MAY_ASK = auto()
@@ -127,7 +127,7 @@ class Asking(Enum):
 
 # A member takes ten times as long as a global to look up.
 _IDLE, _UNDER_WAY, _AHEAD, _RESTING, _AT_END = Reading
-_MAY_ASK, _ASKED, _NONE_WAITS, _NO_MORE, _STOPPED, _CLOSED = Asking
+_MAY_ASK, _ASKED, _NONE_WAITS, _NO_MORE, _STOPPED, _CLOSED = SplitRequestState
 
 
 class SourceDriver(Splits):
@@ -137,7 +137,7 @@ class SourceDriver(Splits):
         self,
         source: Source,
         parallelism: int,
-        seams: TaskSeams,
+        services: TaskServices,
         *,
         emit: Callable[[pa.RecordBatch], None],
         emit_bad: Callable[[pa.RecordBatch], None],
@@ -146,17 +146,17 @@ class SourceDriver(Splits):
         fail: Callable[[BaseException], None],
     ) -> None:
         self._source = source
-        self._clock, self._executor = seams.clock, seams.executor
+        self._clock, self._executor = services.clock, services.executor
         self._emit = emit
         self._emit_bad = emit_bad
-        self.tally = Tally(source.bad_records_max)
+        self.tally = BadRecordCount(source.bad_records_max)
         self._request_split = request_split
         self._wake = wake
         self._fail = fail
         self._splits_wanted = checked_count(source.splits_per_reader(parallelism), "splits_per_reader")
         readers = checked_count(source.readers_max(parallelism), "readers_max")
         rows_per_s = source.rows_per_s / readers if source.rows_per_s else None
-        self._pace = SourcePace(seams.config.batch_rows, rows_per_s)
+        self._pace = SourceRate(services.config.batch_rows, rows_per_s)
         self._timer: Timer | None = None
         """Fires when the rate allows the next batch."""
         self._splits: deque[_OpenSplit] = deque()
@@ -207,19 +207,19 @@ class SourceDriver(Splits):
         self._asking = _STOPPED
         self._wake()
 
-    def step(self) -> Progress:
+    def step(self) -> ReadProgress:
         """Emit at most one batch. Splits take turns."""
         if self._asking is _STOPPED:
-            return Progress.ENDED
+            return ReadProgress.ENDED
         if len(self._splits) < self._splits_wanted and self._asking is _MAY_ASK:
             self._asking = _ASKED
             self._request_split()
         if self._changed and self._tell():
-            return Progress.EMITTED
+            return ReadProgress.EMITTED
         pace = self._pace
         if pace.has_rate and self._must_wait():
             pace.pause()
-            return Progress.WAITING
+            return ReadProgress.WAITING
         for _ in range(len(self._splits)):
             current = self._splits[0]
             ahead = self._next_ahead(current)
@@ -227,7 +227,7 @@ class SourceDriver(Splits):
                 self._splits.popleft()
                 self._close_reader(current)
                 self._tell()
-                return Progress.EMITTED
+                return ReadProgress.EMITTED
             self._splits.rotate(-1)
             if ahead is not None:
                 bad_rows = 0 if ahead.bad is None else len(ahead.bad.at)
@@ -239,11 +239,11 @@ class SourceDriver(Splits):
                     self._emit_bad(ahead.bad.rows)
                 if ahead.batch.num_rows:
                     self._emit_timed(current, ahead.batch)
-                return Progress.EMITTED
+                return ReadProgress.EMITTED
         if not self._splits and self._asking is _NO_MORE:
-            return Progress.ENDED
+            return ReadProgress.ENDED
         pace.pause()
-        return Progress.WAITING
+        return ReadProgress.WAITING
 
     def snapshot(self, new_id: Callable[[], str]) -> dict[str, StatePart]:
         parts = {}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from midstream.engine.worker.batch_sizer import Pace
+from midstream.engine.worker.batch_sizer import BatchSizer
 
 FIRST_ROWS = 256
 """The rows of the first batch, when it is not known how long the chain takes for a row."""
@@ -28,7 +28,7 @@ BURST_S = 2.0
 itself."""
 
 
-class SourcePace:
+class SourceRate:
     """The pace of one source subtask: a batch has the rows that the chain processes in SLICE_S and that the tasks
     downstream take in BATCH_S, whichever are fewer.
 
@@ -36,8 +36,8 @@ class SourcePace:
     """
 
     def __init__(self, rows_max: int, rows_per_s: float | None) -> None:
-        self._chain = Pace(SLICE_S)
-        self._downstream = Pace(BATCH_S)
+        self._chain = BatchSizer(SLICE_S)
+        self._downstream = BatchSizer(BATCH_S)
         self._taken = self._taken_rows = 0
         """The batches that downstream has taken in the measurement at work, and their rows. Here and below, the last
         batch is not among them."""

@@ -32,7 +32,7 @@ from midstream.engine.core.elements import (
 )
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed
-from midstream.engine.core.state_machine import Row, Story, Table, new_story
+from midstream.engine.core.state_machine import Story, Transition, TransitionTable, new_story
 from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.exchange.result_partition import ResultPartition
 from midstream.engine.graph.idleness import channel_origins, is_bounded
@@ -42,9 +42,9 @@ from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.live_rows import RowsShown, ShowRows
 from midstream.engine.protocol.task_metrics import TaskMetrics
 from midstream.engine.worker.failure_reports import place_of_failure, task_failed
-from midstream.engine.worker.interfaces import TaskSeams
+from midstream.engine.worker.interfaces import TaskServices
 from midstream.engine.worker.live_rows import show_next
-from midstream.engine.worker.source_driver import Progress, SourceDriver
+from midstream.engine.worker.source_driver import ReadProgress, SourceDriver
 from midstream.engine.worker.task_checkpoints import TaskCheckpoints
 from midstream.engine.worker.task_input import TaskInput
 from midstream.engine.worker.task_metrics import has_dropped, task_metrics
@@ -95,19 +95,26 @@ _CREATED, _RUNNING, _PAUSED, _ENDING, _AWAITS_CHECKPOINT, _AWAITS_SINKS, _AWAITS
 _FINISHING: Final = (_AWAITS_CHECKPOINT, _AWAITS_SINKS, _AWAITS_SENT)
 LIVE: Final = (_RUNNING, _PAUSED, _ENDING, *_FINISHING)
 
-TASK_TABLE: Final[Table[TaskState, TaskEvent]] = Table(
+TASK_TABLE: Final[TransitionTable[TaskState, TaskEvent]] = TransitionTable(
     "task",
     (
-        Row(_CREATED, TaskEvent.START, (_RUNNING,), "consumers get the restored watermark; recovery begins"),
-        Row(_RUNNING, TaskEvent.PAUSE, (_PAUSED,), "the source is not read"),
-        Row(_PAUSED, TaskEvent.PAUSE, (_PAUSED,), "the job tries again, with another checkpoint"),
-        Row(_PAUSED, TaskEvent.RESUME, (_RUNNING,), "the checkpoint is aborted, or the job continues all the same"),
-        Row(_RUNNING, TaskEvent.INPUT_ENDED, (_ENDING,), "watermarks fire"),
-        Row(_ENDING, TaskEvent.ALL_EMITTED, (_AWAITS_CHECKPOINT, _AWAITS_SINKS), "`EndOfData` goes out"),
-        Row(_AWAITS_CHECKPOINT, TaskEvent.COMPLETED, (_AWAITS_SENT,), "nothing of the task can be lost any more"),
-        *(Row(state, TaskEvent.END, (_FINISHED,), "channels are closed") for state in (_AWAITS_SINKS, _AWAITS_SENT)),
-        *(Row(state, TaskEvent.FAIL, (_CLOSED,), "the failure is reported") for state in (_CREATED, *LIVE)),
-        *(Row(state, TaskEvent.CLOSE, (_CLOSED,), "everything is dropped") for state in (_CREATED, *LIVE)),
+        Transition(_CREATED, TaskEvent.START, (_RUNNING,), "consumers get the restored watermark; recovery begins"),
+        Transition(_RUNNING, TaskEvent.PAUSE, (_PAUSED,), "the source is not read"),
+        Transition(_PAUSED, TaskEvent.PAUSE, (_PAUSED,), "the job tries again, with another checkpoint"),
+        Transition(
+            _PAUSED, TaskEvent.RESUME, (_RUNNING,), "the checkpoint is aborted, or the job continues all the same"
+        ),
+        Transition(_RUNNING, TaskEvent.INPUT_ENDED, (_ENDING,), "watermarks fire"),
+        Transition(_ENDING, TaskEvent.ALL_EMITTED, (_AWAITS_CHECKPOINT, _AWAITS_SINKS), "`EndOfData` goes out"),
+        Transition(
+            _AWAITS_CHECKPOINT, TaskEvent.COMPLETED, (_AWAITS_SENT,), "nothing of the task can be lost any more"
+        ),
+        *(
+            Transition(state, TaskEvent.END, (_FINISHED,), "channels are closed")
+            for state in (_AWAITS_SINKS, _AWAITS_SENT)
+        ),
+        *(Transition(state, TaskEvent.FAIL, (_CLOSED,), "the failure is reported") for state in (_CREATED, *LIVE)),
+        *(Transition(state, TaskEvent.CLOSE, (_CLOSED,), "everything is dropped") for state in (_CREATED, *LIVE)),
     ),
 )
 
@@ -137,7 +144,12 @@ class Task:
     """One subtask of a vertex."""
 
     def __init__(
-        self, ref: TaskId, graph: JobGraph, seams: TaskSeams, gates: list[InputGate], partitions: list[ResultPartition]
+        self,
+        ref: TaskId,
+        graph: JobGraph,
+        services: TaskServices,
+        gates: list[InputGate],
+        partitions: list[ResultPartition],
     ) -> None:
         self.ref = ref
         self.vertex = graph.vertices[ref.vertex]
@@ -145,26 +157,26 @@ class Task:
         self._story: Story[TaskState] = new_story()
         self.gates = gates
         self.partitions = partitions
-        self._seams = seams
+        self._services = services
         self.mails: deque[Callable[[], None]] = deque()
         self._mails_in_a_row = 0
         self._last = Step.READ_GATES
         """The last step that could emit. Timers take turns with rows: an operator whose timers are always due would
         starve the rows. It is no state of its own, because it means the same in each state."""
         self.operators = operators = TaskOperators(
-            ref, self.vertex, is_bounded(graph, ref.vertex), seams, partitions, self.wake, self.fail
+            ref, self.vertex, is_bounded(graph, ref.vertex), services, partitions, self.wake, self.fail
         )
-        self._snapshots = TaskSnapshots(ref, seams, self.metrics, self.fail, self.wake)
-        self._checkpoints = TaskCheckpoints(self, seams, self._snapshots)
+        self._snapshots = TaskSnapshots(ref, services, self.metrics, self.fail, self.wake)
+        self._checkpoints = TaskCheckpoints(self, services, self._snapshots)
         self.input = TaskInput(
             ref,
             gates,
             channel_origins(graph, ref),
             operators.chain,
-            seams.clock,
+            services.clock,
             self._checkpoints.handle,
             self._input_ended,
-            seams.config.batch_rows,
+            services.config.batch_rows,
         )
         self._paused_after: int | None = None
         """The checkpoint after whose barrier the source is not read, while the task is PAUSED."""
@@ -189,7 +201,7 @@ class Task:
 
     def start(self) -> None:
         self._become(TaskState.RUNNING, TaskEvent.START)
-        self._seams.send(m.TaskRunning(self._seams.attempt, self.ref))
+        self._services.send(m.TaskRunning(self._services.attempt, self.ref))
         watermark_us = self.operators.chain.watermark_us
         if watermark_us > MIN_WATERMARK_US:
             # Consumers do not store the watermarks of their channels.
@@ -223,7 +235,9 @@ class Task:
         self._let_go()
         operators, name = self.operators, self.vertex.name
         place = place_of_failure(operators.source, operators.chain, error, name)
-        self._seams.send(task_failed(self._seams.attempt, self.ref, name, error, symptom, operators.at_work[1], place))
+        self._services.send(
+            task_failed(self._services.attempt, self.ref, name, error, symptom, operators.at_work[1], place)
+        )
 
     def _let_go(self) -> None:
         self.operators.stop_timers()
@@ -250,7 +264,7 @@ class Task:
     # ---- mails from the slot -------------------------------------------------
 
     def wake(self) -> None:
-        self._seams.schedule(self)
+        self._services.schedule(self)
 
     def mail(self, work: Callable[[], None]) -> None:
         """Run `work` as a step of its own, after the mails that were posted before."""
@@ -398,11 +412,11 @@ class Task:
         source, chain = self.operators.source, self.operators.chain
         assert source is not None
         progress = source.step()
-        if progress is Progress.ENDED:
+        if progress is ReadProgress.ENDED:
             self._input_ended()
             chain.end_input(0)
             chain.offer(0, MAX_WATERMARK_US)
-        return progress is not Progress.WAITING
+        return progress is not ReadProgress.WAITING
 
     # ---- the end -------------------------------------------------------------
 
@@ -415,12 +429,12 @@ class Task:
         operators.chain.finish()
         operators.stop_timers()  # a timer would emit rows after the end of the data
         operators.edges.broadcast(EndOfData())
-        if self._seams.storage is None:
+        if self._services.storage is None:
             self._become(TaskState.AWAITS_SINKS, TaskEvent.ALL_EMITTED)
             self._prepare_sinks()
         else:
             self._become(TaskState.AWAITS_CHECKPOINT, TaskEvent.ALL_EMITTED)
-            self._seams.send(m.TaskEndOfData(self._seams.attempt, self.ref))
+            self._services.send(m.TaskEndOfData(self._services.attempt, self.ref))
 
     def _prepare_sinks(self) -> None:
         """Send what the sinks prepare to the coordinator. Nothing is stored, because the job has no checkpoints."""
@@ -439,7 +453,7 @@ class Task:
             prepared = zip(operators.uids, outcome.value, strict=True)
             self._end(tuple((uid, result.committables) for uid, result in prepared if result.committables))
 
-        self._seams.executor.submit(work, done)
+        self._services.executor.submit(work, done)
 
     def _is_sent(self) -> bool:
         """Whether the consumers have received everything that was emitted. If not, `wake` will be called."""
@@ -456,13 +470,13 @@ class Task:
         self._let_go()
         for gate in self.gates:
             gate.discard()
-        self._seams.send(m.TaskFinished(self._seams.attempt, self.ref, committables, metrics))
+        self._services.send(m.TaskFinished(self._services.attempt, self.ref, committables, metrics))
 
     # ---- checkpoints -----------------------------------------------------------
 
     def take_snapshot(self, barrier: CheckpointBarrier, alignment_ms: float) -> None:
         """Take a snapshot of every operator's state and event time, as they are between two slices."""
-        checkpoint_id, began_s = barrier.checkpoint_id, self._seams.clock.stopwatch_s()
+        checkpoint_id, began_s = barrier.checkpoint_id, self._services.clock.stopwatch_s()
         self._snapshots.completed(barrier.completed_id)
         finished = self.state in _FINISHING
         if finished and self._final_checkpoint is None:
@@ -505,13 +519,13 @@ class Task:
     def metrics(self) -> TaskMetrics:
         backpressured_s = self.backpressured_s
         if self._backpressured_since is not None:
-            backpressured_s += self._seams.clock.monotonic_s() - self._backpressured_since
+            backpressured_s += self._services.clock.monotonic_s() - self._backpressured_since
         return task_metrics(self, backpressured_s)
 
     def show(self, asked: ShowRows, answer: Callable[[RowsShown], None]) -> None:
         """Show the next rows of an operator, as `show_next` does."""
         if self.is_live:
-            show_next(asked, self.ref.subtask, self.vertex, self.operators.chain, self._seams.executor, answer)
+            show_next(asked, self.ref.subtask, self.vertex, self.operators.chain, self._services.executor, answer)
 
     def check(self) -> None:
         """Check everything that must hold between two steps."""

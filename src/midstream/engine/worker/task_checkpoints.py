@@ -43,7 +43,7 @@ from midstream.engine.core.interfaces import Done, Failed, Timer
 from midstream.engine.exchange.batch_lease import LeasedBatch, release
 from midstream.engine.exchange.input_gate import Arrival
 from midstream.engine.worker.gate_recovery import GateRecovery
-from midstream.engine.worker.interfaces import TaskSeams
+from midstream.engine.worker.interfaces import TaskServices
 from midstream.engine.worker.task_snapshots import StoredInFlight, TaskSnapshots
 
 if TYPE_CHECKING:
@@ -100,15 +100,15 @@ class _InFlightState:
 class TaskCheckpoints:
     """The checkpoints of one task. It is called when a barrier arrives in a channel or has left a partition."""
 
-    def __init__(self, task: Task, seams: TaskSeams, snapshots: TaskSnapshots) -> None:
+    def __init__(self, task: Task, services: TaskServices, snapshots: TaskSnapshots) -> None:
         self._task = task
-        self._seams = seams
+        self._services = services
         self._snapshots = snapshots
         self._gates = task.gates
         self._partitions = task.partitions
         self._channels = [(gate, index) for gate in task.gates for index in range(len(gate.channels))]
         """The gate of each channel, and the channel's index in the gate. Their order gives the channels' numbers."""
-        capturable = [number for number, (gate, _) in enumerate(self._channels) if gate.edge.id in seams.overtakable]
+        capturable = [number for number, (gate, _) in enumerate(self._channels) if gate.edge.id in services.overtakable]
         self._handler = BarrierHandler(len(self._channels), capturable)
         self.priority_gates: tuple[int, ...] = ()
         """The gates for whose barriers a checkpoint waits, and whose rows cannot be captured for it."""
@@ -189,12 +189,12 @@ class TaskCheckpoints:
         checkpoint_id = barrier.checkpoint_id
         if self._seen_s[0] == checkpoint_id:
             return
-        self._seen_s = checkpoint_id, self._seams.clock.monotonic_s()
+        self._seen_s = checkpoint_id, self._services.clock.monotonic_s()
         if barrier.timeout_ms and checkpoint_id not in self._timers:
             # The coordinator's wall clock may differ from this one: the delay is never longer than the timeout itself.
-            left_ms = barrier.created_ms + barrier.timeout_ms - self._seams.clock.now_ms()
+            left_ms = barrier.created_ms + barrier.timeout_ms - self._services.clock.now_ms()
             delay_s = min(max(0, left_ms), barrier.timeout_ms) / 1000
-            self._timers[checkpoint_id] = self._seams.executor.call_later(
+            self._timers[checkpoint_id] = self._services.executor.call_later(
                 delay_s, lambda: self._task.mail(lambda: self._timed_out(barrier))
             )
 
@@ -204,7 +204,7 @@ class TaskCheckpoints:
         state = self._in_flight.get(barrier.checkpoint_id)
         if state is not None:
             for partition in self._partitions:
-                if partition.edge.id in self._seams.overtakable:
+                if partition.edge.id in self._services.overtakable:
                     state.outputs += partition.overtake_waiting(barrier)
             self._store_if_complete(barrier.checkpoint_id)
 
@@ -246,11 +246,11 @@ class TaskCheckpoints:
         self._see(barrier)
         state = _InFlightState(barrier)
         for partition in self._partitions:
-            if taken.overtaking and partition.edge.id in self._seams.overtakable:
+            if taken.overtaking and partition.edge.id in self._services.overtakable:
                 state.outputs += partition.overtake(barrier)
             else:
                 partition.broadcast(barrier)
-        self._task.take_snapshot(barrier, (self._seams.clock.monotonic_s() - self._seen_s[1]) * 1000)
+        self._task.take_snapshot(barrier, (self._services.clock.monotonic_s() - self._seen_s[1]) * 1000)
         if taken.capture:
             self._capture(state, taken.capture)
         state.capturing = bool(taken.capture)
@@ -290,7 +290,7 @@ class TaskCheckpoints:
         if state is None or state.capturing or state.writing is not None:
             return
         if state.barrier.timeout_ms is not None and any(
-            partition.edge.id in self._seams.overtakable and partition.is_waiting(checkpoint_id)
+            partition.edge.id in self._services.overtakable and partition.is_waiting(checkpoint_id)
             for partition in self._partitions
         ):
             return
@@ -305,7 +305,7 @@ class TaskCheckpoints:
                 self._write(state)
             self._flush_later(state)
 
-        state.flush = self._seams.executor.call_later(FLUSH_S, lambda: self._task.mail(flush))
+        state.flush = self._services.executor.call_later(FLUSH_S, lambda: self._task.mail(flush))
 
     def _write(self, state: _InFlightState) -> bool:
         """Begin to write the batches captured so far. Returns whether there were any."""
@@ -315,13 +315,13 @@ class TaskCheckpoints:
             return False
         state.writing = items
         self._writing.add(state)
-        seams, storage, checkpoint_id = self._seams, self._seams.storage, state.barrier.checkpoint_id
+        services, storage, checkpoint_id = self._services, self._services.storage, state.barrier.checkpoint_id
         assert storage is not None
-        segment_bytes = SEGMENT_BUFFERS * seams.config.buffer_bytes
-        file = channel_file(seams.epoch, seams.attempt, checkpoint_id, *self._task.ref, state.parts)
+        segment_bytes = SEGMENT_BUFFERS * services.config.buffer_bytes
+        file = channel_file(services.epoch, services.attempt, checkpoint_id, *self._task.ref, state.parts)
         state.parts += 1
-        inline_bytes_max = seams.inline_bytes_max - state.stored.inline_bytes
-        assert inline_bytes_max >= 0, (seams.inline_bytes_max, state.stored.inline_bytes)
+        inline_bytes_max = services.inline_bytes_max - state.stored.inline_bytes
+        assert inline_bytes_max >= 0, (services.inline_bytes_max, state.stored.inline_bytes)
 
         def work() -> StoredInFlight:
             try:
@@ -349,7 +349,7 @@ class TaskCheckpoints:
             else:
                 self._store_if_complete(checkpoint_id)
 
-        self._seams.executor.submit(work, done)
+        self._services.executor.submit(work, done)
         return True
 
     def check(self) -> None:

@@ -32,9 +32,9 @@ from midstream.engine.exchange.batch_lease import LeasedBatch
 from midstream.engine.exchange.input_gate import InputGate
 from midstream.engine.graph.idleness import Origin
 from midstream.engine.protocol.task_metrics import InputMetrics
-from midstream.engine.worker.batch_sizer import Pace
+from midstream.engine.worker.batch_sizer import BatchSizer
 from midstream.engine.worker.gate_recovery import GateRecovery
-from midstream.engine.worker.operator_chain import Chain
+from midstream.engine.worker.operator_chain import OperatorChain
 from midstream.engine.worker.source_rate import FIRST_ROWS
 from midstream.engine.worker.watermark_valve import WatermarkValve
 
@@ -53,7 +53,7 @@ class _Reader:
     """The reading of one gate: how far its batch at work has been processed, and how fast its rows are processed."""
 
     gate: InputGate
-    pace: Pace
+    pace: BatchSizer
     next_row: int = 0
     """The first row of the batch at work that has not been processed."""
 
@@ -70,7 +70,7 @@ class TaskInput:
         ref: TaskId,
         gates: Sequence[InputGate],
         origins: Sequence[Origin],
-        chain: Chain,
+        chain: OperatorChain,
         clock: Clock,
         handle: Callable[[BarrierEvent], None],
         ended: Callable[[], None],
@@ -94,7 +94,7 @@ class TaskInput:
         """How many channels of each port have not ended their data."""
         for gate in gates:
             self._unended_channels[gate.edge.port] += len(gate.channels)
-        self._readers = [_Reader(gate, Pace(SLICE_S, SHORT_SLICE_S)) for gate in gates]
+        self._readers = [_Reader(gate, BatchSizer(SLICE_S, SHORT_SLICE_S)) for gate in gates]
         self._next_gate = 0
         self._priority_in_a_row = 0
         self.rows_in = 0

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from midstream.engine.operators.watermarks import TimestampsOperator
 from midstream.engine.protocol.task_metrics import SPLIT_CHARS_MAX, EdgeMetrics, SplitMetrics, TaskMetrics, UserMetric
 from midstream.engine.worker.gate_recovery import GateRecovery
-from midstream.engine.worker.operator_chain import Chain
+from midstream.engine.worker.operator_chain import OperatorChain
 from midstream.engine.worker.source_driver import SourceDriver
 
 if TYPE_CHECKING:
@@ -66,7 +66,7 @@ def has_dropped(task: Task) -> bool:
     )
 
 
-def _user_metrics(uids: Sequence[str], chain: Chain) -> Iterator[UserMetric]:
+def _user_metrics(uids: Sequence[str], chain: OperatorChain) -> Iterator[UserMetric]:
     for uid, operator in zip(uids, chain.operators, strict=True):
         if operator.user_metrics is not None:
             for name, count in operator.user_metrics.counters.items():
@@ -75,7 +75,7 @@ def _user_metrics(uids: Sequence[str], chain: Chain) -> Iterator[UserMetric]:
                 yield UserMetric(uid, name, False, float(value))
 
 
-def _slowest_split(chain: Chain, source: SourceDriver) -> SplitMetrics | None:
+def _slowest_split(chain: OperatorChain, source: SourceDriver) -> SplitMetrics | None:
     for operator in chain.operators:
         if isinstance(operator, TimestampsOperator):
             found = operator.slowest_split()

@@ -18,8 +18,8 @@ from midstream.engine.operators.bad_records import BAD_RECORDS
 from midstream.engine.operators.base import Operator, OperatorContext, Snapshot, SnapshotResult, Splits
 from midstream.engine.protocol import messages as m
 from midstream.engine.state.state_parts import StatePart
-from midstream.engine.worker.interfaces import TaskSeams
-from midstream.engine.worker.operator_chain import NOWHERE, Chain, Edges
+from midstream.engine.worker.interfaces import TaskServices
+from midstream.engine.worker.operator_chain import NOWHERE, OperatorChain, TaskOutputs
 from midstream.engine.worker.source_driver import SourceDriver
 from midstream.engine.worker.task_input import SLICE_S
 
@@ -49,7 +49,7 @@ class TaskOperators:
         ref: TaskId,
         vertex: Vertex,
         is_bounded: bool,
-        seams: TaskSeams,
+        services: TaskServices,
         partitions: list[ResultPartition],
         wake: Callable[[], None],
         fail: Callable[[BaseException], None],
@@ -57,11 +57,11 @@ class TaskOperators:
         self._ref = ref
         self._vertex = vertex
         self._is_bounded = is_bounded
-        self._seams = seams
+        self._services = services
         self._wake = wake
         self._fail = fail
-        self.edges = Edges(partitions)
-        self.chain = Chain([spec.operator for spec in vertex.operators], self.edges, seams.clock)
+        self.edges = TaskOutputs(partitions)
+        self.chain = OperatorChain([spec.operator for spec in vertex.operators], self.edges, services.clock)
         self.uids = [spec.uid for spec in vertex.operators]
         self.source: SourceDriver | None = None
         self.may_be_busy = [op for op in self.chain.operators if type(op).ready is not Operator.ready]
@@ -74,15 +74,15 @@ class TaskOperators:
 
     def open(self, restored: RestoredOperators, stored_bytes: Callable[[str], int | None]) -> None:
         """Open every operator and give it its state. Raises any exception that an operator raises."""
-        vertex, seams, head = self._vertex, self._seams, self._vertex.source
+        vertex, services, head = self._vertex, self._services, self._vertex.source
         if head is not None:
             self.source = SourceDriver(
                 head.source,
                 vertex.parallelism,
-                seams,
+                services,
                 emit=self.chain.links[0].emit,
                 emit_bad=lambda rows: self.edges.emit(rows, BAD_RECORDS),
-                request_split=lambda: seams.send(m.RequestSplit(seams.attempt, self._ref)),
+                request_split=lambda: services.send(m.RequestSplit(services.attempt, self._ref)),
                 wake=self._wake,
                 fail=self._fail,
             )
@@ -95,18 +95,18 @@ class TaskOperators:
                 name=spec.name,
                 subtask=self._ref.subtask,
                 parallelism=vertex.parallelism,
-                max_parallelism=seams.config.max_parallelism,
-                key_groups=key_group_range(self._ref.subtask, vertex.parallelism, seams.config.max_parallelism),
+                max_parallelism=services.config.max_parallelism,
+                key_groups=key_group_range(self._ref.subtask, vertex.parallelism, services.config.max_parallelism),
                 slice_s=SLICE_S,
-                clock=seams.clock,
-                executor=seams.executor,
-                ids=seams.ids,
-                storage=seams.storage,
+                clock=services.clock,
+                executor=services.executor,
+                ids=services.ids,
+                storage=services.storage,
                 call_at=self.call_at,
                 call_later=self.call_later,
                 fail=self._fail,
-                job_id=seams.job_id,
-                attempt=seams.attempt,
+                job_id=services.job_id,
+                attempt=services.attempt,
                 stored_bytes=stored_bytes,
                 splits=splits,
                 is_bounded=self._is_bounded,
@@ -128,7 +128,7 @@ class TaskOperators:
         offered_us = self.chain.offered_us
         snapshots = []
         if self.source is not None and self._vertex.source is not None:
-            uid, parts = self._vertex.source.uid, self.source.snapshot(self._seams.ids.new_id)
+            uid, parts = self._vertex.source.uid, self.source.snapshot(self._services.ids.new_id)
             head = m.OperatorSnapshot(uid, watermark_in_us=offered_us[0], watermark_out_us=offered_us[0])
             snapshots.append((head, Snapshot(SnapshotResult(parts=parts))))
         for index, operator in enumerate(self.chain.operators):
@@ -164,10 +164,10 @@ class TaskOperators:
     # ---- timers ----
 
     def call_at(self, time_ms: int, mail: Callable[[], None]) -> Timer:
-        return self._timer(f"at {time_ms} ms", partial(self._seams.executor.call_at, time_ms), mail)
+        return self._timer(f"at {time_ms} ms", partial(self._services.executor.call_at, time_ms), mail)
 
     def call_later(self, delay_s: float, mail: Callable[[], None]) -> Timer:
-        return self._timer(f"in {delay_s} s", partial(self._seams.executor.call_later, delay_s), mail)
+        return self._timer(f"in {delay_s} s", partial(self._services.executor.call_later, delay_s), mail)
 
     def _timer(self, when: str, start: Callable[[Callable[[], None]], Timer], mail: Callable[[], None]) -> Timer:
         if not self._takes_timers:

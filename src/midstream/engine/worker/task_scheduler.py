@@ -13,7 +13,7 @@ RUN_S = 0.001
 """No further step begins in a mail of the loop that has run for so long."""
 
 
-class Scheduler:
+class TaskScheduler:
     """The tasks of one attempt that have something to do. No task runs before `start` or after `stop`."""
 
     def __init__(self, clock: Clock, executor: Executor) -> None:

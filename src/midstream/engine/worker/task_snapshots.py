@@ -26,7 +26,7 @@ from midstream.engine.core.interfaces import Done, Failed, Storage
 from midstream.engine.operators.base import Snapshot
 from midstream.engine.protocol import messages as m
 from midstream.engine.protocol.task_metrics import TaskMetrics
-from midstream.engine.worker.interfaces import TaskSeams
+from midstream.engine.worker.interfaces import TaskServices
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +120,14 @@ class TaskSnapshots:
     def __init__(
         self,
         task: TaskId,
-        seams: TaskSeams,
+        services: TaskServices,
         metrics: Callable[[], TaskMetrics],
         fail: Callable[[BaseException], None],
         on_idle: Callable[[], None],
     ) -> None:
         self._task = task
-        self._seams = seams
-        self._send = seams.send
+        self._services = services
+        self._send = services.send
         self._metrics = metrics
         self._fail = fail
         self._on_idle = on_idle
@@ -165,16 +165,16 @@ class TaskSnapshots:
         """
         if self._unacknowledged and next(reversed(self._unacknowledged)) >= checkpoint_id:
             raise InvariantError(f"checkpoint {checkpoint_id} after {list(self._unacknowledged)}")
-        seams = self._seams
-        assert seams.storage is not None, f"checkpoint {checkpoint_id} of a job without checkpoint storage"
-        file = state_file(seams.epoch, seams.attempt, checkpoint_id, *self._task)
-        heads, now_s = tuple(head for head, _ in operators), seams.clock.stopwatch_s()
+        services = self._services
+        assert services.storage is not None, f"checkpoint {checkpoint_id} of a job without checkpoint storage"
+        file = state_file(services.epoch, services.attempt, checkpoint_id, *self._task)
+        heads, now_s = tuple(head for head, _ in operators), services.clock.stopwatch_s()
         taken = self._unacknowledged[checkpoint_id] = _Unacknowledged(
             heads, alignment_ms, (now_s - began_s) * 1000, now_s, finished, with_metrics
         )
         uids = [head.uid for head in heads]
         snapshots = [snapshot for _, snapshot in operators]
-        work = partial(store_snapshot, seams.storage, uids, snapshots, self._stored, file, seams.inline_bytes_max)
+        work = partial(store_snapshot, services.storage, uids, snapshots, self._stored, file, services.inline_bytes_max)
 
         def done(outcome: Done[StoredSnapshot] | Failed) -> None:
             if self._closed:
@@ -185,7 +185,7 @@ class TaskSnapshots:
             taken.stored = outcome.value
             self._acknowledge_in_order()
 
-        seams.executor.submit(work, done)
+        services.executor.submit(work, done)
 
     def in_flight_stored(self, checkpoint_id: int, in_flight: StoredInFlight) -> None:
         """The rows in flight at this snapshot have been stored, or there were none, or they are not needed any more."""
@@ -204,7 +204,7 @@ class TaskSnapshots:
                 self._stored = snapshot.chunks
 
     def decline(self, checkpoint_id: int, reason: str, counts: bool, files: tuple[str, ...] = ()) -> None:
-        self._send(m.CheckpointDecline(self._seams.attempt, checkpoint_id, self._task, reason, counts, files))
+        self._send(m.CheckpointDecline(self._services.attempt, checkpoint_id, self._task, reason, counts, files))
 
     @property
     def is_idle(self) -> bool:
@@ -255,7 +255,7 @@ class TaskSnapshots:
         )
         self._send(
             m.CheckpointAck(
-                self._seams.attempt,
+                self._services.attempt,
                 checkpoint_id,
                 self._task,
                 operators,
@@ -266,6 +266,6 @@ class TaskSnapshots:
                 in_flight.channels,
                 metrics=self._metrics() if taken.with_metrics else None,
                 snapshot_ms=taken.snapshot_ms,
-                storing_ms=(self._seams.clock.stopwatch_s() - taken.taken_s) * 1000,
+                storing_ms=(self._services.clock.stopwatch_s() - taken.taken_s) * 1000,
             )
         )

@@ -52,7 +52,7 @@ _slot_decoder: msgspec.msgpack.Decoder[FromSlotLine] = msgspec.msgpack.Decoder(F
 _client_decoder: msgspec.msgpack.Decoder[Question] = msgspec.msgpack.Decoder(Question)
 
 
-class LinesOwner(Protocol):
+class ControlServerOwner(Protocol):
     """The owner of the lines, which decides about them: the driver."""
 
     def judge(self, identity: Identity) -> str:
@@ -75,10 +75,10 @@ class LinesOwner(Protocol):
 
     def slot_lost(self, slot: int, reason: str) -> None: ...
 
-    def client_asked(self, client: ClientLine, request: Question) -> None: ...
+    def client_asked(self, client: ClientConnection, request: Question) -> None: ...
 
 
-class Lines:
+class ControlServer:
     """All lines. Listens from the constructor on, and accepts peers from `start` on."""
 
     def __init__(
@@ -87,7 +87,7 @@ class Lines:
         keys: JobKeys,
         bind_host: str,
         heartbeat_timeout_s: float,
-        owner: LinesOwner,
+        owner: ControlServerOwner,
         *,
         modules: JobModules | None = None,
         ports: Ports = ANY_PORT,
@@ -101,9 +101,9 @@ class Lines:
         self.register_timeout_s = register_timeout_s
         self.encoding = SharedEncoding()
         """The encoding shared by messages to slots."""
-        self._slots: dict[int, SlotLine] = {}
+        self._slots: dict[int, SlotConnection] = {}
         self._slot_count = 0
-        self._open: set[SlotLine | ClientLine] = set()
+        self._open: set[SlotConnection | ClientConnection] = set()
         """All lines that are not closed: slots that have registered or may still do so, slots being released, clients."""
         self._all_released: Callable[[], None] | None = None
         self._listener = Listener(
@@ -156,7 +156,7 @@ class Lines:
         for slot in list(self._slots):
             self.release(slot)
         for line in list(self._open):
-            if isinstance(line, ClientLine) or line.slot is None:
+            if isinstance(line, ClientConnection) or line.slot is None:
                 self._finish(line)
         self._look_whether_all_are_released()
 
@@ -170,23 +170,23 @@ class Lines:
 
     # ---- of the lines
 
-    def add(self, line: SlotLine) -> int:
+    def add(self, line: SlotConnection) -> int:
         slot = self._slot_count
         self._slot_count += 1
         self._slots[slot] = line
         return slot
 
-    def turn_away(self, line: SlotLine, reason: str) -> None:
+    def turn_away(self, line: SlotConnection, reason: str) -> None:
         """End a refused slot in good order, so that Spark does not run its task again."""
         _log.info("%s", reason)
         line.channel.send(Release())
         self._finish(line)
 
-    def ended(self, line: SlotLine | ClientLine, reason: str) -> None:
+    def ended(self, line: SlotConnection | ClientConnection, reason: str) -> None:
         """Process the end of a line that was not requested."""
         self._open.discard(line)
         line.channel.close()
-        if isinstance(line, SlotLine):
+        if isinstance(line, SlotConnection):
             if line.slot is None:
                 _log.warning("a slot connected and did not register: %s", reason)
             elif self._slots.pop(line.slot, None) is not None:
@@ -194,7 +194,7 @@ class Lines:
 
     # ---- inside
 
-    def _finish(self, line: SlotLine | ClientLine) -> None:
+    def _finish(self, line: SlotConnection | ClientConnection) -> None:
         def finished() -> None:
             self._open.discard(line)
             self._look_whether_all_are_released()
@@ -207,7 +207,11 @@ class Lines:
             done()
 
     def _opened(self, connection: Connection, identity: Identity) -> None:
-        line = SlotLine(self, connection) if identity.role is Role.SLOT_CONTROL else ClientLine(self, connection)
+        line = (
+            SlotConnection(self, connection)
+            if identity.role is Role.SLOT_CONTROL
+            else ClientConnection(self, connection)
+        )
         self._open.add(line)
 
     def _beat(self) -> None:
@@ -226,10 +230,10 @@ class Lines:
         self.loop.call_later(self.heartbeat_interval_s, self._beat)
 
 
-class SlotLine:
+class SlotConnection:
     """The control connection of one slot: `slot` is None until it has registered."""
 
-    def __init__(self, lines: Lines, connection: Connection) -> None:
+    def __init__(self, lines: ControlServer, connection: Connection) -> None:
         self.slot: int | None = None
         self._lines = lines
         self.channel: MessageChannel[FromSlotLine] = MessageChannel(
@@ -265,10 +269,10 @@ class SlotLine:
         self._lines.ended(self, reason)
 
 
-class ClientLine:
+class ClientConnection:
     """The connection of a client, which may send any number of requests; each gets one answer, as soon as it is ready."""
 
-    def __init__(self, lines: Lines, connection: Connection) -> None:
+    def __init__(self, lines: ControlServer, connection: Connection) -> None:
         self._lines = lines
         self._open_questions = 0
         self.channel: MessageChannel[Question] = MessageChannel(connection, _client_decoder, self._received, self._lost)

@@ -34,10 +34,10 @@ from midstream.engine.protocol.job_status import FailureStatus, JobStatus
 from midstream.engine.protocol.live_rows import GetRows, RowsShown
 from midstream.engine.protocol.messages import FromSlot, GetLogs, Logged, Register, Reply
 from midstream.runtime.driver import job_registry
-from midstream.runtime.driver.control_server import ClientLine, Lines, Question
+from midstream.runtime.driver.control_server import ClientConnection, ControlServer, Question
 from midstream.runtime.driver.job_history import KEEP_EVERY_S, Keeper
 from midstream.runtime.driver.job_logs import JobLogs
-from midstream.runtime.driver.live_rows import OpenLooks
+from midstream.runtime.driver.live_rows import LiveRowRequests
 from midstream.runtime.event_loop import EventLoop
 from midstream.runtime.network.tls import keys_for, tls_shown
 from midstream.runtime.process.descriptors import DRIVER_OWN, PER_SLOT, allow
@@ -100,7 +100,7 @@ class Driver:
         coordinator = make_coordinator(plan, self._loop.now_ms())
         self._log_levels = levels_set()
         self._keys = keys
-        self._lines = Lines(
+        self._lines = ControlServer(
             self._loop,
             self._keys,
             slots.bind_host,
@@ -111,11 +111,11 @@ class Driver:
         )
         self._shell = Shell(coordinator, self._loop, self._lines, self)
         self._logs = JobLogs()
-        self._looks = OpenLooks(self._loop, plan.graph, self._lines.send_all, self.answer)
+        self._looks = LiveRowRequests(self._loop, plan.graph, self._lines.send_all, self.answer)
         self._few_descriptors = False
         """Whether the user was warned that there may not be enough descriptors for all slots."""
         self._client_count = 0
-        self._clients: dict[int, ClientLine | Future[Reply]] = {}
+        self._clients: dict[int, ClientConnection | Future[Reply]] = {}
         """The recipient of each answer, by request."""
         self._questions: dict[int, Future[Reply]] = {}
         """Unanswered requests of other threads, to be answered when the loop has ended."""
@@ -300,7 +300,7 @@ class Driver:
     def slot_lost(self, slot: int, reason: str) -> None:
         self._shell.slot_lost(slot, reason)
 
-    def client_asked(self, client: ClientLine | Future[Reply], request: Question) -> None:
+    def client_asked(self, client: ClientConnection | Future[Reply], request: Question) -> None:
         self._client_count += 1
         self._clients[self._client_count] = client
         if isinstance(request, GetLogs):
@@ -314,7 +314,7 @@ class Driver:
 
     def answer(self, client: int, reply: Reply) -> None:
         asker = self._clients.pop(client)
-        if isinstance(asker, ClientLine):
+        if isinstance(asker, ClientConnection):
             asker.answer(reply)
             return
         self._questions.pop(id(asker), None)

@@ -32,7 +32,7 @@ class _Meant:
 
 
 @dataclass(slots=True)
-class OpenLooks:
+class LiveRowRequests:
     """The open requests. Loop thread only. Each `ask` leads to exactly one `answer` to its client, in time."""
 
     loop: EventLoop

@@ -29,7 +29,7 @@ from midstream.engine.protocol.framing import (
 )
 from midstream.engine.protocol.handshake import Acceptor, Handshake, Refused
 from midstream.runtime.event_loop import READ, WRITE, EventLoop
-from midstream.runtime.network.tcp_stall import Unanswered
+from midstream.runtime.network.tcp_stall import TcpStall
 from midstream.runtime.network.tls import Tls, TlsSocket, explained, is_final
 
 PULL_BYTES_MAX: Final = 128 * 2**10
@@ -91,7 +91,7 @@ class Connection:
         self._loop = loop
         self._sock = sock
         self._tls = tls
-        self._unanswered = Unanswered(sock)
+        self._unanswered = TcpStall(sock)
         self._opened = opened
         self._failed = failed
         self._frame_bytes_max = frame_bytes_max
@@ -253,7 +253,7 @@ class Connection:
         except OSError as error:
             self._give_up(explained(error))
             return
-        self._unanswered = Unanswered(self._sock)
+        self._unanswered = TcpStall(self._sock)
         self._secure()
 
     def _secure(self) -> None:

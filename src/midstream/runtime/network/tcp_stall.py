@@ -33,7 +33,7 @@ class _Info(NamedTuple):
     """The time since the last acknowledgement, even of nothing new."""
 
 
-class Unanswered:
+class TcpStall:
     """Tracks one connection. On systems other than Linux nothing is known, and nothing is ever overdue."""
 
     __slots__ = ("_looked_s", "_since_s", "_sock")

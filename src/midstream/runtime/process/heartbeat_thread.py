@@ -31,7 +31,7 @@ _NOT_USERS: Final = (
 )
 
 
-class Beating:
+class HeartbeatThread:
     """The second heartbeat, from the constructor, which is called on the loop thread, until `end`."""
 
     def __init__(self, loop: EventLoop, interval_s: float, beat: Callable[[InCall], None]) -> None:

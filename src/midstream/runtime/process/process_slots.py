@@ -31,7 +31,7 @@ from midstream.engine.core.errors import ClusterError, MidstreamError
 from midstream.engine.core.interfaces import Supply
 from midstream.engine.protocol.framing import LENGTH, LENGTH_BYTES
 from midstream.runtime.network.ports import ANY_PORT
-from midstream.runtime.process.slot_output import Capture
+from midstream.runtime.process.slot_output import SlotOutput
 from midstream.runtime.process.slot_processes import SlotEnd, WatchedSlot, end_all
 from midstream.runtime.process.thread_limits import ENVIRONMENT
 from midstream.runtime.slot_provider import OnFailed, OnLeaving, SlotLaunch
@@ -222,7 +222,7 @@ def main() -> int:
     from midstream.runtime.process.slot_main import run_slot
 
     try:
-        with Capture(launch.log_levels, keeps_records=False) as capture:
+        with SlotOutput(launch.log_levels, keeps_records=False) as capture:
             run_slot(launch, capture)
     except MidstreamError as error:
         text = " ".join(str(error).splitlines())

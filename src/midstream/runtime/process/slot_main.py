@@ -41,7 +41,7 @@ from midstream.engine.protocol.messages import (
     ToSlot,
     Welcome,
 )
-from midstream.engine.worker.interfaces import SlotSeams
+from midstream.engine.worker.interfaces import SlotServices
 from midstream.runtime.event_loop import EventLoop
 from midstream.runtime.network.connection import Connection, dial
 from midstream.runtime.network.message_channel import RECEIVE_BUFFER_BYTES, MessageChannel
@@ -49,7 +49,7 @@ from midstream.runtime.network.tls import tls_of
 from midstream.runtime.network.transport import DIAL_TIMEOUT_S, REDIAL_S, TcpTransport
 from midstream.runtime.process.descriptors import SLOT_DESCRIPTORS, allow
 from midstream.runtime.process.slot_memory import keep_freed_memory, memory_limit
-from midstream.runtime.process.slot_output import Capture
+from midstream.runtime.process.slot_output import SlotOutput
 from midstream.runtime.process.thread_limits import limit_threads
 from midstream.runtime.process.unpacked_modules import UnpackedModules
 from midstream.runtime.random_ids import RandomIds
@@ -58,7 +58,7 @@ from midstream.runtime.storage.file_storage import FileStorage
 
 if TYPE_CHECKING:
     from midstream.engine.worker.slot_machine import SlotMachine
-    from midstream.runtime.process.heartbeat_thread import Beating
+    from midstream.runtime.process.heartbeat_thread import HeartbeatThread
 
 WELCOME_TIMEOUT_S: Final = 30.0
 LOG_BYTES_MAX: Final = 2**20
@@ -68,7 +68,7 @@ _log = logging.getLogger(__name__)
 _decoder: msgspec.msgpack.Decoder[ToSlot | ShowRows] = msgspec.msgpack.Decoder(ToSlot | ShowRows)
 
 
-def run_slot(launch: SlotLaunch, capture: Capture | None = None) -> None:
+def run_slot(launch: SlotLaunch, capture: SlotOutput | None = None) -> None:
     """Run a slot until it is released. Call it on the main thread of a separate process.
 
     `capture`: captures what user code prints and logs. Raises ClusterError if the driver cannot be reached, and any bug
@@ -81,7 +81,7 @@ def run_slot(launch: SlotLaunch, capture: Capture | None = None) -> None:
 
 
 class _SlotProcess:
-    def __init__(self, launch: SlotLaunch, capture: Capture | None) -> None:
+    def __init__(self, launch: SlotLaunch, capture: SlotOutput | None) -> None:
         import psutil
 
         from midstream.engine.worker.slot_machine import (
@@ -98,7 +98,7 @@ class _SlotProcess:
         self._channel: MessageChannel[ToSlot | ShowRows] | None = None
         self._machine: SlotMachine | None = None
         self._welcome: Welcome | None = None
-        self._beating: Beating | None = None
+        self._beating: HeartbeatThread | None = None
         self._modules: UnpackedModules | None = None
         self._dials_until_s = self._loop.monotonic_s() + DIAL_TIMEOUT_S
         self._ending = False
@@ -200,7 +200,7 @@ class _SlotProcess:
         self._transport.slot = welcome.slot
         self._modules = UnpackedModules(welcome.modules)
         self._machine = self._make_machine(
-            SlotSeams(
+            SlotServices(
                 clock=self._loop,
                 executor=self._loop,
                 ids=RandomIds(),
@@ -214,10 +214,10 @@ class _SlotProcess:
         self._machine.handle(welcome)
         self._channel.share()
         from midstream.runtime.process.heartbeat_thread import (
-            Beating,  # after the threads of the libraries that it imports are limited
+            HeartbeatThread,  # after the threads of the libraries that it imports are limited
         )
 
-        self._beating = Beating(self._loop, welcome.heartbeat_interval_s, self._channel.send_aside)
+        self._beating = HeartbeatThread(self._loop, welcome.heartbeat_interval_s, self._channel.send_aside)
         if self._capture is not None:
             self._capture.begin(self._send_log, self._loop.post, self._machine.operator_at_work)
         self._beat()

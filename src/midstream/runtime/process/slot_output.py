@@ -35,7 +35,7 @@ AtWork = Callable[[], tuple[str, str, int]]
 """Returns the name, the uid and the subtask of the operator that is running."""
 
 
-class Capture:
+class SlotOutput:
     """Captures output. `levels`: by logger, "" for the root; see `levels_set`. `keeps_records`: also write records to
     stderr.
 
@@ -62,7 +62,7 @@ class Capture:
         self._post: Callable[[Callable[[], None]], None]
         self._at_work: AtWork
 
-    def __enter__(self) -> Capture:
+    def __enter__(self) -> SlotOutput:
         root = logging.getLogger()
         for name, level in self._levels.items():
             logger = logging.getLogger(name or None)
@@ -182,7 +182,7 @@ class Capture:
 
 
 class _Handler(logging.Handler):
-    def __init__(self, capture: Capture) -> None:
+    def __init__(self, capture: SlotOutput) -> None:
         super().__init__()
         self.setFormatter(logging.Formatter(FORMAT))
         self._capture = capture
@@ -198,7 +198,7 @@ class _Handler(logging.Handler):
 class _Stream:
     """Replaces sys.stdout or sys.stderr: passes everything on, and captures whole lines."""
 
-    def __init__(self, real: TextIO, name: str, capture: Capture) -> None:
+    def __init__(self, real: TextIO, name: str, capture: SlotOutput) -> None:
         self.real = real
         self._name = name
         self._capture = capture

@@ -19,7 +19,7 @@ from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.testing.simulation.code_hints import MISTAKES, UNDECLARED, Clue, Habit, clues_of
 from midstream.testing.simulation.job_scenario import REFERENCE, Cuts, JobScenario, Outer, draw, only
 from midstream.testing.simulation.output_compare import Contract, differences
-from midstream.testing.simulation.simulated_job import TAP, Place, SimulatedJob, place_of
+from midstream.testing.simulation.simulated_job import TAP, SimulatedJob, SourceLine, place_of
 from midstream.testing.simulation.simulated_run import Ran, run_job
 from midstream.testing.simulation.verdict import compared, reference_of
 
@@ -128,7 +128,7 @@ class Cause(Enum):
 @dataclass(slots=True)
 class Diagnosis:
     cause: Cause
-    suspect: Place | None = None
+    suspect: SourceLine | None = None
     """The first operator whose rows differ."""
     clues: list[Clue] = field(default_factory=list)
     experiments: list[str] = field(default_factory=list)
@@ -370,7 +370,7 @@ def _clues(lab: _Lab, node: Node | None, habits: tuple[Habit, ...]) -> list[Clue
     return [clue for clue in clues_of(node, lab.job.logical) if clue.habit in habits]
 
 
-def _place(node: Node | None) -> Place | None:
+def _place(node: Node | None) -> SourceLine | None:
     return None if node is None else place_of(node)
 
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from midstream.engine.core.errors import SchemaError
 from midstream.testing.float_compare import CANCELLED, close_of, has_cancelled, is_near
-from midstream.testing.simulation.simulated_job import Place
+from midstream.testing.simulation.simulated_job import SourceLine
 
 SHOWN: Final = 3
 """The number of rows of each kind that a report shows."""
@@ -40,7 +40,7 @@ class Contract:
 class Difference:
     """The difference between the rows of a sink, or an operator, and those of the reference run."""
 
-    place: Place
+    place: SourceLine
     missing: list[Row] = field(default_factory=list)
     surplus: list[Row] = field(default_factory=list)
     doubled: list[Row] = field(default_factory=list)
@@ -70,7 +70,7 @@ class Difference:
 def differences(
     expected: Mapping[str, pa.Table],
     found: Mapping[str, pa.Table],
-    places: Iterable[Place],
+    places: Iterable[SourceLine],
     contracts: Mapping[str, Contract],
 ) -> list[Difference]:
     """Return the difference of each of `places` whose rows differ, in their order."""
@@ -137,7 +137,7 @@ def _closeness(*tables: pa.Table | None) -> Closeness:
     return {field.name: close_of(field.type) for table in tables if table is not None for field in table.schema}
 
 
-def _difference(place: Place, before: Rows, after: Rows, close: Closeness) -> Difference | None:
+def _difference(place: SourceLine, before: Rows, after: Rows, close: Closeness) -> Difference | None:
     """Return the difference; None if only the order of summation of floats explains it."""
     missing, surplus = list((before - after).elements()), list((after - before).elements())
     if len(missing) <= MATCHED_MAX and len(surplus) <= MATCHED_MAX:

@@ -22,7 +22,7 @@ from midstream.engine.operators.sink_api import Sink, SinkWriter, WriterContext
 from midstream.engine.operators.sink_operator import SinkOperator
 from midstream.engine.operators.source_api import Discovery, DiscoveryContext, Source, Split, SplitReader
 from midstream.engine.operators.windows.sliding_windows import SlidingWindowOperator
-from midstream.engine.operators.windows.window_aggregation import Reduction
+from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.engine.operators.windows.windows import LATE
 from midstream.engine.state.job_code import own_code
@@ -89,7 +89,7 @@ class Book(Sink):
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class SourceLine:
     """The place of an operator, source or sink in the user's program."""
 
     uid: str
@@ -118,12 +118,12 @@ class SimulatedJob:
     """Parts of the graph that never change and take long to rebuild."""
 
     @property
-    def sinks(self) -> dict[str, Place]:
+    def sinks(self) -> dict[str, SourceLine]:
         """The sinks of the program, by uid, in its order."""
         return {uid: place for uid, place in self.books.items() if not uid.startswith(TAP)}
 
     @property
-    def books(self) -> dict[str, Place]:
+    def books(self) -> dict[str, SourceLine]:
         """Sinks and taps, by uid, in the order of the program."""
         return {place.uid: place for node in self.logical.nodes if node.sink for place in (place_of(node),)}
 
@@ -220,8 +220,8 @@ def _reads_late_rows(logical: LogicalGraph, node: Node) -> bool:
     return any(not str(reader.uid).startswith(TAP) for reader in readers)
 
 
-def place_of(node: Node) -> Place:
-    return Place(str(node.uid), node.kind, node.name, node.place)
+def place_of(node: Node) -> SourceLine:
+    return SourceLine(str(node.uid), node.kind, node.name, node.place)
 
 
 # ---- making one
@@ -372,7 +372,7 @@ class _Pickler(JobPickler):
     def persistent_id(self, item: Any) -> object:
         if isinstance(item, Book):
             return "sink"
-        if type(item) is pa.Schema or (type(item) is Reduction and not _has_code(item)):
+        if type(item) is pa.Schema or (type(item) is WindowAggregation and not _has_code(item)):
             if id(item) not in self._numbers:
                 self._numbers[id(item)] = len(self._constants)
                 self._constants.append(item)
@@ -380,7 +380,7 @@ class _Pickler(JobPickler):
         return None
 
 
-def _has_code(reduction: Reduction) -> bool:
+def _has_code(reduction: WindowAggregation) -> bool:
     """Whether the reduction calls functions of the user."""
     return bool(user_code(reduction))
 

@@ -34,7 +34,7 @@ from midstream.engine.protocol.messages import ClientRequest, DoSavepoint, DoSto
 from midstream.simulation.chunk_sizes import are_small, least_buffers, small_sizes
 from midstream.simulation.cluster import Cluster, Driver
 from midstream.simulation.disk import Disk, Folder
-from midstream.simulation.failure_causes import Reasons
+from midstream.simulation.failure_causes import FailureCauses
 from midstream.simulation.faults import strike
 from midstream.simulation.ledger_sink import LedgerSink
 from midstream.simulation.network import SIM, Network
@@ -283,7 +283,7 @@ def _with_sources(graph: JobGraph, sources: Mapping[str, RecordedSource]) -> Job
     return replace(graph, vertices=vertices)
 
 
-class _NoReasons(Reasons):
+class _NoReasons(FailureCauses):
     """Accepts all failures: a user's function may fail, and the job's end decides what that means."""
 
     def heard(self, message: m.FromSlot, pending_id: int | None) -> None:
@@ -327,7 +327,7 @@ class _Savepoints:
 
 
 class _Run:
-    """Implements `faults.Stage`; starts the job again when it has stopped, failed by a fault, or lost its driver."""
+    """Implements `faults.FaultTarget`; starts the job again when it has stopped, failed by a fault, or lost its driver."""
 
     def __init__(self, job: SimulatedJob, scenario: JobScenario, keep_trace: bool) -> None:
         self.job = job

@@ -11,7 +11,7 @@ from midstream.engine.core.error_rows import counted
 from midstream.testing.simulation.job_scenario import REFERENCE, SIDES, Cuts, JobScenario, Width, without
 from midstream.testing.simulation.late_rows import held_late
 from midstream.testing.simulation.output_compare import Contract, Difference, differences, rows_of
-from midstream.testing.simulation.simulated_job import Place, SimulatedJob
+from midstream.testing.simulation.simulated_job import SimulatedJob, SourceLine
 from midstream.testing.simulation.simulated_run import Ran, run_job
 from midstream.testing.simulation.surroundings import Effect
 
@@ -89,7 +89,7 @@ def reference_of(job: SimulatedJob, reference: Ran, ran: Ran) -> Ran:
     return run_job(held_late(job, late) if is_late else job, REFERENCE)
 
 
-def compared(job: SimulatedJob) -> list[Place]:
+def compared(job: SimulatedJob) -> list[SourceLine]:
     """Return the program's sinks, and the late rows that it uses."""
     books = job.books
     return [*job.sinks.values(), *(books[book] for book in job.late_books.values())]

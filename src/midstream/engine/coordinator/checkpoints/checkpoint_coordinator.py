@@ -27,8 +27,8 @@ from midstream.engine.checkpoint.store import (
     split_retained,
 )
 from midstream.engine.coordinator.checkpoints.checkpoint_history import CheckpointHistory, phases_of
-from midstream.engine.coordinator.checkpoints.cleanup import Cleaning
-from midstream.engine.coordinator.checkpoints.commits import Committing
+from midstream.engine.coordinator.checkpoints.cleanup import CheckpointCleanup
+from midstream.engine.coordinator.checkpoints.commits import Commits
 from midstream.engine.coordinator.checkpoints.metadata_builder import (
     build_metadata,
     committables_of,
@@ -38,13 +38,13 @@ from midstream.engine.coordinator.checkpoints.metadata_builder import (
 )
 from midstream.engine.coordinator.checkpoints.pending_checkpoint import (
     CHECKPOINT_TABLE,
-    Aborted,
+    AbortedCheckpoint,
+    CheckpointProgress,
     CheckpointTurn,
-    Completed,
-    Pending,
-    Progress,
+    CompletedCheckpoint,
+    PendingCheckpoint,
 )
-from midstream.engine.coordinator.checkpoints.schedule import Due
+from midstream.engine.coordinator.checkpoints.schedule import CheckpointSchedule
 from midstream.engine.coordinator.checkpoints.state_sizes import StateSizes
 from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.engine.coordinator.events import JobPlan
@@ -62,17 +62,17 @@ IDS_KEPT: Final = 1_000
 """The least number of ids of completed checkpoints that are remembered; not all, since a job may run for years."""
 
 
-class Checkpoints:
-    def __init__(self, effects: Effects, plan: JobPlan, cleaning: Cleaning, committing: Committing) -> None:
+class CheckpointCoordinator:
+    def __init__(self, effects: Effects, plan: JobPlan, cleaning: CheckpointCleanup, committing: Commits) -> None:
         self.storage: Storage | None = None
         self.epoch = 0
-        self.pending: Pending | None = None
-        self.progress = Progress.NONE
+        self.pending: PendingCheckpoint | None = None
+        self.progress = CheckpointProgress.NONE
         self.state_sizes = StateSizes()
         self.newest: CheckpointMetadata | None = None
         """The checkpoint to restore: the newest completed one, or the one from which the job was started."""
         self.retained: tuple[Retained, ...] = ()
-        self.due = Due(effects, plan.config)
+        self.due = CheckpointSchedule(effects, plan.config)
         self.history = CheckpointHistory()
         self._effects = effects
         self._plan = plan
@@ -121,7 +121,7 @@ class Checkpoints:
     @property
     def outcome_is_known(self) -> bool:
         """Whether it is known which checkpoint is the newest."""
-        return self.progress in (Progress.NONE, Progress.COLLECTING)
+        return self.progress in (CheckpointProgress.NONE, CheckpointProgress.COLLECTING)
 
     @property
     def publishing_call(self) -> str | None:
@@ -153,7 +153,9 @@ class Checkpoints:
         self._next_id += 1
         plan = attempt.plan_checkpoint()
         assert plan.trigger, plan
-        pending = Pending(checkpoint_id, attempt, now_ms, plan, sources, clients, is_stop, is_rescale, is_savepoint)
+        pending = PendingCheckpoint(
+            checkpoint_id, attempt, now_ms, plan, sources, clients, is_stop, is_rescale, is_savepoint
+        )
         self.pending = pending
         self.due.triggered()
         by_slot: dict[int, list[TaskId]] = {}
@@ -278,7 +280,7 @@ class Checkpoints:
         return self._status_of(pending, "in_progress", max(0, now_ms - pending.created_ms))
 
     def _status_of(
-        self, pending: Pending, state: str, duration_ms: int, *, reason: str = "", metadata_ms: int = 0
+        self, pending: PendingCheckpoint, state: str, duration_ms: int, *, reason: str = "", metadata_ms: int = 0
     ) -> CheckpointStatus:
         last = self.unanswered(pending) if pending.missing else self._task_names([next(reversed(pending.acks))])
         return CheckpointStatus(
@@ -316,7 +318,7 @@ class Checkpoints:
         )
         self._abort(pending, reason, counts=True, retry=False, delete=False)
 
-    def unanswered(self, pending: Pending) -> str:
+    def unanswered(self, pending: PendingCheckpoint) -> str:
         """Name the tasks that have still to acknowledge it."""
         tasks = sorted(pending.missing)
         more = f" and {len(tasks) - 5} more" if len(tasks) > 5 else ""
@@ -325,11 +327,11 @@ class Checkpoints:
     def _task_names(self, tasks: Iterable[TaskId]) -> str:
         return ", ".join(f"{self._plan.graph.vertices[vertex].name} (subtask {subtask})" for vertex, subtask in tasks)
 
-    def _is_uncertain(self, pending: Pending) -> None:
+    def _is_uncertain(self, pending: PendingCheckpoint) -> None:
         self._uncertain_id = pending.checkpoint_id
         self._uncertain_files |= pending.files
 
-    def _publish(self, pending: Pending) -> None:
+    def _publish(self, pending: PendingCheckpoint) -> None:
         operators = operator_states(self._plan, pending.acks, pending.plan.finished, self.newest)
         written = frozenset(file for ack in pending.acks.values() for file in ack.files)
         why_not = refusal(
@@ -353,7 +355,7 @@ class Checkpoints:
 
     def _published(
         self,
-        pending: Pending,
+        pending: PendingCheckpoint,
         metadata: CheckpointMetadata,
         committables: tuple[Committables, ...],
         outcome: Done[str] | Failed,
@@ -366,11 +368,11 @@ class Checkpoints:
         else:
             self._completed(pending, metadata, committables)
 
-    def _not_published(self, pending: Pending, error: BaseException) -> None:
+    def _not_published(self, pending: PendingCheckpoint, error: BaseException) -> None:
         if isinstance(error, FencedError):
             self._over(pending, CheckpointTurn.FAILED)
             pending.attempt_is_over = True
-            self._effects.facts.checkpoint_aborted(Aborted(pending, str(error), retry=False))
+            self._effects.facts.checkpoint_aborted(AbortedCheckpoint(pending, str(error), retry=False))
             self._effects.facts.fenced(error)
             return
         certain = not isinstance(error, UnknownOutcomeError)
@@ -380,7 +382,7 @@ class Checkpoints:
         self._abort(pending, reason, counts=True, retry=False, delete=certain)
 
     def _completed(
-        self, pending: Pending, metadata: CheckpointMetadata, committables: tuple[Committables, ...]
+        self, pending: PendingCheckpoint, metadata: CheckpointMetadata, committables: tuple[Committables, ...]
     ) -> None:
         self._over(pending, CheckpointTurn.COMPLETED)
         if metadata.checkpoint_id <= self._newest_id:
@@ -406,14 +408,16 @@ class Checkpoints:
         self.history.completed(status, bool(committables), now_ms)
         path = self.path_of(metadata.checkpoint_id)
         is_first = not (pending.attempt_is_over or pending.attempt.has_checkpoint)
-        self._effects.facts.checkpoint_completed(Completed(pending, metadata, committables, path, is_first))
+        self._effects.facts.checkpoint_completed(CompletedCheckpoint(pending, metadata, committables, path, is_first))
 
-    def drop_older_attempts(self, completed: Completed) -> None:
+    def drop_older_attempts(self, completed: CompletedCheckpoint) -> None:
         """Delete the unreferenced files of earlier attempts, once this attempt has completed its first checkpoint."""
         if completed.is_first and completed.pending.attempt.number > 0:
             self._cleaning.drop_attempts_before(completed.pending.attempt.number, self.referenced_files())
 
-    def _abort(self, pending: Pending, reason: str, *, counts: bool, retry: bool, delete: bool = True) -> None:
+    def _abort(
+        self, pending: PendingCheckpoint, reason: str, *, counts: bool, retry: bool, delete: bool = True
+    ) -> None:
         """The checkpoint fails. `counts`: it counts against the tolerable failures. `retry`: nothing is wrong, and a
         new one is triggered soon. `delete`: its files are deleted.
         """
@@ -426,12 +430,12 @@ class Checkpoints:
             took_ms = max(0, now_ms - pending.created_ms)
             self.history.failed(self._status_of(pending, "failed", took_ms, reason=reason))
         if pending.attempt_is_over:
-            self._effects.facts.checkpoint_aborted(Aborted(pending, reason, retry=False))
+            self._effects.facts.checkpoint_aborted(AbortedCheckpoint(pending, reason, retry=False))
             return
         self.due.retry = retry
         for slot in pending.attempt.slots:
             self._effects.send(slot, CheckpointAborted(pending.attempt.number, pending.checkpoint_id))
-        self._effects.facts.checkpoint_aborted(Aborted(pending, reason, retry))
+        self._effects.facts.checkpoint_aborted(AbortedCheckpoint(pending, reason, retry))
         if counts and not pending.is_savepoint:
             self.due.failures += 1
             tolerable = self._plan.config.tolerable_failures
@@ -445,18 +449,20 @@ class Checkpoints:
     def _turn(self, what: CheckpointTurn) -> None:
         self.progress = CHECKPOINT_TABLE.next(self.progress, what)
 
-    def _over(self, pending: Pending, how: CheckpointTurn) -> None:
+    def _over(self, pending: PendingCheckpoint, how: CheckpointTurn) -> None:
         self._turn(how)
         self.pending = None
         self._effects.cancel_timer(pending.timer)
 
     def check(self) -> None:
         pending = self.pending
-        assert (pending is None) == (self.progress is Progress.NONE), (pending, self.progress)
+        assert (pending is None) == (self.progress is CheckpointProgress.NONE), (pending, self.progress)
         if pending is not None:
             assert pending.acks.keys() <= pending.plan.expected, pending
             assert self.outcome_is_known == (len(pending.acks) < len(pending.plan.expected)), (pending, self.progress)
-            assert self.outcome_is_known or pending.attempt_is_over == (self.progress is Progress.ORPHANED), pending
+            assert self.outcome_is_known or pending.attempt_is_over == (self.progress is CheckpointProgress.ORPHANED), (
+                pending
+            )
             assert pending.checkpoint_id == self._next_id - 1, (pending.checkpoint_id, self._next_id)
         ids = [retained.checkpoint_id for retained in self.retained]
         assert ids == sorted(set(ids)), ids

@@ -32,7 +32,7 @@ class _Doomed:
     """All files of the attempts before this one, except the given ones."""
 
 
-class Cleaning:
+class CheckpointCleanup:
     def __init__(self, effects: Effects) -> None:
         self._storage: Storage | None = None
         self._epoch = 0

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from midstream.engine.checkpoint.metadata import Committables, names_of
-from midstream.engine.coordinator.checkpoints.commits_on_slots import Lanes, SlotsForCommits, Work, lanes_of
+from midstream.engine.coordinator.checkpoints.commits_on_slots import CommitLanes, CommitSlots, LaneWork, lanes_of
 from midstream.engine.coordinator.checkpoints.committers import Committers
 from midstream.engine.coordinator.checkpoints.metadata_builder import merged
-from midstream.engine.coordinator.checkpoints.pending_checkpoint import Completed
+from midstream.engine.coordinator.checkpoints.pending_checkpoint import CompletedCheckpoint
 from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.engine.coordinator.events import JobPlan
 from midstream.engine.coordinator.failover import Failure, failure_of, failure_of_user_code, warn_if_failed
@@ -43,15 +43,15 @@ class _Commit:
     """What is not committed yet, by lane, once the commit has begun on slots. Empty for other sinks."""
 
 
-class Committing:
+class Commits:
     def __init__(
-        self, effects: Effects, plan: JobPlan, committers: Committers, slots: Slots, places: SlotsForCommits
+        self, effects: Effects, plan: JobPlan, committers: Committers, slots: Slots, places: CommitSlots
     ) -> None:
         self._effects = effects
         self._committers = committers
         self._slots = slots
         self._places = places
-        self._lanes = Lanes(effects, plan, slots)
+        self._lanes = CommitLanes(effects, plan, slots)
         self._commits: deque[_Commit] = deque()
         self._aborts: deque[Committables] = deque()
         self._kept: list[tuple[int, TaskId, str, tuple[bytes, ...]]] = []
@@ -85,7 +85,7 @@ class Committing:
         """The oldest completed checkpoint of which not all is committed."""
         return self._commits[0].holder if self._commits else None
 
-    def checkpoint_completed(self, completed: Completed) -> None:
+    def checkpoint_completed(self, completed: CompletedCheckpoint) -> None:
         self.add(completed.metadata.checkpoint_id, completed.committables)
 
     def add(self, holder: int, committables: Iterable[Committables]) -> None:
@@ -176,7 +176,7 @@ class Committing:
                 self._outcome(kind, what, Failed(error))
                 return
         if sink.commits_on_slots and self._may_retry:
-            self._lanes.begin(Work(kind, what, left, self._waits_for(kind, what)))
+            self._lanes.begin(LaneWork(kind, what, left, self._waits_for(kind, what)))
             self.look()
         else:  # also if the job ends: its slots are released
             self._run_here(kind, what, left or {0: what.items})
@@ -235,7 +235,7 @@ class Committing:
             lanes.end()
             self._run_here(work.kind, work.what, work.left)
 
-    def _failure(self, work: Work, lane: int, answer: m.CommitFailed) -> Failure:
+    def _failure(self, work: LaneWork, lane: int, answer: m.CommitFailed) -> Failure:
         where = f"{self._called(work.kind, work.what)}: lane {lane}"
         same = answer.same and f"{where}: {answer.same}"
         return failure_of_user_code(f"{where}: {answer.summary}", answer.details, answer.fatal, same)

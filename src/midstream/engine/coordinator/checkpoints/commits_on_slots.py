@@ -63,7 +63,7 @@ def in_place_of_lost(slots: Sequence[int], live: Collection[int]) -> tuple[int, 
     return tuple(reversed(found))
 
 
-class SlotsForCommits:
+class CommitSlots:
     """Caches the result of `find` (`commit_slots`), which is called again only if something it depends on has changed."""
 
     def __init__(self, job: Coordinator, find: Callable[[Coordinator], tuple[int, ...] | None]) -> None:
@@ -97,7 +97,7 @@ def lanes_of(sink: Sink, items: Sequence[bytes]) -> dict[int, tuple[bytes, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class LaneWork:
     """What one sink has prepared for one checkpoint, to be committed or cleaned up."""
 
     kind: IoKind
@@ -116,7 +116,7 @@ class _Asked:
     """The token that ends the wait for the answer, see `Effects.slot_is_done`."""
 
 
-class Lanes:
+class CommitLanes:
     """Does one piece of work at a time, on slots."""
 
     def __init__(self, effects: Effects, plan: JobPlan, slots: Slots) -> None:
@@ -138,7 +138,7 @@ class Lanes:
         """The number of unanswered requests, by slot."""
         self._freed: list[int] = []
         """The slots that have done a lane since queued lanes were last sent."""
-        self.work: Work | None = None
+        self.work: LaneWork | None = None
         self.failed: tuple[int, m.CommitFailed] | None = None
         """The first lane of `work` that has failed, and its answer. No further lane is begun then."""
 
@@ -151,13 +151,13 @@ class Lanes:
         """Whether this slot has been sent a request that is unanswered."""
         return any(asked.slot == slot for asked in self._asked.values())
 
-    def begin(self, work: Work) -> None:
+    def begin(self, work: LaneWork) -> None:
         assert self.work is None and not self._asked
         self.work = work
         self.failed = None
         self._dealt_to = None
 
-    def end(self) -> Work | None:
+    def end(self) -> LaneWork | None:
         """End the current work, and return it. Answers that are still to come are ignored."""
         for asked in self._asked.values():
             self._effects.slot_is_done(asked.token)
@@ -191,7 +191,7 @@ class Lanes:
                 self._ask(slot, queue.popleft(), work)
         self._freed.clear()
 
-    def _deal(self, slots: Sequence[int], work: Work) -> None:
+    def _deal(self, slots: Sequence[int], work: LaneWork) -> None:
         self._dealt_to = slots
         self._queues = {}
         self._freed.clear()
@@ -206,7 +206,7 @@ class Lanes:
             else:
                 self._queues.setdefault(slot, deque()).append(lane)
 
-    def _ask(self, slot: int, lane: int, work: Work) -> None:
+    def _ask(self, slot: int, lane: int, work: LaneWork) -> None:
         self._busy[slot] += 1
         if slot not in self._told:
             self._told.add(slot)

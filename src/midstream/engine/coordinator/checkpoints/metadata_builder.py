@@ -16,7 +16,7 @@ from midstream.engine.checkpoint.metadata import (
     settings_of,
 )
 from midstream.engine.checkpoint.state_files import place_of
-from midstream.engine.coordinator.checkpoints.pending_checkpoint import Pending
+from midstream.engine.coordinator.checkpoints.pending_checkpoint import PendingCheckpoint
 from midstream.engine.coordinator.events import JobPlan
 from midstream.engine.core.ids import TaskId
 from midstream.engine.graph.job_graph import OperatorSpec
@@ -121,7 +121,7 @@ def refusal(operators: Iterable[OperatorState], channel_files: Set[str], readabl
 
 def build_metadata(
     plan: JobPlan,
-    pending: Pending,
+    pending: PendingCheckpoint,
     epoch: int,
     completed_ms: int,
     operators: tuple[OperatorState, ...],

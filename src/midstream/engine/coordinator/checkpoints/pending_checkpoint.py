@@ -10,11 +10,11 @@ from midstream.engine.checkpoint.metadata import CheckpointMetadata, Committable
 from midstream.engine.checkpoint.segment_references import InFlight
 from midstream.engine.coordinator.placement.attempt import Attempt, CheckpointPlan
 from midstream.engine.core.ids import TaskId
-from midstream.engine.core.state_machine import Row, Table
+from midstream.engine.core.state_machine import Transition, TransitionTable
 from midstream.engine.protocol.messages import CheckpointAck
 
 
-class Progress(Enum):
+class CheckpointProgress(Enum):
     """The state of the checkpoint in progress."""
 
     NONE = auto()
@@ -39,26 +39,57 @@ class CheckpointTurn(Enum):
 
 
 _TRIGGERED, _ACKNOWLEDGED, _ATTEMPT_OVER, _COMPLETED, _FAILED = CheckpointTurn
-CHECKPOINT_TABLE: Final[Table[Progress, CheckpointTurn]] = Table(
+CHECKPOINT_TABLE: Final[TransitionTable[CheckpointProgress, CheckpointTurn]] = TransitionTable(
     "checkpoint",
     (
-        Row(Progress.NONE, _TRIGGERED, (Progress.COLLECTING,), "tasks without an unfinished producer are told"),
-        Row(Progress.COLLECTING, _ACKNOWLEDGED, (Progress.PUBLISHING,), "the metadata is written"),
-        Row(Progress.COLLECTING, _FAILED, (Progress.NONE,), "slots and waiting clients are told"),
-        Row(
-            Progress.PUBLISHING, _ATTEMPT_OVER, (Progress.ORPHANED,), "no attempt restores before its outcome is known"
+        Transition(
+            CheckpointProgress.NONE,
+            _TRIGGERED,
+            (CheckpointProgress.COLLECTING,),
+            "tasks without an unfinished producer are told",
         ),
-        Row(Progress.ORPHANED, _ATTEMPT_OVER, (Progress.ORPHANED,), "the job ends before the tasks are cancelled"),
-        Row(Progress.PUBLISHING, _COMPLETED, (Progress.NONE,), "it is the newest one from now on"),
-        Row(Progress.ORPHANED, _COMPLETED, (Progress.NONE,), "it is the newest one, from which the job resumes"),
-        Row(Progress.PUBLISHING, _FAILED, (Progress.NONE,), "nothing is deleted if it may yet have been written"),
-        Row(Progress.ORPHANED, _FAILED, (Progress.NONE,), "the job resumes from the one before"),
+        Transition(
+            CheckpointProgress.COLLECTING, _ACKNOWLEDGED, (CheckpointProgress.PUBLISHING,), "the metadata is written"
+        ),
+        Transition(
+            CheckpointProgress.COLLECTING, _FAILED, (CheckpointProgress.NONE,), "slots and waiting clients are told"
+        ),
+        Transition(
+            CheckpointProgress.PUBLISHING,
+            _ATTEMPT_OVER,
+            (CheckpointProgress.ORPHANED,),
+            "no attempt restores before its outcome is known",
+        ),
+        Transition(
+            CheckpointProgress.ORPHANED,
+            _ATTEMPT_OVER,
+            (CheckpointProgress.ORPHANED,),
+            "the job ends before the tasks are cancelled",
+        ),
+        Transition(
+            CheckpointProgress.PUBLISHING, _COMPLETED, (CheckpointProgress.NONE,), "it is the newest one from now on"
+        ),
+        Transition(
+            CheckpointProgress.ORPHANED,
+            _COMPLETED,
+            (CheckpointProgress.NONE,),
+            "it is the newest one, from which the job resumes",
+        ),
+        Transition(
+            CheckpointProgress.PUBLISHING,
+            _FAILED,
+            (CheckpointProgress.NONE,),
+            "nothing is deleted if it may yet have been written",
+        ),
+        Transition(
+            CheckpointProgress.ORPHANED, _FAILED, (CheckpointProgress.NONE,), "the job resumes from the one before"
+        ),
     ),
 )
 
 
 @dataclass(slots=True)
-class Pending:
+class PendingCheckpoint:
     checkpoint_id: int
     attempt: Attempt
     created_ms: int
@@ -100,8 +131,8 @@ class Pending:
 
 
 @dataclass(frozen=True, slots=True)
-class Completed:
-    pending: Pending
+class CompletedCheckpoint:
+    pending: PendingCheckpoint
     metadata: CheckpointMetadata
     committables: tuple[Committables, ...]
     """The committables to be committed now, without those that older checkpoints hold."""
@@ -111,8 +142,8 @@ class Completed:
 
 
 @dataclass(frozen=True, slots=True)
-class Aborted:
-    pending: Pending
+class AbortedCheckpoint:
+    pending: PendingCheckpoint
     reason: str
     retry: bool
     """Whether nothing is wrong, and a new checkpoint is triggered in its place."""

@@ -17,7 +17,7 @@ FINAL_RETRY_MS: Final = 1_000
 FINAL_RETRY_MS_MAX: Final = 60_000
 
 
-class Due:
+class CheckpointSchedule:
     def __init__(self, effects: Effects, config: JobConfig) -> None:
         self.failures = 0
         """The number of checkpoints that have failed in a row, of failures that count."""

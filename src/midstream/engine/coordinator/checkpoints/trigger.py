@@ -5,21 +5,21 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from midstream.engine.checkpoint.edge_ends import loses_edges
-from midstream.engine.coordinator.placement.rescale import Stage
+from midstream.engine.coordinator.placement.rescale import RescaleStage
 
 if TYPE_CHECKING:
     from midstream.engine.coordinator.coordinator import Coordinator
-    from midstream.engine.coordinator.placement.split_assignment import Sources
+    from midstream.engine.coordinator.placement.split_assignment import SplitAssignment
     from midstream.engine.graph.job_graph import JobGraph
 
 
-def trigger_when_due(job: Coordinator, sources: Sources, program: JobGraph) -> None:
+def trigger_when_due(job: Coordinator, sources: SplitAssignment, program: JobGraph) -> None:
     """Trigger a checkpoint of a running job if one is due. `program`: its graph at the program's own parallelism."""
     attempt, checkpoints, requests, rescaling = job.attempt, job.checkpoints, job.requests, job.rescaling
     assert attempt is not None
     if checkpoints.storage is None or checkpoints.pending is not None or attempt.finished_at_start:
         return
-    if rescaling.stage is Stage.DEALING:
+    if rescaling.stage is RescaleStage.DEALING:
         return  # a newer checkpoint would have to be dealt out in its place, and might not fit to the new tasks
     if requests.draining and not attempt.at_end_of_data:
         return  # it would record some sources as ended within their input, while others could continue to read

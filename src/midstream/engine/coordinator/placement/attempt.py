@@ -13,7 +13,7 @@ from typing import Final, TypeAlias
 
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.core.ids import TaskId
-from midstream.engine.core.state_machine import Row, Table
+from midstream.engine.core.state_machine import Transition, TransitionTable
 from midstream.engine.graph.job_graph import JobGraph
 from midstream.engine.protocol.messages import TaskEndOfData, TaskFinished, TaskRunning
 
@@ -29,18 +29,20 @@ _FINISHING, _FINISHED = TaskPhase.FINISHING, TaskPhase.FINISHED
 
 TaskReport: TypeAlias = TaskRunning | TaskEndOfData | TaskFinished
 
-ATTEMPT_TABLE: Final[Table[TaskPhase, type[TaskReport]]] = Table(
+ATTEMPT_TABLE: Final[TransitionTable[TaskPhase, type[TaskReport]]] = TransitionTable(
     "task, to the coordinator",
     (
-        Row(TaskPhase.DEPLOYING, TaskRunning, (TaskPhase.RUNNING,), "once all tasks run, checkpoints begin"),
-        Row(TaskPhase.RUNNING, TaskEndOfData, (_FINISHING,), "once all tasks are, a last checkpoint is made"),
-        Row(
+        Transition(TaskPhase.DEPLOYING, TaskRunning, (TaskPhase.RUNNING,), "once all tasks run, checkpoints begin"),
+        Transition(TaskPhase.RUNNING, TaskEndOfData, (_FINISHING,), "once all tasks are, a last checkpoint is made"),
+        Transition(
             TaskPhase.RUNNING,
             TaskFinished,
             (_FINISHED,),
             "a checkpoint records it as finished, or the job makes none: it need not wait for one",
         ),
-        Row(_FINISHING, TaskFinished, (_FINISHED,), "once all tasks are, their output is committed, and the job ends"),
+        Transition(
+            _FINISHING, TaskFinished, (_FINISHED,), "once all tasks are, their output is committed, and the job ends"
+        ),
     ),
 )
 

@@ -14,11 +14,11 @@ from midstream.engine.coordinator.failover import Failure
 from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.coordinator.placement.deploy_messages import deployments
 from midstream.engine.coordinator.placement.slots import Slots
-from midstream.engine.coordinator.restore.distribute import Dealt
+from midstream.engine.coordinator.restore.distribute import DistributedState
 from midstream.engine.protocol.messages import Cancel, CheckpointCompleted, ResumeSources, Start, ToSlot
 
 if TYPE_CHECKING:
-    from midstream.engine.coordinator.checkpoints.pending_checkpoint import Completed
+    from midstream.engine.coordinator.checkpoints.pending_checkpoint import CompletedCheckpoint
 
 CAUSE_WAIT_S: Final = 1.0
 """The time for which a task's report that a peer is gone waits for its cause: the peers of a lost slot may report its
@@ -40,7 +40,7 @@ class Attempts:
         self._symptom: str | None = None
         """The timer at which the attempt fails, if the cause of a task's symptom is not reported before."""
 
-    def deploy(self, plan: JobPlan, state: Dealt, epoch: int) -> None:
+    def deploy(self, plan: JobPlan, state: DistributedState, epoch: int) -> None:
         """Begin a new attempt, on the slots that are present."""
         attempt = Attempt(self._count, plan.graph, self._slots.ids(), state.finished)
         self.current = attempt
@@ -58,7 +58,7 @@ class Attempts:
         for slot in self._attempt().slots:
             self._effects.send(slot, message)
 
-    def checkpoint_completed(self, completed: Completed) -> None:
+    def checkpoint_completed(self, completed: CompletedCheckpoint) -> None:
         pending, attempt = completed.pending, completed.pending.attempt
         if not pending.attempt_is_over:
             self.tell(CheckpointCompleted(attempt.number, pending.checkpoint_id))

@@ -8,12 +8,12 @@ import msgspec
 
 from midstream.engine.coordinator.events import JobPlan
 from midstream.engine.coordinator.placement.attempt import Attempt
-from midstream.engine.coordinator.restore.distribute import Dealt
+from midstream.engine.coordinator.restore.distribute import DistributedState
 from midstream.engine.protocol.messages import Deploy
 
 
 def deployments(
-    plan: JobPlan, attempt: Attempt, state: Dealt, epoch: int, graph_for: Callable[[int, bytes], bytes]
+    plan: JobPlan, attempt: Attempt, state: DistributedState, epoch: int, graph_for: Callable[[int, bytes], bytes]
 ) -> Iterator[tuple[int, Deploy]]:
     """Yield, for each slot of the attempt, its tasks with the state that they restore.
 

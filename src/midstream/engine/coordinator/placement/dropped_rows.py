@@ -12,7 +12,7 @@ from midstream.engine.graph.job_graph import JobGraph
 _log = logging.getLogger(__name__)
 
 
-class Dropped:
+class DroppedRows:
     """Counts one kind of loss by operator, over all attempts: what is dropped again after a failure counts again.
 
     `warning` makes the text for users, from the name of an operator and the count.

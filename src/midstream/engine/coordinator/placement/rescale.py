@@ -28,14 +28,14 @@ from midstream.engine.coordinator.placement.attempts import Attempts
 from midstream.engine.coordinator.placement.slots import Slots
 from midstream.engine.coordinator.restore.distribute import Restoring
 from midstream.engine.core.interfaces import Done, Failed
-from midstream.engine.core.state_machine import Row, Table
+from midstream.engine.core.state_machine import Transition, TransitionTable
 from midstream.engine.protocol.messages import Reply
 
 if TYPE_CHECKING:
-    from midstream.engine.coordinator.checkpoints.pending_checkpoint import Aborted, Completed
+    from midstream.engine.coordinator.checkpoints.pending_checkpoint import AbortedCheckpoint, CompletedCheckpoint
 
 
-class Stage(Enum):
+class RescaleStage(Enum):
     NONE = auto()
     PLANNING = auto()
     GATHERING = auto()
@@ -70,25 +70,36 @@ class RescaleTurn(Enum):
 
 
 _ASKED, _PLANNED, _SLOT_LEAVES, _SLOT_MISSING, _GATHERED, _COMPLETED, _DEALT, _SWITCHES, _RUNS, _OFF = RescaleTurn
-RESCALE_TABLE: Final[Table[Stage, RescaleTurn]] = Table(
+RESCALE_TABLE: Final[TransitionTable[RescaleStage, RescaleTurn]] = TransitionTable(
     "rescale",
     (
-        Row(Stage.NONE, _ASKED, (Stage.PLANNING,), "the job is planned anew"),
-        Row(Stage.NONE, _SLOT_LEAVES, (Stage.GATHERING,), "a move, with the present plan"),
-        Row(Stage.PLANNING, _PLANNED, (Stage.GATHERING,), "slots are requested, besides the present ones"),
-        Row(Stage.GATHERING, _GATHERED, (Stage.STORING,), "a checkpoint is wanted"),
-        Row(Stage.STORING, _COMPLETED, (Stage.DEALING,), "sources are paused, the checkpoint is dealt out"),
-        Row(Stage.DEALING, _DEALT, (Stage.STORED,), "new tasks can resume from it"),
-        *(
-            Row(stage, _SLOT_MISSING, (Stage.GATHERING,), "another one is requested; paused sources are resumed")
-            for stage in (Stage.GATHERING, Stage.STORING, Stage.DEALING)
+        Transition(RescaleStage.NONE, _ASKED, (RescaleStage.PLANNING,), "the job is planned anew"),
+        Transition(RescaleStage.NONE, _SLOT_LEAVES, (RescaleStage.GATHERING,), "a move, with the present plan"),
+        Transition(
+            RescaleStage.PLANNING, _PLANNED, (RescaleStage.GATHERING,), "slots are requested, besides the present ones"
         ),
-        Row(Stage.STORED, _SWITCHES, (Stage.SWITCHING,), "the old tasks are cancelled"),
-        Row(Stage.SWITCHING, _RUNS, (Stage.NONE,), "the client is told"),
+        Transition(RescaleStage.GATHERING, _GATHERED, (RescaleStage.STORING,), "a checkpoint is wanted"),
+        Transition(
+            RescaleStage.STORING, _COMPLETED, (RescaleStage.DEALING,), "sources are paused, the checkpoint is dealt out"
+        ),
+        Transition(RescaleStage.DEALING, _DEALT, (RescaleStage.STORED,), "new tasks can resume from it"),
         *(
-            Row(stage, _OFF, (Stage.NONE,), "the client is told; while SWITCHING, a rescale returns to its old plan")
-            for stage in Stage
-            if stage is not Stage.NONE
+            Transition(
+                stage, _SLOT_MISSING, (RescaleStage.GATHERING,), "another one is requested; paused sources are resumed"
+            )
+            for stage in (RescaleStage.GATHERING, RescaleStage.STORING, RescaleStage.DEALING)
+        ),
+        Transition(RescaleStage.STORED, _SWITCHES, (RescaleStage.SWITCHING,), "the old tasks are cancelled"),
+        Transition(RescaleStage.SWITCHING, _RUNS, (RescaleStage.NONE,), "the client is told"),
+        *(
+            Transition(
+                stage,
+                _OFF,
+                (RescaleStage.NONE,),
+                "the client is told; while SWITCHING, a rescale returns to its old plan",
+            )
+            for stage in RescaleStage
+            if stage is not RescaleStage.NONE
         ),
     ),
 )
@@ -122,7 +133,7 @@ class Rescaling:
         self._slots = slots
         self._attempts = attempts
         self._restoring = restoring
-        self.stage = Stage.NONE
+        self.stage = RescaleStage.NONE
         self._current: _Rescale | None = None
         self._goes_back = False
         """Whether the job returns to the plan before, and its tasks do not run yet."""
@@ -132,7 +143,7 @@ class Rescaling:
 
     @property
     def wants_checkpoint(self) -> bool:
-        return self.stage is Stage.STORING
+        return self.stage is RescaleStage.STORING
 
     @property
     def is_urgent(self) -> bool:
@@ -146,7 +157,7 @@ class Rescaling:
     @property
     def leaves_tasks(self) -> bool:
         """Whether the tasks that are being cancelled belong to a plan that is being left: their failures mean nothing."""
-        return self._goes_back or self.stage is Stage.SWITCHING
+        return self._goes_back or self.stage is RescaleStage.SWITCHING
 
     @property
     def plan(self) -> JobPlan:
@@ -228,16 +239,16 @@ class Rescaling:
             self._stay(reason)
         self.give_up(reason)
 
-    def checkpoint_completed(self, completed: Completed) -> None:
+    def checkpoint_completed(self, completed: CompletedCheckpoint) -> None:
         if completed.pending.rescales:
             self.stored(completed.metadata, completed.path)
 
-    def checkpoint_aborted(self, aborted: Aborted) -> None:
+    def checkpoint_aborted(self, aborted: AbortedCheckpoint) -> None:
         if aborted.pending.rescales and not aborted.retry:
             self.checkpoint_failed(str(aborted))
 
     def stop_asked(self, _: bool) -> None:
-        if self.stage is not Stage.SWITCHING:
+        if self.stage is not RescaleStage.SWITCHING:
             self.give_up("it is asked to stop")
 
     def checkpoint_failed(self, reason: str) -> None:
@@ -253,7 +264,7 @@ class Rescaling:
     def stored(self, metadata: CheckpointMetadata, path: str) -> None:
         """The checkpoint that was made for this has completed."""
         rescale = self._current
-        if rescale is None or self.stage is not Stage.STORING:
+        if rescale is None or self.stage is not RescaleStage.STORING:
             self._attempts.resume_sources(metadata.checkpoint_id)
             return
         rescale.checkpoint, rescale.checkpoint_id = path, metadata.checkpoint_id
@@ -261,7 +272,7 @@ class Rescaling:
         self._restoring.deal(metadata, self.plan, partial(self._dealt, rescale, path))
 
     def _dealt(self, rescale: _Rescale, path: str, failed: Failed | None) -> bool:
-        if self._current is not rescale or self.stage is not Stage.DEALING or rescale.checkpoint != path:
+        if self._current is not rescale or self.stage is not RescaleStage.DEALING or rescale.checkpoint != path:
             return False
         if failed is not None:
             self.give_up(str(failed.error))
@@ -275,7 +286,7 @@ class Rescaling:
     def running(self) -> None:
         """All tasks run: if these are the new ones, the rescale or move is complete."""
         self._goes_back = False
-        if self._current is not None and self.stage is Stage.SWITCHING:
+        if self._current is not None and self.stage is RescaleStage.SWITCHING:
             self._turn(RescaleTurn.RUNS)
             if self._current.client is not None:
                 self._effects.reply(self._current.client, Reply(checkpoint=self._current.checkpoint))
@@ -292,7 +303,7 @@ class Rescaling:
             self._refuse(
                 rescale.client, f"could not rescale to parallelism {wanted}; the job continues at {had}: {reason}"
             )
-        if stage is not Stage.SWITCHING:
+        if stage is not RescaleStage.SWITCHING:
             self._slots.resize(rescale.before.graph.slots)
         elif rescale.client is not None:
             self._goes_back = True
@@ -313,7 +324,7 @@ class Rescaling:
 
     def _leave_checkpoint(self) -> None:
         """Resume the sources, if they are paused after the checkpoint for this, which becomes an ordinary one."""
-        if self._current is not None and self.stage is Stage.DEALING:
+        if self._current is not None and self.stage is RescaleStage.DEALING:
             self._attempts.resume_sources(self._current.checkpoint_id)
 
     def _stay(self, why: str) -> None:

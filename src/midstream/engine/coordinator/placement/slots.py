@@ -10,7 +10,7 @@ from typing import Final
 
 from midstream.engine.coordinator.effects import Effects, IoKind, TimerKind
 from midstream.engine.coordinator.failover import Failure
-from midstream.engine.coordinator.placement.dropped_rows import Dropped, bad_records, late_rows, late_timers
+from midstream.engine.coordinator.placement.dropped_rows import DroppedRows, bad_records, late_rows, late_timers
 from midstream.engine.core.errors import ClusterError, UnavailableError
 from midstream.engine.core.ids import TaskId
 from midstream.engine.core.interfaces import Done, Failed, Supply
@@ -91,9 +91,9 @@ class Slots:
         self._rows_before: dict[str, tuple[int, int]] = {}
         self._passed_before: dict[int, tuple[int, int, int]] = {}
         """The values of `rows` and `passed` when the current attempt began."""
-        self.late = Dropped(graph, late_rows)
-        self.timers = Dropped(graph, late_timers)
-        self.bad = Dropped(graph, bad_records)
+        self.late = DroppedRows(graph, late_rows)
+        self.timers = DroppedRows(graph, late_timers)
+        self.bad = DroppedRows(graph, bad_records)
         self._warned: set[str] = set()
         """What slots have warned of. Each text is shown once, although most slots report the same."""
         self.job_has_run = False

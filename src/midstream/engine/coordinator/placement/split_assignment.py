@@ -37,7 +37,7 @@ from midstream.engine.protocol.messages import AssignSplit, NoMoreSplits, PartHa
 from midstream.engine.worker.source_driver import SPLITS, splits_of
 
 if TYPE_CHECKING:
-    from midstream.engine.coordinator.checkpoints.pending_checkpoint import Completed
+    from midstream.engine.coordinator.checkpoints.pending_checkpoint import CompletedCheckpoint
 
 _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Split)
@@ -52,7 +52,7 @@ class _Notice:
     parts: tuple[PartHandle, ...]
 
 
-class Askers:
+class WaitingReaders:
     """The subtasks that wait for a split, in the order of their requests.
 
     There may be thousands, and all may have their share while one has still to request a split. So those that have
@@ -124,7 +124,7 @@ class _State:
     """The number of splits in `pending` that do not follow all splits found with them (`Split.follows` is false)."""
     told_assigned: bool = False
     """Whether the subtasks have been told that `beginnings` is 0."""
-    waiting: Askers = field(default_factory=Askers)
+    waiting: WaitingReaders = field(default_factory=WaitingReaders)
     """The subtasks that have requested a split and have no answer yet."""
     unanswered: set[TaskId] = field(default_factory=set)
     """Those in `waiting` to which no SplitsAssigned was sent after their request."""
@@ -140,7 +140,7 @@ class _State:
     notice: _Notice | None = None
 
 
-class Sources:
+class SplitAssignment:
     def __init__(self, effects: Effects, graph: JobGraph) -> None:
         self.storage: Storage | None = None
         self.are_reset = False
@@ -294,7 +294,7 @@ class Sources:
             for uid, state in self._states.items()
         )
 
-    def checkpoint_completed(self, completed: Completed) -> None:
+    def checkpoint_completed(self, completed: CompletedCheckpoint) -> None:
         """Tell the sources that override `checkpoint_completed`. Of several checkpoints, only the newest matters."""
         positions = {position.uid: position for position in completed.metadata.sources}
         for operator in completed.metadata.operators:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from midstream.engine.coordinator.checkpoints.pending_checkpoint import Aborted, Completed
+from midstream.engine.coordinator.checkpoints.pending_checkpoint import AbortedCheckpoint, CompletedCheckpoint
 from midstream.engine.coordinator.effects import Effects
 from midstream.engine.coordinator.events import NO_STORAGE
 from midstream.engine.core.errors import assert_never
@@ -26,7 +26,7 @@ class Stop:
     """Whether its checkpoint is complete, after which the sources are paused."""
 
 
-class Requests:
+class ClientRequests:
     def __init__(self, effects: Effects) -> None:
         self.stop: Stop | None = None
         self._effects = effects
@@ -95,13 +95,13 @@ class Requests:
             if not self.stop.with_savepoint:
                 self.stop.checkpoint = path
 
-    def checkpoint_completed(self, completed: Completed) -> None:
+    def checkpoint_completed(self, completed: CompletedCheckpoint) -> None:
         if completed.pending.stops:
             self.stop_is_stored(completed.path)
         for client in completed.pending.clients:
             self._effects.reply(client, Reply(checkpoint=completed.path))
 
-    def checkpoint_aborted(self, aborted: Aborted) -> None:
+    def checkpoint_aborted(self, aborted: AbortedCheckpoint) -> None:
         if aborted.retry:
             self.put_back(aborted.pending.clients)
             return

@@ -49,7 +49,7 @@ def limit_s(config: JobConfig) -> float:
     return max(LIMIT_S, config.checkpoint_timeout_s)
 
 
-class Waiting:
+class PendingWaits:
     """Finds what the job waits for, anew each time; it stores only since when, and which waits have been logged."""
 
     def __init__(self, effects: Effects, name: str) -> None:

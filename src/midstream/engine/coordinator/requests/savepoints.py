@@ -3,7 +3,7 @@
 The stages of a savepoint, and what leads from one to the next, are in SAVEPOINT_TABLE.
 
 The checkpoint is aligned, since rows in flight could only be read by the same graph. It is retained while it is copied,
-and the job continues to run meanwhile. A stop is answered by `Requests`; for a stop the sources are paused after the
+and the job continues to run meanwhile. A stop is answered by `ClientRequests`; for a stop the sources are paused after the
 checkpoint, and resumed if the savepoint fails. When a client is told that its savepoint has failed, the place is free
 again, except at the end of the job, which does not wait for that.
 """
@@ -17,20 +17,26 @@ from functools import partial
 from typing import Final
 
 from midstream.engine.checkpoint.metadata import CheckpointMetadata
-from midstream.engine.checkpoint.savepoint import Place, SavepointFile, claim_place, discard, write_savepoint
+from midstream.engine.checkpoint.savepoint import (
+    SavepointFile,
+    SavepointLocation,
+    claim_place,
+    discard,
+    write_savepoint,
+)
 from midstream.engine.checkpoint.store import FencedError, check_epoch
-from midstream.engine.coordinator.checkpoints.pending_checkpoint import Aborted, Completed
+from midstream.engine.coordinator.checkpoints.pending_checkpoint import AbortedCheckpoint, CompletedCheckpoint
 from midstream.engine.coordinator.effects import Effects, IoKind
 from midstream.engine.coordinator.events import NO_STORAGE, JobPlan
 from midstream.engine.coordinator.placement.attempt import Attempt
-from midstream.engine.coordinator.requests.client_requests import Requests, Stop
+from midstream.engine.coordinator.requests.client_requests import ClientRequests, Stop
 from midstream.engine.core.errors import StorageError
 from midstream.engine.core.interfaces import Done, Failed, Storage
-from midstream.engine.core.state_machine import Row, Table
+from midstream.engine.core.state_machine import Transition, TransitionTable
 from midstream.engine.protocol.messages import DoSavepoint, DoStop, Reply, ResumeSources
 
 
-class Stage(Enum):
+class SavepointStage(Enum):
     CLAIMING = auto()
     WAITING = auto()
     """It waits for a checkpoint to be triggered."""
@@ -61,21 +67,30 @@ class SavepointTurn(Enum):
 
 
 _CLAIMED, _TRIGGERED, _COMPLETED, _TO_BE_REPEATED, _COMMITTED, _COPIED, _OFF = SavepointTurn
-SAVEPOINT_TABLE: Final[Table[Stage, SavepointTurn]] = Table(
+SAVEPOINT_TABLE: Final[TransitionTable[SavepointStage, SavepointTurn]] = TransitionTable(
     "savepoint",
     (
-        Row(Stage.CLAIMING, _CLAIMED, (Stage.WAITING,), "a stop that waited for its place is noted"),
-        Row(Stage.WAITING, _TRIGGERED, (Stage.STORING,), "an aligned checkpoint is made"),
-        Row(Stage.STORING, _COMPLETED, (Stage.COMMITTING,), "the checkpoint is kept from here on"),
-        Row(Stage.STORING, _TO_BE_REPEATED, (Stage.WAITING,), "the next one is for it"),
-        Row(Stage.COMMITTING, _COMMITTED, (Stage.COPYING,), "the checkpoint is copied to the place"),
-        Row(
-            Stage.COPYING, _COPIED, (Stage.COPIED,), "the client is answered; that of a stop, when the job has stopped"
+        Transition(
+            SavepointStage.CLAIMING, _CLAIMED, (SavepointStage.WAITING,), "a stop that waited for its place is noted"
+        ),
+        Transition(SavepointStage.WAITING, _TRIGGERED, (SavepointStage.STORING,), "an aligned checkpoint is made"),
+        Transition(
+            SavepointStage.STORING, _COMPLETED, (SavepointStage.COMMITTING,), "the checkpoint is kept from here on"
+        ),
+        Transition(SavepointStage.STORING, _TO_BE_REPEATED, (SavepointStage.WAITING,), "the next one is for it"),
+        Transition(
+            SavepointStage.COMMITTING, _COMMITTED, (SavepointStage.COPYING,), "the checkpoint is copied to the place"
+        ),
+        Transition(
+            SavepointStage.COPYING,
+            _COPIED,
+            (SavepointStage.COPIED,),
+            "the client is answered; that of a stop, when the job has stopped",
         ),
         *(
-            Row(stage, _OFF, (Stage.DISCARDING,), "the place is given back, then the client is told")
-            for stage in Stage
-            if stage not in (Stage.COPYING, Stage.DISCARDING)
+            Transition(stage, _OFF, (SavepointStage.DISCARDING,), "the place is given back, then the client is told")
+            for stage in SavepointStage
+            if stage not in (SavepointStage.COPYING, SavepointStage.DISCARDING)
         ),
     ),
 )
@@ -85,8 +100,8 @@ SAVEPOINT_TABLE: Final[Table[Stage, SavepointTurn]] = Table(
 class _Savepoint:
     client: int
     is_stop: bool
-    stage: Stage = Stage.CLAIMING
-    place: Place | None = None
+    stage: SavepointStage = SavepointStage.CLAIMING
+    place: SavepointLocation | None = None
     stop: Stop | None = None
     """The stop that waits for it, once the place is claimed."""
     checkpoint_id: int = 0
@@ -105,7 +120,7 @@ class _Savepoint:
 
 class Savepoints:
     def __init__(
-        self, effects: Effects, plan: JobPlan, requests: Requests, open_storage: Callable[[str], Storage]
+        self, effects: Effects, plan: JobPlan, requests: ClientRequests, open_storage: Callable[[str], Storage]
     ) -> None:
         self._effects = effects
         self._requests = requests
@@ -118,17 +133,17 @@ class Savepoints:
     @property
     def idle(self) -> bool:
         """Whether no completed checkpoint has still to be copied."""
-        return not self._at(Stage.COMMITTING, Stage.COPYING)
+        return not self._at(SavepointStage.COMMITTING, SavepointStage.COPYING)
 
     @property
     def wants_checkpoint(self) -> bool:
         """Whether a savepoint waits for an aligned checkpoint to be triggered."""
-        return bool(self._at(Stage.WAITING))
+        return bool(self._at(SavepointStage.WAITING))
 
     @property
     def oldest_needed(self) -> int | None:
         """The oldest completed checkpoint that has to be retained because it is still to be copied."""
-        return min((s.checkpoint_id for s in self._at(Stage.COMMITTING, Stage.COPYING)), default=None)
+        return min((s.checkpoint_id for s in self._at(SavepointStage.COMMITTING, SavepointStage.COPYING)), default=None)
 
     # ---- asked, claimed ----
 
@@ -149,7 +164,7 @@ class Savepoints:
             what = f"the directory of a savepoint, {place or 'below the checkpoint directory'}, to be created"
             self._effects.run_io(IoKind.SAVEPOINT_PLACE, work, partial(self._claimed, savepoint), waits_for=what)
 
-    def _claimed(self, savepoint: _Savepoint, outcome: Done[Place] | Failed) -> None:
+    def _claimed(self, savepoint: _Savepoint, outcome: Done[SavepointLocation] | Failed) -> None:
         if isinstance(outcome, Failed):
             self._fail(savepoint, str(outcome.error))
             return
@@ -164,16 +179,16 @@ class Savepoints:
     # ---- its checkpoint ----
 
     def triggered(self, checkpoint_id: int) -> None:
-        for savepoint in self._at(Stage.WAITING):
+        for savepoint in self._at(SavepointStage.WAITING):
             savepoint.turn(SavepointTurn.TRIGGERED)
             savepoint.checkpoint_id = checkpoint_id
 
-    def checkpoint_completed(self, completed: Completed) -> None:
+    def checkpoint_completed(self, completed: CompletedCheckpoint) -> None:
         for savepoint in self._of(completed.pending.checkpoint_id):
             savepoint.turn(SavepointTurn.COMPLETED)
             savepoint.metadata, savepoint.attempt = completed.metadata, completed.pending.attempt
 
-    def checkpoint_aborted(self, aborted: Aborted) -> None:
+    def checkpoint_aborted(self, aborted: AbortedCheckpoint) -> None:
         for savepoint in self._of(aborted.pending.checkpoint_id):
             if aborted.retry:
                 savepoint.turn(SavepointTurn.TO_BE_REPEATED)
@@ -184,7 +199,7 @@ class Savepoints:
 
     def step(self, source: Storage | None, oldest_uncommitted: int | None) -> None:
         """Begin to copy the checkpoints whose output is committed, which are those before `oldest_uncommitted`."""
-        for savepoint in self._at(Stage.COMMITTING):
+        for savepoint in self._at(SavepointStage.COMMITTING):
             if oldest_uncommitted is not None and oldest_uncommitted <= savepoint.checkpoint_id:
                 continue
             assert source is not None and savepoint.metadata is not None and savepoint.place is not None
@@ -231,7 +246,7 @@ class Savepoints:
     def _refuse(self, savepoint: _Savepoint, clients: list[int], reason: str) -> None:
         """Note whom to answer, and discard the savepoint; if it is being copied, that follows when copying has ended."""
         savepoint.refused, savepoint.reason = clients, f"no savepoint was made: {reason}"
-        if savepoint.stage is not Stage.COPYING:
+        if savepoint.stage is not SavepointStage.COPYING:
             self._discard(savepoint)
 
     def _discard(self, savepoint: _Savepoint) -> None:
@@ -261,18 +276,18 @@ class Savepoints:
                 savepoint.refused = []
             elif savepoint.stop is None:
                 self._requests.refuse([savepoint.client], f"no savepoint was made: {why}")
-            is_at_work = savepoint.stage in (Stage.CLAIMING, Stage.COPYING, Stage.DISCARDING)
-            if not is_at_work and not (stopped and savepoint.stage is Stage.COPIED):
+            is_at_work = savepoint.stage in (SavepointStage.CLAIMING, SavepointStage.COPYING, SavepointStage.DISCARDING)
+            if not is_at_work and not (stopped and savepoint.stage is SavepointStage.COPIED):
                 self._discard(savepoint)
 
-    def _at(self, *stages: Stage) -> list[_Savepoint]:
+    def _at(self, *stages: SavepointStage) -> list[_Savepoint]:
         return [savepoint for savepoint in self._all if savepoint.stage in stages] if self._all else []
 
     def _of(self, checkpoint_id: int) -> list[_Savepoint]:
-        return [s for s in self._at(Stage.STORING) if s.checkpoint_id == checkpoint_id]
+        return [s for s in self._at(SavepointStage.STORING) if s.checkpoint_id == checkpoint_id]
 
 
-def _copy(source: Storage, metadata: CheckpointMetadata, place: Place) -> None:
+def _copy(source: Storage, metadata: CheckpointMetadata, place: SavepointLocation) -> None:
     """Copy a checkpoint. Raises StorageError; FencedError if a later coordinator has taken over.
 
     A later one may have deleted files, or have had the sinks take back output. A savepoint that was complete before it

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from midstream.engine.coordinator.job_phase import Phase
-from midstream.engine.coordinator.placement.rescale import Stage
+from midstream.engine.coordinator.placement.rescale import RescaleStage
 from midstream.engine.coordinator.placement.slots import Rate
 from midstream.engine.coordinator.requests.event_time_status import edge_watermark_us, held_back
 from midstream.engine.coordinator.requests.metric_totals import user_counters, user_gauges
@@ -88,7 +88,7 @@ def job_status(job: Coordinator, now_ms: int) -> JobStatus:
 
 def state_of(job: Coordinator) -> str:
     again = job.restarts.total > 0
-    if job.rescaling.stage is Stage.SWITCHING:
+    if job.rescaling.stage is RescaleStage.SWITCHING:
         return "moving" if job.rescaling.is_move else "rescaling"
     match job.phase:
         case Phase.CREATED | Phase.OPENING:

@@ -26,7 +26,7 @@ from midstream.engine.protocol.messages import Restored
 
 
 @dataclass(frozen=True, slots=True)
-class Dealt:
+class DistributedState:
     finished: Set[TaskId]
     """The tasks that had finished, which are not run again."""
     sources: Mapping[str, SourcePosition]
@@ -36,11 +36,11 @@ class Dealt:
     """The encoded state of each slot, see `Deploy.restore`."""
 
 
-NOTHING = Dealt(frozenset(), {}, (), ())
+NOTHING = DistributedState(frozenset(), {}, (), ())
 """The state with which a job begins at the beginning."""
 
 
-def deal(metadata: CheckpointMetadata, plan: JobPlan) -> Dealt:
+def deal(metadata: CheckpointMetadata, plan: JobPlan) -> DistributedState:
     """Deal out the state of a checkpoint. For the I/O pool. Raises ConfigError and StorageError as `assign_state` does."""
     graph = plan.graph
     state = assign_state(metadata, graph, plan.allow_dropped_state)
@@ -54,7 +54,7 @@ def deal(metadata: CheckpointMetadata, plan: JobPlan) -> Dealt:
         tasks = tuple((ref, state.tasks[ref]) for ref in refs if ref in state.tasks)
         channels = tuple((ref, state.channels[ref]) for ref in refs if ref in state.channels)
         slots.append(msgspec.msgpack.encode(Restored(tasks, channels)) if tasks or channels else b"")
-    return Dealt(state.finished, state.sources, state.dropped, tuple(slots))
+    return DistributedState(state.finished, state.sources, state.dropped, tuple(slots))
 
 
 _Of: TypeAlias = tuple[CheckpointMetadata, JobGraph]
@@ -63,11 +63,11 @@ _Of: TypeAlias = tuple[CheckpointMetadata, JobGraph]
 class Restoring:
     def __init__(self, effects: Effects) -> None:
         self._effects = effects
-        self._dealt: tuple[_Of, Dealt] | None = None
+        self._dealt: tuple[_Of, DistributedState] | None = None
         self._asked: _Of | None = None
         """The checkpoint and graph that are being dealt out for the next attempt."""
 
-    def dealt(self, metadata: CheckpointMetadata | None, graph: JobGraph) -> Dealt | None:
+    def dealt(self, metadata: CheckpointMetadata | None, graph: JobGraph) -> DistributedState | None:
         """Return the state of this checkpoint for this graph; None if it has not been dealt out yet."""
         if metadata is None:
             return NOTHING
@@ -75,7 +75,7 @@ class Restoring:
             return self._dealt[1]
         return None
 
-    def keep(self, metadata: CheckpointMetadata, graph: JobGraph, dealt: Dealt) -> None:
+    def keep(self, metadata: CheckpointMetadata, graph: JobGraph, dealt: DistributedState) -> None:
         self._dealt = (metadata, graph), dealt
 
     def forget(self) -> None:
@@ -109,7 +109,7 @@ class Restoring:
             self.deal(metadata, plan, done)
         return False
 
-    def _ready(self, of: _Of, done: Callable[[Failed | None], bool], outcome: Done[Dealt] | Failed) -> None:
+    def _ready(self, of: _Of, done: Callable[[Failed | None], bool], outcome: Done[DistributedState] | Failed) -> None:
         is_wanted = done(outcome if isinstance(outcome, Failed) else None)
         if is_wanted and isinstance(outcome, Done):
             self._dealt = of, outcome.value

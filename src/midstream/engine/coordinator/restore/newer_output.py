@@ -34,7 +34,7 @@ BEGINNING: Final = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Start:
+class JobStart:
     """The checkpoint from which a job begins, and what is known about newer ones."""
 
     metadata: CheckpointMetadata | None
@@ -114,7 +114,7 @@ def ask_sinks(graph: JobGraph, jobs: frozenset[str], held: Held) -> dict[str, in
     return answers
 
 
-def decide(plan: JobPlan, start: Start, committed: Mapping[str, int | None]) -> Decision:
+def decide(plan: JobPlan, start: JobStart, committed: Mapping[str, int | None]) -> Decision:
     """Decide what to do about output that is newer than the checkpoint from which the job begins.
 
     `committed`: see `ask_sinks`. Raises ConfigError if there is newer output and the user has not said what to do about
@@ -161,7 +161,7 @@ def decide(plan: JobPlan, start: Start, committed: Mapping[str, int | None]) -> 
     return Decision(after, newer, True, (*back, *_shown_again(graph, after, newest_known)), after)
 
 
-def _newer(graph: JobGraph, start: Start, after: int, committed: Mapping[str, int | None]) -> Iterator[Newer]:
+def _newer(graph: JobGraph, start: JobStart, after: int, committed: Mapping[str, int | None]) -> Iterator[Newer]:
     """Yield the sinks with output that is newer than the checkpoint, or may become so.
 
     What a newer checkpoint holds may be in a commit that has begun: a driver that was presumed dead may be in the middle

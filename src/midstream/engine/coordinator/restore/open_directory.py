@@ -33,8 +33,8 @@ from midstream.engine.checkpoint.store import (
     was_gone_back_behind,
 )
 from midstream.engine.coordinator.events import JobPlan
-from midstream.engine.coordinator.restore.distribute import NOTHING, Dealt, deal
-from midstream.engine.coordinator.restore.newer_output import Decision, Held, Start, ask_sinks, decide, take_back
+from midstream.engine.coordinator.restore.distribute import NOTHING, DistributedState, deal
+from midstream.engine.coordinator.restore.newer_output import Decision, Held, JobStart, ask_sinks, decide, take_back
 from midstream.engine.core.errors import ConfigError, MidstreamError, StorageError
 from midstream.engine.core.interfaces import Storage
 from midstream.engine.exchange.capacity import check_pool
@@ -55,7 +55,7 @@ Found = TypeVar("Found")
 class OpenedStorage:
     storage: Storage
     opened: Opened
-    dealt: Dealt
+    dealt: DistributedState
     """The state with which the first attempt begins."""
 
 
@@ -78,18 +78,18 @@ def check_plan(plan: JobPlan) -> None:
     check_pool(plan.graph, plan.config)
 
 
-def find_start(plan: JobPlan, open_storage: Callable[[str], Storage]) -> Start:
+def find_start(plan: JobPlan, open_storage: Callable[[str], Storage]) -> JobStart:
     """Find out from where the job would begin, without changing anything. Raises as `open_checkpoints` does.
 
     This is done before the cluster is started, so that errors are reported early.
     """
     root = plan.config.checkpoint_dir
     if root is None:
-        return Start(None, None, 0, frozenset())
+        return JobStart(None, None, 0, frozenset())
     storage = open_storage(root)
     check_owner(storage, plan.config.name)
 
-    def look(_: int) -> Start:
+    def look(_: int) -> JobStart:
         start = _find(plan, root, storage, list_checkpoints(storage), open_storage)
         _check_fits(plan, start)
         return start
@@ -97,7 +97,7 @@ def find_start(plan: JobPlan, open_storage: Callable[[str], Storage]) -> Start:
     return _while_it_moves_on(plan, open_storage, look)
 
 
-def check_start(plan: JobPlan, start: Start, open_storage: Callable[[str], Storage]) -> tuple[str, ...]:
+def check_start(plan: JobPlan, start: JobStart, open_storage: Callable[[str], Storage]) -> tuple[str, ...]:
     """Check that the output of the job's sinks allows it to begin there, and return warnings. Changes nothing."""
     if plan.restore is None or start.starts_over:
         return start.warnings
@@ -127,7 +127,7 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
     storage = open_storage(root)
     taken = take_over(storage, root, plan.config.name, plan.job_id)
 
-    def look(number: int) -> tuple[Start, Decision, CheckpointMetadata | None]:
+    def look(number: int) -> tuple[JobStart, Decision, CheckpointMetadata | None]:
         # the leader before this one commits nothing more that is newer than what is listed now
         start = _find(plan, root, storage, taken.listed, open_storage)
         decision = Decision(0)
@@ -201,7 +201,7 @@ def _newest(storage: Storage) -> int:
     return max((entry.checkpoint_id for entry in list_checkpoints(storage)), default=0)
 
 
-def _is_newer(committed: Mapping[str, int | None], start: Start) -> bool:
+def _is_newer(committed: Mapping[str, int | None], start: JobStart) -> bool:
     """Return whether a sink has committed output that is newer than the start."""
     after = 0 if start.metadata is None else start.metadata.checkpoint_id
     return any(found is not None and found > after for found in committed.values())
@@ -221,7 +221,7 @@ def _check_committables(metadata: CheckpointMetadata, graph: JobGraph) -> None:
 
 def _find(
     plan: JobPlan, root: str, storage: Storage, listed: Collection[Listed], open_storage: Callable[[str], Storage]
-) -> Start:
+) -> JobStart:
     newest_known = max((entry.checkpoint_id for entry in listed), default=0)
     jobs = frozenset(jobs_of(storage).values()) - {plan.job_id}
     if plan.restore is None:
@@ -231,7 +231,7 @@ def _find(
                 '(start(restore_from="latest")), or start over with --fresh (start(fresh=True)), which deletes none of them before '
                 "the new job has one of its own"
             )
-        return Start(None, None, newest_known, jobs, starts_over=plan.fresh)
+        return JobStart(None, None, newest_known, jobs, starts_over=plan.fresh)
     elsewhere, which = split_restore(plan.restore, root)
     if elsewhere is not None:
         return _find_elsewhere(plan, storage, open_storage(elsewhere), elsewhere, which, listed, jobs)
@@ -246,14 +246,14 @@ def _find(
         return replace(_start_from(found, storage, listed, jobs), warnings=(text,), begun=begun)
     if metadata is None:
         text = f"no checkpoint has been completed in {root} yet: starting from the beginning"
-        return Start(None, None, newest_known, jobs, (text,))
+        return JobStart(None, None, newest_known, jobs, (text,))
     if begun is not None:
         if plan.resume:  # that start has committed nothing, so it is begun again
             text = (
                 f"the job was started over since checkpoint {metadata.checkpoint_id} and has completed none since: starting from "
                 "the beginning"
             )
-            return Start(None, None, newest_known, jobs, (text,), starts_over=True)
+            return JobStart(None, None, newest_known, jobs, (text,), starts_over=True)
         raise ConfigError(
             f"the job was started over since checkpoint {metadata.checkpoint_id}, the newest there is, and has completed none of "
             f"its own: --from {metadata.checkpoint_id} resumes from before that, --fresh starts over again"
@@ -263,8 +263,8 @@ def _find(
 
 def _start_from(
     metadata: CheckpointMetadata, storage: Storage, listed: Collection[Listed], jobs: frozenset[str]
-) -> Start:
-    return Start(
+) -> JobStart:
+    return JobStart(
         metadata,
         None,
         max(entry.checkpoint_id for entry in listed),
@@ -309,7 +309,7 @@ def _find_elsewhere(
     which: str,
     listed: Collection[Listed],
     jobs: frozenset[str],
-) -> Start:
+) -> JobStart:
     try:
         if not storage.list(""):
             raise StorageError(
@@ -328,7 +328,7 @@ def _find_elsewhere(
             f"{url}: the job has gone back to a checkpoint before checkpoint {metadata.checkpoint_id} since, and its output from "
             "there on was taken back, or never committed: the sinks no longer hold exactly the output that this one records"
         )
-    return Start(
+    return JobStart(
         metadata,
         url,
         newest_known,
@@ -359,7 +359,7 @@ def _held(listed: Iterable[Listed], start: CheckpointMetadata) -> Held:
     return {uid: tuple(items) for uid, items in held.items()}
 
 
-def _check_fits(plan: JobPlan, start: Start) -> None:
+def _check_fits(plan: JobPlan, start: JobStart) -> None:
     if start.metadata is not None:
         try:
             assign_state(start.metadata, plan.graph, plan.allow_dropped_state)

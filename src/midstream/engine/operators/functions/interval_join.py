@@ -12,7 +12,7 @@ from midstream.engine.core.errors import JobError
 from midstream.engine.operators.base import OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.engine.operators.functions.batch_functions import BatchContext, BatchFunctionOperator, CoBatchFunction
 from midstream.engine.operators.functions.function_operator import Port
-from midstream.engine.operators.windows.fired_upto import Progress
+from midstream.engine.operators.windows.fired_upto import FiredUpTo
 from midstream.engine.state.join_index import Timeline
 from midstream.engine.state.state_parts import Chunk, Redistribute, StatePart
 
@@ -67,7 +67,7 @@ class IntervalJoinOperator(BatchFunctionOperator):
 
     def open(self, context: OperatorContext, out: Output) -> None:
         super().open(context, out)
-        self._progress = Progress(context.key_groups)
+        self._progress = FiredUpTo(context.key_groups)
 
     def advance_watermark(self, watermark_us: int) -> bool:
         self._progress.reach(watermark_us)

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from midstream.engine.core.errors import SchemaError
 from midstream.engine.core.schemas import TypeLike
-from midstream.engine.operators.windows.dense_groupby import Fold
+from midstream.engine.operators.windows.dense_groupby import DenseGroupBy
 
 Columns: TypeAlias = Callable[[str], pl.Expr]
 """Returns the expression of a partial column, given its name in `partial`."""
@@ -110,7 +110,7 @@ class _Folded(Aggregate):
     """An aggregate whose parts are folds, so that polars need not compute them."""
 
     @abstractmethod
-    def _folds(self) -> Mapping[str, Fold]: ...
+    def _folds(self) -> Mapping[str, DenseGroupBy]: ...
 
     def partial(self, event_time: pl.Expr) -> Mapping[str, pl.Expr]:
         return {name: fold.expression for name, fold in self._folds().items()}
@@ -119,7 +119,7 @@ class _Folded(Aggregate):
         return {name: fold.of_parts(part(name).meta.output_name()).expression for name, fold in self._folds().items()}
 
 
-def folds_of(aggregate: Aggregate) -> Mapping[str, Fold]:
+def folds_of(aggregate: Aggregate) -> Mapping[str, DenseGroupBy]:
     """Return the folds that an aggregate consists of; none if it has expressions of its own."""
     if not isinstance(aggregate, _Folded):
         return {}
@@ -139,8 +139,8 @@ class Count(_Folded):
     def __init__(self, column: str | None = None) -> None:
         self.columns = () if column is None else (column,)
 
-    def _folds(self) -> Mapping[str, Fold]:
-        return {"n": Fold("count", self.columns[0] if self.columns else None)}
+    def _folds(self) -> Mapping[str, DenseGroupBy]:
+        return {"n": DenseGroupBy("count", self.columns[0] if self.columns else None)}
 
     def finish(self, part: Columns) -> pl.Expr:
         return part("n")
@@ -184,13 +184,13 @@ class Sum(_Folded):
             bound._widened, bound._wraps_at = pl.Int64(), 2.0**64
         return bound
 
-    def _folds(self) -> Mapping[str, Fold]:
-        total = Fold("sum", self.columns[0], self._widened)
+    def _folds(self) -> Mapping[str, DenseGroupBy]:
+        total = DenseGroupBy("sum", self.columns[0], self._widened)
         if self._wraps_at is None:
             return {"sum": total}
         # An integer sum that wraps around is right again once later rows bring it back into range. The float sum
         # beside it deviates only by rounding, so it shows at the end whether the integer sum is still wrapped.
-        return {"sum": total, "rough": Fold("sum", self.columns[0], pl.Float64(), is_estimate=True)}
+        return {"sum": total, "rough": DenseGroupBy("sum", self.columns[0], pl.Float64(), is_estimate=True)}
 
     def finish(self, part: Columns) -> pl.Expr:
         return part("sum")
@@ -263,8 +263,8 @@ class _Extreme(_OfColumn, _Folded):
         _check_ordered(schema, self.columns[0], self._kind)
         return self
 
-    def _folds(self) -> Mapping[str, Fold]:
-        return {self._kind: Fold(self._kind, self.columns[0])}
+    def _folds(self) -> Mapping[str, DenseGroupBy]:
+        return {self._kind: DenseGroupBy(self._kind, self.columns[0])}
 
     def finish(self, part: Columns) -> pl.Expr:
         return part(self._kind)
@@ -311,8 +311,8 @@ class Mean(_OfColumn, _Folded):
         _numeric_kind(schema, self.columns[0], "mean", durations=False)
         return self
 
-    def _folds(self) -> Mapping[str, Fold]:
-        return {"sum": Fold("sum", self.columns[0], pl.Float64()), "n": Fold("count", self.columns[0])}
+    def _folds(self) -> Mapping[str, DenseGroupBy]:
+        return {"sum": DenseGroupBy("sum", self.columns[0], pl.Float64()), "n": DenseGroupBy("count", self.columns[0])}
 
     def finish(self, part: Columns) -> pl.Expr:
         return pl.when(part("n") > 0).then(part("sum") / part("n"))

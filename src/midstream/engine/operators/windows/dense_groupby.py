@@ -26,7 +26,7 @@ GROUPS_PER_ROW: Final = 2
 
 
 @dataclass(frozen=True, slots=True)
-class Fold:
+class DenseGroupBy:
     """A column of parts: a count, sum, minimum or maximum of a column, which is cast to `widened` first.
 
     Without a column, all rows are counted. Nulls are ignored; minimum and maximum ignore NaN beside anything else.
@@ -47,12 +47,12 @@ class Fold:
             return column.count().cast(pl.Int64)
         return _EXPRESSIONS[self.kind](column if self.widened is None else column.cast(self.widened))
 
-    def of_parts(self, part: str) -> Fold:
+    def of_parts(self, part: str) -> DenseGroupBy:
         """Return what merges parts that are in the column `part`."""
-        return Fold("sum" if self.kind == "count" else self.kind, part, is_estimate=self.is_estimate)
+        return DenseGroupBy("sum" if self.kind == "count" else self.kind, part, is_estimate=self.is_estimate)
 
 
-NO_FOLDS: Final[Mapping[str, Fold]] = {}
+NO_FOLDS: Final[Mapping[str, DenseGroupBy]] = {}
 
 _EXPRESSIONS: Final[Mapping[str, Callable[[pl.Expr], pl.Expr]]] = {
     "sum": pl.Expr.sum,
@@ -61,7 +61,7 @@ _EXPRESSIONS: Final[Mapping[str, Callable[[pl.Expr], pl.Expr]]] = {
 }
 
 
-def fold(frame: pl.DataFrame, by: Sequence[str], folds: Mapping[str, Fold]) -> pl.DataFrame | None:
+def fold(frame: pl.DataFrame, by: Sequence[str], folds: Mapping[str, DenseGroupBy]) -> pl.DataFrame | None:
     """Return a row for each group, ordered by `by`, with the columns `by` and `folds`.
 
     Floats are added one by one in the order of the rows, where polars compensates for what is lost in each addition: the

@@ -20,8 +20,8 @@ import pyarrow as pa
 
 from midstream.engine.core.batches import to_polars
 from midstream.engine.operators.event_time_column import Int64s
-from midstream.engine.operators.windows.dense_groupby import NO_FOLDS, Fold
-from midstream.engine.operators.windows.window_aggregation import Reduction
+from midstream.engine.operators.windows.dense_groupby import NO_FOLDS, DenseGroupBy
+from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_combiner import COUNT, WindowCombiner
 from midstream.engine.operators.windows.window_operator import (
     END,
@@ -40,7 +40,7 @@ from midstream.engine.state.state_parts import KEY_GROUP, Chunk
 _SESSION = "__session"
 _ROW = "__row"
 _KEY = "__key"
-_BOUNDS: Final[Mapping[str, Fold]] = {START: Fold("min", START), END: Fold("max", END)}
+_BOUNDS: Final[Mapping[str, DenseGroupBy]] = {START: DenseGroupBy("min", START), END: DenseGroupBy("max", END)}
 
 
 class SessionCombiner(WindowCombiner):
@@ -48,7 +48,7 @@ class SessionCombiner(WindowCombiner):
 
     bounds = (START, END)
 
-    def __init__(self, reduction: Reduction, room: int, gap: int) -> None:
+    def __init__(self, reduction: WindowAggregation, room: int, gap: int) -> None:
         super().__init__(reduction, room)
         self._gap = gap
 
@@ -58,7 +58,7 @@ class SessionCombiner(WindowCombiner):
 
 
 class SessionWindowOperator(WindowOperator):
-    def __init__(self, reduction: Reduction, window: Session, lateness_us: int) -> None:
+    def __init__(self, reduction: WindowAggregation, window: Session, lateness_us: int) -> None:
         super().__init__(reduction, window, lateness_us)
         self._gap = native_units(window.gap_us, reduction.time, f"{reduction.where}: window gap")
         self._room = room_for(self._gap, window, reduction)
@@ -189,7 +189,7 @@ class SessionWindowOperator(WindowOperator):
 
 
 def _small_sessions(
-    reduction: Reduction, frame: pl.DataFrame, gap: int, also: Mapping[str, Fold] = NO_FOLDS
+    reduction: WindowAggregation, frame: pl.DataFrame, gap: int, also: Mapping[str, DenseGroupBy] = NO_FOLDS
 ) -> pl.DataFrame:
     """Reduce prepared rows with START and END to small sessions, with bounds. `also`: further columns of these."""
     by: tuple[str, ...] = ()

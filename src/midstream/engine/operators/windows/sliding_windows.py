@@ -21,8 +21,8 @@ from midstream.engine.core.elements import MIN_WATERMARK_US
 from midstream.engine.core.errors import StorageError
 from midstream.engine.operators.event_time_column import Int64s
 from midstream.engine.operators.windows import window_operator as window_base
-from midstream.engine.operators.windows.dense_groupby import NO_FOLDS, Fold
-from midstream.engine.operators.windows.window_aggregation import Reduction
+from midstream.engine.operators.windows.dense_groupby import NO_FOLDS, DenseGroupBy
+from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_combiner import COUNT, WindowCombiner
 from midstream.engine.operators.windows.window_operator import (
     END,
@@ -48,7 +48,7 @@ class PaneCombiner(WindowCombiner):
 
     bounds = (PANE,)
 
-    def __init__(self, reduction: Reduction, room: int, pane: int, offset: int) -> None:
+    def __init__(self, reduction: WindowAggregation, room: int, pane: int, offset: int) -> None:
         super().__init__(reduction, room)
         self._pane = pane
         self._offset = offset
@@ -60,7 +60,7 @@ class PaneCombiner(WindowCombiner):
 
 
 class SlidingWindowOperator(WindowOperator):
-    def __init__(self, reduction: Reduction, window: Sliding, lateness_us: int) -> None:
+    def __init__(self, reduction: WindowAggregation, window: Sliding, lateness_us: int) -> None:
         super().__init__(reduction, window, lateness_us)
         where = f"{reduction.where}: window"
         self._size = native_units(window.size_us, reduction.time, f"{where} size")
@@ -246,12 +246,12 @@ def _only(ordered: Ordered, rows: npt.NDArray[np.bool_]) -> Ordered:
 
 
 def _by_pane(
-    reduction: Reduction,
+    reduction: WindowAggregation,
     frame: pl.DataFrame,
     times: Int64s,
     pane: int,
     offset: int,
-    also: Mapping[str, Fold] = NO_FOLDS,
+    also: Mapping[str, DenseGroupBy] = NO_FOLDS,
 ) -> Iterator[tuple[int, pl.DataFrame]]:
     """Reduce prepared rows; yield the start of each pane, with its parts. `also`: further columns of these."""
     first = (int(times.min()) - offset) // pane

@@ -16,7 +16,7 @@ from midstream.engine.operators.expressions import EXPRESSION_ERRORS, empty_fram
 from midstream.engine.operators.row_conversion import require_columns, require_keys, user_error
 from midstream.engine.operators.windows.accumulators import AccumulatorAggregate
 from midstream.engine.operators.windows.aggregates import Accumulator, Aggregate, AnyAggregate, Columns, folds_of
-from midstream.engine.operators.windows.dense_groupby import NO_FOLDS, Fold, fold
+from midstream.engine.operators.windows.dense_groupby import NO_FOLDS, DenseGroupBy, fold
 from midstream.engine.operators.windows.window_specs import WINDOW_END, WINDOW_START
 from midstream.engine.state.safe_pickle import OwnCode, Pickles
 
@@ -25,7 +25,7 @@ _NOT_SORTED: Final = "__not_sorted"
 """Stands for the key where there are no key columns."""
 
 
-class Reduction:
+class WindowAggregation:
     """Computes `aggregates` by `keys` over rows of `schema`. Instances pickle.
 
     A part is a frame with the columns `by`, then the parts of all aggregates, named `output:part`. `schema` is that of
@@ -48,7 +48,7 @@ class Reduction:
         self._merge: list[pl.Expr] = []
         self._finish: list[pl.Expr] = []
         self._overflow: list[tuple[str, pl.Expr]] = []
-        self._folds: dict[str, Fold] = {}
+        self._folds: dict[str, DenseGroupBy] = {}
         """All columns of a part if they are all folds; otherwise some of them."""
         for output, aggregate in self._aggregates.items():
             self._compile(output, aggregate)
@@ -63,9 +63,9 @@ class Reduction:
         )
         """Whether parts are never folded, since the last digits of a sum would depend on which keys are stored together."""
 
-    def __reduce__(self) -> tuple[type[Reduction], tuple[object, ...]]:
+    def __reduce__(self) -> tuple[type[WindowAggregation], tuple[object, ...]]:
         """Pickle the arguments: polars would give each expression its own copy of its Python functions."""
-        return Reduction, self._arguments
+        return WindowAggregation, self._arguments
 
     def pickles_of(self, own: OwnCode) -> None:
         """Let accumulators be instances of classes in `own`. Called before any row."""
@@ -184,19 +184,19 @@ class Reduction:
         return frame if self.keys else frame.with_columns(pl.lit(0, pl.Int8).alias(ALL))
 
     def reduce(
-        self, frame: pl.DataFrame, also_by: Sequence[str] = (), also: Mapping[str, Fold] = NO_FOLDS
+        self, frame: pl.DataFrame, also_by: Sequence[str] = (), also: Mapping[str, DenseGroupBy] = NO_FOLDS
     ) -> pl.DataFrame:
         """Reduce prepared rows to parts, one per key and value of `also_by`; `also` are further columns of them."""
         folded = self._folded(frame, (*also_by, *self.by), {**also, **self._folds})
         return self._guard(lambda: self._reduce(frame, also_by, also)) if folded is None else folded
 
     def _reduce(
-        self, frame: pl.DataFrame, also_by: Sequence[str] = (), also: Mapping[str, Fold] = NO_FOLDS
+        self, frame: pl.DataFrame, also_by: Sequence[str] = (), also: Mapping[str, DenseGroupBy] = NO_FOLDS
     ) -> pl.DataFrame:
         return frame.group_by((*also_by, *self.by), maintain_order=True).agg(*_expressions(also), *self._partial)
 
     def merge(
-        self, parts: Sequence[pl.DataFrame], also_by: Sequence[str] = (), also: Mapping[str, Fold] = NO_FOLDS
+        self, parts: Sequence[pl.DataFrame], also_by: Sequence[str] = (), also: Mapping[str, DenseGroupBy] = NO_FOLDS
     ) -> pl.DataFrame:
         """Merge parts, in the order in which they were made, to one per key and `also_by`; `also` are further columns."""
         frame = parts[0] if len(parts) == 1 else pl.concat(parts, rechunk=True)
@@ -214,7 +214,7 @@ class Reduction:
         merged = self._guard(lambda: grouped.agg(*_expressions(also), *self._merge))
         return merged.drop(_NOT_SORTED) if _NOT_SORTED in by else merged
 
-    def _folded(self, frame: pl.DataFrame, by: Sequence[str], folds: Mapping[str, Fold]) -> pl.DataFrame | None:
+    def _folded(self, frame: pl.DataFrame, by: Sequence[str], folds: Mapping[str, DenseGroupBy]) -> pl.DataFrame | None:
         """Return what polars would compute, in another order, or None if polars has to."""
         if len(self._folds) < len(self._partial) or not self.keys:
             return None
@@ -248,5 +248,5 @@ class Reduction:
             raise user_error(self.where, "an aggregate", error) from error
 
 
-def _expressions(folds: Mapping[str, Fold]) -> list[pl.Expr]:
+def _expressions(folds: Mapping[str, DenseGroupBy]) -> list[pl.Expr]:
     return [each.expression.alias(name) for name, each in folds.items()]

@@ -16,8 +16,8 @@ import pyarrow as pa
 from midstream.engine.core.batches import from_polars, to_polars
 from midstream.engine.operators.event_time_column import Int64s
 from midstream.engine.operators.row_conversion import check_keys
-from midstream.engine.operators.windows.dense_groupby import Fold
-from midstream.engine.operators.windows.window_aggregation import Reduction
+from midstream.engine.operators.windows.dense_groupby import DenseGroupBy
+from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 
 ROWS: Final = "__rows"
 """The column with the number of rows that a part stands for."""
@@ -29,7 +29,7 @@ class WindowCombiner(ABC):
     bounds: ClassVar[tuple[str, ...]]
     """The columns that say where a part lies, int64 in the event time's unit; the first one is its start."""
 
-    def __init__(self, reduction: Reduction, room: int) -> None:
+    def __init__(self, reduction: WindowAggregation, room: int) -> None:
         self._reduction = reduction
         self._room = room
         bounds = [pa.field(name, pa.int64()) for name in (ROWS, *self.bounds)]
@@ -47,5 +47,5 @@ class WindowCombiner(ABC):
         """Reduce prepared rows to parts with the columns of `schema`."""
 
 
-COUNT: Final[Mapping[str, Fold]] = {ROWS: Fold("count")}
+COUNT: Final[Mapping[str, DenseGroupBy]] = {ROWS: DenseGroupBy("count")}
 """What makes `ROWS`."""

@@ -19,8 +19,8 @@ from midstream.engine.core.key_groups import key_groups
 from midstream.engine.operators.base import KEY, Combiner, Operator, OperatorContext, Output, Snapshot, SnapshotResult
 from midstream.engine.operators.event_time_column import EventTime, Int64s
 from midstream.engine.operators.row_conversion import check_keys, fields_text
-from midstream.engine.operators.windows.fired_upto import Progress
-from midstream.engine.operators.windows.window_aggregation import Reduction
+from midstream.engine.operators.windows.fired_upto import FiredUpTo
+from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_combiner import ROWS, WindowCombiner
 from midstream.engine.operators.windows.window_specs import LATE, WINDOW_END, WINDOW_START, Window
 from midstream.engine.state.columnar import Ordered, StateForm, by_group
@@ -61,7 +61,7 @@ class Firing:
 class WindowOperator(Operator):
     """Base of the window operators. `lateness_us`: how long after its end a window still takes rows."""
 
-    def __init__(self, reduction: Reduction, window: Window, lateness_us: int) -> None:
+    def __init__(self, reduction: WindowAggregation, window: Window, lateness_us: int) -> None:
         self.schema = reduction.schema
         self.side_outputs = {LATE: reduction.input_schema}
         self._reduction = reduction
@@ -73,7 +73,7 @@ class WindowOperator(Operator):
         self._context: OperatorContext
         self._out: Output
         self._form: StateForm
-        self._progress: Progress
+        self._progress: FiredUpTo
         self._combined: pa.Schema | None
         """The schema of the combined batches that the operator accepts beside rows."""
         self._combined_at: str
@@ -146,7 +146,7 @@ class WindowOperator(Operator):
         self._out = out
         reduction = self._reduction
         self._form = StateForm(self._state_schema(), reduction.keys, context.max_parallelism, self._state_log())
-        self._progress = Progress(context.key_groups)
+        self._progress = FiredUpTo(context.key_groups)
         self._reduction.pickles_of(self.own)
         combiner = self._combiner()
         self._combined = None if ROWS in reduction.input_schema.names else combiner.schema
@@ -327,7 +327,7 @@ def native_units(time_us: int, time: EventTime, what: str) -> int:
     return time_us // 1000
 
 
-def room_for(span: int, window: Window, reduction: Reduction) -> int:
+def room_for(span: int, window: Window, reduction: WindowAggregation) -> int:
     """Convert `span` to the unit of the event-time column. Raises ConfigError if no event time could be processed with
     it.
     """

@@ -10,7 +10,7 @@ from midstream.engine.core.config import Duration, duration_us
 from midstream.engine.operators.windows.aggregates import AnyAggregate
 from midstream.engine.operators.windows.session_windows import SessionWindowOperator
 from midstream.engine.operators.windows.sliding_windows import SlidingWindowOperator
-from midstream.engine.operators.windows.window_aggregation import Reduction
+from midstream.engine.operators.windows.window_aggregation import WindowAggregation
 from midstream.engine.operators.windows.window_operator import WindowOperator
 from midstream.engine.operators.windows.window_specs import (
     LATE,
@@ -63,7 +63,7 @@ def window_operator(
     timestamp, aggregates that do not fit their column; ConfigError for two output columns of one name, no aggregates,
     or a window finer than the event time's unit; JobError for aggregates whose expressions depend on the cut of batches.
     """
-    reduction = Reduction(name, keys, event_time, aggregates, schema)
+    reduction = WindowAggregation(name, keys, event_time, aggregates, schema)
     reduction.check_expressions()
     lateness_us = duration_us(allowed_lateness, "allowed_lateness")
     if isinstance(window, Session):
