@@ -368,7 +368,7 @@ def watch_savepoints() -> Sequence[Watched]:
     ]
 
 
-RESCALE_STATES: Final = names_of(rescaling.Stage)
+RESCALE_STATES: Final = names_of(rescaling.RescaleStage)
 RESCALE_METHODS: Final = (
     *methods_called((machine,), Rescaling, ("self.rescaling",)),
     *(name for name in methods_called((rescaling,), Rescaling, ("self",)) if name in ("stored", "checkpoint_failed")),

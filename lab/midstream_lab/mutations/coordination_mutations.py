@@ -317,7 +317,7 @@ def timers_before_rows() -> Replacements:
 
 def metadata_before_acks() -> Replacements:
     """The checkpoint is published when one task has not answered yet."""
-    original = checkpoints.Checkpoints.acknowledge
+    original = checkpoints.CheckpointCoordinator.acknowledge
 
     def acknowledge(self: Any, slot: int, ack: Any, attempt: Any) -> None:
         original(self, slot, ack, attempt)
@@ -327,11 +327,11 @@ def metadata_before_acks() -> Replacements:
             pending.acks[ref] = msgspec.structs.replace(ack, task=ref, operators=(), files=(), finished=False)
             self._publish(pending)
 
-    return [(checkpoints.Checkpoints, "acknowledge", acknowledge)]
+    return [(checkpoints.CheckpointCoordinator, "acknowledge", acknowledge)]
 
 
 def commit_before_completion() -> Replacements:
-    original = checkpoints.Checkpoints._publish
+    original = checkpoints.CheckpointCoordinator._publish
 
     def publish(self: Any, pending: Any) -> None:
         own = metadata_builder.committables_of(pending.acks, self._names, self._newest_id)
@@ -340,7 +340,7 @@ def commit_before_completion() -> Replacements:
         owner.committing._next()
         original(self, pending)
 
-    return [(checkpoints.Checkpoints, "_publish", publish)]
+    return [(checkpoints.CheckpointCoordinator, "_publish", publish)]
 
 
 def forget_committables_on_restore() -> Replacements:
@@ -367,7 +367,7 @@ def shared_chunks_by_checkpoint() -> Replacements:
 
 def pending_splits_late() -> Replacements:
     """The coordinator's splits are taken when the checkpoint completes, not when it is triggered."""
-    original = checkpoints.Checkpoints._publish
+    original = checkpoints.CheckpointCoordinator._publish
     owner: dict[str, Any] = {}
     trigger = triggering.trigger_when_due
 
@@ -381,7 +381,7 @@ def pending_splits_late() -> Replacements:
 
     return [
         (machine, "trigger_when_due", trigger_when_due),
-        (checkpoints.Checkpoints, "_publish", publish),
+        (checkpoints.CheckpointCoordinator, "_publish", publish),
     ]
 
 
@@ -390,7 +390,7 @@ def no_fence() -> Replacements:
 
 
 def zombie_goes_on() -> Replacements:
-    return [(checkpoints.Checkpoints, "check_epochs", nothing)]
+    return [(checkpoints.CheckpointCoordinator, "check_epochs", nothing)]
 
 
 MUTATIONS: Final[Mapping[str, Mutation]] = {

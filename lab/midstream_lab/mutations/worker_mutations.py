@@ -267,30 +267,30 @@ def idle_ways_together_are_passed() -> Replacements:
 
 def end_stays_before_a_generator() -> Replacements:
     """The end of event time, of which the operator before a generator had heard, is no longer offered to the generator."""
-    original = chain.Chain.restore
+    original = chain.OperatorChain.restore
 
     def restore(self: Any, marks: Any) -> None:
         original(self, marks)
         for index in [index for index in self._pending if self.operators[index].makes_watermarks]:
             del self._pending[index]
 
-    return [(chain.Chain, "restore", restore)]
+    return [(chain.OperatorChain, "restore", restore)]
 
 
 def event_time_begins_again() -> Replacements:
     """After a restore event time is where it was at the beginning."""
-    return [(chain.Chain, "restore", lambda self, marks: None)]
+    return [(chain.OperatorChain, "restore", lambda self, marks: None)]
 
 
 def pending_firing_not_resumed() -> Replacements:
     """A watermark that had not fired to its end does not continue after a restore."""
-    original = chain.Chain.restore
+    original = chain.OperatorChain.restore
 
     def restore(self: Any, marks: Any) -> None:
         original(self, marks)
         self._pending.clear()
 
-    return [(chain.Chain, "restore", restore)]
+    return [(chain.OperatorChain, "restore", restore)]
 
 
 def fired_watermark_stays() -> Replacements:
@@ -301,7 +301,7 @@ def fired_watermark_stays() -> Replacements:
         if self._fire(index, self._pending[index]):
             del self._pending[index]
 
-    return [(chain.Chain, "pump", pump)]
+    return [(chain.OperatorChain, "pump", pump)]
 
 
 def watermark_not_said_again() -> Replacements:

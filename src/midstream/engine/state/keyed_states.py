@@ -23,7 +23,7 @@ from typing import Any, ClassVar, Generic, Never, TypeVar, cast
 import pyarrow as pa
 
 from midstream.engine.core.errors import JobError, SchemaError, StorageError
-from midstream.engine.core.python_values import Form, ValueMisfit, form_of, is_fixed_zone, is_nan
+from midstream.engine.core.python_values import ValueConverter, ValueMisfit, form_of, is_fixed_zone, is_nan
 from midstream.engine.core.schemas import TypeLike, as_type
 from midstream.engine.core.value_converters import LEAST_DIGIT, ONE_DIGIT
 from midstream.engine.state.changelog import GONE, EntryLog, Frozen
@@ -561,7 +561,7 @@ def _type_of(state: State, kind: TypeLike | None) -> pa.DataType | None:
     return None if kind is None else as_type(kind, state.__class__.__name__)
 
 
-def _form_of(state: State, type: pa.DataType | None) -> Form | None:
+def _form_of(state: State, type: pa.DataType | None) -> ValueConverter | None:
     """Return the form of values of `type`; None if values are pickled, which accepts any type.
 
     Raises SchemaError for a type that has no Python form.
