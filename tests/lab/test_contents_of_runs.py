@@ -30,7 +30,7 @@ from midstream.engine.state import heap_snapshot as heap
 from midstream.engine.state.heap_snapshot import KeyForm
 from midstream.engine.state.table_state import TableState
 from midstream.engine.worker import gate_recovery
-from midstream.engine.worker.source_driver import FiredUpTo as Step
+from midstream.engine.worker.source_driver import ReadProgress as Step
 from midstream.engine.worker.source_driver import SourceDriver, SplitRequestState
 from midstream.engine.worker.watermark_valve import WatermarkValve
 from midstream.simulation.fault_kinds import Fault

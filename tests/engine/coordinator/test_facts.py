@@ -15,10 +15,8 @@ from midstream.engine.coordinator import notifications
 from midstream.engine.coordinator.checkpoints.pending_checkpoint import CHECKPOINT_TABLE, CheckpointProgress
 from midstream.engine.coordinator.job_phase import PHASE_TABLE, Phase
 from midstream.engine.coordinator.placement.attempt import ATTEMPT_TABLE, TaskPhase
-from midstream.engine.coordinator.placement.rescale import RESCALE_TABLE
-from midstream.engine.coordinator.placement.rescale import Stage as RescaleStage
-from midstream.engine.coordinator.requests.savepoints import SAVEPOINT_TABLE
-from midstream.engine.coordinator.requests.savepoints import Stage as SavepointStage
+from midstream.engine.coordinator.placement.rescale import RESCALE_TABLE, RescaleStage
+from midstream.engine.coordinator.requests.savepoints import SAVEPOINT_TABLE, SavepointStage
 from midstream.engine.core.errors import InvariantError
 from midstream.engine.core.state_machine import TransitionTable
 

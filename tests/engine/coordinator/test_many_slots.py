@@ -15,7 +15,7 @@ import msgspec
 import pytest
 from coordinator_world import Bench, Ledger, ScriptedSource, two_vertices
 
-from midstream import coordinator
+from midstream.engine import coordinator
 from midstream.engine.coordinator.placement.split_assignment import WaitingReaders
 from midstream.engine.core.ids import TaskId
 from midstream.engine.protocol import messages as m
