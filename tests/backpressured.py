@@ -19,7 +19,7 @@ from midstream.connectors.files.file_sink import FileSink
 from midstream.engine.checkpoint.metadata import CheckpointMetadata, decode_metadata
 from midstream.engine.checkpoint.state_files import StateFile
 from midstream.runtime.driver.job import Job
-from midstream.runtime.slot_provider import SlotProvider
+from midstream.runtime.process.slot_provider import SlotProvider
 from waiting import until
 
 PADDING = "x" * 100

@@ -280,8 +280,8 @@ LARGE_CLASSES = {
     "lab/midstream_lab/campaign.py Summary": "one count each",
     "simulation/cluster.py Driver": "what is checked of a driver, one by one",
     "simulation/disk.py Disk": "one way to fail each",
-    "lab/midstream_lab/restarter.py Keeper": "what a run has come to, one by one",
-    "lab/midstream_lab/checkers/checkpoint_checker.py Oracle": "what is remembered of older checkpoints, one by one",
+    "lab/midstream_lab/restarter.py Restarter": "what a run has come to, one by one",
+    "lab/midstream_lab/checkers/checkpoint_checker.py CheckpointChecker": "what is remembered of older checkpoints, one by one",
     "lab/midstream_lab/run.py Run": "the parts of one world",
     "testing/simulation/simulated_run.py _Run": "the parts of one world",
 }

@@ -59,7 +59,7 @@ NOT_FOR_USERS = {
         midstream.engine.state.changelog.EntryLog
         """,
     "the driver starts and ends slots with it": """
-        midstream.runtime.slot_provider.SlotProvider
+        midstream.runtime.process.slot_provider.SlotProvider
         midstream.runtime.process.process_slots.ProcessSlots.check
         midstream.runtime.process.process_slots.ProcessSlots.pids
         midstream.runtime.process.process_slots.ProcessSlots.request

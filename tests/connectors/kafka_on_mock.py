@@ -19,10 +19,10 @@ import msgspec
 import pytest
 from confluent_kafka import Consumer, KafkaError, Producer, cimpl
 
-from midstream.connectors.formats.schema_registry import RegistrySilent
 from midstream.connectors.kafka import fetch_probe, fetched_records
 from midstream.connectors.kafka.cluster import _NO_ID, Cluster
 from midstream.connectors.kafka.kafka_source import KafkaSource, _Partition, _PartitionReader
+from midstream.connectors.kafka.schema_registry import RegistrySilent
 from midstream.engine.core.arrow_types import to_list
 from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError, StorageError
 from midstream.engine.operators.source_api import Split

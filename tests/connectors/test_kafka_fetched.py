@@ -21,9 +21,9 @@ from test_kafka_source import Taker, as_json, read, source_of
 from kafka_broker import Kafka
 from machine import limit_s
 from midstream import SchemaError
-from midstream.connectors.formats.schema_registry import RegistrySilent
 from midstream.connectors.kafka import fetch_probe, fetched_records
 from midstream.connectors.kafka.kafka_source import _PartitionReader
+from midstream.connectors.kafka.schema_registry import RegistrySilent
 from waiting import until
 
 WAYS = {"memory": fetched_records.MemoryTap, "objects": fetched_records.ObjectTap}

@@ -19,14 +19,14 @@ from test_kafka_records import Record
 
 from effort import examples
 from midstream.connectors.files.text_parsers import CsvOptions
-from midstream.connectors.formats import schema_registry
 from midstream.connectors.formats.avro import AvroEncoder
-from midstream.connectors.formats.schema_registry import RegistrySilent, header
+from midstream.connectors.kafka import schema_registry
 from midstream.connectors.kafka.avro_values import AvroWriting
 from midstream.connectors.kafka.fetched_records import ObjectRecords
 from midstream.connectors.kafka.kafka_sink import KafkaSink
 from midstream.connectors.kafka.protobuf_values import ProtobufValues, ProtobufWriting, index_bytes, message_index
 from midstream.connectors.kafka.record_parser import RecordParser
+from midstream.connectors.kafka.schema_registry import RegistrySilent, header
 from midstream.engine.core.arrow_types import schema_of
 from midstream.engine.core.errors import ConfigError, SchemaError, StorageError
 from protobuf_samples import ORDERS, Order, message_class, new_file

@@ -15,9 +15,9 @@ from kafka_broker import Kafka
 from machine import limit_s
 from midstream import BAD_RECORDS, Environment
 from midstream.connectors.formats.avro import AvroEncoder
-from midstream.connectors.formats.schema_registry import header
 from midstream.connectors.kafka.fetched_records import ObjectRecords
 from midstream.connectors.kafka.record_parser import RecordParser
+from midstream.connectors.kafka.schema_registry import header
 from midstream.engine.core.arrow_types import schema_of, to_list
 from midstream.runtime.process.process_slots import ProcessSlots
 from protobuf_samples import Order

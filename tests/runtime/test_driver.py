@@ -36,7 +36,7 @@ from midstream.runtime.driver.job import Job
 from midstream.runtime.network.tls import JobKeys
 from midstream.runtime.process.process_slots import ProcessSlots
 from midstream.runtime.process.slot_main import run_slot
-from midstream.runtime.slot_provider import OnFailed, OnLeaving, SlotLaunch
+from midstream.runtime.process.slot_provider import OnFailed, OnLeaving, SlotLaunch
 from scripted_coordinator import Scripted, plan
 from waiting import alive, until
 

@@ -22,7 +22,7 @@ from midstream.runtime.driver import job_registry
 from midstream.runtime.driver.job import Job, start_job
 from midstream.runtime.network.tls import JobKeys
 from midstream.runtime.process.process_slots import ProcessSlots
-from midstream.runtime.slot_provider import SlotLaunch
+from midstream.runtime.process.slot_provider import SlotLaunch
 from waiting import alive, until
 
 

@@ -19,7 +19,7 @@ from midstream.engine.core.errors import ClusterError, ConfigError
 from midstream.runtime.driver.driver import Driver
 from midstream.runtime.driver.job import Job
 from midstream.runtime.network.tls import JobKeys
-from midstream.runtime.slot_provider import SlotLaunch
+from midstream.runtime.process.slot_provider import SlotLaunch
 from midstream.spark.session import active_session, check_java, check_master, get_session, is_local_master
 from midstream.spark.spark_slots import SparkSlots, explain
 from scripted_coordinator import Scripted, plan

@@ -15,7 +15,7 @@ from machine import limit_s
 from midstream.engine.core.errors import ClusterError
 from midstream.runtime.network.ports import ANY_PORT, Ports, listen
 from midstream.runtime.process.process_slots import ProcessSlots
-from midstream.runtime.slot_provider import SlotProvider
+from midstream.runtime.process.slot_provider import SlotProvider
 from midstream.runtime.storage.file_storage import FileStorage
 from midstream.spark import cluster_probe as surveys
 from midstream.spark.cluster_probe import PACKAGES, ClusterProbe, survey

@@ -56,7 +56,7 @@ if TYPE_CHECKING:
     from midstream.engine.coordinator.events import NewerOutput
     from midstream.inprocess.preview import Preview
     from midstream.runtime.driver.job import Job
-    from midstream.runtime.slot_provider import SlotProvider
+    from midstream.runtime.process.slot_provider import SlotProvider
 
 FILES_BEING_LOADED: list[str] = []
 """Paths of the job files that are being loaded, innermost last; their environments must not start by themselves."""

@@ -27,8 +27,8 @@ from midstream.engine.state.job_code import own_code
 from midstream.page import PageAddress, open_page
 from midstream.page.traces import open_traces
 from midstream.runtime.driver.job import Job, start_job
+from midstream.runtime.process.slot_provider import SlotProvider
 from midstream.runtime.random_ids import RandomIds
-from midstream.runtime.slot_provider import SlotProvider
 from midstream.runtime.storage.file_storage import FileStorage, absolute, check_can_create
 
 _log = logging.getLogger(__name__)

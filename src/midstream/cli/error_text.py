@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
 from pathlib import Path
 
@@ -84,3 +85,11 @@ def print_job_failure(console: Console, status: JobStatus, why: str, hint: str =
     if trace:
         console.print(Text(formatting.printable(trace)), soft_wrap=True)
     print_error(console, why, hint)
+
+
+def log_to_stderr() -> None:
+    """Log warnings to stderr, except py4j's when a Ctrl-C interrupts it. Does nothing if logging is set up."""
+    handler = logging.StreamHandler()
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
+    handler.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt)))
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])

@@ -6,7 +6,6 @@ what the job runs on has ended or is not available, 128 + n after signal n.
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
 import sys
@@ -20,7 +19,7 @@ import cyclopts
 from cyclopts import App, Group, Parameter
 from rich.console import Console
 
-from midstream.cli.error_text import print_error, print_midstream_error
+from midstream.cli.error_text import log_to_stderr, print_error, print_midstream_error
 from midstream.cli.output import Answer, Exit, Stream, print_answer, print_stream, stdout_kept_for_the_answer
 from midstream.cli.parameters import Json, refuse, whole_number
 from midstream.cli.supervisor import Supervised, supervise_driver
@@ -544,14 +543,6 @@ def main(argv: Sequence[str] | None = None, commands: App = app) -> int:
     except Exception:  # noqa: BLE001 - shown as Python shows it; its exit status 1 would say that the job has failed
         traceback.print_exc()
         return Exit.BROKEN
-
-
-def log_to_stderr() -> None:
-    """Log warnings to stderr, except py4j's when a Ctrl-C interrupts it. Does nothing if logging is set up."""
-    handler = logging.StreamHandler()
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s: %(message)s"))
-    handler.addFilter(lambda record: not (record.exc_info and isinstance(record.exc_info[1], KeyboardInterrupt)))
-    logging.basicConfig(level=logging.WARNING, handlers=[handler])
 
 
 def _answer(commands: App, arguments: list[str], json: bool, stdout: TextIO, errors: Console) -> int:

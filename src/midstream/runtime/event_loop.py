@@ -23,8 +23,8 @@ from functools import partial
 from typing import Final, TypeVar
 
 from midstream.engine.core.interfaces import WALL_CLOCK_CHECK_S, Done, Failed, Mail
+from midstream.runtime.cpu_share import CoreShare, Schedule
 from midstream.runtime.io_pool import THREADS_MAX, IoPool
-from midstream.runtime.process.cpu_share import CoreShare, Schedule
 
 T = TypeVar("T")
 Ready = Callable[[int], None]

@@ -36,7 +36,7 @@ from pyspark import SparkContext
 from midstream.engine.core.errors import MidstreamError
 from midstream.runtime.network.ports import Ports, listen
 from midstream.runtime.network.tls import keys_for
-from midstream.runtime.slot_provider import SlotProvider
+from midstream.runtime.process.slot_provider import SlotProvider
 from midstream.runtime.storage.file_storage import FileStorage
 from midstream.spark.spark_slots import explain
 

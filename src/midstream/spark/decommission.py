@@ -17,7 +17,7 @@ from typing import Final, Protocol
 from py4j.protocol import Py4JError
 from pyspark import SparkConf, SparkContext
 
-from midstream.runtime.slot_provider import OnLeaving
+from midstream.runtime.process.slot_provider import OnLeaving
 
 DECOMMISSION: Final = "spark.decommission.enabled"
 DECOMMISSION_ON_YARN: Final = "spark.yarn.executor.decommission.enabled"

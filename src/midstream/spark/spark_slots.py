@@ -32,7 +32,7 @@ from midstream.runtime.network.ports import ANY_PORT, PORT_MAX, Ports
 from midstream.runtime.process.slot_main import run_slot
 from midstream.runtime.process.slot_output import SlotOutput
 from midstream.runtime.process.slot_processes import SlotEnd, WatchedSlot, end_all
-from midstream.runtime.slot_provider import OnFailed, OnLeaving, SlotLaunch
+from midstream.runtime.process.slot_provider import OnFailed, OnLeaving, SlotLaunch
 from midstream.spark.decommission import INSTANCES_DEFAULT, LeavingSlots, SparkAsks
 from midstream.spark.session import (
     CORES_MAX,

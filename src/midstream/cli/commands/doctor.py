@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 
     from midstream.api.submit import Submission
     from midstream.runtime.network.ports import Ports
-    from midstream.runtime.slot_provider import SlotProvider
+    from midstream.runtime.process.slot_provider import SlotProvider
     from midstream.spark.cluster_probe import ClusterProbe, ProbedSlot
 
 CLOCKS_APART_S: Final = 1.0

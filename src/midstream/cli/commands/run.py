@@ -23,7 +23,7 @@ from midstream.engine.core.errors import ConfigError, InvariantError, MidstreamE
 from midstream.engine.protocol.job_status import JobStatus
 from midstream.runtime.driver.job import Job
 from midstream.runtime.process.process_slots import ProcessSlots
-from midstream.runtime.slot_provider import SlotProvider
+from midstream.runtime.process.slot_provider import SlotProvider
 
 if TYPE_CHECKING:
     from midstream.api.environment import Environment
@@ -114,7 +114,7 @@ def run_job(path: Path, overrides: Overrides, json: bool) -> Answer:
 def load_with_its_own_logging(path: Path, py_files: list[str]) -> Environment:
     """Load a job with the logging that its file sets up, as when Python runs it; otherwise warnings go to stderr."""
     from midstream.api.job_file import load_job
-    from midstream.cli.main import log_to_stderr
+    from midstream.cli.error_text import log_to_stderr
 
     root = logging.getLogger()
     before, root.handlers = root.handlers, []

@@ -43,7 +43,6 @@ from midstream.connectors.common.filesystem import (
     resolve,
 )
 from midstream.connectors.common.optional_packages import require
-from midstream.connectors.common.rolling_files import OpenFile, RollingFiles, explained, roll_bytes_of
 from midstream.connectors.delta.delta_tables import (
     FOLDER_BYTES_MAX,
     check_features,
@@ -60,6 +59,7 @@ from midstream.connectors.delta.delta_tables import (
     schema_of,
     statistics,
 )
+from midstream.connectors.files.rolling_files import OpenFile, RollingFiles, explained, roll_bytes_of
 from midstream.engine.core.batches import conform, first_null, from_polars, to_polars
 from midstream.engine.core.config import Size
 from midstream.engine.core.errors import ConfigError, InvariantError, SchemaError, StorageError

@@ -41,7 +41,6 @@ from midstream.connectors.common.filesystem import (
     place_of,
     resolve,
 )
-from midstream.connectors.common.rolling_files import OpenFile, RollingFiles, explained, roll_bytes_of
 from midstream.connectors.files.encoders import check_encodable
 from midstream.connectors.files.rollback import (
     JOURNAL,
@@ -51,6 +50,7 @@ from midstream.connectors.files.rollback import (
     read_journal,
     write_journal,
 )
+from midstream.connectors.files.rolling_files import OpenFile, RollingFiles, explained, roll_bytes_of
 from midstream.engine.core.config import Size
 from midstream.engine.core.errors import ConfigError, StorageError
 from midstream.engine.operators.sink_api import (

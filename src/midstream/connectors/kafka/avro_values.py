@@ -11,7 +11,9 @@ import pyarrow as pa
 
 from midstream.connectors.formats.avro import AvroDecoder, AvroEncoder
 from midstream.connectors.formats.avro_types import arrow_fields, parse_schema
-from midstream.connectors.formats.schema_registry import (
+from midstream.connectors.kafka.client import OptionValue
+from midstream.connectors.kafka.record_parser import BoundValues
+from midstream.connectors.kafka.schema_registry import (
     HEADER_BYTES,
     BySchema,
     Registry,
@@ -20,8 +22,6 @@ from midstream.connectors.formats.schema_registry import (
     header_id,
     registering,
 )
-from midstream.connectors.kafka.client import OptionValue
-from midstream.connectors.kafka.record_parser import BoundValues
 from midstream.engine.core.errors import ConfigError
 
 

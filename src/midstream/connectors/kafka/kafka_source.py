@@ -31,12 +31,12 @@ from midstream.connectors.common.malformed_records import (
     reported,
 )
 from midstream.connectors.files.text_parsers import CsvOptions
-from midstream.connectors.formats.schema_registry import RegistrySilent
 from midstream.connectors.kafka.client import ANSWER_S, Connection, OptionValue, Silence, explained, made
 from midstream.connectors.kafka.cluster import EARLIEST, LATEST, Cluster, Place, Topic, are_two_topics
 from midstream.connectors.kafka.fetch_probe import new_tap
 from midstream.connectors.kafka.fetched_records import Fetched, Note
 from midstream.connectors.kafka.record_parser import KafkaFormat, RecordParser
+from midstream.connectors.kafka.schema_registry import RegistrySilent
 from midstream.connectors.kafka.source_bounds import (
     Start,
     Stop,

@@ -14,7 +14,9 @@ import pyarrow as pa
 
 from midstream.connectors.formats.protobuf import ProtobufDecoder, ProtobufEncoder
 from midstream.connectors.formats.protobuf_types import EXTRA, MessageType, files_of, message_at, mismatch, pool_of
-from midstream.connectors.formats.schema_registry import (
+from midstream.connectors.kafka.client import OptionValue
+from midstream.connectors.kafka.record_parser import BoundValues
+from midstream.connectors.kafka.schema_registry import (
     HEADER_BYTES,
     BySchema,
     Registry,
@@ -22,8 +24,6 @@ from midstream.connectors.formats.schema_registry import (
     header_id,
     registering,
 )
-from midstream.connectors.kafka.client import OptionValue
-from midstream.connectors.kafka.record_parser import BoundValues
 from midstream.engine.core.errors import SchemaError
 
 _GOOGLE = "google/protobuf/"

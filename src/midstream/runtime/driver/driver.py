@@ -42,7 +42,7 @@ from midstream.runtime.event_loop import EventLoop
 from midstream.runtime.network.tls import keys_for, tls_shown
 from midstream.runtime.process.descriptors import DRIVER_OWN, PER_SLOT, allow
 from midstream.runtime.process.slot_output import levels_set
-from midstream.runtime.slot_provider import SlotLaunch, SlotProvider
+from midstream.runtime.process.slot_provider import SlotLaunch, SlotProvider
 from midstream.runtime.storage.file_storage import FileStorage
 
 END_TIMEOUT_S: Final = 6.0

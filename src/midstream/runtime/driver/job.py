@@ -24,7 +24,7 @@ from midstream.engine.protocol.messages import (
     Reply,
 )
 from midstream.runtime.driver.driver import Driver, DriverPage
-from midstream.runtime.slot_provider import SlotProvider
+from midstream.runtime.process.slot_provider import SlotProvider
 from midstream.runtime.storage.file_storage import absolute
 
 LOOK_S: Final = 0.2

@@ -50,10 +50,10 @@ from midstream.runtime.network.transport import DIAL_TIMEOUT_S, REDIAL_S, TcpTra
 from midstream.runtime.process.descriptors import SLOT_DESCRIPTORS, allow
 from midstream.runtime.process.slot_memory import keep_freed_memory, memory_limit
 from midstream.runtime.process.slot_output import SlotOutput
+from midstream.runtime.process.slot_provider import SlotLaunch
 from midstream.runtime.process.thread_limits import limit_threads
 from midstream.runtime.process.unpacked_modules import UnpackedModules
 from midstream.runtime.random_ids import RandomIds
-from midstream.runtime.slot_provider import SlotLaunch
 from midstream.runtime.storage.file_storage import FileStorage
 
 if TYPE_CHECKING:

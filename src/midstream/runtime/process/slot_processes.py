@@ -9,7 +9,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Final, TypeVar
 
-from midstream.runtime.slot_provider import OnFailed
+from midstream.runtime.process.slot_provider import OnFailed
 
 RELEASE_WAIT_S: Final = 3.0
 """How long released slots may take to end by themselves."""
