@@ -20,7 +20,7 @@ PAGE = ROOT / "docs" / "internals" / "state-machines.md"
 COMMAND = "python tools/state_machines.py"
 INTRODUCTION = f"""# State machines
 
-Each of these machines runs on a table ([decision 060](../decisions/060-tables-that-are-executed.md)): it looks up every
+Each of these machines runs on a table ([decision 022](../decisions/022-pure-coordinator-on-tables.md)): it looks up every
 event, refuses one that has no row in its state, and may only come to a state that the row names. The error of a refused
 event names the machine, the state, the event and the events before it. The coverage of the simulator
 ([simulation.md](simulation.md)) reports which rows its runs have met.

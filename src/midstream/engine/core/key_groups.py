@@ -5,7 +5,7 @@ salted per process and must never be used for this.
 
 The hash is that of a value's canonical form: an integer as 64 bits, a time of day in nanoseconds, a string as its
 bytes. So a row keeps its key group in polars' types, in any width of integer, and in any unit of times of day
-(docs/decisions/022).
+(docs/decisions/012-canonical-types-and-keys.md).
 """
 
 from __future__ import annotations
