@@ -34,7 +34,7 @@ from midstream.runtime.capture import Capture
 from midstream.runtime.ports import ANY_PORT
 from midstream.runtime.provider import OnFailed, OnLeaving, SlotLaunch
 from midstream.runtime.threads import ENVIRONMENT
-from midstream.runtime.watched import SlotEnd, WatchedSlot, end_all
+from midstream.runtime.watched import MEMORY_ADVICE, SlotEnd, WatchedSlot, end_all
 
 KILL_WAIT_S: Final = 5.0
 ORPHAN_WAIT_S: Final = 5.0
@@ -166,8 +166,9 @@ class _Child(WatchedSlot):
             process.stdin.close()
         how = how_it_ended(status)
         is_own_doing = status and -status not in _ASKED_TO_END and not last_word
+        advice = f" ({MEMORY_ADVICE})" if status == -signal.SIGKILL else ""
         return SlotEnd(
-            f"process {self.pid} {how}{': ' + last_word if last_word else ''}",
+            f"process {self.pid} {how}{advice}{': ' + last_word if last_word else ''}",
             f"a slot's process {how}" if is_own_doing else "",
             "\n".join(fatal),
         )
