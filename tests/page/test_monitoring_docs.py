@@ -18,7 +18,7 @@ from midstream.page.prometheus import families, metrics_text
 ROOT = Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs" / "operations" / "monitoring.md"
 ALERTS = ROOT / "docs" / "monitoring" / "alerts.yml"
-DASHBOARD: dict[str, Any] = json.loads((PAGE.parent / "monitoring" / "dashboard.json").read_text(encoding="utf-8"))
+DASHBOARD: dict[str, Any] = json.loads((ALERTS.parent / "dashboard.json").read_text(encoding="utf-8"))
 NAMES = {family.name for family in families(full(), per_subtask=True)}
 PROMTOOL = shutil.which("promtool")
 

@@ -133,7 +133,7 @@ def supervise(command: Sequence[str], signals: Signals, back_off: BackOff, answe
         how = f"the job's driver {how} after {now_s - began_s:.0f} s"
         if delay_s is None:
             within = f"{back_off.restarts_max} restarts within {back_off.within_s / 60:g} min"
-            _log.error("%s: it is not started again after %s", how, within)
+            _log.error("%s: it is not started again after %s; the log above says how each of them ended", how, within)
             return status
         _log.warning("%s: it is started again in %g s (restart %d)", how, delay_s, back_off.total)
         while time.monotonic() < now_s + delay_s:

@@ -31,7 +31,7 @@ from midstream.engine.core.interfaces import Supply
 from midstream.runtime.network.ports import ANY_PORT, PORT_MAX, Ports
 from midstream.runtime.process.slot_main import run_slot
 from midstream.runtime.process.slot_output import SlotOutput
-from midstream.runtime.process.slot_processes import SlotEnd, WatchedSlot, end_all
+from midstream.runtime.process.slot_processes import MEMORY_ADVICE, SlotEnd, WatchedSlot, end_all
 from midstream.runtime.process.slot_provider import OnFailed, OnLeaving, SlotLaunch
 from midstream.spark.decommission import INSTANCES_DEFAULT, LeavingSlots, SparkAsks
 from midstream.spark.session import (
@@ -239,7 +239,8 @@ class SparkSlots:
             return Supply(gone=f"the Spark master {self._master} does not know this application: {_FORGOTTEN}")
         if known is None and self._times_without >= WITHOUT_EXECUTORS_MAX:
             why = f"this application has no executor on {self._master}, and has not had one for {self._times_without} waits"
-            return Supply(gone=f"{why}: all cores are taken, or {_FORGOTTEN}")
+            page = "(if the page of the master is not at port 8080, set spark.master.ui.port to its port)"
+            return Supply(gone=f"{why}: all cores are taken, or {_FORGOTTEN} {page}")
         return Supply()
 
     def abandon(self, request: str) -> None:
@@ -297,9 +298,9 @@ class _SlotJob(WatchedSlot):
             return SlotEnd(self._run_in_spark())
         except Exception as error:  # noqa: BLE001 - the errors of Spark have no common base; all end the slot
             reason = self._look() or explain(error)
-            return SlotEnd(
-                reason, CRASHED if reason == CRASHED else "", fatal_lines(error) if reason == CRASHED else ""
-            )
+            if reason == CRASHED:
+                return SlotEnd(f"{CRASHED} ({MEMORY_ADVICE})", CRASHED, fatal_lines(error))
+            return SlotEnd(reason)
 
     def _run_in_spark(self) -> str:
         context = self._context

@@ -232,7 +232,7 @@ class DeltaSink(Sink):
                 if self.at(place) is not self:
                     raise ConfigError(
                         f"{self._where}: rows of checkpoint {checkpoint_id} were written to {place}, and the sink now "
-                        f"writes to {self.place}"
+                        f"writes to {self.place}; go back with the sink as it was"
                     )
         self._version_before(self._opened_to_read(), output, after)
 
@@ -523,7 +523,8 @@ class _DeltaCommitter(Committer):
                     return
                 if is_superseded and not superseding:
                     raise ConfigError(
-                        f"{where}: another job has resumed from checkpoint {newest} of this one in the meantime"
+                        f"{where}: another job has resumed from checkpoint {newest} of this one in the meantime; it writes the "
+                        "rows after that checkpoint, so this job must not be started again"
                     )
                 version = max(newest, checkpoint_id) + (_SUPERSEDED if superseding else 0)
                 partition_by = table.metadata().partition_columns

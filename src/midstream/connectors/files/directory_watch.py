@@ -201,7 +201,7 @@ class DirectoryWatch:
             path = now.infos[int(np.flatnonzero(changed)[0])].path
             raise DataError(
                 f"{path}: was changed after it was taken; files must not change. Move it away, and add its new rows "
-                "as a file with another name"
+                "as a file with another name; then resume with --from latest"
             )
 
     def _rests(

@@ -26,7 +26,7 @@ _SUFFIXES: dict[str, Format] = {
 }
 _COMPRESSION = {".gz": "gzip", ".bz2": "bz2", ".zst": "zstd", ".lz4": "lz4", ".zip": "zip"}
 UNREADABLE = (OSError, pa.ArrowException, UnicodeDecodeError, zipfile.BadZipFile, zlib.error, EOFError, RuntimeError)
-MISSES_VALUE = "has no value, though it is declared with nullable=False"
+MISSES_VALUE = "has no value, though it is declared with nullable=False (without that, it is null)"
 _NOT_UTF8 = ("invalid UTF8", "Invalid UTF8", "'utf-8' codec")
 _OTHER_MARKS = (b"\xff\xfe", b"\xfe\xff", b"\x00\x00\xfe\xff")
 """The byte order marks of UTF-16 and UTF-32."""

@@ -202,7 +202,8 @@ class FileSink(Sink):
                 if not (is_own or own.is_file(own.final(file)) or own.is_file(own.pending(file))):
                     raise ConfigError(
                         f"the {file.rows} rows in {file.name}, of checkpoint {checkpoint_id}, were written to "
-                        f"{file.place}, and the sink now writes to {place_of(self.filesystem, self.directory)}"
+                        f"{file.place}, and the sink now writes to {place_of(self.filesystem, self.directory)}; go back with "
+                        "the sink as it was"
                     )
             self._files_of(output).check(after)
 

@@ -336,8 +336,9 @@ def check_unchanged(filesystem: pyarrow.fs.FileSystem, part: FileSplit, offset: 
         )
     if (info.size, _modified_ns(info)) != (part.size, part.modified_ns):
         raise DataError(
-            f"{part.path}: has changed since it was found ({part.size} bytes then, {info.size} now); write files under a "
-            "name that begins with '.' or ends in .tmp, and rename them when they are complete"
+            f"{part.path}: has changed since it was found ({part.size} bytes then, {info.size} now); restore it as it was, "
+            "or start with --fresh. Write files under a name that begins with '.' or ends in .tmp, and rename them when "
+            "they are complete"
         )
 
 

@@ -501,7 +501,10 @@ class _PostgresCommitter(Committer):
 
         attempt, newest = _last(connection, place, job_id, uid, alone=True)
         if attempt == _SUPERSEDED and job_id == self._job_id and newest < checkpoint_id:
-            raise ConfigError(f"{where}: another job has resumed from checkpoint {newest} of this one in the meantime")
+            raise ConfigError(
+                f"{where}: another job has resumed from checkpoint {newest} of this one in the meantime; it writes the rows "
+                "after that checkpoint, so this job must not be started again"
+            )
         for part in staged:
             found = find_table(connection, place.staging, part.table)
             if found is not None:

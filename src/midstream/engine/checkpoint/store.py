@@ -422,7 +422,10 @@ def load(storage: Storage, job_name: str | None, which: str) -> CheckpointMetada
     metadata = choose(list_checkpoints(storage), which, job_name, storage)
     if metadata is None:
         if storage.exists(SAVEPOINT):
-            raise StorageError("a savepoint was begun here and never completed, so there is nothing to start from")
+            raise StorageError(
+                "a savepoint was begun here and never completed, so there is nothing to start from: delete it, and make "
+                "another one"
+            )
         raise StorageError("no checkpoint has been completed here yet")
     return metadata
 
@@ -446,16 +449,17 @@ def choose(listed: Collection[Listed], which: str, job_name: str | None, storage
             (newest, why), *_ = problems
             raise StorageError(
                 f"checkpoint {newest}, the newest, cannot be used: {why}. The newest usable one is "
-                f"{found.checkpoint_id}. What sinks have committed since then would be duplicated, so it must be "
-                f"requested explicitly, with what is to become of that output: --from {found.checkpoint_id} "
-                "--newer-output take-back, or keep"
+                f"{found.checkpoint_id}. Restore the files from a copy of the directory; or go back, and say what happens "
+                f"to the output that sinks have committed since then: --from {found.checkpoint_id} --newer-output "
+                "take-back removes it, keep leaves it, and its rows are duplicated"
             )
         return found
     if problems and storage.exists(SAVEPOINT):
         raise StorageError(f"this savepoint cannot be used: {'; '.join(str(error) for _, error in problems)}")
     if problems:
         raise StorageError(
-            f"none of the checkpoints can be used: {'; '.join(f'checkpoint {i}: {error}' for i, error in problems)}"
+            f"none of the checkpoints can be used: {'; '.join(f'checkpoint {i}: {error}' for i, error in problems)}. "
+            "Restore the directory from a copy, or start over with --fresh and other targets for the output"
         )
     return None
 

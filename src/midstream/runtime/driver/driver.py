@@ -245,9 +245,8 @@ class Driver:
             self._few_descriptors = True
             self.tell(
                 f"{self._shell.slots} slots or more need some {needed} open files and connections in this program, "
-                f"but {allowed} are allowed: slots above that cannot connect. Raise the hard limit (ulimit -Hn), or "
-                "lower the "
-                "parallelism"
+                f"but {allowed} are allowed: slots above that cannot connect. Raise the hard limit (ulimit -Hn, "
+                "LimitNOFILE= of a systemd unit), or lower the parallelism"
             )
         launch = SlotLaunch(
             self._slots.driver_host,

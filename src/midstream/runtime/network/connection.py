@@ -141,7 +141,7 @@ class Connection:
             return
         self._give_up(
             f"what {self.local_host} sent to {peer} has not been answered for {overdue_s:.0f} s: "
-            "the network between these two machines drops packets"
+            "the network between these two machines drops packets: check the firewall and the routes between them"
         )
 
     def carry(self, end: LinkEnd) -> None:

@@ -32,7 +32,7 @@ from midstream.engine.core.interfaces import Supply
 from midstream.engine.protocol.framing import LENGTH, LENGTH_BYTES
 from midstream.runtime.network.ports import ANY_PORT
 from midstream.runtime.process.slot_output import SlotOutput
-from midstream.runtime.process.slot_processes import SlotEnd, WatchedSlot, end_all
+from midstream.runtime.process.slot_processes import MEMORY_ADVICE, SlotEnd, WatchedSlot, end_all
 from midstream.runtime.process.slot_provider import OnFailed, OnLeaving, SlotLaunch
 from midstream.runtime.process.thread_limits import ENVIRONMENT
 
@@ -166,8 +166,9 @@ class _Child(WatchedSlot):
             process.stdin.close()
         how = how_it_ended(status)
         is_own_doing = status and -status not in _ASKED_TO_END and not last_word
+        advice = f" ({MEMORY_ADVICE})" if status == -signal.SIGKILL else ""
         return SlotEnd(
-            f"process {self.pid} {how}{': ' + last_word if last_word else ''}",
+            f"process {self.pid} {how}{advice}{': ' + last_word if last_word else ''}",
             f"a slot's process {how}" if is_own_doing else "",
             "\n".join(fatal),
         )

@@ -144,7 +144,8 @@ class _SlotProcess:
             self._loop.call_later(REDIAL_S, self._connect)
             return
         where = f"{self._launch.host}:{self._launch.port}"
-        self._end(ClusterError(f"a slot on {socket.gethostname()} cannot reach its driver at {where}: {reason}"))
+        advice = "" if connection.is_judged else "; check spark.driver.host, and any firewall between the two machines"
+        self._end(ClusterError(f"a slot on {socket.gethostname()} cannot reach its driver at {where}: {reason}{advice}"))
 
     def _connected(self, connection: Connection) -> None:
         launch = self._launch

@@ -11,6 +11,10 @@ from typing import Final, TypeVar
 
 from midstream.runtime.process.slot_provider import OnFailed
 
+MEMORY_ADVICE: Final = (
+    "if the memory of its machine or container was full, lower pool_size or batch_rows, or give it more memory (on a "
+    "cluster: spark.executor.memoryOverhead)"
+)
 RELEASE_WAIT_S: Final = 3.0
 """How long released slots may take to end by themselves."""
 

@@ -314,7 +314,8 @@ class CheckpointCoordinator:
         self._is_uncertain(pending)
         where = self._plan.config.checkpoint_dir
         reason = (
-            f"{within}: the storage has not confirmed the write of its metadata to {where}; the write may still succeed"
+            f"{within}: the storage has not confirmed the write of its metadata to {where}; the write may still succeed. "
+            "Check the storage: the job continues when it answers"
         )
         self._abort(pending, reason, counts=True, retry=False, delete=False)
 

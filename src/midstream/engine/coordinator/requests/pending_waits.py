@@ -92,7 +92,7 @@ class PendingWaits:
             if call.has_limit and self._effects.elapsed_s - call.began_s > most_s:
                 text = (
                     f"waited for {call.waits_for}: the call has not returned within {most_s:g} s, and this program can "
-                    "neither abandon nor repeat it. End the program, and start the job again with --from latest"
+                    "neither abandon nor repeat it. End the program, remove the cause, and start the job again with --from latest"
                 )
                 return Failure(text, "", UnavailableError(text), fatal=True)
         if job.phase in (Phase.DEPLOYING, Phase.STARTING) and self._in_phase_ms(job) > most_s * 1000:
