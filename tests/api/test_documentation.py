@@ -19,7 +19,7 @@ EXAMPLES = {
     "event-time.md": ["Event time and windows", "Late rows", "Interval joins"],
     "state.md": ["State and timers", "Two inputs", "Functions on batches", "Aggregates of your own"],
     "sources.md": ["Sources", "A source of your own"],
-    "sinks.md": ["Sinks", "Delta", "A sink of your own", "A sink of your own"],
+    "sinks.md": ["Sinks", "Delta", "A sink of your own"],
 }
 """The headings of each page's blocks."""
 
