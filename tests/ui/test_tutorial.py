@@ -56,8 +56,7 @@ class Reader:
     def _see(self, command: str, shown: Sequence[str]) -> None:
         words = shlex.split(command)
         if words[:2] == ["midstream", "run"] and "--preview" not in words:
-            job = self._jobs.enter_context(running(words[1:], self._first_terminal))
-            self._jobs.callback(job.kill)
+            self._jobs.enter_context(running(words[1:], self._first_terminal))
             until(command, lambda: holds(self._first_terminal.read_text(), shown), 60, found=self._first_terminal.read_text)
         elif words[0] == "cat" or words[:2] == ["midstream", "status"]:  # may be repeated until what they show is there
             until(command, lambda: holds(self._enter(command), shown), 60, found=lambda: self._enter(command))
@@ -76,7 +75,8 @@ class Reader:
             os.chdir(words[1])
             return ""
         if words[0] == "midstream":
-            assert main(words[1:]) in (0, None) or words[1] == "status", command
+            status = main(words[1:])
+            assert status == 0 or words[1] == "status", command  # which is repeated
             printed = self._capfd.readouterr().out
             for pid in re.findall(r"\(process (\d+)\)", printed):
                 self._pid = int(pid)
