@@ -41,7 +41,9 @@ def test_the_page_has_an_example_for_each_part(page, headings):
     assert [heading for heading, _ in blocks(page)] == headings
 
 
-@pytest.mark.parametrize("code", [pytest.param(code, id=heading) for page in EXAMPLES for heading, code in blocks(page)])
+@pytest.mark.parametrize(
+    "code", [pytest.param(code, id=heading) for page in EXAMPLES for heading, code in blocks(page)]
+)
 def test_the_example_runs(code, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(submit, "_spark_slots", lambda master, slots: ProcessSlots())

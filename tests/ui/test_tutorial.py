@@ -57,7 +57,12 @@ class Reader:
         words = shlex.split(command)
         if words[:2] == ["midstream", "run"] and "--preview" not in words:
             self._jobs.enter_context(running(words[1:], self._first_terminal))
-            until(command, lambda: holds(self._first_terminal.read_text(), shown), 60, found=self._first_terminal.read_text)
+            until(
+                command,
+                lambda: holds(self._first_terminal.read_text(), shown),
+                60,
+                found=self._first_terminal.read_text,
+            )
         elif words[0] == "cat" or words[:2] == ["midstream", "status"]:  # may be repeated until what they show is there
             until(command, lambda: holds(self._enter(command), shown), 60, found=lambda: self._enter(command))
         else:
@@ -132,7 +137,8 @@ def test_the_page_does_what_it_says(tmp_path, monkeypatch, capfd):
             reader.go(kind, text, shown)
     rows = Path("spent").glob("*")
     assert sorted(line for file in rows for line in file.read_text().splitlines()) == sorted(
-        f'{{"user":"{user}","spent":{spent}}}' for user, spent in (("ann", 3), ("ann", 7), ("ann", 9), ("ann", 13), ("bob", 5))
+        f'{{"user":"{user}","spent":{spent}}}'
+        for user, spent in (("ann", 3), ("ann", 7), ("ann", 9), ("ann", 13), ("bob", 5))
     )
 
 
