@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from itertools import zip_longest
+from itertools import pairwise, zip_longest
 from pathlib import Path
 
 import pytest
@@ -144,6 +144,7 @@ def test_the_page_does_what_it_says(tmp_path, monkeypatch, capfd):
 
 def test_every_block_is_a_step():
     assert {kind for kind, _ in BLOCKS} == {"sh", "text", "python", "diff"}
+    assert all(before == "sh" for (before, _), (kind, _) in pairwise(BLOCKS) if kind == "text")
     commands = [line for kind, text in BLOCKS if kind == "sh" for line in text.splitlines()]
     assert [line for line in commands if line.startswith(INSTALLING)] == commands[:2]
     assert f"\n{commands[0].removeprefix('make ')}:" in (ROOT / "Makefile").read_text(encoding="utf-8")
