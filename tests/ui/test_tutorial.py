@@ -23,7 +23,7 @@ from waiting import until
 ROOT = Path(__file__).parents[2]
 BLOCKS = blocks(ROOT / "docs" / "tutorial.md")
 INSTALLING = ("make ", "source ")
-FIGURE = re.compile(r"\d+(?:\.\d+)? MiB|\(process \d+\)")
+FIGURE = re.compile(r"\d+(?:\.\d+)? (?:MiB|ms|s)\b|process \d+")
 """What differs from run to run in a line that the page shows."""
 
 
@@ -129,6 +129,7 @@ def steps() -> Iterator[tuple[str, str, list[str]]]:
 @pytest.mark.timeout(600)
 def test_the_page_does_what_it_says(tmp_path, monkeypatch, capfd):
     monkeypatch.setenv("MIDSTREAM_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("COLUMNS", "200")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     with ExitStack() as jobs:
