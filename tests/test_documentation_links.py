@@ -18,8 +18,8 @@ PAGES = [
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 FILE = re.compile(r"(?<![\w./-])(?:docs|tests|src|benchmarks|examples|tools)/[\w./-]*\w")
 MODULE = re.compile(r"`([\w/]+\.py)`")
-EXAMPLES = {"visits.py"}
-"""Files that a reader of docs/guide/upgrades.md makes."""
+EXAMPLES = {"visits.py", "shop.py", "test_shop.py"}
+"""Files that a reader of docs/guide/upgrades.md and docs/tutorial.md makes."""
 
 
 def anchor(heading: str) -> str:

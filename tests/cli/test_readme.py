@@ -2,25 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shlex
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import polars as pl
 import pytest
+from page_commands import blocks, running
 
 from machine import limit_s
 from midstream.cli.main import main
-from midstream.runtime.driver.job_registry import list_jobs
+from midstream.runtime.driver.driver.job_registry import list_jobs
 from waiting import until
 
 ROOT = Path(__file__).parents[2]
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-BLOCKS = re.findall(r"^```(\w+)\n(.*?)^```$", README, re.M | re.S)
+BLOCKS = blocks(ROOT / "README.md")
 
 
 def commands() -> list[list[str]]:
@@ -61,14 +58,7 @@ def test_the_commands_about_the_second_job_do_what_is_said(files, capfd):
     assert again == ["run", "examples/visits.py", "--from", "latest"]
     for arguments in (first, again):
         before = len(list((files / "out" / "visits").glob("*.parquet")))
-        process = subprocess.Popen(
-            [sys.executable, "-c", "import sys; from midstream.cli.main import main; sys.exit(main())", *arguments]
-            + ["--slots", "process"],
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            env=os.environ,
-        )
-        try:
+        with running([*arguments, "--slots", "process"]) as process:
             until("the job to be announced", list_jobs, 120)
             until(
                 "more rows in the sink",
@@ -80,9 +70,6 @@ def test_the_commands_about_the_second_job_do_what_is_said(files, capfd):
                     assert main([*each, *(["--seconds", "1"] if each[0] == "simulate" else [])]) == 0, each
             process.send_signal(signal.SIGINT)
             assert process.wait(limit_s(120)) == 128 + signal.SIGINT
-        finally:
-            process.kill()
-            process.wait()
     out = capfd.readouterr().out
     assert "visits  running" in out and "watermark" in out
     windows = pl.read_parquet("out/visits/*.parquet")

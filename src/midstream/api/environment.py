@@ -518,8 +518,7 @@ class Environment(Hinted):
         `fresh`: start over, although `checkpoint_dir` has completed checkpoints of the job; such a start is refused
         without `fresh`, `resume` and `restore_from`.
         `resume`: resume from the newest checkpoint, or begin if none was completed; see `start`.
-        `slots`: where the job runs instead of Spark: `midstream.runtime.process.process_slots.ProcessSlots()` for plain processes
-        of this machine.
+        `slots`: where the job runs instead of Spark: `midstream.ProcessSlots()` for plain processes of this machine.
 
         Returns the final JobStatus. Raises the error that the job failed with (JobError for an error of a user's
         function), and what `start` raises.
@@ -571,8 +570,7 @@ class Environment(Hinted):
         without `fresh`, `resume` and `restore_from`.
         `resume`: resume from the newest checkpoint, or begin if none was completed; for programs that a supervisor
         starts again. A start with `fresh` that has completed none is begun again.
-        `slots`: where the job runs instead of Spark: `midstream.runtime.process.process_slots.ProcessSlots()` for plain processes
-        of this machine.
+        `slots`: where the job runs instead of Spark: `midstream.ProcessSlots()` for plain processes of this machine.
 
         Returns a Job. Raises JobError, ConfigError or SchemaError if the program cannot be run, StorageError or
         ClusterError if its environment does not permit it.

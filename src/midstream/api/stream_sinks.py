@@ -123,8 +123,8 @@ class Writable:
     ) -> StreamSink:
         """Write every row exactly once into files of JSON lines, with an object per row.
 
-        Times and decimals are written as strings, NaN and infinity as null. Files appear as those of `write_parquet`
-        do.
+        Times and decimals are written as strings. A value without a form in JSON, such as NaN or infinity, fails the
+        job. Files appear as those of `write_parquet` do.
 
         `directory`: a local path or a storage URL. A new job refuses one that is not empty.
         `roll_size`: a file is closed when it has about this size, and at every checkpoint.

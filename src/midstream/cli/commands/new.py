@@ -93,7 +93,7 @@ def test_what_a_user_has_spent_adds_up():
     ]
 
 
-def test_a_user_who_is_silent_for_an_hour_is_told_once():
+def test_a_user_who_is_silent_for_an_hour_is_reported_once():
     with testing.job(env) as job:
         job.feed("orders", {"user": "ann", "price": 3, "at": "2024-01-01 12:00"})
         job.feed("orders", {"user": "ann", "price": 3, "at": "2024-01-01 12:30"})
@@ -103,7 +103,7 @@ def test_a_user_who_is_silent_for_an_hour_is_told_once():
         assert job.take("silent") == [{"user": "ann", "since": datetime(2024, 1, 1, 12, 30)}]
 
 
-def test_it_does_not_matter_for_that_what_comes_later():
+def test_later_orders_do_not_change_that():
     rows = [
         {"user": "ann", "price": 3, "at": "2024-01-01 12:00"},
         {"user": "bob", "price": 3, "at": "2024-01-01 13:30"},
@@ -140,8 +140,8 @@ README: Final = """\
 
 | file | what it is |
 |---|---|
-| `@NAME@.py` | the job: where rows come from, what becomes of them, where they go |
-| `test_@NAME@.py` | its tests; they take milliseconds, for nothing is started |
+| `@NAME@.py` | the job: where rows come from, what is done with them, where they go |
+| `test_@NAME@.py` | its tests; they take milliseconds, because nothing is started |
 | `orders/` | some rows to begin with |
 
 ```sh

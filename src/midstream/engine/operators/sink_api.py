@@ -162,6 +162,10 @@ class Committer(ABC):
         `committables`: what the functions that `prepare` returned have returned, of all subtasks (with lanes, of one
         lane).
 
+        A call that raises is repeated four times, first after 0.2 s, then after twice the previous pause. Then the job
+        restarts from its checkpoint, and commits before it deploys a task. A ConfigError or SchemaError ends the job
+        at the first call.
+
             def commit(self, checkpoint_id, committables):
                 for name in map(bytes.decode, committables):
                     self.store.publish(name)  # no effect if it is there already
