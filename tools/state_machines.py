@@ -79,7 +79,9 @@ def rows(table: Table[Any, Any]) -> Iterator[str]:
     events: dict[tuple[str, str, str], list[str]] = {}
     for (event, then, what), of in states.items():
         events.setdefault((", ".join(of), then, what), []).append(event)
-    yield from (f"| {of} | {', '.join(on)} | {then} | {what} |" for (of, then, what), on in events.items())
+    every = ", ".join(dict.fromkeys(row.state.name for row in found))
+    for (of, then, what), on in events.items():
+        yield f"| {'any' if of == every else of} | {', '.join(on)} | {then} | {what} |"
 
 
 def meanings(table: Table[Any, Any]) -> Iterator[str]:
