@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from midstream.engine.core.state_machine import Transition, TransitionTable, name_of
+from midstream.engine.protocol import messages
 from midstream_lab.impossible_pairs import MACHINES
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,13 +21,13 @@ PAGE = ROOT / "docs" / "internals" / "state-machines.md"
 COMMAND = "python tools/state_machines.py"
 INTRODUCTION = f"""# State machines
 
-Each of these machines runs on a table ([decision 022](../decisions/022-pure-coordinator-on-tables.md)): it looks up every
-event, refuses one that has no row in its state, and may only come to a state that the row names. The error of a refused
-event names the machine, the state, the event and the events before it. The coverage of the simulator
-([simulation.md](simulation.md)) reports which rows its runs have met.
+Each of these machines runs on a table ([decision 022](../decisions/022-pure-coordinator-on-tables.md)). It looks up every event,
+refuses one that has no row in its state, and may only enter a state that the row names. The error names the machine, the
+state, the event and the events before it. `python -m midstream_lab simulate --coverage` reports which rows simulated runs have met.
 
-The diagrams have what leads from one state to another; the tables also have what leads back to the same state. This page
-is drawn from the tables by `{COMMAND}`, and a test compares it with them.
+The diagrams show what leads from one state to another; the tables also have the events after which the state stays.
+Messages are described in `engine/protocol/messages.py`.
+`{COMMAND}` writes this page from the tables, and a test compares the two.
 """
 DECLARED = re.compile(r"^(\w+)\b[^\n]*= TransitionTable\(\s*\"([^\"]+)\"", re.MULTILINE)
 
@@ -68,16 +69,26 @@ def diagram(table: TransitionTable[Any, Any]) -> Iterator[str]:
 
 
 def rows(table: TransitionTable[Any, Any]) -> Iterator[str]:
-    """State by state, in the order of the states."""
-    yield from ("| state | event | next state | what is done |", "|---|---|---|---|")
+    """In the order of the states; what is the same for several states, and then for several events, is one row."""
+    yield from ("| in state | on event | next state | what is done |", "|---|---|---|---|")
     order = list(states_of(table))
-    for row in sorted(table.rows, key=lambda row: order.index(row.state)):
-        yield f"| {row.state.name} | {name_of(row.event)} | {next_states(row)} | {row.what} |"
+    found = sorted(table.rows, key=lambda row: order.index(row.state))
+    states: dict[tuple[str, str, str], list[str]] = {}
+    for row in found:
+        states.setdefault((name_of(row.event), next_states(row), row.what), []).append(row.state.name)
+    events: dict[tuple[str, str, str], list[str]] = {}
+    for (event, then, what), of in states.items():
+        events.setdefault((", ".join(of), then, what), []).append(event)
+    every = ", ".join(dict.fromkeys(row.state.name for row in found))
+    for (of, then, what), on in events.items():
+        yield f"| {'any' if of == every else of} | {', '.join(on)} | {then} | {what} |"
 
 
 def meanings(table: TransitionTable[Any, Any]) -> Iterator[str]:
-    """What the source says of states and events whose names alone do not say it."""
+    """What the source says of states and events whose names alone do not say it. Messages are left to their module."""
     for named in (*states_of(table), *dict.fromkeys(row.event for row in table.rows)):
+        if isinstance(named, type) and named.__module__ == messages.__name__:
+            continue
         about = member_doc(named) if isinstance(named, Enum) else vars(named).get("__doc__") or ""
         if about and not about.startswith(f"{name_of(named)}("):  # that is what dataclasses say if nothing is said
             yield f"- **{name_of(named)}**: {' '.join(about.partition(chr(10) * 2)[0].split())}"
