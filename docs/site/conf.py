@@ -27,7 +27,7 @@ html_theme = "furo"
 html_title = f"{project} {release}"
 html_copy_source = False
 
-_BELOW = {"docs/decisions/README": "0*", "benchmarks/README": "HISTORY\npeers/*/README"}
+_BELOW = {"docs/decisions/README": "0*", "benchmarks/README": "peers/*/README"}
 """Pages that have others below them in the navigation."""
 _NAMES = r"`\w+`(?:, `\w+`)*"
 _PARAMETER = re.compile(rf"(?:^|(?<=[.;] ))(?={_NAMES}: )")
