@@ -157,7 +157,9 @@ def drawn(ladder: Ladder) -> str:
         )
         first = (header_height - LINE * len(lines)) / 2 + LINE - 3
         head += [_text(x, first + LINE * n, line) for n, line in enumerate(lines)]
-    opened = f'<svg class="ladder" viewBox="0 0 {width:.0f} {y:.0f}" width="{width:.0f}" xmlns="http://www.w3.org/2000/svg">'
+    opened = (
+        f'<svg class="ladder" viewBox="0 0 {width:.0f} {y:.0f}" width="{width:.0f}" xmlns="http://www.w3.org/2000/svg">'
+    )
     return "\n".join([opened, f"<style>{STYLE}</style>", *head, *body, "</svg>"])
 
 
