@@ -2,6 +2,7 @@
 
     .venv/bin/python benchmarks/compare.py all --rounds 3           every workload of PLAN
     .venv/bin/python benchmarks/compare.py window udf --rounds 5    some of them
+    .venv/bin/python benchmarks/compare.py nexmark                  those of one shared table (TOGETHER)
     .venv/bin/python benchmarks/compare.py --report                 RESULTS.md and the plots again, from what was measured
 
 Each round runs every engine once, beginning with another one each time; some only in the first rounds. A run is a process of its
@@ -23,11 +24,10 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from plan import PLAN, Contender, Workload
+from plan import PLAN, TOGETHER, Contender, Figure, Workload
 from plots import curve_rows, plot_all
 
 HERE = Path(__file__).resolve().parent
@@ -41,23 +41,16 @@ END_S_MAX = 60
 LEFT_OUT = "not installed"
 
 
-@dataclass(frozen=True)
-class Cell:
-    """One figure of one engine over the rounds of a run."""
-
-    median: float
-    low: float
-    high: float
-
-
 def main() -> int:
     arguments = argparse.ArgumentParser(description=(__doc__ or "").split("\n", 1)[0])
-    arguments.add_argument("workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join(PLAN)}; or all")
+    arguments.add_argument(
+        "workloads", nargs="*", metavar="WORKLOAD", help=f"of {', '.join([*PLAN, *TOGETHER])}; or all"
+    )
     arguments.add_argument("--rounds", type=int, default=3)
     arguments.add_argument("--engines", help="only those whose name contains one of these, separated by commas")
     arguments.add_argument("--report", action="store_true", help="measure nothing, write the tables and plots")
     options = arguments.parse_args()
-    wanted = [*PLAN] if options.workloads in ([], ["all"]) else options.workloads
+    wanted = [*PLAN] if options.workloads in ([], ["all"]) else expanded(options.workloads)
     if unknown := [name for name in wanted if name not in PLAN]:
         arguments.error(f"there is no workload {unknown[0]!r}; there are: {', '.join(PLAN)}")
     if options.rounds < 1:
@@ -70,6 +63,11 @@ def main() -> int:
             say(f"{name} took {(time.monotonic() - began_s) / 60:.1f} minutes")
     report()
     return 1 if failed else 0
+
+
+def expanded(names: Iterable[str]) -> list[str]:
+    """With the workloads of a shared table in place of its name."""
+    return list(dict.fromkeys(each for name in names for each in TOGETHER.get(name, (name,))))
 
 
 # ---- measuring ----
@@ -167,11 +165,16 @@ def say(text: str) -> None:
 
 
 def report() -> None:
-    text = replaced(REPORT.read_text(encoding="utf-8"), "summary", "\n".join(summary_table()))
+    text = REPORT.read_text(encoding="utf-8")
+    shared = {name for names in TOGETHER.values() for name in names}
     for name, workload in PLAN.items():
-        rows = newest(name)
+        rows = [] if name in shared else newest(name)
         if rows:
             text = replaced(text, name, "\n".join(table(name, workload, rows)))
+    for title, names in TOGETHER.items():
+        measured = {name: rows for name in names if name in PLAN and (rows := newest(name))}
+        if measured:
+            text = replaced(text, title, "\n".join(joint_table(title, measured)))
     curves = curve_rows(RESULTS / "curves.jsonl")
     if curves:
         text = replaced(text, "curves", "\n".join(curve_table(curves)))
@@ -192,56 +195,82 @@ def newest(name: str) -> list[dict[str, Any]]:
 def table(name: str, workload: Workload, rows: list[dict[str, Any]]) -> list[str]:
     engines = list(dict.fromkeys(row["engine"] for row in rows))
     runs = [row for row in rows if "failure" not in row]
-    loads = [row["load"] for row in runs] or [0.0]
     rounds = 1 + max(row["round"] for row in rows)
     figures = [figure for figure in workload.figures if any(row.get(figure.name) is not None for row in runs)]
     titles = [title for f in figures for title in ([f.title, "midstream is"] if f.is_compared else [f.title])]
-    plural = "s" if rounds > 1 else ""
-    how = f"`.venv/bin/python benchmarks/compare.py {name}`, {rows[0]['run'][:10]}, {rounds} round{plural}"
     absent = [c.engine for c in workload.contenders if c.engine not in engines]
     lines = [
-        f"{how}, load {min(loads)} to {max(loads)} at the start of a run. {workload.what}"
+        f"{how_measured(name, rows)}. {workload.what}"
+        + (f" Bound by {workload.limit}." if workload.limit else "")
         + (f" Not run: {', '.join(absent)}." if absent else ""),
         "",
-        f"| engine | {' | '.join(titles)} | |",
-        "|---" * (len(titles) + 2) + "|",
+        f"| engine | {' | '.join(titles)} |",
+        "|---" * (len(titles) + 1) + "|",
     ]
     for engine in engines:
-        mine = [row for row in runs if row["engine"] == engine]
-        line = f"| {engine} "
+        remark = remarks(of_engine(runs, engine), of_engine(rows, engine), rounds)
+        cells = [f"{engine} ({remark})" if remark else engine]
         for figure in figures:
-            line += f"| {spread([row[figure.name] for row in mine if row.get(figure.name) is not None])} "
             if figure.is_compared:
-                line += f"| {ratio(runs, workload.base_of(engine), engine, figure)} "
-        lines.append(f"{line}| {remarks(mine, [row for row in rows if row['engine'] == engine], rounds)} |")
+                cells.append(spread(values_of(runs, engine, figure)))
+                cells.append(ratio(runs, workload.base_of(engine), engine, figure))
+            else:
+                cells.append(median_of(runs, engine, figure))
+        lines.append(f"| {' | '.join(cells)} |")
     return lines
 
 
-def summary_table() -> list[str]:
-    """A row for each of midstream's, with the fastest of the engines that are compared with it, by the first figure."""
+def how_measured(name: str, rows: Sequence[dict[str, Any]]) -> str:
+    """The command, the days, the rounds, and how busy the machine was."""
+    loads = [row["load"] for row in rows if "failure" not in row] or [0.0]
+    days = {row["run"][:10] for row in rows}
+    rounds = {1 + max(row["round"] for row in rows if row["run"] == run) for run in {row["run"] for row in rows}}
+    return (
+        f"`.venv/bin/python benchmarks/compare.py {name}`, {' to '.join(sorted({min(days), max(days)}))}, "
+        f"{' to '.join(map(str, sorted({min(rounds), max(rounds)})))} round{'s' if max(rounds) > 1 else ''}, "
+        f"load {min(loads)} to {max(loads)}"
+    )
+
+
+def joint_table(title: str, measured: dict[str, list[dict[str, Any]]]) -> list[str]:
+    """A row for each workload, with the fastest of the other engines, by the workload's first figure."""
+    figure = PLAN[next(iter(measured))].figures[0]
+    rows_of_all: list[tuple[str, str, str, str, str]] = []
+    for name, rows in measured.items():
+        workload = PLAN[name]
+        runs = [row for row in rows if "failure" not in row]
+        engines = [c.engine for c in workload.contenders if c.is_engine and values_of(runs, c.engine, figure)]
+        peer = ""
+        if peers := [each for each in engines if each != "midstream"]:
+            medians = {each: statistics.median(values_of(runs, each, figure)) for each in peers}
+            peer = (max if figure.more_is_better else min)(peers, key=medians.__getitem__)
+        what = f"{name}: {workload.what.rstrip('.')}"
+        times = ratio(runs, "midstream", peer, figure) if peer else ""
+        ours, theirs = median_of(runs, "midstream", figure), median_of(runs, peer, figure)
+        rows_of_all.append((what, ours, peer, theirs, times))
+    best = {peer for *_, peer, _, _ in rows_of_all}
     lines = [
-        "| workload | | midstream | the best peer | | midstream is | what binds midstream | |",
-        "|---" * 8 + "|",
+        how_measured(title, [row for rows in measured.values() for row in rows]) + ".",
+        "",
+        f"| {figure.title} | midstream | {next(iter(best)) if len(best) == 1 else 'best other engine'} | midstream is |",
+        "|---" * 4 + "|",
     ]
-    for name, workload in PLAN.items():
-        runs = [row for row in newest(name) if "failure" not in row]
-        figure = workload.figures[0]
-        values: dict[str, list[float]] = {}
-        for row in runs:
-            if row.get(figure.name) is not None:
-                values.setdefault(row["engine"], []).append(row[figure.name])
-        engines = [c.engine for c in workload.contenders if c.is_engine and c.engine in values]
-        for ours in (engine for engine in engines if engine.startswith("midstream")):
-            mode = ours.removeprefix("midstream").removeprefix(", ")
-            peers = [each for each in engines if not each.startswith("midstream") and workload.base_of(each) == ours]
-            best, theirs, times = "", "", ""
-            if peers:
-                best = (max if figure.more_is_better else min)(peers, key=lambda each: statistics.median(values[each]))
-                theirs, times = spread(values[best]), ratio(runs, ours, best, figure)
-            which = f"[{name}](#{name})" + (f", {mode}" if mode else "")
-            figures = f"{figure.title} | {spread(values[ours])} | {best} | {theirs} | {times}"
-            lines.append(f"| {which} | {figures} | {workload.limit} | {runs[0]['run'][:10]} |")
+    for what, ours, peer, theirs, times in rows_of_all:
+        lines.append(f"| {what} | {ours} | {theirs if len(best) == 1 or not peer else f'{peer}: {theirs}'} | {times} |")
     return lines
+
+
+def of_engine(rows: Sequence[dict[str, Any]], engine: str) -> list[dict[str, Any]]:
+    return [row for row in rows if row["engine"] == engine]
+
+
+def values_of(runs: Sequence[dict[str, Any]], engine: str, figure: Figure) -> list[float]:
+    return [row[figure.name] for row in of_engine(runs, engine) if row.get(figure.name) is not None]
+
+
+def median_of(runs: Sequence[dict[str, Any]], engine: str, figure: Figure) -> str:
+    values = values_of(runs, engine, figure)
+    return number(statistics.median(values)) if values else ""
 
 
 def remarks(runs: Sequence[dict[str, Any]], all_runs: Sequence[dict[str, Any]], rounds: int) -> str:
@@ -253,41 +282,55 @@ def remarks(runs: Sequence[dict[str, Any]], all_runs: Sequence[dict[str, Any]], 
     elif failures:
         found.append(f"{len(failures)} of {len(all_runs)} failed: {failures[-1]}")
     if any(row.get("bounded") for row in runs):
-        unit = "events" if "events_per_s" in runs[0] else "checkpoints"
-        found.append(f"bounded by time, to {spread([row['events'] for row in runs])} {unit}")
+        found.append("bounded")
     elif "--events" in (runs[0]["command"] if runs else ""):
-        found.append("bounded to " + spread([row["events"] for row in runs]) + " events")
+        found.append("given " + spread([row["events"] for row in runs]) + " events")
     turns = {row["round"] for row in all_runs}
-    if runs and len(turns) < rounds:
-        found.append(f"{len(turns)} round{'s' if len(turns) > 1 else ''}")
+    if runs and 1 < len(turns) < rounds:  # a figure of one round has no brackets
+        found.append(f"{len(turns)} rounds")
     return "; ".join(found)
 
 
 def curve_table(rows: list[dict[str, Any]]) -> list[str]:
+    """A row for each curve: its command, and the median at each point."""
     loads = [row["load"] for row in rows]
+    days = {row["run"][:10] for row in rows}
+    when = f"{' to '.join(sorted({min(days), max(days)}))}, load {min(loads)} to {max(loads)}"
     lines = [
-        f"`.venv/bin/python benchmarks/curves.py`, load {min(loads)} to {max(loads)} at the start of a run.",
+        f"`.venv/bin/python benchmarks/curves.py`, {when}; medians.",
         "",
-        "| | at | is | after, rounds |",
-        "|---|---|---|---|",
+        "| curve | figure | at each point |",
+        "|---" * 3 + "|",
     ]
     for curve in dict.fromkeys(row["curve"] for row in rows):
         mine = [row for row in rows if row["curve"] == curve]
-        for x in sorted({row["x"] for row in mine}):
-            at = [row for row in mine if row["x"] == x]
-            values = spread([row["y"] for row in at])
-            lines.append(
-                f"| {at[0]['y_title']} | {x:,} {at[0]['x_title']} | {values} | `{at[0]['command']}`, {len(at)} |"
-            )
+        medians = {x: statistics.median(row["y"] for row in mine if row["x"] == x) for x in {row["x"] for row in mine}}
+        points = "; ".join(f"{x:,}: {number(medians[x])}" for x in sorted(medians))
+        lines.append(
+            f"| {mine[0]['x_title']} | {mine[0]['y_title']}, `{benchmark_of(mine[0]['command'])}` | {points} |"
+        )
     return lines
+
+
+def benchmark_of(command: str) -> str:
+    """The benchmark in a command."""
+    words = shlex.split(command)
+    return " ".join(words[words.index("bench") :][:2]) if "bench" in words else command
 
 
 def spread(values: Sequence[float]) -> str:
     if not values:
         return ""
-    if len(values) == 1:
-        return number(values[0])
-    return f"{number(statistics.median(values))} ({number(min(values))}–{number(max(values))})"
+    median = statistics.median(values)
+    return number(median) + limits(values, median)
+
+
+def limits(values: Sequence[float], median: float) -> str:
+    """The lowest and the highest of several."""
+    if len(values) < 2:
+        return ""
+    low, high = (number(value, like=median) for value in (min(values), max(values)))
+    return f" ({low}–{high})"
 
 
 def ratio(rows: list[dict[str, Any]], base: str, engine: str, figure: Any) -> str:
@@ -298,18 +341,23 @@ def ratio(rows: list[dict[str, Any]], base: str, engine: str, figure: Any) -> st
     there = {row["round"]: row.get(figure.name) for row in rows if row["engine"] == engine}
     pairs = [(here[turn], value) for turn, value in there.items() if value and here.get(turn)]
     ratios = [mine / other if figure.more_is_better else other / mine for mine, other in pairs]
-    return f"{spread(ratios)} ×" if ratios else ""
+    return f"{number(statistics.median(ratios))}×{limits(ratios, statistics.median(ratios))}" if ratios else ""
 
 
-def number(value: float) -> str:
-    if value >= 100:
-        return f"{value:,.0f}"
-    return f"{value:.3g}"
+def number(value: float, *, like: float | None = None) -> str:
+    """Three significant digits. With `like` in millions of that number, if it is so large, without its unit."""
+    if (value if like is None else like) >= 1e6:
+        return f"{three(value / 1e6)}{'M' if like is None else ''}"
+    return three(value)
+
+
+def three(value: float) -> str:
+    return f"{float(f'{value:.3g}'):,.0f}" if value >= 100 else f"{value:.3g}"
 
 
 def replaced(text: str, name: str, body: str) -> str:
     """The text between the markers of `name`; at the end when there are none yet."""
-    begin, end = f"<!-- compare {name} -->", f"<!-- end of {name} -->"
+    begin, end = f"<!-- {name} -->", "<!-- end -->"
     block = f"{begin}\n{body}\n{end}"
     if begin not in text:
         return f"{text.rstrip()}\n\n## {name}\n\n{block}\n"

@@ -100,25 +100,25 @@ def loops(workload: str, variant: str, engine: str) -> Contender:
 
 
 QUERIES = {
-    "q0": "All bids pass.",
-    "q1": "Bids with their price in another currency.",
-    "q2": "Bids on some auctions.",
-    "q3": "Auctions of a category joined with sellers of three states, without bounds in time.",
-    "q4": "Average of the winning bids per category, per auction as it ends.",
-    "q5": "The auctions with the most bids in windows of 10 s every 2 s.",
-    "q7": "The highest bids of every 10 s.",
-    "q8": "Persons who opened an auction in the 10 s in which they came.",
-    "q9": "Auctions as they end, with the bid that has won.",
-    "q11": "Bids of each user per session, 10 s apart.",
-    "q12": "Bids of each user in 10 s by the wall clock.",
-    "q14": "Bids of some prices in another currency, with the time of day in words and a character counted.",
-    "q15": "Bids, distinct bidders and distinct auctions of a day, in all and by three ranks of price.",
-    "q16": "The same for each of 10,004 channels.",
-    "q17": "Bids and prices of each auction on a day.",
-    "q18": "The last bid of each bidder for each auction on a day.",
-    "q20": "The bids for auctions of one category, with their auction.",
-    "q21": "Bids with their channel's number, by its name or out of their URL.",
-    "q22": "Bids with the three directories of their URL.",
+    "q0": "all bids",
+    "q1": "bids in another currency",
+    "q2": "bids on some auctions",
+    "q3": "auctions joined with sellers of three states",
+    "q4": "average final price per category",
+    "q5": "auctions with most bids, sliding windows",
+    "q7": "highest bids per window",
+    "q8": "new persons who sell, per window",
+    "q9": "winning bids",
+    "q11": "bids per user and session",
+    "q12": "bids per user, processing time",
+    "q14": "bids filtered and computed",
+    "q15": "distinct bidders and auctions per day",
+    "q16": "the same per channel",
+    "q17": "bids and prices per auction and day",
+    "q18": "last bid per bidder and auction",
+    "q20": "bids joined with auctions",
+    "q21": "channel numbers",
+    "q22": "directories of URLs",
 }
 NOT_ON_SPARK = ("q9", "q12", "q15", "q16", "q18", "q20")
 """What is not a few lines of Structured Streaming."""
@@ -132,27 +132,6 @@ def nexmark(query: str) -> tuple[Contender, ...]:
     native = spark(query, *SLOW.get(query, ()), engine="Structured Streaming, native")
     return ours("nexmark", "--query", query), flink(query), *(() if query in NOT_ON_SPARK else once(native))
 
-
-BINDS = {
-    "q0": "generating the events: half of the slots' time; then polars' expressions",
-    "q1": "generating the events: half of the slots' time or more; then polars' expressions",
-    "q2": "generating the events: half of the slots' time or more; then polars' expressions",
-    "q3": "polars' expressions and filters, then the join's function",
-    "q4": "the query's functions, then splitting and sending",
-    "q5": "group_by, over five panes, and merging them",
-    "q7": "generating the events, then polars' expressions",
-    "q8": "group_by",
-    "q9": "generating the texts, the query's functions, and polars' expressions",
-    "q14": "polars' expressions, then generating the texts",
-    "q15": "generating the events: half of the slots' time; then group_by",
-    "q16": "group_by of few bids for each of many channels",
-    "q17": "group_by, then generating the events",
-    "q18": "group_by of texts, and turning them from Arrow into polars and back",
-    "q20": "generating the texts, the query's functions, and turning texts from Arrow into polars and back",
-    "q21": "polars' expressions over texts: more than half of the slots' time",
-    "q22": "polars' expressions over texts, then generating the texts",
-}
-"""What takes most of the slots' time in a query of NEXMark."""
 
 ALIGNED = ("--max-seconds", "20")
 """Aligned checkpoints wait for the sink: so long to warm up, and so long measured."""
@@ -175,17 +154,16 @@ PLAN: dict[str, Workload] = {
             loops("window", "exchange", "loop with an exchange (numpy, Arrow)"),
             loops("window", "polars", "loop without one (polars)"),
         ),
-        limit="splitting and sending what is left after combining, then the generator",
+        limit="splitting and sending what remains after combining, then the generator",
     ),
     "window_keys": Workload(
-        "20 M events of 1 M keys through a keyed exchange into tumbling windows of 10 s, a checkpoint each second.",
+        "as `window`, with 1 M keys.",
         (EVENTS_PER_S, MEMORY),
         (ours("window", "--keys", "1000000"), flink("window_keys")),
-        limit="group_by, and a result for nearly every event",
     ),
     "udf": Workload(
         "4 M events through a Python function, dict to dict, then keyed windows.",
-        (EVENTS_PER_S, MEMORY),
+        (EVENTS_PER_S,),
         (
             ours("udf"),
             spark("udf", "--variant", "map-in-arrow", engine="Structured Streaming, map-in-arrow"),
@@ -203,11 +181,10 @@ PLAN: dict[str, Workload] = {
             loops("udf", "numpy", "plain loops (columns by numpy)"),
             loops("udf", "python", "plain loops (all Python)"),
         ),
-        limit="the function, which takes and returns a dict for each row",
     ),
     "keyed_process": Workload(
-        "4 M events of 1 M keys, four hours of event time: a running total per key in state, which a timer puts out and clears "
-        "an hour after the key's first event; a checkpoint each second.",
+        "4 M events of 1 M keys: a total per key in state; a timer emits and clears it after an hour of event time; a checkpoint "
+        "each second.",
         (EVENTS_PER_S, MEMORY),
         (
             ours("keyed_process"),
@@ -218,10 +195,10 @@ PLAN: dict[str, Workload] = {
             ),
             loops("keyed_process", "numpy", "plain loops (a dict and a heap)"),
         ),
-        limit="Python, for each row and timer: three quarters of the slots' time are the function, its state and its timers",
+        limit="Python: three quarters of the slots' time are the function, its state and its timers",
     ),
     "strings": Workload(
-        "10 M events with text keys and 100 bytes of text each: count, sum, and the largest text, per key and window.",
+        "10 M events with text keys and 100 bytes of text.",
         (EVENTS_PER_S, MEMORY),
         (
             ours("strings"),
@@ -229,7 +206,6 @@ PLAN: dict[str, Workload] = {
             spark("strings", engine="Structured Streaming, native"),
             bytewax("strings", engine="Bytewax, columns by hand"),
         ),
-        limit="gathering the texts and building polars' views of them",
     ),
     "sliding": Workload(
         "10 M events, 1 M keys, windows of 10 s every 2 s.",
@@ -241,11 +217,10 @@ PLAN: dict[str, Workload] = {
                 spark("sliding", "--max-seconds", "30", engine="Structured Streaming, native"),
             ),
         ),
-        limit="group_by, over five panes",
     ),
     **{
         f"exchange-{parallelism}": Workload(
-            f"The keyed exchange alone, {parallelism} to {parallelism} subtasks on two cores.",
+            f"keyed exchange, {parallelism} subtasks.",
             (EVENTS_PER_S, MEMORY),
             (
                 ours("exchange", "--parallelism", str(parallelism)),
@@ -255,10 +230,9 @@ PLAN: dict[str, Workload] = {
         for parallelism in (2, 4, 8)
     },
     "kafka": Workload(
-        "5 M JSON records from Kafka through a keyed exchange into tumbling windows of 10 s, 10,000 keys; the results as "
-        "JSON to Kafka, a checkpoint each second, exactly once except where the table says otherwise. One broker, on the "
-        "same two cores.",
-        (EVENTS_PER_S, MEMORY, Figure("latency_p50_ms", "p50 ms at 5,000 rows/s", more_is_better=False)),
+        "5 M JSON records from Kafka into tumbling windows of 10 s, 10,000 keys, results as JSON to Kafka; exactly once unless "
+        "stated, a checkpoint each second. One broker on the same two cores.",
+        (EVENTS_PER_S, Figure("latency_p50_ms", "p50 ms at 5,000 rows/s", is_compared=False)),
         tuple(
             beside_a_broker(contender)
             for contender in (
@@ -267,12 +241,12 @@ PLAN: dict[str, Workload] = {
                 spark("kafka", engine="Structured Streaming, at least once", needs=(".peers/spark/jars",)),
             )
         ),
-        limit="the reader: half of all processor time, and half of that is parsing",
+        limit="the reader, half of whose time is parsing",
     ),
     "latency": Workload(
-        "20,000 rows/s, each from when its source made it to the sink behind a keyed exchange, an exactly-once "
-        "checkpoint each second. Sources make rows each millisecond, Structured Streaming's each ten.",
-        (P99, P50),
+        "20,000 rows/s, from creation to the sink after a keyed exchange, an exactly-once checkpoint each second. Sources create "
+        "rows every millisecond, Structured Streaming's every ten.",
+        (P99, replace(P50, is_compared=False)),
         (
             ours("latency"),
             flink("latency", "--variant", "1", engine="Flink Java, buffers wait 1 ms"),
@@ -286,8 +260,8 @@ PLAN: dict[str, Workload] = {
         ),
     ),
     "checkpoint": Workload(
-        "Checkpoints one after the other behind a sink that takes 1 ms a row, parallelism 4, buffers of 4 KiB.",
-        (Figure("checkpoints_per_s", "checkpoints/s"), P50, P99),
+        "Checkpoints one after the other in front of a sink that takes 1 ms per row; parallelism 4, buffers of 4 KiB.",
+        (Figure("checkpoints_per_s", "checkpoints/s"), replace(P50, is_compared=False), P99),
         (
             ours("checkpoint", engine="midstream, aligned", part=("aligned",)),
             ours("checkpoint", engine="midstream, unaligned", part=("unaligned",)),
@@ -311,14 +285,13 @@ PLAN: dict[str, Workload] = {
             ("Flink Java, unaligned after", "midstream, unaligned after 1 ms"),
             ("Flink Java, unaligned", "midstream, unaligned"),
         ),
-        limit="the slice of the sink that a barrier waits for: rows of 1 ms",
     ),
     "recovery": Workload(
-        "As much in flight as the engine holds (up to 256 MiB), a failure, and the way back.",
+        "Buffers for about 256 MiB in flight; a failure.",
         (
             Figure("first_checkpoint_s", "first checkpoint s", more_is_better=False),
             Figure("first_row_s", "first row s", more_is_better=False),
-            Figure("drained_s", "drained s", more_is_better=False),
+            Figure("drained_s", "drained s", is_compared=False),
             Figure("in_flight_mib", "in flight MiB", is_compared=False),
         ),
         once(
@@ -327,13 +300,11 @@ PLAN: dict[str, Workload] = {
             flink("recovery", "--variant", "off", engine="Flink Java, by default"),
         ),
     ),
-    **{
-        query: Workload(
-            f"NEXMark {query}: {what}",
-            (EVENTS_PER_S, MEMORY),
-            nexmark(query),
-            limit=BINDS.get(query, ""),
-        )
-        for query, what in QUERIES.items()
-    },
+    **{query: Workload(what, (EVENTS_PER_S, MEMORY), nexmark(query)) for query, what in QUERIES.items()},
 }
+
+TOGETHER: dict[str, tuple[str, ...]] = {
+    "throughput": ("window_keys", "strings", "sliding", "exchange-2", "exchange-4", "exchange-8"),
+    "nexmark": tuple(QUERIES),
+}
+"""Workloads that share one table of RESULTS.md, in which each has a row."""

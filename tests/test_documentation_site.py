@@ -54,6 +54,13 @@ def test_parameters_are_lists_and_examples_are_code(site):
     assert '<div class="highlight-python' in environment
 
 
+@pytest.mark.systems
+def test_diagrams_are_drawn(site):
+    for page in ("state-machines", "recovery"):
+        text = (site / "docs" / "internals" / f"{page}.html").read_text()
+        assert '<svg class="ladder"' in text and "highlight-mermaid" not in text, page
+
+
 def test_decisions_are_listed_in_order_with_their_titles():
     pages = sorted((ROOT / "docs" / "decisions").glob("0*.md"))
     listed = [f"- [{page.read_text().partition(chr(10))[0][2:]}]({page.name})" for page in pages]

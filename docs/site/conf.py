@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterator
 from importlib.metadata import version as version_of
+from pathlib import Path
 from typing import Any
 
+from docutils import nodes
 from pygments.lexers.special import TextLexer
+
+sys.path.insert(0, str(Path(__file__).parent))
+from diagrams import svg
 
 project = "midstream"
 release = version_of(project)
@@ -27,7 +33,7 @@ html_theme = "furo"
 html_title = f"{project} {release}"
 html_copy_source = False
 
-_BELOW = {"docs/decisions/README": "0*", "benchmarks/README": "HISTORY\npeers/*/README"}
+_BELOW = {"docs/decisions/README": "0*", "benchmarks/README": "peers/*/README"}
 """Pages that have others below them in the navigation."""
 _NAMES = r"`\w+`(?:, `\w+`)*"
 _PARAMETER = re.compile(rf"(?:^|(?<=[.;] ))(?={_NAMES}: )")
@@ -35,14 +41,24 @@ _RESULT = re.compile(r"(?<=[.;] )(?=(?:Returns?|Raises?) )")
 
 
 def setup(app: Any) -> None:
-    app.add_lexer("mermaid", TextLexer)  # a forge draws these diagrams; here they are text
+    app.add_lexer("mermaid", TextLexer)  # for output that is not HTML; it keeps them as text
     app.connect("source-read", _add_pages_below)
+    app.connect("doctree-resolved", _draw_diagrams)
     app.connect("autodoc-process-docstring", _as_restructured_text)
 
 
 def _add_pages_below(app: Any, name: str, source: list[str]) -> None:
     if name in _BELOW:
         source[0] += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{_BELOW[name]}\n```\n"
+
+
+def _draw_diagrams(app: Any, doctree: Any, name: str) -> None:
+    """A forge draws Mermaid; here `diagrams.py` does, so that the site needs neither a script nor a network."""
+    if app.builder.format != "html":
+        return
+    for block in list(doctree.findall(nodes.literal_block)):
+        if block.get("language") == "mermaid":
+            block.replace_self(nodes.raw("", svg(block.astext()), format="html"))
 
 
 def _as_restructured_text(app: Any, what: str, name: str, obj: Any, options: Any, lines: list[str]) -> None:

@@ -101,8 +101,8 @@ def test_failures_are_counted_and_kept_and_what_is_not_installed_is_left_out():
     absent = Contender("Absent", printing({}), needs=("nowhere",))
     assert compare.measure("w", workload(broken, absent), 2, [""]) == 2
     lines = compare.table("w", workload(broken, absent), rows("w"))
-    assert cells(lines, "Absent") == ["Absent", "not installed"]
-    assert cells(lines, "Broken") == ["Broken", "2 of 2 failed: exit status 2: it says nothing"]
+    assert cells(lines, "Absent") == ["Absent (not installed)"]
+    assert cells(lines, "Broken") == ["Broken (2 of 2 failed: exit status 2: it says nothing)"]
 
 
 def test_only_wanted_engines_are_run_and_midstream_with_them():
@@ -129,30 +129,42 @@ def test_ratios_are_taken_within_each_round():
     plan = workload(Contender("midstream", ("it",)), Contender("Other", ("it",)), Contender("Third", ("it",)))
     lines = compare.table("w", plan, [*ours, *theirs])
     assert "3 rounds" in lines[0] and "2026-01-02" in lines[0] and "Not run: Third." in lines[0]
-    assert cells(lines, "midstream") == ["midstream", "20 (10–60)", "", "100 (100–100)", ""]
-    assert cells(lines, "Other") == ["Other", "20 (5–20)", "2 (1–3) ×", "900 (900–900)", ""]
+    assert cells(lines, "midstream") == ["midstream", "20 (10–60)", "", "100"]
+    assert cells(lines, "Other") == ["Other", "20 (5–20)", "2× (1–3)", "900"]
 
 
 def test_of_what_should_be_small_the_ratio_is_the_other_way_round_and_missing_figures_are_empty():
     plan = workload(Contender("midstream", ("it",)), Contender("Other", ("it",)), figures=(P99, RATE))
     lines = compare.table("w", plan, [row("midstream", 0, p99_ms=2.0), row("Other", 0, p99_ms=50.0)])
-    assert lines[2] == "| engine | p99 ms | midstream is | |"
-    assert cells(lines, "Other") == ["Other", "50", "25 ×", ""]
+    assert lines[2] == "| engine | p99 ms | midstream is |"
+    assert cells(lines, "Other") == ["Other", "50", "25×"]
 
 
 def test_an_engine_is_compared_with_its_own_row_of_midstreams():
     contenders = [Contender(name, ("it",)) for name in ("midstream, slow", "midstream, fast", "Other, fast")]
     plan = Workload("What.", (RATE,), tuple(contenders), (("Other, fast", "midstream, fast"),))
     found = [row("midstream, slow", 0, events_per_s=1), row("midstream, fast", 0, events_per_s=8)]
-    assert cells(compare.table("w", plan, [*found, row("Other, fast", 0, events_per_s=2)]), "Other, fast")[2] == "4 ×"
+    assert cells(compare.table("w", plan, [*found, row("Other, fast", 0, events_per_s=2)]), "Other, fast")[2] == "4×"
 
 
 def test_the_table_says_what_was_bounded_and_what_ran_less_often():
     timed = row("Timed", 0, events_per_s=1, bounded=True, events=1200)
-    smaller = [row("Smaller", turn, events_per_s=1, events=400_000, command="run --events 400000") for turn in (0, 1)]
-    lines = compare.table("w", workload(), [timed, *smaller])
-    assert cells(lines, "Timed")[-1] == "bounded by time, to 1,200 events; 1 round"
-    assert cells(lines, "Smaller")[-1] == "bounded to 400,000 (400,000–400,000) events"
+    smaller = [
+        row("Smaller", turn, events_per_s=1, events=400_000, command="run --events 400000") for turn in (0, 1, 2)
+    ]
+    seldom = [row("Seldom", turn, events_per_s=1) for turn in (0, 1)]
+    lines = compare.table("w", workload(), [timed, *smaller, *seldom])
+    assert cells(lines, "Timed")[0] == "Timed (bounded)"
+    assert cells(lines, "Smaller")[0] == "Smaller (given 400,000 (400,000–400,000) events)"
+    assert cells(lines, "Seldom")[0] == "Seldom (2 rounds)"
+
+
+def test_figures_have_three_digits_and_large_ones_are_in_millions():
+    assert compare.spread([29_421_742, 29_126_328, 31_472_825]) == "29.4M (29.1–31.5)"
+    assert compare.spread([1_030_000, 985_950]) == "1.01M (0.986–1.03)"
+    assert [compare.number(value) for value in (992_161.0, 22_741.0, 100.4, 99.2, 0.0971)] == [
+        "992,000", "22,700", "100", "99.2", "0.0971",
+    ]  # fmt: skip
 
 
 def test_only_the_newest_run_is_reported_between_its_markers(results, monkeypatch):
@@ -160,38 +172,49 @@ def test_only_the_newest_run_is_reported_between_its_markers(results, monkeypatc
     monkeypatch.setattr(compare, "plot_all", lambda *_: None)
     compare.append("w", [row("midstream", 0, events_per_s=1) | {"run": "2025-01-01T00:00:00Z"}])
     compare.append("w", [row("midstream", 0, events_per_s=77)])
-    compare.REPORT.write_text(
-        "# Words\n\n<!-- compare summary -->\n<!-- end of summary -->\n\n<!-- compare w -->\nold\n<!-- end of w -->\n\nMore words.\n"
-    )
+    compare.REPORT.write_text("# Words\n\n<!-- w -->\nold\n<!-- end -->\n\nMore words.\n")
     compare.report()
     text = compare.REPORT.read_text()
-    assert text.startswith("# Words\n\n<!-- compare summary -->\n| workload |")
-    assert "<!-- compare w -->\n`.venv/bin/python benchmarks/compare.py w`, 2026-01-02" in text
+    assert text.startswith("# Words\n\n<!-- w -->\n`.venv/bin/python benchmarks/compare.py w`, 2026-01-02")
     assert "| midstream | 77 |" in text and "old" not in text and "| 1 |" not in text
-    assert text.endswith("<!-- end of w -->\n\nMore words.\n")
+    assert text.endswith("<!-- end -->\n\nMore words.\n")
     compare.report()
     assert compare.REPORT.read_text() == text
 
 
-def test_the_summary_has_the_best_engine_beside_each_of_midstreams_rows(results, monkeypatch):
-    names = ("midstream, a", "midstream, b", "Other, a", "Third, a", "Fourth, b", "loop")
+def test_workloads_of_a_shared_table_have_a_row_each_and_no_table_of_their_own(results, monkeypatch):
+    plans = {name: workload(Contender("midstream", ("it",)), Contender("Other", ("it",))) for name in ("a", "b", "c")}
+    monkeypatch.setattr(compare, "PLAN", plans)
+    monkeypatch.setattr(compare, "TOGETHER", {"both": ("a", "b")})
+    monkeypatch.setattr(compare, "plot_all", lambda *_: None)
+    for name in plans:
+        compare.append(name, [row("midstream", 0, events_per_s=6), row("Other", 0, events_per_s=2)])
+    compare.REPORT.write_text("# Words\n")
+    compare.report()
+    text = compare.REPORT.read_text()
+    assert [line for line in text.splitlines() if line.startswith("## ")] == ["## c", "## both"]
+    assert "`.venv/bin/python benchmarks/compare.py both`, 2026-01-02, 1 round, load 0.5 to 0.5." in text
+    assert "| a: What it is | 6 | 2 | 3× |\n| b: What it is | 6 | 2 | 3× |" in text
+    assert compare.expanded(["both", "c", "a"]) == ["a", "b", "c"]
+
+
+def test_a_shared_table_names_the_best_engine_of_each_row(results, monkeypatch):
+    names = ("midstream", "Other", "Third", "loop")
     contenders = [Contender(name, ("it",), is_engine=name != "loop") for name in names]
-    bases = (("Fourth", "midstream, b"), ("", "midstream, a"))
-    plan = Workload("What.", (P99, RATE), tuple(contenders), bases, limit="the wire")
-    monkeypatch.setattr(compare, "PLAN", {"w": plan})
-    p99_ms = {"midstream, a": 2.0, "midstream, b": 9.0, "Other, a": 8.0, "Third, a": 6.0, "loop": 0.1}
-    compare.append("w", [row(engine, 0, p99_ms=value) for engine, value in p99_ms.items()])
-    compare.append("w", [row("Fourth, b", 0, failure="exit status 1")])
-    assert [line.split(" | ") for line in compare.summary_table()[2:]] == [
-        ["| [w](#w), a", "p99 ms", "2", "Third, a", "6", "3 ×", "the wire", "2026-01-02 |"],
-        ["| [w](#w), b", "p99 ms", "9", "", "", "", "the wire", "2026-01-02 |"],
+    monkeypatch.setattr(compare, "PLAN", {name: workload(*contenders, figures=(P99, RATE)) for name in ("v", "w")})
+    p99_ms = {"midstream": 2.0, "Other": 8.0, "Third": 6.0, "loop": 0.1}
+    measured = {"w": [row(engine, 0, p99_ms=value) for engine, value in p99_ms.items()]}
+    measured["v"] = [row("midstream", 0, p99_ms=9.0), row("Other", 0, failure="exit status 1")]
+    assert compare.joint_table("both", measured)[2:] == [
+        "| p99 ms | midstream | best other engine | midstream is |",
+        "|---|---|---|---|",
+        "| w: What it is | 2 | Third: 6 | 3× |",
+        "| v: What it is | 9 |  |  |",
     ]
 
 
 def test_a_table_without_markers_yet_goes_to_the_end():
-    assert compare.replaced("# Words\n", "w", "body") == (
-        "# Words\n\n## w\n\n<!-- compare w -->\nbody\n<!-- end of w -->\n"
-    )
+    assert compare.replaced("# Words\n", "w", "body") == ("# Words\n\n## w\n\n<!-- w -->\nbody\n<!-- end -->\n")
 
 
 def test_every_workload_of_the_plan_has_a_base_for_each_engine_and_no_engine_twice():
