@@ -239,21 +239,21 @@ def goes_back_without_a_word() -> Replacements:
 
 def takes_back_too_much() -> Replacements:
     """Sinks also take back what belongs to the checkpoint from which the job starts."""
-    return [(going_back, "take_back", _take_back(-1)), (open_directory, "take_back", _take_back(-1))]
+    return [(going_back, "roll_back", _take_back(-1)), (open_directory, "roll_back", _take_back(-1))]
 
 
 def takes_back_too_little() -> Replacements:
     """Sinks do not take back what belongs to the checkpoint right after it."""
-    return [(going_back, "take_back", _take_back(1)), (open_directory, "take_back", _take_back(1))]
+    return [(going_back, "roll_back", _take_back(1)), (open_directory, "roll_back", _take_back(1))]
 
 
 def _take_back(more: int) -> Callable[..., None]:
-    original = going_back.take_back
+    original = going_back.roll_back
 
-    def take_back(decision: Any, metadata: CheckpointMetadata) -> None:
+    def roll_back(decision: Any, metadata: CheckpointMetadata) -> None:
         original(replace(decision, after=decision.after + more), metadata)
 
-    return take_back
+    return roll_back
 
 
 def commits_under_way_are_overlooked() -> Replacements:
@@ -294,7 +294,7 @@ def newer_ones_count_beside_pending_output() -> Replacements:
 
     def decide(*arguments: Any) -> Decision:
         found = original(*arguments)
-        return found if found.takes_back else replace(found, counts_until=None)
+        return found if found.rolls_back else replace(found, counts_until=None)
 
     return [(open_directory, "decide", decide)]
 

@@ -75,8 +75,8 @@ def not_retained() -> Replacements:
 def not_aligned() -> Replacements:
     original = CheckpointCoordinator.trigger
 
-    def trigger(self: Any, attempt: Any, sources: Any, clients: Any, is_stop: bool, is_rescale: bool, *_: bool) -> int:
-        return original(self, attempt, sources, clients, is_stop, is_rescale)
+    def trigger(self: Any, attempt: Any, sources: Any, request: Any) -> int:
+        return original(self, attempt, sources, replace(request, is_savepoint=False, must_align=False))
 
     return [(CheckpointCoordinator, "trigger", trigger)]
 
@@ -118,7 +118,7 @@ def refused_at_once() -> Replacements:
             self.refuse(stop.clients, reason)
             if stop.with_savepoint:
                 stop.clients = []
-                self._effects.facts.stop_failed(stop, reason)
+                self._effects.notifications.stop_failed(stop, reason)
 
     return [(ClientRequests, "stop_failed", stop_failed)]
 

@@ -10,7 +10,7 @@ from midstream.engine.checkpoint.metadata import CheckpointMetadata
 from midstream.engine.coordinator.checkpoints.checkpoint_coordinator import CheckpointCoordinator
 from midstream.engine.coordinator.effects import IoKind, TimerKind, io_kind, timer_kind
 from midstream.engine.coordinator.events import (
-    ClientAsked,
+    ClientRequested,
     CoordinatorEvent,
     EndState,
     Instruction,
@@ -77,9 +77,9 @@ class Observer(Protocol):
 
 class CheckedShell(Shell):
     def __init__(
-        self, coordinator: CheckedMachine, loop: Loop, lines: Connections, host: Host, observer: Observer
+        self, coordinator: CheckedMachine, loop: Loop, connections: Connections, host: Host, observer: Observer
     ) -> None:
-        super().__init__(coordinator, loop, lines, host)
+        super().__init__(coordinator, loop, connections, host)
         self._check: Callable[[], None] = coordinator.check
         self._observer = observer
         self._handled = 0
@@ -112,7 +112,7 @@ class CheckedShell(Shell):
                     self._observer.publishing(metadata)
                 if io_kind(token) in (IoKind.COMMIT, IoKind.ABORT):
                     self._observer.commits_here()
-                if io_kind(token) is IoKind.SAVEPOINT_PLACE and isinstance(self._event, ClientAsked):
+                if io_kind(token) is IoKind.SAVEPOINT_LOCATION and isinstance(self._event, ClientRequested):
                     self._claims[token] = self._event.client
             case JobEnded():
                 self._observer.about_to_end(instruction)

@@ -22,7 +22,7 @@ from midstream.engine.core.state_machine import TransitionTable
 
 
 def test_every_fact_is_heard_and_every_place_in_the_order_has_its_reason() -> None:
-    found = vars(Bench().job._effects.facts)
+    found = vars(Bench().job._effects.notifications)
     assert found.keys() == inspect.get_annotations(notifications.Notifications).keys()
     for name, fact in found.items():
         assert fact.subscribers and all(why for _, why in fact.subscribers), name

@@ -102,7 +102,7 @@ def test_one_that_leaves_before_it_has_registered_is_asked_for_again() -> None:
     assert "a slot could not be started (0 of 2 are connected): its node is drained" in bench.status.warnings
     bench.wait(1)
     register = m.Register("host0", 7000, 100, PYTHON, bench.requests[0])
-    assert bench.shell.unwanted(register)
+    assert bench.shell.refusal(register)
     bench._slots = 1
     bench.connect()
     assert bench.state == "running" and len(bench.requests) == 3 and bench.slots == (1, 2)

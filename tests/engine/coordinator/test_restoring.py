@@ -104,7 +104,7 @@ def test_while_a_rescale_deals_out_its_checkpoint_no_newer_one_takes_its_place()
     bench = Bench(held=("deal",), checkpoint_interval_s=1.0).run()
     client = bench.ask(m.DoRescale(1))
     acknowledge_all(bench)
-    assert bench.job.rescaling.stage is RescaleStage.DEALING
+    assert bench.job.rescaling.stage is RescaleStage.DISTRIBUTING
     waiting = bench.ask(m.DoCheckpoint())
     bench.wait(5)
     assert bench.job.checkpoints.pending is None and bench.state == "running"

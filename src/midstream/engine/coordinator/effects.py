@@ -48,7 +48,7 @@ class IoKind(Enum):
     """The purpose of a piece of I/O, which is the first word of its token."""
 
     OPEN = "open"
-    DEAL = "deal"
+    DISTRIBUTE = "distribute"
     """The state of a checkpoint is assigned to the tasks that resume from it."""
     PUBLISH = "publish"
     COMMIT = "commit"
@@ -61,7 +61,7 @@ class IoKind(Enum):
     CLOSE = "close"
     """A source or a committer is closed."""
     RESCALE = "rescale"
-    SAVEPOINT_PLACE = "savepoint-place"
+    SAVEPOINT_LOCATION = "savepoint-location"
     SAVEPOINT = "savepoint"
     SAVEPOINT_DISCARD = "savepoint-discard"
     SUPPLY = "supply"
@@ -84,7 +84,7 @@ class Call:
 
 class Effects:
     def __init__(self) -> None:
-        self.facts = Notifications()
+        self.notifications = Notifications()
         """The facts that any part may state, and of which the other parts are told."""
         self.cause = 0
         """The number of the event that is being handled."""
@@ -111,8 +111,8 @@ class Effects:
     def reply(self, client: int, reply: Reply) -> None:
         self._out.append(ev.ReplyTo(client, reply, cause=self.cause))
 
-    def tell(self, text: str) -> None:
-        self._out.append(ev.Tell(text, cause=self.cause))
+    def notify_user(self, text: str) -> None:
+        self._out.append(ev.NotifyUser(text, cause=self.cause))
 
     def end(self, ended: ev.JobEnded) -> None:
         self._out.append(ended)
@@ -145,8 +145,8 @@ class Effects:
         (see `engine.coordinator.requests.pending_waits`).
         """
         token = self._token(kind, about)
-        told = cast("Callable[[Done[object] | Failed], None]", done)
-        self._calls[token] = Call(waits_for, self.elapsed_s, told, has_limit)
+        on_done = cast("Callable[[Done[object] | Failed], None]", done)
+        self._calls[token] = Call(waits_for, self.elapsed_s, on_done, has_limit)
         self._out.append(ev.RunIo(token, work, cause=self.cause))
 
     def wait_for_slot(self, waits_for: str) -> str:
@@ -204,15 +204,3 @@ def io_kind(token: str) -> IoKind:
 
 def _first_word(token: str) -> str:
     return token.rpartition("-")[0].partition(":")[0]
-
-
-def brief(event: ev.CoordinatorEvent) -> str:
-    """Describe an event for the story of the coordinator: shortly, and cheaply whatever the event carries."""
-    match event:
-        case ev.SlotMessage(slot, message):
-            parts = [getattr(message, name) for name in ("attempt", "checkpoint_id", "task") if hasattr(message, name)]
-            return f"slot {slot} says {type(message).__name__}({', '.join(map(str, parts))})"
-        case ev.IoDone(token, outcome):
-            return f"{token} failed: {outcome.error!r:.200}" if isinstance(outcome, Failed) else f"{token} done"
-        case _:  # the others are short
-            return repr(event)

@@ -120,7 +120,7 @@ class SlotsGone:
 
 
 @dataclass(frozen=True, slots=True)
-class ClientAsked:
+class ClientRequested:
     """A client has sent a request. Each request gets exactly one `ReplyTo`, with the same `client`."""
 
     client: int
@@ -166,7 +166,7 @@ CoordinatorEvent: TypeAlias = (
     | SlotLeaving
     | SlotRequestFailed
     | SlotsGone
-    | ClientAsked
+    | ClientRequested
     | CancelRequested
     | TimerFired
     | TimePassed
@@ -241,7 +241,7 @@ class ReplyTo(_Caused):
 
 
 @dataclass(frozen=True, slots=True)
-class Tell(_Caused):
+class NotifyUser(_Caused):
     """Show a text to the user at once: a failure, and the restart that follows it."""
 
     text: str
@@ -262,4 +262,6 @@ class JobEnded(_Caused):
     """The path of the checkpoint or savepoint with which a stop ended the job; None otherwise."""
 
 
-Instruction: TypeAlias = Send | RequestSlot | CloseSlot | SetTimer | CancelTimer | RunIo | ReplyTo | Tell | JobEnded
+Instruction: TypeAlias = (
+    Send | RequestSlot | CloseSlot | SetTimer | CancelTimer | RunIo | ReplyTo | NotifyUser | JobEnded
+)

@@ -28,8 +28,8 @@ class Notification(Generic[P]):
         self.subscribers = subscribers
 
     def __call__(self, *of_it: P.args, **named: P.kwargs) -> None:
-        for hear, _ in self.subscribers:
-            hear(*of_it, **named)
+        for notify, _ in self.subscribers:
+            notify(*of_it, **named)
 
 
 class Notifications:
@@ -49,7 +49,7 @@ class Notifications:
     """Another coordinator has taken the job over."""
     checkpoint_completed: Notification[[CompletedCheckpoint]]
     checkpoint_aborted: Notification[[AbortedCheckpoint]]
-    stop_asked: Notification[[bool]]
+    stop_requested: Notification[[bool]]
     """The job is asked to stop, and was not before. True: with drain, so the sources are to end now."""
     stop_failed: Notification[[Stop, str]]
     """A stop with a savepoint is cancelled, for the given reason: its clients have still to be told."""
@@ -63,27 +63,31 @@ class Notifications:
     """The job ends, for the given reason. True: it was stopped."""
 
 
-def subscribe(job: Coordinator, facts: Notifications) -> None:
+def subscribe(job: Coordinator, notifications: Notifications) -> None:
     """List, for each fact, the functions to call, in order, with the reason for this order. It is long because it is
     one table.
     """
-    facts.warned = Notification((job.warnings.append, "the status shows it"))
-    facts.attempt_failed = Notification((job.fail_attempt, "the job restarts, or ends"))
-    facts.start_failed = Notification((job.start_failed, "the same, and a job that has never run ends"))
-    facts.slots_failed = Notification((job.slots_failed, "the same, unless only a rescale or a move needs them"))
-    facts.storage_opened = Notification(
-        (job.cleaning.storage_opened, "nothing is in progress yet, so these may come in any order"),
+    notifications.warned = Notification((job.warnings.append, "the status shows it"))
+    notifications.attempt_failed = Notification((job.fail_attempt, "the job restarts, or ends"))
+    notifications.start_failed = Notification((job.start_failed, "the same, and a job that has never run ends"))
+    notifications.slots_failed = Notification(
+        (job.slots_failed, "the same, unless only a rescale or a move needs them")
+    )
+    notifications.storage_opened = Notification(
+        (job.cleanup.storage_opened, "nothing is in progress yet, so these may come in any order"),
         (job.sources.storage_opened, "they may keep files there"),
-        (job.committing.storage_opened, "before the committables of the checkpoint are added"),
+        (job.commits.storage_opened, "before the committables of the checkpoint are added"),
         (job.checkpoints.storage_opened, "the job resumes from the newest one"),
     )
-    facts.commit_failed = Notification((job.checkpoints.check_epochs, "perhaps another coordinator has taken over"))
-    facts.fenced = Notification(
-        (job.cleaning.stop, "another coordinator owns the files: the end of the job must not delete any"),
-        (job.committing.abandon, "nor may the end of the job clean up any output"),
+    notifications.commit_failed = Notification(
+        (job.checkpoints.check_epochs, "perhaps another coordinator has taken over")
+    )
+    notifications.fenced = Notification(
+        (job.cleanup.stop, "another coordinator owns the files: the end of the job must not delete any"),
+        (job.commits.abandon, "nor may the end of the job clean up any output"),
         (job.fenced, "last: the job ends, and the parts that it closes must be told before"),
     )
-    facts.checkpoint_completed = Notification(
+    notifications.checkpoint_completed = Notification(
         (job.attempts.checkpoint_completed, "slots first: all later messages to them presuppose it"),
         (
             job.checkpoints.drop_older_attempts,
@@ -91,12 +95,12 @@ def subscribe(job: Coordinator, facts: Notifications) -> None:
         ),
         (job.rescaling.checkpoint_completed, "after the slots know of it, which may be told to resume their sources"),
         (job.savepoints.checkpoint_completed, "it is retained for them until its output is committed and it is copied"),
-        (job.restarts.progressed, "before its output is committed: if that fails at once, it fails for the first time"),
-        (job.committing.checkpoint_completed, "its output is made visible, in the order of checkpoints"),
+        (job.failover.progressed, "before its output is committed: if that fails at once, it fails for the first time"),
+        (job.commits.checkpoint_completed, "its output is made visible, in the order of checkpoints"),
         (job.sources.checkpoint_completed, "after the output: what sources forget now can never be read again"),
         (job.requests.checkpoint_completed, "clients last: what they are told has been done by then"),
     )
-    facts.checkpoint_aborted = Notification(
+    notifications.checkpoint_aborted = Notification(
         (
             job.savepoints.checkpoint_aborted,
             "first: a savepoint may wait for the next one, or fail together with its stop",
@@ -104,26 +108,28 @@ def subscribe(job: Coordinator, facts: Notifications) -> None:
         (job.requests.checkpoint_aborted, "waiting clients are told, and a stop that still waits for it is cancelled"),
         (job.rescaling.checkpoint_aborted, "last: the job stays as it is"),
     )
-    facts.stop_asked = Notification(
-        (job.stop_asked, "sources that are to end are told first: giving up a rescale resumes them"),
-        (job.rescaling.stop_asked, "a job that was stopped resumes at the program's own parallelism"),
+    notifications.stop_requested = Notification(
+        (job.stop_requested, "sources that are to end are told first: giving up a rescale resumes them"),
+        (job.rescaling.stop_requested, "a job that was stopped resumes at the program's own parallelism"),
     )
-    facts.stop_failed = Notification((job.savepoints.stop_failed, "the place is given back, then clients are told"))
-    facts.attempt_runs = Notification(
+    notifications.stop_failed = Notification(
+        (job.savepoints.stop_failed, "the place is given back, then clients are told")
+    )
+    notifications.attempt_runs = Notification(
         (job.slots.running, "from now on a slot that does not start is requested again"),
-        (job.restarts.running, "the time for which the job runs is counted from now"),
-        (job.checkpoints.due.running, "the first one comes one interval after this"),
+        (job.failover.running, "the time for which the job runs is counted from now"),
+        (job.checkpoints.schedule.running, "the first one comes one interval after this"),
         (job.rescaling.running, "the client that requested a rescale is told"),
     )
-    facts.attempt_over = Notification(
+    notifications.attempt_over = Notification(
         (job.requests.attempt_over, "a stop is cancelled before its checkpoint fails, which is not the reason"),
         (job.checkpoints.attempt_over, "the checkpoint in progress fails, unless it is being written"),
-        (job.committing.abort_kept, "what finished tasks have prepared is cleaned up, and will be prepared again"),
+        (job.commits.abort_kept, "what finished tasks have prepared is cleaned up, and will be prepared again"),
         (job.checkpoints.check_epochs, "perhaps it failed because another coordinator has taken over"),
         (job.attempts.cancel, "slots are told to cancel, after all other messages about the attempt"),
         (job.slots.gather, "missing ones are requested meanwhile"),
     )
-    facts.job_ends = Notification(
+    notifications.job_ends = Notification(
         (
             job.savepoints.job_ended,
             "first: savepoints whose checkpoint fails next fail for the job's reason",
@@ -131,6 +137,6 @@ def subscribe(job: Coordinator, facts: Notifications) -> None:
         (job.checkpoints.attempt_over, "the checkpoint in progress fails, unless it is being written"),
         (job.rescaling.job_ended, "the client is told"),
         (job.sources.end, "nothing more is discovered"),
-        (job.committing.give_up, "nothing is retried, and slots are not waited for: they are released next"),
+        (job.commits.give_up, "nothing is retried, and slots are not waited for: they are released next"),
         (job.slots.release, "last: all other messages to them are sent before"),
     )

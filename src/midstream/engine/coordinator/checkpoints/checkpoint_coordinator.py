@@ -40,6 +40,7 @@ from midstream.engine.coordinator.checkpoints.pending_checkpoint import (
     CHECKPOINT_TABLE,
     AbortedCheckpoint,
     CheckpointProgress,
+    CheckpointRequest,
     CheckpointTurn,
     CompletedCheckpoint,
     PendingCheckpoint,
@@ -63,7 +64,7 @@ IDS_KEPT: Final = 1_000
 
 
 class CheckpointCoordinator:
-    def __init__(self, effects: Effects, plan: JobPlan, cleaning: CheckpointCleanup, committing: Commits) -> None:
+    def __init__(self, effects: Effects, plan: JobPlan, cleanup: CheckpointCleanup, commits: Commits) -> None:
         self.storage: Storage | None = None
         self.epoch = 0
         self.pending: PendingCheckpoint | None = None
@@ -72,13 +73,13 @@ class CheckpointCoordinator:
         self.newest: CheckpointMetadata | None = None
         """The checkpoint to restore: the newest completed one, or the one from which the job was started."""
         self.retained: tuple[Retained, ...] = ()
-        self.due = CheckpointSchedule(effects, plan.config)
+        self.schedule = CheckpointSchedule(effects, plan.config)
         self.history = CheckpointHistory()
         self._effects = effects
         self._plan = plan
         self._names = names_of(plan.graph)
-        self._cleaning = cleaning
-        self._committing = committing
+        self._cleanup = cleanup
+        self._commits = commits
         self._next_id = 1
         self._newest_id = 0
         """The id of `newest`; 0 if there is none."""
@@ -132,20 +133,10 @@ class CheckpointCoordinator:
 
     # ---- one checkpoint ----
 
-    def trigger(
-        self,
-        attempt: Attempt,
-        sources: tuple[SourcePosition, ...],
-        clients: tuple[int, ...],
-        is_stop: bool,
-        is_rescale: bool = False,
-        is_savepoint: bool = False,
-        must_align: bool = False,
-    ) -> int:
+    def trigger(self, attempt: Attempt, sources: tuple[SourcePosition, ...], request: CheckpointRequest) -> int:
         """Trigger a checkpoint, and return its id.
 
-        `sources` must be taken in this very step, see `engine.coordinator.placement.split_assignment`. `must_align`: no barrier may
-        overtake rows, whatever `aligned_timeout` is.
+        `sources` must be taken in this very step, see `engine.coordinator.placement.split_assignment`.
         """
         assert self.storage is not None
         self._turn(CheckpointTurn.TRIGGERED)
@@ -154,18 +145,27 @@ class CheckpointCoordinator:
         plan = attempt.plan_checkpoint()
         assert plan.trigger, plan
         pending = PendingCheckpoint(
-            checkpoint_id, attempt, now_ms, plan, sources, clients, is_stop, is_rescale, is_savepoint
+            checkpoint_id=checkpoint_id,
+            attempt=attempt,
+            created_ms=now_ms,
+            plan=plan,
+            sources=sources,
+            clients=request.clients,
+            is_stop=request.is_stop,
+            is_rescale=request.is_rescale,
+            is_savepoint=request.is_savepoint,
         )
         self.pending = pending
-        self.due.triggered()
+        self.schedule.triggered()
         by_slot: dict[int, list[TaskId]] = {}
         for ref in plan.trigger:
             by_slot.setdefault(attempt.slot_of(ref), []).append(ref)
         timeout_s = self._plan.config.aligned_timeout_s
-        overtake_ms = None if timeout_s is None or must_align else round(timeout_s * 1000)
+        overtake_ms = None if timeout_s is None or request.must_align else round(timeout_s * 1000)
+        pauses_sources = request.is_stop or request.is_rescale
         for slot, refs in by_slot.items():
             trigger = TriggerCheckpoint(
-                attempt.number, checkpoint_id, now_ms, tuple(refs), overtake_ms, is_stop or is_rescale, self._newest_id
+                attempt.number, checkpoint_id, now_ms, tuple(refs), overtake_ms, pauses_sources, self._newest_id
             )
             self._effects.send(slot, trigger)
         timeout_s = self._plan.config.checkpoint_timeout_s
@@ -185,7 +185,7 @@ class CheckpointCoordinator:
         pending = self.pending
         if pending is None or pending.checkpoint_id != ack.checkpoint_id:
             if ack.checkpoint_id > self._uncertain_id:
-                self._cleaning.drop((), ack.files)
+                self._cleanup.drop((), ack.files)
             self._effects.send(slot, CheckpointAborted(attempt.number, ack.checkpoint_id))
             return
         if ack.task in pending.acks:
@@ -200,7 +200,7 @@ class CheckpointCoordinator:
     def decline(self, message: CheckpointDecline) -> None:
         if message.checkpoint_id in self._completed_ids:
             raise InvariantError(f"{message.task} declines checkpoint {message.checkpoint_id}, which is complete")
-        self._cleaning.drop((), message.files)
+        self._cleanup.drop((), message.files)
         pending = self.pending
         if pending is None or not self.outcome_is_known or pending.checkpoint_id != message.checkpoint_id:
             return
@@ -224,20 +224,20 @@ class CheckpointCoordinator:
                 self._abort(pending, why, counts=False, retry=False)
             else:
                 self._turn(CheckpointTurn.ATTEMPT_OVER)
-        self.due.attempt_over()
+        self.schedule.attempt_over()
 
     def check_epochs(self, *_: object) -> None:
         """Check whether another coordinator has taken over, and deleted files of this one: else the job would restart
         for ever.
         """
         if self.storage is not None:
-            look = partial(check_epoch, self.storage, self.epoch)
+            check = partial(check_epoch, self.storage, self.epoch)
             what = f"the epochs in {self._plan.config.checkpoint_dir} to be read"
-            self._effects.run_io(IoKind.EPOCH, look, self._epochs_seen, waits_for=what)
+            self._effects.run_io(IoKind.EPOCH, check, self._epochs_read, waits_for=what)
 
-    def _epochs_seen(self, outcome: Done[None] | Failed) -> None:
+    def _epochs_read(self, outcome: Done[None] | Failed) -> None:
         if isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
-            self._effects.facts.fenced(outcome.error)
+            self._effects.notifications.fenced(outcome.error)
 
     def take_prepared(self) -> tuple[Committables, ...]:
         """Remove and return what the last attempt prepared for checkpoints that will never complete."""
@@ -271,7 +271,7 @@ class CheckpointCoordinator:
         if len(self.retained) <= keep:
             return
         self.retained, dropped, files = split_retained(self.retained, keep, self._uncertain_files)
-        self._cleaning.drop([r.checkpoint_id for r in dropped], files)
+        self._cleanup.drop([r.checkpoint_id for r in dropped], files)
 
     def in_progress(self, now_ms: int) -> CheckpointStatus | None:
         pending = self.pending
@@ -311,7 +311,7 @@ class CheckpointCoordinator:
             reason = f"{within}: no answer from {self.unanswered(pending)}"
             self._abort(pending, reason, counts=True, retry=False)
             return
-        self._is_uncertain(pending)
+        self._mark_uncertain(pending)
         where = self._plan.config.checkpoint_dir
         reason = (
             f"{within}: the storage has not confirmed the write of its metadata to {where}; the write may still succeed"
@@ -327,7 +327,7 @@ class CheckpointCoordinator:
     def _task_names(self, tasks: Iterable[TaskId]) -> str:
         return ", ".join(f"{self._plan.graph.vertices[vertex].name} (subtask {subtask})" for vertex, subtask in tasks)
 
-    def _is_uncertain(self, pending: PendingCheckpoint) -> None:
+    def _mark_uncertain(self, pending: PendingCheckpoint) -> None:
         self._uncertain_id = pending.checkpoint_id
         self._uncertain_files |= pending.files
 
@@ -342,7 +342,7 @@ class CheckpointCoordinator:
             return
         own = committables_of(pending.acks, self._names, self._newest_id)
         metadata = build_metadata(
-            self._plan, pending, self.epoch, self._effects.now_ms, operators, (*self._committing.uncommitted, *own)
+            self._plan, pending, self.epoch, self._effects.now_ms, operators, (*self._commits.uncommitted, *own)
         )
         self._turn(CheckpointTurn.ACKNOWLEDGED)
         pending.files = frozenset(metadata.files)
@@ -362,7 +362,7 @@ class CheckpointCoordinator:
     ) -> None:
         if self.pending is not pending:  # it timed out before: its outcome is unknown for good
             if isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
-                self._effects.facts.fenced(outcome.error)
+                self._effects.notifications.fenced(outcome.error)
         elif isinstance(outcome, Failed):
             self._not_published(pending, outcome.error)
         else:
@@ -372,12 +372,12 @@ class CheckpointCoordinator:
         if isinstance(error, FencedError):
             self._over(pending, CheckpointTurn.FAILED)
             pending.attempt_is_over = True
-            self._effects.facts.checkpoint_aborted(AbortedCheckpoint(pending, str(error), retry=False))
-            self._effects.facts.fenced(error)
+            self._effects.notifications.checkpoint_aborted(AbortedCheckpoint(pending, str(error), retry=False))
+            self._effects.notifications.fenced(error)
             return
         certain = not isinstance(error, UnknownOutcomeError)
         if not certain:
-            self._is_uncertain(pending)
+            self._mark_uncertain(pending)
         reason = f"its metadata could not be written: {error}"
         self._abort(pending, reason, counts=True, retry=False, delete=certain)
 
@@ -396,8 +396,8 @@ class CheckpointCoordinator:
         for over in [known for known in self._prepared if known[0] <= metadata.checkpoint_id]:
             del self._prepared[over]
         self.retained = (*self.retained, Retained(metadata.checkpoint_id, frozenset(metadata.files)))
-        self.due.failures = 0
-        self.due.ended()  # the writing of the metadata is part of it
+        self.schedule.failures = 0
+        self.schedule.ended()  # the writing of the metadata is part of it
         now_ms = self._effects.now_ms
         status = self._status_of(
             pending,
@@ -408,12 +408,14 @@ class CheckpointCoordinator:
         self.history.completed(status, bool(committables), now_ms)
         path = self.path_of(metadata.checkpoint_id)
         is_first = not (pending.attempt_is_over or pending.attempt.has_checkpoint)
-        self._effects.facts.checkpoint_completed(CompletedCheckpoint(pending, metadata, committables, path, is_first))
+        self._effects.notifications.checkpoint_completed(
+            CompletedCheckpoint(pending, metadata, committables, path, is_first)
+        )
 
     def drop_older_attempts(self, completed: CompletedCheckpoint) -> None:
         """Delete the unreferenced files of earlier attempts, once this attempt has completed its first checkpoint."""
         if completed.is_first and completed.pending.attempt.number > 0:
-            self._cleaning.drop_attempts_before(completed.pending.attempt.number, self.referenced_files())
+            self._cleanup.drop_attempts_before(completed.pending.attempt.number, self.referenced_files())
 
     def _abort(
         self, pending: PendingCheckpoint, reason: str, *, counts: bool, retry: bool, delete: bool = True
@@ -423,28 +425,28 @@ class CheckpointCoordinator:
         """
         self._over(pending, CheckpointTurn.FAILED)
         if delete:
-            self._cleaning.drop((), [file for ack in pending.acks.values() for file in ack.files])
+            self._cleanup.drop((), [file for ack in pending.acks.values() for file in ack.files])
         now_ms = self._effects.now_ms
-        self.due.failed()
+        self.schedule.failed()
         if not retry:
             took_ms = max(0, now_ms - pending.created_ms)
             self.history.failed(self._status_of(pending, "failed", took_ms, reason=reason))
         if pending.attempt_is_over:
-            self._effects.facts.checkpoint_aborted(AbortedCheckpoint(pending, reason, retry=False))
+            self._effects.notifications.checkpoint_aborted(AbortedCheckpoint(pending, reason, retry=False))
             return
-        self.due.retry = retry
+        self.schedule.retry = retry
         for slot in pending.attempt.slots:
             self._effects.send(slot, CheckpointAborted(pending.attempt.number, pending.checkpoint_id))
-        self._effects.facts.checkpoint_aborted(AbortedCheckpoint(pending, reason, retry))
+        self._effects.notifications.checkpoint_aborted(AbortedCheckpoint(pending, reason, retry))
         if counts and not pending.is_savepoint:
-            self.due.failures += 1
+            self.schedule.failures += 1
             tolerable = self._plan.config.tolerable_failures
-            if self.due.failures > tolerable:
+            if self.schedule.failures > tolerable:
                 text = (
-                    f"{self.due.failures} checkpoints in a row have failed (tolerable_failures is {tolerable}); "
+                    f"{self.schedule.failures} checkpoints in a row have failed (tolerable_failures is {tolerable}); "
                     f"the last one, {pending.checkpoint_id}: {reason}"
                 )
-                self._effects.facts.attempt_failed(Failure(text, "", StorageError(text)))
+                self._effects.notifications.attempt_failed(Failure(text, "", StorageError(text)))
 
     def _turn(self, what: CheckpointTurn) -> None:
         self.progress = CHECKPOINT_TABLE.next(self.progress, what)

@@ -49,8 +49,11 @@ class CheckpointCleanup:
     def drop(self, checkpoints: Iterable[int], files: Iterable[str]) -> None:
         """Delete complete checkpoints and the files that only they refer to; if there are none, files of a failed one."""
         doomed = set(checkpoints)
-        self._doomed.checkpoints |= doomed
-        (self._doomed.files if doomed else self._doomed.unused).update(files)
+        if doomed:
+            self._doomed.checkpoints |= doomed
+            self._doomed.files.update(files)
+        else:
+            self._doomed.unused.update(files)
         self.run()
 
     def drop_attempts_before(self, attempt: int, referenced: frozenset[str]) -> None:
@@ -79,7 +82,7 @@ class CheckpointCleanup:
         if isinstance(outcome, Done):
             self.run()
         elif isinstance(outcome.error, FencedError):
-            self._effects.facts.fenced(outcome.error)
+            self._effects.notifications.fenced(outcome.error)
         else:
             self._doomed.checkpoints |= doomed.checkpoints
             self._doomed.files |= doomed.files
@@ -90,7 +93,7 @@ class CheckpointCleanup:
                 self._has_failed = True
                 self.run()
                 return
-            self._effects.facts.warned(
+            self._effects.notifications.warned(
                 f"old checkpoint files could not be deleted (tried again later): {outcome.error}"
             )
 

@@ -45,12 +45,12 @@ class _Commit:
 
 class Commits:
     def __init__(
-        self, effects: Effects, plan: JobPlan, committers: Committers, slots: Slots, places: CommitSlots
+        self, effects: Effects, plan: JobPlan, committers: Committers, slots: Slots, commit_slots: CommitSlots
     ) -> None:
         self._effects = effects
         self._committers = committers
         self._slots = slots
-        self._places = places
+        self._commit_slots = commit_slots
         self._lanes = CommitLanes(effects, plan, slots)
         self._commits: deque[_Commit] = deque()
         self._aborts: deque[Committables] = deque()
@@ -177,14 +177,18 @@ class Commits:
                 return
         if sink.commits_on_slots and self._may_retry:
             self._lanes.begin(LaneWork(kind, what, left, self._waits_for(kind, what)))
-            self.look()
+            self.advance()
         else:  # also if the job ends: its slots are released
             self._run_here(kind, what, left or {0: what.items})
 
     def _run_here(self, kind: IoKind, what: Committables, lanes: dict[int, tuple[bytes, ...]]) -> None:
+        if kind is IoKind.COMMIT:
+            work = partial(self._committers.commit, what, dict(lanes))
+        else:
+            work = partial(self._committers.abort, what, dict(lanes))
         self._effects.run_io(
             kind,
-            partial(self._committers.commit if kind is IoKind.COMMIT else self._committers.abort, what, dict(lanes)),
+            work,
             partial(self._outcome, kind, what),
             about=f"{what.uid}:{what.checkpoint_id}",
             waits_for=self._waits_for(kind, what),
@@ -208,21 +212,21 @@ class Commits:
         """Whether this slot has been asked to commit, or to clean up, and has not answered."""
         return self._lanes.is_on(slot)
 
-    def heard(self, slot: int, answer: m.CommitDone | m.CommitFailed) -> None:
+    def handle_answer(self, slot: int, answer: m.CommitDone | m.CommitFailed) -> None:
         """A live slot has answered."""
-        self._lanes.heard(slot, answer)
-        self.look()
+        self._lanes.handle_answer(slot, answer)
+        self.advance()
 
-    def look(self) -> None:
+    def advance(self) -> None:
         """Continue with the work on slots, which may have come, gone or answered. This is called with every event."""
         lanes, work = self._lanes, self._lanes.work
         if work is None:
             return
-        if self._places.have_changed():
+        if self._commit_slots.have_changed():
             lanes.forget_lost(self._slots.live)
-        slots = self._places.now
+        slots = self._commit_slots.now
         if slots:
-            lanes.ask(slots)
+            lanes.request(slots)
         if lanes.under_way:
             return
         if lanes.failed is not None:
@@ -236,16 +240,19 @@ class Commits:
             self._run_here(work.kind, work.what, work.left)
 
     def _failure(self, work: LaneWork, lane: int, answer: m.CommitFailed) -> Failure:
-        where = f"{self._called(work.kind, work.what)}: lane {lane}"
-        same = answer.same and f"{where}: {answer.same}"
-        return failure_of_user_code(f"{where}: {answer.summary}", answer.details, answer.fatal, same)
+        where = f"{self._describe(work.kind, work.what)}: lane {lane}"
+        fingerprint = f"{where}: {answer.same}" if answer.same else ""
+        return failure_of_user_code(f"{where}: {answer.summary}", answer.details, answer.fatal, fingerprint)
 
     # ---- outcomes ----
 
     def _outcome(self, kind: IoKind, what: Committables, outcome: Done[None] | Failed | Failure) -> None:
         if isinstance(outcome, Failed):
-            outcome = failure_of(outcome.error, self._called(kind, what))
-        (self._committed if kind is IoKind.COMMIT else self._aborted)(what, outcome)
+            outcome = failure_of(outcome.error, self._describe(kind, what))
+        if kind is IoKind.COMMIT:
+            self._committed(what, outcome)
+        else:
+            self._aborted(what, outcome)
 
     def _committed(self, what: Committables, outcome: Done[None] | Failure) -> None:
         self._running = False
@@ -255,17 +262,17 @@ class Commits:
             assert done.what is what
             self._next()
             return
-        self._effects.facts.commit_failed()
+        self._effects.notifications.commit_failed()
         self._tries += 1
         if self._may_retry and self._tries < TRIES_MAX and not outcome.fatal:
             delay_s = RETRY_S * 2 ** (self._tries - 1)
             self._timer = self._effects.set_timer(TimerKind.COMMIT, delay_s, self._try_again, what.uid)
             return
         self.stalled = True
-        self._effects.facts.attempt_failed(outcome)
+        self._effects.notifications.attempt_failed(outcome)
         self._next()
 
-    def _called(self, kind: IoKind, what: Committables) -> str:
+    def _describe(self, kind: IoKind, what: Committables) -> str:
         name, _ = self._committers.sinks[what.uid]
         if kind is IoKind.ABORT:
             return f"sink {name!r}: cleaning up what was never completed"
@@ -281,7 +288,7 @@ class Commits:
     def _aborted(self, what: Committables, outcome: Done[None] | Failure) -> None:
         self._running = False
         if isinstance(outcome, Failure):
-            self._effects.facts.warned(outcome.summary)
+            self._effects.notifications.warned(outcome.summary)
         self._next()
 
     # ---- the end ----

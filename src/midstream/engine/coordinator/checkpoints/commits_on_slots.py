@@ -7,7 +7,7 @@ that is lost does not answer any more: its lanes are given to another slot as so
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -64,22 +64,22 @@ def in_place_of_lost(slots: Sequence[int], live: Collection[int]) -> tuple[int, 
 
 
 class CommitSlots:
-    """Caches the result of `find` (`commit_slots`), which is called again only if something it depends on has changed."""
+    """Caches the result of `commit_slots`, which is called again only if something it depends on has changed."""
 
-    def __init__(self, job: Coordinator, find: Callable[[Coordinator], tuple[int, ...] | None]) -> None:
+    def __init__(self, job: Coordinator) -> None:
         self.now: tuple[int, ...] | None = ()
         self._job = job
-        self._find = find
-        self._goes_by: object = None
+        self._key: object = None
+        """What the result depends on, as of the last call."""
 
     def have_changed(self) -> bool:
         """Return whether the slots for commits may have changed, and bring `now` up to date."""
         job, attempt = self._job, self._job.attempt
-        goes_by = job.phase, attempt, attempt is not None and attempt.all_finished, job.slots.changes
-        if goes_by == self._goes_by:
+        key = job.phase, attempt, attempt is not None and attempt.all_finished, job.slots.changes
+        if key == self._key:
             return False
-        self._goes_by = goes_by
-        self.now = self._find(job)
+        self._key = key
+        self.now = commit_slots(job)
         return True
 
 
@@ -109,7 +109,7 @@ class LaneWork:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _LaneRequest:
     slot: int
     lane: int
     token: str
@@ -125,12 +125,12 @@ class CommitLanes:
         self._slots = slots
         self.epoch = 0
         """The epoch of the coordinator; 0 if the job has no checkpoint directory."""
-        self._told: set[int] = set()
+        self._initialized: set[int] = set()
         """The slots that have received `CommitSinks`."""
-        self._requests = 0
-        self._asked: dict[int, _Asked] = {}
+        self._request_count = 0
+        self._unanswered: dict[int, _LaneRequest] = {}
         """The unanswered requests, by number."""
-        self._dealt_to: Sequence[int] | None = None
+        self._distributed_to: Sequence[int] | None = None
         """The slots among which the lanes have been dealt. None: they have to be dealt anew."""
         self._queues: dict[int, deque[int]] = {}
         """The lanes that wait until their slot has done others, by slot."""
@@ -145,36 +145,36 @@ class CommitLanes:
     @property
     def under_way(self) -> bool:
         """Whether a request is unanswered."""
-        return bool(self._asked)
+        return bool(self._unanswered)
 
     def is_on(self, slot: int) -> bool:
         """Whether this slot has been sent a request that is unanswered."""
-        return any(asked.slot == slot for asked in self._asked.values())
+        return any(request.slot == slot for request in self._unanswered.values())
 
     def begin(self, work: LaneWork) -> None:
-        assert self.work is None and not self._asked
+        assert self.work is None and not self._unanswered
         self.work = work
         self.failed = None
-        self._dealt_to = None
+        self._distributed_to = None
 
     def end(self) -> LaneWork | None:
         """End the current work, and return it. Answers that are still to come are ignored."""
-        for asked in self._asked.values():
-            self._effects.slot_is_done(asked.token)
-        self._asked.clear()
-        self._dealt_to = None
+        for request in self._unanswered.values():
+            self._effects.slot_is_done(request.token)
+        self._unanswered.clear()
+        self._distributed_to = None
         work, self.work = self.work, None
         return work
 
     def forget_lost(self, live: Collection[int]) -> None:
         """Withdraw the requests to slots that are not `live`: their lanes count as not done."""
-        for request, asked in list(self._asked.items()):
-            if asked.slot not in live:
-                del self._asked[request]
-                self._dealt_to = None
-                self._effects.slot_is_done(asked.token)
+        for number, request in list(self._unanswered.items()):
+            if request.slot not in live:
+                del self._unanswered[number]
+                self._distributed_to = None
+                self._effects.slot_is_done(request.token)
 
-    def ask(self, slots: Sequence[int]) -> None:
+    def request(self, slots: Sequence[int]) -> None:
         """Send requests to `slots` for lanes that have still to be done, within `AT_ONCE_MAX` for each slot.
 
         There may be thousands of lanes and slots, so only slots that have answered are visited, unless lanes have to be
@@ -183,62 +183,62 @@ class CommitLanes:
         work = self.work
         if work is None or self.failed is not None:
             return
-        if slots is not self._dealt_to:
-            self._deal(slots, work)
+        if slots is not self._distributed_to:
+            self._distribute(slots, work)
         for slot in self._freed:
             queue = self._queues.get(slot)
             while queue and self._busy[slot] < AT_ONCE_MAX:
-                self._ask(slot, queue.popleft(), work)
+                self._send(slot, queue.popleft(), work)
         self._freed.clear()
 
-    def _deal(self, slots: Sequence[int], work: LaneWork) -> None:
-        self._dealt_to = slots
+    def _distribute(self, slots: Sequence[int], work: LaneWork) -> None:
+        self._distributed_to = slots
         self._queues = {}
         self._freed.clear()
-        self._busy = Counter(asked.slot for asked in self._asked.values())
-        under_way = {asked.lane for asked in self._asked.values()}
+        self._busy = Counter(request.slot for request in self._unanswered.values())
+        under_way = {request.lane for request in self._unanswered.values()}
         for lane in work.left:
             slot = slots[lane % len(slots)]
             if lane in under_way:
                 continue
             if self._busy[slot] < AT_ONCE_MAX:
-                self._ask(slot, lane, work)
+                self._send(slot, lane, work)
             else:
                 self._queues.setdefault(slot, deque()).append(lane)
 
-    def _ask(self, slot: int, lane: int, work: LaneWork) -> None:
+    def _send(self, slot: int, lane: int, work: LaneWork) -> None:
         self._busy[slot] += 1
-        if slot not in self._told:
-            self._told.add(slot)
+        if slot not in self._initialized:
+            self._initialized.add(slot)
             plan = self._plan
             graph = self._slots.graph_for(slot, plan.graph_bytes)
             sinks = m.CommitSinks(plan.job_id, graph, plan.config.checkpoint_dir, self.epoch)
             self._effects.send(slot, sinks)
         token = self._effects.wait_for_slot(f"{work.waits_for} (lane {lane}, on slot {slot})")
-        self._asked[self._requests] = _Asked(slot, lane, token)
+        self._unanswered[self._request_count] = _LaneRequest(slot, lane, token)
         what, aborts = work.what, work.kind is IoKind.ABORT
         items = work.left[lane]
-        self._effects.send(slot, m.Commit(self._requests, what.uid, lane, what.checkpoint_id, items, aborts))
-        self._requests += 1
+        self._effects.send(slot, m.Commit(self._request_count, what.uid, lane, what.checkpoint_id, items, aborts))
+        self._request_count += 1
 
-    def heard(self, slot: int, answer: m.CommitDone | m.CommitFailed) -> None:
+    def handle_answer(self, slot: int, answer: m.CommitDone | m.CommitFailed) -> None:
         """A live slot has answered. The answer to a request that was withdrawn is ignored."""
-        asked = self._asked.get(answer.request)
-        if asked is None or asked.slot != slot or self.work is None:
+        request = self._unanswered.get(answer.request)
+        if request is None or request.slot != slot or self.work is None:
             return
-        del self._asked[answer.request]
-        self._effects.slot_is_done(asked.token)
+        del self._unanswered[answer.request]
+        self._effects.slot_is_done(request.token)
         if isinstance(answer, m.CommitDone):
-            del self.work.left[asked.lane]
+            del self.work.left[request.lane]
             self._busy[slot] -= 1
             self._freed.append(slot)
             return
-        self._dealt_to = None
+        self._distributed_to = None
         if not answer.stopped and self.failed is None:
-            self.failed = asked.lane, answer
+            self.failed = request.lane, answer
 
     def check(self) -> None:
-        lanes = [asked.lane for asked in self._asked.values()]
+        lanes = [request.lane for request in self._unanswered.values()]
         assert len(lanes) == len(set(lanes)), lanes
         assert self.work is None or self.work.left.keys() >= set(lanes), (self.work.left.keys(), lanes)
         assert self.work is not None or not lanes, lanes

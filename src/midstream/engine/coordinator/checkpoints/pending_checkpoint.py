@@ -88,6 +88,18 @@ CHECKPOINT_TABLE: Final[TransitionTable[CheckpointProgress, CheckpointTurn]] = T
 )
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointRequest:
+    """What a checkpoint is triggered for. The first four fields are those of `PendingCheckpoint`."""
+
+    clients: tuple[int, ...]
+    is_stop: bool
+    is_rescale: bool
+    is_savepoint: bool
+    must_align: bool
+    """Whether no barrier may overtake rows, whatever `aligned_timeout` is."""
+
+
 @dataclass(slots=True)
 class PendingCheckpoint:
     checkpoint_id: int

@@ -26,7 +26,7 @@ from midstream.engine.coordinator.effects import Effects, IoKind
 from midstream.engine.coordinator.events import NO_STORAGE, JobPlan
 from midstream.engine.coordinator.placement.attempts import Attempts
 from midstream.engine.coordinator.placement.slots import Slots
-from midstream.engine.coordinator.restore.distribute import Restoring
+from midstream.engine.coordinator.restore.distribute import StateDistribution
 from midstream.engine.core.interfaces import Done, Failed
 from midstream.engine.core.state_machine import Transition, TransitionTable
 from midstream.engine.protocol.messages import Reply
@@ -42,7 +42,7 @@ class RescaleStage(Enum):
     """The slots that the new plan needs beyond the present ones are requested."""
     STORING = auto()
     """A checkpoint is to be made, or is being made."""
-    DEALING = auto()
+    DISTRIBUTING = auto()
     """The checkpoint is dealt out to the new tasks, which shows that they can resume from it. No other checkpoint is
     triggered meanwhile.
     """
@@ -54,14 +54,14 @@ class RescaleStage(Enum):
 class RescaleTurn(Enum):
     """What leads to another stage."""
 
-    ASKED = auto()
+    REQUESTED = auto()
     PLANNED = auto()
     SLOT_LEAVES = auto()
     SLOT_MISSING = auto()
     GATHERED = auto()
     COMPLETED = auto()
     """The checkpoint that was made for it has completed."""
-    DEALT = auto()
+    DISTRIBUTED = auto()
     SWITCHES = auto()
     RUNS = auto()
     """All tasks of the new plan run."""
@@ -69,25 +69,30 @@ class RescaleTurn(Enum):
     """It is given up, or the job ends."""
 
 
-_ASKED, _PLANNED, _SLOT_LEAVES, _SLOT_MISSING, _GATHERED, _COMPLETED, _DEALT, _SWITCHES, _RUNS, _OFF = RescaleTurn
+_REQUESTED, _PLANNED, _SLOT_LEAVES, _SLOT_MISSING, _GATHERED, _COMPLETED, _DISTRIBUTED, _SWITCHES, _RUNS, _OFF = (
+    RescaleTurn
+)
 RESCALE_TABLE: Final[TransitionTable[RescaleStage, RescaleTurn]] = TransitionTable(
     "rescale",
     (
-        Transition(RescaleStage.NONE, _ASKED, (RescaleStage.PLANNING,), "the job is planned anew"),
+        Transition(RescaleStage.NONE, _REQUESTED, (RescaleStage.PLANNING,), "the job is planned anew"),
         Transition(RescaleStage.NONE, _SLOT_LEAVES, (RescaleStage.GATHERING,), "a move, with the present plan"),
         Transition(
             RescaleStage.PLANNING, _PLANNED, (RescaleStage.GATHERING,), "slots are requested, besides the present ones"
         ),
         Transition(RescaleStage.GATHERING, _GATHERED, (RescaleStage.STORING,), "a checkpoint is wanted"),
         Transition(
-            RescaleStage.STORING, _COMPLETED, (RescaleStage.DEALING,), "sources are paused, the checkpoint is dealt out"
+            RescaleStage.STORING,
+            _COMPLETED,
+            (RescaleStage.DISTRIBUTING,),
+            "sources are paused, the checkpoint is dealt out",
         ),
-        Transition(RescaleStage.DEALING, _DEALT, (RescaleStage.STORED,), "new tasks can resume from it"),
+        Transition(RescaleStage.DISTRIBUTING, _DISTRIBUTED, (RescaleStage.STORED,), "new tasks can resume from it"),
         *(
             Transition(
                 stage, _SLOT_MISSING, (RescaleStage.GATHERING,), "another one is requested; paused sources are resumed"
             )
-            for stage in (RescaleStage.GATHERING, RescaleStage.STORING, RescaleStage.DEALING)
+            for stage in (RescaleStage.GATHERING, RescaleStage.STORING, RescaleStage.DISTRIBUTING)
         ),
         Transition(RescaleStage.STORED, _SWITCHES, (RescaleStage.SWITCHING,), "the old tasks are cancelled"),
         Transition(RescaleStage.SWITCHING, _RUNS, (RescaleStage.NONE,), "the client is told"),
@@ -114,7 +119,7 @@ class _Rescale:
     after: JobPlan | None = None
     checkpoint: str | None = None
     checkpoint_id: int = 0
-    """The id of the checkpoint, known from DEALING on, like its path in `checkpoint`."""
+    """The id of the checkpoint, known from DISTRIBUTING on, like its path in `checkpoint`."""
     has_failed: bool = False
     """Whether a move's checkpoint has failed: then the next one is not triggered at once, but when it is due."""
 
@@ -127,28 +132,28 @@ class Rescaling:
         effects: Effects,
         slots: Slots,
         attempts: Attempts,
-        restoring: Restoring,
+        distribution: StateDistribution,
     ) -> None:
         self._effects = effects
         self._slots = slots
         self._attempts = attempts
-        self._restoring = restoring
+        self._distribution = distribution
         self.stage = RescaleStage.NONE
         self._current: _Rescale | None = None
-        self._goes_back = False
+        self._is_rolled_back = False
         """Whether the job returns to the plan before, and its tasks do not run yet."""
 
     def _turn(self, what: RescaleTurn) -> None:
         self.stage = RESCALE_TABLE.next(self.stage, what)
 
     @property
-    def wants_checkpoint(self) -> bool:
+    def needs_checkpoint(self) -> bool:
         return self.stage is RescaleStage.STORING
 
     @property
     def is_urgent(self) -> bool:
         """Whether the checkpoint is wanted at once."""
-        return self._current is not None and self.wants_checkpoint and not self._current.has_failed
+        return self._current is not None and self.needs_checkpoint and not self._current.has_failed
 
     @property
     def is_move(self) -> bool:
@@ -157,7 +162,7 @@ class Rescaling:
     @property
     def leaves_tasks(self) -> bool:
         """Whether the tasks that are being cancelled belong to a plan that is being left: their failures mean nothing."""
-        return self._goes_back or self.stage is RescaleStage.SWITCHING
+        return self._is_rolled_back or self.stage is RescaleStage.SWITCHING
 
     @property
     def plan(self) -> JobPlan:
@@ -171,7 +176,7 @@ class Rescaling:
         assert self._current is not None
         return loses_edges(self._current.before.graph, self.plan.graph)
 
-    def asked(self, client: int, parallelism: int, plan: JobPlan) -> None:
+    def request(self, client: int, parallelism: int, plan: JobPlan) -> None:
         if self.is_move:
             self.give_up("the job is to be rescaled")
         if self._current is not None:
@@ -183,7 +188,7 @@ class Rescaling:
         elif plan.rescaled is None:
             self._refuse(client, "this job cannot be rescaled while it runs; stop it and start it at that parallelism")
         else:
-            self._turn(RescaleTurn.ASKED)
+            self._turn(RescaleTurn.REQUESTED)
             self._current = _Rescale(client, parallelism, plan)
             work = partial(plan.rescaled, parallelism)
             planned = partial(self._planned, self._current)
@@ -247,7 +252,7 @@ class Rescaling:
         if aborted.pending.rescales and not aborted.retry:
             self.checkpoint_failed(str(aborted))
 
-    def stop_asked(self, _: bool) -> None:
+    def stop_requested(self, _: bool) -> None:
         if self.stage is not RescaleStage.SWITCHING:
             self.give_up("it is asked to stop")
 
@@ -269,15 +274,15 @@ class Rescaling:
             return
         rescale.checkpoint, rescale.checkpoint_id = path, metadata.checkpoint_id
         self._turn(RescaleTurn.COMPLETED)
-        self._restoring.deal(metadata, self.plan, partial(self._dealt, rescale, path))
+        self._distribution.distribute(metadata, self.plan, partial(self._distributed, rescale, path))
 
-    def _dealt(self, rescale: _Rescale, path: str, failed: Failed | None) -> bool:
-        if self._current is not rescale or self.stage is not RescaleStage.DEALING or rescale.checkpoint != path:
+    def _distributed(self, rescale: _Rescale, path: str, failed: Failed | None) -> bool:
+        if self._current is not rescale or self.stage is not RescaleStage.DISTRIBUTING or rescale.checkpoint != path:
             return False
         if failed is not None:
             self.give_up(str(failed.error))
             return False
-        self._turn(RescaleTurn.DEALT)
+        self._turn(RescaleTurn.DISTRIBUTED)
         return True
 
     def switching(self) -> None:
@@ -285,7 +290,7 @@ class Rescaling:
 
     def running(self) -> None:
         """All tasks run: if these are the new ones, the rescale or move is complete."""
-        self._goes_back = False
+        self._is_rolled_back = False
         if self._current is not None and self.stage is RescaleStage.SWITCHING:
             self._turn(RescaleTurn.RUNS)
             if self._current.client is not None:
@@ -306,7 +311,7 @@ class Rescaling:
         if stage is not RescaleStage.SWITCHING:
             self._slots.resize(rescale.before.graph.slots)
         elif rescale.client is not None:
-            self._goes_back = True
+            self._is_rolled_back = True
             return rescale.before
         return None
 
@@ -324,14 +329,14 @@ class Rescaling:
 
     def _leave_checkpoint(self) -> None:
         """Resume the sources, if they are paused after the checkpoint for this, which becomes an ordinary one."""
-        if self._current is not None and self.stage is RescaleStage.DEALING:
+        if self._current is not None and self.stage is RescaleStage.DISTRIBUTING:
             self._attempts.resume_sources(self._current.checkpoint_id)
 
     def _stay(self, why: str) -> None:
         leaving = sorted(self._slots.leaving)
         which, until = ("slots", "they end") if len(leaving) > 1 else ("slot", "it ends")
         numbers = ", ".join(map(str, leaving))
-        self._effects.facts.warned(f"the tasks stay on {which} {numbers} until {until}: {why}")
+        self._effects.notifications.warned(f"the tasks stay on {which} {numbers} until {until}: {why}")
         self._slots.stay()
 
     def _refuse(self, client: int, reason: str) -> None:

@@ -119,7 +119,7 @@ class Slots:
     def complete(self) -> bool:
         return self.staying == self.needed
 
-    # ---- asking for them ----
+    # ---- requesting them ----
 
     def gather(self, *_: object) -> None:
         """Request all slots that are missing, and set a timer for their arrival, which is cancelled once all are there."""
@@ -157,13 +157,13 @@ class Slots:
             del self.live[slot]
         self._stop_if_complete()
 
-    def leaves(self, slot: int, reason: str) -> bool:
+    def mark_leaving(self, slot: int, reason: str) -> bool:
         """A slot is to be replaced. False: it is not present, or is already leaving."""
         if slot not in self.live or slot in self.leaving:
             return False
         self.leaving.add(slot)
         self.changes += 1
-        self._effects.facts.warned(f"{self.live[slot]} is being vacated: {reason}")
+        self._effects.notifications.warned(f"{self.live[slot]} is being vacated: {reason}")
         return True
 
     def stay(self) -> None:
@@ -172,7 +172,7 @@ class Slots:
         self.changes += 1
         self._stop_if_complete()
 
-    def let_leave(self, *slots: int) -> None:
+    def release_leaving(self, *slots: int) -> None:
         """Release slots that are leaving, and on which no task runs any more."""
         for slot in slots:
             self._effects.close_slot(slot, "the executor of this slot is shutting down")
@@ -201,19 +201,21 @@ class Slots:
         if supply.gone:
             self._requested.clear()
             text = f"{supply.gone}. Start the job again"
-            self._effects.facts.slots_failed(Failure(text, "", UnavailableError(text), fatal=True))
+            self._effects.notifications.slots_failed(Failure(text, "", UnavailableError(text), fatal=True))
         elif supply.starting and self._extended < EXTENSIONS_MAX:
             self._extended += 1
-            self._effects.facts.warned(f"{supply.starting}; the wait for slots goes on for {self._timeout_s:g} s more")
+            self._effects.notifications.warned(
+                f"{supply.starting}; the wait for slots goes on for {self._timeout_s:g} s more"
+            )
             self._wait()
         else:
-            self._not_come(supply)
+            self._report_missing(supply)
 
     def _wait(self) -> None:
         self.gathers_since_s = self._effects.elapsed_s
         self._timer = self._effects.set_timer(TimerKind.SLOTS, self._timeout_s, self._timed_out)
 
-    def _not_come(self, supply: Supply) -> None:
+    def _report_missing(self, supply: Supply) -> None:
         self._requested.clear()
         waited_s, self._extended = self._timeout_s * (1 + self._extended), 0
         there = self.staying
@@ -233,7 +235,7 @@ class Slots:
             )
         text = f"the job needs {self.needed} slots, and {came}: {why}"
         error = ClusterError(text) if self.job_has_run else UnavailableError(text)
-        self._effects.facts.slots_failed(Failure(text, "", error, fatal=not self.job_has_run))
+        self._effects.notifications.slots_failed(Failure(text, "", error, fatal=not self.job_has_run))
 
     def request_failed(self, request: str, reason: str) -> None:
         """A request will not lead to a slot. Once the job has run, only the timeout can make it fail for that."""
@@ -243,16 +245,16 @@ class Slots:
         self._requests_failed += 1
         text = f"a slot could not be started ({self.staying} of {self.needed} are connected): {reason}"
         if not self.job_has_run and self._requests_failed >= FIRST_REQUESTS_FAILED_MAX:
-            self._effects.facts.slots_failed(Failure(text, "", UnavailableError(text), fatal=True))
+            self._effects.notifications.slots_failed(Failure(text, "", UnavailableError(text), fatal=True))
             return
-        self._effects.facts.warned(text)
-        self._effects.set_timer(TimerKind.SLOT_RETRY, RETRY_S, self._ask_again)
+        self._effects.notifications.warned(text)
+        self._effects.set_timer(TimerKind.SLOT_RETRY, RETRY_S, self._request_again)
 
-    def _ask_again(self) -> None:
+    def _request_again(self) -> None:
         if self._is_gathering:
             self.gather()
 
-    # ---- having them ----
+    # ---- using them ----
 
     def running(self) -> None:
         self.job_has_run = True
@@ -314,7 +316,7 @@ class Slots:
     def peers(self, slots: Iterable[int]) -> tuple[Peer, ...]:
         return tuple(Peer(s, self.live[s].register.host, self.live[s].register.port) for s in slots)
 
-    def heard(self, slot: int, status: SlotStatus, attempt: int, now_ms: int) -> None:
+    def handle_status(self, slot: int, status: SlotStatus, attempt: int, now_ms: int) -> None:
         """A slot has sent a heartbeat. Totals of an older attempt are not mixed with those of this one."""
         if slot not in self.live:
             return
@@ -323,22 +325,22 @@ class Slots:
         for text in status.warnings:
             if text not in self._warned:
                 self._warned.add(text)
-                self._effects.facts.warned(f"{self.live[slot]}: {text}")
+                self._effects.notifications.warned(f"{self.live[slot]}: {text}")
         if status.attempt != attempt:
             return
         for metrics in status.tasks:
-            self._note(metrics, now_ms)
+            self._record(metrics, now_ms)
 
-    def reported(self, metrics: TaskMetrics | None, now_ms: int) -> None:
+    def handle_metrics(self, metrics: TaskMetrics | None, now_ms: int) -> None:
         """A task has acknowledged a checkpoint, or finished. Metrics that it sent with that count like a heartbeat's."""
         if metrics is not None:
-            self._note(metrics, now_ms)
+            self._record(metrics, now_ms)
 
-    def _note(self, metrics: TaskMetrics, now_ms: int) -> None:
-        self.late.heard(metrics.task, metrics.late)
-        self.timers.heard(metrics.task, metrics.timers_dropped)
+    def _record(self, metrics: TaskMetrics, now_ms: int) -> None:
+        self.late.record(metrics.task, metrics.late)
+        self.timers.record(metrics.task, metrics.timers_dropped)
         if metrics.bad_records:
-            self.bad.heard(metrics.task, ((metrics.operators[0][0], metrics.bad_records),))
+            self.bad.record(metrics.task, ((metrics.operators[0][0], metrics.bad_records),))
         before = self.rates.get(metrics.task)
         rate = Rate(now_ms, metrics)
         if before is not None:

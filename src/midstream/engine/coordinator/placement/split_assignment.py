@@ -60,7 +60,7 @@ class WaitingReaders:
     """
 
     def __init__(self) -> None:
-        self._asked: dict[TaskId, int] = {}
+        self._ready: dict[TaskId, int] = {}
         """The subtasks that are not set aside, with the number of their request, which counts requests."""
         self._aside: dict[TaskId, int] = {}
         """The subtasks that have `_share` splits or more, with the number of their request."""
@@ -68,43 +68,43 @@ class WaitingReaders:
         self._count = 0
 
     def __contains__(self, ref: TaskId) -> bool:
-        return ref in self._asked or ref in self._aside
+        return ref in self._ready or ref in self._aside
 
     def __len__(self) -> int:
-        return len(self._asked) + len(self._aside)
+        return len(self._ready) + len(self._aside)
 
     def add(self, ref: TaskId) -> None:
         self._count += 1
-        self._asked[ref] = self._count
+        self._ready[ref] = self._count
 
     def remove(self, ref: TaskId) -> None:
-        if self._asked.pop(ref, None) is None:
+        if self._ready.pop(ref, None) is None:
             del self._aside[ref]
 
     def clear(self) -> None:
-        self._asked.clear()
+        self._ready.clear()
         self._aside.clear()
 
     def first(self) -> TaskId:
         self._bring_back()
-        return next(iter(self._asked))
+        return next(iter(self._ready))
 
     def first_below(self, share: int, given: Mapping[TaskId, int]) -> TaskId | None:
         """Return the first subtask that has been given fewer than `share` splits."""
         if share != self._share:
             self._bring_back()
             self._share = share
-        while self._asked:
-            ref = next(iter(self._asked))
+        while self._ready:
+            ref = next(iter(self._ready))
             if given.get(ref, 0) < share:
                 return ref
-            self._aside[ref] = self._asked.pop(ref)
+            self._aside[ref] = self._ready.pop(ref)
         return None
 
     def _bring_back(self) -> None:
         if self._aside:
-            together = {**self._asked, **self._aside}
-            self._asked = dict(sorted(together.items(), key=itemgetter(1)))
+            together = {**self._ready, **self._aside}
+            self._ready = dict(sorted(together.items(), key=itemgetter(1)))
             self._aside = {}
 
 
@@ -122,7 +122,7 @@ class _State:
     pending: deque[bytes] = field(default_factory=deque)
     beginnings: int = 0
     """The number of splits in `pending` that do not follow all splits found with them (`Split.follows` is false)."""
-    told_assigned: bool = False
+    assigned_reported: bool = False
     """Whether the subtasks have been told that `beginnings` is 0."""
     waiting: WaitingReaders = field(default_factory=WaitingReaders)
     """The subtasks that have requested a split and have no answer yet."""
@@ -197,8 +197,8 @@ class SplitAssignment:
         for state in self._states.values():
             state.given.clear()
             state.given_count = 0
-            state.told_assigned = False
-            self._tell_assigned(state)
+            state.assigned_reported = False
+            self._report_assigned(state)
 
     def pause(self) -> None:
         """The attempt is over; `reset` comes before the next one."""
@@ -245,7 +245,7 @@ class SplitAssignment:
             return
         while state.waiting:
             if state.pending and self._discovers:
-                ref = _in_turn(state)
+                ref = _next_reader(state)
                 if ref is None:
                     return
                 state.waiting.remove(ref)
@@ -256,32 +256,32 @@ class SplitAssignment:
                 state.beginnings -= _beginnings([_decoder.decode(split)])
                 is_last = state.beginnings == 0
                 self._effects.send(attempt.slot_of(ref), AssignSplit(attempt.number, ref, split, is_last))
-                state.told_assigned = state.told_assigned and is_last
-                self._tell_assigned(state)
+                state.assigned_reported = state.assigned_reported and is_last
+                self._report_assigned(state)
             elif state.exhausted or not self._discovers:
                 ref = state.waiting.first()
                 state.waiting.remove(ref)
                 state.unanswered.discard(ref)
                 self._effects.send(attempt.slot_of(ref), NoMoreSplits(attempt.number, ref))
             else:
-                self._answer(state, attempt)
+                self._report_none(state, attempt)
                 return
 
-    def _answer(self, state: _State, attempt: Attempt) -> None:
+    def _report_none(self, state: _State, attempt: Attempt) -> None:
         """Report to each subtask that waits that there is no split for it at present: it may be idle from now on."""
         if state.position is not None:
             for ref in sorted(state.unanswered):
                 self._effects.send(attempt.slot_of(ref), SplitsAssigned(attempt.number, ref, none_waits=True))
             state.unanswered.clear()
 
-    def _tell_assigned(self, state: _State) -> None:
+    def _report_assigned(self, state: _State) -> None:
         """Tell all subtasks that event time need not wait for splits that are still to be assigned: only they know
         which of them have rows for which event time waits.
         """
         attempt = self._attempt
-        if attempt is None or state.told_assigned or state.position is None or state.beginnings:
+        if attempt is None or state.assigned_reported or state.position is None or state.beginnings:
             return
-        state.told_assigned = True
+        state.assigned_reported = True
         for subtask in range(state.parallelism):
             ref = TaskId(state.vertex, subtask)
             self._effects.send(attempt.slot_of(ref), SplitsAssigned(attempt.number, ref))
@@ -316,10 +316,10 @@ class SplitAssignment:
         if state.notice is not None:
             notice, state.notice = state.notice, None
             state.busy = state.called = True
-            work = partial(_tell, state.spec, notice, self.storage)
+            work = partial(_notify_source, state.spec, notice, self.storage)
             what = f"source {state.spec.name!r} to take note of a checkpoint"
-            told = partial(self._told, state)
-            self._effects.run_io(IoKind.NOTIFY, work, told, about=state.spec.uid, waits_for=what, has_limit=True)
+            notified = partial(self._notified, state)
+            self._effects.run_io(IoKind.NOTIFY, work, notified, about=state.spec.uid, waits_for=what, has_limit=True)
         elif self._discovers and not state.exhausted and state.timer is None and not state.pending:
             state.busy = state.called = True
             context = DiscoveryContext(state.spec.uid, state.parallelism, self.storage)
@@ -333,7 +333,7 @@ class SplitAssignment:
                 has_limit=True,
             )
 
-    def _told(self, state: _State, outcome: Done[None] | Failed) -> None:
+    def _notified(self, state: _State, outcome: Done[None] | Failed) -> None:
         state.busy = False
         # The next completed checkpoint includes what this one says.
         warn_if_failed(self._effects, f"source {state.spec.name!r}, after a checkpoint", outcome)
@@ -347,11 +347,11 @@ class SplitAssignment:
         if isinstance(outcome, Failed):
             state.generation += 1
             failure = failure_of(outcome.error, f"source {state.spec.name!r}: finding its splits failed")
-            self._effects.facts.start_failed(failure)
+            self._effects.notifications.start_failed(failure)
             return
         found = outcome.value
         assert not state.pending, state.spec.uid
-        splits = _in_line(found.splits)
+        splits = _without_follows(found.splits)
         state.pending.extend(_encoder.encode(split) for split in splits)
         state.beginnings = _beginnings(splits)
         state.position = found.position
@@ -360,7 +360,7 @@ class SplitAssignment:
             again = partial(self._timer_fired, state)
             interval_s = state.spec.source.discovery_interval_s
             state.timer = self._effects.set_timer(TimerKind.DISCOVER, interval_s, again, state.spec.uid)
-        self._tell_assigned(state)
+        self._report_assigned(state)
         self._hand_out(state)
         self._next_call(state)
 
@@ -384,7 +384,7 @@ def _discover(source: Source, position: bytes | None, context: DiscoveryContext)
     return checked_discovery(source.discover(position, context))
 
 
-def _in_turn(state: _State) -> TaskId | None:
+def _next_reader(state: _State) -> TaskId | None:
     """Which of those that wait gets the next split; None: one that has not asked yet, as these have their share.
 
     All subtasks of a source are there as long as splits are pending: none ends before it hears that there are no more.
@@ -395,7 +395,7 @@ def _in_turn(state: _State) -> TaskId | None:
     return state.waiting.first_below(share, state.given)
 
 
-def _in_line(splits: Sequence[Split]) -> list[Split]:
+def _without_follows(splits: Sequence[Split]) -> list[Split]:
     """Return the splits with `follows` cleared, unless a split follows all splits found before it.
 
     Of several files, event time also waits for the second part of one: once its first part has been read, only other
@@ -411,7 +411,7 @@ def _beginnings(splits: Iterable[Split]) -> int:
     return sum(not split.follows for split in splits)
 
 
-def _tell(spec: SourceSpec, notice: _Notice, storage: Storage | None) -> None:
+def _notify_source(spec: SourceSpec, notice: _Notice, storage: Storage | None) -> None:
     """Read which splits are unfinished, and tell the source. For the I/O pool."""
     unfinished = [_decoder.decode(split) for split in notice.pending]
     if notice.parts:

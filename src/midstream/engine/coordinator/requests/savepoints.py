@@ -101,7 +101,7 @@ class _Savepoint:
     client: int
     is_stop: bool
     stage: SavepointStage = SavepointStage.CLAIMING
-    place: SavepointLocation | None = None
+    location: SavepointLocation | None = None
     stop: Stop | None = None
     """The stop that waits for it, once the place is claimed."""
     checkpoint_id: int = 0
@@ -136,7 +136,7 @@ class Savepoints:
         return not self._at(SavepointStage.COMMITTING, SavepointStage.COPYING)
 
     @property
-    def wants_checkpoint(self) -> bool:
+    def needs_checkpoint(self) -> bool:
         """Whether a savepoint waits for an aligned checkpoint to be triggered."""
         return bool(self._at(SavepointStage.WAITING))
 
@@ -145,9 +145,9 @@ class Savepoints:
         """The oldest completed checkpoint that has to be retained because it is still to be copied."""
         return min((s.checkpoint_id for s in self._at(SavepointStage.COMMITTING, SavepointStage.COPYING)), default=None)
 
-    # ---- asked, claimed ----
+    # ---- requested, claimed ----
 
-    def asked(self, client: int, request: DoSavepoint | DoStop) -> None:
+    def request(self, client: int, request: DoSavepoint | DoStop) -> None:
         is_stop = isinstance(request, DoStop)
         place = request.savepoint if isinstance(request, DoStop) else request.place
         if self._root is None:
@@ -162,13 +162,13 @@ class Savepoints:
             self._all.append(savepoint)
             work = partial(claim_place, self._open_storage, place, self._root, self._about)
             what = f"the directory of a savepoint, {place or 'below the checkpoint directory'}, to be created"
-            self._effects.run_io(IoKind.SAVEPOINT_PLACE, work, partial(self._claimed, savepoint), waits_for=what)
+            self._effects.run_io(IoKind.SAVEPOINT_LOCATION, work, partial(self._claimed, savepoint), waits_for=what)
 
     def _claimed(self, savepoint: _Savepoint, outcome: Done[SavepointLocation] | Failed) -> None:
         if isinstance(outcome, Failed):
             self._fail(savepoint, str(outcome.error))
             return
-        savepoint.place = outcome.value
+        savepoint.location = outcome.value
         if self._has_ended or self._requests.stop is not None:
             self._fail(savepoint, "the job is stopping already")
             return
@@ -202,27 +202,27 @@ class Savepoints:
         for savepoint in self._at(SavepointStage.COMMITTING):
             if oldest_uncommitted is not None and oldest_uncommitted <= savepoint.checkpoint_id:
                 continue
-            assert source is not None and savepoint.metadata is not None and savepoint.place is not None
+            assert source is not None and savepoint.metadata is not None and savepoint.location is not None
             savepoint.turn(SavepointTurn.COMMITTED)
-            work = partial(_copy, source, savepoint.metadata, savepoint.place)
-            what = f"checkpoint {savepoint.checkpoint_id} to be copied to the savepoint {savepoint.place.url}"
+            work = partial(_copy, source, savepoint.metadata, savepoint.location)
+            what = f"checkpoint {savepoint.checkpoint_id} to be copied to the savepoint {savepoint.location.url}"
             copied = partial(self._copied, savepoint)
             self._effects.run_io(IoKind.SAVEPOINT, work, copied, about=savepoint.checkpoint_id, waits_for=what)
 
     def _copied(self, savepoint: _Savepoint, outcome: Done[None] | Failed) -> None:
-        assert savepoint.place is not None
+        assert savepoint.location is not None
         savepoint.turn(SavepointTurn.COPIED)
         if savepoint.refused or self._has_ended:
             self._discard(savepoint)  # its client has been told that there is none, or is told when it is gone
         elif isinstance(outcome, Failed) and isinstance(outcome.error, FencedError):
-            self._effects.facts.fenced(outcome.error)
+            self._effects.notifications.fenced(outcome.error)
         elif isinstance(outcome, Failed):
             self._fail(savepoint, str(outcome.error))
         elif savepoint.stop is not None:
-            savepoint.stop.checkpoint = savepoint.place.url
+            savepoint.stop.checkpoint = savepoint.location.url
         else:
             self._all.remove(savepoint)
-            self._effects.reply(savepoint.client, Reply(checkpoint=savepoint.place.url))
+            self._effects.reply(savepoint.client, Reply(checkpoint=savepoint.location.url))
 
     # ---- its end ----
 
@@ -251,12 +251,12 @@ class Savepoints:
 
     def _discard(self, savepoint: _Savepoint) -> None:
         savepoint.turn(SavepointTurn.OFF)
-        if savepoint.place is None:
+        if savepoint.location is None:
             self._discarded(savepoint, Done(None))
         else:
             gone = partial(self._discarded, savepoint)
-            what = f"the directory of an abandoned savepoint, {savepoint.place.url}, to be cleared"
-            self._effects.run_io(IoKind.SAVEPOINT_DISCARD, partial(discard, savepoint.place), gone, waits_for=what)
+            what = f"the directory of an abandoned savepoint, {savepoint.location.url}, to be cleared"
+            self._effects.run_io(IoKind.SAVEPOINT_DISCARD, partial(discard, savepoint.location), gone, waits_for=what)
 
     def _discarded(self, savepoint: _Savepoint, _: Done[None] | Failed) -> None:
         """The place is free again, or could not be cleared: what remains of the savepoint is refused as unfinished."""
@@ -287,14 +287,14 @@ class Savepoints:
         return [s for s in self._at(SavepointStage.STORING) if s.checkpoint_id == checkpoint_id]
 
 
-def _copy(source: Storage, metadata: CheckpointMetadata, place: SavepointLocation) -> None:
+def _copy(source: Storage, metadata: CheckpointMetadata, location: SavepointLocation) -> None:
     """Copy a checkpoint. Raises StorageError; FencedError if a later coordinator has taken over.
 
     A later one may have deleted files, or have had the sinks take back output. A savepoint that was complete before it
     took over is one of those that the user already had when the job went back.
     """
     try:
-        write_savepoint(source, metadata, place)
+        write_savepoint(source, metadata, location)
     except StorageError:
         check_epoch(source, metadata.epoch)
         raise

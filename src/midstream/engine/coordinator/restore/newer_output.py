@@ -83,7 +83,7 @@ class Newer:
 class Decision:
     after: int
     newer: tuple[Newer, ...] = ()
-    takes_back: bool = False
+    rolls_back: bool = False
     warnings: tuple[str, ...] = ()
     counts_until: int | None = None
     """The newest of the earlier checkpoints that still counts; None: all of them."""
@@ -102,7 +102,7 @@ def transactional(graph: JobGraph) -> list[OperatorSpec]:
     return [spec for spec in specs if spec.sink is not None and spec.sink.is_transactional]
 
 
-def ask_sinks(graph: JobGraph, jobs: frozenset[str], held: Held) -> dict[str, int | None]:
+def find_committed(graph: JobGraph, jobs: frozenset[str], held: Held) -> dict[str, int | None]:
     """Return, by uid, the newest checkpoint of these jobs that is committed; None if the sink cannot tell."""
     answers: dict[str, int | None] = {}
     for spec in transactional(graph):
@@ -117,7 +117,7 @@ def ask_sinks(graph: JobGraph, jobs: frozenset[str], held: Held) -> dict[str, in
 def decide(plan: JobPlan, start: JobStart, committed: Mapping[str, int | None]) -> Decision:
     """Decide what to do about output that is newer than the checkpoint from which the job begins.
 
-    `committed`: see `ask_sinks`. Raises ConfigError if there is newer output and the user has not said what to do about
+    `committed`: see `find_committed`. Raises ConfigError if there is newer output and the user has not said what to do about
     it, or if a sink cannot do that.
     """
     graph, metadata, newest_known = plan.graph, start.metadata, start.newest_known
@@ -136,7 +136,7 @@ def decide(plan: JobPlan, start: JobStart, committed: Mapping[str, int | None]) 
             "directory been emptied? Restore it; or start over (--fresh, fresh=True) with other targets for the output"
         )
     by_name = plan.restore is not None and plan.restore != "latest"
-    again = _said_before(start.begun, after, newer, by_name)
+    again = _last_choice(start.begun, after, newer, by_name)
     what = plan.newer_output or again
     if what is None or not (by_name or what == again):
         raise ConfigError(_refusal(newer, after, by_name))
@@ -187,7 +187,7 @@ def _newer(graph: JobGraph, start: JobStart, after: int, committed: Mapping[str,
                 yield had
 
 
-def _said_before(begun: Begun | None, after: int, newer: Iterable[Newer], by_name: bool) -> NewerOutput | None:
+def _last_choice(begun: Begun | None, after: int, newer: Iterable[Newer], by_name: bool) -> NewerOutput | None:
     """Return what the last start, if it has completed nothing, was to do about newer output, if that holds for this one.
 
     It holds for a start that repeats it. If that was to take back, it also holds for a start from another checkpoint
@@ -220,9 +220,9 @@ def _given_up(after: int, when: str) -> str:
     return f"checkpoints after {after} no longer count: what checkpoint {after} holds for sinks {when}"
 
 
-def take_back(decision: Decision, metadata: CheckpointMetadata) -> None:
+def roll_back(decision: Decision, metadata: CheckpointMetadata) -> None:
     """Have the sinks take back newer output. Raises what a sink raises; if called again, it continues where it ended."""
-    for newer in decision.newer if decision.takes_back else ():
+    for newer in decision.newer if decision.rolls_back else ():
         kept = [item for entry in metadata.committables if entry.uid == newer.spec.uid for item in entry.items]
         try:
             newer.sink.take_back(newer.output, decision.after, kept)
