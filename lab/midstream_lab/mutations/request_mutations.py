@@ -74,13 +74,13 @@ def outcome_is_not_awaited() -> Replacements:
 def restored_from_what_was_dealt() -> Replacements:
     """A restart uses what was dealt out for the one before, although a newer checkpoint is complete."""
 
-    def state_of(self: Any, metadata: Any, graph: Any) -> Any:
+    def find(self: Any, metadata: Any, graph: Any) -> Any:
         if metadata is not None and self._distributed is not None and self._distributed[0][1] is graph:
             return self._distributed[1]
         return original(self, metadata, graph)
 
-    original = StateDistribution.state_of
-    return [(StateDistribution, "state_of", state_of), (StateDistribution, "forget", _nothing)]
+    original = StateDistribution._find
+    return [(StateDistribution, "_find", find), (StateDistribution, "forget", _nothing)]
 
 
 def pause_is_ignored() -> Replacements:

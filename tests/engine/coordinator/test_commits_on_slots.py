@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from coordinator_world import ROOT, Bench, Ledger, ScriptedSource, two_vertices
 
-from midstream.engine.coordinator.checkpoints.commits_on_slots import AT_ONCE_MAX
+from midstream.engine.coordinator.checkpoints.commits_on_slots import RUNNING_LANES_MAX
 from midstream.engine.core.config import RestartStrategy
 from midstream.engine.core.ids import TaskId
 from midstream.engine.operators.sink_api import Committer, CommitterContext
@@ -140,11 +140,11 @@ def test_so_many_lanes_are_under_way_on_one_slot_and_no_more() -> None:
     bench.ack(1, *[ref for ref in ALL if ref.vertex == 0])
     bench.ack(1, WRITE1, items=())
     sink.lane = lambda committable: 2 * int(committable.split(b"/")[0])  # type: ignore[method-assign]
-    items = tuple(b"%d/0" % n for n in range(2 * AT_ONCE_MAX))
+    items = tuple(b"%d/0" % n for n in range(2 * RUNNING_LANES_MAX))
     bench.ack(1, WRITE0, items=items)
     assert {place[0] for place in asked(bench)} == {0}
-    for done in range(2 * AT_ONCE_MAX):
-        assert len(asked(bench)) == min(AT_ONCE_MAX + done, 2 * AT_ONCE_MAX)
+    for done in range(2 * RUNNING_LANES_MAX):
+        assert len(asked(bench)) == min(RUNNING_LANES_MAX + done, 2 * RUNNING_LANES_MAX)
         answer(bench, done)
     assert bench.job.commits.idle
 

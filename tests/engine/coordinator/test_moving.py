@@ -72,7 +72,7 @@ def test_another_one_that_leaves_meanwhile_is_waited_for_and_the_sources_resume_
 
 
 def test_one_that_leaves_while_the_checkpoint_is_dealt_out_is_waited_for() -> None:
-    bench = left(held=("deal",))
+    bench = left(held=("distribute",))
     acknowledged_by_all(bench)
     assert bench.waiting
     bench.leaves(0)

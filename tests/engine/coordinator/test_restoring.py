@@ -52,7 +52,7 @@ def test_once_at_the_start_once_for_each_restart_and_once_for_a_rescale(dealt: l
 
 
 def test_a_job_that_begins_at_the_beginning_waits_for_nothing(dealt: list[tuple[int, int]]) -> None:
-    bench = Bench(held=("deal",)).run()
+    bench = Bench(held=("distribute",)).run()
     bench.fail(TaskId(1, 0))
     bench.wait(1)
     assert bench.state == "running"
@@ -62,13 +62,13 @@ def test_a_job_that_begins_at_the_beginning_waits_for_nothing(dealt: list[tuple[
 def test_a_slot_that_is_lost_while_it_is_dealt_out_is_replaced_and_that_was_not_in_vain(
     dealt: list[tuple[int, int]],
 ) -> None:
-    bench = Bench(held=("deal",)).run()
+    bench = Bench(held=("distribute",)).run()
     bench.checkpoint()
     bench.fail(TaskId(1, 0))
     bench.wait(1)
     assert bench.job.phase is Phase.GATHERING and len(bench.messages(m.Deploy)) == 2
     bench.lose(1)
-    bench.release("deal")
+    bench.release("distribute")
     assert len(bench.messages(m.Deploy)) == 2, "one slot is missing"
     bench.connect()
     assert bench.state == "running"
@@ -77,12 +77,12 @@ def test_a_slot_that_is_lost_while_it_is_dealt_out_is_replaced_and_that_was_not_
 
 
 def test_a_job_that_is_cancelled_while_it_is_dealt_out_ends() -> None:
-    bench = Bench(held=("deal",)).run()
+    bench = Bench(held=("distribute",)).run()
     bench.checkpoint()
     bench.fail(TaskId(1, 0))
     bench.wait(1)
     bench.feed(CancelRequested("enough"))
-    bench.release("deal")
+    bench.release("distribute")
     assert bench.ended is not None and bench.ended.state == "stopped"
 
 
@@ -101,14 +101,14 @@ def test_a_checkpoint_that_cannot_be_dealt_out_ends_the_job_with_the_reason(monk
 
 
 def test_while_a_rescale_deals_out_its_checkpoint_no_newer_one_takes_its_place() -> None:
-    bench = Bench(held=("deal",), checkpoint_interval_s=1.0).run()
+    bench = Bench(held=("distribute",), checkpoint_interval_s=1.0).run()
     client = bench.ask(m.DoRescale(1))
     acknowledge_all(bench)
     assert bench.job.rescaling.stage is RescaleStage.DISTRIBUTING
     waiting = bench.ask(m.DoCheckpoint())
     bench.wait(5)
     assert bench.job.checkpoints.pending is None and bench.state == "running"
-    bench.release("deal")
+    bench.release("distribute")
     assert bench.replies[client] == m.Reply(checkpoint="memory://checkpoints/chk-1")
     assert len(bench.slots) == 1
     bench.wait(2)
@@ -117,28 +117,28 @@ def test_while_a_rescale_deals_out_its_checkpoint_no_newer_one_takes_its_place()
 
 
 def test_a_failure_while_a_rescale_deals_out_leaves_the_job_at_the_parallelism_it_had() -> None:
-    bench = Bench(held=("deal",)).run()
+    bench = Bench(held=("distribute",)).run()
     client = bench.ask(m.DoRescale(1))
     acknowledge_all(bench)
     bench.fail(TaskId(1, 0))
     assert "the job continues at 2" in bench.replies[client].error
     bench.wait(1)
-    bench.release("deal")
+    bench.release("distribute")
     assert bench.state == "running" and len(bench.slots) == 2
     assert bench.status.restored_from == "memory://checkpoints/chk-1"
 
 
 def test_a_new_slot_that_is_lost_while_a_rescale_deals_out_means_another_checkpoint() -> None:
-    bench = Bench(held=("deal",)).run()
+    bench = Bench(held=("distribute",)).run()
     client = bench.ask(m.DoRescale(3))
     bench.connect()
     acknowledge_all(bench)
     bench.lose(2)
-    bench.release("deal")
+    bench.release("distribute")
     assert bench.job.rescaling.stage is RescaleStage.GATHERING and client not in bench.replies
     bench.connect()
     acknowledge_all(bench)
-    bench.release("deal")
+    bench.release("distribute")
     assert bench.replies[client] == m.Reply(checkpoint="memory://checkpoints/chk-2")
     assert len(bench.slots) == 3
 

@@ -463,7 +463,7 @@ def test_questions_after_the_end_are_answered() -> None:
 
 def test_a_slot_that_speaks_for_a_task_it_does_not_run_breaks_a_rule() -> None:
     bench = Bench().run()
-    with pytest.raises(InvariantError, match=r"slot 0 speaks for task .* the last events"):
+    with pytest.raises(InvariantError, match=r"slot 0 sent a message about task .* the last events"):
         bench.feed(SlotMessage(0, m.TaskFinished(0, READ1)))
 
 

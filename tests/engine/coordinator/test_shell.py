@@ -116,7 +116,7 @@ def test_who_waits_when_a_coordinator_breaks_is_answered() -> None:
 def test_a_client_that_does_not_ask_is_not_answered() -> None:
     bench = Bench().run()
     client = bench.ask(m.GetStatus())
-    with pytest.raises(InvariantError, match=f"client {client} is answered, and does not ask"):
+    with pytest.raises(InvariantError, match=f"client {client} is answered without a request"):
         bench.shell._answer(client, m.Reply())
 
 

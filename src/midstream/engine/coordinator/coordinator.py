@@ -1,6 +1,6 @@
 """The coordinator of one job: what is running, and what comes next.
 
-Its phases, and what leads from one to the next, are in `phase.PHASE_TABLE`: CREATED, OPENING, then GATHERING,
+Its phases, and what leads from one to the next, are in `job_phase.PHASE_TABLE`: CREATED, OPENING, then GATHERING,
 DEPLOYING, STARTING, RUNNING for each attempt, CANCELLING after a failure; finally ENDING, ENDED.
 
 `handle` processes one event: `_on` records what it means, then `_step` advances the job, and is called again until
@@ -35,7 +35,7 @@ from midstream.engine.coordinator.failover import (
     slot_lost,
     slots_gone,
 )
-from midstream.engine.coordinator.job_phase import PHASE_TABLE, Phase, PhaseTurn
+from midstream.engine.coordinator.job_phase import PHASE_TABLE, Phase, PhaseEvent
 from midstream.engine.coordinator.notifications import subscribe
 from midstream.engine.coordinator.placement.attempt import Attempt
 from midstream.engine.coordinator.placement.attempts import Attempts
@@ -52,9 +52,10 @@ from midstream.engine.coordinator.restore.open_directory import (
     OpenedStorage,
     check_plan,
     copies_in,
+    describe_opening,
     open_checkpoints,
 )
-from midstream.engine.coordinator.story import Story
+from midstream.engine.coordinator.story import EventStory
 from midstream.engine.core.errors import InvariantError, MidstreamError, StorageError, assert_never
 from midstream.engine.core.interfaces import Done, Failed, Signal, Storage, Supply
 from midstream.engine.protocol import messages as m
@@ -72,7 +73,7 @@ class Coordinator:
     `stopped` is set when the job ends.
 
     The class has more attributes than a class should: half of them are the parts of the coordinator, and this is the
-    only place that knows all of them; the others are what the status shows of the job as a whole, and how it ends.
+    only class that connects all of them; the others are what the status shows of the job as a whole, and how it ends.
     """
 
     def __init__(
@@ -94,7 +95,7 @@ class Coordinator:
         self.restored_from: str | None = None
         self.outcome: tuple[ev.EndState, MidstreamError | None] | None = None
         self._open_storage = open_storage
-        self._story = Story()
+        self._story = EventStory()
         self._end_reason = ""
         """Why the job ends."""
 
@@ -122,7 +123,7 @@ class Coordinator:
     def attempt(self) -> Attempt | None:
         return self.attempts.current
 
-    # ---- the border ----
+    # ---- interface ----
 
     def handle(self, event: ev.CoordinatorEvent, now_ms: int) -> list[ev.Instruction]:
         """Process one event. Raises InvariantError, with the events before it, when a rule of the protocol is broken."""
@@ -153,12 +154,12 @@ class Coordinator:
 
     # ---- events ----
 
-    def _turn(self, what: PhaseTurn) -> None:
-        self.phase = PHASE_TABLE.next(self.phase, what)
+    def _transition(self, event: PhaseEvent) -> None:
+        self.phase = PHASE_TABLE.next(self.phase, event)
 
     def _on(self, event: ev.CoordinatorEvent) -> None:  # noqa: PLR0912 - one arm for each event or message
         if self.phase is Phase.ENDED:
-            raise InvariantError(f"{type(event).__name__} after the end")
+            raise InvariantError(f"{type(event).__name__} after the end of the job")
         match event:
             case ev.Started():
                 self._start()
@@ -188,7 +189,7 @@ class Coordinator:
                 assert_never(event)
 
     def _start(self) -> None:
-        self._turn(PhaseTurn.STARTED)
+        self._transition(PhaseEvent.STARTED)
         try:
             check_plan(self.plan)
         except MidstreamError as error:
@@ -198,11 +199,8 @@ class Coordinator:
             self._gather()
             return
         work = partial(open_checkpoints, self.plan, self._open_storage)
-        what = f"the checkpoint directory {self.plan.config.checkpoint_dir} to be opened"
-        copies = copies_in(self.plan)
-        if copies:
-            what += f", and {self.plan.restore} to be copied to it"
-        self._effects.run_io(IoKind.OPEN, work, self._opened, waits_for=what, has_limit=not copies)
+        what, has_limit = describe_opening(self.plan), not copies_in(self.plan)
+        self._effects.run_io(IoKind.OPEN, work, self._opened, waits_for=what, has_limit=has_limit)
 
     def _opened(self, outcome: Done[OpenedStorage] | Failed) -> None:
         if self.phase is not Phase.OPENING:
@@ -228,7 +226,7 @@ class Coordinator:
         self._gather()
 
     def _gather(self) -> None:
-        self._turn(PhaseTurn.OPENED)
+        self._transition(PhaseEvent.OPENED)
         if self.attempt is None:
             self._reset_sources()
         self.slots.gather()
@@ -250,11 +248,11 @@ class Coordinator:
         self.attempts.slot_lost(slot)
         text = f"{lost} is lost: {event.reason}"
         has_finished = self.phase is Phase.RUNNING and self.attempt is not None and self.attempt.all_finished
-        # a commit that kills every slot must count as a failure, or it would be tried for ever; once, if several slots are
-        # lost with their machine
+        # a commit that kills every slot must count as a failure, or it would be repeated indefinitely; it counts once if
+        # several slots are lost with their machine
         was_idle = gathering and not (complete and self.commits.is_on(slot))
         if was_idle or left or self._is_spare(slot) or has_finished:
-            # nothing ran on it, or what has run is being committed: to begin again would double it
+            # nothing ran on it, or its output is being committed: a restart would duplicate that output
             self.warnings.append(text)
         else:
             self._effects.notifications.attempt_failed(slot_lost(text, event.last_lines, event.crash))
@@ -285,7 +283,7 @@ class Coordinator:
             self.fail_attempt(failure)
 
     def _slots_gone(self, reason: str) -> None:
-        """No slot can be had any more, so a restart cannot help. A job that only commits what it wrote needs no slot.
+        """No slot is available any more, so a restart cannot help. A job that only commits its output needs no slot.
 
         Several slots may report this, one after the other.
         """
@@ -297,7 +295,7 @@ class Coordinator:
         self.rescaling.give_up(reason)
         self._effects.notifications.attempt_failed(slots_gone(reason, self.checkpoints.newest_path))
 
-    # ---- what slots say ----
+    # ---- messages of slots ----
 
     def _handle_message(self, slot: int, message: m.FromSlot) -> None:  # noqa: PLR0912 - one arm for each event or message
         if slot not in self.slots.live or isinstance(message, m.Register):
@@ -400,7 +398,7 @@ class Coordinator:
         return True
 
     def _stop_immediately(self) -> bool:
-        """End a job that is to stop with a checkpoint while no task runs: the newest one has all that was processed."""
+        """End a job that must stop with a checkpoint while no task runs: the newest one has all that was processed."""
         if not self.requests.stop_immediately(self.checkpoints.newest_path):
             return False
         self._end("stopped", None, "the job was stopped while no task ran")
@@ -412,16 +410,14 @@ class Coordinator:
         self.restored_from = self.checkpoints.newest_path
         self.attempts.deploy(self.plan, self._state_to_restore(), self.checkpoints.epoch)
         self._distribution.forget()
-        self._turn(PhaseTurn.DEPLOYED)
+        self._transition(PhaseEvent.DEPLOYED)
 
     def _reset_sources(self) -> None:
         state = self._state_to_restore()
         self.sources.reset(state.sources, state.finished)
 
     def _state_to_restore(self) -> DistributedState:
-        state = self._distribution.state_of(self.checkpoints.newest, self.plan.graph)
-        assert state is not None
-        return state
+        return self._distribution.state_of(self.checkpoints.newest, self.plan.graph)
 
     def _cannot_restore(self, failed: Failed) -> None:
         if self.phase is Phase.GATHERING:
@@ -433,7 +429,7 @@ class Coordinator:
             return False
         self.sources.deployed(self.attempt)
         self.attempts.start()
-        self._turn(PhaseTurn.ANSWERED)
+        self._transition(PhaseEvent.ANSWERED)
         if self.requests.draining:
             self._stop_sources()
         return True
@@ -442,7 +438,7 @@ class Coordinator:
         assert self.attempt is not None
         if not self.attempt.all_started:
             return False
-        self._turn(PhaseTurn.RUNS)
+        self._transition(PhaseEvent.RUNS)
         self._effects.notifications.attempt_runs()
         return True
 
@@ -475,7 +471,7 @@ class Coordinator:
         trigger_when_due(self, self.sources, self._program)
         return False
 
-    # ---- questions ----
+    # ---- requests of clients ----
 
     def _handle_request(self, client: int, request: m.ClientRequest) -> None:
         match request:
@@ -499,7 +495,7 @@ class Coordinator:
             self._stop_sources()
 
     def _stop_sources(self) -> None:
-        """Begin to drain the job. Tasks that do not run yet are told when they start."""
+        """Begin to drain the job. Tasks that do not run yet are notified when they start."""
         self.sources.stop()
         if self.phase in (Phase.STARTING, Phase.RUNNING):
             assert self.attempt is not None
@@ -532,7 +528,7 @@ class Coordinator:
             self._switch_to(before)
         if self.phase in (Phase.CANCELLING, Phase.OPENING) and (before is not None or not failure.fatal):
             return
-        # a job without checkpoints that has committed some of its output must not begin again: it would be duplicated
+        # a job without checkpoints that has committed some of its output must not restart: the output would be duplicated
         final = failure.fatal or (self.commits.stalled and self.checkpoints.storage is None)
         if before is not None:  # the rescale has failed, and not the job
             self.failover.delay(0.0)
@@ -563,13 +559,13 @@ class Coordinator:
     def _cancel_attempt(self, why: str) -> None:
         pending = self.checkpoints.pending
         self._effects.notifications.attempt_over(why, pending is not None and pending.is_stop)
-        self._turn(PhaseTurn.ATTEMPT_OVER)
+        self._transition(PhaseEvent.ATTEMPT_OVER)
 
     def _try_gather(self) -> bool:
         if not self.attempts.answered or self.commits.on_slots:  # a slot that a rescale releases may be committing
             return False
         self.attempts.cancelled()
-        self._turn(PhaseTurn.CANCELLED)
+        self._transition(PhaseEvent.CANCELLED)
         if self.rescaling.stage is RescaleStage.SWITCHING:
             self._switch_to(self.rescaling.plan)
             self.slots.gather()
@@ -582,7 +578,7 @@ class Coordinator:
         if self.phase in (Phase.ENDING, Phase.ENDED):
             return
         assert (error is None) == (state != "failed"), (state, error)
-        self._turn(PhaseTurn.ENDS)
+        self._transition(PhaseEvent.ENDS)
         self.outcome = state, error
         self._end_reason = why
         self._effects.cancel_all_timers()
@@ -606,7 +602,7 @@ class Coordinator:
     def _conclude(self) -> None:
         assert self.outcome is not None
         state, error = self.outcome
-        self._turn(PhaseTurn.CONCLUDED)
+        self._transition(PhaseEvent.CONCLUDED)
         self._effects.cancel_all_timers()
         stop = self.requests.stop
         path = stop.checkpoint if stop is not None and state == "stopped" else None

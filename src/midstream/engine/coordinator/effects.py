@@ -1,8 +1,8 @@
-"""The effects of the coordinator's parts: the facts that they state, the instructions of one step, and the callbacks
-for those instructions that have an outcome.
+"""The effects of the coordinator's parts: their notifications, the instructions of one step, and the callbacks of those
+instructions that have an outcome.
 
-Tokens are made here, so that none is ever used twice. A part that sets a timer or runs I/O passes the callback for its
-outcome along.
+`Effects` makes all tokens, so that none is used twice. A part that sets a timer or runs I/O passes the callback for the
+outcome.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class TimerKind(Enum):
     COMMIT = "commit"
     """A commit that has failed is tried again."""
     DISCOVER = "discover"
-    """A source is asked for splits again."""
+    """A source discovers splits again."""
     SYMPTOM = "symptom"
     """A task has reported that a peer is gone, and the cause has not been reported since."""
     CANCEL = "cancel"
@@ -49,7 +49,7 @@ class IoKind(Enum):
 
     OPEN = "open"
     DISTRIBUTE = "distribute"
-    """The state of a checkpoint is assigned to the tasks that resume from it."""
+    """The state of a checkpoint is distributed to the tasks that resume from it."""
     PUBLISH = "publish"
     COMMIT = "commit"
     ABORT = "abort"
@@ -57,7 +57,7 @@ class IoKind(Enum):
     EPOCH = "epoch"
     DISCOVER = "discover"
     NOTIFY = "notify"
-    """A source is told of a completed checkpoint."""
+    """A source is notified of a completed checkpoint."""
     CLOSE = "close"
     """A source or a committer is closed."""
     RESCALE = "rescale"
@@ -65,7 +65,7 @@ class IoKind(Enum):
     SAVEPOINT = "savepoint"
     SAVEPOINT_DISCARD = "savepoint-discard"
     SUPPLY = "supply"
-    """Why no slots have come in time."""
+    """The cluster reports why no slots have come in time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class Call:
     """I/O that has not returned, on the driver's I/O pool or on a slot."""
 
     waits_for: str
-    """What is to happen, to complete "waiting for …"."""
+    """Completes "waiting for …"."""
     began_s: float
     """When the call began, on the clock of `Effects.elapsed_s`."""
     done: Callable[[Done[object] | Failed], None] | None
@@ -85,7 +85,7 @@ class Call:
 class Effects:
     def __init__(self) -> None:
         self.notifications = Notifications()
-        """The facts that any part may state, and of which the other parts are told."""
+        """What any part may notify the others of."""
         self.cause = 0
         """The number of the event that is being handled."""
         self.now_ms = 0
@@ -97,7 +97,7 @@ class Effects:
         """The sum of all `TimePassed`: waits are measured on it, because a wall clock may be set."""
         self._calls: dict[str, Call] = {}
 
-    # ---- asking ----
+    # ---- instructions ----
 
     def send(self, slot: int, message: ToSlot) -> None:
         self._out.append(ev.Send(slot, message, cause=self.cause))
@@ -150,7 +150,7 @@ class Effects:
         self._out.append(ev.RunIo(token, work, cause=self.cause))
 
     def wait_for_slot(self, waits_for: str) -> str:
-        """Register a limited wait for something that a slot was asked to do; `slot_is_done` ends it, given the token."""
+        """Register a limited wait for something that a slot has been sent; `slot_is_done` ends it, given the token."""
         self._tokens += 1
         token = f"slot-{self._tokens}"
         self._calls[token] = Call(waits_for, self.elapsed_s, None, has_limit=True)

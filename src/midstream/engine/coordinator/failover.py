@@ -66,13 +66,13 @@ def warn_if_failed(effects: Effects, where: str, outcome: Done[None] | Failed) -
 
 
 def slot_lost(text: str, last_lines: str, crash: str) -> Failure:
-    """Return the failure of a lost slot. `text` says which slot, and how it was lost. `crash`: see `Failure.fingerprint`."""
+    """Return the failure of a lost slot. `text`: which slot, and how it was lost. `crash`: its `Failure.fingerprint`."""
     last = f"Its last lines:\n{last_lines}" if last_lines else ""
     return Failure(text, last, ClusterError(f"{text}\n\n{last}" if last else text), fingerprint=crash)
 
 
 def slots_gone(reason: str, newest_checkpoint: str | None) -> Failure:
-    """Return the failure of all slots at once, after which the job can only be started again."""
+    """Return the failure of all slots together, after which the job can only be started again."""
     last = f"its last checkpoint is {newest_checkpoint}" if newest_checkpoint else "it has no checkpoint to resume from"
     error = UnavailableError(f"{reason}, and all slots of the job with it; {last}. Start the job again")
     return Failure(str(error), "", error, fatal=True)
@@ -93,7 +93,7 @@ class Failover:
         self._fingerprint = ""
         """The last `Failure.fingerprint` that was not empty."""
         self._repeats = 0
-        """How often that failure occurred in a row, without a completed checkpoint in between."""
+        """How often that failure has occurred in succession, without a completed checkpoint in between."""
         self._row = ""
         """The `Failure.row` of that failure."""
         self._is_certain = False
@@ -113,7 +113,7 @@ class Failover:
 
     def try_again(self, failure: Failure) -> float | None:
         """Count a failure, and return in how many seconds the job restarts. None: it does not restart, and fails."""
-        if failure.fingerprint:  # a failure that may differ next time does not interrupt the row
+        if failure.fingerprint:  # a failure that may differ next time does not end the sequence
             self._repeats = self._repeats + 1 if failure.fingerprint == self._fingerprint else 1
             self._is_certain = bool(failure.row) and failure.row == self._row
             self._fingerprint, self._row = failure.fingerprint, failure.row
@@ -129,7 +129,7 @@ class Failover:
         return 0 < limit <= self._repeats and failure.fingerprint == self._fingerprint
 
     def describe(self, failure: Failure, what_follows: str) -> str:
-        """Return the text that is shown to the user at once; a traceback that was shown before is not repeated."""
+        """Return the text that the user is notified with; a traceback that was shown before is not repeated."""
         times = self._repeats if failure.fingerprint and failure.fingerprint == self._fingerprint else 1
         text = failure.summary
         if times > 1:

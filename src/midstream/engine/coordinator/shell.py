@@ -24,7 +24,7 @@ RELEASE_WAIT_S: Final = 10.0
 """The time that the process of a released slot may take to end by itself."""
 TIME_INTERVAL_S: Final = 1.0
 EXIT_WAIT_S_MAX: Final = 0.8
-"""The time for which the shell waits to learn how the process of a slot has ended whose connection is closed, before it
+"""How long the shell waits, once the connection of a slot is closed, for a report of how its process has ended, before it
 reports the slot as lost. It is shorter than the coordinator's wait for the cause of a symptom
 (`attempts.CAUSE_WAIT_S`).
 """
@@ -64,14 +64,14 @@ class Host(Protocol):
 
     @property
     def slots_gone(self) -> str:
-        """Why no slot can be had any more; empty as long as slots can be had. Once set, it stays set."""
+        """Why no slot is available any more; empty as long as slots are available. Once set, it stays set."""
         ...
 
     def request_slot(self, request: str) -> None:
         """Start one more slot. `Shell.slot_failed` follows if that fails, or when its process has ended; before that,
         `Shell.slot_leaving` follows if the host learns that its executor is going to end.
 
-        Raises ClusterError when no slot can be had any more.
+        Raises ClusterError when no slot is available any more.
         """
         ...
 
@@ -88,7 +88,7 @@ class Host(Protocol):
         ...
 
     def notify_user(self, text: str) -> None:
-        """Show the text to the user at once."""
+        """Show the text to the user immediately."""
         ...
 
     def ended_with(self, outcome: ev.JobEnded) -> None:
@@ -135,7 +135,7 @@ class Shell:
     # ---- events and instructions
 
     def feed(self, event: ev.CoordinatorEvent) -> None:
-        """Process an event, or queue it if another one is being processed, as when an instruction leads to one at once."""
+        """Process an event, or queue it if an instruction of the event that is being processed has led to it."""
         if self.outcome is not None:
             return
         self._events.append(event)
@@ -153,9 +153,7 @@ class Shell:
             self._execute(instruction)
 
     def _feed_time(self, since_s: float) -> None:
-        """Feed `TimePassed`, at most two intervals at once, so that a suspended computer does not make a wait look
-        long.
-        """
+        """Feed `TimePassed`, of at most two intervals, so that no wait appears long because the computer was suspended."""
         if self.outcome is not None:
             return
         now_s = self._loop.monotonic_s()
@@ -218,8 +216,8 @@ class Shell:
         if slot is None:
             self.feed(ev.SlotRequestFailed(request, reason))
         elif self._connections.drop(slot) or self._lost.pop(slot, None) is not None:
-            printed = "\n".join(filter(None, (self._host.last_lines(slot), last_lines)))
-            self.feed(ev.SlotLost(slot, reason, crash, printed))
+            lines = "\n".join(filter(None, (self._host.last_lines(slot), last_lines)))
+            self.feed(ev.SlotLost(slot, reason, crash, lines))
 
     def slot_leaving(self, request: str, reason: str) -> None:
         """The executor or host of the slot for this request is going to end."""
@@ -277,7 +275,7 @@ class Shell:
         a number that is never used again.
         """
         if client in self._unanswered:
-            raise InvariantError(f"client {client} asks a second time")
+            raise InvariantError(f"client {client} sends a second request")
         self._unanswered[client] = None
         if self.outcome is not None:
             self._answer(client, self.last_reply)
@@ -286,7 +284,7 @@ class Shell:
 
     def _answer(self, client: int, reply: Reply) -> None:
         if client not in self._unanswered:
-            raise InvariantError(f"client {client} is answered, and does not ask")
+            raise InvariantError(f"client {client} is answered without a request")
         del self._unanswered[client]
         self._host.answer(client, reply)
 
@@ -299,7 +297,7 @@ class Shell:
     # ---- the end
 
     def conclude(self, outcome: ev.JobEnded) -> None:
-        """The job has ended: the coordinator says so, or the coordinator or its host has failed. The first call counts."""
+        """The job has ended: the coordinator has reported it, or it or its host has failed. The first call counts."""
         if self.outcome is not None:
             return
         self.outcome = outcome

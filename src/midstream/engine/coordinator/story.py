@@ -13,7 +13,7 @@ from midstream.engine.protocol.messages import InCall, SlotStatus
 STORY_MAX: Final = 30
 
 
-class Story:
+class EventStory:
     """The last events, without heartbeats and the passing of time."""
 
     def __init__(self) -> None:

@@ -1,6 +1,6 @@
 """One checkpoint at a time: triggered, acknowledged by every task that has not finished, published, completed.
 
-Its states, and what leads from one to the next, are in `pending.CHECKPOINT_TABLE`.
+Its states, and what leads from one to the next, are in `pending_checkpoint.CHECKPOINT_TABLE`.
 
 While the metadata is being written, the outcome is unknown, whatever happens to the job meanwhile: no attempt restores
 before the outcome is known (`outcome_is_known`), or the checkpoint has timed out. A write that has not returned by then may
@@ -39,9 +39,9 @@ from midstream.engine.coordinator.checkpoints.metadata_builder import (
 from midstream.engine.coordinator.checkpoints.pending_checkpoint import (
     CHECKPOINT_TABLE,
     AbortedCheckpoint,
+    CheckpointEvent,
     CheckpointProgress,
     CheckpointRequest,
-    CheckpointTurn,
     CompletedCheckpoint,
     PendingCheckpoint,
 )
@@ -60,7 +60,7 @@ from midstream.engine.protocol.job_status import CheckpointStatus
 from midstream.engine.protocol.messages import CheckpointAborted, CheckpointAck, CheckpointDecline, TriggerCheckpoint
 
 IDS_KEPT: Final = 1_000
-"""The least number of ids of completed checkpoints that are remembered; not all, since a job may run for years."""
+"""The least number of ids of completed checkpoints that are kept; not all, since a job may run for years."""
 
 
 class CheckpointCoordinator:
@@ -139,7 +139,7 @@ class CheckpointCoordinator:
         `sources` must be taken in this very step, see `engine.coordinator.placement.split_assignment`.
         """
         assert self.storage is not None
-        self._turn(CheckpointTurn.TRIGGERED)
+        self._transition(CheckpointEvent.TRIGGERED)
         checkpoint_id, now_ms = self._next_id, self._effects.now_ms
         self._next_id += 1
         plan = attempt.plan_checkpoint()
@@ -223,12 +223,12 @@ class CheckpointCoordinator:
             if self.outcome_is_known:
                 self._abort(pending, why, counts=False, retry=False)
             else:
-                self._turn(CheckpointTurn.ATTEMPT_OVER)
+                self._transition(CheckpointEvent.ATTEMPT_OVER)
         self.schedule.attempt_over()
 
     def check_epochs(self, *_: object) -> None:
-        """Check whether another coordinator has taken over, and deleted files of this one: else the job would restart
-        for ever.
+        """Check whether another coordinator has taken over, and deleted files of this one: the job would restart
+        indefinitely.
         """
         if self.storage is not None:
             check = partial(check_epoch, self.storage, self.epoch)
@@ -344,7 +344,7 @@ class CheckpointCoordinator:
         metadata = build_metadata(
             self._plan, pending, self.epoch, self._effects.now_ms, operators, (*self._commits.uncommitted, *own)
         )
-        self._turn(CheckpointTurn.ACKNOWLEDGED)
+        self._transition(CheckpointEvent.ACKNOWLEDGED)
         pending.files = frozenset(metadata.files)
         assert self.storage is not None
         work = partial(publish, self.storage, metadata)
@@ -370,7 +370,7 @@ class CheckpointCoordinator:
 
     def _not_published(self, pending: PendingCheckpoint, error: BaseException) -> None:
         if isinstance(error, FencedError):
-            self._over(pending, CheckpointTurn.FAILED)
+            self._over(pending, CheckpointEvent.FAILED)
             pending.attempt_is_over = True
             self._effects.notifications.checkpoint_aborted(AbortedCheckpoint(pending, str(error), retry=False))
             self._effects.notifications.fenced(error)
@@ -384,7 +384,7 @@ class CheckpointCoordinator:
     def _completed(
         self, pending: PendingCheckpoint, metadata: CheckpointMetadata, committables: tuple[Committables, ...]
     ) -> None:
-        self._over(pending, CheckpointTurn.COMPLETED)
+        self._over(pending, CheckpointEvent.COMPLETED)
         if metadata.checkpoint_id <= self._newest_id:
             raise InvariantError(f"checkpoint {metadata.checkpoint_id} completes after {self._newest_id}")
         self.newest = metadata
@@ -423,7 +423,7 @@ class CheckpointCoordinator:
         """The checkpoint fails. `counts`: it counts against the tolerable failures. `retry`: nothing is wrong, and a
         new one is triggered soon. `delete`: its files are deleted.
         """
-        self._over(pending, CheckpointTurn.FAILED)
+        self._over(pending, CheckpointEvent.FAILED)
         if delete:
             self._cleanup.drop((), [file for ack in pending.acks.values() for file in ack.files])
         now_ms = self._effects.now_ms
@@ -448,11 +448,11 @@ class CheckpointCoordinator:
                 )
                 self._effects.notifications.attempt_failed(Failure(text, "", StorageError(text)))
 
-    def _turn(self, what: CheckpointTurn) -> None:
-        self.progress = CHECKPOINT_TABLE.next(self.progress, what)
+    def _transition(self, event: CheckpointEvent) -> None:
+        self.progress = CHECKPOINT_TABLE.next(self.progress, event)
 
-    def _over(self, pending: PendingCheckpoint, how: CheckpointTurn) -> None:
-        self._turn(how)
+    def _over(self, pending: PendingCheckpoint, how: CheckpointEvent) -> None:
+        self._transition(how)
         self.pending = None
         self._effects.cancel_timer(pending.timer)
 

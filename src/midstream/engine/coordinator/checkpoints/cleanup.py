@@ -1,6 +1,6 @@
 """Deletes checkpoints and state files that are not needed any more, one pass at a time.
 
-A pass that fails is repeated at once, since a job that ends has no later pass. If that fails too, the next pass deletes
+A pass that fails is repeated immediately, since a job that ends has no later pass. If that fails too, the next pass deletes
 these files as well; what remains when the program dies is deleted by the next coordinator
 (`engine.checkpoint.store.clean_up`).
 """
@@ -20,7 +20,7 @@ from midstream.engine.core.interfaces import Done, Failed, Storage
 
 @dataclass(slots=True)
 class _Doomed:
-    """What is to be deleted."""
+    """What the next pass deletes."""
 
     checkpoints: set[int] = field(default_factory=set)
     """Complete ones."""

@@ -1,10 +1,11 @@
 """Commits what sinks have prepared, once the checkpoint that holds it is complete.
 
 One checkpoint and sink is committed at a time, in the order of checkpoints: on the driver, or on slots, with one call
-of a committer for each lane (see `engine.coordinator.checkpoints.commits_on_slots`). A commit that fails is tried again a few times;
-unless that cannot help; then the attempt fails, and nothing is deployed until the queue is empty. What is in the queue is also in the metadata
-of the newest checkpoint, so it survives the coordinator. The epochs are checked before each call: a driver that was
-believed dead, and whose job another driver has taken over, commits nothing more.
+of a committer for each lane (see `engine.coordinator.checkpoints.commits_on_slots`). A commit is tried `TRIES_MAX`
+times, or once if a repetition cannot help. If it still fails, the attempt fails, and nothing is deployed until the
+queue is empty. The queue is also in the metadata of the newest checkpoint, so it survives the coordinator. The epochs
+are checked before each call: a driver that was presumed dead, and whose job another driver has taken over, commits
+nothing more.
 """
 
 from __future__ import annotations
@@ -91,7 +92,7 @@ class Commits:
     def add(self, holder: int, committables: Iterable[Committables]) -> None:
         """Queue `committables` to be committed: checkpoint `holder`, which holds them, is complete."""
         if holder < self._last_holder:
-            raise InvariantError(f"output of checkpoint {holder} is to be committed after that of {self._last_holder}")
+            raise InvariantError(f"output of checkpoint {holder} would be committed after that of {self._last_holder}")
         self._last_holder = holder
         for what in committables:
             if what.checkpoint_id > holder:
@@ -205,11 +206,11 @@ class Commits:
 
     @property
     def on_slots(self) -> bool:
-        """Whether a slot has been asked to commit, or to clean up, and has not answered."""
+        """Whether a slot has been requested to commit, or to clean up, and has not answered."""
         return self._lanes.under_way
 
     def is_on(self, slot: int) -> bool:
-        """Whether this slot has been asked to commit, or to clean up, and has not answered."""
+        """Whether this slot has been requested to commit, or to clean up, and has not answered."""
         return self._lanes.is_on(slot)
 
     def handle_answer(self, slot: int, answer: m.CommitDone | m.CommitFailed) -> None:

@@ -1,7 +1,7 @@
-"""Commits and aborts of sinks with `commits_on_slots`: which slots are asked, and which have answered.
+"""Commits and aborts of sinks with `commits_on_slots`: which slots have received requests, and which have answered.
 
-One checkpoint and sink is committed at a time; each lane is one call on one slot, and the lanes run in parallel. A slot
-that is lost does not answer any more: its lanes are given to another slot as soon as there is one.
+One checkpoint and sink is committed at a time; each lane is one call on one slot, and the lanes run in parallel. The
+lanes of a lost slot are sent to another slot as soon as there is one.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from midstream.engine.coordinator.coordinator import Coordinator
     from midstream.engine.coordinator.events import JobPlan
 
-AT_ONCE_MAX: Final = 8
+RUNNING_LANES_MAX: Final = 8
 """The number of lanes that run on one slot at a time; it is limited because I/O threads also store checkpoints."""
 _LANE_LIMIT: Final = 2**63
 
@@ -31,7 +31,7 @@ _LANE_LIMIT: Final = 2**63
 def commit_slots(job: Coordinator) -> tuple[int, ...] | None:
     """Return the slots on which commits can run now: () while there are none, None if there will not be any.
 
-    They are ordered so that lanes stay on their slots: the slot of subtask i is in place i. None of them is used while
+    They are ordered so that lanes stay on their slots: the slot of subtask i has index i. None of them is used while
     tasks are being cancelled, since that stops commits as well.
     """
     attempt = job.attempt
@@ -48,7 +48,7 @@ def commit_slots(job: Coordinator) -> tuple[int, ...] | None:
 
 
 def in_place_of_lost(slots: Sequence[int], live: Collection[int]) -> tuple[int, ...] | None:
-    """Return `slots` with the next one that lives in place of each lost one; None if no slot lives.
+    """Return `slots` with each lost one replaced by the next one that lives; None if no slot lives.
 
     So the lanes of a slot that lives stay where they are, whichever others are lost. If none of `slots` lives, the slot
     that connected first commits all lanes: it remains the first when more connect.
@@ -91,7 +91,7 @@ def lanes_of(sink: Sink, items: Sequence[bytes]) -> dict[int, tuple[bytes, ...]]
     for item in items:
         lane = sink.lane(item)
         if type(lane) is not int or not -_LANE_LIMIT <= lane < _LANE_LIMIT:
-            raise ConfigError(f"{type(sink).__name__}.lane() says {lane!r}; a lane is an int of 64 bits")
+            raise ConfigError(f"{type(sink).__name__}.lane() returned {lane!r}; a lane is an int of 64 bits")
         lanes.setdefault(lane, []).append(item)
     return {lane: tuple(lanes[lane]) for lane in sorted(lanes)}
 
@@ -105,7 +105,7 @@ class LaneWork:
     left: dict[int, tuple[bytes, ...]]
     """What is not done yet, by lane. Lanes that are done are removed."""
     waits_for: str
-    """What is waited for, to complete "waiting for …"."""
+    """Completes "waiting for …"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,9 +131,9 @@ class CommitLanes:
         self._unanswered: dict[int, _LaneRequest] = {}
         """The unanswered requests, by number."""
         self._distributed_to: Sequence[int] | None = None
-        """The slots among which the lanes have been dealt. None: they have to be dealt anew."""
+        """The slots to which the lanes are distributed. None: they have to be distributed again."""
         self._queues: dict[int, deque[int]] = {}
-        """The lanes that wait until their slot has done others, by slot."""
+        """The lanes that wait for their slot, which is busy with `RUNNING_LANES_MAX` others, by slot."""
         self._busy: Counter[int] = Counter()
         """The number of unanswered requests, by slot."""
         self._freed: list[int] = []
@@ -175,10 +175,10 @@ class CommitLanes:
                 self._effects.slot_is_done(request.token)
 
     def request(self, slots: Sequence[int]) -> None:
-        """Send requests to `slots` for lanes that have still to be done, within `AT_ONCE_MAX` for each slot.
+        """Send requests to `slots` for lanes that have still to be done, within `RUNNING_LANES_MAX` for each slot.
 
         There may be thousands of lanes and slots, so only slots that have answered are visited, unless lanes have to be
-        dealt anew.
+        distributed again.
         """
         work = self.work
         if work is None or self.failed is not None:
@@ -187,7 +187,7 @@ class CommitLanes:
             self._distribute(slots, work)
         for slot in self._freed:
             queue = self._queues.get(slot)
-            while queue and self._busy[slot] < AT_ONCE_MAX:
+            while queue and self._busy[slot] < RUNNING_LANES_MAX:
                 self._send(slot, queue.popleft(), work)
         self._freed.clear()
 
@@ -201,7 +201,7 @@ class CommitLanes:
             slot = slots[lane % len(slots)]
             if lane in under_way:
                 continue
-            if self._busy[slot] < AT_ONCE_MAX:
+            if self._busy[slot] < RUNNING_LANES_MAX:
                 self._send(slot, lane, work)
             else:
                 self._queues.setdefault(slot, deque()).append(lane)

@@ -1,4 +1,4 @@
-"""The attempts to run the job, one after the other: what their slots are told, and which slots have not answered yet.
+"""The attempts to run the job, one after the other: what their slots receive, and which slots have not answered yet.
 
 deploy --all slots have answered--> start --...--> cancel --all have answered, or are given up--> deploy
 """
@@ -78,7 +78,7 @@ class Attempts:
         return not self._attempt().unanswered
 
     def has_symptom(self, failure: Failure) -> None:
-        """A task has reported that a peer is gone. Wait a moment for the cause, which is the failure to show to users."""
+        """A task has reported that a peer is gone. Wait `CAUSE_WAIT_S` for the cause, which users must see."""
         if self._symptom is None:
             unexplained = partial(self._effects.notifications.attempt_failed, failure)
             self._symptom = self._effects.set_timer(TimerKind.SYMPTOM, CAUSE_WAIT_S, unexplained)

@@ -83,7 +83,7 @@ class Slots:
         self.needed = graph.slots
         self.live: dict[int, Slot] = {}
         self.leaving: set[int] = set()
-        """The live slots on which no later attempt is to run."""
+        """The live slots on which no later attempt runs."""
         self.changes = 0
         """The number of changes of `live`, `leaving` and `needed`."""
         self.rates: dict[TaskId, Rate] = {}
@@ -108,7 +108,7 @@ class Slots:
         self._requests_failed = 0
         self._timer: str | None = None
         self.gathers_since_s = 0.0
-        """Since when slots are awaited, on the clock of `Effects.elapsed_s`; it begins anew after each timeout."""
+        """Since when slots are awaited, on the clock of `Effects.elapsed_s`; it is set again after each timeout."""
         self._is_gathering = False
 
     @property
@@ -134,8 +134,8 @@ class Slots:
             self._wait()
 
     def _stop_if_complete(self) -> None:
-        """Stop waiting for slots if all are present. What else the job waits for before it is deployed may take longer
-        than they may: commits of what the restored checkpoint holds, or the pause before a restart.
+        """Stop waiting for slots if all are present. The other waits before a deployment may take longer than
+        `timeout_s`: commits of what the restored checkpoint holds, or the pause before a restart.
         """
         if self.complete:
             self._is_gathering = False
@@ -158,7 +158,7 @@ class Slots:
         self._stop_if_complete()
 
     def mark_leaving(self, slot: int, reason: str) -> bool:
-        """A slot is to be replaced. False: it is not present, or is already leaving."""
+        """A slot must be replaced. False: it is not present, or is already leaving."""
         if slot not in self.live or slot in self.leaving:
             return False
         self.leaving.add(slot)
@@ -194,9 +194,9 @@ class Slots:
         self._effects.run_io(IoKind.SUPPLY, self._supply, self._explained, waits_for=what)
 
     def _explained(self, outcome: Done[Supply] | Failed) -> None:
-        """It is known why no slots came in time: wait on for what is starting, else report that they did not come."""
+        """The cluster has reported why no slots came in time: wait for slots that are starting, or report a failure."""
         if not self._is_gathering or self._timer is not None:
-            return  # they have come meanwhile, or others are awaited
+            return  # they have come meanwhile, or another wait has begun
         supply = outcome.value if isinstance(outcome, Done) else Supply()
         if supply.gone:
             self._requested.clear()

@@ -45,7 +45,7 @@ _decoder = msgspec.msgpack.Decoder(Split)
 
 @dataclass(frozen=True, slots=True)
 class _Notice:
-    """What a source is told about a completed checkpoint."""
+    """What a source is notified of after a checkpoint."""
 
     position: bytes | None
     pending: tuple[bytes, ...]
@@ -123,7 +123,7 @@ class _State:
     beginnings: int = 0
     """The number of splits in `pending` that do not follow all splits found with them (`Split.follows` is false)."""
     assigned_reported: bool = False
-    """Whether the subtasks have been told that `beginnings` is 0."""
+    """Whether the subtasks have been notified that `beginnings` is 0."""
     waiting: WaitingReaders = field(default_factory=WaitingReaders)
     """The subtasks that have requested a split and have no answer yet."""
     unanswered: set[TaskId] = field(default_factory=set)
@@ -275,8 +275,8 @@ class SplitAssignment:
             state.unanswered.clear()
 
     def _report_assigned(self, state: _State) -> None:
-        """Tell all subtasks that event time need not wait for splits that are still to be assigned: only they know
-        which of them have rows for which event time waits.
+        """Notify all subtasks that event time need not wait for splits that are still to be assigned. Only a subtask
+        can determine whether it has rows for which event time waits.
         """
         attempt = self._attempt
         if attempt is None or state.assigned_reported or state.position is None or state.beginnings:
@@ -295,7 +295,7 @@ class SplitAssignment:
         )
 
     def checkpoint_completed(self, completed: CompletedCheckpoint) -> None:
-        """Tell the sources that override `checkpoint_completed`. Of several checkpoints, only the newest matters."""
+        """Notify the sources that override `checkpoint_completed`. Of several checkpoints, only the newest matters."""
         positions = {position.uid: position for position in completed.metadata.sources}
         for operator in completed.metadata.operators:
             state, position = self._states.get(operator.uid), positions.get(operator.uid)
@@ -335,7 +335,7 @@ class SplitAssignment:
 
     def _notified(self, state: _State, outcome: Done[None] | Failed) -> None:
         state.busy = False
-        # The next completed checkpoint includes what this one says.
+        # The next completed checkpoint includes what this one contains.
         warn_if_failed(self._effects, f"source {state.spec.name!r}, after a checkpoint", outcome)
         self._next_call(state)
 
@@ -385,9 +385,10 @@ def _discover(source: Source, position: bytes | None, context: DiscoveryContext)
 
 
 def _next_reader(state: _State) -> TaskId | None:
-    """Which of those that wait gets the next split; None: one that has not asked yet, as these have their share.
+    """Return the waiting subtask that gets the next split; None: the split is for one that has not requested it yet, as
+    the waiting ones have their share.
 
-    All subtasks of a source are there as long as splits are pending: none ends before it hears that there are no more.
+    All subtasks of a source run as long as splits are pending: each ends only after `NoMoreSplits`.
     """
     if not state.spec.source.equal_shares:
         return state.waiting.first()
@@ -401,10 +402,10 @@ def _without_follows(splits: Sequence[Split]) -> list[Split]:
     Of several files, event time also waits for the second part of one: once its first part has been read, only other
     files would hold event time back for it, and these may be far ahead, or end.
     """
-    line = 1
-    while line < len(splits) and splits[line].follows:
-        line += 1
-    return [*splits[:line], *(msgspec.structs.replace(split, follows=False) for split in splits[line:])]
+    kept = 1
+    while kept < len(splits) and splits[kept].follows:
+        kept += 1
+    return [*splits[:kept], *(msgspec.structs.replace(split, follows=False) for split in splits[kept:])]
 
 
 def _beginnings(splits: Iterable[Split]) -> int:
@@ -412,7 +413,7 @@ def _beginnings(splits: Iterable[Split]) -> int:
 
 
 def _notify_source(spec: SourceSpec, notice: _Notice, storage: Storage | None) -> None:
-    """Read which splits are unfinished, and tell the source. For the I/O pool."""
+    """Read which splits are unfinished, and notify the source. For the I/O pool."""
     unfinished = [_decoder.decode(split) for split in notice.pending]
     if notice.parts:
         assert storage is not None

@@ -43,7 +43,7 @@ class ClientRequests:
 
     @property
     def needs_stop_checkpoint(self) -> bool:
-        """Whether the job is to stop with a checkpoint that has not completed yet."""
+        """Whether the job must stop with a checkpoint that has not completed yet."""
         return self.stop is not None and not self.stop.drain and not self.stop.is_stored
 
     def handle(self, client: int, request: DoCheckpoint | DoStop, has_storage: bool) -> None:

@@ -2,14 +2,14 @@
 
 | wait | limit |
 |---|---|
-| a checkpoint's acknowledgements, and its metadata's writing | `checkpoint_timeout`, see `checkpoints` |
+| a checkpoint's acknowledgements, and its metadata's writing | `checkpoint_timeout`, see `checkpoint_coordinator` |
 | slots that were requested | `slot_timeout`, see `slots` |
 | slots that cancel their tasks | `heartbeat_timeout`, see `attempts` |
 | slots that read state and open operators, tasks that start | `limit_s`; then the attempt fails |
 | the checkpoint directory, a sink's committer, a source's enumerator | `limit_s`; then the job fails for good |
 | a restart, before a drain can end | none: a failure that is temporary is over at some time, and clients see the wait |
-| all other I/O at the end of the job | `machine.END_TIMEOUT_S` |
-| savepoints that are copied, files that are deleted, the plan of a rescale | none: the job runs on meanwhile |
+| all other I/O at the end of the job | `coordinator.END_TIMEOUT_S` |
+| savepoints that are copied, files that are deleted, the plan of a rescale | none: the job continues meanwhile |
 | brokers and other services that slots report as not answering | none: the source or sink that uses them has its own |
 | a user's function, while checkpoints are made | that of the checkpoints; then that of cancelling |
 
@@ -50,7 +50,7 @@ def limit_s(config: JobConfig) -> float:
 
 
 class PendingWaits:
-    """Finds what the job waits for, anew each time; it stores only since when, and which waits have been logged."""
+    """Finds what the job waits for, each time again; it stores only since when, and which waits have been logged."""
 
     def __init__(self, effects: Effects, name: str) -> None:
         self._effects = effects

@@ -1,8 +1,7 @@
-"""The state with which the next attempt begins: that of a checkpoint, dealt out to the slots once for each restart.
+"""The state with which the next attempt begins: that of a checkpoint, distributed to the slots once for each restart.
 
-For a large job with rows in flight this takes seconds (there are two hundred thousand handles and more), and the loop
-must not be blocked for that long, since it also handles heartbeats. So it is done on the I/O pool, where the state of
-each slot is also encoded as it is sent.
+For a large job with rows in flight this takes seconds (there are more than 200,000 handles), for which the loop must
+not be blocked, since it also handles heartbeats. So the I/O pool distributes the state, and encodes that of each slot.
 """
 
 from __future__ import annotations
@@ -41,13 +40,12 @@ NOTHING = DistributedState(frozenset(), {}, (), ())
 
 
 def distribute(metadata: CheckpointMetadata, plan: JobPlan) -> DistributedState:
-    """Deal out the state of a checkpoint. For the I/O pool. Raises ConfigError and StorageError as `assign_state` does."""
+    """Distribute the state of a checkpoint. For the I/O pool. Raises ConfigError and StorageError as `assign_state` does."""
     graph = plan.graph
     state = assign_state(metadata, graph, plan.allow_dropped_state)
     for uid, position in state.sources.items():
-        decoded_splits(
-            position.pending, f"source {uid!r}"
-        )  # the coordinator decodes them one by one, and believes them
+        # validated here: the coordinator decodes them one by one, without checks
+        decoded_splits(position.pending, f"source {uid!r}")
     slots = []
     for subtask in range(graph.slots):
         refs = [TaskId(vertex.id, subtask) for vertex in graph.vertices if subtask < vertex.parallelism]
@@ -61,14 +59,22 @@ _Of: TypeAlias = tuple[CheckpointMetadata, JobGraph]
 
 
 class StateDistribution:
+    """Distributes the state for the next attempt, and keeps it until it has been sent."""
+
     def __init__(self, effects: Effects) -> None:
         self._effects = effects
         self._distributed: tuple[_Of, DistributedState] | None = None
         self._requested: _Of | None = None
-        """The checkpoint and graph that are being dealt out for the next attempt."""
+        """The checkpoint that is being distributed for the next attempt, and its graph."""
 
-    def state_of(self, metadata: CheckpointMetadata | None, graph: JobGraph) -> DistributedState | None:
-        """Return the state of this checkpoint for this graph; None if it has not been dealt out yet."""
+    def state_of(self, metadata: CheckpointMetadata | None, graph: JobGraph) -> DistributedState:
+        """Return the state of this checkpoint for this graph. It `is_ready`."""
+        state = self._find(metadata, graph)
+        assert state is not None
+        return state
+
+    def _find(self, metadata: CheckpointMetadata | None, graph: JobGraph) -> DistributedState | None:
+        """Return the state of this checkpoint for this graph; None if it has not been distributed yet."""
         if metadata is None:
             return NOTHING
         if self._distributed is not None and _is_same(self._distributed[0], (metadata, graph)):
@@ -79,20 +85,20 @@ class StateDistribution:
         self._distributed = (metadata, graph), state
 
     def forget(self) -> None:
-        """Release the state, which has been sent to the slots and is not needed again before the next attempt."""
+        """Release the state: the slots have received it, and it is not needed again before the next attempt."""
         self._distributed = None
 
     def distribute(self, metadata: CheckpointMetadata, plan: JobPlan, done: Callable[[Failed | None], bool]) -> None:
-        """Deal out the state, then call `done` with the failure or None. The result is kept only if `done` returns
+        """Distribute the state, then call `done` with the failure or None. The result is kept only if `done` returns
         True.
         """
         ready = partial(self._ready, (metadata, plan.graph), done)
-        what = f"checkpoint {metadata.checkpoint_id} to be dealt out to the slots"
+        what = f"checkpoint {metadata.checkpoint_id} to be distributed to the slots"
         self._effects.run_io(IoKind.DISTRIBUTE, partial(distribute, metadata, plan), ready, waits_for=what)
 
     def is_ready(self, metadata: CheckpointMetadata | None, plan: JobPlan, failed: Callable[[Failed], None]) -> bool:
-        """Return whether the state has been dealt out. If not, this begins to do so, and an event will follow."""
-        if self.state_of(metadata, plan.graph) is not None:
+        """Return whether the state has been distributed. If not, this begins to distribute it, and an event follows."""
+        if self._find(metadata, plan.graph) is not None:
             return True
         assert metadata is not None
         if self._requested is None or not _is_same(self._requested, (metadata, plan.graph)):

@@ -1,13 +1,13 @@
-"""Output that is newer than the checkpoint from which a job is to resume: found, refused, kept, or taken back.
+"""Output that is newer than the checkpoint from which a job resumes: found, refused, kept, or rolled back.
 
 A job that resumes from an older checkpoint than its sinks have committed emits the rows in between once more. That
-never happens silently: the user has to name the checkpoint, and to say whether the sinks take back what they have
-committed since, or keep it, so that it is duplicated.
+never happens silently: the user has to name the checkpoint, and to choose whether the sinks roll back what they have
+committed since (`take-back`), or keep it, so that it is duplicated.
 
-    ask the sinks what they have committed      before the newest checkpoint is determined: a job that is
-                                                still running completes a checkpoint before it commits
-    decide                                      refuses, or says what is to be done; changes nothing
-    take back                                   once the newer checkpoints do not count any more
+    find_committed      before the newest checkpoint is determined: a job that is still running completes a
+                        checkpoint before it commits
+    decide              refuses, or returns what must be done; changes nothing
+    roll_back           once the newer checkpoints do not count any more
 
 For the I/O pool.
 """
@@ -103,22 +103,22 @@ def transactional(graph: JobGraph) -> list[OperatorSpec]:
 
 
 def find_committed(graph: JobGraph, jobs: frozenset[str], held: Held) -> dict[str, int | None]:
-    """Return, by uid, the newest checkpoint of these jobs that is committed; None if the sink cannot tell."""
+    """Return, by uid, the newest checkpoint of these jobs that is committed; None if the sink cannot determine it."""
     answers: dict[str, int | None] = {}
     for spec in transactional(graph):
         assert spec.sink is not None
         try:
             answers[spec.uid] = spec.sink.newest_committed(Output(spec.uid, jobs, held.get(spec.uid, ())))
         except MidstreamError as error:
-            raise type(error)(f"sink {spec.name!r}: looking for what it has committed: {error}") from error
+            raise type(error)(f"sink {spec.name!r}: finding what it has committed: {error}") from error
     return answers
 
 
 def decide(plan: JobPlan, start: JobStart, committed: Mapping[str, int | None]) -> Decision:
     """Decide what to do about output that is newer than the checkpoint from which the job begins.
 
-    `committed`: see `find_committed`. Raises ConfigError if there is newer output and the user has not said what to do about
-    it, or if a sink cannot do that.
+    `committed`: see `find_committed`. Raises ConfigError if there is newer output and the user has not chosen what to do
+    about it, or if a sink cannot do that.
     """
     graph, metadata, newest_known = plan.graph, start.metadata, start.newest_known
     after = BEGINNING if metadata is None else metadata.checkpoint_id
@@ -127,8 +127,8 @@ def decide(plan: JobPlan, start: JobStart, committed: Mapping[str, int | None]) 
         shown = _shown_again(graph, after, newest_known)
         if metadata is None or newest_known <= after or not _is_pending(metadata, committed):
             return Decision(after, warnings=shown)
-        # This start commits that output. A newer checkpoint that did not resume from this one would take it for its own
-        # because of the lower id, and the job would make the same rows again from there.
+        # This start commits that output. A newer checkpoint that did not resume from this one would count it as its own
+        # because of the lower id, and the job would produce the same rows again from there.
         return Decision(after, warnings=(_given_up(after, "is committed only now"), *shown), counts_until=after)
     if metadata is None:
         raise ConfigError(
@@ -165,7 +165,7 @@ def _newer(graph: JobGraph, start: JobStart, after: int, committed: Mapping[str,
     """Yield the sinks with output that is newer than the checkpoint, or may become so.
 
     What a newer checkpoint holds may be in a commit that has begun: a driver that was presumed dead may be in the middle
-    of it, and no epoch stops that. Nor is it known whether the last start had all sinks take back such output. Those that
+    of it, and no epoch stops that. Nor is it known whether the last start had all sinks roll back such output. Those that
     cannot had none, or it would have been refused.
     """
     begun = start.begun
@@ -174,11 +174,11 @@ def _newer(graph: JobGraph, start: JobStart, after: int, committed: Mapping[str,
         assert spec.sink is not None
         if not spec.sink.output_lasts:
             continue
-        said, held = committed[spec.uid], start.held.get(spec.uid, ())
-        until = start.newest_known if said is None else said
+        known, held = committed[spec.uid], start.held.get(spec.uid, ())
+        until = start.newest_known if known is None else known
         output = Output(spec.uid, start.jobs, held)
         if until > after:
-            yield Newer(spec, output, until, "" if said is not None else "it cannot determine this")
+            yield Newer(spec, output, until, "" if known is not None else "it cannot determine this")
         elif held:
             yield Newer(spec, output, max(checkpoint_id for checkpoint_id, _ in held), UNDER_WAY)
         elif start.metadata is not None and had_until > after:
@@ -188,10 +188,10 @@ def _newer(graph: JobGraph, start: JobStart, after: int, committed: Mapping[str,
 
 
 def _last_choice(begun: Begun | None, after: int, newer: Iterable[Newer], by_name: bool) -> NewerOutput | None:
-    """Return what the last start, if it has completed nothing, was to do about newer output, if that holds for this one.
+    """Return what the last start chose for newer output, if it has completed nothing and its choice applies here.
 
-    It holds for a start that repeats it. If that was to take back, it also holds for a start from another checkpoint
-    with nothing newer to remove: commits that are under way have to be stopped.
+    It applies to a start that repeats it. If the choice was to roll back, it also applies to a start from another
+    checkpoint with nothing newer to remove: commits that are under way have to be stopped.
     """
     if begun is None:
         return None
@@ -207,8 +207,8 @@ def _is_pending(metadata: CheckpointMetadata, committed: Mapping[str, int | None
 
 
 def _may_be_pending(metadata: CheckpointMetadata, committed: Mapping[str, int | None]) -> bool:
-    """Whether a sink may not have committed what the checkpoint holds for it. One with newer output does not say so: that
-    output may be of another line.
+    """Whether a sink may not have committed what the checkpoint holds for it. Newer output does not prove that it has: that
+    output may be of another lineage.
     """
     newest: dict[str, int] = {}
     for entry in metadata.committables:
@@ -221,7 +221,7 @@ def _given_up(after: int, when: str) -> str:
 
 
 def roll_back(decision: Decision, metadata: CheckpointMetadata) -> None:
-    """Have the sinks take back newer output. Raises what a sink raises; if called again, it continues where it ended."""
+    """Have the sinks roll back newer output. Raises what a sink raises; a second call continues where the first ended."""
     for newer in decision.newer if decision.rolls_back else ():
         kept = [item for entry in metadata.committables if entry.uid == newer.spec.uid for item in entry.items]
         try:

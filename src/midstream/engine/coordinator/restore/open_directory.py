@@ -86,7 +86,7 @@ def check_plan(plan: JobPlan) -> None:
 
 
 def find_start(plan: JobPlan, open_storage: Callable[[str], Storage]) -> JobStart:
-    """Find out from where the job would begin, without changing anything. Raises as `open_checkpoints` does.
+    """Find the checkpoint from which the job would begin. Changes nothing. Raises as `open_checkpoints` does.
 
     This is done before the cluster is started, so that errors are reported early.
     """
@@ -120,6 +120,12 @@ def copies_in(plan: JobPlan) -> bool:
     """Return whether opening the directory copies a checkpoint from elsewhere, which takes long if it is large."""
     root = plan.config.checkpoint_dir
     return plan.restore is not None and root is not None and split_restore(plan.restore, root)[0] is not None
+
+
+def describe_opening(plan: JobPlan) -> str:
+    """Complete "waiting for …" while the directory is opened."""
+    what = f"the checkpoint directory {plan.config.checkpoint_dir} to be opened"
+    return f"{what}, and {plan.restore} to be copied to it" if copies_in(plan) else what
 
 
 def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> OpenedStorage:
@@ -185,9 +191,9 @@ def open_checkpoints(plan: JobPlan, open_storage: Callable[[str], Storage]) -> O
 
 
 def _while_a_job_runs(plan: JobPlan, open_storage: Callable[[str], Storage], find: Callable[[int], Found]) -> Found:
-    """Call `find`, with the number of calls before, until it does not fail because a running job has moved on.
+    """Call `find`, with the number of calls before, until it does not fail because of a job that still runs.
 
-    A job that still runs deletes its latest checkpoint as soon as it has newer ones; `find` is then called for these.
+    Such a job deletes its latest checkpoint as soon as it has newer ones; `find` is then called for these.
     """
     assert plan.config.checkpoint_dir is not None
     elsewhere, which = (None, "") if plan.restore is None else split_restore(plan.restore, plan.config.checkpoint_dir)
@@ -215,7 +221,7 @@ def _is_newer(committed: Mapping[str, int | None], start: JobStart) -> bool:
 
 
 def _check_committables(metadata: CheckpointMetadata, graph: JobGraph) -> None:
-    """Have the sinks check that they can commit what the checkpoint holds: otherwise the job would retry it for ever."""
+    """Have the sinks check that they can commit what the checkpoint holds: otherwise the job would retry it indefinitely."""
     sinks = {spec.uid: spec for vertex in graph.vertices for spec in vertex.operators if spec.sink is not None}
     for entry in metadata.committables:
         spec = sinks.get(entry.uid)
@@ -255,7 +261,7 @@ def _find(
         text = f"no checkpoint has been completed in {root} yet: starting from the beginning"
         return JobStart(None, None, newest_known, jobs, (text,))
     if begun is not None:
-        if plan.resume:  # that start has committed nothing, so it is begun again
+        if plan.resume:  # that start has committed nothing, so it is repeated
             text = (
                 f"the job was started over since checkpoint {metadata.checkpoint_id} and has completed none since: starting from "
                 "the beginning"
@@ -284,9 +290,9 @@ def _start_from(
 def _begun_again(
     plan: JobPlan, storage: Storage, listed: Collection[Listed], newest: CheckpointMetadata | None, begun: Begun
 ) -> CheckpointMetadata:
-    """Return the checkpoint from which the last start resumed, if it is to be begun again.
+    """Return the checkpoint from which the last start resumed, if that start must be repeated.
 
-    Raises ConfigError if the user has to say whether it is, or if that checkpoint is not there.
+    Raises ConfigError if the user has to choose whether it is, or if that checkpoint does not exist.
     """
     last = f"the job was last started from checkpoint {begun.source}"
     or_newest = (
@@ -298,9 +304,9 @@ def _begun_again(
             f"directory, start from that again (--from PATH); {or_newest}"
         )
     if not plan.resume and (newest is None or begun.source != newest.checkpoint_id):
-        said = f" --newer-output {begun.newer_output}" if begun.newer_output else ""
+        option = f" --newer-output {begun.newer_output}" if begun.newer_output else ""
         raise ConfigError(
-            f"{last}, which is not the newest one, and has completed none since: --from {begun.source}{said} resumes from there, "
+            f"{last}, which is not the newest one, and has completed none since: --from {begun.source}{option} resumes from there, "
             f"{or_newest}"
         )
     found = choose(listed, str(begun.source), plan.config.name, storage)
