@@ -156,13 +156,13 @@ def callbacks(module: ModuleType, owner: type) -> tuple[str, ...]:
 
 
 def subscribers(owner: type, part: str) -> tuple[str, ...]:
-    """Return the methods of `owner`, a part of the coordinator, that are called for facts, in its order."""
-    hears = {
+    """Return the methods of `owner`, a part of the coordinator, that subscribe to notifications, in its order."""
+    found = {
         node.attr
         for node in ast.walk(ast.parse(inspect.getsource(notifications)))
         if isinstance(node, ast.Attribute) and ast.unparse(node.value) == part
     }
-    return tuple(name for name, value in vars(owner).items() if name in hears and inspect.isfunction(value))
+    return tuple(name for name, value in vars(owner).items() if name in found and inspect.isfunction(value))
 
 
 def _outcome(name: str, outcome: object) -> str:

@@ -191,12 +191,12 @@ def retry_is_not_asked_for() -> Replacements:
 def stopped_with_a_failed_one() -> Replacements:
     """A job stops though the checkpoint to stop with has failed."""
 
-    def aborted(self: Any, fact: Any) -> None:
-        if fact.pending.stops and not fact.retry:
-            self.stop_is_stored(owner_of(self).checkpoints.path_of(fact.pending.checkpoint_id))
-            self.refuse(fact.pending.clients, fact.reason)
+    def aborted(self: Any, event: Any) -> None:
+        if event.pending.stops and not event.retry:
+            self.stop_is_stored(owner_of(self).checkpoints.path_of(event.pending.checkpoint_id))
+            self.refuse(event.pending.clients, event.reason)
         else:
-            original(self, fact)
+            original(self, event)
 
     original = ClientRequests.checkpoint_aborted
     return [(ClientRequests, "checkpoint_aborted", aborted)]

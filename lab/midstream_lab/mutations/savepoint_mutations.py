@@ -157,8 +157,8 @@ def stopped_before_copied() -> Replacements:
 def retry_is_forgotten() -> Replacements:
     """A checkpoint that is only to be taken again is not taken for the savepoint."""
 
-    def aborted(self: Any, fact: Any) -> None:
-        original(self, replace(fact, retry=False))
+    def aborted(self: Any, event: Any) -> None:
+        original(self, replace(event, retry=False))
 
     original = Savepoints.checkpoint_aborted
     return [(Savepoints, "checkpoint_aborted", aborted)]

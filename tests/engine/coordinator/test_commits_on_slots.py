@@ -122,7 +122,7 @@ def test_a_lane_that_is_no_int_of_64_bits_is_refused_with_the_sinks_name(lane: o
     bench = world(sink).run()
     bench.checkpoint()
     bench.wait(60)
-    assert "sink 'write'" in bench.error and f"lane() says {lane!r}" in bench.error
+    assert "sink 'write'" in bench.error and f"lane() returned {lane!r}" in bench.error
 
 
 def test_an_error_of_the_sinks_lane_is_one_of_the_commit() -> None:

@@ -3,9 +3,9 @@
 Its phases, and what leads from one to the next, are in `job_phase.PHASE_TABLE`: CREATED, OPENING, then GATHERING,
 DEPLOYING, STARTING, RUNNING for each attempt, CANCELLING after a failure; finally ENDING, ENDED.
 
-`handle` processes one event: `_on` records what it means, then `_step` advances the job, and is called again until
-nothing changes any more. `_step` evaluates its conditions each time and stores none of them, so the order in which
-their parts become true does not matter.
+`handle` processes one event: `_handle_event` records what it means, then `_step` advances the job, and is called again
+until nothing changes any more. `_step` evaluates its conditions each time and stores none of them, so the order in
+which their parts become true does not matter.
 
 Messages of slots about another attempt than the current one are ignored.
 """
@@ -130,7 +130,7 @@ class Coordinator:
         self._effects.cause, self._effects.now_ms = self._effects.cause + 1, now_ms
         self._story.record(self._effects.cause, self.phase, event)
         try:
-            self._on(event)
+            self._handle_event(event)
             while self._step():
                 pass
         except InvariantError as error:
@@ -157,7 +157,7 @@ class Coordinator:
     def _transition(self, event: PhaseEvent) -> None:
         self.phase = PHASE_TABLE.next(self.phase, event)
 
-    def _on(self, event: ev.CoordinatorEvent) -> None:  # noqa: PLR0912 - one arm for each event or message
+    def _handle_event(self, event: ev.CoordinatorEvent) -> None:  # noqa: PLR0912 - one arm for each event or message
         if self.phase is Phase.ENDED:
             raise InvariantError(f"{type(event).__name__} after the end of the job")
         match event:
@@ -248,8 +248,8 @@ class Coordinator:
         self.attempts.slot_lost(slot)
         text = f"{lost} is lost: {event.reason}"
         has_finished = self.phase is Phase.RUNNING and self.attempt is not None and self.attempt.all_finished
-        # a commit that kills every slot must count as a failure, or it would be repeated indefinitely; it counts once if
-        # several slots are lost with their machine
+        # a commit that kills every slot must count as a failure, or it would be repeated indefinitely; it counts once
+        # if several slots are lost with their machine
         was_idle = gathering and not (complete and self.commits.is_on(slot))
         if was_idle or left or self._is_spare(slot) or has_finished:
             # nothing ran on it, or its output is being committed: a restart would duplicate that output
@@ -528,7 +528,7 @@ class Coordinator:
             self._switch_to(before)
         if self.phase in (Phase.CANCELLING, Phase.OPENING) and (before is not None or not failure.fatal):
             return
-        # a job without checkpoints that has committed some of its output must not restart: the output would be duplicated
+        # without checkpoints, a job that has committed some of its output must not restart: it would be duplicated
         final = failure.fatal or (self.commits.stalled and self.checkpoints.storage is None)
         if before is not None:  # the rescale has failed, and not the job
             self.failover.delay(0.0)
@@ -540,9 +540,8 @@ class Coordinator:
             start = self.checkpoints.newest_path or "the beginning"
             follows = f"Restart {self.failover.restart_count} in {after_s:g} s, from {start}."
         self._effects.notify_user(self.failover.describe(failure, follows))
-        self.requests.attempt_failed(
-            f"{failure.summary}; the job continues; the stop is cancelled", self.commits.stalled
-        )
+        reason = f"{failure.summary}; the job continues; the stop is cancelled"
+        self.requests.attempt_failed(reason, self.commits.stalled)
         self.sources.pause()
         if self.phase is Phase.GATHERING:
             self.slots.gather()
@@ -611,5 +610,4 @@ class Coordinator:
         self.requests.job_ended(reply, self._end_reason)
         if self.checkpoints.pending is not None:
             self.requests.refuse(self.checkpoints.pending.clients, self._end_reason)
-        status = self.status(self._effects.now_ms)
-        self._effects.end(ev.JobEnded(state, error, status, path, cause=self._effects.cause))
+        self._effects.end(ev.JobEnded(state, error, self.status(self._effects.now_ms), path, cause=self._effects.cause))

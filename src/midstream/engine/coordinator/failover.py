@@ -66,7 +66,7 @@ def warn_if_failed(effects: Effects, where: str, outcome: Done[None] | Failed) -
 
 
 def slot_lost(text: str, last_lines: str, crash: str) -> Failure:
-    """Return the failure of a lost slot. `text`: which slot, and how it was lost. `crash`: its `Failure.fingerprint`."""
+    """Return the failure of a lost slot. `text`: which slot, and how. `crash`: its `Failure.fingerprint`."""
     last = f"Its last lines:\n{last_lines}" if last_lines else ""
     return Failure(text, last, ClusterError(f"{text}\n\n{last}" if last else text), fingerprint=crash)
 

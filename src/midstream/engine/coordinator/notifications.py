@@ -57,8 +57,8 @@ class Notifications:
     attempt_runs: Notification[[]]
     """All tasks of the attempt run."""
     attempt_over: Notification[[str, bool]]
-    """The attempt is over, for the given reason: its tasks are cancelled, and new ones deployed. True: the job would have
-    stopped with the checkpoint in progress.
+    """The attempt is over, for the given reason: its tasks are cancelled, and new ones deployed. True: the job would
+    have stopped with the checkpoint in progress.
     """
     job_ends: Notification[[str, bool]]
     """The job ends, for the given reason. True: it was stopped."""

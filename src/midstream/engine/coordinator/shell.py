@@ -24,8 +24,8 @@ RELEASE_WAIT_S: Final = 10.0
 """The time that the process of a released slot may take to end by itself."""
 TIME_INTERVAL_S: Final = 1.0
 EXIT_WAIT_S_MAX: Final = 0.8
-"""How long the shell waits, once the connection of a slot is closed, for a report of how its process has ended, before it
-reports the slot as lost. It is shorter than the coordinator's wait for the cause of a symptom
+"""How long the shell waits, once the connection of a slot is closed, for a report of how its process has ended, before
+it reports the slot as lost. It is shorter than the coordinator's wait for the cause of a symptom
 (`attempts.CAUSE_WAIT_S`).
 """
 _ENDED_HOW: Final = {"finished": "finished", "stopped": "was stopped", "failed": "failed"}
@@ -153,7 +153,7 @@ class Shell:
             self._execute(instruction)
 
     def _feed_time(self, since_s: float) -> None:
-        """Feed `TimePassed`, of at most two intervals, so that no wait appears long because the computer was suspended."""
+        """Feed `TimePassed`, of at most two intervals: a suspended computer must not make a wait appear long."""
         if self.outcome is not None:
             return
         now_s = self._loop.monotonic_s()

@@ -1,7 +1,7 @@
 """Deletes checkpoints and state files that are not needed any more, one pass at a time.
 
-A pass that fails is repeated immediately, since a job that ends has no later pass. If that fails too, the next pass deletes
-these files as well; what remains when the program dies is deleted by the next coordinator
+A pass that fails is repeated immediately, since a job that ends has no later pass. If that fails too, the next pass
+deletes these files as well; what remains when the program dies is deleted by the next coordinator
 (`engine.checkpoint.store.clean_up`).
 """
 

@@ -63,7 +63,7 @@ class PendingWaits:
         """The waits that have been logged and continue."""
 
     def poll(self, job: Coordinator, passed_s: float) -> None:
-        """Time has passed: log the waits that take long. If one has exceeded its limit, the attempt or the job fails."""
+        """Time has passed: log the waits that take long. If one exceeds its limit, the attempt or the job fails."""
         self._effects.elapsed_s += passed_s
         state = _state(job)
         if state != self._state:

@@ -295,8 +295,8 @@ class Savepoints:
 def _copy(source: Storage, metadata: CheckpointMetadata, location: SavepointLocation) -> None:
     """Copy a checkpoint. Raises StorageError; FencedError if a later coordinator has taken over.
 
-    A later one may have deleted files, or rolled back output. A savepoint that was complete before it took over is one of
-    those that existed when the job was started from an older checkpoint.
+    A later one may have deleted files, or rolled back output. A savepoint that was complete before it took over is one
+    of those that existed when the job was started from an older checkpoint.
     """
     try:
         write_savepoint(source, metadata, location)

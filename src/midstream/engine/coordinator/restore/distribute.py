@@ -40,7 +40,7 @@ NOTHING = DistributedState(frozenset(), {}, (), ())
 
 
 def distribute(metadata: CheckpointMetadata, plan: JobPlan) -> DistributedState:
-    """Distribute the state of a checkpoint. For the I/O pool. Raises ConfigError and StorageError as `assign_state` does."""
+    """Distribute the state of a checkpoint. For the I/O pool. Raises what `assign_state` raises."""
     graph = plan.graph
     state = assign_state(metadata, graph, plan.allow_dropped_state)
     for uid, position in state.sources.items():

@@ -117,8 +117,8 @@ def find_committed(graph: JobGraph, jobs: frozenset[str], held: Held) -> dict[st
 def decide(plan: JobPlan, start: JobStart, committed: Mapping[str, int | None]) -> Decision:
     """Decide what to do about output that is newer than the checkpoint from which the job begins.
 
-    `committed`: see `find_committed`. Raises ConfigError if there is newer output and the user has not chosen what to do
-    about it, or if a sink cannot do that.
+    `committed`: see `find_committed`. Raises ConfigError if there is newer output and the user has not chosen what to
+    do about it, or if a sink cannot do that.
     """
     graph, metadata, newest_known = plan.graph, start.metadata, start.newest_known
     after = BEGINNING if metadata is None else metadata.checkpoint_id
@@ -165,8 +165,8 @@ def _newer(graph: JobGraph, start: JobStart, after: int, committed: Mapping[str,
     """Yield the sinks with output that is newer than the checkpoint, or may become so.
 
     What a newer checkpoint holds may be in a commit that has begun: a driver that was presumed dead may be in the middle
-    of it, and no epoch stops that. Nor is it known whether the last start had all sinks roll back such output. Those that
-    cannot had none, or it would have been refused.
+    of it, and no epoch stops that. Nor is it known whether the last start had all sinks roll back such output. Those
+    that cannot had none, or it would have been refused.
     """
     begun = start.begun
     had_until = begun.below - 1 if begun is not None and begun.newer_output == "take-back" else BEGINNING
@@ -207,8 +207,8 @@ def _is_pending(metadata: CheckpointMetadata, committed: Mapping[str, int | None
 
 
 def _may_be_pending(metadata: CheckpointMetadata, committed: Mapping[str, int | None]) -> bool:
-    """Whether a sink may not have committed what the checkpoint holds for it. Newer output does not prove that it has: that
-    output may be of another lineage.
+    """Whether a sink may not have committed what the checkpoint holds for it. Newer output does not prove that it has:
+    it may be of another lineage.
     """
     newest: dict[str, int] = {}
     for entry in metadata.committables:
@@ -221,7 +221,7 @@ def _given_up(after: int, when: str) -> str:
 
 
 def roll_back(decision: Decision, metadata: CheckpointMetadata) -> None:
-    """Have the sinks roll back newer output. Raises what a sink raises; a second call continues where the first ended."""
+    """Have the sinks roll back newer output. Raises what a sink raises; a second call continues where it ended."""
     for newer in decision.newer if decision.rolls_back else ():
         kept = [item for entry in metadata.committables if entry.uid == newer.spec.uid for item in entry.items]
         try:

@@ -221,7 +221,7 @@ def _is_newer(committed: Mapping[str, int | None], start: JobStart) -> bool:
 
 
 def _check_committables(metadata: CheckpointMetadata, graph: JobGraph) -> None:
-    """Have the sinks check that they can commit what the checkpoint holds: otherwise the job would retry it indefinitely."""
+    """Have the sinks check that they can commit what the checkpoint holds: the job would retry it indefinitely."""
     sinks = {spec.uid: spec for vertex in graph.vertices for spec in vertex.operators if spec.sink is not None}
     for entry in metadata.committables:
         spec = sinks.get(entry.uid)
