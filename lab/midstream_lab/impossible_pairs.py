@@ -115,12 +115,12 @@ MACHINES: Final[tuple[Machine, ...]] = (
             (
                 "OPENING",
                 f"SlotConnected|SlotLost|SlotRequestFailed|SlotStatus|InCall|{_COMMITS}|{_FROM_TASKS}",
-                "no slot is asked for yet",
+                "no slot is requested yet",
             ),
             (
                 "OPENING",
                 f"{_TIMERS}|{_IO_LATER}",
-                "nothing but opening, and places of savepoints that are asked for early, is under way",
+                "nothing but opening, and directories of savepoints that are requested early, is under way",
             ),
             ("GATHERING|DEPLOYING|STARTING|RUNNING|CANCELLING", "open done|open failed", "it has been opened"),
             ("GATHERING", _FROM_TASKS, "no attempt yet, or all slots have sent Cancelled, the last of their messages"),
@@ -189,7 +189,7 @@ MACHINES: Final[tuple[Machine, ...]] = (
             (
                 "NONE|PLANNING|STORING|DISTRIBUTING|STORED|SWITCHING",
                 "gathered",
-                "only slots that are asked for are gathered",
+                "only slots that are requested are gathered",
             ),
             ("NONE|PLANNING|GATHERING|STORING|DISTRIBUTING|SWITCHING", "switching", "it waits for its checkpoint"),
             (
@@ -198,7 +198,11 @@ MACHINES: Final[tuple[Machine, ...]] = (
                 "it is planned first, once",
             ),
             ("PLANNING", "planned of another", "one plan at a time is made"),
-            ("NONE|PLANNING|GATHERING|STORING|STORED|SWITCHING", "distributed|not distributed", "it is dealt out once"),
+            (
+                "NONE|PLANNING|GATHERING|STORING|STORED|SWITCHING",
+                "distributed|not distributed",
+                "it is distributed once",
+            ),
             ("NONE|PLANNING|SWITCHING", "spare_slot_lost", "there are no spare slots"),
             ("PLANNING|GATHERING|STORING|DISTRIBUTING|STORED", "running", "the tasks of before run all the time"),
             ("PLANNING|GATHERING|DISTRIBUTING|STORED|SWITCHING", "stored", "its checkpoint is not being made"),

@@ -140,8 +140,8 @@ def ended_before_committed() -> Replacements:
                 self.commits._commits.pop()
         return original(self)
 
-    original = Coordinator._run_on
-    return [(Coordinator, "_run_on", run_on)]
+    original = Coordinator._step_running
+    return [(Coordinator, "_step_running", run_on)]
 
 
 def finished_is_not_asked() -> Replacements:

@@ -67,7 +67,7 @@ def late_metadata_completes() -> Replacements:
 
 def checkpoints_do_not_count() -> Replacements:
     """The same failure ends the job though checkpoints completed in between."""
-    return [(Failover, "progressed", nothing)]
+    return [(Failover, "checkpoint_completed", nothing)]
 
 
 def savepoints_count() -> Replacements:

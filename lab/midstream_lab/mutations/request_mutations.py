@@ -185,7 +185,7 @@ def second_stop_replaces_the_first() -> Replacements:
 
 def retry_is_not_asked_for() -> Replacements:
     """The client that waits for a checkpoint which has to be taken again is forgotten."""
-    return [(ClientRequests, "put_back", _nothing)]
+    return [(ClientRequests, "requeue", _nothing)]
 
 
 def stopped_with_a_failed_one() -> Replacements:
@@ -209,7 +209,7 @@ def asked_after_the_trigger() -> Replacements:
         original(self, client, request)
         pending = self.checkpoints.pending
         if pending is not None and self.checkpoints.outcome_is_known and self.phase is Phase.RUNNING:
-            pending.clients = (*pending.clients, *self.requests.take_waiting())
+            pending.clients = (*pending.clients, *self.requests.take_checkpoint_clients())
 
     original = Coordinator._handle_request
     return [(Coordinator, "_handle_request", handle_request)]

@@ -31,8 +31,8 @@ def _nothing(*_: Any, **__: Any) -> None:
 
 
 def before_committed() -> Replacements:
-    original = Savepoints.step
-    return [(Savepoints, "step", lambda self, source, oldest: original(self, source, None))]
+    original = Savepoints.advance
+    return [(Savepoints, "advance", lambda self, source, oldest: original(self, source, None))]
 
 
 def files_left_out() -> Replacements:

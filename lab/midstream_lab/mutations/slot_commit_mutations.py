@@ -143,7 +143,7 @@ def deployed_while_committing() -> Replacements:
 
 def ended_while_committing() -> Replacements:
     """The job ends, and lets its slots go, while they commit."""
-    return _not_waiting("_run_on")
+    return _not_waiting("_step_running")
 
 
 def let_go_while_committing() -> Replacements:

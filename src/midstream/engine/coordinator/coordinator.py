@@ -42,10 +42,10 @@ from midstream.engine.coordinator.placement.attempts import Attempts
 from midstream.engine.coordinator.placement.rescale import RescaleStage, Rescaling
 from midstream.engine.coordinator.placement.slots import PYTHON, Slots, other_python
 from midstream.engine.coordinator.placement.split_assignment import SplitAssignment
-from midstream.engine.coordinator.requests import status_builder as shown
 from midstream.engine.coordinator.requests.client_requests import ClientRequests
 from midstream.engine.coordinator.requests.pending_waits import PendingWaits
 from midstream.engine.coordinator.requests.savepoints import Savepoints
+from midstream.engine.coordinator.requests.status_builder import job_status, state_of
 from midstream.engine.coordinator.restore.distribute import DistributedState, StateDistribution
 from midstream.engine.coordinator.restore.open_directory import (
     HAD_FINISHED,
@@ -138,7 +138,7 @@ class Coordinator:
         return self._effects.take()
 
     def status(self, now_ms: int) -> JobStatus:
-        return shown.job_status(self, now_ms)
+        return job_status(self, now_ms)
 
     def check(self) -> None:
         """Assert everything that must hold between two events."""
@@ -259,7 +259,7 @@ class Coordinator:
         self._replace_missing_slot()
 
     def _slot_leaving(self, slot: int, reason: str) -> None:
-        """No later attempt runs on this slot; `_run_on` moves the current one off it."""
+        """No later attempt runs on this slot; `_step_running` moves the current one off it."""
         if self.phase is Phase.ENDING or not self.slots.mark_leaving(slot, reason):
             return
         if self._is_spare(slot):
@@ -322,7 +322,7 @@ class Coordinator:
             case m.Cancelled():
                 if cancelling:  # else the job is ending already
                     attempt.unanswered.discard(slot)
-            case m.TaskFailed() | m.DeployFailed() if cancelling and self.rescaling.leaves_tasks:
+            case m.TaskFailed() | m.DeployFailed() if cancelling and self.rescaling.abandons_tasks:
                 return  # these tasks are being replaced: they fail mostly because their peers are cancelled
             case m.TaskFailed(_, _, summary, details, fatal, symptom, fingerprint, of_one_row):
                 row = summary if of_one_row else ""
@@ -354,7 +354,7 @@ class Coordinator:
         self.commits.advance()
         match self.phase:
             case Phase.RUNNING:  # first, because the job is nearly always in this phase
-                return self._run_on()
+                return self._step_running()
             case Phase.GATHERING:
                 return self._try_deploy()
             case Phase.DEPLOYING:
@@ -442,10 +442,10 @@ class Coordinator:
         self._effects.notifications.attempt_runs()
         return True
 
-    def _run_on(self) -> bool:
+    def _step_running(self) -> bool:
         assert self.attempt is not None
         uncommitted = self.commits.oldest_holder
-        self.savepoints.step(self.checkpoints.storage, uncommitted)
+        self.savepoints.advance(self.checkpoints.storage, uncommitted)
         self.checkpoints.retain(uncommitted, self.savepoints.oldest_needed)
         stop = self.requests.stop
         if stop is not None and stop.is_stored:
@@ -482,7 +482,7 @@ class Coordinator:
             case m.DoRescale(parallelism) if self.phase is Phase.RUNNING and self.requests.stop is None:
                 self.rescaling.request(client, parallelism, self.plan)
             case m.DoRescale():
-                self.requests.refuse([client], f"the job is {shown.state_of(self)}: it can be rescaled while it runs")
+                self.requests.refuse([client], f"the job is {state_of(self)}: it can be rescaled while it runs")
             case m.DoSavepoint() | m.DoStop(savepoint=str()):
                 self.savepoints.request(client, request)
             case m.DoCheckpoint() | m.DoStop():
@@ -514,7 +514,7 @@ class Coordinator:
         if not symptom:
             self._effects.notifications.attempt_failed(failure)
         elif self.phase in (Phase.STARTING, Phase.RUNNING):  # else its cause was reported before
-            self.attempts.has_symptom(failure)
+            self.attempts.report_symptom(failure)
 
     def fail_attempt(self, failure: Failure) -> None:
         """Record a failure, and end the attempt; only the first failure of an attempt leads to a restart."""
@@ -533,7 +533,7 @@ class Coordinator:
         if before is not None:  # the rescale has failed, and not the job
             self.failover.delay(0.0)
             follows = "The job continues at its previous parallelism."
-        elif final or (after_s := self.failover.try_again(failure)) is None:
+        elif final or (after_s := self.failover.schedule_restart(failure)) is None:
             self._end("failed", self.failover.final_error(failure), failure.summary)
             return
         else:

@@ -96,7 +96,7 @@ class Failover:
         """How often that failure has occurred in succession, without a completed checkpoint in between."""
         self._row = ""
         """The `Failure.row` of that failure."""
-        self._is_certain = False
+        self._is_same_row = False
         """Whether it was the same row twice."""
 
     @property
@@ -106,16 +106,16 @@ class Failover:
     def running(self) -> None:
         self._running_since_ms = self._effects.now_ms
 
-    def progressed(self, _: object) -> None:
+    def checkpoint_completed(self, _: object) -> None:
         """A checkpoint has completed: a failure from now on is not the same failure as before."""
         self._fingerprint = self._row = ""
         self._repeats = 0
 
-    def try_again(self, failure: Failure) -> float | None:
+    def schedule_restart(self, failure: Failure) -> float | None:
         """Count a failure, and return in how many seconds the job restarts. None: it does not restart, and fails."""
         if failure.fingerprint:  # a failure that may differ next time does not end the sequence
             self._repeats = self._repeats + 1 if failure.fingerprint == self._fingerprint else 1
-            self._is_certain = bool(failure.row) and failure.row == self._row
+            self._is_same_row = bool(failure.row) and failure.row == self._row
             self._fingerprint, self._row = failure.fingerprint, failure.row
             if self._is_stuck(failure):
                 return None
@@ -125,7 +125,7 @@ class Failover:
         return delay_s
 
     def _is_stuck(self, failure: Failure) -> bool:
-        limit = min(2, self._strategy.same_failures) if self._is_certain else self._strategy.same_failures
+        limit = min(2, self._strategy.same_failures) if self._is_same_row else self._strategy.same_failures
         return 0 < limit <= self._repeats and failure.fingerprint == self._fingerprint
 
     def describe(self, failure: Failure, what_follows: str) -> str:
@@ -174,7 +174,7 @@ class Failover:
         if not self.restart_count:
             return failure.error
         if failure.fingerprint and self._is_stuck(failure):
-            what = "the same failure, of the same row," if self._is_certain else "the same failure"
+            what = "the same failure, of the same row," if self._is_same_row else "the same failure"
             why = f"{what} {self._repeats} times in a row without a checkpoint in between"
         else:
             why = f"the job failed after {self.restart_count} restart{'s' if self.restart_count > 1 else ''}"

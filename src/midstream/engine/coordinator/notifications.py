@@ -96,7 +96,10 @@ def subscribe(job: Coordinator, notifications: Notifications) -> None:
         ),
         (job.rescaling.checkpoint_completed, "after the slots, which may have to resume their sources"),
         (job.savepoints.checkpoint_completed, "it is retained for them until its output is committed and it is copied"),
-        (job.failover.progressed, "before its output is committed: if that fails, it fails for the first time"),
+        (
+            job.failover.checkpoint_completed,
+            "before its output is committed: if that fails, it fails for the first time",
+        ),
         (job.commits.checkpoint_completed, "its output is made visible, in the order of checkpoints"),
         (job.sources.checkpoint_completed, "after the output: what sources forget now can never be read again"),
         (job.requests.checkpoint_completed, "clients last: by then, what the answer says has been done"),

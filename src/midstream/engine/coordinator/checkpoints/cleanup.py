@@ -19,7 +19,7 @@ from midstream.engine.core.interfaces import Done, Failed, Storage
 
 
 @dataclass(slots=True)
-class _Doomed:
+class _Deletions:
     """What the next pass deletes."""
 
     checkpoints: set[int] = field(default_factory=set)
@@ -37,7 +37,7 @@ class CheckpointCleanup:
         self._storage: Storage | None = None
         self._epoch = 0
         self._effects = effects
-        self._doomed = _Doomed()
+        self._deletions = _Deletions()
         self._running = False
         self._has_failed = False
         """Whether the pass that is running repeats one that has failed."""
@@ -48,35 +48,35 @@ class CheckpointCleanup:
 
     def drop(self, checkpoints: Iterable[int], files: Iterable[str]) -> None:
         """Delete complete checkpoints and the files that only they refer to; if there are none, files of a failed one."""
-        doomed = set(checkpoints)
-        if doomed:
-            self._doomed.checkpoints |= doomed
-            self._doomed.files.update(files)
+        ids = set(checkpoints)
+        if ids:
+            self._deletions.checkpoints |= ids
+            self._deletions.files.update(files)
         else:
-            self._doomed.unused.update(files)
+            self._deletions.unused.update(files)
         self.run()
 
     def drop_attempts_before(self, attempt: int, referenced: frozenset[str]) -> None:
         """Delete all files of earlier attempts except `referenced`. No slot of those attempts writes any more."""
-        self._doomed.before = (attempt, referenced)
+        self._deletions.before = (attempt, referenced)
         self.run()
 
     def run(self) -> None:
         if self._running or self._stopped or self._storage is None:
             return
-        if self._doomed == _Doomed():
+        if self._deletions == _Deletions():
             return
         self._running = True
-        doomed, self._doomed = self._doomed, _Doomed()
-        work = partial(_clean, self._storage, self._epoch, doomed)
-        done = partial(self._done, doomed)
+        deletions, self._deletions = self._deletions, _Deletions()
+        work = partial(_clean, self._storage, self._epoch, deletions)
+        done = partial(self._done, deletions)
         self._effects.run_io(IoKind.CLEAN, work, done, waits_for="old checkpoint files to be deleted")
 
     def stop(self, _: StorageError) -> None:
         """Delete nothing more: another coordinator owns the directory."""
         self._stopped = True
 
-    def _done(self, doomed: _Doomed, outcome: Done[None] | Failed) -> None:
+    def _done(self, deletions: _Deletions, outcome: Done[None] | Failed) -> None:
         self._running = False
         tries_again, self._has_failed = not self._has_failed, False
         if isinstance(outcome, Done):
@@ -84,11 +84,11 @@ class CheckpointCleanup:
         elif isinstance(outcome.error, FencedError):
             self._effects.notifications.fenced(outcome.error)
         else:
-            self._doomed.checkpoints |= doomed.checkpoints
-            self._doomed.files |= doomed.files
-            self._doomed.unused |= doomed.unused
+            self._deletions.checkpoints |= deletions.checkpoints
+            self._deletions.files |= deletions.files
+            self._deletions.unused |= deletions.unused
             # What was referenced then and is not now is among these files.
-            self._doomed.before = self._doomed.before or doomed.before
+            self._deletions.before = self._deletions.before or deletions.before
             if tries_again:
                 self._has_failed = True
                 self.run()
@@ -98,10 +98,10 @@ class CheckpointCleanup:
             )
 
 
-def _clean(storage: Storage, epoch: int, doomed: _Doomed) -> None:
-    if doomed.unused:  # first, as the marks that `drop` makes need space
-        drop(storage, epoch, (), doomed.unused)
-    if doomed.checkpoints:
-        drop(storage, epoch, sorted(doomed.checkpoints), doomed.files)
-    if doomed.before is not None:
-        drop_attempts_before(storage, epoch, *doomed.before)
+def _clean(storage: Storage, epoch: int, deletions: _Deletions) -> None:
+    if deletions.unused:  # first, as the marks that `drop` makes need space
+        drop(storage, epoch, (), deletions.unused)
+    if deletions.checkpoints:
+        drop(storage, epoch, sorted(deletions.checkpoints), deletions.files)
+    if deletions.before is not None:
+        drop_attempts_before(storage, epoch, *deletions.before)

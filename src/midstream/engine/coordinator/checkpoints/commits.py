@@ -267,7 +267,7 @@ class Commits:
         self._tries += 1
         if self._may_retry and self._tries < TRIES_MAX and not outcome.fatal:
             delay_s = RETRY_S * 2 ** (self._tries - 1)
-            self._timer = self._effects.set_timer(TimerKind.COMMIT, delay_s, self._try_again, what.uid)
+            self._timer = self._effects.set_timer(TimerKind.COMMIT, delay_s, self._retry, what.uid)
             return
         self.stalled = True
         self._effects.notifications.attempt_failed(outcome)
@@ -282,7 +282,7 @@ class Commits:
         kept = "kept in the checkpoint, and committed when the job restarts or is started with --from latest"
         return f"sink {name!r}: committing what it wrote up to checkpoint {what.checkpoint_id} ({kept})"
 
-    def _try_again(self) -> None:
+    def _retry(self) -> None:
         self._timer = None
         self._next()
 

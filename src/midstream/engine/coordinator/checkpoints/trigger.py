@@ -28,7 +28,7 @@ def trigger_when_due(job: Coordinator, sources: SplitAssignment, program: JobGra
     is_requested = requests.needs_checkpoint or rescaling.is_urgent or is_savepoint
     if not checkpoints.schedule.is_now(is_requested, attempt.awaits_checkpoint):
         return
-    clients, is_stop = requests.take_waiting(), requests.needs_stop_checkpoint
+    clients, is_stop = requests.take_checkpoint_clients(), requests.needs_stop_checkpoint
     must_align = is_savepoint or (is_rescale and rescaling.must_align)
     if is_stop:  # the job resumes when the program is started again, at the program's own parallelism
         must_align = must_align or loses_edges(job.plan.graph, program)

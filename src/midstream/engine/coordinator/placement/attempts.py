@@ -77,7 +77,7 @@ class Attempts:
         """Whether every slot that is still present has answered: the attempt is deployed, or cancelled, everywhere."""
         return not self._attempt().unanswered
 
-    def has_symptom(self, failure: Failure) -> None:
+    def report_symptom(self, failure: Failure) -> None:
         """A task has reported that a peer is gone. Wait `CAUSE_WAIT_S` for the cause, which users must see."""
         if self._symptom is None:
             unexplained = partial(self._effects.notifications.attempt_failed, failure)

@@ -163,7 +163,7 @@ class Rescaling:
         return self._current is not None and self._current.client is None
 
     @property
-    def leaves_tasks(self) -> bool:
+    def abandons_tasks(self) -> bool:
         """Whether the tasks that are being cancelled belong to a plan that is being left: their failures mean nothing."""
         return self._is_rolled_back or self.stage is RescaleStage.SWITCHING
 
@@ -218,7 +218,7 @@ class Rescaling:
         if not self._slots.leaving or self._current is not None or is_stopping:
             return
         if plan.config.checkpoint_dir is None:
-            self._stay(f"the {NO_STORAGE}")
+            self._keep_slots(f"the {NO_STORAGE}")
             return
         self._current = _Rescale(None, plan.config.parallelism, plan, after=plan)
         self._gather(RescaleEvent.SLOT_LEAVES)
@@ -238,13 +238,13 @@ class Rescaling:
     def slot_is_missing(self) -> None:
         """A slot is missing on which no task runs yet: request another one, and make the checkpoint once it is present."""
         if RESCALE_TABLE.allows(self.stage, RescaleEvent.SLOT_MISSING):
-            self._leave_checkpoint()
+            self._release_checkpoint()
             self._gather(RescaleEvent.SLOT_MISSING)
 
     def slots_failed(self, reason: str) -> None:
         """The slots do not come. In the case of a move, the tasks stay on the slots that are leaving."""
         if self.is_move:
-            self._stay(reason)
+            self._keep_slots(reason)
         self.give_up(reason)
 
     def checkpoint_completed(self, completed: CompletedCheckpoint) -> None:
@@ -302,7 +302,7 @@ class Rescaling:
 
     def give_up(self, reason: str) -> JobPlan | None:
         """Give up the rescale or move: the job continues with the plan before, which is returned if it has been left."""
-        self._leave_checkpoint()
+        self._release_checkpoint()
         stage, rescale = self.stage, self._remove()
         if rescale is None:
             return None
@@ -330,17 +330,17 @@ class Rescaling:
             self._transition(RescaleEvent.OFF)
         return rescale
 
-    def _leave_checkpoint(self) -> None:
+    def _release_checkpoint(self) -> None:
         """Resume the sources, if they are paused after the checkpoint for this, which becomes an ordinary one."""
         if self._current is not None and self.stage is RescaleStage.DISTRIBUTING:
             self._attempts.resume_sources(self._current.checkpoint_id)
 
-    def _stay(self, why: str) -> None:
+    def _keep_slots(self, why: str) -> None:
         leaving = sorted(self._slots.leaving)
         which, until = ("slots", "they end") if len(leaving) > 1 else ("slot", "it ends")
         numbers = ", ".join(map(str, leaving))
         self._effects.notifications.warned(f"the tasks stay on {which} {numbers} until {until}: {why}")
-        self._slots.stay()
+        self._slots.keep_leaving()
 
     def _refuse(self, client: int, reason: str) -> None:
         self._effects.reply(client, Reply(error=reason))

@@ -22,7 +22,7 @@ PYTHON: Final = f"{sys.version_info.major}.{sys.version_info.minor}"
 RETRY_S: Final = 1.0
 EXTENSIONS_MAX: Final = 4
 """How often the wait for slots is extended while executors are starting: some never register."""
-LATELY_MS: Final = 5_000
+RECENT_MS: Final = 5_000
 """The time constant with which reports of a task are averaged: they come once a second and with each checkpoint, and a
 single one would make the shares jump.
 """
@@ -36,8 +36,8 @@ class Rate:
 
     at_ms: int
     metrics: TaskMetrics
-    lately_ms: float = 0.0
-    """The recent time, in which what lies `LATELY_MS` back counts a third (1/e) of what is now. The next three are how
+    recent_ms: float = 0.0
+    """The recent time, in which what lies `RECENT_MS` back counts a third (1/e) of what is now. The next three are how
     much of it the task was busy and backpressured, and how long each of its operators worked.
     """
     busy_ms: float = 0.0
@@ -47,11 +47,11 @@ class Rate:
     @property
     def busy(self) -> float:
         """The share of the recent time for which the task was busy, 0 to 1."""
-        return _share(self.busy_ms, self.lately_ms)
+        return _share(self.busy_ms, self.recent_ms)
 
     @property
     def backpressured(self) -> float:
-        return _share(self.backpressured_ms, self.lately_ms)
+        return _share(self.backpressured_ms, self.recent_ms)
 
 
 @dataclass(slots=True)
@@ -166,7 +166,7 @@ class Slots:
         self._effects.notifications.warned(f"{self.live[slot]} is being vacated: {reason}")
         return True
 
-    def stay(self) -> None:
+    def keep_leaving(self) -> None:
         """Slots that are leaving cannot be replaced: they count again for as long as they are present."""
         self.leaving.clear()
         self.changes += 1
@@ -191,9 +191,9 @@ class Slots:
     def _timed_out(self) -> None:
         self._timer = None
         what = "the reason why no slots come"
-        self._effects.run_io(IoKind.SUPPLY, self._supply, self._explained, waits_for=what)
+        self._effects.run_io(IoKind.SUPPLY, self._supply, self._supply_reported, waits_for=what)
 
-    def _explained(self, outcome: Done[Supply] | Failed) -> None:
+    def _supply_reported(self, outcome: Done[Supply] | Failed) -> None:
         """The cluster has reported why no slots came in time: wait for slots that are starting, or report a failure."""
         if not self._is_gathering or self._timer is not None:
             return  # they have come meanwhile, or another wait has begun
@@ -344,7 +344,7 @@ class Slots:
         before = self.rates.get(metrics.task)
         rate = Rate(now_ms, metrics)
         if before is not None:
-            _count_in(rate, before)
+            _accumulate(rate, before)
         self.rates[metrics.task] = rate
 
     def check(self) -> None:
@@ -367,17 +367,17 @@ def other_python(slot: int, register: Register) -> Failure:
     return Failure(str(error), "", error, fatal=True)
 
 
-def _count_in(rate: Rate, before: Rate) -> None:
+def _accumulate(rate: Rate, before: Rate) -> None:
     """Add what a task did between two reports to the decayed sums of the earlier one."""
     now, then, span_ms = rate.metrics, before.metrics, max(0, rate.at_ms - before.at_ms)
-    kept = math.exp(-span_ms / LATELY_MS)
-    rate.lately_ms = span_ms + before.lately_ms * kept
+    kept = math.exp(-span_ms / RECENT_MS)
+    rate.recent_ms = span_ms + before.recent_ms * kept
     rate.busy_ms = now.busy_ms - then.busy_ms + before.busy_ms * kept
     rate.backpressured_ms = now.backpressured_ms - then.backpressured_ms + before.backpressured_ms * kept
     if now.worked_us:  # a task that has finished reports none
-        so_far = before.worked_us or (0.0,) * len(now.worked_us)
-        steps = zip(now.worked_us, then.worked_us, so_far, strict=True)
-        rate.worked_us = tuple(new - old + lately * kept for new, old, lately in steps)
+        sums = before.worked_us or (0.0,) * len(now.worked_us)
+        steps = zip(now.worked_us, then.worked_us, sums, strict=True)
+        rate.worked_us = tuple(new - old + recent * kept for new, old, recent in steps)
 
 
 def _share(part_ms: float, whole_ms: float) -> float:

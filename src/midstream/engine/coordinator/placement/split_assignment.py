@@ -86,22 +86,22 @@ class WaitingReaders:
         self._aside.clear()
 
     def first(self) -> TaskId:
-        self._bring_back()
+        self._restore_aside()
         return next(iter(self._ready))
 
-    def first_below(self, share: int, given: Mapping[TaskId, int]) -> TaskId | None:
-        """Return the first subtask that has been given fewer than `share` splits."""
+    def first_below(self, share: int, assigned: Mapping[TaskId, int]) -> TaskId | None:
+        """Return the first subtask that has been assigned fewer than `share` splits."""
         if share != self._share:
-            self._bring_back()
+            self._restore_aside()
             self._share = share
         while self._ready:
             ref = next(iter(self._ready))
-            if given.get(ref, 0) < share:
+            if assigned.get(ref, 0) < share:
                 return ref
             self._aside[ref] = self._ready.pop(ref)
         return None
 
-    def _bring_back(self) -> None:
+    def _restore_aside(self) -> None:
         if self._aside:
             together = {**self._ready, **self._aside}
             self._ready = dict(sorted(together.items(), key=itemgetter(1)))
@@ -128,10 +128,10 @@ class _State:
     """The subtasks that have requested a split and have no answer yet."""
     unanswered: set[TaskId] = field(default_factory=set)
     """Those in `waiting` to which no SplitsAssigned was sent after their request."""
-    given: Counter[TaskId] = field(default_factory=Counter)
-    """The number of splits that each subtask was given in this attempt."""
-    given_count: int = 0
-    """The number of splits that all subtasks together were given in this attempt."""
+    assigned: Counter[TaskId] = field(default_factory=Counter)
+    """The number of splits that each subtask was assigned in this attempt."""
+    assigned_count: int = 0
+    """The number of splits that all subtasks together were assigned in this attempt."""
     generation: int = 0
     """The number of resets and pauses: the result of a discovery that began before one of them is ignored."""
     busy: bool = False
@@ -195,8 +195,8 @@ class SplitAssignment:
         assert all(not state.waiting for state in self._states.values())
         self._attempt = attempt
         for state in self._states.values():
-            state.given.clear()
-            state.given_count = 0
+            state.assigned.clear()
+            state.assigned_count = 0
             state.assigned_reported = False
             self._report_assigned(state)
 
@@ -215,7 +215,7 @@ class SplitAssignment:
         for state in self._states.values():
             self._effects.cancel_timer(state.timer)
             state.timer = None
-            self._hand_out(state)
+            self._assign_splits(state)
 
     def end(self, *_: object) -> None:
         self.pause()
@@ -227,7 +227,7 @@ class SplitAssignment:
         state.waiting.clear()
         state.unanswered.clear()
 
-    # ---- handing out ----
+    # ---- assignment ----
 
     def request(self, ref: TaskId) -> None:
         """A subtask requests a split."""
@@ -236,10 +236,10 @@ class SplitAssignment:
             return
         state.waiting.add(ref)
         state.unanswered.add(ref)
-        self._hand_out(state)
+        self._assign_splits(state)
         self._next_call(state)
 
-    def _hand_out(self, state: _State) -> None:
+    def _assign_splits(self, state: _State) -> None:
         attempt = self._attempt
         if attempt is None:
             return
@@ -250,8 +250,8 @@ class SplitAssignment:
                     return
                 state.waiting.remove(ref)
                 state.unanswered.discard(ref)
-                state.given[ref] += 1
-                state.given_count += 1
+                state.assigned[ref] += 1
+                state.assigned_count += 1
                 split = state.pending.popleft()
                 state.beginnings -= _beginnings([_decoder.decode(split)])
                 is_last = state.beginnings == 0
@@ -361,7 +361,7 @@ class SplitAssignment:
             interval_s = state.spec.source.discovery_interval_s
             state.timer = self._effects.set_timer(TimerKind.DISCOVER, interval_s, again, state.spec.uid)
         self._report_assigned(state)
-        self._hand_out(state)
+        self._assign_splits(state)
         self._next_call(state)
 
     def _timer_fired(self, state: _State) -> None:
@@ -392,8 +392,8 @@ def _next_reader(state: _State) -> TaskId | None:
     """
     if not state.spec.source.equal_shares:
         return state.waiting.first()
-    share = ceil((state.given_count + len(state.pending)) / state.parallelism)
-    return state.waiting.first_below(share, state.given)
+    share = ceil((state.assigned_count + len(state.pending)) / state.parallelism)
+    return state.waiting.first_below(share, state.assigned)
 
 
 def _without_follows(splits: Sequence[Split]) -> list[Split]:

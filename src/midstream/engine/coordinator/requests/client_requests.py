@@ -103,7 +103,7 @@ class ClientRequests:
 
     def checkpoint_aborted(self, aborted: AbortedCheckpoint) -> None:
         if aborted.retry:
-            self.put_back(aborted.pending.clients)
+            self.requeue(aborted.pending.clients)
             return
         self.refuse(aborted.pending.clients, str(aborted))
         if aborted.pending.stops:
@@ -113,12 +113,12 @@ class ClientRequests:
         if self.stop is not None and not self.stop.drain and (self.stop.is_stored or was_to_stop):
             self.stop_failed(f"{why}; the job continues; the stop is cancelled")
 
-    def take_waiting(self) -> tuple[int, ...]:
+    def take_checkpoint_clients(self) -> tuple[int, ...]:
         """A checkpoint is triggered: return the clients that waited for one, and now wait for this one."""
         clients, self._checkpoint = tuple(self._checkpoint), []
         return clients
 
-    def put_back(self, clients: tuple[int, ...]) -> None:
+    def requeue(self, clients: tuple[int, ...]) -> None:
         self._checkpoint[:0] = clients
 
     def stop_failed(self, reason: str) -> None:
@@ -140,5 +140,5 @@ class ClientRequests:
                 reply_to_stop = Reply(error=f"no savepoint was made: {reason}")
             for client in self.stop.clients:
                 self._effects.reply(client, reply_to_stop)
-        self.refuse(self.take_waiting(), reason)
+        self.refuse(self.take_checkpoint_clients(), reason)
         self.stop = None

@@ -202,7 +202,7 @@ class Savepoints:
 
     # ---- copying ----
 
-    def step(self, source: Storage | None, oldest_uncommitted: int | None) -> None:
+    def advance(self, source: Storage | None, oldest_uncommitted: int | None) -> None:
         """Begin to copy the checkpoints whose output is committed, which are those before `oldest_uncommitted`."""
         for savepoint in self._at(SavepointStage.COMMITTING):
             if oldest_uncommitted is not None and oldest_uncommitted <= savepoint.checkpoint_id:

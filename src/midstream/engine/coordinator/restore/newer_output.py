@@ -52,7 +52,7 @@ class JobStart:
     """Whether the job begins at the beginning although there may be completed checkpoints."""
     begun: Begun | None = None
     """Where the last start began, if it has completed no checkpoint of its own."""
-    leaves: bool = False
+    leaves_usable: bool = False
     """Whether there are usable checkpoints newer than `metadata`, none of which shows that what it holds for sinks has
     been committed: see `shows_committed`.
     """
@@ -146,12 +146,12 @@ def decide(plan: JobPlan, start: JobStart, committed: Mapping[str, int | None]) 
             for newer in newer
         )
         shown = _shown_again(graph, after, newest_known)
-        if not start.leaves or not _may_be_pending(metadata, committed):
+        if not start.leaves_usable or not _may_be_pending(metadata, committed):
             return Decision(after, newer, False, (*twice, *shown))
         given_up = _given_up(after, "may be committed only now")
         return Decision(after, newer, False, (*twice, given_up, *shown), after)
     for each in newer:
-        problem = _why_not(each, after)
+        problem = _rollback_problem(each, after)
         if problem:
             raise ConfigError(
                 f"sink {each.spec.name!r} cannot take back what it has committed after checkpoint {after}: {problem}. Nothing has "
@@ -183,7 +183,7 @@ def _newer(graph: JobGraph, start: JobStart, after: int, committed: Mapping[str,
             yield Newer(spec, output, max(checkpoint_id for checkpoint_id, _ in held), UNDER_WAY)
         elif start.metadata is not None and had_until > after:
             had = Newer(spec, output, had_until, UNDER_WAY)
-            if not _why_not(had, after):
+            if not _rollback_problem(had, after):
                 yield had
 
 
@@ -233,7 +233,7 @@ def roll_back(decision: Decision, metadata: CheckpointMetadata) -> None:
             ) from error
 
 
-def _why_not(newer: Newer, after: int) -> str:
+def _rollback_problem(newer: Newer, after: int) -> str:
     try:
         newer.sink.check_take_back(newer.output, after)
     except ConfigError as error:
@@ -244,7 +244,7 @@ def _why_not(newer: Newer, after: int) -> str:
 def _refusal(newer: Iterable[Newer], after: int, by_name: bool) -> str:
     newer = tuple(newer)
     unable = "".join(
-        f" (sink {each.spec.name!r} cannot: {problem})" for each in newer if (problem := _why_not(each, after))
+        f" (sink {each.spec.name!r} cannot: {problem})" for each in newer if (problem := _rollback_problem(each, after))
     )
     start = "" if by_name else f"--from {after} "
     return (

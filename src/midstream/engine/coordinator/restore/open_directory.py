@@ -283,7 +283,7 @@ def _start_from(
         max(entry.checkpoint_id for entry in listed),
         jobs | {metadata.job_id},
         held=_held(listed, metadata),
-        leaves=_has_usable(listed, metadata) and not shows_committed(storage, listed, metadata),
+        leaves_usable=_has_usable(listed, metadata) and not shows_committed(storage, listed, metadata),
     )
 
 
@@ -348,7 +348,7 @@ def _find_elsewhere(
         jobs.union(theirs.values(), {metadata.job_id}),
         held=_held((*listed, *before), metadata),
         begun=begun_since(own, _newest_usable(listed)),
-        leaves=_has_usable(listed, metadata)
+        leaves_usable=_has_usable(listed, metadata)
         and not (shows_committed(own, listed, metadata) or shows_committed(storage, before, metadata)),
     )
 
