@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, Final
 
-from midstream.engine.coordinator.checkpoints import commits as committing
+from midstream.engine.coordinator.checkpoints import commits
 from midstream.engine.coordinator.checkpoints import commits_on_slots as lanes
 from midstream.engine.coordinator.checkpoints.commits import Commits
 from midstream.engine.coordinator.checkpoints.commits_on_slots import CommitLanes
 from midstream.engine.coordinator.coordinator import Coordinator
 from midstream.engine.protocol import messages as m
-from midstream.engine.worker import slot_commits as commits
+from midstream.engine.worker import slot_commits
 from midstream.engine.worker.slot_commits import SlotCommits
 from midstream.simulation.fault_kinds import KILL_ANOTHER
 from midstream_lab.mutations.mutation import Mutation, Replacements
@@ -26,7 +26,7 @@ def lanes_are_split() -> Replacements:
     def lanes_of(sink: Any, items: Any) -> Any:
         return {number: (item,) for number, item in enumerate(items)}
 
-    return [(committing, "lanes_of", lanes_of)]
+    return [(commits, "lanes_of", lanes_of)]
 
 
 def lane_is_backwards() -> Replacements:
@@ -36,7 +36,7 @@ def lane_is_backwards() -> Replacements:
         return original(sink, items[::-1])
 
     original = lanes.lanes_of
-    return [(committing, "lanes_of", lanes_of)]
+    return [(commits, "lanes_of", lanes_of)]
 
 
 def lane_moves() -> Replacements:
@@ -204,7 +204,7 @@ def never_loaded_again() -> Replacements:
 
 def zombie_has_slots_commit() -> Replacements:
     """A driver that was taken for dead has its slots continue to commit, although another one has taken over."""
-    return [(commits, "check_epoch", lambda storage, epoch: None)]
+    return [(slot_commits, "check_epoch", lambda storage, epoch: None)]
 
 
 # ---- where they are looked for

@@ -184,7 +184,7 @@ class Surroundings:
         self.bench.replies[client] = reply
 
     def notify_user(self, text: str) -> None:
-        self.bench.told.append(text)
+        self.bench.notified.append(text)
 
     def ended_with(self, outcome: JobEnded) -> None:
         self.bench.ended = outcome
@@ -290,7 +290,7 @@ class Bench:
         self.requests: list[str] = []
         self.replies: dict[int, m.Reply] = {}
         self.ended: JobEnded | None = None
-        self.told: list[str] = []
+        self.notified: list[str] = []
         self.waiting: list[RunIo] = []
         """I/O that is held back."""
         self.answers: dict[type, bool] = {m.Deploy: True, m.Start: True, m.Cancel: True}
