@@ -291,7 +291,7 @@ class _OwnSources:
                 case RunIo(token, work):
                     self._engine.loop.submit(work, partial(self._io_done, token))
                 case _:
-                    raise InvariantError(f"sources asked for {instruction!r}")
+                    raise InvariantError(f"sources requested {instruction!r}")
 
     def _timer_fired(self, token: str) -> None:
         self._timers.pop(token)

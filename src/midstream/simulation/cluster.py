@@ -214,7 +214,7 @@ class Driver:
         self.liveness.owes(CANCEL_ENDS)
         self.process.post(partial(self.shell.cancel, reason))
 
-    # ---- the shell's lines
+    # ---- the shell's connections
 
     def send(self, slot: int, message: m.ToSlot) -> None:
         self.promises.sent(slot, message)
@@ -367,7 +367,7 @@ class Driver:
         pending = self.coordinator.checkpoints.pending
         return pending is not None and pending.is_savepoint
 
-    def place_claimed(self, client: int) -> None:
+    def location_claimed(self, client: int) -> None:
         self.claimed[client] = len(self.triggered)
 
     def publishing(self, metadata: CheckpointMetadata) -> None:
